@@ -23,6 +23,7 @@ __all__ = [
     "RenderOptions",
     "Reporter",
     "documents",
+    "endings",
     "find_reporter",
     "format_of_file",
     "reporter_names",
@@ -98,6 +99,11 @@ def format_of_file(name: str) -> str | None:
     """The format for a file name's ending; None if there is none."""
     dot = name.rfind(".")
     return _SUFFIXES.get(name[dot:].lower()) if dot >= 0 else None
+
+
+def endings() -> tuple[str, ...]:
+    """Endings of file names that name a format."""
+    return tuple(_SUFFIXES)
 
 
 def _load(name: str, load: Callable[[], Reporter]) -> Reporter:

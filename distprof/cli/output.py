@@ -91,15 +91,28 @@ class Output:
             document: What will be written; None for a report, whose format is checked earlier.
 
         Raises:
-            UsageError: If the file exists, its folder does not, or the format is unknown or has
-                no sections.
+            UsageError: If the file exists, its folder does not, the format is unknown or has no
+                sections, or the file's ending names no format.
         """
         if self.output is not None:
+            self._check_ending(self.output)
             check_free(self.output, force=self.force)
         if self.sections and self.reporter == "json":
             raise UsageError("--section is for text and Markdown: JSON always has every section")
         if document is not None:
             document.reporter(self.reporter)
+
+    def _check_ending(self, file: str) -> None:
+        """Refuse text in a file that is called, for example, ``report.html``."""
+        from distprof.formats import endings, format_of_file
+
+        ending = Path(file).suffix
+        if self.format_name or not ending or format_of_file(file):
+            return
+        raise UsageError(
+            f"{file}: no format has the ending {ending}: name the format with --format, or end the "
+            f"file's name in {', '.join(endings())}"
+        )
 
 
 def check_free(file: str, *, force: bool) -> None:
@@ -231,7 +244,12 @@ def terminal_width() -> int:
 
 
 def has_color(stream: TextIO) -> bool:
-    """Whether the stream is a terminal whose user has not switched colour off."""
-    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+    """Whether the stream is a terminal whose user has not switched colour off, or forced it.
+
+    ``NO_COLOR`` and ``FORCE_COLOR`` are conventions of many programs; the former wins.
+    """
+    if os.environ.get("NO_COLOR"):
         return False
-    return stream.isatty()
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return stream.isatty() and os.environ.get("TERM") != "dumb"

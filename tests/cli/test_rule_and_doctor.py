@@ -41,9 +41,12 @@ def test_a_rule_as_markdown_is_its_page(capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.parametrize("name", ["text", "md", "json"])
 def test_all_rules_are_listed(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rule", "--format", name]) == 0
+    unnamed = capsys.readouterr().out
     assert main(["rule", "--all", "--format", name]) == 0
     out = capsys.readouterr().out
     assert all(rule.code in out and rule.name in out for rule in all_rules())
+    assert unnamed == out
 
 
 def test_an_unknown_rule_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
