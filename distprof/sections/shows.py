@@ -1,9 +1,10 @@
 """What the ``show.py`` of a subject declares, and how a report finds it.
 
 A subject shows itself by functions of a report, each declared where it stands: a table
-(:func:`table`), the verdict where nothing else was measured (:func:`verdict`), a sentence on why
-the verdict is what it is (:func:`why`). Nothing else lists them: a report's own fields say which
-subjects there are, and a subject in which nothing was found is not imported.
+(:func:`table`), the verdict where nothing else was measured (:func:`verdict`), what was read then
+(:func:`headline`), a sentence on why the verdict is what it is (:func:`why`). Nothing else lists
+them: a report's own fields say which subjects there are, and a subject in which nothing was found
+is not imported.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ __all__ = [
     "Told",
     "declared",
     "declared_in",
+    "headline",
     "section_names",
     "sections_with_tables",
     "table",
@@ -47,7 +49,7 @@ class Declared(msgspec.Struct, Generic[P, T], frozen=True):
     """A function of a report that its subject declares, called as the function is.
 
     Args:
-        role: ``table``, ``verdict`` or ``why``.
+        role: ``table``, ``verdict``, ``headline`` or ``why``.
         place: Where it comes among all of its role: lower ones first.
         make: The function.
         is_brief: Whether the short report shows it too.
@@ -78,6 +80,11 @@ def table(
 def verdict(*, place: int) -> Callable[[Callable[P, Told]], Declared[P, Told]]:
     """Declare the verdict of a report where no trace shows what steps consist of."""
     return lambda make: Declared("verdict", place, make)
+
+
+def headline(*, place: int) -> Callable[[Callable[P, str]], Declared[P, str]]:
+    """Declare what was read, on one line, of a report on this subject alone; else empty."""
+    return lambda make: Declared("headline", place, make)
 
 
 def why(*, place: int, is_brief: bool = False) -> Callable[[Callable[P, str]], Declared[P, str]]:

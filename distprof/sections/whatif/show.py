@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from distprof.escape import short_ranks
+from distprof.sections.job.show import mesh_text
 from distprof.sections.parts import window_word
-from distprof.sections.shows import Told, table, verdict, why
+from distprof.sections.shows import Told, headline, table, verdict, why
 from distprof.sections.stragglers.show import culprits
 from distprof.sections.table import Bar, Column, TableView, counted, rows_table
 from distprof.sections.time.show import dominant_part
 from distprof.sections.whatif.operations import Cause, CauseKind, causes_of, limiting_stage
 from distprof.sections.whatif.result import PathShare, Scenario, WhatIfResult
+from distprof.terms import StepSource
 from distprof.units import format_duration, format_ratio
 
 if TYPE_CHECKING:
@@ -257,6 +259,18 @@ _ACTIONS = {
     CauseKind.STALLS: "look for stalls such as garbage collection and other processes on the hosts",
     CauseKind.TRANSFERS: "check the network between its members",
 }
+
+
+@headline(place=10)
+def operations_headline(report: Report) -> str:
+    """The size of the job, and the steps that a log of operations holds."""
+    if report.step_time.source != StepSource.OPERATIONS:
+        return ""
+    run = report.run
+    ranks = counted(run.world_size, "rank") if run.world_size else ""
+    steps = counted(report.step_time.num_steps, "step")
+    facts = (mesh_text(run.mesh, ""), ranks, steps, "no traces")
+    return " · ".join(fact for fact in facts if fact)
 
 
 @verdict(place=10)
