@@ -56,8 +56,8 @@ class TraceGraph(msgspec.Struct, frozen=True, kw_only=True):
         opens: int64, shape ``(P, W)``, the segment that each window starts with.
         closes: int64, the segment that starts at its end.
         measured_ns: int64, shape ``(P, W)``, lengths of the windows.
-        asked_segment: int64 per collective of the lines, in order of rank and start: the segment
-            after which it was asked for.
+        asked_segment: int64 per collective of the lines, ascending: the segment after which it was
+            asked for.
         asked_kind: int8, its kind.
         asked_axis: int32, its axis.
         asked_bytes: int64, its size.
@@ -196,6 +196,7 @@ def _assemble(
     release[rows.base[:-1]] = rows.begin_ns
     release[num_segments:] = parts.transfers.release_ns
     asked = np.flatnonzero(rows.issue != ABSENT)
+    asked = asked[np.argsort(rows.issue[asked], kind="stable")]  # one may start before its turn
     ranks = tuple(rank.rank for rank in rows.index.ranks)
     return TraceGraph(
         ranks=ranks,
