@@ -104,11 +104,18 @@ class TraceGraph(msgspec.Struct, frozen=True, kw_only=True):
             (self.label(int(rows[first[i]])), (code == codes[i]) & known.is_joined) for i in order
         ]
 
+    @property
+    def begins(self) -> Int64Array:
+        """The first segment of each rank."""
+        firsts: Int64Array = np.searchsorted(self.owner, np.arange(len(self.ranks)))
+        return firsts
+
     def simulate(
         self,
         own_ns: Int64Array | None = None,
         transfer_ns: Int64Array | None = None,
         delay_ns: Int64Array | None = None,
+        release_ns: Int64Array | None = None,
     ) -> Times:
         """When everything happens; what is not given is as recorded.
 
@@ -116,6 +123,7 @@ class TraceGraph(msgspec.Struct, frozen=True, kw_only=True):
             own_ns: Own time per segment, all kinds together, shape ``(S,)`` or ``(S, k)``.
             transfer_ns: Per transfer, shape ``(J,)`` or ``(J, k)``.
             delay_ns: Per edge, shape ``(E,)`` or ``(E, k)``.
+            release_ns: Per node, shape ``(S + J,)`` or ``(S + J, k)``.
         """
         own = self.own_ns.sum(axis=1) if own_ns is None else own_ns
         transfer = self.transfers.duration_ns if transfer_ns is None else transfer_ns
@@ -129,7 +137,7 @@ class TraceGraph(msgspec.Struct, frozen=True, kw_only=True):
             self.graph,
             np.concatenate((own, transfer)),
             delay=self.delay_ns if delay_ns is None else delay_ns,
-            release=self.release_ns,
+            release=self.release_ns if release_ns is None else release_ns,
         )
 
     def window_ns(self, times: Times) -> Int64Array:
