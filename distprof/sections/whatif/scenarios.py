@@ -20,7 +20,15 @@ from distprof.sections.whatif.trace_graph import TraceGraph
 from distprof.terms import CollectiveKind, MeshAxis
 from distprof.units import format_bytes
 
-__all__ = ["TraceChange", "affordable", "is_worth_showing", "scenarios", "step_times"]
+__all__ = [
+    "TraceChange",
+    "affordable",
+    "beginning",
+    "in_time",
+    "is_worth_showing",
+    "scenarios",
+    "step_times",
+]
 
 MIN_RANK_RATIO = 0.005
 """Share of the step from which a single rank is worth a scenario."""
@@ -49,11 +57,13 @@ class TraceChange(Change, frozen=True, kw_only=True):
         own_ns: Per segment.
         transfer_ns: Per transfer.
         delay_ns: Per edge.
+        release_ns: Per node of the graph.
     """
 
     own_ns: Int64Array | None = None
     transfer_ns: Int64Array | None = None
     delay_ns: Int64Array | None = None
+    release_ns: Int64Array | None = None
 
 
 def scenarios(
@@ -99,13 +109,16 @@ def step_times(graph: TraceGraph, changes: Sequence[TraceChange]) -> list[int]:
     for low in range(0, len(changes), height):
         chosen = changes[low : low + height]
         own = graph.own_ns.sum(axis=1)
-        delays = None
+        delays = releases = None
         if any(change.delay_ns is not None for change in chosen):
             delays = _columns([change.delay_ns for change in chosen], graph.delay_ns)
+        if any(change.release_ns is not None for change in chosen):
+            releases = _columns([change.release_ns for change in chosen], graph.release_ns)
         times = graph.simulate(
             _columns([change.own_ns for change in chosen], own),
             _columns([change.transfer_ns for change in chosen], graph.transfers.duration_ns),
             delays,
+            releases,
         )
         result += np.rint(graph.window_ns(times).mean(axis=(0, 1))).astype(np.int64).tolist()
     return result
@@ -158,9 +171,10 @@ def _late_ranks(
     own = graph.own_ns.sum(axis=1)
     if len(graph.ranks) < 2:
         return
-    even = _as_peers(graph, sections)
+    even, begins = _as_peers(graph, sections), in_time(graph, sections)
+    release = beginning(graph, begins, range(len(graph.ranks)))
     title = "every rank kept up with the median of its peers in every section"
-    yield TraceChange(what="late ranks", title=title, own_ns=even)
+    yield TraceChange(what="late ranks", title=title, own_ns=even, release_ns=release)
     num_windows = graph.opens.shape[1]
     excess = np.bincount(graph.owner, weights=own - even) / max(num_windows, 1)
     worth = [
@@ -175,7 +189,35 @@ def _late_ranks(
             title=f"rank {rank} kept up with its peers",
             ranks=(rank,),
             own_ns=np.where(graph.owner == position, even, own),
+            release_ns=beginning(graph, begins, [position]),
         )
+
+
+def in_time(graph: TraceGraph, sections: Sections) -> Int64Array:
+    """When each rank begins the first window, no later than the median of its peers.
+
+    What makes a rank late made it late before: it begins its first window behind the others, who
+    wait for that too. Windows that are no steps begin with the recording, which shows nothing.
+    """
+    begins = graph.release_ns[graph.begins]
+    if graph.opens.shape[1] < 2:
+        return begins
+    result = begins.copy()
+    for group in sections.peers:
+        if len(group) > 1:
+            usual = median_of_others(begins[list(group), None].astype(np.float64))[:, 0]
+            result[list(group)] = np.minimum(begins[list(group)], np.rint(usual))
+    return result
+
+
+def beginning(graph: TraceGraph, begins: Int64Array, positions: Sequence[int]) -> Int64Array | None:
+    """Release times with these ranks beginning when they should; None for no change."""
+    nodes = graph.begins[list(positions)]
+    if (graph.release_ns[nodes] == begins[list(positions)]).all():
+        return None
+    release = graph.release_ns.copy()
+    release[nodes] = begins[list(positions)]
+    return release
 
 
 def affordable(graph: TraceGraph) -> int:

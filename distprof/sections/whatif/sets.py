@@ -18,7 +18,7 @@ from distprof.sections.own_time import held_stages, same_stages
 from distprof.sections.stragglers.pace import pace_of
 from distprof.sections.stragglers.result import StragglerSet
 from distprof.sections.whatif.delays import Sections
-from distprof.sections.whatif.scenarios import TraceChange
+from distprof.sections.whatif.scenarios import TraceChange, beginning, in_time
 from distprof.sections.whatif.trace_graph import TraceGraph
 from distprof.terms import CollectiveKind, StragglerCause
 from distprof.units import name_ranks
@@ -52,8 +52,15 @@ def set_changes(
             title=f"{name_ranks(one.ranks)} kept up with the other ranks",
             ranks=one.ranks,
             own_ns=_mended(graph, sections, analyses, own, slow, one.cause),
+            release_ns=_begun(graph, sections, slow),
             transfer_ns=_evened(graph, one),
         )
+
+
+def _begun(graph: TraceGraph, sections: Sections, slow: NDArray[np.bool_]) -> Int64Array | None:
+    """Release times where ranks that are slow from the first window on begin it with the others."""
+    late = np.flatnonzero(slow[:, 0] & (slow.sum(axis=1) > slow.shape[1] / 2))
+    return beginning(graph, in_time(graph, sections), late.tolist()) if len(late) else None
 
 
 def _evened(graph: TraceGraph, one: StragglerSet) -> Int64Array | None:

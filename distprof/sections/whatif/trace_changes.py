@@ -57,6 +57,7 @@ def _combined(graph: TraceGraph, changes: Sequence[TraceChange]) -> TraceChange:
         own_ns=lower(own, [change.own_ns for change in changes]),
         transfer_ns=lower(graph.transfers.duration_ns, [change.transfer_ns for change in changes]),
         delay_ns=lower(graph.delay_ns, [change.delay_ns for change in changes]),
+        release_ns=lower(graph.release_ns, [change.release_ns for change in changes]),
     )
 
 
@@ -76,4 +77,5 @@ def _partly(graph: TraceGraph, change: TraceChange, share: float) -> TraceChange
         own_ns=between(graph.own_ns.sum(axis=1), change.own_ns),
         transfer_ns=between(graph.transfers.duration_ns, change.transfer_ns),
         delay_ns=between(graph.delay_ns, change.delay_ns),
+        release_ns=between(graph.release_ns, change.release_ns),
     )

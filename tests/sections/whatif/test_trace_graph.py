@@ -63,6 +63,12 @@ STAGES = (
 PROGRAMS = {"ddp": (DDP_STEP, {}), "plain": (PLAIN, {}), "mesh": (MESH, AXES)}
 
 
+FORTH = (Compute(ns=2 * MS), Collective(axis="tp", transfer_ns=MS // 4))
+BACK = (*FORTH, Collective(axis="dp", transfer_ns=1900 * US, overlap=True), Compute(ns=MS))
+TWO_STREAMS = (Input(), *FORTH * 3, *BACK * 3, Wait(), Compute(ns=MS))
+"""Gradients are reduced before or after the next collective of tensor parallelism, as it comes."""
+
+
 def run_of(recording: Recording) -> Run:
     return assemble_run("simulated", recording.to_ranks())
 
@@ -261,6 +267,25 @@ def test_what_a_fault_costs_is_what_the_job_takes_longer(program, fault):
 def step_of(job: SimulatedJob) -> float:
     logs = job.run().logs
     return float(np.mean([log.steps[-1][2] - log.steps[0][1] for log in logs])) / job.num_steps
+
+
+def test_input_costs_the_same_where_collectives_of_two_streams_take_turns_differently():
+    job = SimulatedJob(
+        num_nodes=1, ranks_per_node=4, program=TWO_STREAMS, axes=AXES, compute_noise=0.1
+    )
+    late = replace(job, faults=(LateInput(rank=2, ns=6 * MS),))
+    step_ns, usual_ns = (
+        np.mean(
+            [
+                step.span_ns
+                for rank in measure(run_of(one.run())).analyses.values()
+                for step in rank.steps
+            ]
+        )
+        for one in (late, job)
+    )
+    gains = recovered(whatif_of(run_of(late.run())))
+    assert gains["rank 2"] == pytest.approx(step_ns - usual_ns, rel=0.1)
 
 
 def test_free_transfers_are_what_a_job_takes_without_them():
