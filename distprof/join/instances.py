@@ -20,6 +20,7 @@ __all__ = [
     "SAME_BYTES",
     "MatchBuilder",
     "Rows",
+    "are_messages",
     "gather_rows",
     "matches_of",
     "name_of",
@@ -140,6 +141,13 @@ SAME_BYTES = (
 MESSAGES = (CollectiveKind.SEND, CollectiveKind.RECV)
 
 
+def are_messages(kind: NDArray[np.int8], peer: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """Rows that concern two ranks alone: a message, or several in one kernel with one peer."""
+    both_ways = (kind == CollectiveKind.SEND_RECV) & (peer >= 0)
+    of_two: NDArray[np.bool_] = np.isin(kind, MESSAGES) | both_ways
+    return of_two
+
+
 class MatchBuilder:
     """Instances found so far: members as positions in the rows, instance after instance.
 
@@ -198,7 +206,7 @@ def matches_of(
         sizes, method = sizes[order], method[order]
     first = members[offsets[:-1]]
     group, kind = rows.group[first], rows.kind[first]
-    message = np.isin(kind, MESSAGES)
+    message = are_messages(kind, rows.peer[first])
     group_size = np.array([len(g.ranks) or g.size or 0 for g in groups], np.int64)
     complete = message | (sizes == group_size[group])
     whole = complete | (sizes == present[group])
