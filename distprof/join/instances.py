@@ -99,8 +99,24 @@ def step_labels(rank: Rank) -> Int64Array:
         time = np.where(table["enqueue_ns"] >= 0, table["enqueue_ns"], time)
     index = np.searchsorted(steps["start_ns"], time, side="right") - 1
     inside = (index >= 0) & (time < steps["end_ns"][np.maximum(index, 0)])
+    if rank.step_source is StepSource.DEVICE:
+        inside &= ~_may_be_ahead(table, index)
     labels: Int64Array = np.where(inside, steps["step"][np.maximum(index, 0)], NO_STEP)
     return labels
+
+
+def _may_be_ahead(table: Table, window: Int64Array) -> NDArray[np.bool_]:
+    """Receives that nothing but receives follows in their window: they may be of the next step.
+
+    A window on the device begins with computation, and the first of an inner pipeline stage waits
+    for what it receives.
+    """
+    receives = table["kind"] == CollectiveKind.RECV
+    place = np.arange(len(table))
+    last = np.full(int(window.max(initial=0)) + 2, -1, dtype=np.int64)
+    np.maximum.at(last, window[~receives] + 1, place[~receives])
+    trailing: NDArray[np.bool_] = receives & (place > last[window + 1])
+    return trailing
 
 
 def _group_index(ranks: Sequence[Rank], groups: Sequence[ProcessGroup]) -> NDArray[np.int32]:
