@@ -84,6 +84,7 @@ def _of_traces(
 ) -> WhatIfResult:
     # They hold results of this module
     from distprof.sections.whatif.delays import Sections
+    from distprof.sections.whatif.link_changes import link_changes
     from distprof.sections.whatif.scenarios import is_worth_showing, scenarios
     from distprof.sections.whatif.sets import set_changes
     from distprof.sections.whatif.slowdowns import slowdowns
@@ -107,7 +108,8 @@ def _of_traces(
     slow = slowdowns(graph, sections, replayed_ns)
     named = {r.rank for r in stragglers.ranks if r.pattern is not StragglerPattern.NONE}
     sets = set_changes(graph, sections, analyses, stragglers.sets)
-    changes = scenarios(graph, sections, analyses, replayed_ns, named, sets)
+    links = link_changes(graph, run.topology.groups, stragglers.links)
+    changes = scenarios(graph, sections, analyses, replayed_ns, named, (*sets, *links))
     model = TraceModel(graph=graph, changes={change.what: change for change in changes})
     bench.simulation = Simulation.of(model, model.changes, refill)
     found = sorted(bench.simulation.scenarios(), key=lambda s: (-s.recoverable_ns, s.what))
