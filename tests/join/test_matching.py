@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from distprof.join.instances import NO_STEP, step_labels
 from distprof.join.matching import match_collectives
 from distprof.join.topology import build_topology
 from distprof.run.run import Device
-from distprof.terms import CollectiveKind, MatchMethod
+from distprof.terms import CollectiveKind, MatchMethod, StepSource
 from tests.drawn import drawn
 from tests.ingest.instances import members_of, true_instances
 from tests.simulator import Collective, Compute, Exchange, SimulatedJob
@@ -326,6 +327,19 @@ def test_kernels_that_send_and_receive_meet_those_of_their_peer():
     assert found.complete.all()
     assert (found.num_candidates, found.num_matched) == (32, 32)
     assert not found.notes
+
+
+def test_a_receive_at_the_end_of_a_devices_window_names_no_step():
+    """A device's window begins with computation: an inner stage receives before that."""
+    rows = [
+        message(0, CollectiveKind.SEND, 1),
+        *ordered((100, 8)),
+        message(200, CollectiveKind.RECV, 1),
+    ]
+    rows += [message(310, CollectiveKind.RECV, 1), message(400, CollectiveKind.SEND, 1)]
+    steps = [(7, 0, 300 * MS), (8, 300 * MS, 600 * MS)]
+    labels = step_labels(rank_by_hand(0, rows, steps, step_source=StepSource.DEVICE))
+    assert labels.tolist() == [7, 7, NO_STEP, 8, 8]
 
 
 def test_an_exchange_whose_messages_lead_to_two_kernels_is_not_matched():
