@@ -51,6 +51,9 @@ late for another reason hides the rest."""
 LEAST_PAID = 0.01
 """Share of the step that the others must wait."""
 
+FEWEST_PEERS = 3
+"""Ranks of a stage from which their hosts are compared with each other rather than with all."""
+
 _Floats = NDArray[np.float64]
 
 
@@ -136,7 +139,10 @@ def _episodes(
     if not computes_unevenly:
         yield from _of(WORK, computation, peers, device)
     yield from _of(INPUT, own_time.parts[INPUT].astype(np.float64), everybody, host)
-    yield from _of(HOST, own_time.parts[HOST].astype(np.float64), peers, host)
+    # A pair does not show which one is usual, and how a host idles depends little on the stage.
+    few = min(len(group) for group in peers) < FEWEST_PEERS
+    compared = everybody if few else peers
+    yield from _of(HOST, own_time.parts[HOST].astype(np.float64), compared, host)
 
 
 def _limits(step_ns: float, lasting: float, cell: float) -> Limits:

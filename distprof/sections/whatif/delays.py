@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.schema import Int64Array
-from distprof.sections.context import RankAnalysis
 from distprof.sections.own_time import over_peers
 from distprof.sections.whatif.programs import common_cuts
 from distprof.sections.whatif.trace_graph import TraceGraph
@@ -71,6 +70,7 @@ class Sections(msgspec.Struct, frozen=True, kw_only=True):
         first: int64, shape ``(P, W)``: the first section of each window.
         count: int64, shape ``(P, W)``.
         peers: Positions of ranks that are peers; every rank is in one group.
+        stages: Pipeline stages that each global rank holds; empty tuples where none are known.
         is_expert: bool per section: between sending tokens to experts and getting them back.
     """
 
@@ -78,23 +78,24 @@ class Sections(msgspec.Struct, frozen=True, kw_only=True):
     first: Int64Array
     count: Int64Array
     peers: tuple[tuple[int, ...], ...]
+    stages: Mapping[int, tuple[int, ...]]
     is_expert: NDArray[np.bool_]
 
     @staticmethod
     def of(
-        graph: TraceGraph, analyses: Mapping[int, RankAnalysis], *, has_experts: bool = False
+        graph: TraceGraph, stages: Mapping[int, tuple[int, ...]], *, has_experts: bool = False
     ) -> Sections:
         """Cut the windows of all ranks.
 
         Args:
             graph: The run.
-            analyses: By global rank.
+            stages: Pipeline stages that each global rank holds; empty tuples where none are known.
             has_experts: Whether all-to-alls are known to exchange tokens; those along the axis of
                 experts are taken to.
         """
         low = np.searchsorted(graph.asked_segment, graph.opens)
         high = np.searchsorted(graph.asked_segment, graph.closes)
-        peers = _peers(graph, analyses, low, high)
+        peers = _peers(graph, stages, low, high)
         program = graph.asked_kind.astype(np.int64) * (len(graph.axis_names) + 1) + graph.asked_axis
         cuts = common_cuts(program, peers, low, high)
         before = np.concatenate(([0], np.cumsum(cuts)))
@@ -111,6 +112,7 @@ class Sections(msgspec.Struct, frozen=True, kw_only=True):
             first=first,
             count=count,
             peers=peers,
+            stages=stages,
             is_expert=_expert_sections(
                 _of_tokens(graph, has_experts=has_experts)[cuts],
                 before[low],
@@ -192,15 +194,17 @@ def _windows(graph: TraceGraph) -> Int64Array:
 
 
 def _peers(
-    graph: TraceGraph, analyses: Mapping[int, RankAnalysis], low: Int64Array, high: Int64Array
+    graph: TraceGraph,
+    stages: Mapping[int, tuple[int, ...]],
+    low: Int64Array,
+    high: Int64Array,
 ) -> tuple[tuple[int, ...], ...]:
     groups: dict[tuple[object, ...], list[int]] = {}
     messages = [int(kind) for kind in CollectiveKind if kind.is_point_to_point]
     for position, rank in enumerate(graph.ranks):
         kinds = graph.asked_kind[low[position, 0] : high[position, 0]]
         exchanged = tuple(int((kinds == kind).sum()) for kind in messages)
-        stages = analyses[rank].stage_numbers
-        groups.setdefault((stages, exchanged), []).append(position)
+        groups.setdefault((stages[rank], exchanged), []).append(position)
     return tuple(map(tuple, groups.values()))
 
 

@@ -13,7 +13,7 @@ from distprof.run.run import Rank, Run
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.context import MainLine, RankAnalysis
 from distprof.sections.gradients.measure import needless_rows
-from distprof.sections.matched import RowIndex
+from distprof.sections.matched import RowIndex, places
 from distprof.terms import CollectiveKind
 
 __all__ = ["LineRows", "TransferParts", "Transfers", "transfers_of"]
@@ -118,6 +118,9 @@ _SYMMETRIC = [int(kind) for kind in CollectiveKind if kind.is_symmetric]
 _MESSAGES = (int(CollectiveKind.SEND), int(CollectiveKind.RECV))
 
 
+NOWHERE = np.iinfo(np.int64).min
+
+
 class Transfers(msgspec.Struct, frozen=True, kw_only=True):
     """Operations between ranks, J of them; their nodes follow those of the segments.
 
@@ -130,6 +133,8 @@ class Transfers(msgspec.Struct, frozen=True, kw_only=True):
         is_joined: bool, whether its members are known, so that the duration holds no waiting.
         release_ns: int64, before which it cannot start: a member asked for it outside of the line.
         is_needless: bool, whether it reduces gradients that are reduced again before their update.
+        place: int64, among whom, as :func:`~distprof.sections.matched.places` has it; ``NOWHERE``
+            where its members are unknown.
     """
 
     duration_ns: Int64Array
@@ -140,6 +145,7 @@ class Transfers(msgspec.Struct, frozen=True, kw_only=True):
     is_joined: NDArray[np.bool_]
     release_ns: Int64Array
     is_needless: NDArray[np.bool_]
+    place: Int64Array
 
     def __len__(self) -> int:
         return len(self.duration_ns)
@@ -239,6 +245,7 @@ def _joined(run: Run, rows: LineRows, others: Int64Array) -> TransferParts:
         member_of[member_chosen],
         late[member_chosen],
         kind=kind[chosen],
+        place=places(run.matches)[filled][chosen],
     )
 
 
@@ -264,6 +271,7 @@ def _parts_of(
     *,
     kind: NDArray[np.int8] | None = None,
     owner: NDArray[np.int32] | None = None,
+    place: Int64Array | None = None,
 ) -> TransferParts:
     """Transfers of which ``example`` is one row each."""
     release = np.zeros(len(duration), dtype=np.int64)
@@ -280,6 +288,7 @@ def _parts_of(
             is_joined=np.full(len(duration), owner is None),
             release_ns=release,
             is_needless=rows.is_needless[example],
+            place=np.full(len(duration), NOWHERE, np.int64) if place is None else place,
         ),
         row=row,
         of=of,
@@ -406,6 +415,7 @@ def _blocked_on_rank(
             is_joined=joined,
             release_ns=np.zeros(len(end), np.int64),
             is_needless=np.zeros(len(end), dtype=np.bool_),
+            place=np.full(len(end), NOWHERE, np.int64),
         ),
         row=_NOTHING,
         of=_NOTHING,

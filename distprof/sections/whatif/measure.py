@@ -15,6 +15,7 @@ from distprof.run.evidence import OperationLog
 from distprof.run.run import Run
 from distprof.sections.context import RankAnalyses
 from distprof.sections.moe.result import MoeResult
+from distprof.sections.own_time import held_stages
 from distprof.sections.pipeline.result import PipelineResult
 from distprof.sections.stragglers.result import StragglersResult
 from distprof.sections.whatif.plan import Simulation, Workbench
@@ -83,6 +84,7 @@ def _of_traces(
 ) -> WhatIfResult:
     # They hold results of this module
     from distprof.sections.whatif.delays import Sections
+    from distprof.sections.whatif.link_changes import link_changes
     from distprof.sections.whatif.scenarios import is_worth_showing, scenarios
     from distprof.sections.whatif.sets import set_changes
     from distprof.sections.whatif.slowdowns import slowdowns
@@ -102,11 +104,12 @@ def _of_traces(
         why = f"The simulated step is {off} off the measured one: too far to conclude anything."
         return msgspec.structs.replace(base.result, unavailable=(why,))
     replayed_ns = base.result.replayed_ns or 0
-    sections = Sections.of(graph, analyses, has_experts=has_experts)
-    slow = slowdowns(graph, sections, analyses, replayed_ns)
+    sections = Sections.of(graph, held_stages(analyses, run), has_experts=has_experts)
+    slow = slowdowns(graph, sections, replayed_ns)
     named = {r.rank for r in stragglers.ranks if r.pattern is not StragglerPattern.NONE}
     sets = set_changes(graph, sections, analyses, stragglers.sets)
-    changes = scenarios(graph, sections, analyses, replayed_ns, named, sets)
+    links = link_changes(graph, run.topology.groups, stragglers.links)
+    changes = scenarios(graph, sections, analyses, replayed_ns, named, (*sets, *links))
     model = TraceModel(graph=graph, changes={change.what: change for change in changes})
     bench.simulation = Simulation.of(model, model.changes, refill)
     found = sorted(bench.simulation.scenarios(), key=lambda s: (-s.recoverable_ns, s.what))

@@ -44,6 +44,7 @@ class _Class(IntEnum):
 _ACTIONS: tuple[tuple[str, _Class, int, str], ...] = (
     ("rank ", _Class.FAULT, 0, "{} mended"),
     ("ranks ", _Class.FAULT, 1, "{} mended"),
+    ("link ", _Class.FAULT, 1, "links of {} mended"),
     ("expert-imbalance", _Class.FAULT, 1, "experts balanced"),
     ("hardware ", _Class.FAULT, 1, "{} at its best bandwidth"),
     ("slowest-workers", _Class.FAULT, 0, "{} mended"),

@@ -90,7 +90,7 @@ def scenarios(
         *_idle(graph, sections),
         *_late_ranks(graph, sections, replayed_ns, named),
         *further,
-        *_imbalance(graph, sections, analyses),
+        *_imbalance(graph, sections),
         *_transfers(graph, sections, analyses),
     )
 
@@ -243,11 +243,9 @@ def _as_peers(graph: TraceGraph, sections: Sections) -> Int64Array:
     return np.where(alone, own - less, even)
 
 
-def _imbalance(
-    graph: TraceGraph, sections: Sections, analyses: Mapping[int, RankAnalysis]
-) -> Iterator[TraceChange]:
+def _imbalance(graph: TraceGraph, sections: Sections) -> Iterator[TraceChange]:
     own = graph.own_ns.sum(axis=1)
-    balanced = _balanced_stages(graph, sections, analyses)
+    balanced = _balanced_stages(graph, sections)
     if balanced is not None:
         title = "all pipeline stages had equal work"
         yield TraceChange(what="stage-imbalance", title=title, own_ns=balanced)
@@ -266,22 +264,21 @@ def _imbalance(
         yield TraceChange(what="expert-imbalance", title=title, own_ns=even)
 
 
-def _balanced_stages(
-    graph: TraceGraph, sections: Sections, analyses: Mapping[int, RankAnalysis]
-) -> Int64Array | None:
+def _balanced_stages(graph: TraceGraph, sections: Sections) -> Int64Array | None:
     """Own time where work inside the marks of stages is the mean over positions."""
     held: dict[tuple[int, ...], list[int]] = {}
     for position, rank in enumerate(graph.ranks):
-        stages = analyses[rank].stage_numbers
-        held.setdefault(stages, []).append(position)
-    if len(held) < 2 or () in held or not graph.stage_ns.any():
+        held.setdefault(sections.stages[rank], []).append(position)
+    if len(held) < 2 or () in held:
         return None
-    work = sections.by_window(graph.stage_ns)
+    # without marks all that a rank computes is its stage's
+    in_stages = graph.stage_ns if graph.stage_ns.any() else graph.own_ns[:, Own.COMPUTATION]
+    work = sections.by_window(in_stages)
     level = _levelled(np.array([work[rows].mean() for rows in held.values()]))
     factor = np.ones(len(graph.ranks))
     for rows, of_position in zip(held.values(), level, strict=True):
         factor[rows] = of_position
-    more = np.rint(graph.stage_ns * (factor[graph.owner] - 1)).astype(np.int64)
+    more = np.rint(in_stages * (factor[graph.owner] - 1)).astype(np.int64)
     balanced: Int64Array = graph.own_ns.sum(axis=1) + more
     return balanced
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from distprof.schema import Int64Array
 from distprof.sections.context import Own, RankAnalysis
-from distprof.sections.own_time import held_stages, same_stages
+from distprof.sections.own_time import same_stages
 from distprof.sections.stragglers.pace import pace_of
 from distprof.sections.stragglers.result import StragglerSet
 from distprof.sections.whatif.delays import Sections
@@ -165,7 +165,7 @@ def _paced(
     alone: Sequence[int],
 ) -> Int64Array:
     """Own time where slow ranks without peers compute at the pace of the others."""
-    pace = pace_of(analyses, same_stages(held_stages(analyses).values()))
+    pace = pace_of(analyses, same_stages(sections.stages.values()))
     if pace is None or not alone or pace.factor.shape != slow.shape or len(pace.groups) != 1:
         return own
     fit_ranks = ~slow.any(axis=1)

@@ -19,7 +19,7 @@ import numpy as np
 from msgspec.structs import fields
 
 from distprof.schema import Int64Array
-from distprof.sections.context import Own, RankAnalysis
+from distprof.sections.context import Own
 from distprof.sections.whatif.delays import Sections
 from distprof.sections.whatif.result import KindSlowdown, WorkerSlowdown
 from distprof.sections.whatif.scenarios import TraceChange, affordable, step_times
@@ -63,15 +63,12 @@ class _Ideal(msgspec.Struct, frozen=True, kw_only=True):
     transfer_ns: Int64Array
 
 
-def slowdowns(
-    graph: TraceGraph, sections: Sections, analyses: Mapping[int, RankAnalysis], replayed_ns: int
-) -> Slowdowns | None:
+def slowdowns(graph: TraceGraph, sections: Sections, replayed_ns: int) -> Slowdowns | None:
     """Of a traced run; None where no rank has peers, or there is nothing to compare.
 
     Args:
         graph: The run.
         sections: Its ranks, section by section.
-        analyses: By global rank, for the pipeline stages that they hold.
         replayed_ns: Mean simulated step, nothing changed.
     """
     if not sections.has_peers:
@@ -81,7 +78,7 @@ def slowdowns(
         transfer_ns=_median_transfers(graph),
     )
     kinds = _kinds(graph, ideal)
-    rows = _rows(graph, analyses, ideal)
+    rows = _rows(graph, sections.stages, ideal)
     workers = [_only(graph, ideal, keep) for keep in rows.masks]
     (ideal_ns, *steps) = step_times(graph, [_only(graph, ideal, []), *kinds.values(), *workers])
     if ideal_ns <= 0:
@@ -179,15 +176,14 @@ class _WorkerRows(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(sorted(found, key=lambda worker: (-worker.slowdown, worker.rank)))
 
 
-def _rows(graph: TraceGraph, analyses: Mapping[int, RankAnalysis], ideal: _Ideal) -> _WorkerRows:
+def _rows(graph: TraceGraph, held: Mapping[int, tuple[int, ...]], ideal: _Ideal) -> _WorkerRows:
     """Rows and stages: the n-th ranks of all stages are one row; else each rank is its own."""
-    held: dict[tuple[int, ...], list[int]] = {}
+    by_stage: dict[tuple[int, ...], list[int]] = {}
     for position, rank in enumerate(graph.ranks):
-        key = analyses[rank].stage_numbers
-        held.setdefault(key, []).append(position)
-    stages = [held[key] for key in sorted(held)]
+        by_stage.setdefault(held[rank], []).append(position)
+    stages = [by_stage[key] for key in sorted(by_stage)]
     number = len(graph.ranks)
-    if len(stages) < 2 or () in held or len({len(ranks) for ranks in stages}) > 1:
+    if len(stages) < 2 or () in by_stage or len({len(ranks) for ranks in stages}) > 1:
         return _alone(graph, ideal)
     row, stage = [0] * number, [0] * number
     for i, ranks in enumerate(stages):
