@@ -16,11 +16,14 @@ from numpy.typing import NDArray
 
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.context import KernelSteps, RankAnalysis
-from distprof.sections.stragglers.pace import ALIKE
+from distprof.sections.stragglers.pace import ALIKE, EQUAL_GRIDS
 from distprof.terms import StragglerCause
 from distprof.units import format_ratio
 
-__all__ = ["SLOWER", "Computing", "Work", "why_it_computes_longer"]
+__all__ = ["EXPERTS", "SLOWER", "Computing", "Work", "why_it_computes_longer"]
+
+EXPERTS = "experts"
+"""Detail of a cause: the tokens that a rank's experts get."""
 
 SLOWER = 1.03
 """Kernel time relative to peers from which a device counts as slow, or its work as more."""
@@ -30,9 +33,6 @@ PARTLY = 0.5
 
 MORE_TOKENS = 1.15
 """Tokens exchanged relative to peers from which experts count as busier."""
-
-EQUAL_GRIDS = 0.01
-"""Thread blocks relative to peers by which equal work differs: none but for rounding."""
 
 GROWTH = 3
 """A kernel's time grows at most with this power of its thread blocks; attention's with the second,
@@ -160,7 +160,7 @@ def _larger(compared: _Compared, work: Work) -> Computing:
     why = f"the kernels that take longer have {blocks:.2f} times the thread blocks of its peers'"
     if (work.exchanged or 0.0) >= MORE_TOKENS and compared.share(larger) < ALIKE:
         text = f"its experts exchange {work.exchanged:.2f} times the tokens of its peers"
-        return _more(f"{why}; {text}", "experts")
+        return _more(f"{why}; {text}", EXPERTS)
     return _more(why, "inputs")
 
 
@@ -175,7 +175,7 @@ def _by_kernels(compared: _Compared, work: Work) -> Computing:
         return Computing(cause=StragglerCause.SLOW_DEVICE, why=text, confidence=min(alike, 0.99))
     if work.exchanged is not None and work.exchanged >= MORE_TOKENS:
         why = f"its experts exchange {work.exchanged:.2f} times the tokens of its peers"
-        return _more(f"{text}; {why}", "experts")
+        return _more(f"{text}; {why}", EXPERTS)
     if _is_equal(compared, work):
         what = "thread blocks" if work.tokens is None else "tokens"
         why = f"{text}; kernel counts and {what} are equal, so the device is slower"

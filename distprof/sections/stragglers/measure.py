@@ -25,6 +25,7 @@ from distprof.sections.idle.measure import HostPauses
 from distprof.sections.own_time import COMPUTATION, HOST, OwnTime, held_stages
 from distprof.sections.stragglers.arrivals import Blame, judge_arrivals
 from distprof.sections.stragglers.causes import Cause, find_cause
+from distprof.sections.stragglers.computing import EXPERTS
 from distprof.sections.stragglers.episodes import Episode
 from distprof.sections.stragglers.exchanged import carried
 from distprof.sections.stragglers.links import find_slow_links
@@ -193,6 +194,7 @@ def _set(slow: Slowness, blame: Blame, known: _Evidence, mean_step: float) -> St
     in_all = episode.pattern is StragglerPattern.PERSISTENT
     since = None if episode.since is None else step_numbers[episode.since]
     alone = len(ranks) == 1 and not slow.is_alone and in_all and since is None
+    alone = alone and cause.detail != EXPERTS  # whose exchanges are shorter too without it
     # Of one rank, collectives show best what the others wait for it.
     blamed = float(blame.lost_ns[episode.positions[0]].mean()) if alone else 0.0
     lost_ns = max(slow.lost_ns, blamed)
