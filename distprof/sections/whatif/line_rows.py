@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from distprof.run.run import Rank, Run
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.context import MainLine, RankAnalysis
-from distprof.sections.gradients.measure import needless_rows
+from distprof.sections.gradients.measure import needless_rows, unhidden_rows
 from distprof.sections.matched import RowIndex
 from distprof.terms import CollectiveKind
 
@@ -39,6 +39,7 @@ class LineRows(msgspec.Struct, frozen=True, kw_only=True):
     begin_ns: Int64Array  # of each rank's line, common clock
     epoch_ns: int
     is_needless: NDArray[np.bool_]  # gradients that are reduced again before the update
+    unhidden: NDArray[np.float32]  # share that overlaps with nothing: the last bucket's
 
     @staticmethod
     def of(
@@ -89,6 +90,9 @@ class LineRows(msgspec.Struct, frozen=True, kw_only=True):
             is_needless=index.column(lambda rank: needless_rows(analyses[rank.rank])).astype(
                 np.bool_
             ),
+            unhidden=index.column(lambda rank: unhidden_rows(analyses[rank.rank])).astype(
+                np.float32
+            ),
         )
 
     @property
@@ -130,6 +134,8 @@ class Transfers(msgspec.Struct, frozen=True, kw_only=True):
         is_joined: bool, whether its members are known, so that the duration holds no waiting.
         release_ns: int64, before which it cannot start: a member asked for it outside of the line.
         is_needless: bool, whether it reduces gradients that are reduced again before their update.
+        unhidden: float32, share of the duration that can overlap with nothing: that of the last
+            bucket of gradients, which is ready when backward has ended.
     """
 
     duration_ns: Int64Array
@@ -140,6 +146,7 @@ class Transfers(msgspec.Struct, frozen=True, kw_only=True):
     is_joined: NDArray[np.bool_]
     release_ns: Int64Array
     is_needless: NDArray[np.bool_]
+    unhidden: NDArray[np.float32]
 
     def __len__(self) -> int:
         return len(self.duration_ns)
@@ -280,6 +287,7 @@ def _parts_of(
             is_joined=np.full(len(duration), owner is None),
             release_ns=release,
             is_needless=rows.is_needless[example],
+            unhidden=rows.unhidden[example],
         ),
         row=row,
         of=of,
@@ -406,6 +414,7 @@ def _blocked_on_rank(
             is_joined=joined,
             release_ns=np.zeros(len(end), np.int64),
             is_needless=np.zeros(len(end), dtype=np.bool_),
+            unhidden=np.zeros(len(end), dtype=np.float32),
         ),
         row=_NOTHING,
         of=_NOTHING,
