@@ -237,10 +237,12 @@ def _merged(sets: Sequence[StragglerSet]) -> tuple[StragglerSet, ...]:
 
 
 def _sum(first: StragglerSet, other: StragglerSet) -> StragglerSet:
+    """Of one rank, either part holds all that the others wait for it."""
+    add = max if len(first.ranks) == 1 else sum
     return replace(
         first,
-        lost_ns_per_step=first.lost_ns_per_step + other.lost_ns_per_step,
-        share_of_step_ratio=first.share_of_step_ratio + other.share_of_step_ratio,
+        lost_ns_per_step=add((first.lost_ns_per_step, other.lost_ns_per_step)),
+        share_of_step_ratio=add((first.share_of_step_ratio, other.share_of_step_ratio)),
     )
 
 
