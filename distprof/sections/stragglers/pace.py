@@ -121,8 +121,9 @@ def _are_other_sizes(known: Sequence[KernelSteps], rows: Sequence[list[int]]) ->
     blocks[blocks == ABSENT] = np.nan
     usual_count = _median(_median(count, 2), 0)[None, :, None]
     usual_blocks = _median(_median(blocks, 2), 0)[None, :, None]
-    other: NDArray[np.bool_] = np.abs(blocks / usual_blocks - 1) > EQUAL_GRIDS
-    return other & (count == usual_count)
+    differs = np.abs(blocks / usual_blocks - 1) > EQUAL_GRIDS
+    result: NDArray[np.bool_] = differs & (count == usual_count)
+    return result
 
 
 def _median(values: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
