@@ -186,8 +186,8 @@ class StragglerSet(Record, frozen=True, kw_only=True):
             not last.
         cause: Why, ``unknown`` where the evidence is not in the traces.
         detail: As of a straggler.
-        exchange_ratio: What the busiest of them exchanges in all-to-alls over the mean of all
-            ranks; null where none of known size was recorded.
+        exchange_ratio: What the busiest of them exchanges in all-to-alls over what each rank of its
+            group would if all exchanged the same; null where none of known size was recorded.
         lost_ns_per_step: What the others wait for the set, mean over all steps.
         share_of_step_ratio: The same over the mean step.
         confidence: 0 to 1, that these ranks and no others are slow.

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from distprof.run.run import Rank, Run
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.context import MainLine, RankAnalysis
-from distprof.sections.gradients.measure import needless_rows
+from distprof.sections.gradients.measure import needless_rows, unhidden_rows
 from distprof.sections.matched import RowIndex, places
 from distprof.terms import CollectiveKind
 
@@ -39,6 +39,7 @@ class LineRows(msgspec.Struct, frozen=True, kw_only=True):
     begin_ns: Int64Array  # of each rank's line, common clock
     epoch_ns: int
     is_needless: NDArray[np.bool_]  # gradients that are reduced again before the update
+    unhidden: NDArray[np.float32]  # share that overlaps with nothing: the last bucket's
 
     @staticmethod
     def of(
@@ -89,6 +90,9 @@ class LineRows(msgspec.Struct, frozen=True, kw_only=True):
             is_needless=index.column(lambda rank: needless_rows(analyses[rank.rank])).astype(
                 np.bool_
             ),
+            unhidden=index.column(lambda rank: unhidden_rows(analyses[rank.rank])).astype(
+                np.float32
+            ),
         )
 
     @property
@@ -135,6 +139,8 @@ class Transfers(msgspec.Struct, frozen=True, kw_only=True):
         is_needless: bool, whether it reduces gradients that are reduced again before their update.
         place: int64, among whom, as :func:`~distprof.sections.matched.places` has it; ``NOWHERE``
             where its members are unknown.
+        unhidden: float32, share of the duration that can overlap with nothing: that of the last
+            bucket of gradients, which is ready when backward has ended.
     """
 
     duration_ns: Int64Array
@@ -146,6 +152,7 @@ class Transfers(msgspec.Struct, frozen=True, kw_only=True):
     release_ns: Int64Array
     is_needless: NDArray[np.bool_]
     place: Int64Array
+    unhidden: NDArray[np.float32]
 
     def __len__(self) -> int:
         return len(self.duration_ns)
@@ -289,6 +296,7 @@ def _parts_of(
             release_ns=release,
             is_needless=rows.is_needless[example],
             place=np.full(len(duration), NOWHERE, np.int64) if place is None else place,
+            unhidden=rows.unhidden[example],
         ),
         row=row,
         of=of,
@@ -416,6 +424,7 @@ def _blocked_on_rank(
             release_ns=np.zeros(len(end), np.int64),
             is_needless=np.zeros(len(end), dtype=np.bool_),
             place=np.full(len(end), NOWHERE, np.int64),
+            unhidden=np.zeros(len(end), dtype=np.float32),
         ),
         row=_NOTHING,
         of=_NOTHING,

@@ -327,7 +327,7 @@ def _transfers(
 
 
 def _overlap(graph: TraceGraph, analyses: Mapping[int, RankAnalysis]) -> Iterator[TraceChange]:
-    """Overlap collectives whose results are not needed at once.
+    """Overlap collectives whose results are not needed at once, but the last bucket of gradients.
 
     For a single rank all count, although they include waiting for ranks that were not recorded:
     overlap hides both.
@@ -337,7 +337,10 @@ def _overlap(graph: TraceGraph, analyses: Mapping[int, RankAnalysis]) -> Iterato
     hideable = among & np.isin(known.kind, _HIDEABLE) & ~_on_the_way(graph)
     if (hideable & (known.duration_ns > 0)).any():
         title = "non-blocking collectives overlapped with compute that now runs alone"
-        yield _free(graph, hideable, "overlap", title, most_ns=_alone(analyses, graph))
+        last = np.rint(known.duration_ns * known.unhidden).astype(np.int64)
+        yield _free(
+            graph, hideable, "overlap", title, most_ns=_alone(analyses, graph), left_ns=last
+        )
 
 
 def _classes(graph: TraceGraph) -> Iterator[TraceChange]:
@@ -362,15 +365,18 @@ def _free(
     *,
     own_ns: Int64Array | None = None,
     most_ns: int | None = None,
+    left_ns: Int64Array | None = None,
 ) -> TraceChange:
-    """These transfers take no time, and their members end together."""
+    """These transfers take no time, or what is left of them, and their members end together."""
     of_edge = graph.edge_transfer
     freed = (of_edge != ABSENT) & chosen[np.maximum(of_edge, 0)]
     return TraceChange(
         what=what,
         title=title,
         own_ns=own_ns,
-        transfer_ns=np.where(chosen, 0, graph.transfers.duration_ns),
+        transfer_ns=np.where(
+            chosen, 0 if left_ns is None else left_ns, graph.transfers.duration_ns
+        ),
         delay_ns=np.where(freed, np.minimum(graph.delay_ns, 0), graph.delay_ns),
         most_ns=most_ns,
     )

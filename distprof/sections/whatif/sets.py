@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from distprof.schema import Int64Array
 from distprof.sections.context import Own, RankAnalysis
 from distprof.sections.own_time import same_stages
+from distprof.sections.stragglers.computing import EXPERTS
 from distprof.sections.stragglers.pace import pace_of
 from distprof.sections.stragglers.result import StragglerSet
 from distprof.sections.whatif.delays import Sections
@@ -51,7 +52,7 @@ def set_changes(
             what=one.scenario,
             title=f"{name_ranks(one.ranks)} kept up with the other ranks",
             ranks=one.ranks,
-            own_ns=_mended(graph, sections, analyses, own, slow, one.cause),
+            own_ns=_mended(graph, sections, analyses, own, slow, one),
             release_ns=_begun(graph, sections, slow),
             transfer_ns=_evened(graph, one),
         )
@@ -65,7 +66,7 @@ def _begun(graph: TraceGraph, sections: Sections, slow: NDArray[np.bool_]) -> In
 
 def _evened(graph: TraceGraph, one: StragglerSet) -> Int64Array | None:
     """All-to-alls as long as even ones: they take as long as their busiest member needs."""
-    if one.detail != "experts" or one.exchange_ratio is None:
+    if one.detail != EXPERTS or one.exchange_ratio is None:
         return None
     transfers = graph.transfers
     exchange = transfers.is_joined & (transfers.kind == CollectiveKind.ALL_TO_ALL)
@@ -79,10 +80,10 @@ def _mended(
     analyses: Mapping[int, RankAnalysis],
     own: Int64Array,
     slow: NDArray[np.bool_],
-    cause: StragglerCause,
+    one: StragglerSet,
 ) -> Int64Array:
-    """Own time of each segment with the cause gone; work that is too much goes to the others."""
-    if cause is StragglerCause.MORE_WORK:
+    """Own time of each segment with the cause gone; tokens of busy experts go to the others."""
+    if one.detail == EXPERTS:
         return sections.mean(own)
     alone = [
         position
@@ -91,7 +92,7 @@ def _mended(
         for position in group
     ]
     less = _kept_up(sections, own, slow)
-    if cause in (StragglerCause.LATE_INPUT, StragglerCause.LATE_HOST):
+    if one.cause in (StragglerCause.LATE_INPUT, StragglerCause.LATE_HOST):
         return np.minimum(less, _idling_less(graph, sections, own, slow, alone))
     return np.minimum(less, _paced(graph, analyses, sections, own, slow, alone))
 

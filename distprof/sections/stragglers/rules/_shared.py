@@ -54,6 +54,10 @@ _FIX_OF_DETAIL = {
         "Give all ranks the same number of tokens: distribute the samples of a global batch by "
         "token count, and check how this rank's data is sharded."
     ),
+    "inputs": (
+        "Give all ranks inputs of the same size: balance the tokens of a global batch, bucket or "
+        "pack sequences by length, and check this rank's micro-batch size."
+    ),
     "experts": (
         "Balance the routing (load-balancing loss, bias of the router), or place busy experts on "
         "different ranks."
@@ -70,6 +74,7 @@ _BECAUSE_OF_DETAIL = {
     "low_clocks": "It runs the same kernels slower: its GPU clock is low",
     "sequence_length": "It has more work: longer sequences",
     "tokens": "It has more work: more tokens",
+    "inputs": "It has more work: larger inputs",
     "experts": "It has more work: its experts get more tokens",
 }
 
