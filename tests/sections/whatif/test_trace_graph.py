@@ -372,10 +372,13 @@ def test_a_scenario_recovers_something_between_nothing_and_the_step(recording):
 @settings(max_examples=15)
 @given(recordings())
 def test_removing_more_recovers_at_least_as_much(recording):
-    found = recovered(whatif_of(run_of(recording)))
+    result = whatif_of(run_of(recording))
+    found = recovered(result)
+    # ranks that begin their first window with the others wait there for what is still late
+    waits_longer = 1e-4 * result.replayed_ns
     for what, gain in found.items():
         if what.startswith("rank "):
-            assert gain <= found["late ranks"]
+            assert gain <= found["late ranks"] + waits_longer
         if what.startswith(("collectives", "hardware", "axis", "small", "overlap")):
             assert gain <= found["exposed transfer"]
     assert found["communication"] >= max(found["exposed transfer"], found["late ranks"])
