@@ -26,6 +26,7 @@ __all__ = [
     "endings",
     "find_reporter",
     "format_of_file",
+    "is_reporter",
     "reporter_names",
 ]
 
@@ -66,6 +67,11 @@ def reporter_names() -> tuple[str, ...]:
     """Names that ``--format`` accepts, distprof's own first."""
     others = sorted({point.name for point in entry_points(group=ENTRY_POINT_GROUP)})
     return (*_BUILT_IN, *(name for name in others if name not in _BUILT_IN))
+
+
+def is_reporter(name: str) -> bool:
+    """Whether ``--format`` accepts a name; only for others' are installed packages searched."""
+    return name in _BUILT_IN or name in reporter_names()
 
 
 def find_reporter(name: str) -> Reporter:

@@ -33,6 +33,7 @@ HINT = (
 )
 
 _CODE = "\x00"  # stands for code: no phrase reaches across it
+_MUCH_CODE = re.compile(f"[ {_CODE}]*{_CODE}[ {_CODE}]*")  # on a line; most of a Python file
 _FENCE = re.compile(r"^(`{3,}).*?^\1$", re.MULTILINE | re.DOTALL)
 _BACKTICKS = re.compile(r"(`+)[^`]+\1")
 _LINK = re.compile(r"\]\([^)\s]*\)")
@@ -96,6 +97,7 @@ def problems_in(path: Path, words: Words) -> list[Problem]:
     prose = _prose_of_python(text) if path.suffix == ".py" else text
     for code in (_FENCE, _BACKTICKS, _LINK):
         prose = code.sub(_blank, prose)
+    prose = _MUCH_CODE.sub(_CODE, prose)
     lines = text.splitlines()
     problems = []
     for phrase, better in words.never:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -24,6 +27,9 @@ LONG_FIRST = (
 )
 """Below ``tests/``: what takes longest begins first, lest one process is left alone with it."""
 
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
+# jsonschema imports it for a format that no schema here has; it takes four seconds.
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As in a shell's background job: programs that the tests start and interrupt would not notice.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -41,17 +47,24 @@ def pytest_report_header() -> str:
     return "nightly: some examples and cases are left out here (python3 tasks.py nightly)"
 
 
+def pytest_collection_finish() -> None:
+    """Ten thousand tests stay until the end: no collection of garbage goes through them."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     tests = Path(__file__).parent
 
-    def turn(item: pytest.Item) -> int:
-        place = item.path.relative_to(tests).as_posix() if tests in item.path.parents else ""
+    @cache
+    def turn(file: Path) -> int:
+        place = file.relative_to(tests).as_posix() if tests in file.parents else ""
         return next(
             (turn for turn, begin in enumerate(LONG_FIRST) if place.startswith(begin)),
             len(LONG_FIRST),
         )
 
-    items.sort(key=turn)
+    items.sort(key=lambda item: turn(item.path))
 
 
 @pytest.fixture(autouse=True)
@@ -66,15 +79,21 @@ def _own_environment(
 
 
 @pytest.fixture(scope="session")
-def started_warm() -> Iterator[Starter]:
-    """Run a Python command whose processes need not import torch."""
+def warm_python() -> Iterator[WarmPython]:
+    """A Python that has imported torch, in which commands start."""
     warm = WarmPython()
+    yield warm
+    warm.close()
+
+
+@pytest.fixture(scope="session")
+def started_warm(warm_python: WarmPython) -> Starter:
+    """Run a Python command whose processes need not import torch."""
 
     def start(command: Sequence[str], environment: Mapping[str, str]) -> CompletedProcess[str]:
-        return warm.run(command, env=environment, timeout_s=LIMIT_S)
+        return warm_python.run(command, env=environment, timeout_s=LIMIT_S)
 
-    yield start
-    warm.close()
+    return start
 
 
 @pytest.fixture

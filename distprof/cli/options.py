@@ -35,10 +35,10 @@ class FormatChoice(click.ParamType):  # type: ignore[type-arg]  # generic since 
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Check that the reporter exists."""
-        from distprof.formats import reporter_names
+        from distprof.formats import is_reporter, reporter_names
 
-        names = self.names or reporter_names()
-        if value not in names:
+        if not (value in self.names if self.names else is_reporter(value)):
+            names = self.names or reporter_names()
             self.fail(f"{value!r} is not one of {', '.join(names)}", param, ctx)
         return str(value)
 

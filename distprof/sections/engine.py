@@ -15,6 +15,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -75,12 +76,14 @@ class Analyzer(msgspec.Struct, frozen=True):
     needs: Mapping[str, Any]
 
 
-def sections_of(report: type) -> dict[str, type[Result]]:
+@cache
+def sections_of(report: type) -> Mapping[str, type[Result]]:
     """Fields of a report that hold a result, with its type."""
     hints = typing.get_type_hints(report)
     return {name: kind for name, kind in hints.items() if _is_result(kind)}
 
 
+@cache
 def analyzer_of(kind: type[Result]) -> Analyzer:
     """The analyzer that makes a result of this type.
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator
+from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeAlias, TypeVar
@@ -113,8 +114,14 @@ def _modules(report: Report) -> list[ModuleType]:
         if isinstance(result := getattr(report, field.name), Result)
         and (field.required or _found_anything(result))
     )
-    names = (f"{subject}.show" for subject in subjects)
-    return [importlib.import_module(name) for name in names if find_spec(name)]
+    return [module for subject in subjects if (module := _show_of(subject)) is not None]
+
+
+@cache
+def _show_of(subject: str) -> ModuleType | None:
+    """The ``show.py`` of a subject, where it has one."""
+    name = f"{subject}.show"
+    return importlib.import_module(name) if find_spec(name) else None
 
 
 def _found_anything(result: Result) -> bool:

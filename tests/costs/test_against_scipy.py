@@ -19,10 +19,11 @@ from distprof.costs.repeats import (
 from distprof.costs.scaling import _fieller, _least_squares, _Line
 from distprof.sections.own_time import chance_of_mean
 from distprof.verbs.gate.decide import aligned_ranks, mann_whitney
+from tests.optional import optional
 
-stats = pytest.importorskip("scipy.stats")
-optimize = pytest.importorskip("scipy.optimize")
-special = pytest.importorskip("scipy.special")
+stats = optional("scipy.stats")
+optimize = optional("scipy.optimize")
+special = optional("scipy.special")
 
 SIZES = [(1, 1), (3, 3), (2, 7), (5, 4), (10, 10), (29, 31)]
 COUNTS = (3, 5, 8, 12)

@@ -18,8 +18,6 @@ import fcntl
 import hashlib
 import json
 import os
-import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -61,10 +59,6 @@ class Job:
 
 
 RunOnce = Callable[..., Job]
-
-STUCK_IN_FORK = re.compile(r"made no progress before its first step .* in _meet ")
-"""A fork of the launcher inherits its locks, also one that the thread of its store holds at that
-moment. A rank that is started anew has none of them, so such a job is started cold."""
 
 
 def command_of(folder: Path, *arguments: str) -> list[str]:
@@ -128,9 +122,6 @@ def run_once_in(base: Path, *arguments: str, start: Starter) -> Job:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not said.is_file():
             job = run_job(folder, *arguments, start=start)
-            if start is not started_cold and STUCK_IN_FORK.search(job.stderr):
-                shutil.rmtree(folder)
-                job = run_job(folder, *arguments)
             words = {k: v for k, v in asdict(job).items() if k in ("exit_code", "stdout", "stderr")}
             said.write_text(json.dumps(words))
     return job_in(folder, **json.loads(said.read_text()))

@@ -16,7 +16,7 @@ from distprof_runs.launching.emulated_nodes import EmulatedNodes, Link, why_not
 
 from distprof.artefacts.fabric_file import FabricCurve, FabricFile
 from distprof.ingest.fabric import read_fabric
-from tests.warm import Starter
+from tests.warm import Starter, WarmPython
 
 pytestmark = pytest.mark.distributed
 REASON = why_not()
@@ -111,7 +111,7 @@ def test_showing_a_log_of_nccl_tests_needs_no_ranks(ran_warm: Ran) -> None:
     assert done.stdout.startswith("### all\\_reduce over 8 ranks in one node reaches 235 GB/s")
 
 
-def between_nodes(folder: Path, link: Link, *options: str) -> FabricFile:
+def between_nodes(warm: WarmPython, folder: Path, link: Link, *options: str) -> FabricFile:
     """send_recv between one rank on each of two nodes that ``link`` joins."""
     file = folder / f"{link.delay_ms}-{link.mbit_per_s}.json"
     with EmulatedNodes(2, link) as nodes:
@@ -119,7 +119,7 @@ def between_nodes(folder: Path, link: Link, *options: str) -> FabricFile:
         what = ("--collectives", "send_recv", *options, "-q")
         environment = {**os.environ, **nodes.environment, "TORCH_CPP_LOG_LEVEL": "ERROR"}
         children = [
-            subprocess.Popen(
+            warm.popen(
                 nodes.command(
                     node,
                     [*BENCH, *meet, "--node-rank", str(node), *what]
@@ -128,7 +128,6 @@ def between_nodes(folder: Path, link: Link, *options: str) -> FabricFile:
                 env=environment,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                text=True,
             )
             for node in range(2)
         ]
@@ -191,10 +190,12 @@ def only(profile: FabricFile) -> FabricCurve:
 
 @pytest.mark.slow
 @pytest.mark.skipif(bool(REASON), reason=f"nodes cannot be emulated here: {REASON}")
-def test_a_link_of_known_rate_and_delay_is_measured_as_such(tmp_path: Path) -> None:
+def test_a_link_of_known_rate_and_delay_is_measured_as_such(
+    tmp_path: Path, warm_python: WarmPython
+) -> None:
     sizes = ("--min-bytes", "512", "--max-bytes", "8M", "--factor", "4", "--rounds", "3")
-    slow = only(between_nodes(tmp_path, Link(mbit_per_s=200, delay_ms=1), *sizes))
-    late = only(between_nodes(tmp_path, Link(mbit_per_s=200, delay_ms=4), *sizes))
+    slow = only(between_nodes(warm_python, tmp_path, Link(mbit_per_s=200, delay_ms=1), *sizes))
+    late = only(between_nodes(warm_python, tmp_path, Link(mbit_per_s=200, delay_ms=4), *sizes))
     assert slow.tier == late.tier == "across"
     assert slow.fit is not None
     assert late.fit is not None

@@ -7,18 +7,20 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.jobs import Job, job_in, started_cold
-from tests.warm import LIMIT_S, Starter
+from tests.warm import LIMIT_S, Starter, WarmPython
 
 pytestmark = pytest.mark.distributed
 
 DISTPROF = (sys.executable, "-m", "distprof")
-QUICK = ("--device", "cpu", "--no-measure-overhead", "--group-timeout-s", "20")
+QUICK = (
+    *("--device", "cpu", "--no-measure-overhead", "--group-timeout-s", "20", "--layers", "2"),
+    *("--hidden", "64", "--ffn", "128", "--batch", "1", "--sequence", "32"),
+)
 LOOP = str(Path(__file__).parents[1] / "probes" / "scripts" / "plain_loop.py")
 LAUNCHERS = {
     "torchrun": (
@@ -89,23 +91,26 @@ def test_a_rank_that_dies_is_named_in_a_report_before_the_launcher_ends_all(
     assert not (folder / ".trouble").exists()
 
 
-def test_a_capture_on_each_rank_is_one_run(tmp_path: Path) -> None:
+def test_a_capture_on_each_rank_is_one_run(tmp_path: Path, started_warm: Starter) -> None:
     folder = tmp_path / "run"
     program = (sys.executable, LOOP, "--steps", "8", "--times", str(tmp_path / "times"))
     words = ("capture", "--no-report", "--no-measure-overhead", "-o", str(folder), "--")
-    job = launched(LAUNCHERS["torchrun"], folder, *words, *program)
+    job = launched(LAUNCHERS["torchrun"], folder, *words, *program, start=started_warm)
     assert job.exit_code == 0, job.stderr
     assert job.run is not None
     assert (job.run.kind, job.run.outcome, job.run.world_size) == ("capture", "completed", 2)
     assert [entry.exit and entry.exit.code for entry in job.run.ranks] == [0, 0]
 
 
-def test_a_capture_on_each_rank_names_the_one_that_failed(tmp_path: Path) -> None:
+def test_a_capture_on_each_rank_names_the_one_that_failed(
+    tmp_path: Path, started_warm: Starter
+) -> None:
     """The data of rank 1 end; the other rank's own program knows only that a peer has gone."""
     folder, script = tmp_path / "run", tmp_path / "train.py"
     script.write_text(FAILS_ON_RANK_1)
     words = ("capture", "--no-report", "--no-measure-overhead", "-o", str(folder), "--")
-    job = launched(LAUNCHERS["torchrun"], folder, *words, sys.executable, str(script))
+    program = (sys.executable, str(script))
+    job = launched(LAUNCHERS["torchrun"], folder, *words, *program, start=started_warm)
     assert job.exit_code != 0
     assert job.run is not None
     assert job.run.failure is not None
@@ -128,7 +133,7 @@ for step in range(8):
 """
 
 
-def test_pods_that_are_told_their_rank_are_one_run(tmp_path: Path) -> None:
+def test_pods_that_are_told_their_rank_are_one_run(tmp_path: Path, warm_python: WarmPython) -> None:
     """As Kubeflow's PyTorchJob starts them: nothing says what is on which node."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
@@ -136,7 +141,12 @@ def test_pods_that_are_told_their_rank_are_one_run(tmp_path: Path) -> None:
     told = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
     command = [*DISTPROF, "run", "ddp", "--steps", "6", "--no-report", *QUICK]
     pods = [
-        _pod([*command, "-o", str(tmp_path / "run")], {**told, "RANK": str(rank)})
+        warm_python.popen(
+            [*command, "-o", str(tmp_path / "run")],
+            env=environment(**told, RANK=str(rank)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
         for rank in (1, 0)
     ]
     said = [pod.communicate(timeout=LIMIT_S)[0] for pod in pods]
@@ -144,13 +154,3 @@ def test_pods_that_are_told_their_rank_are_one_run(tmp_path: Path) -> None:
     job = job_in(tmp_path / "run", 0, "", "")
     assert job.run is not None
     assert (job.run.outcome, [entry.rank for entry in job.run.ranks]) == ("completed", [0, 1])
-
-
-def _pod(command: list[str], told: Mapping[str, str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command,
-        env=environment(**told),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )

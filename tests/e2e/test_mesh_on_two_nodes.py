@@ -14,7 +14,7 @@ pytestmark = [
     pytest.mark.distributed,
     pytest.mark.skipif(bool(REASON), reason=f"nodes cannot be emulated here: {REASON}"),
 ]
-MESH = ("--pp", "1", "--fsdp", "2", "--tp", "2", "--micro-batches", "1")
+MESH = ("--pp", "1", "--fsdp", "2", "--tp", "2", "--micro-batches", "1", "--layers", "2")
 NODES = ("--emulate-nodes", "2", "--ranks", "2", "--fault", "slow-link=200:1")
 STEPS = ("--steps", "6", "--profile-steps", "3", "--profile-warmup", "2")
 PLACEMENT = {"COM108", "COM109", "NET106", "NET107", "NET108", "NET109", "NET110"}

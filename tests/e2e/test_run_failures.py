@@ -15,18 +15,21 @@ import pytest
 
 from distprof.artefacts import ATTACH_FILE
 from tests.e2e.jobs import Job, RunOnce, command_of, job_in, run_job
-from tests.warm import LIMIT_S, Starter
+from tests.warm import LIMIT_S, Starter, WarmPython
 
 pytestmark = pytest.mark.distributed
 
-TIMEOUT = ("--group-timeout-s", "8")
+SMALL = (
+    *("--group-timeout-s", "8", "--layers", "2", "--hidden", "64", "--ffn", "128"),
+    *("--batch", "1", "--sequence", "32"),
+)
 
 
-def disturbed(folder: Path, number: signal.Signals, *arguments: str, rank: int | None) -> Job:
+def disturbed(folder: Path, number: signal.Signals, *, rank: int | None, warm: WarmPython) -> Job:
     """A long job that meets a signal once it trains: one rank, or the launcher itself (None)."""
-    options = ("ddp", "--ranks", "2", "--steps", "5000", "--no-report", *TIMEOUT, *arguments)
-    started = subprocess.Popen(
-        command_of(folder, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    options = ("ddp", "--ranks", "2", "--steps", "5000", "--no-report", *SMALL)
+    started = warm.popen(
+        command_of(folder, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     steps = folder / "rank00001" / "steps.jsonl"
     limit = time.monotonic() + LIMIT_S
@@ -44,7 +47,7 @@ def _pid(folder: Path, rank: int) -> int:
 
 
 def test_a_rank_that_dies_is_named_and_the_rest_is_reported(run_once: RunOnce) -> None:
-    job = run_once("ddp", "--ranks", "2", "--fault", "dead-rank=1:6", *TIMEOUT)
+    job = run_once("ddp", "--ranks", "2", "--fault", "dead-rank=1:6", *SMALL)
     assert job.exit_code == 4
     assert job.run is not None
     assert job.run.outcome == "failed"
@@ -59,7 +62,7 @@ def test_a_rank_that_dies_is_named_and_the_rest_is_reported(run_once: RunOnce) -
 
 
 def test_a_rank_that_hangs_is_named_though_the_others_time_out(run_once: RunOnce) -> None:
-    job = run_once("ddp", "--ranks", "3", "--fault", "hang-rank=1:5", "--no-report", *TIMEOUT)
+    job = run_once("ddp", "--ranks", "3", "--fault", "hang-rank=1:5", "--no-report", *SMALL)
     assert job.exit_code == 4
     assert job.run is not None
     assert job.run.failure is not None
@@ -73,16 +76,16 @@ def test_a_rank_that_hangs_is_named_though_the_others_time_out(run_once: RunOnce
     }
 
 
-def test_a_stopped_rank_is_named(tmp_path: Path) -> None:
-    job = disturbed(tmp_path / "run", signal.SIGSTOP, rank=1)
+def test_a_stopped_rank_is_named(tmp_path: Path, warm_python: WarmPython) -> None:
+    job = disturbed(tmp_path / "run", signal.SIGSTOP, rank=1, warm=warm_python)
     assert job.exit_code == 4
     assert job.run is not None
     assert job.run.failure is not None
     assert (job.run.failure.rank, job.run.failure.kind) == (1, "stopped")
 
 
-def test_ctrl_c_keeps_what_was_recorded(tmp_path: Path) -> None:
-    job = disturbed(tmp_path / "run", signal.SIGINT, rank=None)
+def test_ctrl_c_keeps_what_was_recorded(tmp_path: Path, warm_python: WarmPython) -> None:
+    job = disturbed(tmp_path / "run", signal.SIGINT, rank=None, warm=warm_python)
     assert job.exit_code == 130
     assert job.run is not None
     assert (job.run.outcome, job.run.failure) == ("interrupted", None)
@@ -90,8 +93,8 @@ def test_ctrl_c_keeps_what_was_recorded(tmp_path: Path) -> None:
     assert "stopping the ranks" in job.stderr
 
 
-def test_sigterm_is_as_orderly(tmp_path: Path) -> None:
-    job = disturbed(tmp_path / "run", signal.SIGTERM, rank=None)
+def test_sigterm_is_as_orderly(tmp_path: Path, warm_python: WarmPython) -> None:
+    job = disturbed(tmp_path / "run", signal.SIGTERM, rank=None, warm=warm_python)
     assert job.exit_code == 143
     assert job.run is not None
     assert job.run.outcome == "interrupted"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.probes.cli.runs import LIMIT_S, SCRIPTS, TORCHRUN, Captured, captured, environment
+from tests.probes.cli.runs import SCRIPTS, TORCHRUN, Captured, captured, environment
+from tests.warm import Starter
 
 pytestmark = pytest.mark.distributed
 
@@ -17,7 +17,7 @@ OURS = {"INP103", "INP104", "INP105", "INP106", "INP107", "HST108", "COM123"}
 
 
 @pytest.fixture(scope="module")
-def capture(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def capture(tmp_path_factory: pytest.TempPathFactory, started_warm: Starter) -> Any:
     """Captures by the program's options, each made once."""
     made: dict[tuple[str, ...], Captured] = {}
 
@@ -25,7 +25,7 @@ def capture(tmp_path_factory: pytest.TempPathFactory) -> Any:
         if options not in made:
             folder: Path = tmp_path_factory.mktemp("setup") / "run"
             program = [*TORCHRUN, str(SCRIPTS / "setups.py"), *options]
-            made[options] = captured(folder, "--mode", mode, program=program)
+            made[options] = captured(folder, "--mode", mode, program=program, start=started_warm)
         return made[options]
 
     return run
@@ -67,14 +67,13 @@ def test_a_job_that_is_set_up_well_gets_none_of_these(capture: Any) -> None:
     assert (host["num_local_ranks"], host["num_threads"]) == (2, 1)
 
 
-def test_losses_are_those_without_capture(capture: Any) -> None:
+def test_losses_are_those_without_capture(capture: Any, started_warm: Starter) -> None:
     """Reading the job's objects, and the first batch of each loader, changes nothing."""
     watched = capture("--workers", "1", mode="always-on")
     assert watched.read(0, "settings.json")["loaders"][0]["first_batch"]
     program = [*TORCHRUN, str(SCRIPTS / "setups.py"), "--workers", "1"]
-    alone = subprocess.run(
-        program, env=environment(), capture_output=True, text=True, timeout=LIMIT_S, check=True
-    )
+    alone = started_warm(program, environment())
+    assert alone.returncode == 0, alone.stderr
     assert _losses(watched.out) == _losses(alone.stdout)
     assert len(_losses(alone.stdout)) == 8
 

@@ -14,16 +14,17 @@ pytestmark = [
 ]
 NODES = ("--emulate-nodes", "2", "--ranks", "2", "--fault", "slow-link=100:1")
 STEPS = ("--steps", "6", "--profile-steps", "3", "--profile-warmup", "2")
+SHORT = ("--batch", "1", "--sequence", "32")  # parameters move as ever, and little is computed
 
 
 @pytest.fixture
 def flat(run_once: RunOnce) -> Job:
-    return run_once("fsdp", *NODES, *STEPS)
+    return run_once("fsdp", *NODES, *STEPS, *SHORT)
 
 
 @pytest.fixture
 def hybrid(run_once: RunOnce) -> Job:
-    return run_once("fsdp", "--replicas", "2", *NODES, *STEPS)
+    return run_once("fsdp", "--replicas", "2", *NODES, *STEPS, *SHORT)
 
 
 def codes(job: Job) -> set[str]:

@@ -136,13 +136,16 @@ CASES = [
 ]
 ALL = {case.name: case for case in CASES}
 
-# In every run stays each workload, each switch, two and four ranks, and one mesh of all three axes.
+# In every run stays each workload, two and four ranks, and one mesh of all three axes on eight;
+# each switch stays here or in tests/reference_runs.
 # Of these, others have the same strategy on more ranks or with more switches, or the schedule:
-# tests/reference_runs/test_model_parallel.py runs each of them on real ranks.
+# test_model_parallel.py and test_data_parallel.py in tests/reference_runs run each on real ranks.
 NIGHTLY = {
     *("ddp-2 --bucket-mb 0.1", "tp-2", "tp-2 --sequence-parallel", "moe-2", "cp-2"),
     *("cp-4 --method ulysses", "pp-4 --schedule 1f1b", "pp-4 --schedule looped-bfs"),
-    *("pp-4 --schedule interleaved-zb",),
+    *("pp-4 --schedule interleaved-zb", "pp-4 --schedule interleaved-1f1b", "3d-4 --tp 1"),
+    *("ddp-4 --no-sync --micro-batches 2", "tp-4 --checkpoint-activations"),
+    "fsdp-4 --micro-batches 2 --clip-grad-norm 0.5",
     "pp-4 --schedule gpipe --layers 8 --micro-batches 8 --batch 1",
 }
 assert ALL.keys() >= NIGHTLY

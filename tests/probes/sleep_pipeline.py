@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from datetime import timedelta
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,6 @@ from distprof_probes.options import ProbeOptions
 from distprof_probes.probes.pipeline_marks import PipelineMarksProbe
 from distprof_probes.session import Session
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining import schedules as torch_schedules
 from torch.profiler import ProfilerActivity, profile
 
 FORWARD_S = 0.030
@@ -102,13 +101,16 @@ class SleepStage(nn.Module):
 
 def run(name: str, rank: int, group: Any, out: Path, stages_per_rank: int, v_shape: bool) -> None:
     """One step of one schedule to warm up, and some that are traced, each on its own."""
-    schedule_class = getattr(torch_schedules, CLASSES[name])
+    pipelining = import_module("torch.distributed.pipelining")  # not where pytest looks for tests
+    schedule_class = getattr(pipelining.schedules, CLASSES[name])
     place, size = group.rank(), group.size()
     indices = [place + size * number for number in range(stages_per_rank)]
     if v_shape:
         indices = [place, 2 * size - 1 - place]
     stages = [
-        PipelineStage(SleepStage(), index, size * stages_per_rank, torch.device("cpu"), group=group)
+        pipelining.PipelineStage(
+            SleepStage(), index, size * stages_per_rank, torch.device("cpu"), group=group
+        )
         for index in indices
     ]
     schedule = schedule_class(

@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 
 from distprof.artefacts.records import ClockStamp, Header
 from distprof.artefacts.run_file import ProbeStatus
+from tests.warm import WarmPython
 
 OPTIONS = ProbeOptions(measure_overhead=False)
 ROOT = Path(__file__).resolve().parents[2]
@@ -351,10 +352,12 @@ dist.destroy_process_group()
 
 
 @pytest.mark.distributed
-def test_two_processes_of_one_host_have_one_clock(tmp_path: Path) -> None:
+def test_two_processes_of_one_host_have_one_clock(tmp_path: Path, warm_python: WarmPython) -> None:
     """The session comes before the process group, as it may; the store is torch's own."""
     store = f"file://{tmp_path}/store"
-    _run_ranks([[sys.executable, *_arguments(rank, tmp_path, store)] for rank in range(2)])
+    _run_ranks(
+        warm_python, [[sys.executable, *_arguments(rank, tmp_path, store)] for rank in range(2)]
+    )
     stamps = _stamps(tmp_path / "run" / "rank00001" / "clock.jsonl")
     assert len(stamps) >= 4
     for stamp in stamps:
@@ -366,7 +369,9 @@ def test_two_processes_of_one_host_have_one_clock(tmp_path: Path) -> None:
 
 @pytest.mark.distributed
 @pytest.mark.skipif(bool(why_not()), reason=f"nodes cannot be emulated here: {why_not()}")
-def test_two_nodes_find_each_other_through_the_jobs_own_store(tmp_path: Path) -> None:
+def test_two_nodes_find_each_other_through_the_jobs_own_store(
+    tmp_path: Path, warm_python: WarmPython
+) -> None:
     """Two networks, one machine: the clock is the same, and each way takes 2 ms."""
     with EmulatedNodes(2, Link(delay_ms=2.0, mbit_per_s=1000.0)) as nodes:
         store = f"tcp://{nodes.address(0)}:29711"
@@ -374,7 +379,7 @@ def test_two_nodes_find_each_other_through_the_jobs_own_store(tmp_path: Path) ->
             nodes.command(rank, [sys.executable, *_arguments(rank, tmp_path, store)])
             for rank in range(2)
         ]
-        _run_ranks(commands, nodes.environment)
+        _run_ranks(warm_python, commands, nodes.environment)
     stamps = _stamps(tmp_path / "run" / "rank00001" / "clock.jsonl")
     assert len(stamps) >= 4
     for stamp in stamps:
@@ -393,13 +398,14 @@ def _arguments(rank: int, folder: Path, store: str) -> list[str]:
     return ["-c", RANK, str(rank), "2", str(folder), store]
 
 
-def _run_ranks(commands: list[list[str]], environment: dict[str, str] | None = None) -> None:
+def _run_ranks(
+    warm: WarmPython, commands: list[list[str]], environment: dict[str, str] | None = None
+) -> None:
     ranks = [
-        subprocess.Popen(
+        warm.popen(
             command,
             cwd=ROOT,
             stderr=subprocess.PIPE,
-            text=True,
             env={**os.environ, **(environment or {})},
         )
         for command in commands

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import pytest
 from distprof_probes.probes.flight_recorder import merge_dumps
 
 from tests.probes.sessions import status_of
+from tests.warm import Starter
 
 PROGRAM = """
 import os, sys
@@ -52,15 +53,17 @@ def test_what_the_ring_has_lost_is_kept_from_the_dump_before(
     assert merged["pg_status"] == "new"
 
 
-def run(run_dir: Path, *, steps: int, entries: int) -> None:
-    program = PROGRAM.format(run_dir=str(run_dir), steps=steps, entries=entries)
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=240)
+def succeeds(start: Starter, program: str) -> None:
+    done = start([sys.executable, "-c", program], os.environ)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.distributed
-def test_the_traced_steps_are_covered_however_long_the_job_goes_on(tmp_path: Path) -> None:
+def test_the_traced_steps_are_covered_however_long_the_job_goes_on(
+    tmp_path: Path, started_warm: Starter
+) -> None:
     """Window: steps 4 to 7, whose all-reduces have 5 to 8 elements. The ring holds six steps."""
-    run(tmp_path, steps=30, entries=30)
+    succeeds(started_warm, PROGRAM.format(run_dir=str(tmp_path), steps=30, entries=30))
     flight = json.loads((tmp_path / "rank00000/flight.json").read_text())
     sizes = {entry["input_sizes"][0][0] for entry in flight["entries"]}
 
@@ -69,13 +72,15 @@ def test_the_traced_steps_are_covered_however_long_the_job_goes_on(tmp_path: Pat
     assert status_of(tmp_path, "flight_recorder").num_records == len(flight["entries"])
 
 
-def test_without_a_process_group_there_is_nothing_to_dump(tmp_path: Path) -> None:
+def test_without_a_process_group_there_is_nothing_to_dump(
+    tmp_path: Path, started_warm: Starter
+) -> None:
     program = f"""
 import distprof_probes, torch
 with distprof_probes.session({str(tmp_path)!r}) as session:
     session.step()
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=240)
+    succeeds(started_warm, program)
 
     assert status_of(tmp_path, "flight_recorder").state == "unavailable"
     assert not (tmp_path / "rank00000/flight.json").exists()

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,10 @@ from typing import Any
 import msgspec
 
 from distprof.artefacts.run_file import RunFile
+from tests.warm import LIMIT_S, Starter
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-LIMIT_S = 300  # machines may be busy; nothing here waits so long by itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,14 +71,18 @@ def environment() -> dict[str, str]:
     return {**kept, "OMP_NUM_THREADS": "1"}
 
 
-def captured(folder: Path, *options: str, program: list[str]) -> Captured:
-    """Run it to its end."""
-    done = subprocess.run(
-        capture_command(folder, *options, program=program),
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
+def started_cold(
+    command: Sequence[str], environment: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """As a shell starts it."""
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
+
+
+def captured(
+    folder: Path, *options: str, program: list[str], start: Starter = started_cold
+) -> Captured:
+    """Run it to its end."""
+    done = start(capture_command(folder, *options, program=program), environment())
     return Captured(folder=folder, code=done.returncode, out=done.stdout, err=done.stderr)

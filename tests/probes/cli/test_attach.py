@@ -15,20 +15,22 @@ from pathlib import Path
 import pytest
 from distprof_probes.attach.ranks import look, remove_sockets
 
-from tests.probes.cli.runs import LIMIT_S, SCRIPTS, TORCHRUN, capture_command, environment
+from tests.probes.cli.runs import (
+    SCRIPTS,
+    TORCHRUN,
+    capture_command,
+    environment,
+    started_cold,
+)
+from tests.warm import LIMIT_S, Starter, WarmPython
 
 pytestmark = pytest.mark.distributed
 
 
-def _attach(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "distprof", "attach", str(folder), *options],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+def _attach(
+    folder: Path, *options: str, start: Starter = started_cold
+) -> subprocess.CompletedProcess[str]:
+    return start([sys.executable, "-m", "distprof", "attach", str(folder), *options], environment())
 
 
 def _steps(folder: Path, rank: int) -> int:
@@ -47,16 +49,15 @@ def _wait_for(condition: str, *, holds: object) -> None:
 class Job:
     """Two ranks under capture; the second hangs once ``hang`` exists."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, warm_python: WarmPython) -> None:
         self.folder, self.hang = folder / "run", folder / "hang"
         program = [*TORCHRUN, str(SCRIPTS / "hangs.py"), "20", str(self.hang)]
         options = ["--no-report", "--start-step", "1000000"]
-        self.process = subprocess.Popen(
+        self.process = warm_python.popen(
             capture_command(self.folder, *options, program=program),
             env=environment(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            text=True,
         )
 
     def pid(self, rank: int) -> int:
@@ -65,8 +66,8 @@ class Job:
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
-    job = Job(tmp_path_factory.mktemp("attach"))
+def job(tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython) -> Iterator[Job]:
+    job = Job(tmp_path_factory.mktemp("attach"), warm_python)
     try:
         _wait_for("20 steps", holds=lambda: min(_steps(job.folder, r) for r in (0, 1)) >= 20)
         yield job
@@ -79,17 +80,17 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
         remove_sockets(job.folder)
 
 
-def test_a_running_a_hung_and_a_stopped_job(job: Job) -> None:
+def test_a_running_a_hung_and_a_stopped_job(job: Job, started_warm: Starter) -> None:
     """One job, three states: starting it takes longest."""
-    _profiles_while_it_runs(job)
+    _profiles_while_it_runs(job, started_warm)
     _sockets_belong_to_this_user(job)
     job.hang.touch()
     _wait_for("the hang", holds=lambda: _stands_still(job))
-    _says_where_ranks_hang(job)
-    _folds_stacks_and_saves_them(job)
-    _saves_the_flight_recorder(job)
+    _says_where_ranks_hang(job, started_warm)
+    _folds_stacks_and_saves_them(job, started_warm)
+    _saves_the_flight_recorder(job, started_warm)
     os.kill(job.pid(1), signal.SIGSTOP)
-    _says_who_is_stopped(job)
+    _says_who_is_stopped(job, started_warm)
     os.kill(job.pid(1), signal.SIGCONT)
 
 
@@ -99,9 +100,9 @@ def _stands_still(job: Job) -> bool:
     return _steps(job.folder, 0) == before
 
 
-def _profiles_while_it_runs(job: Job) -> None:
+def _profiles_while_it_runs(job: Job, start: Starter) -> None:
     out = job.folder.with_name("profile")
-    done = _attach(job.folder, "--profile", "1", "-o", str(out))
+    done = _attach(job.folder, "--profile", "1", "-o", str(out), start=start)
     assert done.returncode == 0, done.stderr
     assert "Traced ranks 0-1" in done.stderr
     report = json.loads((out / "report.json").read_bytes())
@@ -119,8 +120,8 @@ def _sockets_belong_to_this_user(job: Job) -> None:
         assert path.parent.stat().st_uid == os.getuid()
 
 
-def _says_where_ranks_hang(job: Job) -> None:
-    done = _attach(job.folder)
+def _says_where_ranks_hang(job: Job, start: Starter) -> None:
+    done = _attach(job.folder, start=start)
     assert done.returncode == 0, done.stderr
     _, first, second = done.stdout.splitlines()
     assert first.split()[0] == "0"
@@ -128,8 +129,8 @@ def _says_where_ranks_hang(job: Job) -> None:
     assert "wait_for_a_lock_that_nobody_gives_back (hangs.py:" in second
 
 
-def _folds_stacks_and_saves_them(job: Job) -> None:
-    done = _attach(job.folder, "--stacks")
+def _folds_stacks_and_saves_them(job: Job, start: Starter) -> None:
+    done = _attach(job.folder, "--stacks", start=start)
     assert done.returncode == 0, done.stderr
     assert "rank 1:\n" in done.stdout
     assert "    wait_for_a_lock_that_nobody_gives_back  " in done.stdout
@@ -139,18 +140,18 @@ def _folds_stacks_and_saves_them(job: Job) -> None:
         assert "hangs.py" in text
 
 
-def _saves_the_flight_recorder(job: Job) -> None:
-    done = _attach(job.folder, "--flight", "--ranks", "1")
+def _saves_the_flight_recorder(job: Job, start: Starter) -> None:
+    done = _attach(job.folder, "--flight", "--ranks", "1", start=start)
     assert done.returncode == 0, done.stderr
     assert "collectives of rank 1" in done.stdout
     flight = json.loads((job.folder / "rank00001" / "flight.json").read_bytes())
     assert flight["entries"]
 
 
-def _says_who_is_stopped(job: Job) -> None:
-    done = _attach(job.folder)
+def _says_who_is_stopped(job: Job, start: Starter) -> None:
+    done = _attach(job.folder, start=start)
     assert "stopped (T)" in done.stdout
-    done = _attach(job.folder, "--stacks")
+    done = _attach(job.folder, "--stacks", start=start)
     assert done.returncode == 0
     assert (
         f"rank 1: it is stopped and does not answer; resume it with kill -CONT {job.pid(1)}"

@@ -1,4 +1,8 @@
-"""``distprof capture`` on programs that know nothing of it."""
+"""``distprof capture`` on programs that know nothing of it.
+
+How it reaches a program that Python starts anew is tested on one process, with each of its ends;
+torchrun's ranks, and what else the program does, start warm.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,6 @@ from pathlib import Path
 import pytest
 
 from tests.probes.cli.runs import (
-    LIMIT_S,
     SCRIPTS,
     TORCHRUN,
     Captured,
@@ -22,6 +25,7 @@ from tests.probes.cli.runs import (
     captured,
     environment,
 )
+from tests.warm import LIMIT_S, Starter
 
 pytestmark = pytest.mark.distributed
 
@@ -29,13 +33,14 @@ STEPS = 36
 
 
 @pytest.fixture(scope="module")
-def group(tmp_path_factory: pytest.TempPathFactory) -> tuple[Captured, Path]:
+def group(tmp_path_factory: pytest.TempPathFactory, started_warm: Starter) -> tuple[Captured, Path]:
     """Two DDP ranks: gradient accumulation, two optimizers, a data loader with a worker."""
     folder = tmp_path_factory.mktemp("group")
     script = [str(SCRIPTS / "plain_loop.py"), "--steps", str(STEPS), "--accumulate", "2"]
     script += ["--two-optimizers", "--workers", "1", "--rest", "0.02"]
     script += ["--times", str(folder / "times")]
-    return captured(folder / "run", program=[*TORCHRUN, *script]), folder / "times"
+    program = [*TORCHRUN, *script]
+    return captured(folder / "run", program=program, start=started_warm), folder / "times"
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +127,7 @@ def test_waits_for_the_loader_are_recorded(group: tuple[Captured, Path]) -> None
     assert any(line["kind"] == "input" for line in run.lines(0, "pauses.jsonl"))
 
 
-def test_zero_and_compiled_models_and_chosen_ranks(tmp_path: Path) -> None:
+def test_zero_and_compiled_models_and_chosen_ranks(tmp_path: Path, started_warm: Starter) -> None:
     """ZeRO-1 wraps its optimizer in another; both step, and each update is one step."""
     script = [str(SCRIPTS / "plain_loop.py"), "--steps", "12", "--zero", "--compile"]
     options = ["--no-report", "--profile-ranks", "1", "--start-step", "6", "--steps", "3"]
@@ -131,6 +136,7 @@ def test_zero_and_compiled_models_and_chosen_ranks(tmp_path: Path) -> None:
         *options,
         "--no-measure-overhead",
         program=[*TORCHRUN, *script, "--times", str(tmp_path / "times")],
+        start=started_warm,
     )
     assert run.code == 0, run.err
     for rank in (0, 1):
@@ -178,9 +184,11 @@ def test_an_exception_is_passed_on_and_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("end", "code"), [("exit", 5), ("os-exit", 6), ("kill", 137)])
-def test_exit_codes_come_back_and_steps_are_kept(tmp_path: Path, end: str, code: int) -> None:
+def test_exit_codes_come_back_and_steps_are_kept(
+    tmp_path: Path, end: str, code: int, started_warm: Starter
+) -> None:
     program = [sys.executable, str(SCRIPTS / "endings.py"), "--end", end]
-    run = captured(tmp_path / "run", "--no-report", program=program)
+    run = captured(tmp_path / "run", "--no-report", program=program, start=started_warm)
     assert run.code == code
     assert len(run.lines(0)) == 20
     assert run.run.outcome == "failed"
@@ -205,18 +213,18 @@ def test_sigterm_keeps_the_evidence_and_still_ends_the_program(tmp_path: Path) -
     assert len(run.lines(0)) == 20
 
 
-def test_the_users_own_profiler_has_priority(tmp_path: Path) -> None:
+def test_the_users_own_profiler_has_priority(tmp_path: Path, started_warm: Starter) -> None:
     program = [sys.executable, str(SCRIPTS / "endings.py"), "--own-profiler"]
-    run = captured(tmp_path / "run", "--no-report", program=program)
+    run = captured(tmp_path / "run", "--no-report", program=program, start=started_warm)
     assert run.code == 0, run.err
     assert "own events True" in run.out
     assert run.states(0)["profiler"] == "yielded"
     assert len(run.lines(0)) == 20
 
 
-def test_a_run_shorter_than_the_plan_is_recorded(tmp_path: Path) -> None:
+def test_a_run_shorter_than_the_plan_is_recorded(tmp_path: Path, started_warm: Starter) -> None:
     program = [sys.executable, str(SCRIPTS / "endings.py"), "--steps", "5"]
-    run = captured(tmp_path / "run", program=program)
+    run = captured(tmp_path / "run", program=program, start=started_warm)
     assert run.code == 0
     assert len(run.lines(0)) == 5
     assert (run.folder / "report.json").is_file()

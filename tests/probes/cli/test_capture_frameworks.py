@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from tests.probes.cli.runs import (
-    LIMIT_S,
     SCRIPTS,
     Captured,
     capture_command,
     captured,
     environment,
 )
+from tests.warm import LIMIT_S, Starter, WarmPython
 
 pytestmark = pytest.mark.distributed
 
@@ -29,15 +29,19 @@ def _free_port() -> str:
 
 @pytest.mark.parametrize(
     ("package", "script", "updates"),
-    [("lightning", "lightning_script.py", 12), ("transformers", "trainer_script.py", 12)],
+    [
+        pytest.param("lightning", "lightning_script.py", 12, marks=pytest.mark.nightly),
+        ("transformers", "trainer_script.py", 12),
+    ],
 )
 def test_a_frameworks_updates_are_the_steps(
-    tmp_path: Path, package: str, script: str, updates: int
+    tmp_path: Path, package: str, script: str, updates: int, started_warm: Starter
 ) -> None:
     """2 epochs of 12 batches, two of them to an update."""
     pytest.importorskip(package, reason=f"extra {package} is not installed")
     program = [sys.executable, str(SCRIPTS / script)]
-    run = captured(tmp_path / "run", "--no-report", "--no-measure-overhead", program=program)
+    options = ("--no-report", "--no-measure-overhead")
+    run = captured(tmp_path / "run", *options, program=program, start=started_warm)
     assert run.code == 0, run.err
     assert f"updates {updates}" in run.out
     assert len(run.lines(0)) == updates
@@ -55,9 +59,10 @@ def test_spawned_ranks_are_told_apart_by_their_group(tmp_path: Path) -> None:
         assert run.read(rank, "rank.json")["ended_ns"] is not None
 
 
-def test_the_spawned_rank_that_failed_is_blamed(tmp_path: Path) -> None:
+def test_the_spawned_rank_that_failed_is_blamed(tmp_path: Path, started_warm: Starter) -> None:
     program = [sys.executable, str(SCRIPTS / "spawned.py"), _free_port(), "fail"]
-    run = captured(tmp_path / "run", "--no-report", "--no-measure-overhead", program=program)
+    options = ("--no-report", "--no-measure-overhead")
+    run = captured(tmp_path / "run", *options, program=program, start=started_warm)
     assert run.code == 1
     assert run.run.outcome == "failed"
     assert run.run.failure is not None
@@ -65,7 +70,7 @@ def test_the_spawned_rank_that_failed_is_blamed(tmp_path: Path) -> None:
     assert run.read(1, "error.json")["message"] == "rank 1 has had enough"
 
 
-def test_captures_on_two_nodes_share_a_folder(tmp_path: Path) -> None:
+def test_captures_on_two_nodes_share_a_folder(tmp_path: Path, warm_python: WarmPython) -> None:
     """Both nodes are this host; the first one's capture describes the run and concludes it."""
     port, folder = _free_port(), tmp_path / "run"
 
@@ -75,12 +80,11 @@ def test_captures_on_two_nodes_share_a_folder(tmp_path: Path) -> None:
         program += ["--master-addr", "localhost", "--master-port", port]
         program += [str(SCRIPTS / "plain_loop.py"), "--times", str(tmp_path / "times")]
         options = ["--no-measure-overhead", "--no-nvml"]
-        return subprocess.Popen(
+        return warm_python.popen(
             capture_command(folder, *options, program=program),
             env=environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
         )
 
     with node(1) as second, node(0) as first:

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from distprof_probes.options import ProbeOptions
 
+from tests.optional import optional
 from tests.probes.integrations.written import content, names, steps
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("lightning", reason="extra lightning is not installed")
+optional("lightning", reason="extra lightning is not installed")
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the frameworks' own
 

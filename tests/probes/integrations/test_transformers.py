@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 from distprof_probes.options import ProbeOptions
 
+from tests.optional import optional
 from tests.probes.integrations.written import content, names, steps
+from tests.warm import Starter
 
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers", reason="extra transformers is not installed")
-pytest.importorskip("accelerate", reason="extra transformers is not installed")
+transformers = optional("transformers", reason="extra transformers is not installed")
+optional("accelerate", reason="extra transformers is not installed")
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the framework's own
 
@@ -154,16 +156,12 @@ trainer.train()
 """
 
 
-def test_an_exception_that_ends_the_program_is_written_down(tmp_path: Path) -> None:
+def test_an_exception_that_ends_the_program_is_written_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started_warm: Starter
+) -> None:
     """The Trainer calls no callback when it raises."""
-    done = subprocess.run(
-        [sys.executable, "-c", FAILING, str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
+    monkeypatch.chdir(ROOT)
+    done = started_warm([sys.executable, "-c", FAILING, str(tmp_path)], os.environ)
     assert done.returncode == 1, done.stderr
     assert "ValueError: text 7 is broken" in done.stderr
     error = content(tmp_path / "run" / "rank00000" / "error.json")

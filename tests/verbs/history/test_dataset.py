@@ -54,11 +54,10 @@ def folder(request, tmp_path):
         yield f"file://{tmp_path}/new/history" if request.param == "file" else str(tmp_path / "h")
 
 
-def _start(code, *arguments):
-    return subprocess.Popen(
+def _start(warm, code, *arguments):
+    return warm.popen(
         [sys.executable, "-c", code, *map(str, arguments)],
         stdout=subprocess.PIPE,
-        text=True,
         cwd=Path(__file__).parents[3],
     )
 
@@ -132,9 +131,11 @@ def test_fields_of_a_later_version_survive(tmp_path):
 
 
 @pytest.mark.slow
-def test_writers_at_the_same_time_lose_nothing_even_while_files_are_put_together(tmp_path):
+def test_writers_at_the_same_time_lose_nothing_even_while_files_are_put_together(
+    tmp_path, warm_python
+):
     folder = str(tmp_path / "history")
-    writers = [_start(_WRITE, folder, number) for number in range(WRITERS)]
+    writers = [_start(warm_python, _WRITE, folder, number) for number in range(WRITERS)]
     counts = []
     while any(writer.poll() is None for writer in writers):
         if Path(folder).is_dir() and count_files(folder) > 60:
@@ -150,9 +151,9 @@ def test_writers_at_the_same_time_lose_nothing_even_while_files_are_put_together
 
 
 @pytest.mark.skipif(os.name == "nt", reason="kills by a signal")
-def test_a_writer_that_is_killed_leaves_no_broken_file(tmp_path):
+def test_a_writer_that_is_killed_leaves_no_broken_file(tmp_path, warm_python):
     for _ in range(2):
-        with _start(_WRITE_FOR_EVER, tmp_path) as writer:
+        with _start(warm_python, _WRITE_FOR_EVER, tmp_path) as writer:
             written = int(writer.stdout.readline()) + 1
             writer.send_signal(signal.SIGKILL)
         runs, notes = read(str(tmp_path))
