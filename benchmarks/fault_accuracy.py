@@ -10,7 +10,7 @@ Each trial is one ``distprof run`` on CPU ranks, recorded and analysed like any 
 fault and workload the table shows in how many trials the report named the affected rank, stage or
 expert, in how many it also named the cause, and how often it blamed another one. By default blocks
 sleep for given times, so that ranks need not share cores; with ``--compute real`` they compute, and
-other load on the machine affects the result.
+other load on the machine affects the result. "First" counts reports whose first finding is it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import msgspec
 
 import distprof
 from distprof.artefacts import RUN_FILE
-from tests.e2e.accusations import Fault, is_named, is_rightly_explained, others_accused
+from tests.e2e.accusations import Fault, is_first, is_named, is_rightly_explained, others_accused
 
 SMALL = (
     *("--hidden", "64", "--heads", "4", "--kv-heads", "4", "--ffn", "128"),
@@ -64,6 +64,7 @@ class Score:
     trials: int = 0
     named: int = 0
     explained: int = 0
+    first: int = 0
     accused_others: int = 0
     failed: int = 0
     said: list[str] = field(default_factory=list)
@@ -88,7 +89,15 @@ def scaled(case: Case, share: float) -> Case:
 
 def cases() -> Iterator[Case]:
     """A step sleeps for 120 ms on each rank; faults are a fifth of that, mean per step."""
-    for workload, ranks in (("ddp", 2), ("ddp", 4), ("fsdp", 2), ("tp", 2), ("cp", 2), ("moe", 2)):
+    for workload, ranks in (
+        ("ddp", 2),
+        ("ddp", 4),
+        ("fsdp", 2),
+        ("tp", 2),
+        ("cp", 2),
+        ("moe", 2),
+        ("3d", 4),
+    ):
         yield Case(workload=workload, ranks=ranks)
         last = ranks - 1
         for fault in (
@@ -153,14 +162,19 @@ def add(score: Score, case: Case, report: dict[str, Any] | None) -> None:
     if case.fault is not None:
         score.named += is_named(report, case.fault)
         score.explained += is_rightly_explained(report, case.fault)
+        score.first += is_first(report, case.fault)
+        if not is_first(report, case.fault):
+            score.said += [f"first: {found['message']}" for found in report["findings"][:1]]
 
 
 def line(case: Case, score: Score) -> str:
     fault = "healthy" if case.fault is None else case.fault.option
     counts = (
-        "          -          -"
+        "          -          -          -"
         if case.fault is None
-        else f"{score.named:>5}/{score.trials:<5}{score.explained:>5}/{score.trials:<5}"
+        else "".join(
+            f"{count:>5}/{score.trials:<5}" for count in (score.named, score.explained, score.first)
+        )
     )
     failed = f"  {score.failed} failed" if score.failed else ""
     return f"{case.name:10} {fault:18} {counts} {score.accused_others:>5}/{score.trials:<5}{failed}"
@@ -184,7 +198,10 @@ def main() -> None:
         if options.only in f"{case.name} {case.fault.option if case.fault else 'healthy'}"
     ]
     base = options.keep or Path(tempfile.mkdtemp(prefix="fault-accuracy-"))
-    print(f"{'workload':10} {'fault':18}   named      explained   others accused", flush=True)
+    print(
+        f"{'workload':10} {'fault':18}   named      explained  first      others accused",
+        flush=True,
+    )
     began = time.monotonic()
     for number, case in enumerate(chosen):
         score = Score()

@@ -89,6 +89,7 @@ def with_distprof(start: np.ndarray, duration: np.ndarray, codes: np.ndarray) ->
             "device": np.zeros(len(codes), dtype=np.int32),
             "correlation": np.zeros(len(codes), dtype=np.int64),
             "bytes": np.zeros(len(codes), dtype=np.int64),
+            "blocks": np.zeros(len(codes), dtype=np.int32),
         },
     )
     ratio = rank_overlap(0, capture_window(activity), timeline_of(activity)).overlap_ratio

@@ -19,14 +19,19 @@ if TYPE_CHECKING:
     from distprof.sections.report import Report
 
 __all__ = [
+    "FINDINGS",
     "RenderOptions",
     "Reporter",
     "documents",
+    "endings",
     "find_reporter",
     "format_of_file",
     "is_reporter",
     "reporter_names",
 ]
+
+FINDINGS = "findings"
+"""Name by which all findings are asked for as if they were a section."""
 
 ENTRY_POINT_GROUP = "distprof.reporters"
 
@@ -40,13 +45,18 @@ class RenderOptions(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         width: Columns of the terminal.
         color: Whether colour and weight may be used.
-        show_all: Whether to show every finding, rank, class and kernel instead of the first few.
+        full: Whether text holds every section, instead of the verdict, the plan and what to do.
+        show_all: Whether to show every finding, rank, class and kernel instead of the first few;
+            implies ``full``.
+        sections: Names of the sections to show; empty for all.
         saved_as: Path of the report's JSON, for the next command; empty if it was not saved.
     """
 
     width: int = 100
     color: bool = False
+    full: bool = False
     show_all: bool = False
+    sections: tuple[str, ...] = ()
     saved_as: str = ""
 
 
@@ -95,6 +105,11 @@ def format_of_file(name: str) -> str | None:
     """The format for a file name's ending; None if there is none."""
     dot = name.rfind(".")
     return _SUFFIXES.get(name[dot:].lower()) if dot >= 0 else None
+
+
+def endings() -> tuple[str, ...]:
+    """Endings of file names that name a format."""
+    return tuple(_SUFFIXES)
 
 
 def _load(name: str, load: Callable[[], Reporter]) -> Reporter:

@@ -148,6 +148,7 @@ class StragglerCause(StrEnum):
     MORE_WORK = "more_work"
     LATE_HOST = "late_host"
     LATE_INPUT = "late_input"
+    CPU_TAKEN = "cpu_taken"
     UNKNOWN = "unknown"
 
 

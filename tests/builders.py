@@ -104,6 +104,7 @@ class RankBuilder:
         thread: str = MAIN_THREAD,
         kind: ActivityKind = ActivityKind.COMPUTATION,
         size: int = ABSENT,
+        blocks: int = ABSENT,
     ) -> Self:
         """A device activity; ``launched`` is the span of the host's launch call, if recorded."""
         self._correlation += 1
@@ -117,6 +118,7 @@ class RankBuilder:
                 "device": 0,
                 "correlation": self._correlation,
                 "bytes": size,
+                "blocks": blocks,
             }
         )
         if launched is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from distprof.cli.options import RankList, debug_option, fail_on_option, output_options
+from distprof.cli.options import RankList, debug_option, fail_on_option, report_options
 from distprof.cli.output import Output, check_free, note, show, verdict_code
 from distprof.cli.source import check_source, single_source
 
@@ -19,7 +19,7 @@ __all__ = ["analyze"]
 
 @click.command()
 @click.argument("sources", metavar="SOURCE", nargs=-1, required=True)
-@output_options
+@report_options
 @fail_on_option
 @click.option(
     "--save-report",
@@ -82,7 +82,7 @@ def analyze(
       distprof analyze traces/
       distprof analyze traces/ --format md -o report.md --fail-on warning
     """  # noqa: D301 - click reads it
-    output = Output(**{name: options.pop(name) for name in Output.__dataclass_fields__})
+    output = Output.taken_from(options)
     output.check()
     source = single_source(sources)
     check_source(source)

@@ -50,6 +50,14 @@ _STARTING = {
 """Verbs that start or enter training processes; absent where they are not installed."""
 
 
+_GROUPS = {
+    "Record": ("capture", "run", "attach", "bench"),
+    "Diagnose": ("analyze", "hang", "report", "rule"),
+    "Compare and gate": ("compare", "scale", "check", "history"),
+    "Plan": ("plan", "fabric"),
+    "Set up": ("doctor",),
+}
+
 _GARBAGE = 50_000
 """Objects between two looks for cycles: imports make many objects and no garbage, and looking takes
 an eighth of a short command."""
@@ -102,14 +110,19 @@ class _Verbs(click.Group):
             raise click.UsageError(_unknown_verb(args[0]), ctx) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """List the verbs with their summaries, without importing them."""
-        rows = list(_VERBS.items())
-        rows += [
-            (name, _STARTING.get(name, f"From {package}."))
-            for name, package in _other_verbs().items()
-        ]
-        with formatter.section("Commands"):
-            formatter.write_dl(rows)
+        """List the verbs by what they are for, with their summaries, without importing them."""
+        others = _other_verbs()
+        known = {
+            **_VERBS,
+            **{name: _STARTING.get(name, f"From {others[name]}.") for name in others},
+        }
+        grouped = {name for names in _GROUPS.values() for name in names}
+        groups = {**_GROUPS, "Other": tuple(name for name in others if name not in grouped)}
+        for title, names in groups.items():
+            rows = [(name, known[name]) for name in names if name in known]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows, col_max=len("analyze") + 4)
 
 
 def _other_verbs() -> dict[str, str]:

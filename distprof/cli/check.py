@@ -122,7 +122,7 @@ def check(sources: tuple[str, ...], **options: Any) -> int:
       distprof check new/ --against old/
       distprof check --baseline perf.json --acknowledge step_time=0.08 --reason "new encoder"
     """  # noqa: D301 - click reads it
-    output = Output(**{name: options.pop(name) for name in Output.__dataclass_fields__})
+    output = Output.taken_from(options)
     from distprof.config import load_config
     from distprof.verbs.gate.show import CHECK
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import re
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata, util
 from pathlib import Path
 from typing import Literal
@@ -27,10 +29,19 @@ _EXTRAS = {
     "run": "torch",
     "hta": "hta",
     "dask": "distributed",
+    "history": "duckdb",
+    "plot": "matplotlib",
     "s3": "s3fs",
     "gcs": "gcsfs",
     "http": "aiohttp",
+    "lightning": "lightning",
+    "transformers": "transformers",
 }
+_ALL = "all"
+"""The extra that consists of all others."""
+
+_TOOLKITS = ("cuda", "rocm", "hip", "xpu")
+"""What torch may be built for, as its ``version.py`` names them."""
 _FEW_FREE_BYTES = 2 * 10**9
 
 
@@ -52,12 +63,23 @@ class Check:
 
 
 @click.command()
+@click.option(
+    "--format",
+    "format_name",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    help="Output format.",
+)
 @debug_option
-def doctor() -> int:
+def doctor(format_name: str) -> int:
     """Check this installation: versions, extras, cache, GPU. Exit code 1 if there are problems."""
     checks = list(all_checks())
-    to_stdout("".join(_line(check) for check in checks))
     problems = sum(check.state == "problem" for check in checks)
+    if format_name == "json":
+        content = {"problems": problems, "checks": [asdict(check) for check in checks]}
+        to_stdout(json.dumps(content, indent=2) + "\n")
+        return ExitCode.FINDINGS if problems else ExitCode.FINE
+    to_stdout("".join(_line(check) for check in checks))
     summary = f"{problems} problem{'s' if problems != 1 else ''}" if problems else "no problems"
     to_stdout(f"\n{summary}\n")
     return ExitCode.FINDINGS if problems else ExitCode.FINE
@@ -67,6 +89,7 @@ def all_checks() -> Iterator[Check]:
     """Every check, in the order shown."""
     parts: tuple[Callable[[], Iterator[Check]], ...] = (
         _versions,
+        _torch,
         _extras,
         _plugins,
         _cache,
@@ -92,6 +115,33 @@ def _versions() -> Iterator[Check]:
             )
         else:
             yield Check(name=name, state="ok", found=version)
+
+
+def _torch() -> Iterator[Check]:
+    """What torch is built for, and its NCCL, both without importing it, which takes seconds."""
+    version = _version_of("torch")
+    if version is None:
+        yield Check(name="torch", state="absent", found="only recording needs it")
+        return
+    built = _built_for()
+    yield Check(name="torch", state="ok", found=f"{version}, {built}" if built else version)
+    for distribution in metadata.distributions():
+        name = distribution.metadata["Name"] or ""
+        if name.startswith(("nvidia-nccl", "rccl")):
+            yield Check(name="nccl", state="ok", found=f"{distribution.version} ({name})")
+
+
+def _built_for() -> str:
+    """For example ``CUDA 13.0``, or ``CPU only``; empty where torch does not say."""
+    spec = util.find_spec("torch")
+    places = list(spec.submodule_search_locations or ()) if spec else []
+    try:
+        text = Path(places[0], "version.py").read_text("utf-8")
+    except (IndexError, OSError, UnicodeDecodeError):
+        return ""
+    found = (re.search(rf"^{kit}\b.*= '([^']+)'", text, re.MULTILINE) for kit in _TOOLKITS)
+    named = [f"{kit.upper()} {m[1]}" for kit, m in zip(_TOOLKITS, found, strict=True) if m]
+    return named[0] if named else "CPU only"
 
 
 def _extras() -> Iterator[Check]:

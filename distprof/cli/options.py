@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from distprof.cli.app import State
 from distprof.terms import Severity
@@ -16,6 +17,7 @@ __all__ = [
     "fail_on_option",
     "output_options",
     "output_options_with",
+    "report_options",
 ]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -42,6 +44,35 @@ class FormatChoice(click.ParamType):  # type: ignore[type-arg]  # generic since 
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:  # noqa: ARG002
         return "|".join(self.names) or "text|json|md"
+
+
+class SectionName(click.ParamType):  # type: ignore[type-arg]
+    """A section of the report, or ``findings``; the shell completes it."""
+
+    name = "section"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Check that there is such a section."""
+        names = _section_names()
+        if value not in names:
+            self.fail(f"{value!r} is not one of {', '.join(names)}", param, ctx)
+        return str(value)
+
+    def shell_complete(
+        self,
+        ctx: click.Context,  # noqa: ARG002
+        param: click.Parameter,  # noqa: ARG002
+        incomplete: str,
+    ) -> list[CompletionItem]:
+        """Names that begin as typed."""
+        return [CompletionItem(name) for name in _section_names() if name.startswith(incomplete)]
+
+
+def _section_names() -> tuple[str, ...]:
+    from distprof.formats import FINDINGS
+    from distprof.sections.shows import section_names
+
+    return (FINDINGS, *section_names())
 
 
 class RankList(click.ParamType):  # type: ignore[type-arg]
@@ -72,6 +103,40 @@ class RankList(click.ParamType):  # type: ignore[type-arg]
 def output_options(command: Command) -> Command:
     """Options for how and where a report is shown."""
     return output_options_with()(command)
+
+
+def report_options(command: Command) -> Command:
+    """The same for the report on a run, of which the text may be short, full, or of one section."""
+    section = click.option(
+        "--section",
+        "sections",
+        type=SectionName(),
+        multiple=True,
+        metavar="NAME",
+        help="Show one section; --list-sections lists them. May be repeated.",
+    )
+    full = click.option("--full", is_flag=True, help="Show every section, not only what to do.")
+    listing = click.option(
+        "--list-sections",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_list_sections,
+        help="List the sections and exit.",
+    )
+    return _apply((*_output_options(()), full, section, listing), command)
+
+
+def _list_sections(ctx: click.Context, param: click.Parameter, value: bool) -> None:  # noqa: ARG001
+    if not value or ctx.resilient_parsing:
+        return
+    from distprof.formats import FINDINGS
+    from distprof.sections.shows import sections_with_tables
+
+    listed = {FINDINGS: "All findings, with their fixes.", **sections_with_tables()}
+    for name, subject in listed.items():
+        click.echo(f"{name:<14}{subject}")
+    ctx.exit()
 
 
 def output_options_with(*formats: str) -> Callable[[Command], Command]:

@@ -40,7 +40,7 @@ __all__ = [
 T = TypeVar("T", bound="Struct")
 
 PIPE_WIDTH = 100
-_ASCII = str.maketrans("█▓▒▚░·µ–…×", "#=~+.-u-~x")
+_ASCII = str.maketrans("█▓▒▚▞░·µ–…×→", "#=~+%.-u-~x>")
 """Characters that reports draw with, and their ASCII substitutes of the same width."""
 
 
@@ -55,6 +55,8 @@ class Output:
         width: Columns of text, None for the terminal's.
         show_all: Whether to show everything, with nothing folded.
         quiet: Whether to write only errors to stderr.
+        full: Whether a report's text has every section.
+        sections: Sections of a report to show; empty for all.
     """
 
     format_name: str | None
@@ -63,6 +65,13 @@ class Output:
     width: int | None
     show_all: bool
     quiet: bool
+    full: bool = False
+    sections: tuple[str, ...] = ()
+
+    @classmethod
+    def taken_from(cls, options: dict[str, Any]) -> Output:
+        """The choices among a verb's options, which are removed from them."""
+        return cls(**{name: options.pop(name) for name in cls.__slots__ if name in options})
 
     def __post_init__(self) -> None:
         if self.output == "-":  # stdout, as in other programs
@@ -82,12 +91,28 @@ class Output:
             document: What will be written; None for a report, whose format is checked earlier.
 
         Raises:
-            UsageError: If the file exists, its folder does not, or the format is unknown.
+            UsageError: If the file exists, its folder does not, the format is unknown or has no
+                sections, or the file's ending names no format.
         """
         if self.output is not None:
+            self._check_ending(self.output)
             check_free(self.output, force=self.force)
+        if self.sections and self.reporter == "json":
+            raise UsageError("--section is for text and Markdown: JSON always has every section")
         if document is not None:
             document.reporter(self.reporter)
+
+    def _check_ending(self, file: str) -> None:
+        """Refuse text in a file that is called, for example, ``report.html``."""
+        from distprof.formats import endings, format_of_file
+
+        ending = Path(file).suffix
+        if self.format_name or not ending or format_of_file(file):
+            return
+        raise UsageError(
+            f"{file}: no format has the ending {ending}: name the format with --format, or end the "
+            f"file's name in {', '.join(endings())}"
+        )
 
 
 def check_free(file: str, *, force: bool) -> None:
@@ -136,7 +161,9 @@ def _options(output: Output, saved_as: str = "") -> RenderOptions:
     return RenderOptions(
         width=output.width or (PIPE_WIDTH if output.output else terminal_width()),
         color=output.output is None and has_color(sys.stdout),
+        full=output.full,
         show_all=output.show_all,
+        sections=output.sections,
         saved_as=saved_as,
     )
 
@@ -217,7 +244,12 @@ def terminal_width() -> int:
 
 
 def has_color(stream: TextIO) -> bool:
-    """Whether the stream is a terminal whose user has not switched colour off."""
-    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+    """Whether the stream is a terminal whose user has not switched colour off, or forced it.
+
+    ``NO_COLOR`` and ``FORCE_COLOR`` are conventions of many programs; the former wins.
+    """
+    if os.environ.get("NO_COLOR"):
         return False
-    return stream.isatty()
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return stream.isatty() and os.environ.get("TERM") != "dumb"

@@ -106,8 +106,7 @@ def plan(**options: Any) -> int:
       distprof plan --model gpt3-175b --gpus 64 --gpu a100 --layout tp=8,pp=8,stages=3
       distprof plan --lint train.toml --model llama3-70b --gpus 64
     """  # noqa: D301 - click reads it
-    keys = ("format_name", "output", "force", "width", "show_all", "quiet")
-    output = Output(**{key: options.pop(key) for key in keys})
+    output = Output.taken_from(options)
     from distprof.verbs.plan.show import PLAN
 
     output.check(PLAN)

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from distprof.cli.options import debug_option, fail_on_option, output_options
+from distprof.cli.options import debug_option, fail_on_option, report_options
 from distprof.cli.output import Output, show, verdict_code
 
 __all__ = ["report"]
@@ -14,10 +14,10 @@ __all__ = ["report"]
 
 @click.command()
 @click.argument("saved", type=click.Path())
-@output_options
+@report_options
 @fail_on_option
 @debug_option
-def report(saved: str, fail_on: str | None, **output_options: Any) -> int:
+def report(saved: str, fail_on: str | None, **options: Any) -> int:
     """Show a saved report. SAVED is a report.json or a run directory that holds one.
 
     \b
@@ -26,7 +26,7 @@ def report(saved: str, fail_on: str | None, **output_options: Any) -> int:
     """  # noqa: D301 - click reads it
     from distprof.documents.saved import load_report
 
-    output = Output(**output_options)
+    output = Output.taken_from(options)
     output.check()
     loaded = load_report(saved)
     show(loaded, output, saved_as=saved)

@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import click
+from click.shell_completion import CompletionItem
 
 from distprof.cli.options import debug_option
 from distprof.cli.output import has_color, terminal_width, to_stdout
@@ -19,9 +20,30 @@ if TYPE_CHECKING:
 __all__ = ["listed_rules", "page_text", "rule"]
 
 
+class RuleCode(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5 only
+    """The code or name of a rule; the shell completes codes."""
+
+    name = "rule"
+
+    def shell_complete(
+        self,
+        ctx: click.Context,  # noqa: ARG002
+        param: click.Parameter,  # noqa: ARG002
+        incomplete: str,
+    ) -> list[CompletionItem]:
+        """Codes that begin as typed, with the names of their rules."""
+        from distprof.rules.registry import all_rules
+
+        return [
+            CompletionItem(rule.code, help=rule.name)
+            for rule in all_rules()
+            if rule.code.startswith(incomplete.upper())
+        ]
+
+
 @click.command()
-@click.argument("code_or_name", metavar="CODE|NAME", required=False)
-@click.option("--all", "list_all", is_flag=True, help="List every rule.")
+@click.argument("code_or_name", metavar="[CODE|NAME]", required=False, type=RuleCode())
+@click.option("--all", "list_all", is_flag=True, help="List every rule, as without a name.")
 @click.option(
     "--format",
     "format_name",
@@ -33,16 +55,18 @@ __all__ = ["listed_rules", "page_text", "rule"]
 def rule(code_or_name: str | None, list_all: bool, format_name: str) -> None:
     """Explain a rule, by its code or name: what it detects, its cost, its fix, when it is wrong.
 
+    Without a name, list all rules.
+
     \b
       distprof rule COM101
-      distprof rule --all
+      distprof rule
     """  # noqa: D301 - click reads it
     from distprof.rules.registry import all_rules, find_rule
 
-    if list_all == bool(code_or_name):
+    if list_all and code_or_name:
         raise click.UsageError("name a rule, or list all rules with --all")
-    rules = all_rules() if list_all else (find_rule(code_or_name or ""),)
-    to_stdout(_FORMATS[format_name](rules, listed=list_all))
+    rules = (find_rule(code_or_name),) if code_or_name else all_rules()
+    to_stdout(_FORMATS[format_name](rules, listed=not code_or_name))
 
 
 def _as_json(rules: tuple[Rule, ...], *, listed: bool) -> str:

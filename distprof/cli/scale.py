@@ -90,7 +90,7 @@ def scale(
       distprof scale --from runs/fsdp --format md -o scaling.md
       distprof scale --from times.csv --strong
     """  # noqa: D301 - click reads it
-    output = Output(**{name: options.pop(name) for name in Output.__dataclass_fields__})
+    output = Output.taken_from(options)
     from distprof.verbs.sweep.show import SCALING
 
     output.check(SCALING)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from distprof.documents.advice import MAX_FINDINGS_SHOWN, cost_text
 from distprof.escape import markdown_text, plain, shorten
-from distprof.formats import RenderOptions
+from distprof.formats import FINDINGS, RenderOptions
 from distprof.rules.base import Finding
 from distprof.sections.capture.show import headline
 from distprof.sections.job.show import job_facts
@@ -57,9 +57,11 @@ def _blocks(report: Report, options: RenderOptions) -> Iterator[str]:
     sentences = (*job_facts(report), *verdict.why)
     if sentences:
         yield "\n".join(f"- {sentence(text)}" for text in sentences)
-    yield from _finding_blocks(report, options)
+    if not options.sections or FINDINGS in options.sections:
+        yield from _finding_blocks(report, options)
     shown_open = waterfall_table(report, show_all=options.show_all)
-    for view in tables_of(report, show_all=options.show_all):
+    views = tables_of(report, show_all=options.show_all, sections=options.sections)
+    for view in views:
         yield _section(view, opened=shown_open is not None and view.title == shown_open.title)
 
 

@@ -7,26 +7,29 @@ import os
 import shlex
 from collections.abc import Iterable, Iterator
 
+import msgspec
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from distprof.documents.advice import MAX_FINDINGS_SHOWN, cost_text, next_commands
+from distprof.documents.advice import MAX_FINDINGS_SHOWN, cost_text, gain_text, next_commands
 from distprof.escape import plain, shorten, wrapped
-from distprof.formats import RenderOptions
+from distprof.formats import FINDINGS, RenderOptions
 from distprof.rules.base import Finding
 from distprof.sections.capture.show import headline
 from distprof.sections.job.show import job_facts
-from distprof.sections.parts import parts_of
+from distprof.sections.parts import mean_span_ns, parts_of, window_word
 from distprof.sections.report import Report
+from distprof.sections.shows import declared
 from distprof.sections.table import Bar, Cell, Column, Drawing, TableView
 from distprof.sections.tables import tables_of
 from distprof.sections.verdict import judge
-from distprof.units import format_ratio
+from distprof.terms import Severity
+from distprof.units import format_duration, format_ratio
 
-__all__ = ["head", "printed", "render", "sentence", "table_blocks"]
+__all__ = ["MAX_BRIEF", "head", "printed", "render", "sentence", "table_blocks"]
 
 MIN_WIDTH = 20
 WIDE = 100
@@ -36,22 +39,23 @@ _BAR_CELLS = 24
 _MIN_BAR = 6
 _GAP = 2
 _MAX_BAR = 96
+MAX_BRIEF = 30
+"""Lines of the short report."""
+
+LEAST = 0.01
+"""Share of the step below which the short report leaves a finding to the full one."""
+
 _MAX_NAME = 400  # longer names are cut before they are laid out: a trace may hold megabytes
 
 _GROUPS = (
     ("computation", "█", "green", ("computation",)),
     ("exposed transfer", "▓", "blue", ("exposed_transfer",)),
     ("waiting for late ranks", "▒", "red", ("exposed_wait", "exposed_p2p_wait")),
-    ("exposed communication", "▓", "blue", ("exposed_comm_unsplit",)),
+    ("exposed communication", "▞", "blue", ("exposed_comm_unsplit",)),
     ("exposed copies", "▚", "magenta", ("exposed_copy",)),
     ("idle", "░", "yellow", ()),
 )
 _SEVERITY_STYLES = {"error": "bold red", "warning": "bold yellow", "info": "cyan"}
-
-
-def render(report: Report, options: RenderOptions) -> str:
-    """The report as text for a terminal of ``options.width`` columns."""
-    return printed(_blocks(report, options), options)
 
 
 def printed(blocks: Iterable[RenderableType], options: RenderOptions) -> str:
@@ -79,29 +83,152 @@ def head(report: Report, options: RenderOptions) -> RenderableType:
     return Group(*_head_blocks(report, options))
 
 
-def _blocks(report: Report, options: RenderOptions) -> Iterator[RenderableType]:
-    yield from _head_blocks(report, options)
-    for view in tables_of(report, show_all=options.show_all):
-        yield Text()
-        yield from table_blocks(view, options.width)
-    commands = next_commands(report, options)
-    if commands:
-        yield Text()
-        yield Text("Next", style="bold")
-        for command, purpose in commands:
-            yield _indented(Text.assemble(plain(command), (f"  # {purpose}", "dim")))
+def render(report: Report, options: RenderOptions) -> str:
+    """The report as text for a terminal of ``options.width`` columns.
+
+    By default at most :data:`MAX_BRIEF` lines on 80 columns: the verdict, what it rests on, the
+    plan and what to do. Less is said of each finding until it fits.
+    """
+    if options.full or options.show_all or options.sections:
+        return printed(_blocks(report, options), options)
+    for detail in _DETAILS:
+        text = printed(_brief_blocks(report, options, detail), options)
+        if text.count("\n") <= MAX_BRIEF:
+            break
+    return text
 
 
-def _head_blocks(report: Report, options: RenderOptions) -> Iterator[RenderableType]:
+class _Detail(msgspec.Struct, frozen=True):
+    """How much the short report says of findings.
+
+    Args:
+        findings: How many.
+        lines: Of each message and fix after the first finding's.
+    """
+
+    findings: int
+    lines: int
+
+
+_DETAILS = (_Detail(3, 3), _Detail(3, 2), _Detail(2, 2), _Detail(2, 1), _Detail(1, 1))
+
+
+def _brief_blocks(
+    report: Report, options: RenderOptions, detail: _Detail
+) -> Iterator[RenderableType]:
     verdict = judge(report)
     yield Text(wrapped(plain(verdict.line), options.width), style="bold")
     yield Text()
+    yield from _evidence_blocks(report, options)
+    left_out = {make(report) for make in declared(report, "why") if not make.is_brief}
+    for why in verdict.why:
+        if why not in left_out:
+            yield sentence(why, options.width)
+    yield Text()
+    yield from _brief_findings(report, options, verdict.line, detail)
+    yield from _next_blocks(report, options)
+
+
+def _evidence_blocks(report: Report, options: RenderOptions) -> Iterator[RenderableType]:
     yield sentence(headline(report), options.width, style="dim")
     for fact in job_facts(report):
         yield sentence(fact, options.width)
     if parts_of(report):
         yield _indented(_step_bar(report, min(options.width - _INDENT, _MAX_BAR)))
         yield _indented(_step_legend(report, options.width - _INDENT))
+
+
+def _brief_findings(
+    report: Report, options: RenderOptions, verdict: str, detail: _Detail
+) -> Iterator[RenderableType]:
+    """The first findings; what the verdict says already is not said again."""
+    findings = report.findings
+    if not findings:
+        yield Text("Findings  none", style="bold")
+        return
+    yield Text("Findings", style="bold")
+    room = options.width - _INDENT - 3
+    shown = [finding for finding in findings if _is_worth_a_line(finding, report)]
+    for number, finding in enumerate(shown[: detail.findings], start=1):
+        yield _indented(_brief_title(number, finding, report))
+        lines = None if number == 1 else detail.lines
+        if finding.message != verdict:
+            yield _indented(Text(_cut(wrapped(plain(finding.message), room), lines)), extra=3)
+        yield _indented(_fix_text(finding, room, lines), extra=3)
+    more = len(findings) - min(len(shown), detail.findings)
+    if more > 0:
+        yield sentence(f"and {more} more with --full", options.width, style="dim")
+
+
+def _is_worth_a_line(finding: Finding, report: Report) -> bool:
+    """Whether it is first, or mending it is not known to give back next to nothing."""
+    gain = finding.recoverable_ns if finding.remaining_ns is None else finding.remaining_ns
+    whole = report.plan.step_ns
+    return finding is report.findings[0] or not whole or gain is None or gain >= LEAST * whole
+
+
+def _brief_title(number: int, finding: Finding, report: Report) -> Text:
+    """Number, rule and what mending it gives back; the severity where it is an error."""
+    title = Text(f"{number:>2} ")
+    title.append(plain(f"{finding.code} {finding.name}"), style="bold")
+    if finding.severity is Severity.ERROR:
+        title.append("  error", style=_SEVERITY_STYLES["error"])
+    gain = gain_text(finding, report)
+    return title.append(f"  {gain}" if gain else "")
+
+
+def _cut(text: str, lines: int | None) -> str:
+    """The first lines, with an ellipsis where there are more."""
+    kept = text.split("\n")
+    if lines is None or len(kept) <= lines:
+        return text
+    last, _, _ = kept[lines - 1].rpartition(" ")
+    return "\n".join([*kept[: lines - 1], f"{last} …"])
+
+
+def _blocks(report: Report, options: RenderOptions) -> Iterator[RenderableType]:
+    if not options.sections:
+        yield from _head_blocks(report, options)
+    else:
+        yield Text(wrapped(plain(judge(report).line), options.width), style="bold")
+    if FINDINGS in options.sections:
+        yield Text()
+        yield from _finding_blocks(report, options)
+    views = tables_of(report, show_all=options.show_all, sections=options.sections)
+    for view in views:
+        yield Text()
+        yield from table_blocks(view, options.width)
+    if options.sections and not views and options.sections != (FINDINGS,):
+        yield Text()
+        yield sentence(_nothing_found(report, options.sections), options.width)
+    yield from _next_blocks(report, options)
+
+
+def _nothing_found(report: Report, sections: tuple[str, ...]) -> str:
+    """Why the sections are empty, as far as their results say."""
+    results = (getattr(report, name, None) for name in sections)
+    reasons = [reason for result in results for reason in getattr(result, "unavailable", ())]
+    return f"Nothing to show: {'; '.join(reasons) or 'nothing of it was found in this recording.'}"
+
+
+def _next_blocks(report: Report, options: RenderOptions) -> Iterator[RenderableType]:
+    commands = next_commands(report, options)
+    if not commands:
+        return
+    yield Text()
+    yield Text("Next", style="bold")
+    for command, purpose in commands:
+        line = Text(plain(command))
+        if _INDENT + line.cell_len + len(purpose) + 4 <= options.width:
+            line.append(f"  # {purpose}", style="dim")
+        yield _indented(line)
+
+
+def _head_blocks(report: Report, options: RenderOptions) -> Iterator[RenderableType]:
+    verdict = judge(report)
+    yield Text(wrapped(plain(verdict.line), options.width), style="bold")
+    yield Text()
+    yield from _evidence_blocks(report, options)
     for why in verdict.why:
         yield sentence(why, options.width)
     yield Text()
@@ -121,12 +248,14 @@ def _step_bar(report: Report, width: int) -> Text:
 
 
 def _step_legend(report: Report, width: int) -> Text:
-    """What the characters of the bar mean; a label is never broken."""
-    legend = Text()
-    used = 0
-    for label, glyph, style, ratio in _group_shares(report):
+    """What the characters of the bar mean, of a step of which length; a label is never broken."""
+    span_ns = mean_span_ns(report)
+    length = f"{format_duration(span_ns)} per {window_word(report)}: " if span_ns else ""
+    legend = Text(length)
+    used = len(length)
+    for number, (label, glyph, style, ratio) in enumerate(_group_shares(report)):
         text = f"{glyph} {label} {format_ratio(ratio)}"
-        if used:
+        if number:
             fits = used + 2 + len(text) <= width
             legend.append("  " if fits else "\n")
             used = used + 2 if fits else 0
@@ -168,6 +297,20 @@ def _finding_blocks(report: Report, options: RenderOptions) -> Iterator[Renderab
 
 
 def _finding(number: int, finding: Finding, report: Report, width: int) -> Iterator[RenderableType]:
+    room = width - _INDENT - 3
+    yield _indented(_finding_title(number, finding, report, width))
+    yield _indented(Text(wrapped(plain(finding.message), room)), extra=3)
+    yield _indented(_fix_text(finding, room, None), extra=3)
+
+
+def _fix_text(finding: Finding, room: int, lines: int | None) -> Text:
+    fix = Text(_cut(wrapped(f"fix: {plain(finding.fix)}", room), lines))
+    fix.stylize("green", 0, len("fix:"))
+    return fix
+
+
+def _finding_title(number: int, finding: Finding, report: Report, width: int) -> Text:
+    """Number, rule, severity, cost, confidence; on two lines where one has no room."""
     title = Text(f"{number:>2} ")
     title.append(plain(f"{finding.code} {finding.name}"), style="bold")
     meta = Text(finding.severity.value, style=_SEVERITY_STYLES[finding.severity.value])
@@ -177,12 +320,7 @@ def _finding(number: int, finding: Finding, report: Report, width: int) -> Itera
     fits = _INDENT + title.cell_len + 2 + meta.cell_len <= width
     title.append("  " if fits else "\n   ")
     title.append_text(meta)
-    room = width - _INDENT - 3
-    yield _indented(title)
-    yield _indented(Text(wrapped(plain(finding.message), room)), extra=3)
-    fix = Text(wrapped(f"fix: {plain(finding.fix)}", room))
-    fix.stylize("green", 0, len("fix:"))
-    yield _indented(fix, extra=3)
+    return title
 
 
 def table_blocks(view: TableView, width: int) -> Iterator[RenderableType]:

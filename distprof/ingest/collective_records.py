@@ -7,6 +7,9 @@ Evidence for one record, strongest first; a field is taken from the first that h
 3. the ``c10d::`` or ``symm_mem::`` operator around that call, whose shapes give sizes;
 4. the backend's own annotation there (``nccl:all_reduce``), which has the shape of the input;
 5. the name of the device activity, which gives the kind alone.
+
+A kernel that carries a batch of messages is described by the calls before the one that launched it
+(:mod:`.batched_messages`).
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.ingest.batched_messages import Batches, batches_of
 from distprof.ingest.collective_sizes import (
     ANNOTATIONS,
     OPERATORS,
@@ -83,15 +87,54 @@ def device_records(
     rows = rows[np.argsort(activity["start_ns"][rows], kind="stable")]
     executed = activity.take(rows)
     launches = join_launches(executed["correlation"], host)
-    layers = (_own_arguments(executed, comm_args), *_around(launches.row, host, comm_args))
-    return records_table(
+    name_kinds = classifier.kinds(executed.coded("name"))
+    own = _own_arguments(executed, comm_args)
+    called, operator, annotation = _around(launches.row, host, comm_args)
+    bare = (own == ABSENT) & (called == ABSENT) & (operator == ABSENT)
+    may_be_batch = bare & (name_kinds == CollectiveKind.SEND_RECV)
+    batches = _batches(launches.row, may_be_batch, called, host, comm_args)
+    if batches is not None:
+        called = np.where(batches.first != ABSENT, batches.first, called)
+    records = records_table(
         executed=executed,
         enqueue_ns=launches.start,
         comm_args=comm_args,
-        layers=layers,
-        name_kinds=classifier.kinds(executed.coded("name")),
+        layers=(own, called, operator, annotation),
+        name_kinds=name_kinds,
         membership=membership,
     )
+    return records if batches is None else _with_batches(records.table, batches, membership)
+
+
+def _batches(
+    launches: Int64Array,
+    may_be_batch: NDArray[np.bool_],
+    called: Int64Array,
+    host: Table,
+    comm_args: Table,
+) -> Batches | None:
+    """What was sent and received in one kernel; None if nothing was."""
+    if not may_be_batch.any():
+        return None
+    facts = call_facts(comm_args)
+    asked = _calls(comm_args) & np.isin(facts.kind, (CollectiveKind.SEND, CollectiveKind.RECV))
+    asked[called[called != ABSENT]] = False
+    rows = np.flatnonzero(asked)
+    return batches_of(launches, may_be_batch, rows, host, comm_args, facts) if len(rows) else None
+
+
+def _with_batches(table: Table, batches: Batches, membership: Membership) -> Records:
+    """The COLLECTIVES table with all messages of a kernel in its row, not the first alone."""
+    several = batches.first != ABSENT
+    size = np.where(several, batches.bytes, table["bytes"])
+    origin = np.where(size == ABSENT, Origin.ABSENT, Origin.DERIVED).astype(np.int8)
+    table = table.with_columns(
+        kind=np.where(several, batches.kind, table["kind"]),
+        peer=np.where(several, batches.peer, table["peer"]).astype(np.int32),
+        bytes=size,
+        bytes_origin=np.where(several, origin, table["bytes_origin"]),
+    )
+    return Records(table=table, notes=notes_on(table, membership))
 
 
 def records_table(
@@ -183,15 +226,24 @@ def _around(
 ) -> tuple[Int64Array, Int64Array, Int64Array]:
     """Rows of ``comm_args`` around each launch: record_param_comms, c10d operator, annotation."""
     names = comm_args.coded("name")
-    called = names.equals("record_param_comms") & _names_operation(comm_args)
     operator = names.where([name.startswith(OPERATORS) for name in names.values])
     annotation = names.where([name.startswith(ANNOTATIONS) for name in names.values])
     on_host = ~comm_args.coded("category").isin(("kernel", "gpu_user_annotation"))
     return (
-        _enclosing(launches, host, comm_args, called & on_host),
+        _enclosing(launches, host, comm_args, _calls(comm_args)),
         _enclosing(launches, host, comm_args, operator & on_host),
         _enclosing(launches, host, comm_args, annotation & on_host),
     )
+
+
+def _calls(comm_args: Table) -> NDArray[np.bool_]:
+    """Rows of ``record_param_comms`` on the host that name an operation."""
+    called: NDArray[np.bool_] = (
+        comm_args.coded("name").equals("record_param_comms")
+        & _names_operation(comm_args)
+        & ~comm_args.coded("category").isin(("kernel", "gpu_user_annotation"))
+    )
+    return called
 
 
 def _enclosing(

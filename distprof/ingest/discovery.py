@@ -15,6 +15,7 @@ import msgspec
 from distprof import artefacts
 from distprof.artefacts import CACHE_DIR
 from distprof.errors import InputError
+from distprof.ingest.foreign import refuse_foreign
 from distprof.remote import file_system
 from distprof.run.run import Gap
 
@@ -114,6 +115,7 @@ def discover(source: str, *, may_be_empty: bool = False) -> Discovery:
     if path.is_dir():
         return _select(source, path, _walk(path), may_be_empty=may_be_empty)
     if path.is_file():
+        refuse_foreign(path)
         return Discovery(source=source, folder=None, traces=(_local(path),))
     if path.exists():
         raise InputError(
@@ -225,6 +227,8 @@ def _select(
 ) -> Discovery:
     """Keep what looks like a trace, tell what does not."""
     if not candidates and not may_be_empty:
+        if folder is not None:
+            refuse_foreign(folder)
         raise InputError(
             source,
             expected="Kineto traces (*.json or *.json.gz)",
@@ -236,6 +240,8 @@ def _select(
     verdicts = {trace.path: _sniff(trace) for trace in candidates}
     traces = [trace for trace in candidates if verdicts[trace.path] == ""]
     if not traces and not may_be_empty:
+        if folder is not None:
+            refuse_foreign(folder)
         raise InputError(
             source,
             expected="at least one Kineto trace",

@@ -175,5 +175,6 @@ def _activity(host: Table, rows: NDArray[np.integer[Any]], kind: ActivityKind) -
         "device": absent.astype(np.int32),
         "correlation": absent,
         "bytes": absent,
+        "blocks": absent.astype(np.int32),
     }
     return Table(ACTIVITY, columns)

@@ -445,9 +445,12 @@ def _join(slot: Int64Array, member: Int64Array, num_slots: int, found: MatchBuil
 def match_messages(rows: Rows, index: Int64Array, clocks: ClockLinks, found: MatchBuilder) -> None:
     """Join the sends of each rank with the receives of each other rank.
 
+    A kernel that sends to a rank and receives from it is joined with the other rank's kernel that
+    both of its messages lead to.
+
     Args:
         rows: The rows of all ranks.
-        index: Sends and receives among them, ascending.
+        index: Messages among them, ascending.
         clocks: What is known of the clocks.
         found: Takes what is found.
     """
@@ -458,17 +461,19 @@ def match_messages(rows: Rows, index: Int64Array, clocks: ClockLinks, found: Mat
             "not match them."
         )
     index = index[known]
-    sends = rows.kind[index] == CollectiveKind.SEND
-    sent = _by_channel(index[sends], rows.rank, rows.peer)
-    received = _by_channel(index[~sends], rows.peer, rows.rank)
-    unclear: set[int] = set()
-    for channel in sorted(sent.keys() | received.keys()):
-        if not all(clocks.has(rank) for rank in channel):
-            continue  # one end is not part of the run
-        empty = np.empty(0, np.int64)
-        ends = (sent.get(channel, empty), received.get(channel, empty))
-        if not _match_channel(rows, ends, channel, clocks, found):
-            unclear.update(channel)
+    sent = _by_channel(index[rows.kind[index] != CollectiveKind.RECV], rows.rank, rows.peer)
+    received = _by_channel(index[rows.kind[index] != CollectiveKind.SEND], rows.peer, rows.rank)
+    channels = [
+        (channel, _match_channel(rows, ends, channel, clocks))
+        for channel, ends in _ends_of_channels(sent, received).items()
+        if all(clocks.has(rank) for rank in channel)  # else one end is not part of the run
+    ]
+    unclear = {rank for channel, matched in channels if not matched.is_clear for rank in channel}
+    if channels:
+        # a kernel that sends and receives is in two channels
+        found.num_candidates += len(np.unique(np.concatenate([m.candidates for _, m in channels])))
+        both = _agreeing(rows, np.concatenate([matched.pairs for _, matched in channels]))
+        found.add(both.ravel(), np.full(len(both), 2, np.int64), MatchMethod.SUBSEQUENCE)
     if unclear:
         found.ambiguous.update(unclear)
         found.notes.append(
@@ -489,30 +494,63 @@ def _by_channel(
     return dict(zip(channels, parts, strict=True))
 
 
+def _ends_of_channels(
+    sent: Mapping[tuple[int, int], Int64Array], received: Mapping[tuple[int, int], Int64Array]
+) -> dict[tuple[int, int], tuple[Int64Array, Int64Array]]:
+    """Rows of the sender and of the receiver of each channel."""
+    empty = np.empty(0, np.int64)
+    return {
+        channel: (sent.get(channel, empty), received.get(channel, empty))
+        for channel in sorted(sent.keys() | received.keys())
+    }
+
+
+class _Channel(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found of the messages from one rank to another.
+
+    Args:
+        pairs: int64, shape ``(n, 2)``: rows of the sender and of the receiver.
+        candidates: Rows that should have a partner.
+        is_clear: Whether just one way of pairing fits.
+    """
+
+    pairs: Int64Array
+    candidates: Int64Array
+    is_clear: bool
+
+
 def _match_channel(
-    rows: Rows,
-    ends: tuple[Int64Array, Int64Array],
-    channel: tuple[int, int],
-    clocks: ClockLinks,
-    found: MatchBuilder,
-) -> bool:
-    """Pair the sends of one rank with the receives of another; False where it is unclear how."""
+    rows: Rows, ends: tuple[Int64Array, Int64Array], channel: tuple[int, int], clocks: ClockLinks
+) -> _Channel:
+    """Pair the sends of one rank with the receives of another."""
     sides = [
         Operations(
             token=rows.bytes[index],
             end_ns=rows.end_ns[index],
             step=rows.step[index],
-            is_timed=np.zeros(len(index), np.bool_),  # a small message is sent before it is read
+            # a small message is sent before it is read; kernels that do both end together
+            is_timed=rows.kind[index] == CollectiveKind.SEND_RECV,
         )
         for index in ends
     ]
     expected = clocks.expected(*(clocks.clock_of(rank) for rank in channel))
     choice = best_shift(sides[0], sides[1], expected)
     if choice is None or not choice.is_clear:
-        found.num_candidates += len(ends[0]) + len(ends[1])
-        return choice is None
+        nothing = np.empty((0, 2), np.int64)
+        candidates = np.concatenate(ends)
+        return _Channel(pairs=nothing, candidates=candidates, is_clear=choice is None)
     pairing = pair(sides[0], sides[1], choice.shift)
-    found.num_candidates += 2 * (pairing.high - pairing.low)
-    both = np.stack((ends[0][pairing.first], ends[1][pairing.second]), axis=1)
-    found.add(both.ravel(), np.full(len(both), 2, np.int64), MatchMethod.SUBSEQUENCE)
-    return True
+    low, high = pairing.low, pairing.high
+    common = (ends[0][low:high], ends[1][low + choice.shift : high + choice.shift])
+    pairs = np.stack((ends[0][pairing.first], ends[1][pairing.second]), axis=1)
+    return _Channel(pairs=pairs, candidates=np.concatenate(common), is_clear=True)
+
+
+def _agreeing(rows: Rows, pairs: Int64Array) -> Int64Array:
+    """Pairs of rows that are not paired with a third, each once, the sender of a message first."""
+    both_ways = (rows.kind[pairs] == CollectiveKind.SEND_RECV).all(axis=1)
+    pairs = np.where(both_ways[:, np.newaxis], np.sort(pairs, axis=1), pairs)
+    pairs = np.unique(pairs, axis=0)
+    times = np.bincount(pairs.ravel(), minlength=len(rows.rank))
+    alone: NDArray[np.bool_] = (times[pairs] == 1).all(axis=1)
+    return pairs[alone]

@@ -20,6 +20,7 @@ __all__ = [
     "SAME_BYTES",
     "MatchBuilder",
     "Rows",
+    "are_messages",
     "gather_rows",
     "matches_of",
     "name_of",
@@ -98,8 +99,24 @@ def step_labels(rank: Rank) -> Int64Array:
         time = np.where(table["enqueue_ns"] >= 0, table["enqueue_ns"], time)
     index = np.searchsorted(steps["start_ns"], time, side="right") - 1
     inside = (index >= 0) & (time < steps["end_ns"][np.maximum(index, 0)])
+    if rank.step_source is StepSource.DEVICE:
+        inside &= ~_may_be_ahead(table, index)
     labels: Int64Array = np.where(inside, steps["step"][np.maximum(index, 0)], NO_STEP)
     return labels
+
+
+def _may_be_ahead(table: Table, window: Int64Array) -> NDArray[np.bool_]:
+    """Receives that nothing but receives follows in their window: they may be of the next step.
+
+    A window on the device begins with computation, and the first of an inner pipeline stage waits
+    for what it receives.
+    """
+    receives = table["kind"] == CollectiveKind.RECV
+    place = np.arange(len(table))
+    last = np.full(int(window.max(initial=0)) + 2, -1, dtype=np.int64)
+    np.maximum.at(last, window[~receives] + 1, place[~receives])
+    trailing: NDArray[np.bool_] = receives & (place > last[window + 1])
+    return trailing
 
 
 def _group_index(ranks: Sequence[Rank], groups: Sequence[ProcessGroup]) -> NDArray[np.int32]:
@@ -138,6 +155,13 @@ SAME_BYTES = (
 )
 
 MESSAGES = (CollectiveKind.SEND, CollectiveKind.RECV)
+
+
+def are_messages(kind: NDArray[np.int8], peer: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """Rows that concern two ranks alone: a message, or several in one kernel with one peer."""
+    both_ways = (kind == CollectiveKind.SEND_RECV) & (peer >= 0)
+    of_two: NDArray[np.bool_] = np.isin(kind, MESSAGES) | both_ways
+    return of_two
 
 
 class MatchBuilder:
@@ -198,7 +222,7 @@ def matches_of(
         sizes, method = sizes[order], method[order]
     first = members[offsets[:-1]]
     group, kind = rows.group[first], rows.kind[first]
-    message = np.isin(kind, MESSAGES)
+    message = are_messages(kind, rows.peer[first])
     group_size = np.array([len(g.ranks) or g.size or 0 for g in groups], np.int64)
     complete = message | (sizes == group_size[group])
     whole = complete | (sizes == present[group])

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from distprof.join.by_order import match_by_order, match_messages
 from distprof.join.clocks import SEPARATE_NS, ClockLinks
 from distprof.join.instances import (
-    MESSAGES,
     SAME_BYTES,
     MatchBuilder,
     Rows,
+    are_messages,
     gather_rows,
     matches_of,
     name_of,
@@ -160,7 +160,7 @@ def _rows_of(rows: Rows, group: int, rank: int) -> Int64Array:
     low, high = np.searchsorted(rows.rank, np.array([rank, rank + 1], rows.rank.dtype))
     index = np.arange(low, high)
     numbered = (rows.group[index] == group) & (rows.seq[index] >= 0)
-    own: Int64Array = index[numbered & ~np.isin(rows.kind[index], MESSAGES)]
+    own: Int64Array = index[numbered & ~are_messages(rows.kind[index], rows.peer[index])]
     return own
 
 
@@ -374,8 +374,9 @@ def match_collectives(
     rows = gather_rows(ranks, groups)
     present = _present_members(rows, ranks, groups)
     found, clocks = MatchBuilder(), ClockLinks(ranks, nodes)
-    message = np.isin(rows.kind, MESSAGES)
+    message = are_messages(rows.kind, rows.peer)
     shared = present[rows.group] >= 2 if len(rows.group) else np.zeros(0, np.bool_)
+    shared &= ~_strays(ranks)
     collective = np.flatnonzero(shared & ~message)
     numbered = all_ranks_number(rows, collective) & (rows.seq[collective] >= 0)
     on_cpu = all(rank.device.name == "cpu" for rank in ranks)
@@ -412,9 +413,37 @@ def _users(group: ProcessGroup, count: int) -> int:
     return 0 if group.size is not None and count > group.size else count
 
 
+def _strays(ranks: Sequence[Rank]) -> NDArray[np.bool_]:
+    """Rows without a group on ranks whose other rows mostly name one.
+
+    Their calls were not recorded, as at the edges of a capture. Whether they belong to all ranks is
+    unknown: among the collectives of all ranks they would pair wrong operations.
+    """
+    parts = [_nameless(rank) & (not _names_no_group(rank)) for rank in ranks]
+    return np.concatenate(parts)
+
+
+def _nameless(rank: Rank) -> NDArray[np.bool_]:
+    table = rank.collectives
+    without: NDArray[np.bool_] = table.coded("group").equals("") & table.coded(
+        "group_ranks"
+    ).equals("")
+    return without
+
+
+def _names_no_group(rank: Rank) -> bool:
+    """Whether most collectives of a rank name no group, so that the job may have just one."""
+    nameless = _nameless(rank)
+    return bool(2 * nameless.sum() >= len(nameless))
+
+
 def _group_notes(ranks: Sequence[Rank]) -> list[str]:
     """Say that collectives without a group were taken for collectives of all ranks."""
-    unknown = [rank.rank for rank in ranks if rank.collectives.coded("group").equals("").any()]
+    unknown = [
+        rank.rank
+        for rank in ranks
+        if _names_no_group(rank) and rank.collectives.coded("group").equals("").any()
+    ]
     if not unknown:
         return []
     return [

@@ -190,6 +190,8 @@ def _has_all_seen(matches: CollectiveMatches) -> NDArray[np.bool_]:
     """Whether an instance has as many members as its group ever shows."""
     size = np.diff(matches.offsets)
     message = np.isin(matches.kind, [CollectiveKind.SEND, CollectiveKind.RECV])
+    # several messages in one kernel, between two ranks of a larger group
+    message |= (matches.kind == CollectiveKind.SEND_RECV) & matches.complete & (size == 2)
     ranks, rank = encode(matches.member_rank)
     pair = np.repeat(matches.group.astype(np.int64) * len(ranks), size) + rank
     pairs, _ = encode(pair[np.repeat(~message, size)])

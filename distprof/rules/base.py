@@ -77,6 +77,8 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
             shown next to the cost; empty if no scenario does.
         explains: Codes of wider findings whose cost includes the same time. Next to this finding
             they add little (:mod:`distprof.rules.engine`).
+        comes_first: Whether it comes before the plan of repairs, because the recording shows too
+            little to trust any other finding more.
         last_resort_ns: For a finding that counts only if no other one names the same scenario: what
             the scenario must still recover after all others; None for ordinary findings.
     """
@@ -91,6 +93,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     severity: Severity | None = None
     without: str = ""
     explains: tuple[str, ...] = ()
+    comes_first: bool = False
     last_resort_ns: int | None = None
 
 
@@ -208,7 +211,7 @@ class Finding(Record, frozen=True, kw_only=True):
         fix: What to do, one or two sentences.
         docs: Path of the rule's page, relative to the documentation.
         recoverable_ns: How much shorter the simulated step is without this problem; None if that
-            was not simulated.
+            was not simulated. Without step marks it is the capture that is shorter.
         remaining_ns: How much of that is left after the findings above: for a finding of the plan,
             after those before it; for any other, after the whole plan. Findings that ask for the
             same change share it. None if not simulated.

@@ -22,7 +22,7 @@ from distprof.rules.base import (
 from distprof.rules.registry import catalogue, find_rule
 from distprof.terms import Severity
 
-__all__ = ["Judged", "Planner", "Prices", "RuleOutcome", "in_order", "run_rules"]
+__all__ = ["Judged", "Planner", "Prices", "RuleOutcome", "in_order", "is_on_recording", "run_rules"]
 
 Overrides = Mapping[str, Mapping[str, float]]
 
@@ -32,7 +32,10 @@ EXPLAINED = 0.8
 MOSTLY = 0.5
 """At or above this share the narrower finding comes first, although it costs less."""
 
-_Order: TypeAlias = tuple[float, int, str]
+_ON_RECORDING = "CAP"
+"""Family of rules on the recording."""
+
+_Order: TypeAlias = tuple[float, int, bool, str]
 
 _Place: TypeAlias = tuple[int, int, _Order]
 
@@ -87,14 +90,17 @@ class Judged(msgspec.Struct, frozen=True):
 
     @property
     def order(self) -> _Order:
-        """The sort key of findings: errors without a cost first, then by descending cost."""
+        """The sort key of findings: errors without a cost first, then by descending cost.
+
+        Of unknown costs, those of time come before those of memory or of the model's quality.
+        """
         known = (self.remaining_ns, self.recoverable_ns, self.draft.cost_ns_per_step)
         cost = next((ns for ns in known if ns is not None), None)
         if cost is not None:
             first: float = -cost
         else:
             first = -math.inf if self.severity is Severity.ERROR else math.inf
-        return (first, -self.severity.rank, self.rule.code)
+        return (first, -self.severity.rank, not self.rule.costs_time, self.rule.code)
 
     def explains(self, wide: Judged) -> bool:
         """Whether it explains time that another finding, no more severe, counts too.
@@ -128,11 +134,12 @@ def run_rules(
 
     Returns:
         The findings and the rules that were not checked. Errors without a cost come first, then
-        the plan of repairs in its order. The others are sorted by the step time that a simulation
-        still recovers without them, or by their cost where that was not simulated (unknown last),
-        then by severity. A wide finding that a narrower one explains comes after it, or is left out
-        (:func:`in_order`), as is one of which the plan leaves nothing. Without step marks costs are
-        None, because the capture is not a step, but the order stays.
+        the plan of repairs in its order, then warnings and errors on the job, then the rest. Each
+        of the latter two is sorted by the step time that a simulation still recovers without them,
+        or by their cost where that was not simulated (unknown last), then by severity. A wide
+        finding that a narrower one explains comes after it, or is left out (:func:`in_order`), as
+        is one of which the plan leaves nothing. Without step marks costs are None, because the
+        capture is not a step; the order stays, and it is the capture that is simulated.
 
     Raises:
         UsageError: If an override names an unknown rule or limit, or is not a finite number.
@@ -151,7 +158,7 @@ def run_rules(
         if why:
             skipped.append(NotChecked(code=rule.code, name=rule.name, why=why))
     has_steps = all(result.marks_steps for result in by_type.values())
-    priced = _priced(judged, planner if has_steps else None)
+    priced = _priced(judged, planner)
     findings = tuple(_finding(item, has_steps=has_steps) for item in in_order(priced))
     return RuleOutcome(findings, tuple(skipped))
 
@@ -297,8 +304,8 @@ def _finding(judged: Judged, *, has_steps: bool) -> Finding:
         evidence=draft.evidence,
         fix=draft.fix,
         docs=rule.docs,
-        recoverable_ns=judged.recoverable_ns if has_steps else None,
-        remaining_ns=judged.remaining_ns if has_steps else None,
+        recoverable_ns=judged.recoverable_ns,
+        remaining_ns=judged.remaining_ns,
     )
 
 
@@ -329,12 +336,18 @@ def _is_same_change(wide: Judged, items: Iterable[Judged]) -> bool:
 
 
 def _place(item: Judged) -> _Place:
-    """Errors without a cost first, then the plan, then the rest."""
-    if item.order[0] == -math.inf:
+    """Errors without a cost first, then the plan, then warnings on the job, then the rest."""
+    if item.order[0] == -math.inf or item.draft.comes_first:
         return 0, 0, item.order
     if item.place is not None:
         return 1, item.place, item.order
-    return 2, 0, item.order
+    is_on_job = item.severity is not Severity.INFO and not is_on_recording(item.rule.code)
+    return (2 if is_on_job else 3), 0, item.order
+
+
+def is_on_recording(code: str) -> bool:
+    """Whether a finding is about the recording, and not about the job."""
+    return code.startswith(_ON_RECORDING)
 
 
 def _best_explanation(wide: Judged, items: Sequence[Judged]) -> tuple[Judged | None, float]:
@@ -343,7 +356,9 @@ def _best_explanation(wide: Judged, items: Sequence[Judged]) -> tuple[Judged | N
     It is the largest part rather than the sum, because narrow findings may overlap in time.
     """
     narrower = [item for item in items if item.explains(wide)]
-    if not wide.draft.cost_ns_per_step or not narrower:
+    if not narrower:
         return None, 0.0
+    if wide.draft.cost_ns_per_step is None:  # nothing was timed: only the order is known
+        return next(((one, MOSTLY) for one in narrower if one.place is None), (None, 0.0))
     best = max(narrower, key=lambda item: item.draft.cost_ns_per_step or 0)
     return best, _share(best, wide)

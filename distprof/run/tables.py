@@ -57,6 +57,12 @@ ACTIVITY = TableSchema(
         Column(
             name="bytes", dtype="int64", unit="B", nullable=True, doc="Bytes that a copy moves."
         ),
+        Column(
+            name="blocks",
+            dtype="int32",
+            nullable=True,
+            doc="Thread blocks in a kernel's grid: the size of its work, where it was recorded.",
+        ),
     ),
 )
 

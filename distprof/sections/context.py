@@ -83,12 +83,15 @@ class KernelSteps(msgspec.Struct, frozen=True, kw_only=True):
         total_ns: int64, shape ``(N, S)``.
         quartile_ns: int64, shape ``(N, S, 3)``: lower quartile, median and upper quartile of the
             durations; 0 where there is none.
+        blocks: int64, shape ``(N, S)``: thread blocks of all launches; ABSENT where the trace does
+            not tell those of each.
     """
 
     names: tuple[str, ...]
     count: Int64Array
     total_ns: Int64Array
     quartile_ns: Int64Array
+    blocks: Int64Array
 
 
 class SyncStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ ranks, joined the same way, are indexed by that number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,13 +15,55 @@ from numpy.typing import NDArray
 
 from distprof.run.run import CollectiveMatches, Rank, Run
 from distprof.run.tables import distinct
+from distprof.run.topology import ProcessGroup
 from distprof.schema import Int64Array
 from distprof.sections.context import RankAnalysis
+from distprof.terms import CollectiveKind
 
-__all__ = ["Members", "RowIndex", "by_size", "median_by_code", "segment_median"]
+__all__ = [
+    "Members",
+    "RowIndex",
+    "by_size",
+    "median_by_code",
+    "place_of",
+    "places",
+    "ranks_at",
+    "segment_median",
+]
 
 _BLOCK = 4_000_000
 """Members looked at at once: limits intermediate arrays to about 100 MB."""
+
+
+_PAIR = 1 << 24
+"""More than ranks can be."""
+
+
+def places(matches: CollectiveMatches) -> Int64Array:
+    """Which ranks exchange data in each instance, as a number: a group, or two ends of messages.
+
+    Returns:
+        int64, one per instance: the index of a group, negative for a pair of ranks.
+    """
+    place = matches.group.astype(np.int64)
+    point_to_point = [kind for kind in CollectiveKind if kind.is_point_to_point]
+    size = np.diff(matches.offsets)
+    pairs = np.flatnonzero(np.isin(matches.kind, point_to_point) & (size == 2))
+    first = matches.offsets[:-1][pairs]
+    ends = np.stack((matches.member_rank[first], matches.member_rank[first + 1])).astype(np.int64)
+    place[pairs] = -1 - ends.min(axis=0) * _PAIR - ends.max(axis=0)
+    return place
+
+
+def ranks_at(place: int, groups: Sequence[ProcessGroup]) -> tuple[int, ...]:
+    """Ranks that a number of :func:`places` stands for."""
+    return groups[place].ranks if place >= 0 else divmod(-1 - place, _PAIR)
+
+
+def place_of(ranks: tuple[int, ...], groups: Sequence[ProcessGroup]) -> tuple[int, ...]:
+    """All numbers that stand for these ranks: of their groups, and of the pair if they are two."""
+    pair = (-1 - ranks[0] * _PAIR - ranks[1],) if len(ranks) == 2 else ()
+    return (*(i for i, group in enumerate(groups) if group.ranks == ranks), *pair)
 
 
 class RowIndex(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,10 +19,7 @@ __all__ = [
     "device_word",
     "each_window",
     "is_cpu_only",
-    "is_of_experts_alone",
-    "is_of_nccl_alone",
-    "is_of_summaries_alone",
-    "is_of_training_log_alone",
+    "is_recorded",
     "is_whole_capture",
     "mean_span_ns",
     "parts_of",
@@ -92,29 +89,8 @@ def is_whole_capture(report: Report) -> bool:
     return report.step_time.source == StepSource.CAPTURE or report.step_time.num_steps == 0
 
 
-def is_of_experts_alone(report: Report) -> bool:
-    """Whether the report holds only tokens per expert: counts of another tool, nothing timed."""
-    return bool(report.moe.layers) and not _is_recorded(report)
-
-
-def is_of_nccl_alone(report: Report) -> bool:
-    """Whether the report holds only NCCL's logs."""
-    return report.nccl.num_files > 0 and not _is_recorded(report)
-
-
-def is_of_training_log_alone(report: Report) -> bool:
-    """Whether the report holds only a training program's output, NCCL's lines included."""
-    return bool(report.training_log.origin) and not _is_recorded(report)
-
-
-def is_of_summaries_alone(report: Report) -> bool:
-    """Whether the report holds only other tools' tables of collectives or input."""
-    summarised = bool(report.collective_summary.classes or report.input_readiness.num_samples)
-    return summarised and not (report.training_log.origin or _is_recorded(report))
-
-
-def _is_recorded(report: Report) -> bool:
-    """Whether there is a trace or a run directory with content."""
+def is_recorded(report: Report) -> bool:
+    """Whether there is a trace or a run directory with content, and not only another tool's log."""
     return bool(report.run.ranks or report.step_log.ranks or report.job.kind is not None)
 
 

@@ -13,7 +13,12 @@ if TYPE_CHECKING:
 __all__ = ["tables_of"]
 
 
-def tables_of(report: Report, *, show_all: bool) -> tuple[TableView, ...]:
-    """All tables worth showing, in the order of reading."""
-    made = (make(report, show_all=show_all) for make in declared(report, "table"))
+def tables_of(
+    report: Report, *, show_all: bool, sections: tuple[str, ...] = ()
+) -> tuple[TableView, ...]:
+    """All tables worth showing, or those of some sections, in the order of reading."""
+    wanted = (
+        make for make in declared(report, "table") if not sections or make.section in sections
+    )
+    made = (make(report, show_all=show_all) for make in wanted)
     return tuple(view for view in made if view is not None)

@@ -5,19 +5,27 @@ Pure: from a report to sentences. Each subject declares its own sentences. This 
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
+from distprof.rules.engine import is_on_recording
 from distprof.sections.base import Verdict
 from distprof.sections.job.show import end_line
 from distprof.sections.shows import declared
 from distprof.sections.time.show import dominant_line, dominant_part
+from distprof.sections.whatif.show import plan_sentence
 from distprof.terms import Severity
 
 if TYPE_CHECKING:
     from distprof.rules.base import Finding
     from distprof.sections.report import Report
 
-__all__ = ["Verdict", "judge"]
+__all__ = ["Verdict", "judge", "leading"]
+
+_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
 
 def judge(report: Report) -> Verdict:
@@ -30,25 +38,52 @@ def judge(report: Report) -> Verdict:
 
 
 def _judge_measured(report: Report) -> Verdict:
-    """Judge by the first finding, by the waterfall, or by the first subject that has a verdict."""
+    """The first finding, if it is one to act on; else what dominates, or the subject's sentence.
+
+    A sentence that the finding replaces becomes the first reason, unless it adds nothing to it.
+    """
+    own = _of_subject(report)
+    first = leading(report)
+    if first is None:
+        return own
+    message = " ".join(first.message.split())
+    line = message if message.endswith(".") else f"{message}."
+    if own.part and report.plan.repairs:
+        return replace(own, line=line)  # the reasons name the parts of the step already
+    why = own.why if own.part else _new(first, own.why)
+    return replace(own, line=line, why=(*_new(first, (own.line,)), *why))
+
+
+def _new(finding: Finding, sentences: Iterable[str]) -> tuple[str, ...]:
+    """Sentences without those whose numbers the finding all has."""
+    said = set(_NUMBER.findall(finding.message))
+    found = ((sentence, set(_NUMBER.findall(sentence))) for sentence in sentences)
+    return tuple(sentence for sentence, numbers in found if not numbers or not numbers <= said)
+
+
+def _of_subject(report: Report) -> Verdict:
+    """Judge by the waterfall, or by the first subject that has a verdict."""
     dominant = dominant_part(report)
     if dominant is not None:
         why = (sentence(report) for sentence in declared(report, "why"))
-        first = _leading(report)
-        line = dominant_line(report, dominant) if first is None else first.message
+        line = dominant_line(report, dominant)
         return Verdict(line=line, why=tuple(text for text in why if text), part=dominant.key)
     verdicts = (verdict(report) for verdict in declared(report, "verdict"))
     line, reasons = next(filter(None, verdicts), (_nothing_measured(report), ()))
-    return Verdict(line=line, why=reasons, part="")
+    plan = plan_sentence(report)
+    return Verdict(line=line, why=(plan, *reasons) if plan else reasons, part="")
 
 
-def _leading(report: Report) -> Finding | None:
-    """The finding that is the verdict: the first, if it is an error or begins the plan."""
-    first = next(iter(report.findings), None)
+def leading(report: Report) -> Finding | None:
+    """The finding that is the verdict: the first on the job that is worth a warning or a repair.
+
+    Findings on the recording, such as missing ranks, say nothing about the job.
+    """
+    on_job = (one for one in report.findings if not is_on_recording(one.code))
+    first = next(on_job, None)
     if first is None or not first.message.strip():
         return None
-    is_free_error = first.severity is Severity.ERROR and first.cost_ns_per_step is None
-    return first if report.plan.repairs or is_free_error else None
+    return first if report.plan.repairs or first.severity is not Severity.INFO else None
 
 
 def _nothing_measured(report: Report) -> str:

@@ -88,7 +88,7 @@ def test_ranks_can_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
 def test_ranks_left_out_as_asked_are_not_called_missing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["analyze", DLRM, "--ranks", "0-3"]) == 0
+    assert main(["analyze", DLRM, "--ranks", "0-3", "--full"]) == 0
     shown = capsys.readouterr().out
     assert "Ranks 4-7 were left out on request." in shown
     assert "ranks left out" in shown
@@ -120,7 +120,7 @@ def test_a_run_directory_keeps_its_report(
         shutil.copy(trace, rank / "trace.json.gz")
     assert main(["analyze", str(run)]) == 0
     said = " ".join(capsys.readouterr().out.split())  # a long path takes a line of its own
-    assert f"distprof report {run} --all" in said
+    assert f"distprof report {run} --full" in said
     assert load_report(run).run.ranks == (0, 1, 2, 3)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import signal
@@ -17,7 +18,10 @@ import pytest
 import distprof
 from distprof.cli import app as application
 from distprof.cli.app import main
+from distprof.cli.options import SectionName
+from distprof.cli.output import has_color
 from distprof.cli.reference import command_line_page
+from distprof.cli.rule import RuleCode
 from distprof.errors import InputError, MissingExtraError
 from tests.documents.samples import many_ranks, straggler
 
@@ -82,7 +86,6 @@ def test_a_trace_given_as_verb_is_pointed_to_analyze(capsys: pytest.CaptureFixtu
         ["analyze", "x", "--ranks", "0-99999999999"],
         ["analyze", "x", "--fail-on", "fatal"],
         ["analyze", "x", "--nonsense"],
-        ["rule"],
         ["rule", "COM101", "--all"],
         ["rule", "XYZ999"],
     ],
@@ -320,3 +323,47 @@ def run_program(*arguments: str, **environment: str) -> subprocess.CompletedProc
         timeout=60,
         check=False,
     )
+
+
+def test_help_groups_the_verbs_by_what_they_are_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    titles = ["Record:", "Diagnose:", "Compare and gate:", "Plan:", "Set up:"]
+    assert [line for line in shown.splitlines() if line in titles] == titles
+    assert "Other:" not in shown
+
+
+def test_a_file_whose_ending_names_no_format_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["analyze", "traces", "-o", str(tmp_path / "report.html")]) == 2
+    assert "no format has the ending .html" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_terminal", "colored"),
+    [
+        ({}, True, True),
+        ({}, False, False),
+        ({"FORCE_COLOR": "1"}, False, True),
+        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, True, False),
+        ({"TERM": "dumb"}, True, False),
+    ],
+)
+def test_colour_follows_the_terminal_unless_told(
+    variables: dict[str, str], is_terminal: bool, colored: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TERM", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: is_terminal)
+    assert has_color(stream) is colored
+
+
+def test_the_shell_completes_sections_and_rules() -> None:
+    context = click.Context(click.Command("analyze"))
+    option = click.Option(["--section"])
+    sections = SectionName().shell_complete(context, option, "st")
+    assert [item.value for item in sections] == ["step_log", "stragglers"]
+    assert "COM101" in [i.value for i in RuleCode().shell_complete(context, option, "com1")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib import metadata, util
 from pathlib import Path
 
 import pytest
@@ -41,9 +42,12 @@ def test_a_rule_as_markdown_is_its_page(capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.parametrize("name", ["text", "md", "json"])
 def test_all_rules_are_listed(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rule", "--format", name]) == 0
+    unnamed = capsys.readouterr().out
     assert main(["rule", "--all", "--format", name]) == 0
     out = capsys.readouterr().out
     assert all(rule.code in out and rule.name in out for rule in all_rules())
+    assert unnamed == out
 
 
 def test_an_unknown_rule_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,3 +113,39 @@ def test_a_cache_that_cannot_be_written_is_a_problem(
     check = cache_check(tmp_path)
     assert check.state == "problem"
     assert "--cache-dir" in check.fix
+
+
+def test_doctor_knows_every_extra() -> None:
+    declared = set(metadata.metadata("distprof").get_all("Provides-Extra") or ())
+    assert declared == {*clinic._EXTRAS, clinic._ALL}
+
+
+def test_doctor_speaks_json(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["doctor", "--format", "json"])
+    said = json.loads(capsys.readouterr().out)
+    assert said["problems"] == sum(check["state"] == "problem" for check in said["checks"])
+    assert code == (1 if said["problems"] else 0)
+    assert {"name", "state", "found", "fix"} == set(said["checks"][0])
+    assert "torch" in [check["name"] for check in said["checks"]]
+
+
+@pytest.mark.parametrize(
+    ("text", "built"),
+    [
+        ("cuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n", "CUDA 13.0"),
+        ("cuda: Optional[str] = None\nhip: Optional[str] = '7.1'\n", "HIP 7.1"),
+        ("cuda: Optional[str] = None\n", "CPU only"),
+    ],
+)
+def test_what_torch_is_built_for_is_read_and_not_imported(
+    text: str, built: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "torch"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('imported')")
+    (package / "version.py").write_text(text)
+    spec = util.spec_from_file_location(
+        "torch", package / "__init__.py", submodule_search_locations=[str(package)]
+    )
+    monkeypatch.setattr(clinic.util, "find_spec", lambda name: spec)
+    assert clinic._built_for() == built

@@ -23,10 +23,12 @@ from distprof.formats import RenderOptions, find_reporter
 from distprof.schema import Record
 from distprof.sections.base import Result
 from distprof.sections.capture.result import CaptureGap
+from distprof.sections.capture.show import headline
 from distprof.sections.report import Report
 from distprof.sections.shows import declared, declared_in
 from distprof.sections.tables import tables_of
 from distprof.sections.verdict import judge
+from distprof.terms import StepSource
 from tests.documents.samples import empty, healthy, run_info, straggler
 
 HINTS = typing.get_type_hints(Report)
@@ -113,7 +115,7 @@ def test_every_show_is_found_by_a_result_of_the_report() -> None:
     assert [subject for subject in SUBJECTS if not sections_of(subject)] == []
 
 
-@pytest.mark.parametrize("role", ["table", "verdict", "why"])
+@pytest.mark.parametrize("role", ["table", "verdict", "headline", "why"])
 def test_no_two_stand_in_the_same_place(role: str) -> None:
     places = Counter(each.place for each in DECLARED if each.role == role)
     assert [place for place, number in places.items() if number > 1] == []
@@ -141,9 +143,9 @@ def test_every_table_is_shown_and_every_sentence_is_said() -> None:
         for report in reports
         for each in DECLARED
         for arguments in ({"show_all": True} if each.role == "table" else {},)
-        if each.role != "verdict" and each(report, **arguments)
+        if each.role in ("table", "why") and each(report, **arguments)
     }
-    assert said == {each.make.__qualname__ for each in DECLARED if each.role != "verdict"}
+    assert said == {each.make.__qualname__ for each in DECLARED if each.role in ("table", "why")}
     for report in reports:
         for name in ("text", "md", "json"):
             assert find_reporter(name)(report, RenderOptions(show_all=True))
@@ -167,6 +169,21 @@ def test_a_declared_verdict_is_the_verdict_where_nothing_else_is(verdict: Any) -
     told = verdict(report)
     assert told
     assert judge(report).line == told[0]
+
+
+@pytest.mark.parametrize(
+    "line", [each for each in DECLARED if each.role == "headline"], ids=lambda each: each.section
+)
+def test_a_declared_headline_is_the_headline_where_nothing_else_is(line: Any) -> None:
+    names = [name for name in sections_of(line.section) if name not in ALWAYS]
+    report = only(*names, base=NOTHING)
+    telemetry = msgspec.structs.replace(report.telemetry, ranks=())
+    source = StepSource.OPERATIONS if line.section == "whatif" else StepSource.CAPTURE
+    step_time = msgspec.structs.replace(report.step_time, source=source)
+    report = msgspec.structs.replace(report, telemetry=telemetry, step_time=step_time)
+    assert line(report)
+    assert headline(report) == line(report)
+    assert not line(healthy())
 
 
 def test_a_subject_in_which_nothing_was_found_is_left_alone() -> None:

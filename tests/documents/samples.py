@@ -617,9 +617,19 @@ def many_ranks() -> Report:
             num_judged=240,
             num_below_residual=0,
         ),
-        findings=tuple(
-            finding(f"COM10{i}", name=f"finding-{i}", cost_ns_per_step=(9 - i) * 100 * US)
-            for i in range(8)
+        findings=(
+            finding(
+                message=(
+                    "Rank 37 is the straggler: the others wait 5.98 ms (23.9 %) of every step for "
+                    "it. It has more to compute: balance the work."
+                ),
+                ranks=(37,),
+                cost_ns_per_step=5_980 * US,
+            ),
+            *(
+                finding(f"COM10{i}", name=f"finding-{i}", cost_ns_per_step=(9 - i) * 100 * US)
+                for i in range(7)
+            ),
         ),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,11 +54,14 @@ def reports(draw: st.DrawFn) -> Report:
     )
 
 
-@given(reports(), st.integers(60, 160), st.booleans())
+DETAIL = st.sampled_from(({}, {"full": True}, {"show_all": True}, {"sections": ("findings",)}))
+
+
+@given(reports(), st.integers(60, 160), DETAIL)
 def test_text_stays_within_the_width_and_free_of_control_characters(
-    report: Report, width: int, show_all: bool
+    report: Report, width: int, detail: dict[str, Any]
 ) -> None:
-    text = find_reporter("text")(report, RenderOptions(width=width, show_all=show_all))
+    text = find_reporter("text")(report, RenderOptions(width=width, **detail))
     assert not CONTROL.search(text)
     assert text.splitlines()[0].strip()
     assert max(cell_len(line) for line in text.split("\n")) <= width

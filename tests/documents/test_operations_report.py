@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import distprof
@@ -18,15 +19,20 @@ def report():
     return distprof.analyze(GOLDEN / "trace-ST.parquet")
 
 
-def test_the_verdict_says_how_much_and_which_stage(report):
-    assert judge(report).line == (
+def test_the_verdict_is_the_first_finding_and_names_the_stage(report):
+    assert report.findings[0].code == "PIP101"
+    assert judge(report).line == report.findings[0].message
+    assert judge(report).line.startswith("Stage 3 (rank 6) limits the pipeline")
+
+
+def test_the_reasons_give_the_slowdown_the_plan_shares_ideal_and_model_error(report):
+    slowdown, plan, last, worst, model = judge(report).why
+    assert slowdown == (
         "Steps take 17.9 % longer than with even operations; stage 3 explains it: move layers "
         "from it to the others."
     )
-
-
-def test_the_reasons_give_shares_ideal_and_model_error(report):
-    last, worst, model = judge(report).why
+    assert plan.startswith("Plan: 2.21 s → 1.92 s (stages balanced) → 1.38 s (16 micro-batches")
+    assert plan.endswith("simulated, with operations launched as late as they were.")
     assert last.startswith("The last pipeline stage explains 122 %, the slowest 3 % of the workers")
     assert worst == "An ideal step takes 1.84 s; the slowest, step 23, 26.9 % longer."
     assert model.startswith("The simulated step is 1.89 % shorter than the measured one")
@@ -61,7 +67,7 @@ def test_the_run_says_its_size_mesh_and_steps(report):
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_nothing_asks_for_traces_that_there_never_were(report, width):
-    text = render(report, RenderOptions(width=width))
+    text = render(report, RenderOptions(width=width, full=True))
     assert "pp 4 × dp 2 · 8 ranks · 32 steps" in text
     assert "stage 3 (ranks 6-7)" in text
     for wrong in ("0 of 8", "No rank", "One rank alone", "no trace says", "could be measured"):
@@ -91,12 +97,19 @@ def of_pipeline(tmp_path, length):
     return distprof.analyze(write_table(tmp_path / "t.parquet", log_of(rows, unit=1)))
 
 
+def own_sentence(report):
+    """What the verdict would be without findings."""
+    return judge(msgspec.structs.replace(report, findings=())).line
+
+
 def test_a_slow_worker_is_named(tmp_path):
     slow = of_pipeline(tmp_path, lambda d, s, *_: 10**6 * (2 if (d, s) == (5, 2) else 1))
     finding = uneven(slow)
     assert 5 * 4 + 2 in finding.ranks
     assert "the slowest 3 % of the workers, explain" in finding.message
-    assert "take their machines out" in judge(slow).line
+    assert slow.findings[0] == finding
+    assert judge(slow).line == finding.message
+    assert "take their machines out" in own_sentence(slow)
 
 
 def test_unequal_sequences_are_told_from_stalls(tmp_path):
@@ -109,13 +122,23 @@ def test_unequal_sequences_are_told_from_stalls(tmp_path):
     sequences, stalling = of_pipeline(tmp_path, data), of_pipeline(tmp_path, stalls)
     assert "their sequences differ" in uneven(sequences).message
     assert "without a pattern of the data" in uneven(stalling).message
-    assert "sequences of unequal length" in judge(sequences).line
-    assert "garbage collection" in judge(stalling).line
+    assert judge(sequences).line == uneven(sequences).message
+    assert judge(stalling).line == uneven(stalling).message
+    assert "sequences of unequal length" in own_sentence(sequences)
+    assert "garbage collection" in own_sentence(stalling)
 
 
 def test_even_operations_are_a_good_report(tmp_path):
     even = of_pipeline(tmp_path, lambda *_: 10**6)
     assert "STR105" not in {finding.code for finding in even.findings}
+    assert judge(even).why[0].startswith("Operations are even")
+    assert judge(even).line == even.findings[0].message  # 8 micro-batches on 4 stages
+
+
+def test_without_a_finding_the_verdict_is_that_operations_are_even(tmp_path):
+    rows = pipeline_rows(lambda *_: 10**6, dp=2, stages=1, micro_batches=8)
+    even = distprof.analyze(write_table(tmp_path / "t.parquet", log_of(rows, unit=1)))
+    assert even.findings == ()
     assert judge(even).line.startswith("Operations are even")
 
 
@@ -136,7 +159,7 @@ def test_hostile_kinds_reach_no_terminal_raw(tmp_path):
         (0, 0, "\x1b[31mred[bold]\x07", 0, 0, 5),
     ]
     report = distprof.analyze(write_table(tmp_path / "t.parquet", log_of(rows, unit=1)))
-    text = render(report, RenderOptions(width=100))
+    text = render(report, RenderOptions(width=100, full=True))
     assert "Operations left out because it is not known" in text
     assert "\x1b" not in text
     assert "\x07" not in text

@@ -12,9 +12,11 @@ import pytest
 
 from distprof import formats
 from distprof.documents.markdown import MAX_BYTES
+from distprof.documents.text import _GROUPS, MAX_BRIEF
 from distprof.errors import UsageError
 from distprof.formats import RenderOptions, find_reporter, format_of_file, reporter_names
 from distprof.sections.report import Report
+from distprof.sections.whatif.result import RepairPlan
 from tests.documents.job_samples import SAMPLES, failed_job, hostile_job, reference_run, untraced
 from tests.documents.samples import (
     MS,
@@ -35,7 +37,8 @@ COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def shown(report: Report, name: str = "text", **options: object) -> str:
-    return find_reporter(name)(report, RenderOptions(**options))  # type: ignore[arg-type]
+    """The full report; ``full=False`` for the short one."""
+    return find_reporter(name)(report, RenderOptions(**{"full": True, **options}))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -275,3 +278,61 @@ def test_probes_that_cannot_work_here_are_no_news() -> None:
     assert "no NVIDIA driver" not in shown(reference_run())
     assert "no NVIDIA driver" in shown(reference_run(), show_all=True)
     assert "7 of 27 lost (rank 1)" in shown(reference_run())
+
+
+# The short report ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_short_report_is_as_agreed(name: str, golden: Callable[[Path, str], None]) -> None:
+    golden(GOLDEN / f"{name}-short.txt", shown(SAMPLES[name](), width=80, full=False))
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_short_report_fits_a_screen_and_begins_as_the_full_one(name: str, width: int) -> None:
+    short = shown(SAMPLES[name](), width=width, full=False).splitlines()
+    full = shown(SAMPLES[name](), width=width).splitlines()
+    assert len(short) <= MAX_BRIEF
+    assert short[0] == full[0]
+    assert max(map(len, short)) <= width
+
+
+def test_a_finding_that_gives_back_nothing_is_left_to_the_full_report() -> None:
+    report = msgspec.structs.replace(
+        straggler(),
+        plan=RepairPlan(step_ns=100 * MS),
+        findings=(
+            finding("STR101", recoverable_ns=20 * MS, remaining_ns=20 * MS),
+            finding("COM102", recoverable_ns=40 * MS, remaining_ns=MS // 2),
+        ),
+    )
+    short = shown(report, full=False)
+    assert "STR101" in short
+    assert "COM102" not in short
+    assert "and 1 more with --full" in short
+
+
+def test_no_two_parts_of_a_step_are_drawn_alike() -> None:
+    glyphs = [glyph for _, glyph, _, _ in _GROUPS]
+    assert len(set(glyphs)) == len(glyphs)
+
+
+def test_shares_stand_next_to_the_length_of_the_step() -> None:
+    assert "22.3 ms per step: " in shown(straggler(), full=False)
+    assert "22.3 ms per step: " in shown(straggler())
+
+
+def test_one_section_is_shown_alone() -> None:
+    text = shown(straggler(), full=False, sections=("stragglers",))
+    assert "Stragglers" in text
+    assert "Breakdown" not in text
+    assert "Findings" not in text
+    both = shown(straggler(), "md", sections=("stragglers", "findings"))
+    assert "Stragglers" in both
+    assert "STR101" in both
+
+
+def test_a_section_without_anything_says_why() -> None:
+    text = shown(straggler(), full=False, sections=("moe",))
+    assert "Nothing to show" in text

@@ -5,11 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from distprof.rules.base import Finding
 from distprof.sections.idle.result import IdleResult
 from distprof.sections.report import Report
 from distprof.sections.stragglers.result import RankStraggler, StragglersResult
 from distprof.sections.verdict import judge
-from distprof.terms import StepSource, StragglerCause, StragglerPattern
+from distprof.terms import Severity, StepSource, StragglerCause, StragglerPattern
 from tests.documents.job_samples import JOB, SAMPLES, failed_job
 from tests.documents.samples import (
     MS,
@@ -17,6 +18,7 @@ from tests.documents.samples import (
     capture_only,
     cpu_only,
     empty,
+    finding,
     healthy,
     idle,
     many_ranks,
@@ -244,3 +246,34 @@ def test_a_host_between_operators_is_no_idle_device() -> None:
         "The CPU spends 40.0 % of each step (40.0 ms of 100 ms) between operators, in Python or "
         "blocked. Use fewer, larger operators. Record stacks to see what runs between them."
     )
+
+
+# The first finding is the verdict ----------------------------------------------------------------
+
+
+def with_findings(*findings: Finding) -> Report:
+    """Computation dominates, whatever findings say."""
+    return msgspec.structs.replace(healthy(), findings=findings)
+
+
+def test_the_first_finding_is_the_verdict_and_what_it_replaces_the_first_reason() -> None:
+    verdict = judge(with_findings(finding()))
+    assert verdict.line == finding().message
+    assert verdict.why[0] == judge(healthy()).line
+    assert verdict.part == "computation"
+
+
+def test_a_sentence_whose_numbers_the_finding_has_is_no_reason() -> None:
+    own = judge(healthy()).line
+    verdict = judge(with_findings(finding(message=f"As measured: {own}")))
+    assert own not in verdict.why
+
+
+@pytest.mark.parametrize("fields", [{"code": "CAP101"}, {"severity": Severity.INFO}])
+def test_the_recording_and_mere_information_are_not_the_verdict(fields: dict[str, object]) -> None:
+    assert judge(with_findings(finding(**fields))) == judge(healthy())
+
+
+def test_a_warning_on_the_job_is_the_verdict_although_one_on_the_recording_is_listed() -> None:
+    job = finding("NET102", severity=Severity.WARNING, message="No GPUDirect.")
+    assert judge(with_findings(finding("CAP104"), job)).line == "No GPUDirect."

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["ACCUSING", "Fault", "accusations", "is_named", "is_rightly_explained", "others_accused"]
+__all__ = [
+    "ACCUSING",
+    "Fault",
+    "accusations",
+    "is_first",
+    "is_named",
+    "is_rightly_explained",
+    "others_accused",
+]
 
 Finding = dict[str, Any]
 
@@ -62,6 +70,11 @@ def is_rightly_explained(report: dict[str, Any], fault: Fault) -> bool:
     """Whether such a finding also says what is wrong with it."""
     words = _EXPLAINED_BY[fault.kind]
     return any(word in found["message"] for found in _right(report, fault) for word in words)
+
+
+def is_first(report: dict[str, Any], fault: Fault) -> bool:
+    """Whether the first finding names it: the verdict."""
+    return report["findings"][:1] == _right(report, fault)[:1] != []
 
 
 def others_accused(report: dict[str, Any], fault: Fault | None) -> list[Finding]:

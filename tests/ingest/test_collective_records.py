@@ -370,3 +370,72 @@ def test_no_arguments_end_in_an_exception_or_a_negative_size(rows, name):
     table = records_of(built, host, groups=[group("0", [0, 1])], world=4).table
     for column in ("bytes", "seq", "peer", "group_size"):
         assert (table[column] >= ABSENT).all()
+
+
+# --- several messages in one kernel -------------------------------------------------------------
+
+MESSAGE = {"dtype": "BFloat16", "group": "2", "group_ranks": "[0, 1, 2]", "group_size": 3}
+
+
+def asked(start, collective, peer, elements=500):
+    """A send or receive of a batch: its call launches nothing."""
+    end = "dst_rank" if collective == "send" else "src_rank"
+    sizes = {"in_nelems": elements, "out_nelems": elements}
+    arguments = {**MESSAGE, **sizes, "collective": collective, end: peer}
+    return on_host("record_param_comms", start, start + 5, **arguments)
+
+
+def batch_of(*host):
+    """One kernel whose launch only closes the batch."""
+    built = RankBuilder().kernel(SEND_RECV, 80, 120, stream=20, launched=(50, 52))
+    closing = on_host("nccl:coalesced", 48, 55)
+    return row_of(records_of(built, [*host, closing]))
+
+
+def test_a_batch_with_one_peer_goes_both_ways_with_it():
+    record = batch_of(asked(10, "send", 1), asked(20, "recv", 1, elements=300))
+    assert (record["kind"], record["kind_origin"]) == (Kind.SEND_RECV, Origin.DERIVED)
+    assert (record["peer"], record["group_ranks"]) == (1, "0-2")
+    assert (record["bytes"], record["bytes_origin"]) == (1000, Origin.DERIVED)  # the larger way
+
+
+@pytest.mark.parametrize(("collective", "kind"), [("send", Kind.SEND), ("recv", Kind.RECV)])
+def test_a_batch_of_one_message_is_that_message(collective, kind):
+    record = batch_of(asked(10, collective, 2))
+    assert (record["kind"], record["peer"], record["bytes"]) == (kind, 2, 1000)
+
+
+def test_a_batch_with_several_peers_names_none():
+    record = batch_of(asked(10, "send", 1), asked(20, "recv", 2))
+    assert (record["kind"], record["peer"]) == (Kind.SEND_RECV, ABSENT)
+    assert (record["group"], record["bytes"]) == ("2", 1000)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        {**asked(10, "send", 1), "thread": "100/999"},
+        asked(60, "send", 1),
+        {**asked(10, "send", 1), "collective": "allreduce"},
+    ],
+    ids=["another thread", "asked for after the launch", "no message"],
+)
+def test_other_calls_are_no_part_of_a_batch(host):
+    record = batch_of(host)
+    assert (record["kind"], record["peer"], record["bytes"]) == (Kind.SEND_RECV, ABSENT, ABSENT)
+
+
+def test_messages_belong_to_the_next_communication_that_their_thread_launches():
+    built = RankBuilder().kernel(ALL_REDUCE, 60, 70, stream=24, launched=(30, 32))
+    built.kernel(SEND_RECV, 80, 120, stream=20, launched=(50, 52))
+    host = [asked(10, "send", 1), asked(40, "recv", 2)]
+    records = records_of(built, host)
+    assert row_of(records, 0)["kind"] == Kind.ALL_REDUCE
+    assert (row_of(records, 1)["kind"], row_of(records, 1)["peer"]) == (Kind.RECV, 2)
+
+
+def test_a_call_that_launched_its_own_kernel_is_no_part_of_a_batch():
+    built = RankBuilder().kernel(SEND_RECV, 60, 70, stream=20, launched=(12, 13))
+    built.kernel(SEND_RECV, 80, 120, stream=20, launched=(50, 52))
+    records = records_of(built, [asked(10, "send", 1), asked(40, "recv", 1)])
+    assert [row_of(records, n)["kind"] for n in range(2)] == [Kind.SEND, Kind.RECV]

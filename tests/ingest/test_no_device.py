@@ -49,7 +49,7 @@ def analyzed(path: Path) -> Any:
 
 
 def drawn(report: Any) -> str:
-    return " ".join(render(report, RenderOptions(width=100, color=False)).split())
+    return " ".join(render(report, RenderOptions(width=100, full=True)).split())
 
 
 def assert_nothing_invented(report: Any) -> None:

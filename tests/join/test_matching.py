@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from distprof.join.instances import NO_STEP, step_labels
 from distprof.join.matching import match_collectives
 from distprof.join.topology import build_topology
 from distprof.run.run import Device
-from distprof.terms import CollectiveKind, MatchMethod
+from distprof.terms import CollectiveKind, MatchMethod, StepSource
 from tests.drawn import drawn
 from tests.ingest.instances import members_of, true_instances
 from tests.simulator import Collective, Compute, Exchange, SimulatedJob
@@ -299,6 +300,76 @@ def test_grouped_messages_of_a_pipeline_are_not_matched():
     found = match([rank_by_hand(n, r, world_size=3) for n, r in enumerate(rows)])
     assert found.count == 0
     assert "which ranks exchanged data" in found.notes[0]
+
+
+def test_kernels_that_send_and_receive_meet_those_of_their_peer():
+    """1F1B with three stages: the inner one has exchanges with either neighbour, in turn."""
+    both, send, recv = CollectiveKind.SEND_RECV, CollectiveKind.SEND, CollectiveKind.RECV
+    times = [0, 60, 150, 210, 330, 400, 450, 580]
+    last = len(times) - 1
+    group = {"group_ranks": "0-2", "group_size": 3}
+
+    def kernel(number, rank, peer):
+        """The first message goes down the pipeline alone, the last one up."""
+        alone = send if (rank < peer) == (number == 0) else recv
+        kind = both if 0 < number < last else alone
+        return message(times[number] + 30 * min(rank, peer), kind, peer) | group
+
+    numbers = range(last + 1)
+    first = [kernel(n, 0, 1) for n in numbers]
+    second = [kernel(n, 1, peer) for n in numbers for peer in (0, 2)]
+    third = [kernel(n, 2, 1) for n in numbers]
+    found = match([rank_by_hand(n, r, world_size=3) for n, r in enumerate((first, second, third))])
+    expected = [{(0, n), (1, 2 * n)} for n in range(8)] + [
+        {(1, 2 * n + 1), (2, n)} for n in range(8)
+    ]
+    assert sorted(map(sorted, members_of(found))) == sorted(map(sorted, expected))
+    assert found.complete.all()
+    assert (found.num_candidates, found.num_matched) == (32, 32)
+    assert not found.notes
+
+
+def test_a_receive_at_the_end_of_a_devices_window_names_no_step():
+    """A device's window begins with computation: an inner stage receives before that."""
+    rows = [
+        message(0, CollectiveKind.SEND, 1),
+        *ordered((100, 8)),
+        message(200, CollectiveKind.RECV, 1),
+    ]
+    rows += [message(310, CollectiveKind.RECV, 1), message(400, CollectiveKind.SEND, 1)]
+    steps = [(7, 0, 300 * MS), (8, 300 * MS, 600 * MS)]
+    labels = step_labels(rank_by_hand(0, rows, steps, step_source=StepSource.DEVICE))
+    assert labels.tolist() == [7, 7, NO_STEP, 8, 8]
+
+
+def test_an_exchange_whose_messages_lead_to_two_kernels_is_not_matched():
+    """The peer sends and receives in kernels of their own: neither alone is the other end."""
+    both, send, recv = CollectiveKind.SEND_RECV, CollectiveKind.SEND, CollectiveKind.RECV
+    first = [message(100 * n, both, 1) for n in range(6)]
+    second = [
+        message(100 * n + m, kind, 0) for n in range(6) for m, kind in enumerate((send, recv))
+    ]
+    found = match([rank_by_hand(0, first), rank_by_hand(1, second)])
+    assert found.count == 0
+    assert found.num_candidates == 18
+
+
+def test_operations_whose_call_was_not_recorded_take_no_part_among_all_ranks():
+    """At the edges of a capture; joined by order they would pair what does not belong together."""
+    reduced = [(t, 8) for t in range(0, 1200, 200)]
+    unknown = {"kind": CollectiveKind.SEND_RECV, "bytes": -1, "group": "", "group_ranks": ""}
+    lost = {0: (10, 60), 1: (110, 160)}  # at other times on each rank
+    ranks = [
+        rank_by_hand(
+            n,
+            [*(collective(t * MS, (t + 5) * MS, **unknown) for t in lost[n]), *ordered(*reduced)],
+        )
+        for n in range(2)
+    ]
+    found = match(ranks)
+    assert members_of(found) == [{(0, n), (1, n)} for n in range(2, 8)]
+    assert found.matched_ratio == 1.0
+    assert not found.notes
 
 
 # --- simulated jobs, known truth ------------------------------------------------------------------

@@ -643,9 +643,12 @@ def step_log(step_ns: int = 20 * MS, input_ns: dict[int, int] | None = None) -> 
     )
 
 
-def pauses(gc_ns: dict[int, int] | None = None) -> PausesResult:
-    """Collections of 20 µs in a step; on some ranks another time."""
+def pauses(
+    gc_ns: dict[int, int] | None = None, queue_ns: dict[int, int] | None = None
+) -> PausesResult:
+    """Collections of 20 µs in a step, and 5 µs without a CPU; on some ranks another time."""
     times = dict.fromkeys(RANKS, 20 * US) | (gc_ns or {})
+    queued = dict.fromkeys(RANKS, 5 * US) | (queue_ns or {})
     return PausesResult(
         ranks=tuple(
             RankPauses(
@@ -656,6 +659,7 @@ def pauses(gc_ns: dict[int, int] | None = None) -> PausesResult:
                 input_ns_per_step=0,
                 num_input=0,
                 longest_input_ns=None,
+                run_queue_ns_per_step=queued[rank],
             )
             for rank in RANKS
         )

@@ -23,6 +23,7 @@ def rule_of(check, *, code="TST101", name="test-rule", severity=Severity.WARNING
         limits={"most": Limit(1.0, "most that is allowed")},
         doc=parse_page("# test-rule\n"),
         check=check,
+        **more,
     )
 
 

@@ -112,3 +112,43 @@ def test_without_a_plan_findings_are_in_the_order_of_what_they_recover() -> None
     findings = run_rules(simulated().values(), rules=(RANK, WIDE, INPUT)).findings
     assert [one.code for one in findings] == ["TST103", "TST101", "TST104"]
     assert {one.remaining_ns for one in findings} == {None}
+
+
+# What comes before and after the plan ------------------------------------------------------------
+
+
+def test_a_finding_that_must_come_first_precedes_the_plan() -> None:
+    unknown = of("TST108", draft(10, comes_first=True))
+    assert [one.code for one in found(RANK, unknown)] == ["TST108", "TST101"]
+
+
+def test_information_comes_after_warnings_whatever_it_costs() -> None:
+    hint = of("TST108", draft(900), severity=Severity.INFO)
+    small, free = of("TST109", draft(1)), of("TST110", draft(None))
+    codes = [one.code for one in found(hint, free, small, RANK)]
+    assert codes == ["TST101", "TST109", "TST110", "TST108"]
+
+
+def test_findings_on_the_recording_come_after_those_on_the_job() -> None:
+    recording, job = of("CAP199", draft(None)), of("TST108", draft(None))
+    assert [one.code for one in found(recording, job)] == ["TST108", "CAP199"]
+
+
+def test_of_unknown_costs_time_comes_before_quality() -> None:
+    quality = of("TST108", draft(None), costs_time=False)
+    time = of("TST109", draft(None))
+    assert [one.code for one in found(quality, time)] == ["TST109", "TST108"]
+
+
+def test_where_nothing_was_timed_the_reason_comes_before_what_it_explains() -> None:
+    wide = of("TST108", draft(None))
+    reason = of("TST109", draft(None, explains=("TST108",)))
+    assert [one.code for one in found(wide, reason)] == ["TST109", "TST108"]
+
+
+def test_a_capture_without_steps_is_planned_too() -> None:
+    results = {**simulated(), **healthy(steps=False)}
+    findings = run_rules(results.values(), rules=(OVERLAP, RANK), planner=planner).findings
+    prices = [(one.code, one.recoverable_ns, one.remaining_ns) for one in findings]
+    assert prices == [("TST101", 100, 100), ("TST102", 60, 55)]
+    assert {one.cost_ns_per_step for one in findings} == {None}

@@ -1,14 +1,16 @@
 """Gradients of DDP: which collectives carry them, how often they are reduced, and when."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import distprof
 from distprof.run.topology import ProcessGroup
-from distprof.sections.gradients.measure import analyze_gradients, needless_rows
+from distprof.sections.gradients.measure import analyze_gradients, needless_rows, unhidden_rows
 from distprof.sections.gradients.traffic import DDP_FORWARD, SEARCH
 from distprof.terms import CollectiveKind, MeshAxis
 from tests.builders import RankBuilder, make_run
@@ -133,6 +135,33 @@ def test_rows_of_needless_reductions_are_those_before_the_last():
     run = make_run([accumulating([[8_192, 4_096]] * 3).rank()], steps=(0,), groups=(WORLD,))
     (analysis,) = measure(run).analyses.values()
     assert needless_rows(analysis).tolist() == [True, True, True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("buckets", "shares"),
+    [
+        ([8_192, 8_192, 4_096], [0, 0, 1]),  # the last is ready when backward has ended
+        ([8_192], [0.1]),  # in ten buckets a tenth of it would be
+        ([4_096] * 200, [0.1] * 200),  # merged into ten buckets likewise
+    ],
+)
+def test_no_order_hides_the_last_bucket_of_gradients(buckets, shares):
+    own = SimpleNamespace(
+        rows=np.arange(1, len(buckets) + 1),
+        bytes=np.array([sum(buckets)]),
+        num_buckets=np.array([len(buckets)]),
+    )
+    analysis = SimpleNamespace(collective_step=np.zeros(len(buckets) + 1), gradients=own)
+    np.testing.assert_allclose(unhidden_rows(analysis), [0, *shares], rtol=1e-6)
+
+
+def test_gradients_that_begin_after_backward_overlap_but_for_the_last_bucket():
+    ranks = [accumulating([[8_192, 4_096]], number_of=number).rank() for number in (0, 1)]
+    matches, _ = join_by_seq(ranks)
+    report = distprof.analyze(make_run(ranks, steps=(0,), groups=(WORLD,), matches=matches))
+    without = {scenario.what: scenario.recoverable_ns for scenario in report.whatif.without}
+    assert without["exposed transfer"] == 60
+    assert without["overlap"] == 30
 
 
 def test_a_step_without_needless_reductions_is_simulated():

@@ -328,3 +328,21 @@ def test_counts_of_long_logs_stay_exact(job):
         log = measure_step_log(records_of(job.steps(0, [10] * 8)))
     assert (log.row.num_steps, len(log.step)) == (8, 3)
     assert np.array_equal(log.step, [5, 6, 7])
+
+
+def test_waiting_for_a_cpu_is_a_mean_of_usual_steps(job):
+    """The step in which the profiler wrote its file does not count, nor time between steps."""
+    lasted, queued = (50, 10, 10, 90, 10, 10), (None, 2, 4, 80, 60, 0)
+    records = [
+        StepRecord(
+            step=step,
+            start_ns=START_NS + 1_000 * step * MS,
+            end_ns=START_NS + (1_000 * step + ms) * MS,
+            run_queue_ns=None if waited is None else waited * MS,
+        )
+        for step, (ms, waited) in enumerate(zip(lasted, queued, strict=True))
+    ]
+    job.lines(0, STEPS_FILE, records).pauses(0, pause("gc", 1, 2, 1))
+    assert measure_pauses(records_of(job)).run_queue_ns_per_step == (2 + 4 + 10 + 0) * MS // 4
+    by_step = host_pauses(records_of(job)).run_queue_ns
+    assert by_step == {1: 2 * MS, 2: 4 * MS, 3: 80 * MS, 4: 10 * MS, 5: 0}

@@ -15,6 +15,7 @@ from tests.simulator.job import (
     Fault,
     GarbageCollection,
     Input,
+    LargerInputs,
     LateHost,
     LateInput,
     Marked,
@@ -141,7 +142,7 @@ class RankProcess:
     ) -> int:
         return sum(fault.ns for fault in self._faults(kind, step))
 
-    def _factor(self, kind: type[SlowDevice] | type[MoreWork], step: int) -> float:
+    def _factor(self, kind: type[Fault], step: int) -> float:
         factor = 1.0
         for fault in self._faults(kind, step):
             factor *= fault.factor
@@ -182,13 +183,15 @@ class RankProcess:
         count = max(1, round(op.kernels * self._factor(MoreWork, step)))
         usual = op.ns / op.kernels * self._factor(SlowDevice, step) * self.slowness
         usual *= self.job.load.get((op.follows, self.rank, step), 1.0)
+        larger = 1.0 if op.fixed else self._factor(LargerInputs, step)
+        usual, blocks = usual * larger, round(op.blocks * larger)
         for _ in range(count):
             ready = self._launch()
             length = max(1_000.0, usual * (1 + self.noise.gauss(0, self.job.compute_noise)))
             start = max(ready, self.device)
             self.device = start + length
             self.ends.append(self.device)
-            self._run(start, self.device, op.name, "computation", COMPUTE_STREAM, step)
+            self._run(start, self.device, op.name, "computation", COMPUTE_STREAM, step, blocks)
 
     def _marked(self, op: Marked, step: int) -> None:
         host, first = self.host, len(self.log.device)
@@ -200,7 +203,16 @@ class RankProcess:
         start = self.log.device[first].start
         self._run(start, self.device, op.name, "annotation", COMPUTE_STREAM, step)
 
-    def _run(self, start: float, end: float, name: str, kind: str, stream: int, step: int) -> None:
+    def _run(
+        self,
+        start: float,
+        end: float,
+        name: str,
+        kind: str,
+        stream: int,
+        step: int,
+        blocks: int = -1,
+    ) -> None:
         self.log.device.append(
             DeviceEvent(
                 start=start,
@@ -210,6 +222,7 @@ class RankProcess:
                 stream=stream,
                 correlation=self.correlation,
                 step=step,
+                blocks=blocks,
             )
         )
 

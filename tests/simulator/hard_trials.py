@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from tests.simulator.job import Fault, LateInput, SimulatedJob, SlowDevice
+from tests.simulator.job import Fault, LargerInputs, LateInput, SimulatedJob, SlowDevice
 from tests.simulator.shapes import (
     Shape,
     data_parallel,
@@ -35,6 +35,7 @@ PIPELINES = ((2, 2), (4, 1), (4, 2), (2, 4), (4, 4), (8, 1), (8, 2))
 """Stages and replicas."""
 
 SLOWER = "It runs the same kernels slower", "They run the same kernels slower"
+LARGER = ("more work: larger inputs",)
 LATE_INPUT = "Its input arrives late", "Their input arrives late", "waits for input"
 MORE_TOKENS = "more tokens", "times the tokens", "times the mean"
 
@@ -228,6 +229,14 @@ def hot_rank(workload: str, dice: random.Random) -> Trial:
     return Trial(job=job, truths=(truth,))
 
 
+def larger_inputs(workload: str, dice: random.Random) -> Trial:
+    """Inputs of one replica are larger: kernels of larger grids take longer, none is slower."""
+    job, factor = job_of(workload, dice), dice.uniform(1.1, 1.5)
+    replicas = job.axes.get("tp", tuple((rank,) for rank in range(job.world_size)))
+    faults = tuple(LargerInputs(rank=rank, factor=factor) for rank in dice.choice(replicas))
+    return _with(job, faults, LARGER)
+
+
 def long_stage(workload: str, dice: random.Random) -> Trial:
     """A stage has more layers, which no device is to blame for."""
     stages, replicas = dice.choice([shape for shape in PIPELINES if shape[0] > 2])
@@ -273,6 +282,7 @@ HARD_FAULTS: Mapping[Callable[[str, random.Random], Trial], tuple[str, ...]] = {
     throttles: ALL,
     two_faults: ALL,
     hot_rank: ("moe",),
+    larger_inputs: ("ddp", "fsdp", "tp_dp"),
     long_stage: ("1f1b",),
     late_first_stage: ("1f1b",),
 }

@@ -26,13 +26,17 @@ class Input:
 class Compute:
     """Computation kernels launched one after another; ``ns`` is their sum.
 
-    With ``follows`` each kernel takes as many times as long as the job's ``load`` says.
+    With ``follows`` each kernel takes as many times as long as the job's ``load`` says. A kernel
+    has ``blocks`` thread blocks; larger inputs need more, and longer, except where the work is
+    ``fixed`` by the parameters.
     """
 
     ns: int
     kernels: int = 4
     name: str = "gemm_f16_128x128"
     follows: str = ""
+    blocks: int = 1024
+    fixed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +109,15 @@ class MoreWork:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LargerInputs:
+    """Inputs of a rank are ``factor`` times as large: its kernels are larger and take longer."""
+
+    rank: int
+    factor: float
+    steps: Sequence[int] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class LateInput:
     """A rank's data loader takes ``ns`` longer."""
 
@@ -140,7 +153,7 @@ class SlowLink:
     steps: Sequence[int] | None = None
 
 
-Fault = SlowDevice | MoreWork | LateInput | LateHost | GarbageCollection | SlowLink
+Fault = SlowDevice | MoreWork | LargerInputs | LateInput | LateHost | GarbageCollection | SlowLink
 
 
 def rotating(ranks: Sequence[int], factor: float, steps: Sequence[int]) -> tuple[SlowDevice, ...]:
@@ -161,7 +174,7 @@ DDP_STEP: tuple[Op, ...] = (
     Compute(ns=2 * MS),
     Collective(bytes=8 << 20, transfer_ns=MS // 2, overlap=True),
     Wait(),
-    Compute(ns=MS, name="adam"),
+    Compute(ns=MS, name="adam", fixed=True),
 )
 
 

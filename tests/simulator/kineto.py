@@ -149,6 +149,8 @@ def _events(recording: Recording, rank: int, *, with_seq: bool) -> Iterator[dict
             if event.kind == "communication" and event.correlation in comm:
                 kernel = comm[event.correlation]
                 args |= _comm_args(recording, kernel, with_seq=with_seq)
+            if event.blocks >= 0:
+                args |= {"grid": [event.blocks, 1, 1], "block": [256, 1, 1]}
             place = {"pid": device, "tid": event.stream}
             yield {
                 "ph": "X",

@@ -53,6 +53,7 @@ class DeviceEvent:
     stream: int
     correlation: int
     step: int
+    blocks: int = -1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,6 +47,7 @@ def records_of(recording: Recording, rank: int) -> InMemoryRecords:
             "samples": ABSENT,
             "loss": np.nan,
             "num_micro_batches": ABSENT,
+            "run_queue_ns": ABSENT,
             "is_traced": True,
             "is_probed": True,
         }

@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 NORM = Collective(bytes=4, transfer_ns=20_000)
-ADAM = Compute(ns=MS, name="adam")
+ADAM = Compute(ns=MS, name="adam", fixed=True)
 KERNELS = 12
 """Of a micro-batch on a usual pipeline stage."""
 

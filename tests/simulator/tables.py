@@ -159,6 +159,7 @@ def _activity(recording: Recording, rank: int) -> Table:
                 "device": rank % recording.job.ranks_per_node,
                 "correlation": event.correlation,
                 "bytes": ABSENT,
+                "blocks": event.blocks,
             }
             for event in events
             if event.start >= begin and event.end <= finish

@@ -373,6 +373,7 @@ class _Steps:
             record.samples,
             record.loss,
             record.num_micro_batches,
+            record.run_queue_ns,
             record.is_traced,
             record.is_probed,
         )

@@ -276,8 +276,14 @@ def _arguments(args: Any) -> Arguments:
         correlation=as_int(args.get("correlation")),
         device=as_int(args.get("device")),
         bytes=as_int(args.get("bytes")),
+        grid=_grid(args.get("grid")),
         collective=NO_COLLECTIVE if collective is None else SOME_COLLECTIVE,
     )
+
+
+def _grid(value: Any) -> tuple[int, ...] | None:
+    """A kernel's grid; None for what is no list of integers."""
+    return tuple(map(as_int, value)) if isinstance(value, list) else None
 
 
 def _metadata(event: Loose) -> Metadata:

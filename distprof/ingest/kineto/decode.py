@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
+from math import prod
 from typing import Any
 
 import msgspec
@@ -160,7 +161,31 @@ def device_columns(rows: Rows) -> Columns:
         "device": device.astype(np.int32),
         "correlation": rows.correlation,
         "bytes": integers([event.args.bytes for event in events], as_int),
+        "blocks": coded([_BLOCKS[event.args.grid] for event in events]),
     }
+
+
+class _Blocks(dict[tuple[int, ...] | None, int]):
+    """Thread blocks of each grid met lately; a job launches few different ones."""
+
+    def __missing__(self, grid: tuple[int, ...] | None) -> int:
+        if not grid or len(grid) > _DIMENSIONS or min(grid) < 1:
+            return ABSENT
+        if len(self) >= _MOST_GRIDS:
+            self.clear()
+        blocks = prod(grid)
+        self[grid] = blocks = blocks if blocks <= _MOST_BLOCKS else ABSENT
+        return blocks
+
+
+_DIMENSIONS = 3
+
+_MOST_GRIDS = 1 << 16
+"""Grids remembered: a hostile trace must not fill the memory."""
+
+_MOST_BLOCKS = np.iinfo(np.int32).max
+
+_BLOCKS = _Blocks()
 
 
 def host_columns(rows: Rows, symbols: SymbolTable) -> Columns:

@@ -214,6 +214,7 @@ class Arguments(Struct, gc=False, frozen=True):
     correlation: int = ABSENT
     device: int = ABSENT
     bytes: int | str = ABSENT
+    grid: tuple[int, ...] | None = None
     collective: Raw = msgspec.field(name="Collective name", default=NO_COLLECTIVE)
 
     @property

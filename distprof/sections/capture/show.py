@@ -1,4 +1,4 @@
-"""The recording: what was captured, its quality, and what could therefore not be checked."""
+"""The recording: what was captured, its quality, and what could not be checked."""
 
 from __future__ import annotations
 
@@ -9,13 +9,9 @@ from distprof.sections.capture.measure import NO_DEVICE
 from distprof.sections.capture.result import CaptureResult
 from distprof.sections.job.show import mesh_text
 from distprof.sections.parts import (
-    is_of_experts_alone,
-    is_of_nccl_alone,
-    is_of_summaries_alone,
-    is_of_training_log_alone,
     is_whole_capture,
 )
-from distprof.sections.shows import Told, table, verdict, why
+from distprof.sections.shows import Told, declared, table, verdict, why
 from distprof.sections.table import Column, TableView, counted, facts_table, rows_table
 from distprof.terms import StepSource
 from distprof.units import format_duration, format_ratio
@@ -32,16 +28,10 @@ MAX_NOTES_SHOWN = 12
 def headline(report: Report) -> str:
     """What was recorded, on one line: ranks, steps, backend, device, clocks."""
     run = report.run
-    if report.step_time.source == StepSource.OPERATIONS:
-        return _operations_headline(report)
-    if is_of_experts_alone(report):
-        return _experts_headline(report)
-    if is_of_training_log_alone(report):
-        return _training_headline(report)
-    if is_of_summaries_alone(report):
-        return _summaries_headline(report)
-    if is_of_nccl_alone(report):
-        return f"NCCL logs from {counted(report.nccl.num_files, 'file')} · no timings"
+    of_subject = (make(report) for make in declared(report, "headline"))
+    known = next(filter(None, of_subject), "")
+    if known:
+        return known
     recorded = len(run.ranks)
     ranks = f"{recorded} of {run.world_size} ranks" if run.world_size else f"{recorded} ranks"
     if recorded == 1 and run.world_size in (1, None):
@@ -59,55 +49,6 @@ def headline(report: Report) -> str:
     what = run.strategy or report.job.workload
     mesh = mesh_text(run.mesh, what) if report.job.kind is not None else ""
     facts = [what, mesh, ranks, window, run.backend, run.device, _clock_fact(report)]
-    return " · ".join(fact for fact in facts if fact)
-
-
-def _operations_headline(report: Report) -> str:
-    """For a log of operations: the size of the job, and the steps that the log holds."""
-    run = report.run
-    ranks = counted(run.world_size, "rank") if run.world_size else ""
-    mesh = mesh_text(run.mesh, "")
-    steps = counted(report.step_time.num_steps, "step")
-    return " · ".join(fact for fact in (mesh, ranks, steps, "no traces") if fact)
-
-
-def _training_headline(report: Report) -> str:
-    """For a log of a training program: its origin, the size of the job, and its contents."""
-    log = report.training_log
-    num_nccl = report.nccl.num_files
-    facts = [
-        f"log of {log.origin}",
-        counted(log.world_size, "rank") if log.world_size else "",
-        counted(log.num_reports, "report"),
-        f"NCCL logs from {counted(num_nccl, 'file')}" if num_nccl else "",
-        "no traces",
-    ]
-    return " · ".join(fact for fact in facts if fact)
-
-
-def _summaries_headline(report: Report) -> str:
-    """For tables of other tools: what each of them holds."""
-    summary, readiness = report.collective_summary, report.input_readiness
-    facts = []
-    if summary.classes:
-        facts.append(f"table of collectives · {counted(len(summary.ranks), 'rank')}")
-        facts.append(f"{len(summary.classes):,} combinations of kind and size")
-    if readiness.num_samples:
-        facts.append(f"input readiness · {counted(len(readiness.ranks), 'rank')}")
-        facts.append(counted(readiness.num_samples, "sample"))
-    return " · ".join([*facts, "no traces"])
-
-
-def _experts_headline(report: Report) -> str:
-    """For counts of tokens per expert: how much was counted."""
-    layers = report.moe.layers
-    parts = {layer.part for layer in layers}
-    facts = [
-        counted(max(layer.num_experts for layer in layers), "expert"),
-        counted(len({layer.layer for layer in layers}), "layer"),
-        f"{counted(len(parts), 'part')} of the data" if any(parts) else "",
-        "no timings",
-    ]
     return " · ".join(fact for fact in facts if fact)
 
 
@@ -175,19 +116,19 @@ def no_device_verdict(report: Report) -> Told:
     return f"{line.rstrip('.')}.", tuple(sentence for sentence in why if sentence)
 
 
-@why(place=55)
+@why(place=55, is_brief=True)
 def start_sentence(report: Report) -> str:
     """The waiting that starting the profiler may cause, where it is in the numbers."""
     wait_ns = report.capture.start_wait_ns
     if not wait_ns:
         return ""
     return (
-        f"{format_duration(wait_ns)} of the waiting may come from starting the profiler on one "
-        "rank after the other: no rank is blamed for it."
+        f"{format_duration(wait_ns)} of the waiting may come from starting the profiler: no rank "
+        "is blamed for it."
     )
 
 
-@why(place=60)
+@why(place=60, is_brief=True)
 def limits_sentence(report: Report) -> str:
     """What the recording lacks, as far as it affects every number."""
     limits = []

@@ -1,4 +1,4 @@
-"""How much of the hardware a step uses, as a table of facts."""
+"""How much of the hardware a step uses."""
 
 from __future__ import annotations
 

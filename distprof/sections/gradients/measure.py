@@ -20,7 +20,7 @@ from distprof.schema import ABSENT, Int64Array
 from distprof.sections.context import RankAnalyses, RankAnalysis, RankGradients
 from distprof.sections.gradients.result import GradientGroup, GradientsResult
 
-__all__ = ["analyze_gradients", "needless_rows"]
+__all__ = ["analyze_gradients", "needless_rows", "unhidden_rows"]
 
 _NO_REDUCTION = (
     "DistributedDataParallel is used, but no all-reduce of floating-point numbers with its size "
@@ -68,6 +68,31 @@ def needless_rows(analysis: RankAnalysis) -> NDArray[np.bool_]:
         reductions = np.flatnonzero(own.axis == number)
         again[reductions] = _repeats(own, reductions)[1]
     result[own.rows[np.repeat(again, own.num_buckets)]] = True
+    return result
+
+
+BUCKET_BYTES = 25 << 20
+"""DistributedDataParallel's usual bucket."""
+
+BUCKETS = 10
+"""Buckets that few gradients are divided into, so that all but one can overlap."""
+
+
+def unhidden_rows(analysis: RankAnalysis) -> NDArray[np.float32]:
+    """Share of each row of COLLECTIVES that no order of backward hides: the last bucket's.
+
+    The last bucket is ready when backward has ended. Where all gradients are in one bucket, or in
+    many tiny ones, each stands for its share of a last bucket of usual size.
+    """
+    result = np.zeros(len(analysis.collective_step), dtype=np.float32)
+    own = analysis.gradients
+    if own is None or not len(own.rows):
+        return result
+    usual = np.minimum(BUCKET_BYTES, own.bytes / BUCKETS) / np.maximum(own.bytes, 1)
+    in_buckets = (own.num_buckets > 1) & (own.num_buckets * usual <= 1)
+    share = np.repeat(np.where(in_buckets, 0.0, usual), own.num_buckets)
+    share[(np.cumsum(own.num_buckets) - 1)[in_buckets]] = 1.0
+    result[own.rows] = share
     return result
 
 

@@ -1,4 +1,4 @@
-"""Gradients of data parallelism: how often they are reduced, and how late in backward."""
+"""Gradients of data parallelism: how often and how late they are reduced."""
 
 from __future__ import annotations
 

@@ -55,11 +55,13 @@ class HostPauses(msgspec.Struct, frozen=True, kw_only=True):
         gc_ns: Step to time in garbage collection, None where it was not watched.
         input_ns: Step to time in the phase ``input``, None where phases were not logged.
         tokens: Step to tokens trained on, None where they were not logged.
+        run_queue_ns: Step to time without a CPU though ready to run, None where it is not known.
     """
 
     gc_ns: Mapping[int, int] | None = None
     input_ns: Mapping[int, int] | None = None
     tokens: Mapping[int, int] | None = None
+    run_queue_ns: Mapping[int, int] | None = None
 
 
 def measure_pauses(records: RankRecords) -> RankPauses | None:
@@ -77,7 +79,25 @@ def measure_pauses(records: RankRecords) -> RankPauses | None:
         input_ns_per_step=waits // num_steps,
         num_input=num_waits,
         longest_input_ns=longest_wait,
+        run_queue_ns_per_step=_mean_in_queue(records.step_log),
     )
+
+
+UNUSUAL_STEP = 2.0
+"""Times the median from which a step is not a usual one: a profiler starts, or writes its file."""
+
+
+def _mean_in_queue(log: Table) -> int | None:
+    """Mean time in the run queue of usual steps but the first; None if one does not say.
+
+    A thread also waits between two steps: no step waited longer than it lasted.
+    """
+    lasted = (log["end_ns"] - log["start_ns"])[1:]
+    waited = np.minimum(log["run_queue_ns"][1:], lasted)
+    usual = lasted <= UNUSUAL_STEP * np.median(lasted) if len(lasted) else np.zeros(0, np.bool_)
+    if not usual.any() or (waited < 0).any():
+        return None
+    return round(float(waited[usual].mean()))
 
 
 def host_pauses(records: RankRecords) -> HostPauses:
@@ -90,16 +110,29 @@ def host_pauses(records: RankRecords) -> HostPauses:
         input_ns=_by_step(phases.take(phases.coded("name").equals("input")))
         if len(phases)
         else None,
-        tokens=_tokens(records.step_log),
+        tokens=_logged(records.step_log, "tokens"),
+        run_queue_ns=_in_queue(records.step_log),
     )
 
 
-def _tokens(log: Table) -> dict[int, int] | None:
-    """Values of the last steps, each separately; None if one of them is missing."""
-    steps, tokens = log["step"][-MAX_STEPS:], log["tokens"][-MAX_STEPS:]
-    if len(tokens) == 0 or (tokens < 0).any():
+def _in_queue(log: Table) -> dict[int, int] | None:
+    """Time in the run queue of the last steps; None if one of them does not say."""
+    known = _logged(log, "run_queue_ns")
+    lasted = (log["end_ns"] - log["start_ns"]).tolist()
+    most = dict(zip(log["step"].tolist(), lasted, strict=True))
+    return known and {step: min(ns, most[step]) for step, ns in known.items()}
+
+
+def _logged(log: Table, column: str) -> dict[int, int] | None:
+    """Values of the last steps, each separately; None if one of them is missing.
+
+    The first step, which nothing precedes, may lack what is counted from step to step.
+    """
+    steps, values = log["step"][-MAX_STEPS:], log[column][-MAX_STEPS:]
+    known = values >= 0
+    if not known.any() or not known[1:].all():
         return None
-    return dict(zip(steps.tolist(), tokens.tolist(), strict=True))
+    return dict(zip(steps[known].tolist(), values[known].tolist(), strict=True))
 
 
 def _by_step(rows: Table) -> dict[int, int]:
@@ -153,6 +186,7 @@ def analyze_idle(analyses: RankAnalyses) -> IdleResult:
     return IdleResult(
         ranks=tuple(analysis.idle for analysis in known if analysis.idle is not None),
         sync_calls=_combine_calls(known, analyses.num_windows),
+        is_cpu=analyses.is_cpu,
         unavailable=notes,
     )
 

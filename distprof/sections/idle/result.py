@@ -71,12 +71,14 @@ class IdleResult(Result, frozen=True, kw_only=True):
     Args:
         ranks: Each rank over all analysed steps.
         sync_calls: Runtime calls that waited for the GPU, most idle time first.
+        is_cpu: Whether CPUs compute: idle is then the time between operators.
     """
 
     needs_traces = True
 
     ranks: tuple[RankIdle, ...]
     sync_calls: tuple[SyncCall, ...]
+    is_cpu: bool = False
 
 
 # Time that training threads lost to garbage collection and to waiting for input ------------------
@@ -93,6 +95,8 @@ class RankPauses(Record, frozen=True, kw_only=True):
         input_ns_per_step: Waiting for the data loader, mean per step.
         num_input: Number of waits.
         longest_input_ns: Longest wait, None without one.
+        run_queue_ns_per_step: The training thread was ready to run but had no CPU, mean of the
+            steps that take at most twice the median; null where the system does not say.
     """
 
     rank: int
@@ -102,6 +106,7 @@ class RankPauses(Record, frozen=True, kw_only=True):
     input_ns_per_step: int
     num_input: int
     longest_input_ns: int | None
+    run_queue_ns_per_step: int | None = None
 
 
 class PausesResult(Result, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Why the GPU was idle: the sentence where idling dominates, and the tables of causes."""
+"""Why the GPU was idle."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from distprof.intervals import Intervals
 from distprof.run.tables import distinct
-from distprof.schema import Int64Array, Table
+from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.context import KernelStats, KernelSteps, RankAnalyses, RankAnalysis
 from distprof.sections.kernels.result import CategoryTime, KernelRow, KernelsResult, RankSpeed
 from distprof.terms import ActivityKind
@@ -267,16 +267,21 @@ def kernel_steps(activity: Table, windows: Intervals) -> KernelSteps:
     place[kept] = np.arange(len(kept))
     among = place[names.codes[rows]] >= 0
     cell = place[names.codes[rows[among]]] * max(num_steps, 1) + at[rows[among]]
-    return _in_cells(
-        tuple(names.values[code] for code in kept.tolist()), cell, duration[among], num_steps
-    )
+    blocks = activity["blocks"][rows[among]]
+    kept_names = tuple(names.values[code] for code in kept.tolist())
+    return _in_cells(kept_names, cell, duration[among], blocks, num_steps)
 
 
 def _in_cells(
-    names: tuple[str, ...], cell: Int64Array, duration: Int64Array, num_steps: int
+    names: tuple[str, ...],
+    cell: Int64Array,
+    duration: Int64Array,
+    blocks: NDArray[np.int32],
+    num_steps: int,
 ) -> KernelSteps:
-    """Durations counted in cells of kernel and step."""
+    """Durations and thread blocks counted in cells of kernel and step."""
     size = len(names) * num_steps
+    all_blocks = _blocks_in_cells(cell, blocks, size)
     cell, duration = _sort_pairs(cell, duration)
     count = np.bincount(cell, minlength=size).astype(np.int64)
     total = np.bincount(cell, weights=duration, minlength=size).astype(np.int64)
@@ -294,4 +299,12 @@ def _in_cells(
         count=count.reshape(shape),
         total_ns=total.reshape(shape),
         quartile_ns=quartiles.reshape(*shape, 3),
+        blocks=all_blocks.reshape(shape),
     )
+
+
+def _blocks_in_cells(cell: Int64Array, blocks: NDArray[np.int32], size: int) -> Int64Array:
+    """Thread blocks of each cell; ABSENT where they are not known of all its kernels."""
+    total = np.bincount(cell, weights=blocks, minlength=size).astype(np.int64)
+    total[cell[blocks == ABSENT]] = ABSENT
+    return total

@@ -1,4 +1,4 @@
-"""Mixtures of experts: load by layer, the ranks that share experts, and what they exchange."""
+"""Mixtures of experts: load by layer, placement on ranks, and what they exchange."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from distprof.sections.moe.result import MoeExchange, MoeLayer, MoePair, MoePlacement
-from distprof.sections.parts import is_of_experts_alone
-from distprof.sections.shows import Told, table, verdict
+from distprof.sections.parts import is_recorded
+from distprof.sections.shows import Told, headline, table, verdict
 from distprof.sections.table import Column, TableView, counted, ranks_table, rows_table
 from distprof.units import format_bytes, format_ratio
 
@@ -219,12 +219,33 @@ MIN_LOAD = 1.2
 def experts_verdict(report: Report) -> Told:
     """The verdict and its reasons; None for other reports."""
     moe = report.moe
-    if not is_of_experts_alone(report):
+    if not _is_alone(report):
         return None
     busiest = max(moe.layers, key=lambda layer: layer.max_over_mean)
     why = (_busiest(busiest), _dead(moe.layers))
     line = ranks_line(moe.placement) if moe.placement else _experts_line(busiest)
     return line, tuple(sentence for sentence in why if sentence)
+
+
+def _is_alone(report: Report) -> bool:
+    """Whether the report holds only tokens per expert: counts of another tool, nothing timed."""
+    return bool(report.moe.layers) and not is_recorded(report)
+
+
+@headline(place=20)
+def experts_headline(report: Report) -> str:
+    """How much was counted."""
+    if not _is_alone(report):
+        return ""
+    layers = report.moe.layers
+    parts = {layer.part for layer in layers}
+    facts = [
+        counted(max(layer.num_experts for layer in layers), "expert"),
+        counted(len({layer.layer for layer in layers}), "layer"),
+        f"{counted(len(parts), 'part')} of the data" if any(parts) else "",
+        "no timings",
+    ]
+    return " · ".join(fact for fact in facts if fact)
 
 
 def _gain(placed: MoePlacement) -> float:

@@ -1,4 +1,4 @@
-"""Tables about NCCL's logs."""
+"""What NCCL's logs say: paths, settings, warnings."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from distprof.sections.nccl.result import (
     NcclResult,
     NcclTransport,
 )
-from distprof.sections.parts import is_of_nccl_alone
-from distprof.sections.shows import Told, table, verdict
+from distprof.sections.parts import is_recorded
+from distprof.sections.shows import Told, headline, table, verdict
 from distprof.sections.table import Column, TableView, counted, rows_table
 from distprof.units import format_bytes, format_duration, format_ratio
 
@@ -38,10 +38,23 @@ __all__ = [
 def nccl_verdict(report: Report) -> Told:
     """The verdict and its reasons; None for other reports."""
     result = report.nccl
-    if not is_of_nccl_alone(report):
+    if not _is_alone(report):
         return None
     why = (_init(result), _warnings(result), _read(result))
     return _line(result), tuple(sentence for sentence in why if sentence)
+
+
+def _is_alone(report: Report) -> bool:
+    """Whether the report holds only NCCL's logs."""
+    return report.nccl.num_files > 0 and not is_recorded(report)
+
+
+@headline(place=50)
+def nccl_headline(report: Report) -> str:
+    """How many logs there are."""
+    if not _is_alone(report):
+        return ""
+    return f"NCCL logs from {counted(report.nccl.num_files, 'file')} · no timings"
 
 
 def transport_name(way: NcclTransport) -> str:

@@ -1,4 +1,4 @@
-"""How much communication overlaps with compute: a sentence, and a table by axis."""
+"""How much communication overlaps with compute, by axis."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def communication_sentence(report: Report) -> str:
     transfer, unsplit = by_key["exposed_transfer"], by_key["exposed_comm_unsplit"]
     exposed = wait + transfer + unsplit
     only = "Only " if hidden < total / 2 else ""
-    text = f"{only}{format_ratio(hidden / total)} of communication overlaps with compute"
+    share = f"{only}{format_ratio(hidden / total)} of" if hidden else "No"
+    text = f"{share} communication overlaps with compute"
     if exposed <= 0:
         return f"{text}."
     if unsplit > exposed / 2:

@@ -42,6 +42,7 @@ __all__ = [
     "predictions_of",
     "spans",
     "stage_means",
+    "typical_message",
 ]
 
 _GRADIENTS = (SlotKind.BACKWARD, SlotKind.BACKWARD_INPUT)
@@ -215,7 +216,7 @@ def predictions_of(
         group: What was measured of it.
     """
     span = group.span_ns or 0
-    transfer = _transfer_ns(observed, orders) if group.comparable_clocks else 0
+    transfer = group.message_ns or 0
     present = np.asarray(replay(orders, stage_means(observed), transfer_ns=transfer).makespan_ns)
     modelled = float(present.mean())
     if span <= 0 or modelled <= 0:
@@ -298,7 +299,7 @@ def _size(candidate: Candidate, group: PipelineGroup) -> int:
     return 3 * candidate.num_micro_batches * per_rank * len(group.ranks)
 
 
-def _transfer_ns(observed: ObservedPipeline, orders: Orders) -> int:
+def typical_message(observed: ObservedPipeline, orders: Orders) -> int:
     """Median time that an action waited for a message already sent, of those that waited."""
     lag = message_lag(observed, orders)
     waited = lag[lag > 0]

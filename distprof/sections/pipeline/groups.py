@@ -20,6 +20,7 @@ from distprof.sections.pipeline.bubble import (
     idle_parts,
     predictions_of,
     spans,
+    typical_message,
 )
 from distprof.sections.pipeline.observed import ObservedPipeline, observe
 from distprof.sections.pipeline.result import PictureRow, PipelineGroup, StageDetail
@@ -317,6 +318,9 @@ def _with_parts(group: PipelineGroup, chosen: _Pipeline, parts: IdleParts) -> Pi
         exposed_p2p_ns=parts.exposed_p2p_ns,
         host_ns=parts.host_ns,
         model_error_ratio=parts.replayed_ns / span - 1 if span else None,
+        message_ns=typical_message(chosen.observed, chosen.orders)
+        if group.comparable_clocks
+        else None,
         **_ideal(chosen),
     )
     predicted, error = predictions_of(chosen.observed, chosen.orders, group)

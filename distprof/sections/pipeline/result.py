@@ -21,6 +21,11 @@ __all__ = [
 ]
 
 
+LARGEST_FACTOR = 4
+"""The largest multiple of the present number of micro-batches that is proposed: more of them are so
+small that they no longer take time in proportion."""
+
+
 class StageDetail(Record, frozen=True, kw_only=True):
     """One stage of a pipeline, mean per step.
 
@@ -127,6 +132,8 @@ class PipelineGroup(Record, frozen=True, kw_only=True):
         limiting_rank: Its rank.
         model_error_ratio: Span of the replay without messages and host, over the measured, less 1.
         stages_detail: By stage.
+        message_ns: Median time that an action waits for a message already sent; 0 where none does,
+            None where clocks cannot be compared.
         predictions: Best first.
         prediction_error_ratio: What the prediction of the present configuration is off by; the
             others are corrected for it.
@@ -161,10 +168,20 @@ class PipelineGroup(Record, frozen=True, kw_only=True):
     limiting_rank: int | None = None
     model_error_ratio: float | None = None
     stages_detail: tuple[StageDetail, ...] = ()
+    message_ns: int | None = None
     predictions: tuple[PipelinePrediction, ...] = ()
     prediction_error_ratio: float | None = None
     picture: tuple[PictureRow, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def better(self) -> tuple[PipelinePrediction, ...]:
+        """The best prediction with more micro-batches, then the best with another schedule."""
+        rows = [row for row in self.predictions if row.saved_ns > 0]
+        most = LARGEST_FACTOR * self.num_micro_batches
+        more = [r for r in rows if r.change == "micro-batches" and r.num_micro_batches <= most]
+        other = [r for r in rows if r.change in ("schedule", "virtual-stages")]
+        return (*more[:1], *other[:1])
 
 
 class PipelinePosition(Record, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Pipeline parallelism: the bubble and its parts, each stage's work, and other schedules."""
+"""Pipeline parallelism: the bubble, each stage's work, and other schedules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of process groups by node, and of the paths from GPUs to network cards."""
+"""Process groups by node, and paths from GPUs to network cards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The job's configuration, read from its live objects, as a table."""
+"""The job's configuration, read from its live objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole training by its step log: what it tells without a trace, and its tables."""
+"""The whole training by its step log, traced or not."""
 
 from __future__ import annotations
 

@@ -159,6 +159,9 @@ def find_cause(
         exchanged: By rank, what its all-to-alls carry.
     """
     position = own_time.ranks.index(rank)
+    queued = _queued(position, steps, analyses, own_time, pauses or {})
+    if queued is not None and lateness_ns > 0 and queued.ns >= EXPLAINS * lateness_ns:
+        return Cause(StragglerCause.CPU_TAKEN, (_text(queued),), "", _share(queued, lateness_ns))
     for what, values in _logged(own_time.ranks, analyses, pauses or {}).items():
         logged = _excess(position, steps, what, values, own_time.beyond_peers(values))
         if lateness_ns > 0 and logged.ns >= EXPLAINS * lateness_ns:
@@ -189,6 +192,34 @@ def find_cause(
     if found.cause is StragglerCause.SLOW_DEVICE:
         sensed, detail = sensed_difference(rank, peers, telemetry)
     return Cause(found.cause, (text, found.why, *sensed), detail, found.confidence)
+
+
+QUEUED = "waiting for a free CPU"
+
+
+def _queued(
+    position: int,
+    steps: Sequence[int],
+    analyses: Mapping[int, RankAnalysis],
+    own_time: OwnTime,
+    pauses: Mapping[int, HostPauses],
+) -> _Excess | None:
+    """Time that a rank waits for a CPU, beyond what its peers would wait who do as much as it.
+
+    On a busy machine a rank that computes more also waits more, in proportion: that is not what
+    makes it late. None where not all ranks say how long they waited.
+    """
+    told = [getattr(pauses.get(rank), "run_queue_ns", None) for rank in own_time.ranks]
+    known = [times for times in told if times is not None]
+    others = [peer for peer in own_time.peers[position] if peer != position]
+    if len(known) < len(told) or not others or not len(steps):
+        return None
+    chosen = list(steps)
+    queue = _by_step(known, [analyses[rank] for rank in own_time.ranks])[:, chosen].sum(axis=1)
+    own = np.sum([part[:, chosen].sum(axis=1) for part in own_time.parts.values()], axis=0)
+    usual = float(np.median(queue[others] / np.maximum(own[others], 1)))
+    expected = usual * float(own[position])
+    return _Excess(QUEUED, (float(queue[position]) - expected) / len(steps), expected / len(steps))
 
 
 def _share(excess: _Excess, lateness_ns: float) -> float:

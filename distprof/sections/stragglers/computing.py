@@ -1,8 +1,8 @@
 """Why a rank computes longer than its peers: a slower device, more work, or one of the two.
 
-More work leaves traces: more kernels, larger exchanges of tokens, more tokens in the step log. A
-device slows all of its kernels. What differs in most but not all kernel time, and leaves no trace,
-can be either; where work is known to be equal it is the device.
+More work leaves traces: more kernels, kernels of more thread blocks, larger exchanges of tokens,
+more tokens in the step log. A device slows all of its kernels. What differs in most but not all
+kernel time, and leaves no trace, can be either; where work is known to be equal it is the device.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.schema import Int64Array
+from distprof.schema import ABSENT, Int64Array
 from distprof.sections.context import KernelSteps, RankAnalysis
-from distprof.sections.stragglers.pace import ALIKE
+from distprof.sections.stragglers.pace import ALIKE, EQUAL_GRIDS
 from distprof.terms import StragglerCause
 from distprof.units import format_ratio
 
-__all__ = ["SLOWER", "Computing", "Work", "why_it_computes_longer"]
+__all__ = ["EXPERTS", "SLOWER", "Computing", "Work", "why_it_computes_longer"]
+
+EXPERTS = "experts"
+"""Detail of a cause: the tokens that a rank's experts get."""
 
 SLOWER = 1.03
 """Kernel time relative to peers from which a device counts as slow, or its work as more."""
@@ -30,6 +33,10 @@ PARTLY = 0.5
 
 MORE_TOKENS = 1.15
 """Tokens exchanged relative to peers from which experts count as busier."""
+
+GROWTH = 3
+"""A kernel's time grows at most with this power of its thread blocks; attention's with the second,
+and some kernels round their blocks."""
 
 EXPLAINS = 0.5
 """Part of what a rank computes too long that more work must explain."""
@@ -66,12 +73,32 @@ class _Compared(msgspec.Struct, frozen=True, kw_only=True):
         weight_ns: The peers' time in it.
         count_ratio: Kernels launched over the peers' median, weighted with their time.
         time_ratio: All shared kernels' durations over the peers', at equal counts.
+        grid_ratio: Thread blocks per launch over the peers' median, per shared kernel; NaN where
+            they are not recorded.
     """
 
     ratio: _Floats
     weight_ns: _Floats
     count_ratio: float
     time_ratio: float
+    grid_ratio: _Floats
+
+    @property
+    def larger(self) -> NDArray[np.bool_]:
+        """Kernels that take as much longer as more thread blocks can explain."""
+        grown = self.grid_ratio > 1 + EQUAL_GRIDS
+        result: NDArray[np.bool_] = grown & (self.grid_ratio**GROWTH >= self.ratio)
+        return result
+
+    @property
+    def is_larger(self) -> bool:
+        """Whether larger kernels explain what all of them take too long."""
+        excess = np.maximum(self.ratio - 1, 0) * self.weight_ns
+        return bool(excess[self.larger].sum() >= EXPLAINS * excess.sum() > 0)
+
+    def share(self, kernels: NDArray[np.bool_]) -> float:
+        """Their part of the peers' kernel time."""
+        return float(self.weight_ns[kernels].sum() / max(self.weight_ns.sum(), 1.0))
 
     @property
     def alike(self) -> float:
@@ -111,6 +138,8 @@ def why_it_computes_longer(
         return Computing(
             cause=StragglerCause.UNKNOWN, why="its kernels cannot be compared with its peers'"
         )
+    if compared.is_larger and compared.time_ratio - 1 >= EXPLAINS * longer:
+        return _larger(compared, work)
     if compared.count_ratio >= min(SLOWER, 1 + EXPLAINS * longer) and compared.alike < ALIKE:
         return _more(f"it launches {compared.count_ratio:.2f} times as many kernels as its peers")
     if compared.count_ratio - 1 >= EXPLAINS * longer:
@@ -124,6 +153,17 @@ def _more(why: str, detail: str = "", confidence: float = 0.95) -> Computing:
     return Computing(cause=StragglerCause.MORE_WORK, why=why, detail=detail, confidence=confidence)
 
 
+def _larger(compared: _Compared, work: Work) -> Computing:
+    """Larger inputs, or tokens of a busy expert: these make only the experts' kernels larger."""
+    larger = compared.larger
+    blocks = np.average(compared.grid_ratio[larger], weights=compared.weight_ns[larger])
+    why = f"the kernels that take longer have {blocks:.2f} times the thread blocks of its peers'"
+    if (work.exchanged or 0.0) >= MORE_TOKENS and compared.share(larger) < ALIKE:
+        text = f"its experts exchange {work.exchanged:.2f} times the tokens of its peers"
+        return _more(f"{why}; {text}", EXPERTS)
+    return _more(why, "inputs")
+
+
 def _by_kernels(compared: _Compared, work: Work) -> Computing:
     """By how much of the kernel time is slower alike, and what is known about the work."""
     alike = compared.alike
@@ -135,9 +175,10 @@ def _by_kernels(compared: _Compared, work: Work) -> Computing:
         return Computing(cause=StragglerCause.SLOW_DEVICE, why=text, confidence=min(alike, 0.99))
     if work.exchanged is not None and work.exchanged >= MORE_TOKENS:
         why = f"its experts exchange {work.exchanged:.2f} times the tokens of its peers"
-        return _more(f"{text}; {why}", "experts")
+        return _more(f"{text}; {why}", EXPERTS)
     if _is_equal(compared, work):
-        why = f"{text}; kernel counts and tokens are equal, so the device is slower"
+        what = "thread blocks" if work.tokens is None else "tokens"
+        why = f"{text}; kernel counts and {what} are equal, so the device is slower"
         return Computing(cause=StragglerCause.SLOW_DEVICE, why=why, confidence=0.8)
     if alike >= PARTLY:
         why = f"{text}: slower device or more work"
@@ -146,9 +187,12 @@ def _by_kernels(compared: _Compared, work: Work) -> Computing:
 
 
 def _is_equal(compared: _Compared, work: Work) -> bool:
-    """Whether the rank is known to have the same work: kernels and tokens."""
+    """Whether the rank is known to have the same work: kernels, and tokens or thread blocks."""
     same_kernels = abs(compared.count_ratio - 1) < SLOWER - 1
-    return same_kernels and work.tokens is not None and abs(work.tokens - 1) < SLOWER - 1
+    if work.tokens is not None:
+        return same_kernels and abs(work.tokens - 1) < SLOWER - 1
+    same_blocks = compared.share(np.abs(compared.grid_ratio - 1) <= EQUAL_GRIDS) >= ALIKE
+    return same_kernels and same_blocks and compared.alike >= PARTLY
 
 
 def _compare(
@@ -161,30 +205,35 @@ def _compare(
     mine = _of_steps(own, steps)
     theirs = [_of_steps(kernels, steps) for kernels in others if kernels is not None]
     rows = []
-    for name, (count, total) in mine.items():
+    for name, (count, total, blocks) in mine.items():
         known = np.array([cell[name] for cell in theirs if name in cell], dtype=np.float64)
         if 2 * len(known) >= len(theirs) and len(known):
             usual = float(np.median(known[:, 1] / known[:, 0]))
-            rows.append((total / count / max(usual, 1.0), count, *np.median(known, axis=0)))
+            grid = blocks / count / np.median(known[:, 2] / known[:, 0])
+            rows.append((total / count / max(usual, 1.0), grid, count, *np.median(known, axis=0)))
     if not rows:
         return None
-    ratio, count, their_count, their_total = np.array(rows, dtype=np.float64).T
+    ratio, grid_ratio, count, their_count, their_total, _ = np.array(rows, dtype=np.float64).T
     whole = max(float(their_total.sum()), 1.0)
     return _Compared(
         ratio=ratio,
         weight_ns=their_total,
         count_ratio=float((count / their_count * their_total).sum() / whole),
         time_ratio=float((ratio * their_total).sum() / whole),
+        grid_ratio=grid_ratio,
     )
 
 
-def _of_steps(kernels: KernelSteps, steps: Sequence[int]) -> dict[str, tuple[int, int]]:
-    """Name to count and total time in these steps."""
+def _of_steps(kernels: KernelSteps, steps: Sequence[int]) -> dict[str, tuple[int, int, float]]:
+    """Name to count, total time and thread blocks in these steps; NaN where these are unknown."""
     chosen = [step for step in steps if step < kernels.count.shape[1]]
     count: Int64Array = kernels.count[:, chosen].sum(axis=1)
     total: Int64Array = kernels.total_ns[:, chosen].sum(axis=1)
+    cells = kernels.blocks[:, chosen].astype(np.float64)
+    blocks = np.where(cells == ABSENT, np.nan, cells).sum(axis=1)
+    columns = (count.tolist(), total.tolist(), blocks.tolist())
     return {
-        name: (number, ns)
-        for name, number, ns in zip(kernels.names, count.tolist(), total.tolist(), strict=True)
+        name: (number, ns, num_blocks)
+        for name, number, ns, num_blocks in zip(kernels.names, *columns, strict=True)
         if number
     }

@@ -8,8 +8,8 @@ of each step, a rank's level is its median over the steps.
   ranks are slow, so that no rank is called slow because one is fast.
 - *From a step on.* Both the earlier and the later steps of a rank or set are even, and the later
   ones are above by more than chance leaves.
-- *Some steps.* Single cells stand far above what is usual; on three or more ranks the slowness
-  rotates.
+- *Some steps.* Single cells stand far above what is usual, or several cells of one rank do and
+  cost as much together as slowness in all steps would; on three or more ranks the slowness rotates.
 """
 
 from __future__ import annotations
@@ -52,6 +52,12 @@ LONG = 0.6
 SIGMA = 1.4826
 """Standard deviations in a median absolute deviation of normal values."""
 
+USUAL = 0.35
+"""Quantile of a rank's steps that shows its usual time, even if it is slow in half of them."""
+
+MIN_AGAIN = 2
+"""Steps in which a rank must be slow if none of them alone is worth a word."""
+
 MIN_STEPS = 3
 
 MIN_ROTATING = 3
@@ -64,11 +70,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         lasting_ns: Mean excess of a set over all steps.
         cell_ns: Excess of a rank in a single step; infinite where single steps are not judged.
+        again_ns: The same in each of several steps that cost ``lasting_ns`` together, and in
+            further steps of a rank that is named anyway.
         tests: Number of matrices that are searched.
     """
 
     lasting_ns: float
     cell_ns: float
+    again_ns: float
     tests: int = 1
 
 
@@ -237,12 +246,17 @@ def _in_some_steps(
     rest: NDArray[np.bool_],
     limits: Limits,
 ) -> Iterator[Episode]:
-    apart = beyond - np.median(beyond, axis=1, keepdims=True)
-    noise = SIGMA * float(np.median(abs(apart[rest]))) if rest.any() else 0.0
-    high = apart >= max(limits.cell_ns, BEYOND_NOISE * noise)
-    high &= rest[:, None] & (2 * high.sum(axis=0) <= len(group))
+    apart = beyond - np.quantile(beyond, USUAL, axis=1, keepdims=True)
+    about = beyond - np.median(beyond, axis=1, keepdims=True)
+    noise = SIGMA * float(np.median(abs(about[rest]))) if rest.any() else 0.0
+    least = max(limits.again_ns, BEYOND_NOISE * noise)
+    high = (apart >= least) & rest[:, None]
+    high &= 2 * high.sum(axis=0) <= len(group)
     held = high.sum(axis=1)
-    involved = np.flatnonzero((held > 0) & (held < LONG * beyond.shape[1]))
+    named = (high & (apart >= limits.cell_ns)).any(axis=1)
+    often = np.where(high, apart, 0).sum(axis=1) >= limits.lasting_ns * beyond.shape[1]
+    named |= often & (held >= MIN_AGAIN)
+    involved = np.flatnonzero(named & (held < LONG * beyond.shape[1]))
     total = np.zeros(shape)
     for row in involved.tolist():
         total[group[row]] = np.where(high[row], beyond[row], 0)

@@ -14,7 +14,7 @@ __all__ = ["carried"]
 _SIZE = re.compile(r"[0-9]{1,9}")  # longer ones are damaged
 
 
-def carried(collectives: Table) -> float | None:
+def carried(collectives: Table, *, both_ways: bool = False) -> float | None:
     """Mean of what an all-to-all of the rank carries: the larger of what it sends and gets.
 
     The traffic of a busy expert's rank is larger both ways: dispatch brings its tokens, and combine
@@ -22,6 +22,8 @@ def carried(collectives: Table) -> float | None:
 
     Args:
         collectives: COLLECTIVES table of the rank.
+        both_ways: Take the mean of what it sends and gets instead: of all members together, what
+            each would carry if all carried the same.
 
     Returns:
         Tokens where splits are written, else bytes; None without any all-to-all of known size.
@@ -29,9 +31,8 @@ def carried(collectives: Table) -> float | None:
     rows = np.flatnonzero(collectives["kind"] == CollectiveKind.ALL_TO_ALL)
     if len(rows) == 0:
         return None
-    tokens = np.maximum(
-        *(_totals(collectives.coded(name))[rows] for name in ("in_splits", "out_splits"))
-    )
+    sent, got = (_totals(collectives.coded(name))[rows] for name in ("in_splits", "out_splits"))
+    tokens = (sent + got) / 2 if both_ways else np.maximum(sent, got)
     if (tokens > 0).any():
         return float(tokens[tokens > 0].mean())
     size = collectives["bytes"][rows]

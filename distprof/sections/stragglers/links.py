@@ -2,12 +2,14 @@
 
 A transfer runs from the last member's start to the end, so it contains no lateness. Groups of
 one axis do the same at the same time; a group of them whose transfers of the same kind and size
-take longer than the other groups' passes a slow link. Where several such groups have members in
-common, the link is one of theirs.
+take longer than the other groups' passes a slow link. Messages are compared in the same way: two
+ranks that send to each other are a group. Where all that leaves one node is slow and nothing else
+is, the link is that node's; else, where several slow groups have members in common, one of theirs.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
@@ -15,12 +17,11 @@ import numpy as np
 from msgspec.structs import replace
 
 from distprof.run.run import Rank, Run
-from distprof.run.tables import distinct
 from distprof.run.topology import ProcessGroup
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.context import RankAnalysis
-from distprof.sections.matched import Members, RowIndex, segment_median
-from distprof.sections.stragglers.result import SlowLink
+from distprof.sections.matched import Members, RowIndex, places, ranks_at, segment_median
+from distprof.sections.stragglers.result import SlowLink, SlowTransfers
 from distprof.terms import CollectiveKind
 
 __all__ = ["find_slow_links"]
@@ -55,19 +56,21 @@ def find_slow_links(
     if cells is None:
         return ()
     num_steps = max(len(analysis.steps) for analysis in analyses.values())
+    slow = [one for members in _by_class(run, cells).values() for one in _slow_of(cells, members)]
     found: dict[tuple[int, ...], list[SlowLink]] = {}
-    for members in _by_class(run, cells).values():
-        for link in _of_class(run, cells, members, max(num_steps, 1), mean_step_ns):
-            found.setdefault(link.ranks, []).append(link)
+    for one, ranks in zip(slow, _blamed(run, cells, slow), strict=True):
+        link = _link(run, cells, one, ranks, max(num_steps, 1), mean_step_ns)
+        found.setdefault(link.ranks, []).append(link)
     together = [_together(parts) for parts in found.values()]
     links = [link for link in together if link.share_of_step_ratio >= MIN_SHARE]
     return tuple(sorted(links, key=lambda link: (-link.lost_ns_per_step, link.ranks)))
 
 
 class _Cells(msgspec.Struct, frozen=True, kw_only=True):
-    """Transfers of one group, kind and size each; arrays of one length.
+    """Transfers among the same ranks, of one kind and size each; arrays of one length.
 
     Args:
+        place: As :func:`~distprof.sections.matched.places` has it.
         group: Index of the process group.
         kind: A CollectiveKind.
         bytes: ABSENT where unknown.
@@ -77,6 +80,7 @@ class _Cells(msgspec.Struct, frozen=True, kw_only=True):
         exposed_ns: Exposed part, the median member's, all transfers together.
     """
 
+    place: Int64Array
     group: Int64Array
     kind: Int64Array
     bytes: Int64Array
@@ -103,7 +107,10 @@ def _cells(
         return None
     matches = run.matches
     keys = np.stack(
-        [column[chosen].astype(np.int64) for column in (matches.group, matches.kind, matches.bytes)]
+        [
+            column[chosen].astype(np.int64)
+            for column in (places(matches), matches.group, matches.kind, matches.bytes)
+        ]
     )
     order = np.lexsort((lengths, *keys))
     table = keys[:, order]
@@ -112,9 +119,10 @@ def _cells(
     count = np.diff(np.append(first, len(order)))
     ordered = lengths[order]
     return _Cells(
-        group=table[0, first],
-        kind=table[1, first],
-        bytes=table[2, first],
+        place=table[0, first],
+        group=table[1, first],
+        kind=table[2, first],
+        bytes=table[3, first],
         count=count,
         median_ns=ordered[first + (count - 1) // 2],
         least_ns=ordered[first + (LEAST_QUANTILE * (count - 1)).astype(np.int64)],
@@ -128,7 +136,8 @@ def _chosen(
     """Complete instances inside the analysed steps, of kinds that move the same in each group."""
     matches = run.matches
     kinds = [kind for kind in CollectiveKind if kind.is_symmetric and kind not in _BY_CONTENT]
-    wanted = matches.complete & np.isin(matches.kind, kinds)
+    messages = (places(matches) < 0) & (np.diff(matches.offsets) == 2)
+    wanted = matches.complete & (np.isin(matches.kind, kinds) | messages)
     wanted &= np.diff(members.offsets) == np.diff(matches.offsets)
     wanted &= np.diff(members.offsets) > 1
     known = np.array([bool(group.ranks) for group in run.topology.groups], dtype=np.bool_)
@@ -139,7 +148,7 @@ def _chosen(
     return inside
 
 
-_BY_CONTENT = (CollectiveKind.ALL_TO_ALL, CollectiveKind.SEND_RECV, CollectiveKind.BARRIER)
+_BY_CONTENT = (CollectiveKind.ALL_TO_ALL, CollectiveKind.BARRIER)
 """How long these take depends on what is sent, or they send nothing."""
 
 
@@ -164,14 +173,13 @@ def _columns(
 def _by_class(run: Run, cells: _Cells) -> Mapping[tuple[int, int, int, str, int], list[int]]:
     """Cells of the same kind and size, on groups of the same size, axis and number of nodes."""
     groups = run.topology.groups
-    looks = {
-        code: (len(groups[code].ranks), _axis(groups[code]), len(_nodes(run, groups[code].ranks)))
-        for code in distinct(cells.group).tolist()
-    }
     found: dict[tuple[int, int, int, str, int], list[int]] = {}
-    for cell, code in enumerate(cells.group.tolist()):
+    for cell, place in enumerate(cells.place.tolist()):
         if cells.count[cell] >= MIN_INSTANCES:
-            key = (int(cells.kind[cell]), int(cells.bytes[cell]), *looks[code])
+            ranks = ranks_at(place, groups)
+            axis = _axis(groups[int(cells.group[cell])])
+            looks = (len(ranks), axis, len(_nodes(run, ranks)))
+            key = (int(cells.kind[cell]), int(cells.bytes[cell]), *looks)
             found.setdefault(key, []).append(cell)
     return found
 
@@ -186,10 +194,16 @@ def _nodes(run: Run, ranks: tuple[int, ...]) -> tuple[str, ...]:
     return tuple(name for name, held in run.topology.nodes.items() if wanted & set(held))
 
 
-def _of_class(
-    run: Run, cells: _Cells, members: list[int], num_steps: int, mean_step_ns: float
-) -> Iterator[SlowLink]:
-    """Groups that are slower than the others; at most half of them can be."""
+class _Slow(msgspec.Struct, frozen=True):
+    """A slow cell, the median of the others, and which cells are not slow."""
+
+    cell: int
+    usual_ns: int
+    others: tuple[int, ...]
+
+
+def _slow_of(cells: _Cells, members: list[int]) -> Iterator[_Slow]:
+    """Cells of a class that are slower than the others; at most half of them can be."""
     medians = cells.median_ns[members]
     if len(members) < 2:
         return
@@ -199,34 +213,88 @@ def _of_class(
         for cell, median in zip(members, medians.tolist(), strict=True)
         if usual > 0 and median >= SLOWER * usual and cells.least_ns[cell] > usual
     ]
-    ranks = [frozenset(run.topology.groups[int(cells.group[cell])].ranks) for cell in slow]
-    shared = frozenset.intersection(*ranks) if ranks else frozenset()
-    for cell, held in zip(slow, ranks, strict=True):
-        blamed = tuple(sorted(shared or held))
-        median = int(cells.median_ns[cell])
-        lost = float(cells.exposed_ns[cell]) * (1 - usual / median) / num_steps
-        group = run.topology.groups[int(cells.group[cell])]
-        size = int(cells.bytes[cell])
-        yield SlowLink(
-            ranks=blamed,
-            nodes=_nodes(run, blamed),
-            axis=_axis(group),
-            kind=CollectiveKind(int(cells.kind[cell])).label,
-            bytes=None if size == ABSENT else size,
-            transfer_ns=median,
-            others_ns=usual,
-            ratio=median / usual,
-            num_compared=len(members) - len(slow),
-            lost_ns_per_step=int(lost),
-            share_of_step_ratio=lost / max(mean_step_ns, 1.0),
-        )
+    others = tuple(cell for cell in members if cell not in set(slow))
+    for cell in slow:
+        yield _Slow(cell, usual, others)
+
+
+def _blamed(run: Run, cells: _Cells, slow: Sequence[_Slow]) -> list[tuple[int, ...]]:
+    """For each slow cell the ranks one of whose links is slow."""
+    groups = run.topology.groups
+
+    def ranks_of(cell: int) -> frozenset[int]:
+        return frozenset(ranks_at(int(cells.place[cell]), groups))
+
+    usual = {ranks_of(cell) for one in slow for cell in one.others}
+    nodes = [frozenset(ranks) for ranks in run.topology.nodes.values()]
+    whole = [node for node in nodes if not any(_leaves(ranks, node) for ranks in usual)]
+    by_class: dict[tuple[int, ...], list[frozenset[int]]] = {}
+    for one in slow:
+        by_class.setdefault(one.others, []).append(ranks_of(one.cell))
+    shared = {others: frozenset.intersection(*held) for others, held in by_class.items()}
+    result = []
+    for one in slow:
+        left = [node for node in whole if _leaves(ranks_of(one.cell), node)]
+        blamed = left[0] if len(left) == 1 else shared[one.others] or ranks_of(one.cell)
+        result.append(tuple(sorted(blamed)))
+    return result
+
+
+def _leaves(ranks: frozenset[int], node: frozenset[int]) -> bool:
+    """Whether data of these ranks leave the node or come to it."""
+    return bool(ranks & node) and bool(ranks - node)
+
+
+def _link(
+    run: Run,
+    cells: _Cells,
+    slow: _Slow,
+    ranks: tuple[int, ...],
+    num_steps: int,
+    mean_step_ns: float,
+) -> SlowLink:
+    cell = slow.cell
+    median = int(cells.median_ns[cell])
+    lost = float(cells.exposed_ns[cell]) * (1 - slow.usual_ns / median) / num_steps
+    group = run.topology.groups[int(cells.group[cell])]
+    size = None if cells.bytes[cell] == ABSENT else int(cells.bytes[cell])
+    kind = CollectiveKind(int(cells.kind[cell])).label
+    transfers = SlowTransfers(
+        ranks=ranks_at(int(cells.place[cell]), run.topology.groups),
+        kind=kind,
+        bytes=size,
+        transfer_ns=median,
+        others_ns=slow.usual_ns,
+    )
+    return SlowLink(
+        ranks=ranks,
+        nodes=_nodes(run, ranks),
+        axis=_axis(group),
+        kind=kind,
+        bytes=size,
+        transfer_ns=median,
+        others_ns=slow.usual_ns,
+        ratio=median / slow.usual_ns,
+        num_compared=len(slow.others),
+        lost_ns_per_step=int(lost),
+        share_of_step_ratio=lost / max(mean_step_ns, 1.0),
+        transfers=(transfers,),
+    )
 
 
 def _together(parts: Sequence[SlowLink]) -> SlowLink:
-    """One entry for all losses of the same ranks: the most expensive, with the sum of costs."""
+    """One entry for all losses of the same ranks: the most expensive, with the sum of costs.
+
+    What different ranks lose at the same time is no sum: the rank that loses most counts.
+    """
     dearest = max(parts, key=lambda link: link.lost_ns_per_step)
+    lost: Counter[int] = Counter()
+    for link in parts:
+        lost.update(dict.fromkeys(link.transfers[0].ranks, link.lost_ns_per_step))
+    most = max(lost.values())
     return replace(
         dearest,
-        lost_ns_per_step=sum(link.lost_ns_per_step for link in parts),
-        share_of_step_ratio=sum(link.share_of_step_ratio for link in parts),
+        lost_ns_per_step=most,
+        share_of_step_ratio=dearest.share_of_step_ratio * most / max(dearest.lost_ns_per_step, 1),
+        transfers=tuple(transfers for link in parts for transfers in link.transfers),
     )

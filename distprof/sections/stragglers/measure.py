@@ -25,6 +25,7 @@ from distprof.sections.idle.measure import HostPauses
 from distprof.sections.own_time import COMPUTATION, HOST, OwnTime, held_stages
 from distprof.sections.stragglers.arrivals import Blame, judge_arrivals
 from distprof.sections.stragglers.causes import Cause, find_cause
+from distprof.sections.stragglers.computing import EXPERTS
 from distprof.sections.stragglers.episodes import Episode
 from distprof.sections.stragglers.exchanged import carried
 from distprof.sections.stragglers.links import find_slow_links
@@ -55,7 +56,7 @@ from distprof.sections.stragglers.slowness import (
 )
 from distprof.sections.telemetry.result import TelemetryResult
 from distprof.sections.time.result import StepTimeResult
-from distprof.terms import StragglerCause, StragglerPattern
+from distprof.terms import MeshAxis, StragglerCause, StragglerPattern
 from distprof.units import fold_ranks
 
 __all__ = ["analyze_messages", "analyze_stragglers"]
@@ -105,6 +106,7 @@ class _Evidence(msgspec.Struct, frozen=True, kw_only=True):
     telemetry: TelemetryResult
     sequences: SequenceImbalance | None
     exchanged: Mapping[int, float]
+    even: Mapping[int, float]
 
 
 def analyze_stragglers(
@@ -142,11 +144,12 @@ def analyze_stragglers(
         telemetry=telemetry or TelemetryResult(),
         sequences=sequences,
         exchanged=_exchanged(run, analyses),
+        even=_exchanged(run, analyses, both_ways=True),
     )
     slow = find_slowness(
         analyses, own_time, stages, mean_step, computes_unevenly=sequences is not None
     )
-    sets = tuple(_set(one, blame, known, mean_step) for one in slow)
+    sets = _merged([_set(one, blame, known, mean_step) for one in slow])
     if blame.num_judged == 0 and not sets:
         return replace(_nobody(_why_nothing(run, analyses, blame)), sequences=sequences)
     verdicts: dict[int, Verdict] = {}
@@ -172,13 +175,16 @@ def analyze_stragglers(
     )
 
 
-def _exchanged(run: Run, analyses: Mapping[int, RankAnalysis]) -> dict[int, float]:
+def _exchanged(
+    run: Run, analyses: Mapping[int, RankAnalysis], *, both_ways: bool = False
+) -> dict[int, float]:
     """What the all-to-alls of each rank carry: tokens by their splits, else bytes."""
-    return {
-        rank.rank: amount
+    found = {
+        rank.rank: carried(rank.collectives, both_ways=both_ways)
         for rank in run.ranks
-        if rank.rank in analyses and (amount := carried(rank.collectives)) is not None
+        if rank.rank in analyses
     }
+    return {rank: amount for rank, amount in found.items() if amount is not None}
 
 
 # Sets of ranks that are slow for one reason -------------------------------------------------------
@@ -193,6 +199,7 @@ def _set(slow: Slowness, blame: Blame, known: _Evidence, mean_step: float) -> St
     in_all = episode.pattern is StragglerPattern.PERSISTENT
     since = None if episode.since is None else step_numbers[episode.since]
     alone = len(ranks) == 1 and not slow.is_alone and in_all and since is None
+    alone = alone and cause.detail != EXPERTS  # whose exchanges are shorter too without it
     # Of one rank, collectives show best what the others wait for it.
     blamed = float(blame.lost_ns[episode.positions[0]].mean()) if alone else 0.0
     lost_ns = max(slow.lost_ns, blamed)
@@ -206,7 +213,7 @@ def _set(slow: Slowness, blame: Blame, known: _Evidence, mean_step: float) -> St
         since_step=since,
         cause=cause.cause,
         detail=cause.detail,
-        exchange_ratio=_exchange_ratio(ranks, known.exchanged),
+        exchange_ratio=_exchange_ratio(ranks, known),
         lost_ns_per_step=int(lost_ns),
         share_of_step_ratio=lost_ns / mean_step,
         confidence=min(0.99, 1 - episode.chance) * _seen(blame),
@@ -216,10 +223,47 @@ def _set(slow: Slowness, blame: Blame, known: _Evidence, mean_step: float) -> St
     )
 
 
-def _exchange_ratio(ranks: Sequence[int], exchanged: Mapping[int, float]) -> float | None:
-    mean = sum(exchanged.values()) / max(len(exchanged), 1)
-    known = [exchanged[rank] for rank in ranks if rank in exchanged]
-    return max(known) / mean if known and mean > 0 else None
+def _merged(sets: Sequence[StragglerSet]) -> tuple[StragglerSet, ...]:
+    """One set of those that name the same ranks for the same cause.
+
+    Larger inputs make some kernels slower and others more than that: both parts show them.
+    """
+    found: dict[tuple[object, ...], StragglerSet] = {}
+    for one in sets:
+        key = (one.ranks, one.pattern, one.steps, one.since_step, one.cause, one.detail)
+        first = found.get(key)
+        found[key] = one if first is None else _sum(first, one)
+    return tuple(found.values())
+
+
+def _sum(first: StragglerSet, other: StragglerSet) -> StragglerSet:
+    """Of one rank, either part holds all that the others wait for it."""
+    add = max if len(first.ranks) == 1 else sum
+    return replace(
+        first,
+        lost_ns_per_step=add((first.lost_ns_per_step, other.lost_ns_per_step)),
+        share_of_step_ratio=add((first.share_of_step_ratio, other.share_of_step_ratio)),
+    )
+
+
+def _exchange_ratio(ranks: Sequence[int], known: _Evidence) -> float | None:
+    """The most that one of the ranks exchanges, over what each of its group would if all were even.
+
+    Members exchange as much as the busiest of them, so that their exchanges last as much longer.
+    """
+    ratios = []
+    for rank in ranks:
+        peers = _exchanges_with(rank, known.run) or known.even.keys()
+        even = [known.even[peer] for peer in known.even if peer in peers]
+        if rank in known.exchanged and sum(even) > 0:
+            ratios.append(known.exchanged[rank] * len(even) / sum(even))
+    return max(ratios, default=None)
+
+
+def _exchanges_with(rank: int, run: Run) -> frozenset[int]:
+    """Members of the rank's groups of experts; none where no group is known as that."""
+    groups = [g.ranks for g in run.topology.groups if g.axis is MeshAxis.EP and rank in g.ranks]
+    return frozenset().union(*groups)
 
 
 def _steps_by_rank(episode: Episode, step_numbers: Sequence[int]) -> tuple[tuple[int, ...], ...]:

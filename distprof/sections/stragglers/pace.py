@@ -3,8 +3,9 @@
 The pace of a rank in a step is by how much its kernels take longer than the same kernels usually
 do: for each kernel the middle one of the ratios of its three quartiles, and of all kernels what
 :data:`ALIKE` of the kernel time reaches. A slow device slows all of its kernels; more work in
-some kernels, and more kernels, leave the pace as it is. So ranks of different pipeline stages can
-be compared, which run the same kernels in different numbers.
+some kernels, and more kernels, leave the pace as it is; launches of more or fewer thread blocks
+than usual, as those of experts, are not compared. So ranks of different pipeline stages can be
+compared, which run the same kernels in different numbers.
 """
 
 from __future__ import annotations
@@ -15,12 +16,16 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.schema import ABSENT
 from distprof.sections.context import KernelSteps, RankAnalysis
 
-__all__ = ["Pace", "pace_of"]
+__all__ = ["ALIKE", "EQUAL_GRIDS", "Pace", "pace_of"]
 
 ALIKE = 0.7
 """Share of kernel time that must be slower alike for a device to count as slow."""
+
+EQUAL_GRIDS = 0.01
+"""Thread blocks relative to peers by which equal work differs: none but for rounding."""
 
 IN_COMMON = 0.5
 """Share of each rank's kernel time in kernels of all ranks from which all can be compared."""
@@ -30,7 +35,8 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     """P ranks, S analysed steps.
 
     Args:
-        factor: float64, shape ``(P, S)``: 1 is usual, more is slower.
+        factor: float64, shape ``(P, S)``: 1 is usual, more is slower. Never less, as a rank whose
+            experts get few tokens has no faster device.
         groups: Positions of ranks that can be compared with each other.
     """
 
@@ -89,10 +95,35 @@ def _factors(known: Sequence[KernelSteps]) -> NDArray[np.float64]:
     quartiles = np.stack([k.quartile_ns[row] for k, row in zip(known, rows, strict=True)])
     total = np.stack([k.total_ns[row] for k, row in zip(known, rows, strict=True)])
     filled = np.where(quartiles > 0, quartiles, np.nan).astype(np.float64)
-    usual = _median(_median(filled, 2), 0)  # per kernel and quartile
+    usual = _lower_median(_median(filled, 2))  # per kernel and quartile
     ratio = _median(filled / usual[None, :, None, :], 3)  # rank, kernel, step
+    ratio[_are_other_sizes(known, rows)] = np.nan
     weight = np.median(total, axis=(0, 2))  # alike for all ranks, or more work weighs more
-    return _reached(ratio, weight)
+    return np.maximum(_reached(ratio, weight), 1.0)
+
+
+def _lower_median(of_ranks: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Median over ranks, the lower where half of them are slow; NaN where nothing is known."""
+    ordered = np.sort(of_ranks, axis=0)  # NaN last
+    place = np.maximum((~np.isnan(of_ranks)).sum(axis=0) - 1, 0) // 2
+    taken: NDArray[np.float64] = np.take_along_axis(ordered, place[None], axis=0)[0]
+    return taken
+
+
+def _are_other_sizes(known: Sequence[KernelSteps], rows: Sequence[list[int]]) -> NDArray[np.bool_]:
+    """Which cells hold as many launches as usual, but of other grids; rank, kernel, step.
+
+    Of another number of launches the mean size may differ because another layer is among them.
+    """
+    cells = ((k.count[row], k.blocks[row]) for k, row in zip(known, rows, strict=True))
+    count, blocks = (np.stack(columns).astype(np.float64) for columns in zip(*cells, strict=True))
+    count[count == 0] = np.nan
+    blocks[blocks == ABSENT] = np.nan
+    usual_count = _median(_median(count, 2), 0)[None, :, None]
+    usual_blocks = _median(_median(blocks, 2), 0)[None, :, None]
+    differs = np.abs(blocks / usual_blocks - 1) > EQUAL_GRIDS
+    result: NDArray[np.bool_] = differs & (count == usual_count)
+    return result
 
 
 def _median(values: NDArray[np.float64], axis: int) -> NDArray[np.float64]:

@@ -11,6 +11,7 @@ from typing import Literal
 from distprof.schema import Record
 from distprof.sections.base import Result
 from distprof.terms import StragglerCause, StragglerPattern
+from distprof.units import fold_ranks
 
 __all__ = [
     "MessageRank",
@@ -22,6 +23,24 @@ __all__ = [
     "StragglerSet",
     "StragglersResult",
 ]
+
+
+class SlowTransfers(Record, frozen=True, kw_only=True):
+    """Transfers over a slow link, of one kind and size among the same ranks.
+
+    Args:
+        ranks: All that take part.
+        kind: Of the collective or message.
+        bytes: Their size, None when unknown.
+        transfer_ns: Median of them.
+        others_ns: Median of the same among other ranks.
+    """
+
+    ranks: tuple[int, ...]
+    kind: str
+    bytes: int | None
+    transfer_ns: int
+    others_ns: int
 
 
 class SlowLink(Record, frozen=True, kw_only=True):
@@ -39,6 +58,7 @@ class SlowLink(Record, frozen=True, kw_only=True):
         num_compared: Other groups.
         lost_ns_per_step: Exposed transfer beyond the other groups', mean per step.
         share_of_step_ratio: The same over the mean step.
+        transfers: All that the link slows down.
     """
 
     ranks: tuple[int, ...]
@@ -52,6 +72,12 @@ class SlowLink(Record, frozen=True, kw_only=True):
     num_compared: int
     lost_ns_per_step: int
     share_of_step_ratio: float
+    transfers: tuple[SlowTransfers, ...] = ()
+
+    @property
+    def scenario(self) -> str:
+        """Key of the simulation in which they take as long as others."""
+        return f"link {fold_ranks(self.ranks)}"
 
 
 class SequenceImbalance(Record, frozen=True, kw_only=True):
@@ -160,8 +186,8 @@ class StragglerSet(Record, frozen=True, kw_only=True):
             not last.
         cause: Why, ``unknown`` where the evidence is not in the traces.
         detail: As of a straggler.
-        exchange_ratio: What the busiest of them exchanges in all-to-alls over the mean of all
-            ranks; null where none of known size was recorded.
+        exchange_ratio: What the busiest of them exchanges in all-to-alls over what each rank of its
+            group would if all exchanged the same; null where none of known size was recorded.
         lost_ns_per_step: What the others wait for the set, mean over all steps.
         share_of_step_ratio: The same over the mean step.
         confidence: 0 to 1, that these ranks and no others are slow.

@@ -1,4 +1,4 @@
-"""Which ranks make the others wait: the verdict where waiting dominates, and the stragglers."""
+"""Which ranks make the others wait, by how much and why."""
 
 from __future__ import annotations
 
@@ -26,13 +26,21 @@ _CAUSE_ACTIONS = {
     StragglerCause.MORE_WORK: "It has more to compute: balance the work.",
     StragglerCause.LATE_HOST: "Its CPU launches late: look at what that CPU does.",
     StragglerCause.LATE_INPUT: "Its input arrives late: look at its data loading.",
+    StragglerCause.CPU_TAKEN: "Other processes take its CPU.",
     StragglerCause.UNKNOWN: "Look at what it does before its collectives.",
 }
 
 
 def culprits(report: Report) -> tuple[RankStraggler, ...]:
-    """Ranks that others wait for in a clear pattern, most expensive first."""
-    named = (r for r in report.stragglers.ranks if r.pattern != StragglerPattern.NONE)
+    """Ranks that others wait for in a clear pattern, most expensive first.
+
+    A rank whose CPU something else takes is not to blame.
+    """
+    named = (
+        rank
+        for rank in report.stragglers.ranks
+        if rank.pattern != StragglerPattern.NONE and rank.cause != StragglerCause.CPU_TAKEN
+    )
     return tuple(sorted(named, key=lambda r: -r.lost_ns_per_step))
 
 

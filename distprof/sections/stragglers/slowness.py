@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.sections.context import RankAnalysis
@@ -36,6 +37,10 @@ DEVICE_CELL = 0.05
 HOST_CELL = 0.15
 """The same for a host or its input: any machine has small stalls."""
 
+HOST_AGAIN = 0.01
+"""The same in each step of a host that stalls again and again: a host that runs ahead of its device
+hides most of a stall in some steps, and all of it in others."""
+
 CPU_CELL = 0.25
 """The same where CPU threads are measured, which other processes interrupt."""
 
@@ -45,6 +50,9 @@ late for another reason hides the rest."""
 
 LEAST_PAID = 0.01
 """Share of the step that the others must wait."""
+
+FEWEST_PEERS = 3
+"""Ranks of a stage from which their hosts are compared with each other rather than with all."""
 
 _Floats = NDArray[np.float64]
 
@@ -92,18 +100,20 @@ def find_slowness(
     if own_time.parts[COMPUTATION].size == 0:
         return ()
     peers = same_stages(stages[rank] for rank in own_time.ranks)
-    # Stages wait for each other by design, so that waiting shows nothing.
     shape = own_time.parts[COMPUTATION].shape
+    # Stages wait for each other by design, so that waiting shows nothing.
     wait = _waits(analyses, shape) if len(peers) == 1 else None
+    blocked = _blocked(analyses, shape) if len(peers) == 1 else None
     is_cpu = any(analysis.is_cpu for analysis in analyses.values())
-    found = [
-        Slowness(part=part, episode=episode, lost_ns=lost, is_alone=_is_alone(episode, peers))
-        for part, episode in _episodes(
-            analyses, own_time, peers, step_ns, is_cpu=is_cpu, computes_unevenly=computes_unevenly
-        )
-        if (lost := _paid(episode, wait)) >= LEAST_PAID * step_ns
-        and lost >= PAID * episode.per_step_ns
-    ]
+    found = []
+    for part, episode in _episodes(
+        analyses, own_time, peers, step_ns, is_cpu=is_cpu, computes_unevenly=computes_unevenly
+    ):
+        computes = own_part(part) == COMPUTATION
+        lost = _paid(episode, wait) if computes else _paid(episode, blocked, later=1)
+        if lost >= max(LEAST_PAID * step_ns, PAID * episode.per_step_ns):
+            alone = _is_alone(episode, peers)
+            found.append(Slowness(part=part, episode=episode, lost_ns=lost, is_alone=alone))
     return tuple(sorted(found, key=lambda slow: -slow.lost_ns))
 
 
@@ -120,6 +130,8 @@ def _episodes(
     computation = own_time.parts[COMPUTATION].astype(np.float64)
     device = _limits(step_ns, EQUAL_DEVICES, CPU_CELL if is_cpu else DEVICE_CELL)
     host = _limits(step_ns, LASTING, CPU_CELL if is_cpu else HOST_CELL)
+    if not is_cpu:
+        host = replace(host, again_ns=HOST_AGAIN * step_ns)
     pace = None if computes_unevenly else pace_of(analyses, peers)
     if pace is not None:
         yield from _of(PACE, _paced(pace, computation), pace.groups, device)
@@ -127,11 +139,16 @@ def _episodes(
     if not computes_unevenly:
         yield from _of(WORK, computation, peers, device)
     yield from _of(INPUT, own_time.parts[INPUT].astype(np.float64), everybody, host)
-    yield from _of(HOST, own_time.parts[HOST].astype(np.float64), peers, host)
+    # A pair does not show which one is usual, and how a host idles depends little on the stage.
+    few = min(len(group) for group in peers) < FEWEST_PEERS
+    compared = everybody if few else peers
+    yield from _of(HOST, own_time.parts[HOST].astype(np.float64), compared, host)
 
 
 def _limits(step_ns: float, lasting: float, cell: float) -> Limits:
-    return Limits(lasting_ns=lasting * step_ns, cell_ns=cell * step_ns, tests=4)
+    return Limits(
+        lasting_ns=lasting * step_ns, cell_ns=cell * step_ns, again_ns=cell * step_ns, tests=4
+    )
 
 
 def _of(
@@ -159,8 +176,27 @@ def _waits(analyses: Mapping[int, RankAnalysis], shape: tuple[int, ...]) -> _Flo
     return waits
 
 
-def _paid(episode: Episode, wait: _Floats | None) -> float:
-    """What the others wait longer than the slow ranks, at most what these spend too much."""
+def _blocked(analyses: Mapping[int, RankAnalysis], shape: tuple[int, ...]) -> _Floats:
+    """Exposed communication of each rank in each step.
+
+    A rank that idles early in a step delays collectives which the others hide at first: what they
+    pay in the end are the transfers of those that follow, and no waiting.
+    """
+    blocked = np.zeros(shape)
+    for row, analysis in zip(blocked, analyses.values(), strict=True):
+        row[: len(analysis.steps)] = [step.exposed_comm_ns for step in analysis.steps]
+    return blocked
+
+
+def _paid(episode: Episode, wait: _Floats | None, later: int = 0) -> float:
+    """What the others wait longer than the slow ranks, at most what these spend too much.
+
+    Args:
+        episode: Who is slow, and when.
+        wait: Of each rank in each step; None where it shows nothing.
+        later: Steps after the slow one in which it may show as well: a device that idles at the
+            end of a step makes the others wait in the next.
+    """
     excess = episode.excess_ns
     most = excess.max(axis=0)
     if wait is None:
@@ -169,7 +205,9 @@ def _paid(episode: Episode, wait: _Floats | None) -> float:
     for step in np.flatnonzero(most > 0).tolist():
         slow = excess[:, step] > 0
         if not slow.all():
-            paid[step] = np.median(wait[~slow, step]) - np.median(wait[slow, step])
+            seen = wait[:, step : step + 1 + later]
+            longer = np.median(seen[~slow], axis=0) - np.median(seen[slow], axis=0)
+            paid[step] = longer.max()
     return float(np.clip(paid, 0, most).mean())
 
 

@@ -1,4 +1,4 @@
-"""What tables of other tools tell: collectives by class and rank, readiness of input."""
+"""Tables of other tools: collectives by class and rank, readiness of input."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from distprof.escape import shorten
-from distprof.sections.parts import is_of_summaries_alone
-from distprof.sections.shows import Told, table, verdict
+from distprof.sections.parts import is_recorded
+from distprof.sections.shows import Told, headline, table, verdict
 from distprof.sections.summaries.result import CollectiveSummaryResult, InputReadinessResult
 from distprof.sections.table import (
     Bar,
@@ -119,10 +119,32 @@ READY_RATIO = 0.9
 @verdict(place=50)
 def summaries_verdict(report: Report) -> Told:
     """The verdict and the numbers behind it; None for a report on anything else."""
-    if not is_of_summaries_alone(report):
+    if not _is_alone(report):
         return None
     lines = [*_collectives(report.collective_summary), *_input(report.input_readiness)]
     return lines[0], tuple(lines[1:])
+
+
+def _is_alone(report: Report) -> bool:
+    """Whether the report holds only other tools' tables of collectives or input."""
+    summarised = bool(report.collective_summary.classes or report.input_readiness.num_samples)
+    return summarised and not (report.training_log.origin or is_recorded(report))
+
+
+@headline(place=40)
+def summaries_headline(report: Report) -> str:
+    """What each table holds."""
+    if not _is_alone(report):
+        return ""
+    summary, readiness = report.collective_summary, report.input_readiness
+    facts = []
+    if summary.classes:
+        facts.append(f"table of collectives · {counted(len(summary.ranks), 'rank')}")
+        facts.append(f"{len(summary.classes):,} combinations of kind and size")
+    if readiness.num_samples:
+        facts.append(f"input readiness · {counted(len(readiness.ranks), 'rank')}")
+        facts.append(counted(readiness.num_samples, "sample"))
+    return " · ".join([*facts, "no traces"])
 
 
 def _collectives(result: CollectiveSummaryResult) -> list[str]:

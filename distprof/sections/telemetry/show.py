@@ -1,4 +1,4 @@
-"""What sensors, energy, errors of devices and NVLink tell, as tables."""
+"""Sensors, energy, device errors and NVLink."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from distprof.escape import shorten
 from distprof.run.logs import name_of_device
-from distprof.sections.shows import Told, table, verdict
+from distprof.sections.parts import is_recorded
+from distprof.sections.shows import Told, headline, table, verdict
 from distprof.sections.table import (
     Column,
     TableView,
@@ -215,7 +216,19 @@ def devices_verdict(report: Report) -> Told:
     )
 
 
+@headline(place=60)
+def devices_headline(report: Report) -> str:
+    """What the logs of machines hold."""
+    if is_recorded(report) or devices_verdict(report) is None:
+        return ""
+    return f"logs of machines: {', '.join(_contents(report.telemetry))} · no steps"
+
+
 def _line(result: TelemetryResult) -> str:
+    return f"{', '.join(_contents(result))}; no step was timed."
+
+
+def _contents(result: TelemetryResult) -> list[str]:
     parts = []
     if result.devices:
         samples = sum(device.sensors.num_samples for device in result.devices)
@@ -227,7 +240,7 @@ def _line(result: TelemetryResult) -> str:
         active = sum(links.num_active for links in result.nvlinks)
         total = sum(links.num_links for links in result.nvlinks)
         parts.append(f"{active:,} of {counted(total, 'NVLink')} active")
-    return f"{', '.join(parts)}; no step was timed."
+    return parts
 
 
 def _heat(result: TelemetryResult) -> str:

@@ -1,4 +1,4 @@
-"""Where the time went: which part dominates, the waterfall of a mean step, each rank's breakdown.
+"""Where the time went: the waterfall of a mean step, and each rank's breakdown.
 
 Computation is the verdict where no loss reaches :data:`~distprof.sections.parts.MIN_LOSS_RATIO` of
 a step, because nothing else is worth the reader's time.

@@ -1,12 +1,12 @@
-"""What training programs printed, as tables."""
+"""What training programs printed."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from distprof.sections.nccl.show import nccl_verdict
-from distprof.sections.parts import is_of_training_log_alone
-from distprof.sections.shows import Told, table, verdict
+from distprof.sections.parts import is_recorded
+from distprof.sections.shows import Told, headline, table, verdict
 from distprof.sections.table import Bar, Column, TableView, counted, facts_table, rows_table
 from distprof.sections.training_log.result import TrainingLogResult, TrainingTimer
 from distprof.units import format_duration, format_ratio
@@ -31,7 +31,7 @@ MIN_SLOW_RATIO = 0.02
 @verdict(place=40)
 def training_verdict(report: Report) -> Told:
     """The verdict and the numbers behind it; None for a report on anything else."""
-    if not is_of_training_log_alone(report):
+    if not _is_alone(report):
         return None
     log = report.training_log
     nccl = nccl_verdict(report)
@@ -42,6 +42,27 @@ def training_verdict(report: Report) -> Told:
         line, told = f"{time}; {told[:1].lower()}{told[1:]}", ""
     why = (_waiting(log), _slow_sentence(log), _throughput(log), told)
     return line, tuple(sentence for sentence in why if sentence)
+
+
+def _is_alone(report: Report) -> bool:
+    """Whether the report holds only a training program's output, NCCL's lines included."""
+    return bool(report.training_log.origin) and not is_recorded(report)
+
+
+@headline(place=30)
+def training_headline(report: Report) -> str:
+    """The log's origin, the size of the job, and the log's contents."""
+    if not _is_alone(report):
+        return ""
+    log, num_nccl = report.training_log, report.nccl.num_files
+    facts = [
+        f"log of {log.origin}",
+        counted(log.world_size, "rank") if log.world_size else "",
+        counted(log.num_reports, "report"),
+        f"NCCL logs from {counted(num_nccl, 'file')}" if num_nccl else "",
+        "no traces",
+    ]
+    return " · ".join(fact for fact in facts if fact)
 
 
 def ideal_sentence(log: TrainingLogResult) -> str:

@@ -1,8 +1,9 @@
 """Ranks compared with their peers, section by section.
 
 A section is a rank's own time between two collectives that it asks for. Peers are ranks that hold
-the same pipeline stages and exchange as many messages; of those that ask for the same collectives
-in the same order within a window, sections can be compared one by one, else whole windows are.
+the same pipeline stages and exchange as many messages. Sections are cut by the collectives that
+peers ask for in the same order within a window
+(:mod:`~distprof.sections.whatif.programs`); without any, whole windows are compared.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.schema import Int64Array
-from distprof.sections.context import RankAnalysis
 from distprof.sections.own_time import over_peers
+from distprof.sections.whatif.programs import common_cuts
 from distprof.sections.whatif.trace_graph import TraceGraph
 from distprof.terms import CollectiveKind, MeshAxis
 
@@ -69,7 +70,7 @@ class Sections(msgspec.Struct, frozen=True, kw_only=True):
         first: int64, shape ``(P, W)``: the first section of each window.
         count: int64, shape ``(P, W)``.
         peers: Positions of ranks that are peers; every rank is in one group.
-        whole: bool, shape ``(P, W)``: the window is one section, for want of comparable ones.
+        stages: Pipeline stages that each global rank holds; empty tuples where none are known.
         is_expert: bool per section: between sending tokens to experts and getting them back.
     """
 
@@ -77,41 +78,46 @@ class Sections(msgspec.Struct, frozen=True, kw_only=True):
     first: Int64Array
     count: Int64Array
     peers: tuple[tuple[int, ...], ...]
-    whole: NDArray[np.bool_]
+    stages: Mapping[int, tuple[int, ...]]
     is_expert: NDArray[np.bool_]
 
     @staticmethod
     def of(
-        graph: TraceGraph, analyses: Mapping[int, RankAnalysis], *, has_experts: bool = False
+        graph: TraceGraph, stages: Mapping[int, tuple[int, ...]], *, has_experts: bool = False
     ) -> Sections:
         """Cut the windows of all ranks.
 
         Args:
             graph: The run.
-            analyses: By global rank.
+            stages: Pipeline stages that each global rank holds; empty tuples where none are known.
             has_experts: Whether all-to-alls are known to exchange tokens; those along the axis of
                 experts are taken to.
         """
         low = np.searchsorted(graph.asked_segment, graph.opens)
         high = np.searchsorted(graph.asked_segment, graph.closes)
-        peers = _peers(graph, analyses, low, high)
-        whole = _differ(graph, peers, low, high)
-        count = np.where(whole, 1, high - low + 1)
+        peers = _peers(graph, stages, low, high)
+        program = graph.asked_kind.astype(np.int64) * (len(graph.axis_names) + 1) + graph.asked_axis
+        cuts = common_cuts(program, peers, low, high)
+        before = np.concatenate(([0], np.cumsum(cuts)))
+        count = before[high] - before[low] + 1
         first = (np.cumsum(count) - count.ravel()).reshape(count.shape)
         window = _windows(graph)
         known = window != OUTSIDE
         cell = graph.owner[known], window[known]
-        asked = np.searchsorted(graph.asked_segment, np.flatnonzero(known)) - low[cell]
+        asked = before[np.searchsorted(graph.asked_segment, np.flatnonzero(known))]
         of_segment = np.full(graph.num_segments, OUTSIDE, dtype=np.int64)
-        of_segment[known] = first[cell] + np.where(whole[cell], 0, asked)
+        of_segment[known] = first[cell] + asked - before[low][cell]
         return Sections(
             of_segment=of_segment,
             first=first,
             count=count,
             peers=peers,
-            whole=whole,
+            stages=stages,
             is_expert=_expert_sections(
-                _of_tokens(graph, has_experts=has_experts), low, high, first, whole
+                _of_tokens(graph, has_experts=has_experts)[cuts],
+                before[low],
+                before[high],
+                first,
             ),
         )
 
@@ -188,32 +194,18 @@ def _windows(graph: TraceGraph) -> Int64Array:
 
 
 def _peers(
-    graph: TraceGraph, analyses: Mapping[int, RankAnalysis], low: Int64Array, high: Int64Array
+    graph: TraceGraph,
+    stages: Mapping[int, tuple[int, ...]],
+    low: Int64Array,
+    high: Int64Array,
 ) -> tuple[tuple[int, ...], ...]:
     groups: dict[tuple[object, ...], list[int]] = {}
     messages = [int(kind) for kind in CollectiveKind if kind.is_point_to_point]
     for position, rank in enumerate(graph.ranks):
         kinds = graph.asked_kind[low[position, 0] : high[position, 0]]
         exchanged = tuple(int((kinds == kind).sum()) for kind in messages)
-        stages = analyses[rank].stage_numbers
-        groups.setdefault((stages, exchanged), []).append(position)
+        groups.setdefault((stages[rank], exchanged), []).append(position)
     return tuple(map(tuple, groups.values()))
-
-
-def _differ(
-    graph: TraceGraph, peers: tuple[tuple[int, ...], ...], low: Int64Array, high: Int64Array
-) -> NDArray[np.bool_]:
-    """Windows in which peers do not ask for the same collectives in the same order."""
-    program = graph.asked_kind.astype(np.int64) * (len(graph.axis_names) + 1) + graph.asked_axis
-    result = np.zeros(low.shape, dtype=np.bool_)
-    for group in peers:
-        for window in range(low.shape[1]):
-            programs = {
-                program[low[position, window] : high[position, window]].tobytes()
-                for position in group
-            }
-            result[list(group), window] = len(programs) > 1
-    return result
 
 
 def _of_tokens(graph: TraceGraph, *, has_experts: bool) -> NDArray[np.bool_]:
@@ -228,16 +220,11 @@ def _of_tokens(graph: TraceGraph, *, has_experts: bool) -> NDArray[np.bool_]:
 
 
 def _expert_sections(
-    exchange: NDArray[np.bool_],
-    low: Int64Array,
-    high: Int64Array,
-    first: Int64Array,
-    whole: NDArray[np.bool_],
+    exchange: NDArray[np.bool_], low: Int64Array, high: Int64Array, first: Int64Array
 ) -> NDArray[np.bool_]:
-    """Sections between the two all-to-alls of each pair."""
-    count = np.where(whole, 1, high - low + 1)
-    result = np.zeros(int(count.sum()), dtype=np.bool_)
-    for cell in zip(*np.nonzero(~whole), strict=True) if exchange.any() else ():
+    """Sections between the two all-to-alls of each pair; of the collectives that cut."""
+    result = np.zeros(int((high - low + 1).sum()), dtype=np.bool_)
+    for cell in np.ndindex(low.shape) if exchange.any() else ():
         at = np.flatnonzero(exchange[low[cell] : high[cell]])
         for begin, end in at[: len(at) // 2 * 2].reshape(-1, 2).tolist():
             result[first[cell] + begin + 1 : first[cell] + end + 1] = True

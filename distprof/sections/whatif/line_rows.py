@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from distprof.run.run import Rank, Run
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.context import MainLine, RankAnalysis
-from distprof.sections.gradients.measure import needless_rows
-from distprof.sections.matched import RowIndex
+from distprof.sections.gradients.measure import needless_rows, unhidden_rows
+from distprof.sections.matched import RowIndex, places
 from distprof.terms import CollectiveKind
 
 __all__ = ["LineRows", "TransferParts", "Transfers", "transfers_of"]
@@ -39,6 +39,7 @@ class LineRows(msgspec.Struct, frozen=True, kw_only=True):
     begin_ns: Int64Array  # of each rank's line, common clock
     epoch_ns: int
     is_needless: NDArray[np.bool_]  # gradients that are reduced again before the update
+    unhidden: NDArray[np.float32]  # share that overlaps with nothing: the last bucket's
 
     @staticmethod
     def of(
@@ -89,6 +90,9 @@ class LineRows(msgspec.Struct, frozen=True, kw_only=True):
             is_needless=index.column(lambda rank: needless_rows(analyses[rank.rank])).astype(
                 np.bool_
             ),
+            unhidden=index.column(lambda rank: unhidden_rows(analyses[rank.rank])).astype(
+                np.float32
+            ),
         )
 
     @property
@@ -118,6 +122,9 @@ _SYMMETRIC = [int(kind) for kind in CollectiveKind if kind.is_symmetric]
 _MESSAGES = (int(CollectiveKind.SEND), int(CollectiveKind.RECV))
 
 
+NOWHERE = np.iinfo(np.int64).min
+
+
 class Transfers(msgspec.Struct, frozen=True, kw_only=True):
     """Operations between ranks, J of them; their nodes follow those of the segments.
 
@@ -130,6 +137,10 @@ class Transfers(msgspec.Struct, frozen=True, kw_only=True):
         is_joined: bool, whether its members are known, so that the duration holds no waiting.
         release_ns: int64, before which it cannot start: a member asked for it outside of the line.
         is_needless: bool, whether it reduces gradients that are reduced again before their update.
+        place: int64, among whom, as :func:`~distprof.sections.matched.places` has it; ``NOWHERE``
+            where its members are unknown.
+        unhidden: float32, share of the duration that can overlap with nothing: that of the last
+            bucket of gradients, which is ready when backward has ended.
     """
 
     duration_ns: Int64Array
@@ -140,6 +151,8 @@ class Transfers(msgspec.Struct, frozen=True, kw_only=True):
     is_joined: NDArray[np.bool_]
     release_ns: Int64Array
     is_needless: NDArray[np.bool_]
+    place: Int64Array
+    unhidden: NDArray[np.float32]
 
     def __len__(self) -> int:
         return len(self.duration_ns)
@@ -239,6 +252,7 @@ def _joined(run: Run, rows: LineRows, others: Int64Array) -> TransferParts:
         member_of[member_chosen],
         late[member_chosen],
         kind=kind[chosen],
+        place=places(run.matches)[filled][chosen],
     )
 
 
@@ -264,6 +278,7 @@ def _parts_of(
     *,
     kind: NDArray[np.int8] | None = None,
     owner: NDArray[np.int32] | None = None,
+    place: Int64Array | None = None,
 ) -> TransferParts:
     """Transfers of which ``example`` is one row each."""
     release = np.zeros(len(duration), dtype=np.int64)
@@ -280,6 +295,8 @@ def _parts_of(
             is_joined=np.full(len(duration), owner is None),
             release_ns=release,
             is_needless=rows.is_needless[example],
+            place=np.full(len(duration), NOWHERE, np.int64) if place is None else place,
+            unhidden=rows.unhidden[example],
         ),
         row=row,
         of=of,
@@ -406,6 +423,8 @@ def _blocked_on_rank(
             is_joined=joined,
             release_ns=np.zeros(len(end), np.int64),
             is_needless=np.zeros(len(end), dtype=np.bool_),
+            place=np.full(len(end), NOWHERE, np.int64),
+            unhidden=np.zeros(len(end), dtype=np.float32),
         ),
         row=_NOTHING,
         of=_NOTHING,

@@ -15,8 +15,11 @@ from distprof.run.evidence import OperationLog
 from distprof.run.run import Run
 from distprof.sections.context import RankAnalyses
 from distprof.sections.moe.result import MoeResult
+from distprof.sections.own_time import held_stages
+from distprof.sections.pipeline.result import PipelineResult
 from distprof.sections.stragglers.result import StragglersResult
 from distprof.sections.whatif.plan import Simulation, Workbench
+from distprof.sections.whatif.refill import Refill, refill_of
 from distprof.sections.whatif.result import WhatIfResult
 from distprof.terms import StragglerPattern
 from distprof.units import format_ratio
@@ -39,6 +42,7 @@ def analyze_whatif(
     analyses: RankAnalyses,
     stragglers: StragglersResult,
     moe: MoeResult,
+    pipeline: PipelineResult,
     bench: Workbench,
 ) -> WhatIfResult:
     """Simulate the run as it was, and without each cause that it shows.
@@ -48,6 +52,7 @@ def analyze_whatif(
         analyses: By global rank; ranks without one take no part.
         stragglers: Ranks named in it get a scenario of their own.
         moe: Whether there are experts at all.
+        pipeline: What other orders of the run's pipelines would take.
         bench: Gets the simulation, from which repairs are planned once the findings are known.
 
     Returns:
@@ -57,29 +62,33 @@ def analyze_whatif(
     if (operations := run.get(OperationLog)) is not None:
         from distprof.sections.whatif.operations import simulate_operations
 
-        return simulate_operations(operations)
+        return simulate_operations(operations, pipeline, bench)
     matched = run.matches.matched_ratio
     if not analyses:
         return _nothing("no rank was measured")
     if len(analyses) > 1 and (matched is None or matched < LEAST_MATCHED):
         share = format_ratio(matched or 0.0)
         return _nothing(f"{share} of the collectives found their partners on other ranks")
-    return _of_traces(run, analyses, stragglers, bench, has_experts=bool(moe.layers))
+    refill = refill_of(pipeline)
+    return _of_traces(run, analyses, stragglers, refill, bench, has_experts=bool(moe.layers))
 
 
 def _of_traces(
     run: Run,
     analyses: RankAnalyses,
     stragglers: StragglersResult,
+    refill: Refill | None,
     bench: Workbench,
     *,
     has_experts: bool,
 ) -> WhatIfResult:
     # They hold results of this module
     from distprof.sections.whatif.delays import Sections
+    from distprof.sections.whatif.link_changes import link_changes
     from distprof.sections.whatif.scenarios import is_worth_showing, scenarios
     from distprof.sections.whatif.sets import set_changes
     from distprof.sections.whatif.slowdowns import slowdowns
+    from distprof.sections.whatif.trace_changes import TraceModel
     from distprof.sections.whatif.trace_graph import path_shares, trace_graph
 
     try:
@@ -95,20 +104,18 @@ def _of_traces(
         why = f"The simulated step is {off} off the measured one: too far to conclude anything."
         return msgspec.structs.replace(base.result, unavailable=(why,))
     replayed_ns = base.result.replayed_ns or 0
-    sections = Sections.of(graph, analyses, has_experts=has_experts)
-    slow = slowdowns(graph, sections, analyses, replayed_ns)
+    sections = Sections.of(graph, held_stages(analyses, run), has_experts=has_experts)
+    slow = slowdowns(graph, sections, replayed_ns)
     named = {r.rank for r in stragglers.ranks if r.pattern is not StragglerPattern.NONE}
     sets = set_changes(graph, sections, analyses, stragglers.sets)
-    found = scenarios(graph, sections, analyses, replayed_ns, named, sets)
-    bench.simulation = Simulation(
-        graph=graph,
-        changes={change.what: change for _, change in found},
-        step_ns=replayed_ns,
-        alone_ns={scenario.what: scenario.recoverable_ns for scenario, _ in found},
-    )
+    links = link_changes(graph, run.topology.groups, stragglers.links)
+    changes = scenarios(graph, sections, analyses, replayed_ns, named, (*sets, *links))
+    model = TraceModel(graph=graph, changes={change.what: change for change in changes})
+    bench.simulation = Simulation.of(model, model.changes, refill)
+    found = sorted(bench.simulation.scenarios(), key=lambda s: (-s.recoverable_ns, s.what))
     return msgspec.structs.replace(
         base.result,
-        without=tuple(s for s, _ in found if is_worth_showing(s, replayed_ns, named)),
+        without=tuple(s for s in found if is_worth_showing(s, replayed_ns, named)),
         path=path_shares(graph, times, replayed_ns),
         **({} if slow is None else slow.fields()),
     )

@@ -16,18 +16,18 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.replay import Times, simulate
-from distprof.schema import Int64Array
+from distprof.schema import ABSENT, Int64Array
 from distprof.sections.whatif.operation_graph import KINDS, MESSAGES, StepGraph, StepRows, graph_of
 
 __all__ = [
     "Mask",
     "OperationReplay",
     "Workers",
-    "balanced_stages",
     "by_dp_rank",
     "by_kind",
     "by_stage",
-    "even_micro_batches",
+    "level_micro_batches",
+    "level_stages",
     "micro_batch_correlation",
     "replay_of",
     "slowest",
@@ -84,7 +84,7 @@ class OperationReplay(msgspec.Struct, frozen=True, kw_only=True):
 
     def simulated(self) -> Int64Array:
         """int64 ns, shape ``(s,)``: nothing changed, but nothing launched late."""
-        length: Int64Array = self._many(1, lambda _, step: self.actual[:, step])[0]
+        length: Int64Array = self.lengths(1, lambda _, step: self.actual[:, step])[0]
         return length
 
     def ideal_step(self) -> int:
@@ -97,7 +97,7 @@ class OperationReplay(msgspec.Struct, frozen=True, kw_only=True):
 
     def keeping_each(self, count: int, mask: Callable[[int], Mask]) -> Int64Array:
         """The same for many masks, each made when it is needed."""
-        return self._many(
+        return self.lengths(
             count,
             lambda i, step: np.where(
                 mask(i)[:, np.newaxis], self.actual[:, step], self.ideal[:, np.newaxis]
@@ -106,20 +106,12 @@ class OperationReplay(msgspec.Struct, frozen=True, kw_only=True):
 
     def fixing(self, masks: Sequence[Mask]) -> Int64Array:
         """int64 ns, shape ``(masks, s)``: all is as it was but the operations of a mask, ideal."""
-        return self._many(
+        return self.lengths(
             len(masks),
             lambda i, step: np.where(
                 masks[i][:, np.newaxis], self.ideal[:, np.newaxis], self.actual[:, step]
             ),
         )
-
-    def scaled(self, factor: NDArray[np.float64]) -> Int64Array:
-        """int64 ns, shape ``(s,)``: each operation takes ``factor`` times what it took."""
-        wide = factor[:, np.newaxis]
-        length: Int64Array = self._many(
-            1, lambda _, step: np.rint(self.actual[:, step] * wide).astype(np.int64)
-        )[0]
-        return length
 
     def times(self, step: int) -> Times:
         """One step, simulated as it was; shape ``(n + g,)``, the last g its meetings."""
@@ -129,17 +121,25 @@ class OperationReplay(msgspec.Struct, frozen=True, kw_only=True):
     def with_delays(self) -> Int64Array:
         """int64 ns, shape ``(s,)``: the steps simulated with their launch delays."""
         lengths = []
-        for step in self._batches(self.num_steps):
+        for step in self.batches(self.num_steps):
             delay, release = self._delays(step)
             times = self._run(self.actual[:, step], delay, release)
             lengths.append(times.end.max(axis=0))
         return np.concatenate(lengths)
 
-    def _many(self, count: int, duration: Callable[[int, slice], Int64Array]) -> Int64Array:
-        """Lengths of the steps in ``count`` scenarios, as many at once as memory allows."""
+    def lengths(self, count: int, duration: Callable[[int, slice], Int64Array]) -> Int64Array:
+        """Lengths of the steps in scenarios, as many at once as memory allows.
+
+        Args:
+            count: How many scenarios.
+            duration: From a scenario and k of the steps to int64 ns, shape ``(n, k)``.
+
+        Returns:
+            int64 ns, shape ``(count, s)``.
+        """
         steps = self.num_steps
         result = np.empty((count, steps), dtype=np.int64)
-        for batch in self._batches(count * steps):
+        for batch in self.batches(count * steps):
             columns, places = [], []
             for i in range(batch.start // steps, (batch.stop - 1) // steps + 1):
                 low, high = max(batch.start - i * steps, 0), min(batch.stop - i * steps, steps)
@@ -151,7 +151,8 @@ class OperationReplay(msgspec.Struct, frozen=True, kw_only=True):
                 result[i, part], ends = ends[:width], ends[width:]
         return result
 
-    def _batches(self, columns: int) -> list[slice]:
+    def batches(self, columns: int) -> list[slice]:
+        """As many columns at once as memory allows."""
         size = max(1, MAX_CELLS // max(self.graph.graph.num_operations, 1))
         return [slice(low, min(low + size, columns)) for low in range(0, columns, size)]
 
@@ -355,8 +356,8 @@ def slowest(workers: Workers, slowdown: NDArray[np.float64]) -> Int64Array:
     return workers.rank[order[:num]]
 
 
-def balanced_stages(replay: OperationReplay) -> Int64Array:
-    """int64 ns, shape ``(s,)``: every stage computes as long as the mean of all stages.
+def level_stages(replay: OperationReplay) -> NDArray[np.float64]:
+    """float64, shape ``(n,)``: by what every stage computes as long as the mean of all stages.
 
     Lengths are scaled, so that what differs between micro-batches and workers of a stage stays.
     """
@@ -364,15 +365,15 @@ def balanced_stages(replay: OperationReplay) -> Int64Array:
     for members, whole in _by_kind_and_stage(replay):
         mean = replay.actual[members].mean()
         factor[members] = replay.actual[whole].mean() / mean if mean > 0 else 1.0
-    return replay.scaled(factor)
+    return factor
 
 
-def even_micro_batches(replay: OperationReplay) -> Int64Array:
-    """int64 ns, shape ``(s,)``: every computation takes the mean of its kind and stage."""
-    even = replay.actual.copy()
+def level_micro_batches(replay: OperationReplay) -> Int64Array:
+    """int64 ns, shape ``(n,)``: mean computation of the kind and stage; ABSENT for all else."""
+    level = np.full(len(replay.rows), ABSENT, np.int64)
     for members, _ in _by_kind_and_stage(replay):
-        even[members] = round(float(replay.actual[members].mean()))
-    return replace(replay, actual=even).simulated()
+        level[members] = round(float(replay.actual[members].mean()))
+    return level
 
 
 def _by_kind_and_stage(replay: OperationReplay) -> Iterator[tuple[Mask, Mask]]:

@@ -9,7 +9,7 @@ Source of the definitions of S, S_t, S_w, M_W and M_S: formula sheet, "What-if".
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from enum import StrEnum
 
 import msgspec
@@ -19,9 +19,13 @@ from numpy.typing import NDArray
 from distprof.replay import CycleError, critical_path
 from distprof.run.evidence import OperationLog
 from distprof.schema import Int64Array
+from distprof.sections.pipeline.result import PipelineResult
 from distprof.sections.whatif import operation_replay as by
+from distprof.sections.whatif.operation_changes import TRANSFERS, OperationModel, operation_changes
 from distprof.sections.whatif.operation_graph import KINDS, lay_out
 from distprof.sections.whatif.operation_replay import Mask, OperationReplay, replay_of
+from distprof.sections.whatif.plan import Simulation, Workbench
+from distprof.sections.whatif.refill import refill_of
 from distprof.sections.whatif.result import (
     KindSlowdown,
     PathShare,
@@ -31,7 +35,6 @@ from distprof.sections.whatif.result import (
     WhatIfResult,
     WorkerSlowdown,
 )
-from distprof.units import fold_ranks
 
 __all__ = [
     "MIN_SLOWDOWN",
@@ -114,8 +117,17 @@ ROWS_DIFFER = (
 MAX_WORKERS_FIXED = 16
 
 
-def simulate_operations(log: OperationLog) -> WhatIfResult:
+def simulate_operations(
+    log: OperationLog,
+    pipeline: PipelineResult | None = None,
+    bench: Workbench | None = None,
+) -> WhatIfResult:
     """Simulate the log's steps as they were and without each cause.
+
+    Args:
+        log: The operations.
+        pipeline: What other orders of the log's pipelines would take.
+        bench: Gets the simulation, from which repairs are planned.
 
     Returns:
         The answer, or why there is none in ``unavailable``.
@@ -132,14 +144,20 @@ def simulate_operations(log: OperationLog) -> WhatIfResult:
     simulated, ideal = replay.simulated(), replay.ideal_step()
     if ideal <= 0 or simulated.min() <= 0:
         return _without("the log's steps take no time")
-    return _answer(replay, simulated, ideal)
+    return _answer(replay, simulated, ideal, pipeline or PipelineResult(), bench or Workbench())
 
 
 def _without(why: str) -> WhatIfResult:
     return WhatIfResult(unavailable=(f"{why[0].upper()}{why[1:]}.",))
 
 
-def _answer(replay: OperationReplay, simulated: Int64Array, ideal: int) -> WhatIfResult:
+def _answer(
+    replay: OperationReplay,
+    simulated: Int64Array,
+    ideal: int,
+    pipeline: PipelineResult,
+    bench: Workbench,
+) -> WhatIfResult:
     measured, step = float(replay.measured().mean()), float(simulated.mean())
     kinds = by.by_kind(replay)
     stages = by.by_stage(replay).mean(axis=1) / ideal
@@ -149,10 +167,13 @@ def _answer(replay: OperationReplay, simulated: Int64Array, ideal: int) -> WhatI
     if rows is not None:
         slowdown = np.minimum(rows.mean(axis=1)[workers.dp_rank] / ideal, slowdown)
     late = by.slowest(workers, slowdown)
-    causes = _Causes(replay, step, measured)
+    causes = _Causes(replay, step)
     last = replay.rows.stage == replay.rows.num_stages - 1
     few = np.isin(replay.rows.rank, late)
     is_slow = step / ideal >= MIN_SLOWDOWN
+    model = _model(replay, late, measured - step)
+    bench.simulation = Simulation.of(model, model.changes, refill_of(pipeline))
+    found = causes.scenarios(bench.simulation, slowdown, workers)
     m_w, m_s = causes.share(few, ideal), causes.share(last, ideal)
     return WhatIfResult(
         source="operations",
@@ -163,7 +184,7 @@ def _answer(replay: OperationReplay, simulated: Int64Array, ideal: int) -> WhatI
         model_error_ratio=step / measured - 1,
         ideal_ns=ideal,
         slowdown=step / ideal,
-        without=causes.scenarios(late, slowdown, workers),
+        without=found,
         kinds=_kind_slowdowns(kinds, ideal),
         workers=_worker_slowdowns(workers, slowdown),
         m_w=m_w if is_slow else None,
@@ -176,19 +197,22 @@ def _answer(replay: OperationReplay, simulated: Int64Array, ideal: int) -> WhatI
     )
 
 
+def _model(replay: OperationReplay, late: Int64Array, gaps_ns: float) -> OperationModel:
+    changes = {change.what: change for change in operation_changes(replay, late)}
+    return OperationModel(replay=replay, changes=changes, gaps_ns=max(0, round(gaps_ns)))
+
+
 class _Causes:
     """What the mean step would be without a cause.
 
     Args:
         replay: What is simulated.
         step: Mean step, simulated with nothing changed, ns.
-        measured: Mean step as measured, ns.
     """
 
-    def __init__(self, replay: OperationReplay, step: float, measured: float) -> None:
+    def __init__(self, replay: OperationReplay, step: float) -> None:
         self._replay = replay
         self._step = step
-        self._measured = measured
 
     def share(self, mask: Mask, ideal: int) -> float:
         """Part of the slowdown that goes when the operations of a mask become ideal."""
@@ -198,40 +222,38 @@ class _Causes:
         return (self._step - fixed) / (self._step - ideal)
 
     def scenarios(
-        self, late: Int64Array, slowdown: NDArray[np.float64], workers: by.Workers
+        self,
+        simulation: Simulation,
+        slowdown: NDArray[np.float64],
+        workers: by.Workers,
     ) -> tuple[Scenario, ...]:
         """All that are worth a line, by what they recover."""
-        found = [*self._of_job(late), *self._of_parts(slowdown, workers)]
+        known = (
+            self._without_gaps(scenario)
+            for scenario in simulation.scenarios()
+            if not scenario.what.startswith("kind ") or self._is_worth(scenario.recoverable_ns)
+        )
+        parts = self._of_parts(slowdown, workers, simulation.alone_ns)
+        found = [*known, *self._of_last_stage(), *parts]
         return tuple(sorted(found, key=lambda scenario: -scenario.recoverable_ns))
 
-    def _of_job(self, late: Int64Array) -> Iterator[Scenario]:
-        rows, replay = self._replay.rows, self._replay
-        ranks = tuple(late.tolist())
-        last = rows.stage == rows.num_stages - 1
-        fixed = replay.fixing([np.isin(rows.rank, late), last]).mean(axis=1)
-        title = f"slowest 3 % of workers (rank{'s'[: len(ranks) > 1]} {fold_ranks(ranks)}) ideal"
-        yield self._scenario("slowest-workers", title, fixed[0], ranks)
+    def _of_last_stage(self) -> Iterator[Scenario]:
+        rows = self._replay.rows
         if rows.num_stages > 1:
+            last = rows.stage == rows.num_stages - 1
+            fixed = self._replay.fixing([last]).mean()
             ranks = tuple(np.unique(rows.rank[last]).tolist())
-            yield self._scenario("last-stage", "last pipeline stage ideal", fixed[1], ranks)
-            even = by.balanced_stages(replay).mean()
-            yield self._scenario("stage-imbalance", "pipeline stages equally long", even)
-        even = by.even_micro_batches(replay).mean()
-        title = "micro-batches of a stage equally long"
-        yield self._scenario("micro-batch-imbalance", title, even)
-        yield Scenario(
-            what="launch-gaps",
-            title="everything launched as soon as it could",
-            step_ns=round(self._step),
-            recoverable_ns=max(0, round(self._measured - self._step)),
-        )
+            yield self._scenario("last-stage", "last pipeline stage ideal", fixed, ranks)
 
-    def _of_parts(self, slowdown: NDArray[np.float64], workers: by.Workers) -> Iterator[Scenario]:
-        """Kinds, stages and the slowest workers, where they recover enough."""
+    def _of_parts(
+        self, slowdown: NDArray[np.float64], workers: by.Workers, known: Collection[str]
+    ) -> Iterator[Scenario]:
+        """Other kinds, stages and the slowest workers, where they recover enough."""
         rows = self._replay.rows
         parts: list[tuple[str, str, Mask, tuple[int, ...]]] = [
             (f"kind {kind}", f"every {kind} as long as usual", mask, ())
             for kind, mask in by.masks_by_kind(rows).items()
+            if f"kind {kind}" not in known
         ]
         for stage in np.unique(rows.stage)[:-1].tolist():  # the last is a scenario of its own
             mask = rows.stage == stage
@@ -242,8 +264,16 @@ class _Causes:
             parts.append((f"rank {rank}", f"rank {rank} ideal", rows.rank == rank, (rank,)))
         fixed = self._replay.fixing([mask for _, _, mask, _ in parts]).mean(axis=1)
         for (what, title, _, ranks), step in zip(parts, fixed.tolist(), strict=True):
-            if self._step - step >= MIN_RECOVERABLE_RATIO * self._step:
+            if self._is_worth(self._step - step):
                 yield self._scenario(what, title, step, ranks)
+
+    def _without_gaps(self, scenario: Scenario) -> Scenario:
+        """Steps of all scenarios are without late launches."""
+        gain = 0 if scenario.what == "launch-gaps" else scenario.recoverable_ns
+        return msgspec.structs.replace(scenario, step_ns=round(self._step) - gain)
+
+    def _is_worth(self, gain_ns: float) -> bool:
+        return gain_ns >= MIN_RECOVERABLE_RATIO * self._step
 
     def _scenario(
         self, what: str, title: str, step: float, ranks: tuple[int, ...] = ()
@@ -322,8 +352,6 @@ Source: J. Lin et al., "Understanding Stragglers in Large Model Training Using W
 (OSDI 2025), section 5.3.
 """
 
-_TRANSFERS = ("send", "recv", "pp-comm", "all-reduce", "all-gather", "reduce-scatter", "clip")
-
 
 class CauseKind(StrEnum):
     """Why operations of a kind take unequally long."""
@@ -366,7 +394,7 @@ def causes_of(whatif: WhatIfResult, min_share: float) -> tuple[Cause, ...]:
     transfers = [
         _cause(whatif, CauseKind.TRANSFERS, scenario)
         for what, scenario in found.items()
-        if what.startswith("kind ") and any(word in what for word in _TRANSFERS)
+        if what.startswith("kind ") and any(word in what for word in TRANSFERS)
     ]
     causes = (
         _cause(whatif, CauseKind.STAGES, found.get("stage-imbalance")),

@@ -1,23 +1,22 @@
 """Which changes to make, in which order, and where the step is after each.
 
-The graph of the run is simulated with one change after another. Faults come before causes that all
-ranks share, and those before tuning: a slow rank is mended before transfers are hidden, unless that
-gives back far more. Of changes that give back about the same, the narrowest comes first.
+The run is simulated with one change after another, from its traces or from a log of operations.
+Faults come before causes that all ranks share, and those before tuning: a slow rank is mended
+before transfers are hidden, unless that gives back far more. Of changes that give back about the
+same, the narrowest comes first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import IntEnum
 
 import msgspec
-import numpy as np
 from msgspec.structs import replace
 
-from distprof.schema import Int64Array
-from distprof.sections.whatif.result import Repair, RepairPlan
-from distprof.sections.whatif.scenarios import Change, step_times
-from distprof.sections.whatif.trace_graph import TraceGraph
+from distprof.sections.whatif.changes import Change, Made, Model
+from distprof.sections.whatif.refill import MICRO_BATCHES, SCHEDULE, Refill
+from distprof.sections.whatif.result import Repair, RepairPlan, Scenario
 from distprof.units import name_ranks
 
 __all__ = ["Priced", "Simulation", "Workbench", "is_actionable"]
@@ -45,10 +44,14 @@ class _Class(IntEnum):
 _ACTIONS: tuple[tuple[str, _Class, int, str], ...] = (
     ("rank ", _Class.FAULT, 0, "{} mended"),
     ("ranks ", _Class.FAULT, 1, "{} mended"),
+    ("link ", _Class.FAULT, 1, "links of {} mended"),
     ("expert-imbalance", _Class.FAULT, 1, "experts balanced"),
     ("hardware ", _Class.FAULT, 1, "{} at its best bandwidth"),
+    ("slowest-workers", _Class.FAULT, 0, "{} mended"),
+    ("kind ", _Class.FAULT, 1, "{} at its median"),
     ("stage-imbalance", _Class.FAULT, 2, "stages balanced"),
     ("uneven-input", _Class.FAULT, 2, "input evened out"),
+    ("micro-batch-imbalance", _Class.FAULT, 2, "micro-batches evened out"),
     ("even-work", _Class.FAULT, 2, "work evened out"),
     ("repeated gradients", _Class.SHARED, 0, "gradients reduced once per update"),
     ("input", _Class.SHARED, 1, "input always ready"),
@@ -57,6 +60,8 @@ _ACTIONS: tuple[tuple[str, _Class, int, str], ...] = (
     ("late ranks", _Class.SHARED, 3, "ranks evened out"),
     ("copies", _Class.TUNING, 0, "copies overlapped"),
     ("small collectives", _Class.TUNING, 0, "small collectives merged"),
+    (MICRO_BATCHES, _Class.TUNING, 1, "more micro-batches"),
+    (SCHEDULE, _Class.TUNING, 1, "another schedule"),
     ("overlap", _Class.TUNING, 1, "communication overlapped"),
 )
 """Key, or beginning of the key, of each change that can be made; its class; how much of its
@@ -93,16 +98,72 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
     """A run that can be simulated with any of its changes.
 
     Args:
-        graph: The run.
+        model: The run.
         changes: Key to change.
+        refill: Another order of the run's pipeline, with its key among the changes; None without.
+        usual_work: What the model's ranks work in their stages, nothing changed.
         step_ns: Mean simulated step, nothing changed.
         alone_ns: Key to what each change gives back alone.
     """
 
-    graph: TraceGraph
+    model: Model
     changes: Mapping[str, Change]
+    refill: Refill | None
+    usual_work: Mapping[int, float]
     step_ns: int
     alone_ns: Mapping[str, int]
+
+    @classmethod
+    def of(
+        cls, model: Model, changes: Mapping[str, Change], refill: Refill | None = None
+    ) -> Simulation:
+        """Simulate the run as it was, and with each change alone."""
+        every = dict(changes) if refill is None else {**changes, refill.what: refill}
+        bare = cls(
+            model=model,
+            changes=every,
+            refill=refill,
+            usual_work={} if refill is None else model.stage_work({}),
+            step_ns=0,
+            alone_ns={},
+        )
+        usual, *steps = bare.steps([{}, *({what: 1.0} for what in every)])
+        alone = {
+            what: bare._gain(what, usual, step_ns)
+            for what, step_ns in zip(every, steps, strict=True)
+        }
+        return replace(bare, step_ns=usual, alone_ns=alone)
+
+    def scenarios(self) -> Iterator[Scenario]:
+        """What each change gives back alone."""
+        for what, gain in self.alone_ns.items():
+            change = self.changes[what]
+            yield Scenario(
+                what=what,
+                title=change.title,
+                step_ns=self.step_ns - gain,
+                recoverable_ns=gain,
+                ranks=change.ranks,
+            )
+
+    def steps(self, made: Sequence[Made]) -> list[int]:
+        """Mean step with each set of changes, ns; sets that differ in the refill are one."""
+        plain = [{what: one[what] for what in one if not self._is_refill(what)} for one in made]
+        distinct = {tuple(one.items()): one for one in plain}
+        known = dict(zip(distinct, self.model.step_times(list(distinct.values())), strict=True))
+        return [
+            self._refilled(known[tuple(rest.items())], rest, one)
+            for rest, one in zip(plain, made, strict=True)
+        ]
+
+    def _is_refill(self, what: str) -> bool:
+        return self.refill is not None and what == self.refill.what
+
+    def _refilled(self, step_ns: int, rest: Made, made: Made) -> int:
+        if self.refill is None or len(rest) == len(made):
+            return step_ns
+        work = self.model.stage_work(rest)
+        return step_ns - self.refill.saved_ns(step_ns, self.usual_work, work)
 
     def price(self, claimed: Collection[str]) -> Priced:
         """Plan repairs among the scenarios that findings name, and price the other ones.
@@ -112,38 +173,32 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
         """
         known = [what for what in dict.fromkeys(claimed) if what in self.changes]
         repairs: list[Repair] = []
-        chosen: list[Change] = []
+        made: dict[str, float] = {}
         open_ = [what for what in known if is_actionable(what)]
         while open_ and len(repairs) < MAX_REPAIRS:
             now = repairs[-1].step_ns if repairs else self.step_ns
-            gains = self._gains(chosen, open_, now)
+            gains = self._gains(made, open_, now)
             best = _next(gains, MIN_GAIN_RATIO * self.step_ns)
             if gains[best] < MIN_GAIN_RATIO * self.step_ns:
                 break
-            chosen.append(self._as_far_as_possible(chosen, best))
+            made[best] = self._share(made, best)
             repairs.append(self._repair(best, gains[best], now))
             open_.remove(best)
-        left = [what for what in known if what not in {repair.what for repair in repairs}]
+        left = [what for what in known if what not in made]
         last = repairs[-1].step_ns if repairs else self.step_ns
         remaining = {repair.what: repair.gain_ns for repair in repairs}
         return Priced(
             plan=RepairPlan(step_ns=self.step_ns, repairs=tuple(repairs)),
-            remaining_ns={**remaining, **self._gains(chosen, left, last)},
+            remaining_ns={**remaining, **self._gains(made, left, last)},
         )
 
-    def _as_far_as_possible(self, chosen: Sequence[Change], what: str) -> Change:
-        """The change, or the part of it that gives back as much as its bound allows."""
-        change = self.changes[what]
-        if change.most_ns is None:
-            return change
-        before, after = (
-            step_times(self.graph, [combined(self.graph, part)])[0]
-            for part in (chosen, (*chosen, change))
-        )
-        gain = before - after
-        return (
-            change if gain <= change.most_ns else partly(self.graph, change, change.most_ns / gain)
-        )
+    def _share(self, made: Made, what: str) -> float:
+        """All of the change, or the part that gives back as much as its bound allows."""
+        most = self.changes[what].most_ns
+        if most is None:
+            return 1.0
+        before, after = self.steps([made, {**made, what: 1.0}])
+        return min(1.0, most / max(before - after, 1))
 
     def _repair(self, what: str, gain_ns: int, now_ns: int) -> Repair:
         change = self.changes[what]
@@ -157,19 +212,20 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
             step_ns=now_ns - gain_ns,
         )
 
-    def _gains(self, chosen: Sequence[Change], whats: Sequence[str], now_ns: int) -> dict[str, int]:
-        """What each change gives back after those chosen, never below 0."""
-        if not chosen:
+    def _gains(self, made: Made, whats: Sequence[str], now_ns: int) -> dict[str, int]:
+        """What each change gives back after those made, at most what the step takes now."""
+        if not made:
             return {what: self.alone_ns[what] for what in whats}
-        further = [(*chosen, self.changes[what]) for what in whats]
-        together = [combined(self.graph, changes) for changes in (chosen, *further)]
-        base, *steps = step_times(self.graph, together)
-        gains: dict[str, int] = {}
-        for what, step_ns in zip(whats, steps, strict=True):
-            most = self.changes[what].most_ns
-            gain = max(base - step_ns, 0)
-            gains[what] = min(gain if most is None else min(gain, most), now_ns)
-        return gains
+        base, *steps = self.steps([made, *({**made, what: 1.0} for what in whats)])
+        return {
+            what: min(self._gain(what, base, step_ns), now_ns)
+            for what, step_ns in zip(whats, steps, strict=True)
+        }
+
+    def _gain(self, what: str, before_ns: int, after_ns: int) -> int:
+        most = self.changes[what].most_ns
+        gain = max(before_ns - after_ns, 0)
+        return gain if most is None else min(gain, most)
 
 
 class Workbench:
@@ -195,46 +251,6 @@ def is_actionable(what: str) -> bool:
     except KeyError:
         return False
     return True
-
-
-def combined(graph: TraceGraph, changes: Sequence[Change]) -> Change:
-    """All changes at once: of two that shorten the same thing, the one that shortens it more."""
-    own = graph.own_ns.sum(axis=1)
-    return Change(
-        what=" + ".join(change.what for change in changes),
-        title="",
-        own_ns=_lower(own, [change.own_ns for change in changes]),
-        transfer_ns=_lower(graph.transfers.duration_ns, [change.transfer_ns for change in changes]),
-        delay_ns=_lower(graph.delay_ns, [change.delay_ns for change in changes]),
-    )
-
-
-def partly(graph: TraceGraph, change: Change, share: float) -> Change:
-    """The change made by a share of 0 to 1 only."""
-
-    def between(values: Int64Array, changed: Int64Array | None) -> Int64Array | None:
-        if changed is None:
-            return None
-        result: Int64Array = values + np.rint(share * (changed - values)).astype(np.int64)
-        return result
-
-    return replace(
-        change,
-        own_ns=between(graph.own_ns.sum(axis=1), change.own_ns),
-        transfer_ns=between(graph.transfers.duration_ns, change.transfer_ns),
-        delay_ns=between(graph.delay_ns, change.delay_ns),
-    )
-
-
-def _lower(values: Int64Array, changed: Sequence[Int64Array | None]) -> Int64Array | None:
-    """The smallest of the changed values, plus what changes add elsewhere; None for no change."""
-    known = [one for one in changed if one is not None]
-    if not known:
-        return None
-    less = np.min([np.minimum(one - values, 0) for one in known], axis=0)
-    more = np.sum([np.maximum(one - values, 0) for one in known], axis=0)
-    result: Int64Array = values + less + more
-    return result
 
 
 def _next(gains: Mapping[str, int], least_ns: float) -> str:
@@ -272,5 +288,7 @@ def _action(what: str) -> tuple[str, _Class, int, str]:
 
 
 def _done(change: Change) -> str:
+    if change.done:
+        return change.done
     key, _, _, words = _action(change.what)
     return words.format(name_ranks(change.ranks) if change.ranks else change.what.removeprefix(key))

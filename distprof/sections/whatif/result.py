@@ -68,7 +68,8 @@ class RepairPlan(Record, frozen=True, kw_only=True):
     """What to mend, in which order, and where the step is afterwards.
 
     Args:
-        step_ns: Mean simulated step, nothing changed; null where the run could not be simulated.
+        step_ns: Mean simulated step, nothing changed, or capture where nothing marks steps; null
+            where the run could not be simulated.
         repairs: Changes in order; empty where none gives back 2 % of the step.
     """
 

@@ -8,19 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.context import Own, RankAnalysis
+from distprof.sections.whatif.changes import Change
 from distprof.sections.whatif.delays import Sections, evened, mean_of_peers, median_of_others
 from distprof.sections.whatif.result import Scenario
 from distprof.sections.whatif.trace_graph import TraceGraph
 from distprof.terms import CollectiveKind, MeshAxis
 from distprof.units import format_bytes
 
-__all__ = ["Change", "affordable", "is_worth_showing", "scenarios", "step_times"]
+__all__ = [
+    "TraceChange",
+    "affordable",
+    "beginning",
+    "in_time",
+    "is_worth_showing",
+    "scenarios",
+    "step_times",
+]
 
 MIN_RANK_RATIO = 0.005
 """Share of the step from which a single rank is worth a scenario."""
@@ -42,26 +50,20 @@ _HIDEABLE = (
 )
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """What a scenario changes; None for what stays.
+class TraceChange(Change, frozen=True, kw_only=True):
+    """What a scenario changes of a traced run; None for what stays.
 
     Args:
-        what: Stable key.
-        title: What changes, as a clause that follows "if".
-        ranks: Whose operations are changed; empty for all.
         own_ns: Per segment.
         transfer_ns: Per transfer.
         delay_ns: Per edge.
-        most_ns: Upper bound of what it recovers, for a reason that the graph does not hold.
+        release_ns: Per node of the graph.
     """
 
-    what: str
-    title: str
-    ranks: tuple[int, ...] = ()
     own_ns: Int64Array | None = None
     transfer_ns: Int64Array | None = None
     delay_ns: Int64Array | None = None
-    most_ns: int | None = None
+    release_ns: Int64Array | None = None
 
 
 def scenarios(
@@ -70,9 +72,9 @@ def scenarios(
     analyses: Mapping[int, RankAnalysis],
     replayed_ns: int,
     named: Collection[int] = (),
-    further: Iterable[Change] = (),
-) -> tuple[tuple[Scenario, Change], ...]:
-    """All scenarios that fit the run, with their changes, by what they recover, most first.
+    further: Iterable[TraceChange] = (),
+) -> tuple[TraceChange, ...]:
+    """All changes that fit the run.
 
     A rank that recovers nothing alone is among them: it may once a slower rank is mended.
 
@@ -84,19 +86,13 @@ def scenarios(
         named: Ranks that get their own scenario, however little they cost.
         further: Changes of sets of ranks.
     """
-    changes = [
+    return (
         *_idle(graph, sections),
         *_late_ranks(graph, sections, replayed_ns, named),
         *further,
-        *_imbalance(graph, sections, analyses),
+        *_imbalance(graph, sections),
         *_transfers(graph, sections, analyses),
-    ]
-    steps = step_times(graph, changes)
-    found = [
-        (_scenario(change, step_ns, replayed_ns), change)
-        for change, step_ns in zip(changes, steps, strict=True)
-    ]
-    return tuple(sorted(found, key=lambda pair: (-pair[0].recoverable_ns, pair[0].what)))
+    )
 
 
 def is_worth_showing(scenario: Scenario, replayed_ns: int, named: Collection[int]) -> bool:
@@ -106,33 +102,23 @@ def is_worth_showing(scenario: Scenario, replayed_ns: int, named: Collection[int
     return scenario.recoverable_ns >= MIN_RANK_RATIO * replayed_ns
 
 
-def _scenario(change: Change, step_ns: int, replayed_ns: int) -> Scenario:
-    recovered = max(replayed_ns - step_ns, 0)
-    if change.most_ns is not None:
-        recovered = min(recovered, change.most_ns)
-    return Scenario(
-        what=change.what,
-        title=change.title,
-        step_ns=replayed_ns - recovered,
-        recoverable_ns=recovered,
-        ranks=change.ranks,
-    )
-
-
-def step_times(graph: TraceGraph, changes: Sequence[Change]) -> list[int]:
+def step_times(graph: TraceGraph, changes: Sequence[TraceChange]) -> list[int]:
     """Mean step of each change, ns. As many are simulated at once as memory allows."""
     height = max(_CELLS // max(graph.graph.num_operations, 1), 1)
     result: list[int] = []
     for low in range(0, len(changes), height):
         chosen = changes[low : low + height]
         own = graph.own_ns.sum(axis=1)
-        delays = None
+        delays = releases = None
         if any(change.delay_ns is not None for change in chosen):
             delays = _columns([change.delay_ns for change in chosen], graph.delay_ns)
+        if any(change.release_ns is not None for change in chosen):
+            releases = _columns([change.release_ns for change in chosen], graph.release_ns)
         times = graph.simulate(
             _columns([change.own_ns for change in chosen], own),
             _columns([change.transfer_ns for change in chosen], graph.transfers.duration_ns),
             delays,
+            releases,
         )
         result += np.rint(graph.window_ns(times).mean(axis=(0, 1))).astype(np.int64).tolist()
     return result
@@ -153,17 +139,17 @@ _PARTS = (
 )
 
 
-def _idle(graph: TraceGraph, sections: Sections) -> Iterator[Change]:
+def _idle(graph: TraceGraph, sections: Sections) -> Iterator[TraceChange]:
     """Parts of own time gone."""
     own = graph.own_ns.sum(axis=1)
     for what, column, title in _PARTS:
         if graph.own_ns[:, column].any():
-            yield Change(what=what, title=title, own_ns=own - graph.own_ns[:, column])
+            yield TraceChange(what=what, title=title, own_ns=own - graph.own_ns[:, column])
     waits = graph.own_ns[:, Own.INPUT]
     if waits.any() and sections.has_peers:
         even = _no_longer_than(sections, waits, median_target(sections, waits))
         title = "no rank waited longer for input than its peers"
-        yield Change(what="uneven-input", title=title, own_ns=own - waits + even)
+        yield TraceChange(what="uneven-input", title=title, own_ns=own - waits + even)
 
 
 def median_target(sections: Sections, values: Int64Array) -> NDArray[np.float64]:
@@ -180,14 +166,15 @@ def _no_longer_than(
 
 def _late_ranks(
     graph: TraceGraph, sections: Sections, replayed_ns: int, named: Collection[int]
-) -> Iterator[Change]:
+) -> Iterator[TraceChange]:
     """Ranks as fast as the median of their peers: all at once, and each that is worth it."""
     own = graph.own_ns.sum(axis=1)
     if len(graph.ranks) < 2:
         return
-    even = _as_peers(graph, sections)
+    even, begins = _as_peers(graph, sections), in_time(graph, sections)
+    release = beginning(graph, begins, range(len(graph.ranks)))
     title = "every rank kept up with the median of its peers in every section"
-    yield Change(what="late ranks", title=title, own_ns=even)
+    yield TraceChange(what="late ranks", title=title, own_ns=even, release_ns=release)
     num_windows = graph.opens.shape[1]
     excess = np.bincount(graph.owner, weights=own - even) / max(num_windows, 1)
     worth = [
@@ -197,12 +184,40 @@ def _late_ranks(
     ]
     for position in worth[: min(MAX_RANKS, affordable(graph))]:
         rank = graph.ranks[position]
-        yield Change(
+        yield TraceChange(
             what=f"rank {rank}",
             title=f"rank {rank} kept up with its peers",
             ranks=(rank,),
             own_ns=np.where(graph.owner == position, even, own),
+            release_ns=beginning(graph, begins, [position]),
         )
+
+
+def in_time(graph: TraceGraph, sections: Sections) -> Int64Array:
+    """When each rank begins the first window, no later than the median of its peers.
+
+    What makes a rank late made it late before: it begins its first window behind the others, who
+    wait for that too. Windows that are no steps begin with the recording, which shows nothing.
+    """
+    begins = graph.release_ns[graph.begins]
+    if graph.opens.shape[1] < 2:
+        return begins
+    result = begins.copy()
+    for group in sections.peers:
+        if len(group) > 1:
+            usual = median_of_others(begins[list(group), None].astype(np.float64))[:, 0]
+            result[list(group)] = np.minimum(begins[list(group)], np.rint(usual))
+    return result
+
+
+def beginning(graph: TraceGraph, begins: Int64Array, positions: Sequence[int]) -> Int64Array | None:
+    """Release times with these ranks beginning when they should; None for no change."""
+    nodes = graph.begins[list(positions)]
+    if (graph.release_ns[nodes] == begins[list(positions)]).all():
+        return None
+    release = graph.release_ns.copy()
+    release[nodes] = begins[list(positions)]
+    return release
 
 
 def affordable(graph: TraceGraph) -> int:
@@ -228,45 +243,42 @@ def _as_peers(graph: TraceGraph, sections: Sections) -> Int64Array:
     return np.where(alone, own - less, even)
 
 
-def _imbalance(
-    graph: TraceGraph, sections: Sections, analyses: Mapping[int, RankAnalysis]
-) -> Iterator[Change]:
+def _imbalance(graph: TraceGraph, sections: Sections) -> Iterator[TraceChange]:
     own = graph.own_ns.sum(axis=1)
-    balanced = _balanced_stages(graph, sections, analyses)
+    balanced = _balanced_stages(graph, sections)
     if balanced is not None:
         title = "all pipeline stages had equal work"
-        yield Change(what="stage-imbalance", title=title, own_ns=balanced)
+        yield TraceChange(what="stage-imbalance", title=title, own_ns=balanced)
     if not sections.has_peers:
         return
     work = graph.own_ns[:, Own.COMPUTATION]
     totals = sections.totals(work)
     even_work = sections.scaled(work, totals, sections.targets(totals, evened))
     title = "no rank computed longer than its peers throughout"
-    yield Change(what="even-work", title=title, own_ns=own - work + even_work)
+    yield TraceChange(what="even-work", title=title, own_ns=own - work + even_work)
     if sections.is_expert.any():
         totals = sections.totals(own)
         mean = sections.targets(totals, mean_of_peers)
         even = sections.scaled(own, totals, np.where(sections.is_expert, mean, totals))
         title = "every rank's experts took as long as the mean of the ranks"
-        yield Change(what="expert-imbalance", title=title, own_ns=even)
+        yield TraceChange(what="expert-imbalance", title=title, own_ns=even)
 
 
-def _balanced_stages(
-    graph: TraceGraph, sections: Sections, analyses: Mapping[int, RankAnalysis]
-) -> Int64Array | None:
+def _balanced_stages(graph: TraceGraph, sections: Sections) -> Int64Array | None:
     """Own time where work inside the marks of stages is the mean over positions."""
     held: dict[tuple[int, ...], list[int]] = {}
     for position, rank in enumerate(graph.ranks):
-        stages = analyses[rank].stage_numbers
-        held.setdefault(stages, []).append(position)
-    if len(held) < 2 or () in held or not graph.stage_ns.any():
+        held.setdefault(sections.stages[rank], []).append(position)
+    if len(held) < 2 or () in held:
         return None
-    work = sections.by_window(graph.stage_ns)
+    # without marks all that a rank computes is its stage's
+    in_stages = graph.stage_ns if graph.stage_ns.any() else graph.own_ns[:, Own.COMPUTATION]
+    work = sections.by_window(in_stages)
     level = _levelled(np.array([work[rows].mean() for rows in held.values()]))
     factor = np.ones(len(graph.ranks))
     for rows, of_position in zip(held.values(), level, strict=True):
         factor[rows] = of_position
-    more = np.rint(graph.stage_ns * (factor[graph.owner] - 1)).astype(np.int64)
+    more = np.rint(in_stages * (factor[graph.owner] - 1)).astype(np.int64)
     balanced: Int64Array = graph.own_ns.sum(axis=1) + more
     return balanced
 
@@ -287,7 +299,7 @@ def _levelled(work: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _transfers(
     graph: TraceGraph, sections: Sections, analyses: Mapping[int, RankAnalysis]
-) -> Iterator[Change]:
+) -> Iterator[TraceChange]:
     """Communication that costs nothing, or less; only where it could be matched."""
     transfers = graph.transfers
     joined = transfers.is_joined
@@ -314,8 +326,8 @@ def _transfers(
     yield from _classes(graph)
 
 
-def _overlap(graph: TraceGraph, analyses: Mapping[int, RankAnalysis]) -> Iterator[Change]:
-    """Overlap collectives whose results are not needed at once.
+def _overlap(graph: TraceGraph, analyses: Mapping[int, RankAnalysis]) -> Iterator[TraceChange]:
+    """Overlap collectives whose results are not needed at once, but the last bucket of gradients.
 
     For a single rank all count, although they include waiting for ranks that were not recorded:
     overlap hides both.
@@ -325,17 +337,20 @@ def _overlap(graph: TraceGraph, analyses: Mapping[int, RankAnalysis]) -> Iterato
     hideable = among & np.isin(known.kind, _HIDEABLE) & ~_on_the_way(graph)
     if (hideable & (known.duration_ns > 0)).any():
         title = "non-blocking collectives overlapped with compute that now runs alone"
-        yield _free(graph, hideable, "overlap", title, most_ns=_alone(analyses, graph))
+        last = np.rint(known.duration_ns * known.unhidden).astype(np.int64)
+        yield _free(
+            graph, hideable, "overlap", title, most_ns=_alone(analyses, graph), left_ns=last
+        )
 
 
-def _classes(graph: TraceGraph) -> Iterator[Change]:
+def _classes(graph: TraceGraph) -> Iterator[TraceChange]:
     transfers = graph.transfers
     for label, members in graph.classes()[:MAX_CLASSES]:
         title = f"{label} moved its data in no time"
         yield _free(graph, members, f"collectives {label}", title)
         faster = _at_best_speed(transfers.duration_ns, transfers.bytes, members)
         if faster is not None:
-            yield Change(
+            yield TraceChange(
                 what=f"hardware {label}",
                 title=f"{label} always ran at the best bandwidth seen at its size or above",
                 transfer_ns=faster,
@@ -350,15 +365,18 @@ def _free(
     *,
     own_ns: Int64Array | None = None,
     most_ns: int | None = None,
-) -> Change:
-    """These transfers take no time, and their members end together."""
+    left_ns: Int64Array | None = None,
+) -> TraceChange:
+    """These transfers take no time, or what is left of them, and their members end together."""
     of_edge = graph.edge_transfer
     freed = (of_edge != ABSENT) & chosen[np.maximum(of_edge, 0)]
-    return Change(
+    return TraceChange(
         what=what,
         title=title,
         own_ns=own_ns,
-        transfer_ns=np.where(chosen, 0, graph.transfers.duration_ns),
+        transfer_ns=np.where(
+            chosen, 0 if left_ns is None else left_ns, graph.transfers.duration_ns
+        ),
         delay_ns=np.where(freed, np.minimum(graph.delay_ns, 0), graph.delay_ns),
         most_ns=most_ns,
     )

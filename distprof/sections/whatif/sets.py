@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from distprof.schema import Int64Array
 from distprof.sections.context import Own, RankAnalysis
-from distprof.sections.own_time import held_stages, same_stages
+from distprof.sections.own_time import same_stages
+from distprof.sections.stragglers.computing import EXPERTS
 from distprof.sections.stragglers.pace import pace_of
 from distprof.sections.stragglers.result import StragglerSet
 from distprof.sections.whatif.delays import Sections
-from distprof.sections.whatif.scenarios import Change
+from distprof.sections.whatif.scenarios import TraceChange, beginning, in_time
 from distprof.sections.whatif.trace_graph import TraceGraph
 from distprof.terms import CollectiveKind, StragglerCause
 from distprof.units import name_ranks
@@ -33,7 +34,7 @@ def set_changes(
     sections: Sections,
     analyses: Mapping[int, RankAnalysis],
     sets: Sequence[StragglerSet],
-) -> Iterator[Change]:
+) -> Iterator[TraceChange]:
     """A change for each set that no scenario of a single rank covers.
 
     Args:
@@ -47,18 +48,25 @@ def set_changes(
         slow = _cells(graph, analyses, one)
         if one.scenario == f"rank {one.ranks[0]}" or not slow.any():
             continue
-        yield Change(
+        yield TraceChange(
             what=one.scenario,
             title=f"{name_ranks(one.ranks)} kept up with the other ranks",
             ranks=one.ranks,
-            own_ns=_mended(graph, sections, analyses, own, slow, one.cause),
+            own_ns=_mended(graph, sections, analyses, own, slow, one),
+            release_ns=_begun(graph, sections, slow),
             transfer_ns=_evened(graph, one),
         )
 
 
+def _begun(graph: TraceGraph, sections: Sections, slow: NDArray[np.bool_]) -> Int64Array | None:
+    """Release times where ranks that are slow from the first window on begin it with the others."""
+    late = np.flatnonzero(slow[:, 0] & (slow.sum(axis=1) > slow.shape[1] / 2))
+    return beginning(graph, in_time(graph, sections), late.tolist()) if len(late) else None
+
+
 def _evened(graph: TraceGraph, one: StragglerSet) -> Int64Array | None:
     """All-to-alls as long as even ones: they take as long as their busiest member needs."""
-    if one.detail != "experts" or one.exchange_ratio is None:
+    if one.detail != EXPERTS or one.exchange_ratio is None:
         return None
     transfers = graph.transfers
     exchange = transfers.is_joined & (transfers.kind == CollectiveKind.ALL_TO_ALL)
@@ -72,10 +80,10 @@ def _mended(
     analyses: Mapping[int, RankAnalysis],
     own: Int64Array,
     slow: NDArray[np.bool_],
-    cause: StragglerCause,
+    one: StragglerSet,
 ) -> Int64Array:
-    """Own time of each segment with the cause gone; work that is too much goes to the others."""
-    if cause is StragglerCause.MORE_WORK:
+    """Own time of each segment with the cause gone; tokens of busy experts go to the others."""
+    if one.detail == EXPERTS:
         return sections.mean(own)
     alone = [
         position
@@ -84,7 +92,7 @@ def _mended(
         for position in group
     ]
     less = _kept_up(sections, own, slow)
-    if cause in (StragglerCause.LATE_INPUT, StragglerCause.LATE_HOST):
+    if one.cause in (StragglerCause.LATE_INPUT, StragglerCause.LATE_HOST):
         return np.minimum(less, _idling_less(graph, sections, own, slow, alone))
     return np.minimum(less, _paced(graph, analyses, sections, own, slow, alone))
 
@@ -158,7 +166,7 @@ def _paced(
     alone: Sequence[int],
 ) -> Int64Array:
     """Own time where slow ranks without peers compute at the pace of the others."""
-    pace = pace_of(analyses, same_stages(held_stages(analyses).values()))
+    pace = pace_of(analyses, same_stages(sections.stages.values()))
     if pace is None or not alone or pace.factor.shape != slow.shape or len(pace.groups) != 1:
         return own
     fit_ranks = ~slow.any(axis=1)

@@ -1,4 +1,4 @@
-"""How long the simulated step takes without each cause, and what its end waits for."""
+"""How long the simulated step takes without each cause."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from distprof.escape import short_ranks
+from distprof.sections.job.show import mesh_text
 from distprof.sections.parts import window_word
-from distprof.sections.shows import Told, table, verdict, why
+from distprof.sections.shows import Told, headline, table, verdict, why
 from distprof.sections.stragglers.show import culprits
 from distprof.sections.table import Bar, Column, TableView, counted, rows_table
 from distprof.sections.time.show import dominant_part
 from distprof.sections.whatif.operations import Cause, CauseKind, causes_of, limiting_stage
 from distprof.sections.whatif.result import PathShare, Scenario, WhatIfResult
+from distprof.terms import StepSource
 from distprof.units import format_duration, format_ratio
 
 if TYPE_CHECKING:
@@ -47,7 +49,7 @@ _PART_OF_KIND = {
 }
 
 
-@why(place=5)
+@why(place=5, is_brief=True)
 def plan_sentence(report: Report) -> str:
     """Where the step is after each repair of the plan."""
     plan = report.plan
@@ -56,7 +58,9 @@ def plan_sentence(report: Report) -> str:
     after = " → ".join(f"{format_duration(r.step_ns)} ({r.done})" for r in plan.repairs)
     off = report.whatif.model_error_ratio
     error = ""
-    if off is not None and abs(off) >= SMALL_RATIO:
+    if report.whatif.source == "operations":
+        error = ", with operations launched as late as they were"
+    elif off is not None and abs(off) >= SMALL_RATIO:
         error = f", {format_ratio(abs(off))} off the measured one"
     return (
         f"Plan: {format_duration(plan.step_ns)} → {after}. The {window_word(report)} is "
@@ -255,6 +259,18 @@ _ACTIONS = {
     CauseKind.STALLS: "look for stalls such as garbage collection and other processes on the hosts",
     CauseKind.TRANSFERS: "check the network between its members",
 }
+
+
+@headline(place=10)
+def operations_headline(report: Report) -> str:
+    """The size of the job, and the steps that a log of operations holds."""
+    if report.step_time.source != StepSource.OPERATIONS:
+        return ""
+    run = report.run
+    ranks = counted(run.world_size, "rank") if run.world_size else ""
+    steps = counted(report.step_time.num_steps, "step")
+    facts = (mesh_text(run.mesh, ""), ranks, steps, "no traces")
+    return " · ".join(fact for fact in facts if fact)
 
 
 @verdict(place=10)

@@ -19,10 +19,10 @@ import numpy as np
 from msgspec.structs import fields
 
 from distprof.schema import Int64Array
-from distprof.sections.context import Own, RankAnalysis
+from distprof.sections.context import Own
 from distprof.sections.whatif.delays import Sections
 from distprof.sections.whatif.result import KindSlowdown, WorkerSlowdown
-from distprof.sections.whatif.scenarios import Change, affordable, step_times
+from distprof.sections.whatif.scenarios import TraceChange, affordable, step_times
 from distprof.sections.whatif.trace_graph import TraceGraph
 
 __all__ = ["Slowdowns", "slowdowns"]
@@ -63,15 +63,12 @@ class _Ideal(msgspec.Struct, frozen=True, kw_only=True):
     transfer_ns: Int64Array
 
 
-def slowdowns(
-    graph: TraceGraph, sections: Sections, analyses: Mapping[int, RankAnalysis], replayed_ns: int
-) -> Slowdowns | None:
+def slowdowns(graph: TraceGraph, sections: Sections, replayed_ns: int) -> Slowdowns | None:
     """Of a traced run; None where no rank has peers, or there is nothing to compare.
 
     Args:
         graph: The run.
         sections: Its ranks, section by section.
-        analyses: By global rank, for the pipeline stages that they hold.
         replayed_ns: Mean simulated step, nothing changed.
     """
     if not sections.has_peers:
@@ -81,7 +78,7 @@ def slowdowns(
         transfer_ns=_median_transfers(graph),
     )
     kinds = _kinds(graph, ideal)
-    rows = _rows(graph, analyses, ideal)
+    rows = _rows(graph, sections.stages, ideal)
     workers = [_only(graph, ideal, keep) for keep in rows.masks]
     (ideal_ns, *steps) = step_times(graph, [_only(graph, ideal, []), *kinds.values(), *workers])
     if ideal_ns <= 0:
@@ -119,35 +116,35 @@ def _median_transfers(graph: TraceGraph) -> Int64Array:
     return result
 
 
-def _kinds(graph: TraceGraph, ideal: _Ideal) -> dict[str, Change]:
+def _kinds(graph: TraceGraph, ideal: _Ideal) -> dict[str, TraceChange]:
     """All ideal but one kind of own time, or one class of transfers."""
     own = ideal.own_ns.sum(axis=1)
-    changes: dict[str, Change] = {}
+    changes: dict[str, TraceChange] = {}
     for column, name in _NAMES.items():
         actual = graph.own_ns[:, column]
         if actual.any():
             kept = own - ideal.own_ns[:, column] + actual
-            changes[name] = Change(
+            changes[name] = TraceChange(
                 what=name, title=name, own_ns=kept, transfer_ns=ideal.transfer_ns
             )
     for label, members in graph.classes()[:12]:
         kept = np.where(members, graph.transfers.duration_ns, ideal.transfer_ns)
-        changes[label] = Change(what=label, title=label, own_ns=own, transfer_ns=kept)
+        changes[label] = TraceChange(what=label, title=label, own_ns=own, transfer_ns=kept)
     return changes
 
 
-def _only(graph: TraceGraph, ideal: _Ideal, positions: Sequence[int]) -> Change:
+def _only(graph: TraceGraph, ideal: _Ideal, positions: Sequence[int]) -> TraceChange:
     """All ideal but own time of these ranks."""
     kept = np.isin(graph.owner, list(positions))
     own = np.where(kept, graph.own_ns.sum(axis=1), ideal.own_ns.sum(axis=1))
-    return Change(what="", title="", own_ns=own, transfer_ns=ideal.transfer_ns)
+    return TraceChange(what="", title="", own_ns=own, transfer_ns=ideal.transfer_ns)
 
 
-def _all_but(graph: TraceGraph, ideal: _Ideal, positions: Sequence[int]) -> Change:
+def _all_but(graph: TraceGraph, ideal: _Ideal, positions: Sequence[int]) -> TraceChange:
     """As it is, but these ranks ideal."""
     fixed = np.isin(graph.owner, list(positions))
     own = np.where(fixed, ideal.own_ns.sum(axis=1), graph.own_ns.sum(axis=1))
-    return Change(what="", title="", own_ns=own)
+    return TraceChange(what="", title="", own_ns=own)
 
 
 class _WorkerRows(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,15 +176,14 @@ class _WorkerRows(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(sorted(found, key=lambda worker: (-worker.slowdown, worker.rank)))
 
 
-def _rows(graph: TraceGraph, analyses: Mapping[int, RankAnalysis], ideal: _Ideal) -> _WorkerRows:
+def _rows(graph: TraceGraph, held: Mapping[int, tuple[int, ...]], ideal: _Ideal) -> _WorkerRows:
     """Rows and stages: the n-th ranks of all stages are one row; else each rank is its own."""
-    held: dict[tuple[int, ...], list[int]] = {}
+    by_stage: dict[tuple[int, ...], list[int]] = {}
     for position, rank in enumerate(graph.ranks):
-        key = analyses[rank].stage_numbers
-        held.setdefault(key, []).append(position)
-    stages = [held[key] for key in sorted(held)]
+        by_stage.setdefault(held[rank], []).append(position)
+    stages = [by_stage[key] for key in sorted(by_stage)]
     number = len(graph.ranks)
-    if len(stages) < 2 or () in held or len({len(ranks) for ranks in stages}) > 1:
+    if len(stages) < 2 or () in by_stage or len({len(ranks) for ranks in stages}) > 1:
         return _alone(graph, ideal)
     row, stage = [0] * number, [0] * number
     for i, ranks in enumerate(stages):

@@ -56,8 +56,8 @@ class TraceGraph(msgspec.Struct, frozen=True, kw_only=True):
         opens: int64, shape ``(P, W)``, the segment that each window starts with.
         closes: int64, the segment that starts at its end.
         measured_ns: int64, shape ``(P, W)``, lengths of the windows.
-        asked_segment: int64 per collective of the lines, in order of rank and start: the segment
-            after which it was asked for.
+        asked_segment: int64 per collective of the lines, ascending: the segment after which it was
+            asked for.
         asked_kind: int8, its kind.
         asked_axis: int32, its axis.
         asked_bytes: int64, its size.
@@ -104,11 +104,18 @@ class TraceGraph(msgspec.Struct, frozen=True, kw_only=True):
             (self.label(int(rows[first[i]])), (code == codes[i]) & known.is_joined) for i in order
         ]
 
+    @property
+    def begins(self) -> Int64Array:
+        """The first segment of each rank."""
+        firsts: Int64Array = np.searchsorted(self.owner, np.arange(len(self.ranks)))
+        return firsts
+
     def simulate(
         self,
         own_ns: Int64Array | None = None,
         transfer_ns: Int64Array | None = None,
         delay_ns: Int64Array | None = None,
+        release_ns: Int64Array | None = None,
     ) -> Times:
         """When everything happens; what is not given is as recorded.
 
@@ -116,6 +123,7 @@ class TraceGraph(msgspec.Struct, frozen=True, kw_only=True):
             own_ns: Own time per segment, all kinds together, shape ``(S,)`` or ``(S, k)``.
             transfer_ns: Per transfer, shape ``(J,)`` or ``(J, k)``.
             delay_ns: Per edge, shape ``(E,)`` or ``(E, k)``.
+            release_ns: Per node, shape ``(S + J,)`` or ``(S + J, k)``.
         """
         own = self.own_ns.sum(axis=1) if own_ns is None else own_ns
         transfer = self.transfers.duration_ns if transfer_ns is None else transfer_ns
@@ -129,7 +137,7 @@ class TraceGraph(msgspec.Struct, frozen=True, kw_only=True):
             self.graph,
             np.concatenate((own, transfer)),
             delay=self.delay_ns if delay_ns is None else delay_ns,
-            release=self.release_ns,
+            release=self.release_ns if release_ns is None else release_ns,
         )
 
     def window_ns(self, times: Times) -> Int64Array:
@@ -196,6 +204,7 @@ def _assemble(
     release[rows.base[:-1]] = rows.begin_ns
     release[num_segments:] = parts.transfers.release_ns
     asked = np.flatnonzero(rows.issue != ABSENT)
+    asked = asked[np.argsort(rows.issue[asked], kind="stable")]  # one may start before its turn
     ranks = tuple(rank.rank for rank in rows.index.ranks)
     return TraceGraph(
         ranks=ranks,

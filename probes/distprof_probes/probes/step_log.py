@@ -11,6 +11,7 @@ from distprof.artefacts import STEPS_FILE
 from distprof.artefacts.records import Phase, StepRecord
 from distprof_probes.host_copy import HostCopy
 from distprof_probes.probe import Probe
+from distprof_probes.run_queue import RunQueue
 
 __all__ = ["StepLog"]
 
@@ -23,10 +24,15 @@ class StepLog(Probe):
     def __init__(self) -> None:
         super().__init__()
         self._phases: list[Phase] = []
+        self._queue = RunQueue()
 
     def start(self, session: Any) -> None:
         """Open the file."""
         self.open_writer(session, STEPS_FILE, "distprof.steps/1")
+
+    def stop(self) -> None:
+        """Close what the thread was observed by."""
+        self._queue.close()
 
     def phase_ended(self, name: str, start_ns: int, end_ns: int) -> None:
         """Keep the phase for the record of the current step."""
@@ -65,6 +71,7 @@ class StepLog(Probe):
             tokens=tokens,
             samples=samples,
             num_micro_batches=sum(phase.name == "forward" for phase in phases) or None,
+            run_queue_ns=self._queue.since_last(),
             is_traced=is_traced,
             is_probed=is_probed,
         )

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from distprof.errors import InputError
+from distprof.ingest.kineto.decode import _BLOCKS
 from distprof.ingest.kineto.reader import read_trace
 from distprof.schema import ABSENT
 from distprof.terms import ActivityKind
@@ -44,10 +45,65 @@ def test_device_rows_have_exact_times_and_what_their_arguments_say():
     activity = read_text(KINETO(EVENTS)).activity
 
     assert rows_of(activity) == [
-        (BASE_NS + 130_999, BASE_NS + 171_000, "gemm<float, 1>", 0, 7, 0, 77, ABSENT),
-        (BASE_NS + 180_000, BASE_NS + 182_002, "Memcpy HtoD", ActivityKind.COPY, 22, 0, 78, 4096),
-        (BASE_NS + 190_500, BASE_NS + 200_000, "ncclDevKernel_AllReduce", 0, 24, 0, 79, ABSENT),
+        (BASE_NS + 130_999, BASE_NS + 171_000, "gemm<float, 1>", 0, 7, 0, 77, ABSENT, 6),
+        (
+            BASE_NS + 180_000,
+            BASE_NS + 182_002,
+            "Memcpy HtoD",
+            ActivityKind.COPY,
+            22,
+            0,
+            78,
+            4096,
+            ABSENT,
+        ),
+        (
+            BASE_NS + 190_500,
+            BASE_NS + 200_000,
+            "ncclDevKernel_AllReduce",
+            0,
+            24,
+            0,
+            79,
+            ABSENT,
+            ABSENT,
+        ),
     ]
+
+
+@pytest.mark.parametrize("rows", ["all", "device"])
+@pytest.mark.parametrize(
+    ("grid", "blocks"),
+    [
+        ([128, 1, 1], 128),
+        ([2, 3, 5], 30),
+        ([7], 7),
+        ([0, 1, 1], ABSENT),
+        ([-4, 2, 1], ABSENT),
+        ([2**31 - 1, 65535, 65535], ABSENT),  # more than the column holds
+        ([10**30, 1, 1], ABSENT),
+        ([1, 2, 3, 4], ABSENT),
+        ([], ABSENT),
+        (None, ABSENT),
+        ("[1, 2, 3]", ABSENT),
+        ([1, "many", None], ABSENT),
+        ({"x": 1}, ABSENT),
+    ],
+)
+def test_the_blocks_of_a_grid_are_counted_where_it_can_be_one(rows, grid, blocks):
+    kernel = {**KERNEL, "args": {**KERNEL["args"], "grid": grid}}
+    activity = read_text(KINETO([LAUNCH, kernel, COPY]), rows=rows).activity
+
+    assert activity["blocks"].tolist() == [blocks, ABSENT]
+    assert activity["stream"].tolist() == [7, 22]
+
+
+def test_grids_without_end_do_not_fill_the_memory():
+    kernels = [{**KERNEL, "args": {"grid": [place + 1, 1, 1]}} for place in range(70_000)]
+    activity = read_text(KINETO(kernels)).activity
+
+    assert activity["blocks"].tolist() == list(range(1, 70_001))
+    assert len(_BLOCKS) <= 1 << 16
 
 
 def test_host_rows_are_all_but_flows_python_frames_and_metadata():

@@ -8,7 +8,7 @@ from distprof.sections.context import ProbeRecords
 from distprof.sections.idle.measure import HostPauses
 from distprof.sections.stragglers.measure import analyze_stragglers
 from distprof.terms import CollectiveKind, StragglerCause, StragglerPattern
-from tests.builders import RankBuilder, make_run
+from tests.builders import RankBuilder, identity_clock, make_run
 from tests.sections.joined import join_by_seq
 from tests.sections.measured import measure
 
@@ -65,6 +65,7 @@ def test_ranks_of_one_host_are_judged_by_its_clock_and_not_by_the_residual_acros
     [
         ("gc_ns", StragglerCause.LATE_HOST, "garbage collection"),
         ("input_ns", StragglerCause.LATE_INPUT, "input phase"),
+        ("run_queue_ns", StragglerCause.CPU_TAKEN, "free CPU"),
     ],
 )
 def test_what_probes_saw_of_the_late_rank_is_its_cause(field, cause, word):
@@ -85,3 +86,38 @@ def test_what_every_rank_has_alike_is_no_cause():
 def test_what_one_rank_did_not_record_is_compared_with_nobody():
     pauses = {LATE: HostPauses(gc_ns=dict.fromkeys(range(NUM_STEPS), 550)), 0: HostPauses()}
     assert not any("garbage" in text for text in first(pauses).evidence)
+
+
+def busy_machine(own_ns, queue_ns):
+    """Two ranks that compute for ``own_ns`` of each 1,000, and wait for a CPU as said meanwhile."""
+    ranks = []
+    for rank, own in enumerate(own_ns):
+        builder = RankBuilder(rank)
+        for step in range(NUM_STEPS):
+            low = 1_000 * step
+            builder.step(step, low, low + 1_000).kernel("gemm", low, low + own)
+            builder.comm(
+                "nccl", low + own, low + 900, ranks=(0, 1), seq=step, kind=CollectiveKind.ALL_REDUCE
+            )
+        ranks.append(builder.rank())
+    matches, _ = join_by_seq(ranks)
+    run = make_run(ranks, steps=range(NUM_STEPS), matches=matches, clock=identity_clock((0, 1), 10))
+    found = measure(run)
+    pauses = {
+        rank: HostPauses(run_queue_ns=dict.fromkeys(range(NUM_STEPS), queue))
+        for rank, queue in enumerate(queue_ns)
+    }
+    records = ProbeRecords(found={HostPauses: pauses})
+    return analyze_stragglers(run, found.analyses, found.step_time, records).ranks[0]
+
+
+def test_a_rank_that_gets_less_of_the_cpu_than_its_peer_is_not_a_slow_device():
+    late = busy_machine(own_ns=(400, 800), queue_ns=(20, 400))
+    assert (late.rank, late.cause) == (1, StragglerCause.CPU_TAKEN)
+
+
+def test_a_rank_that_computes_more_waits_more_for_the_cpu_and_that_is_no_cause():
+    """Both get half of the time they ask for; rank 1 asks for twice as much."""
+    late = busy_machine(own_ns=(400, 800), queue_ns=(200, 400))
+    assert late.rank == 1
+    assert late.cause is not StragglerCause.CPU_TAKEN

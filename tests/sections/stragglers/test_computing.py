@@ -17,16 +17,18 @@ SLOW_DEVICE, MORE_WORK, UNKNOWN = (
 STEPS = (0, 1, 2)
 
 
-def rank(times, counts=None):
+def rank(times, counts=None, blocks=None):
     """A rank that spends these times, ns, in kernels a, b, …, in each of three steps."""
-    counts = counts or [100] * len(times)
-    columns = [np.repeat(np.array(values)[:, None], 3, axis=1) for values in (counts, times)]
+    counts, blocks = counts or [100] * len(times), blocks or [-1] * len(times)
+    of_step = (np.array(values)[:, None] for values in (counts, times, blocks))
+    columns = [np.repeat(values, 3, axis=1) for values in of_step]
     return SimpleNamespace(
         kernel_steps=KernelSteps(
             names=tuple("abcdefghij"[: len(times)]),
             count=columns[0],
             total_ns=columns[1],
             quartile_ns=np.repeat((columns[1] // columns[0])[:, :, None], 3, axis=2),
+            blocks=columns[2],
         )
     )
 
@@ -73,6 +75,44 @@ def test_a_device_that_is_slow_in_all_kernels_is_not_excused_by_its_exchanges():
     assert judged(10, work=Work(exchanged=1.3)).cause is SLOW_DEVICE
 
 
+def with_blocks(slow_kernels, blocks, factor=1.4, work=None):
+    """The same where the slow kernels of rank 1 have so many blocks, and all others have 1000."""
+    times = [round(1e6 * (factor if place < slow_kernels else 1)) for place in range(10)]
+    own = [blocks if place < slow_kernels else 1000 for place in range(10)]
+    usual = rank([10**6] * 10, blocks=[1000] * 10)
+    analyses = {0: usual, 1: rank(times, blocks=own), 2: usual}
+    return why_it_computes_longer(1, sum(times) / 1e7 - 1, STEPS, analyses, work or Work())
+
+
+@pytest.mark.parametrize("blocks", [1200, 1400])  # attention takes longer by the square
+@pytest.mark.parametrize("slow_kernels", [4, 6, 10])
+def test_kernels_of_more_blocks_are_more_work_however_even_the_kernels(slow_kernels, blocks):
+    found = with_blocks(slow_kernels, blocks)
+    assert (found.cause, found.detail) == (MORE_WORK, "inputs")
+    assert f"{blocks / 1000:.2f} times the thread blocks" in found.why
+
+
+@pytest.mark.parametrize("slow_kernels", [5, 6, 10])
+def test_the_same_kernels_on_the_same_grids_take_longer_on_a_slow_device(slow_kernels):
+    assert with_blocks(slow_kernels, 1000).cause is SLOW_DEVICE
+
+
+def test_a_few_more_blocks_do_not_excuse_a_slow_device():
+    assert with_blocks(10, 1050).cause is SLOW_DEVICE
+
+
+def test_larger_kernels_of_experts_alone_are_more_tokens():
+    found = with_blocks(4, 1500, 1.5, Work(exchanged=1.5))
+    assert (found.cause, found.detail) == (MORE_WORK, "experts")
+    assert with_blocks(10, 1500, 1.5, Work(exchanged=1.5)).detail == "inputs"
+
+
+def test_blocks_that_a_peer_does_not_record_decide_nothing():
+    usual = rank([10**6] * 10, blocks=[1000] * 10)
+    analyses = {0: rank([10**6] * 10), 1: rank([1_400_000] * 10, blocks=[1400] * 10), 2: usual}
+    assert why_it_computes_longer(1, 0.4, STEPS, analyses, Work()).cause is SLOW_DEVICE
+
+
 def test_more_kernels_are_more_work():
     analyses = {0: rank([10**6] * 4), 1: rank([1_300_000] * 4, [130] * 4), 2: rank([10**6] * 4)}
     found = why_it_computes_longer(1, 0.3, STEPS, analyses, Work())
@@ -88,6 +128,7 @@ def test_ranks_without_a_common_kernel_cannot_be_compared():
             count=other.kernel_steps.count,
             total_ns=other.kernel_steps.total_ns,
             quartile_ns=other.kernel_steps.quartile_ns,
+            blocks=other.kernel_steps.blocks,
         )
     )
     assert why_it_computes_longer(1, 0.3, STEPS, {0: other, 1: own}, Work()).cause is UNKNOWN

@@ -8,15 +8,16 @@ from hypothesis import strategies as st
 from distprof.sections.stragglers.episodes import Limits, find_episodes
 from distprof.terms import StragglerPattern
 
-LIMITS = Limits(lasting_ns=20.0, cell_ns=60.0)
+LIMITS = Limits(lasting_ns=20.0, cell_ns=60.0, again_ns=60.0)
+HOSTS = Limits(lasting_ns=20.0, cell_ns=120.0, again_ns=10.0)
 
 
 def table(ranks=8, steps=10, noise=2.0, seed=0):
     return 1000 + np.random.default_rng(seed).normal(0, noise, (ranks, steps))
 
 
-def found(values, group=None):
-    return list(find_episodes(values, group or range(len(values)), LIMITS))
+def found(values, group=None, limits=LIMITS):
+    return list(find_episodes(values, group or range(len(values)), limits))
 
 
 @pytest.mark.parametrize("slow", [(3,), (0, 5), (4, 5, 6, 7), (0, 2, 4, 6)])
@@ -80,3 +81,27 @@ def test_renumbering_ranks_renumbers_episodes(seed, order):
     (before,) = found(values)
     (after,) = found(values[list(order)])
     assert sorted(order[position] for position in after.positions) == list(before.positions)
+
+
+@pytest.mark.parametrize("steps", [(1, 4, 8), (0, 2, 4, 6, 8)])
+def test_stalls_that_are_small_alone_count_together(steps):
+    """A host that sleeps again and again, of which its lead hides more or less."""
+    values = table()
+    values[5, list(steps)] += 90
+    (episode,) = found(values, limits=HOSTS)
+    assert episode.positions == (5,)
+    assert set(episode.steps) >= set(steps)
+
+
+def test_all_stalls_of_a_rank_that_is_named_belong_to_it():
+    values = table()
+    values[5, [1, 6]] += [150, 40]
+    (episode,) = found(values, limits=HOSTS)
+    assert (episode.positions, episode.steps) == ((5,), (1, 6))
+
+
+@pytest.mark.parametrize("stalls", [{1: 100}, {1: 40, 6: 40}])
+def test_a_small_stall_or_two_are_not_worth_a_word(stalls):
+    values = table()
+    values[5, list(stalls)] += list(stalls.values())
+    assert found(values, limits=HOSTS) == []

@@ -10,7 +10,16 @@ from distprof.ingest.assemble import assemble_run
 from distprof.sections.stragglers.measure import analyze_stragglers
 from distprof.terms import StragglerPattern
 from tests.sections.measured import measure
-from tests.simulator import Collective, Compute, Input, SimulatedJob, SlowDevice, SlowLink
+from tests.simulator import (
+    Collective,
+    Compute,
+    Exchange,
+    Input,
+    SimulatedJob,
+    SlowDevice,
+    SlowLink,
+)
+from tests.simulator.trials import report_of
 
 MS = 1_000_000
 MESH = SimulatedJob(
@@ -88,3 +97,59 @@ def test_whichever_link_is_slow_its_group_is_named_and_loses_no_more_than_the_st
     (link,) = stragglers_of(job).links
     assert link.ranks == ((0, 2, 4), (1, 3, 5))[rank % 2]
     assert 0 < link.share_of_step_ratio < 1
+
+
+# --- pipelines: what leaves a node ----------------------------------------------------------------
+
+PIPELINE = SimulatedJob(
+    num_nodes=4,
+    ranks_per_node=2,
+    num_steps=8,
+    program=(
+        Compute(ns=4 * MS),
+        Exchange(axis="pp", src=0, dst=1, bytes=8 << 20, transfer_ns=MS),
+        Compute(ns=6 * MS),
+        Exchange(axis="pp", src=1, dst=0, bytes=8 << 20, transfer_ns=MS),
+        Collective(axis="dp", transfer_ns=2 * MS, bytes=64 << 20),
+        Collective(bytes=4, transfer_ns=20_000),
+    ),
+    axes={"dp": ((0, 1, 2, 3), (4, 5, 6, 7)), "pp": ((0, 4), (1, 5), (2, 6), (3, 7))},
+)
+
+
+@pytest.mark.parametrize("node", [(0, 1), (2, 3), (4, 5), (6, 7)])
+def test_collectives_and_messages_over_the_links_of_one_node_are_one_cause(node):
+    faults = tuple(SlowLink(rank=rank, factor=3.0) for rank in node)
+    (link,) = stragglers_of(replace(PIPELINE, faults=faults)).links
+    assert link.ranks == node
+    other = 4 if node[0] < 4 else -4
+    stage = (0, 1, 2, 3) if node[0] < 4 else (4, 5, 6, 7)
+    pairs = {tuple(sorted((rank, rank + other))) for rank in node}
+    assert {slow.ranks for slow in link.transfers} == {stage, *pairs}
+    assert all(
+        slow.transfer_ns == pytest.approx(3 * slow.others_ns, rel=0.05) for slow in link.transfers
+    )
+
+
+@pytest.mark.parametrize("factor", [2.0, 4.0])
+def test_mending_the_links_of_a_node_recovers_what_the_job_takes_longer(factor):
+    faults = tuple(SlowLink(rank=rank, factor=factor) for rank in (2, 3))
+    report = report_of(replace(PIPELINE, faults=faults).run())
+    (found,) = (finding for finding in report.findings if finding.code == "STR107")
+    longer = mean_step(replace(PIPELINE, faults=faults)) - mean_step(PIPELINE)
+    assert found.ranks == (2, 3)
+    assert found.recoverable_ns == pytest.approx(longer, rel=0.1)
+    assert report.findings[0].code == "STR107"
+
+
+def mean_step(job):
+    """From the last rank's end of a step to the next, without the first one."""
+    ends = {}
+    for instance in job.run().instances:
+        ends[instance.step] = max(ends.get(instance.step, 0), instance.end_ns)
+    times = [ends[step] for step in sorted(ends)]
+    return (times[-1] - times[0]) / (len(times) - 1)
+
+
+def test_messages_between_equal_links_are_no_slow_links():
+    assert stragglers_of(PIPELINE).links == ()

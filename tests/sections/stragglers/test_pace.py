@@ -2,11 +2,13 @@
 
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from distprof.ingest.assemble import assemble_run
+from distprof.sections.context import KernelSteps
 from distprof.sections.stragglers.pace import pace_of
 from tests.sections.measured import measure
 from tests.simulator import MoreWork, SimulatedJob, SlowDevice
@@ -39,6 +41,57 @@ def test_stages_that_run_the_same_kernels_are_compared_with_each_other():
     pace = paces(slow, peers=((0,), (1,), (2,), (3,)))
     assert pace.groups == ((0, 1, 2, 3),)
     np.testing.assert_allclose(pace.factor[2] / pace.factor[0], 1.3, rtol=0.02)
+
+
+def of_experts(*times, blocks=None):
+    """A rank per time: it spends 1 ms in dense kernels and so much in those of its experts."""
+    return {
+        rank: SimpleNamespace(
+            kernel_steps=KernelSteps(
+                names=("dense", "experts"),
+                count=np.full((2, 3), 10),
+                total_ns=np.repeat([[10**6], [ns]], 3, axis=1),
+                quartile_ns=np.full((2, 3, 3), [[[10**5]], [[ns // 10]]]),
+                blocks=np.repeat([[1000], [(blocks or {}).get(rank, -1)]], 3, axis=1),
+            )
+        )
+        for rank, ns in enumerate(times)
+    }
+
+
+def test_a_rank_whose_experts_get_few_tokens_has_no_faster_device():
+    """Else what it computes at that pace would look like more work."""
+    analyses = of_experts(10**6, 10**6, 10**6, 600_000, 600_000, 1_900_000)
+    pace = pace_of(analyses, [tuple(analyses)])
+    np.testing.assert_allclose(pace.factor, 1.0)
+
+
+def test_half_of_the_devices_are_slow_and_the_others_as_usual():
+    analyses = {
+        rank: SimpleNamespace(
+            kernel_steps=KernelSteps(
+                names=("a", "b"),
+                count=np.full((2, 3), 10),
+                total_ns=np.full((2, 3), ns),
+                quartile_ns=np.full((2, 3, 3), ns // 10),
+                blocks=np.full((2, 3), -1),
+            )
+        )
+        for rank, ns in enumerate((10**6, 1_400_000, 1_400_000, 10**6))
+    }
+    pace = pace_of(analyses, [tuple(analyses)])
+    np.testing.assert_allclose(pace.factor[:, 0], [1, 1.4, 1.4, 1])
+
+
+def test_kernels_of_other_grids_are_not_the_same_kernels():
+    blocks = {0: 10_000, 1: 10_000, 2: 10_000, 3: 25_000}
+    slow = of_experts(10**6, 10**6, 10**6, 2_500_000)
+    sized = of_experts(10**6, 10**6, 10**6, 2_500_000, blocks=blocks)
+    for analyses in (slow, sized):  # the dense kernels then make little of the time
+        for one in analyses.values():
+            one.kernel_steps.total_ns[0] //= 4
+    assert pace_of(slow, [(0, 1, 2, 3)]).factor[3, 0] == 2.5
+    np.testing.assert_allclose(pace_of(sized, [(0, 1, 2, 3)]).factor, 1.0)
 
 
 def test_one_rank_alone_has_no_pace():

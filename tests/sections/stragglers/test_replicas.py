@@ -12,6 +12,7 @@ from distprof.terms import StragglerCause, StragglerPattern
 from tests.sections.measured import measure
 from tests.simulator import GarbageCollection, LateInput, Marked, SlowDevice
 from tests.simulator.shapes import pipeline
+from tests.simulator.trials import report_of
 
 MS = 1_000_000
 
@@ -94,3 +95,47 @@ def test_without_marks_a_slow_device_is_named_too():
     }
     slow = replace(job, programs=plain, faults=(SlowDevice(rank=5, factor=1.25),))
     assert named(stragglers_of(slow)) == [(5, StragglerCause.SLOW_DEVICE)]
+
+
+def unmarked(job):
+    """The same work without annotations of stages."""
+    plain = {
+        rank: tuple(
+            part for op in program for part in (op.ops if isinstance(op, Marked) else (op,))
+        )
+        for rank, program in job.programs.items()
+    }
+    return replace(job, programs=plain)
+
+
+def report_without_marks(*faults, **shape):
+    job = replace(unmarked(job_of(**shape)), faults=faults)
+    return report_of(job.run()), job
+
+
+def longer_ns(job, healthy):
+    """Mean step of a job less that of another."""
+    return mean_step_ns(job) - mean_step_ns(healthy)
+
+
+def mean_step_ns(job):
+    recording = job.run()
+    return recording.mean_step_ns({instance.step for instance in recording.instances})
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_without_marks_a_rank_of_two_stages_is_priced_next_to_its_stage(rank):
+    """Both stages send and receive equally often, so that counts do not separate them."""
+    fault = LateInput(rank=rank, ns=12 * MS)
+    report, job = report_without_marks(fault, stages=2)
+    first = report.findings[0]
+    assert (first.code, first.ranks) == ("STR101", (rank,))
+    longer = longer_ns(job, replace(job, faults=()))
+    assert first.recoverable_ns == pytest.approx(longer, rel=0.1)
+
+
+def test_without_marks_unequal_stages_are_balanced_in_the_simulation():
+    report, job = report_without_marks(stages=2, skew=(1.0, 1.6))
+    even = unmarked(job_of(stages=2, skew=(1.3, 1.3)))
+    found = {one.what: one.recoverable_ns for one in report.whatif.without}
+    assert found["stage-imbalance"] == pytest.approx(longer_ns(job, even), rel=0.15)

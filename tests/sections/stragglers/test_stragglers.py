@@ -406,3 +406,18 @@ def test_a_rank_that_is_late_by_itself_in_the_only_step_is_blamed():
     lost = blame_in_the_only_step(faults=(LateHost(rank=2, ns=300 * MS),))
     assert lost.argmax() == 2
     assert lost[2] == pytest.approx(300 * MS, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [
+        (LateHost(rank=2, ns=1200 * US, steps=(11, 14, 17)), StragglerCause.LATE_HOST),
+        (LateInput(rank=2, ns=1500 * US, steps=(11, 13, 15, 17)), StragglerCause.LATE_INPUT),
+    ],
+)
+def test_stalls_that_come_again_are_named_with_all_their_steps(fault, cause):
+    """Each of them is a tenth of a step, and reductions under backward hide the waiting."""
+    run = assemble_run("simulated", SimulatedJob(num_steps=10, faults=(fault,)).run().to_ranks())
+    measured = measure(run)
+    (found,) = analyze_stragglers(run, measured.analyses, measured.step_time).sets
+    assert (found.ranks, found.cause, found.steps) == ((2,), cause, tuple(fault.steps))

@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+import distprof
 from distprof.ingest.assemble import assemble_run
 from distprof.sections.moe.result import MoeResult
+from distprof.sections.pipeline.result import PipelineResult
 from distprof.sections.stragglers.measure import analyze_stragglers
 from distprof.sections.whatif.measure import analyze_whatif
 from distprof.sections.whatif.plan import Workbench, is_actionable
@@ -48,7 +52,7 @@ def plan_of(simulated: SimulatedJob, claimed: list[str]) -> RepairPlan:
     measured = measure(run)
     stragglers = analyze_stragglers(run, measured.analyses, measured.step_time)
     bench = Workbench()
-    analyze_whatif(run, measured.analyses, stragglers, MoeResult(), bench)
+    analyze_whatif(run, measured.analyses, stragglers, MoeResult(), PipelineResult(), bench)
     bench.price(claimed)
     return bench.plan
 
@@ -114,3 +118,32 @@ def test_a_change_that_can_be_made_is_actionable(what: str) -> None:
 @pytest.mark.parametrize("what", ["exposed transfer", "communication", "axis tp", ""])
 def test_a_bound_is_not(what: str) -> None:
     assert not is_actionable(what)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.floats(1.0, 1.8), st.integers(0, 12))
+def test_every_repair_is_a_finding_and_the_first_one_is_the_verdict(factor: float, ms: int) -> None:
+    faults = (SlowDevice(rank=3, factor=factor), LateInput(rank=5, ns=ms * MS))
+    report = report_of(job(*faults).run())
+    steps = [report.plan.step_ns, *(repair.step_ns for repair in report.plan.repairs)]
+    assert steps == sorted(steps, reverse=True)
+    gains = [repair.gain_ns for repair in report.plan.repairs]
+    assert steps[0] == steps[-1] + sum(gains)
+    assert set(gains) <= {found.remaining_ns for found in report.findings}
+    if gains:
+        first = report.findings[0]
+        assert first.remaining_ns == gains[0]
+        assert report.verdict.line == first.message
+
+
+def test_a_capture_is_planned_as_a_whole_and_the_words_say_so() -> None:
+    """Without the fault all its steps are as long as they are without it."""
+    run = assemble_run("simulated", job(SLOW).run().to_ranks())
+    report = distprof.analyze(run, window="capture", executor="serial", debug=True)
+    first = report.plan.repairs[0]
+    longer = (true_step_ns(SLOW) - true_step_ns()) * 8
+    assert first.gain_ns == pytest.approx(longer, rel=0.05)
+    assert report.findings[0].remaining_ns == first.gain_ns
+    assert report.findings[0].cost_ns_per_step is None
+    assert "take turns" not in report.verdict.line  # a single window shows no turns
+    assert report.verdict.why[0].endswith("The capture is simulated.")

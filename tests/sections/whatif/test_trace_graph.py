@@ -14,6 +14,7 @@ import distprof
 from distprof.ingest.assemble import assemble_run
 from distprof.run.run import Run
 from distprof.sections.moe.result import MoeResult
+from distprof.sections.pipeline.result import PipelineResult
 from distprof.sections.stragglers.measure import analyze_stragglers
 from distprof.sections.whatif.measure import analyze_whatif
 from distprof.sections.whatif.plan import Workbench
@@ -62,6 +63,12 @@ STAGES = (
 PROGRAMS = {"ddp": (DDP_STEP, {}), "plain": (PLAIN, {}), "mesh": (MESH, AXES)}
 
 
+FORTH = (Compute(ns=2 * MS), Collective(axis="tp", transfer_ns=MS // 4))
+BACK = (*FORTH, Collective(axis="dp", transfer_ns=1900 * US, overlap=True), Compute(ns=MS))
+TWO_STREAMS = (Input(), *FORTH * 3, *BACK * 3, Wait(), Compute(ns=MS))
+"""Gradients are reduced before or after the next collective of tensor parallelism, as it comes."""
+
+
 def run_of(recording: Recording) -> Run:
     return assemble_run("simulated", recording.to_ranks())
 
@@ -75,7 +82,9 @@ def graph_of(run: Run) -> TraceGraph:
 def whatif_of(run: Run) -> WhatIfResult:
     measured = measure(run)
     stragglers = analyze_stragglers(run, measured.analyses, measured.step_time)
-    return analyze_whatif(run, measured.analyses, stragglers, MoeResult(), Workbench())
+    return analyze_whatif(
+        run, measured.analyses, stragglers, MoeResult(), PipelineResult(), Workbench()
+    )
 
 
 def recovered(result: WhatIfResult) -> dict[str, int]:
@@ -260,6 +269,25 @@ def step_of(job: SimulatedJob) -> float:
     return float(np.mean([log.steps[-1][2] - log.steps[0][1] for log in logs])) / job.num_steps
 
 
+def test_input_costs_the_same_where_collectives_of_two_streams_take_turns_differently():
+    job = SimulatedJob(
+        num_nodes=1, ranks_per_node=4, program=TWO_STREAMS, axes=AXES, compute_noise=0.1
+    )
+    late = replace(job, faults=(LateInput(rank=2, ns=6 * MS),))
+    step_ns, usual_ns = (
+        np.mean(
+            [
+                step.span_ns
+                for rank in measure(run_of(one.run())).analyses.values()
+                for step in rank.steps
+            ]
+        )
+        for one in (late, job)
+    )
+    gains = recovered(whatif_of(run_of(late.run())))
+    assert gains["rank 2"] == pytest.approx(step_ns - usual_ns, rel=0.1)
+
+
 def test_free_transfers_are_what_a_job_takes_without_them():
     slow = SimulatedJob(program=PLAIN, seed=3)
     free = tuple(replace(op, transfer_ns=1) if isinstance(op, Collective) else op for op in PLAIN)
@@ -344,10 +372,13 @@ def test_a_scenario_recovers_something_between_nothing_and_the_step(recording):
 @settings(max_examples=15)
 @given(recordings())
 def test_removing_more_recovers_at_least_as_much(recording):
-    found = recovered(whatif_of(run_of(recording)))
+    result = whatif_of(run_of(recording))
+    found = recovered(result)
+    # ranks that begin their first window with the others wait there for what is still late
+    waits_longer = 1e-4 * result.replayed_ns
     for what, gain in found.items():
         if what.startswith("rank "):
-            assert gain <= found["late ranks"]
+            assert gain <= found["late ranks"] + waits_longer
         if what.startswith(("collectives", "hardware", "axis", "small", "overlap")):
             assert gain <= found["exposed transfer"]
     assert found["communication"] >= max(found["exposed transfer"], found["late ranks"])

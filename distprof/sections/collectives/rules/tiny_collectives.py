@@ -80,7 +80,8 @@ def check(
     mergeable = [c for c in collectives.classes if c.kind in _MERGEABLE]
     small = [c for c in mergeable if c.bytes is not None and c.bytes < limits["small_bytes"]]
     per_step = sum(_per_rank(c, collectives) for c in small)
-    if per_step <= limits["min_per_step"]:
+    very_many = any(train.num_per_step >= VERY_MANY for train in collectives.trains)
+    if per_step <= limits["min_per_step"] or very_many:
         yield from _without_sizes(collectives, mergeable, step, limits)
         return
     exposed = sum(c.exposed_transfer_ns_per_step for c in small)

@@ -49,7 +49,7 @@ from distprof.units import format_duration, name_ranks
     needs=(IdleResult, WaterfallResult, StepTimeResult),
     limits={
         "idle_sync_ratio": Limit(
-            0.03, "share of the step that the GPU may idle after synchronising calls"
+            0.02, "share of the step that the GPU may idle after synchronising calls"
         )
     },
 )

@@ -49,6 +49,9 @@ from distprof.terms import Confidence, Severity
 
 _TYPICAL_RANKS = 8
 
+MOST_LAYERS = 0.75
+"""From this share of the layers on, busy experts matter only because of where they are placed."""
+
 
 @rule(
     code="MOE104",
@@ -69,6 +72,8 @@ def check(moe: MoeResult, limits: Limits) -> Iterator[Draft]:
         return
     worst = max(found, key=lambda row: row.max_over_mean)
     anew = worst.replaced_max_over_mean or 1.0
+    cost = _cost(moe, found)
+    levels = cost is None and len(found) >= MOST_LAYERS * len(rows)
     yield Draft(
         message=(
             f"Ranks that share experts are uneven in {len(found)} of {len(rows)} layers, most in "
@@ -79,9 +84,10 @@ def check(moe: MoeResult, limits: Limits) -> Iterator[Draft]:
             "Place experts by their loads, layer by layer (as expert-parallel load balancers do). "
             "See moe.placement in the report for a placement."
         ),
-        cost_ns_per_step=_cost(moe, found),
+        cost_ns_per_step=cost,
         confidence=Confidence.MODELLED,
         evidence=("moe.placement",),
+        explains=("MOE101",) if levels else (),
     )
 
 

@@ -104,8 +104,9 @@ def _message(ratio: float, exposed_ns: int, cost_ns: int, *, is_sure: bool) -> s
     what = "transfer" if is_sure else "communication"
     doubt = "" if is_sure else ", part of which may be waiting for other ranks"
     part = "all" if cost_ns >= exposed_ns else format_duration(cost_ns)
+    overlaps = f"Only {format_ratio(ratio)} of" if ratio > 0 else "No"
     return (
-        f"Only {format_ratio(ratio)} of {what} overlaps with computation: "
+        f"{overlaps} {what} overlaps with computation: "
         f"{format_duration(exposed_ns)} is exposed{doubt}. Computation without concurrent "
         f"communication could hide {part} of it."
     )

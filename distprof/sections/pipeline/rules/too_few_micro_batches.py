@@ -18,7 +18,8 @@ cannot be separated and the rule is not checked.
 distprof replays the observed order of actions with equal stages and free messages. The cost is the
 idle time of the mean rank in that replay. Only another order or more micro-batches changes it, and
 not all of it can be recovered. Predictions replay other orders with the measured durations for the
-same batch: twice as many micro-batches are half as large and take half as long.
+same batch: twice as many micro-batches are half as large and take half as long. What the finding
+recovers is such a replay too, in the plan with the stages as the repairs above leave them.
 
 ## How to fix
 Use more micro-batches if the batch can be divided further: M of at least 4 P keeps the bubble below
@@ -38,13 +39,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.rules.base import Draft, Limit, Limits, rule
-from distprof.sections.pipeline.result import PipelinePrediction, PipelineResult
+from distprof.sections.pipeline.result import PipelineResult
 from distprof.sections.pipeline.rules._shared import Judged, judged_groups
+from distprof.sections.whatif.refill import refill_key
 from distprof.terms import Severity
 from distprof.units import format_duration, format_ratio
-
-LARGEST_FACTOR = 4
-"""The largest multiple of the present number of micro-batches that the fix proposes."""
 
 
 @rule(
@@ -74,17 +73,19 @@ def check(pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
             cost_ns_per_step=judged.warm_up_drain_ns,
             confidence=group.confidence,
             evidence=("pipeline.groups",),
+            without=_scenario(judged),
         )
 
 
 def _fix(judged: Judged) -> str:
     """The best of the predictions, one with more micro-batches and one with another schedule."""
-    rows = [row for row in judged.group.predictions if row.saved_ns > 0]
-    most = LARGEST_FACTOR * judged.group.num_micro_batches
-    more = [r for r in rows if r.change == "micro-batches" and r.num_micro_batches <= most]
-    other = [r for r in rows if r.change in ("schedule", "virtual-stages")]
-    best: list[PipelinePrediction] = [*more[:1], *other[:1]]
+    best = judged.group.better
     if not best:
         return "Use more micro-batches, several stages per rank, or a zero-bubble schedule."
     promises = "; ".join(judged.promise(row) for row in best)
-    return f"{promises[0].upper()}{promises[1:]}."
+    return f"For the same batch, {promises}."
+
+
+def _scenario(judged: Judged) -> str:
+    best = judged.group.better
+    return refill_key(best[0]) if best else ""

@@ -41,6 +41,9 @@ from distprof.sections.stragglers.result import StragglersResult
 from distprof.terms import Severity, StragglerCause
 from distprof.units import format_duration, format_ratio, name_ranks
 
+_WIDER = ("PIP103",)
+"""Finding that counts the same time among other idle time."""
+
 _FIX = (
     "Move blocks to the other stages, and count embedding, output layer and loss as work. If the "
     "stages hold equal work, check the clocks and temperature of the slow stage's GPU."
@@ -90,6 +93,7 @@ def check(
         ranks=busiest.ranks,
         evidence=("pipeline.positions", "pipeline.max_over_mean"),
         without="stage-imbalance",
+        explains=_WIDER,
     )
 
 
@@ -125,6 +129,7 @@ def _of_logs(pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
             ranks=() if group.limiting_rank is None else (group.limiting_rank,),
             evidence=("pipeline.groups",),
             without="stage-imbalance",
+            explains=_WIDER,
         )
 
 

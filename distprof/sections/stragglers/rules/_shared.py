@@ -28,6 +28,9 @@ _FIX = {
         "Look at this rank's input: storage of its shard, num_workers, prefetch_factor, sample "
         "lengths, CPU contention with the data loader."
     ),
+    StragglerCause.CPU_TAKEN: (
+        "Give the job CPUs of its own: stop other processes on the host, or pin ranks to cores."
+    ),
     StragglerCause.UNKNOWN: (
         "The traces do not show why. Record CPU activities, compare clocks and temperatures, "
         "and check whether lateness follows the node or the data."
@@ -51,6 +54,10 @@ _FIX_OF_DETAIL = {
         "Give all ranks the same number of tokens: distribute the samples of a global batch by "
         "token count, and check how this rank's data is sharded."
     ),
+    "inputs": (
+        "Give all ranks inputs of the same size: balance the tokens of a global batch, bucket or "
+        "pack sequences by length, and check this rank's micro-batch size."
+    ),
     "experts": (
         "Balance the routing (load-balancing loss, bias of the router), or place busy experts on "
         "different ranks."
@@ -67,6 +74,7 @@ _BECAUSE_OF_DETAIL = {
     "low_clocks": "It runs the same kernels slower: its GPU clock is low",
     "sequence_length": "It has more work: longer sequences",
     "tokens": "It has more work: more tokens",
+    "inputs": "It has more work: larger inputs",
     "experts": "It has more work: its experts get more tokens",
 }
 
@@ -75,6 +83,7 @@ _BECAUSE = {
     StragglerCause.MORE_WORK: "It has more work",
     StragglerCause.LATE_HOST: "Its CPU launches late",
     StragglerCause.LATE_INPUT: "Its input arrives late",
+    StragglerCause.CPU_TAKEN: "Other processes take its CPU",
     StragglerCause.UNKNOWN: "The traces do not show why",
 }
 
@@ -120,11 +129,16 @@ def fix_of(rank: _Slow) -> str:
 def sets_of_pattern(
     stragglers: StragglersResult, pattern: StragglerPattern, min_ratio: float
 ) -> list[StragglerSet]:
-    """Return the sets of a pattern that cost at least ``min_ratio`` of the step each."""
+    """Return the sets of a pattern that cost at least ``min_ratio`` of the step each.
+
+    Ranks whose CPU something else takes are left out: `cpu-contention` reports that cost.
+    """
     return [
         one
         for one in stragglers.sets
-        if one.pattern is pattern and one.share_of_step_ratio >= min_ratio
+        if one.pattern is pattern
+        and one.share_of_step_ratio >= min_ratio
+        and one.cause is not StragglerCause.CPU_TAKEN
     ]
 
 
@@ -148,7 +162,8 @@ def of_pattern(
     """Return the ranks of a pattern that together cost at least ``min_ratio`` of the step.
 
     Empty where nothing was communicated. Ranks that sequences of different lengths make late in
-    some steps are left out: `sequence-length-imbalance` reports that cost.
+    some steps are left out: `sequence-length-imbalance` reports that cost; so are ranks whose CPU
+    something else takes (`cpu-contention`).
 
     Raises:
         InsufficientEvidenceError: If there were collectives but lateness could not be judged.
@@ -162,7 +177,11 @@ def of_pattern(
         raise InsufficientEvidenceError(why)
     in_sets = {rank for one in stragglers.sets for rank in one.ranks}
     found = [
-        rank for rank in stragglers.ranks if rank.pattern is pattern and rank.rank not in in_sets
+        rank
+        for rank in stragglers.ranks
+        if rank.pattern is pattern
+        and rank.rank not in in_sets
+        and rank.cause is not StragglerCause.CPU_TAKEN
     ]
     if pattern is not StragglerPattern.PERSISTENT and stragglers.sequences is not None:
         found = [rank for rank in found if rank.detail != "sequence_length"]

@@ -79,7 +79,7 @@ def check(
             cost_ns_per_step=link.lost_ns_per_step,
             ranks=link.ranks,
             evidence=("stragglers.links",),
-            without=f"hardware {link.kind} {link.axis}",
+            without=link.scenario,
             explains=WIDER_TRANSFER,
         )
 

@@ -17,8 +17,8 @@ reports a stage that is far longer than the others.
 Each step is simulated from its dependencies with measured operations, and again without the cause:
 the slowest 3 % of the workers with ideal operations, all stages equally long, micro-batches of a
 stage equally long, or all transfers of a kind at their median. The difference is the cost. Causes
-overlap: costs of several findings do not add up. Ideal is the mean of computation and the median of
-transfers of a kind.
+overlap, so costs of several findings do not add up. What each still recovers after those above it
+does. Ideal is the mean of computation and the median of transfers of a kind.
 
 ## How to fix
 A few workers: take their machines out of the job and test them. A stage: move layers from it; count
@@ -84,6 +84,7 @@ _FIX = {
     limits={
         "min_slowdown": Limit(1.03, "step over the ideal one below which no cause is named"),
         "warn_slowdown": Limit(1.1, "step over the ideal one from which it is a warning"),
+        "warn_gain_ratio": Limit(0.03, "part of the step that a cause costs that is a warning too"),
         "min_share": Limit(0.25, "part of the slowdown that a cause must explain"),
     },
 )
@@ -103,9 +104,17 @@ def check(whatif: WhatIfResult, pipeline: PipelineResult, limits: Limits) -> Ite
             confidence=Confidence.MODELLED,
             ranks=_ranks(whatif, cause),
             evidence=("whatif.without", "whatif.workers", "whatif.stages"),
-            severity=None if whatif.slowdown >= limits["warn_slowdown"] else Severity.INFO,
+            severity=None if _is_large(whatif, cause, limits) else Severity.INFO,
             without=cause.scenario.what,
+            explains=("PIP103",) if cause.kind is CauseKind.STAGES else (),
         )
+
+
+def _is_large(whatif: WhatIfResult, cause: Cause, limits: Limits) -> bool:
+    """Whether the job as a whole is slowed down enough for a warning, or by this cause alone."""
+    gain = cause.scenario.recoverable_ns / max(1, whatif.replayed_ns or 0)
+    slowdown = whatif.slowdown or 1.0
+    return slowdown >= limits["warn_slowdown"] or gain >= limits["warn_gain_ratio"]
 
 
 def _is_named(pipeline: PipelineResult) -> bool:

@@ -32,7 +32,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.rules.base import Draft, Limit, Limits, rule
-from distprof.sections.whatif.result import WhatIfResult
+from distprof.sections.whatif.result import Scenario, WhatIfResult
 from distprof.terms import Confidence, Severity
 
 _FIXES = {
@@ -49,10 +49,7 @@ _FIXES = {
 """Key of each change that the rule may name, with the way to it. Not among them: single ranks, on
 which other rules decide, and bounds, such as transfers that take no time."""
 
-_LEADS = {
-    "late ranks": "Ranks take turns to be late. ",
-    "overlap": "Communication runs alone where it could overlap. ",
-}
+_LEADS = {"overlap": "Communication runs alone where it could overlap. "}
 
 
 @rule(
@@ -74,8 +71,8 @@ def check(whatif: WhatIfResult, limits: Limits) -> Iterator[Draft]:
             continue
         yield Draft(
             message=(
-                f"{_LEADS.get(scenario.what, '')}The step would be shorter if {scenario.title} "
-                "(simulated), and no other finding says why it is not so."
+                f"{_lead(whatif, scenario)}The step would be shorter if "
+                f"{scenario.title} (simulated), and no other finding says why it is not so."
             ),
             fix=_FIXES[scenario.what],
             cost_ns_per_step=gain,
@@ -84,3 +81,10 @@ def check(whatif: WhatIfResult, limits: Limits) -> Iterator[Draft]:
             without=scenario.what,
             last_resort_ns=least,
         )
+
+
+def _lead(whatif: WhatIfResult, scenario: Scenario) -> str:
+    """Who takes turns shows over several steps only."""
+    if scenario.what == "late ranks":
+        return "Ranks take turns to be late. " if (whatif.num_steps or 0) > 1 else ""
+    return _LEADS.get(scenario.what, "")

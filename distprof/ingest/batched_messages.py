@@ -1,0 +1,126 @@
+"""Messages that NCCL sends and receives in one kernel, as ``batch_isend_irecv`` asks for.
+
+Such a kernel has no arguments, and the call that launches it closes the batch without naming a
+message. Each message was asked for before, by a ``record_param_comms`` of its own on the same
+thread, which launched nothing.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.ingest.collective_sizes import CallFacts
+from distprof.run.tables import distinct
+from distprof.schema import ABSENT, Int64Array, Table
+from distprof.terms import CollectiveKind
+
+__all__ = ["Batches", "batches_of"]
+
+
+class Batches(msgspec.Struct, frozen=True, kw_only=True):
+    """What each of n operations was asked to send and receive in one kernel.
+
+    Args:
+        first: int64, shape ``(n,)``: row of ``comm_args`` of its first message, ABSENT where the
+            operation is no batch.
+        kind: int8: ``SEND`` or ``RECV`` where all messages go one way.
+        peer: int64: the other end, ABSENT where the messages have several.
+        bytes: int64: of the direction that carries more, ABSENT where a size is unknown.
+    """
+
+    first: Int64Array
+    kind: NDArray[np.int8]
+    peer: Int64Array
+    bytes: Int64Array
+
+
+def batches_of(
+    launches: Int64Array,
+    may_be_batch: NDArray[np.bool_],
+    asked: Int64Array,
+    host: Table,
+    comm_args: Table,
+    facts: CallFacts,
+) -> Batches:
+    """Give each message to the first communication that its thread launched after asking for it.
+
+    Args:
+        launches: Row of ``host`` that launched each operation, ABSENT where unknown.
+        may_be_batch: Operations whose launch no call describes.
+        asked: Rows of ``comm_args`` of sends and receives whose calls launched nothing.
+        host: HOST table.
+        comm_args: COMM_ARGS table.
+        facts: What its rows say.
+    """
+    operation = _launched_next(launches, asked, host, comm_args)
+    mine = (operation != ABSENT) & may_be_batch[operation]
+    return _summed(operation[mine], asked[mine], len(launches), facts)
+
+
+def _launched_next(
+    launches: Int64Array, asked: Int64Array, host: Table, comm_args: Table
+) -> Int64Array:
+    """For each message the first operation that its thread launched after its call."""
+    result = np.full(len(asked), ABSENT, dtype=np.int64)
+    known = np.flatnonzero(launches != ABSENT)
+    threads, callers = host.coded("thread"), comm_args.coded("thread")
+    number = {name: code for code, name in enumerate(threads.values)}
+    thread_of = np.array([number.get(name, ABSENT) for name in callers.values], dtype=np.int64)
+    thread = thread_of[callers.codes[asked]]
+    launch_thread = threads.codes[launches[known]]
+    launch_start = host["start_ns"][launches[known]]
+    for code in distinct(thread[thread != ABSENT]):
+        mine = np.flatnonzero(launch_thread == code)
+        mine = mine[np.argsort(launch_start[mine], kind="stable")]
+        called = np.flatnonzero(thread == code)
+        end = comm_args["end_ns"][asked[called]]
+        position = np.searchsorted(launch_start[mine], end)
+        found = position < len(mine)
+        result[called[found]] = known[mine[position[found]]]
+    return result
+
+
+def _summed(operation: Int64Array, message: Int64Array, count: int, facts: CallFacts) -> Batches:
+    """Messages of each operation together."""
+    first = np.full(count, ABSENT, dtype=np.int64)
+    first[operation[::-1]] = message[::-1]
+    sends = facts.kind[message] == CollectiveKind.SEND
+    sent, received = (_bytes(operation, message, way, count, facts) for way in (sends, ~sends))
+    low = np.full(count, np.iinfo(np.int64).max)
+    high = np.full(count, ABSENT, dtype=np.int64)
+    np.minimum.at(low, operation, facts.peer[message])
+    np.maximum.at(high, operation, facts.peer[message])
+    num_sent, num_received = (
+        np.bincount(operation[way], minlength=count) for way in (sends, ~sends)
+    )
+    kind = np.select(
+        [num_received == 0, num_sent == 0],
+        [CollectiveKind.SEND, CollectiveKind.RECV],
+        CollectiveKind.SEND_RECV,
+    )
+    known = (sent != ABSENT) & (received != ABSENT)
+    return Batches(
+        first=first,
+        kind=kind.astype(np.int8),
+        peer=np.where(low == high, high, ABSENT),
+        bytes=np.where(known, np.maximum(sent, received), ABSENT),
+    )
+
+
+def _bytes(
+    operation: Int64Array,
+    message: Int64Array,
+    chosen: NDArray[np.bool_],
+    count: int,
+    facts: CallFacts,
+) -> Int64Array:
+    """Bytes of the chosen messages of each operation; ABSENT where one is of unknown size."""
+    rows = message[chosen]
+    elements = np.maximum(facts.in_elements[rows], facts.out_elements[rows])
+    known = (elements >= 0) & (facts.element_bytes[rows] > 0)
+    total = np.zeros(count, dtype=np.int64)
+    np.add.at(total, operation[chosen], np.where(known, elements * facts.element_bytes[rows], 0))
+    total[operation[chosen][~known]] = ABSENT
+    return total

@@ -1,0 +1,91 @@
+"""# unexplained-idle
+
+## What it detects
+The GPU idles for a fifth of the step or more, and the recording does not show why.
+
+## Why it costs time
+Time in which the GPU does nothing is lost. Without the cause it is unknown whether any other fix
+helps. From half of the step on the finding comes first, before the plan of repairs.
+
+## Evidence needed
+GPU activities of at least one rank.
+
+## How the cost is computed
+Idle GPU time that no launch, synchronising call, input or communication explains. Mean over ranks
+and steps. It is an upper bound: the trace may lack kernels that ran in this time.
+
+## How to fix
+Record what is missing. Without CPU activities no idle time has a cause: profile with
+`ProfilerActivity.CPU`, and read it (no `--device-only`). Inside CUDA graphs some versions of the
+profiler lose kernels: record a few steps without graphs, or with a newer version of PyTorch and
+CUPTI. Otherwise open the gaps in a timeline, and record with Python stacks.
+
+## When it is wrong
+If the trace lacks kernels, the GPU was busy. Compare the power draw or the utilisation that
+`nvidia-smi` shows with the computation in the report.
+
+## Sources
+Formula sheet, "Measured from traces" (idle time by cause).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.sections.idle.result import IdleResult
+from distprof.sections.shares import mean_step
+from distprof.sections.time.result import StepTimeResult, WaterfallResult
+from distprof.terms import Confidence, Severity
+from distprof.units import format_ratio
+
+DOMINATES = 0.5
+"""Share of the step from which nothing else is worth more than to learn the cause."""
+
+
+@rule(
+    code="HST109",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    needs=(IdleResult, WaterfallResult, StepTimeResult),
+    limits={"idle_ratio": Limit(0.2, "share of the step that may be idle for unknown causes")},
+)
+def check(
+    idle: IdleResult, waterfall: WaterfallResult, step_time: StepTimeResult, limits: Limits
+) -> Iterator[Draft]:
+    """Yield one finding for the run."""
+    step = mean_step(waterfall, step_time)
+    cost = step.mean(step.total.idle_unknown_ns)
+    if idle.is_cpu or step.ratio(cost) < limits["idle_ratio"]:
+        return
+    why, fix = _reason(idle)
+    yield Draft(
+        message=f"The GPU idles {step.share(cost)} for a cause that the recording does not show"
+        f"{why}.",
+        fix=fix,
+        cost_ns_per_step=cost,
+        confidence=Confidence.INFERRED,
+        evidence=("idle.ranks", "waterfall.all"),
+        comes_first=step.ratio(cost) >= DOMINATES,
+    )
+
+
+def _reason(idle: IdleResult) -> tuple[str, str]:
+    """Why the cause is unknown, and how to learn it."""
+    if not idle.ranks:
+        return ": it has no CPU activities, or they were not read", (
+            "Profile with ProfilerActivity.CPU too, and read it (no --device-only)."
+        )
+    unknown = sum(rank.unknown_ns for rank in idle.ranks)
+    inside = sum(rank.within_launch_ns for rank in idle.ranks)
+    if inside > unknown / 2:
+        return (
+            f": {format_ratio(inside / unknown)} of this time is inside CUDA graphs, of which the "
+            "trace may lack kernels"
+        ), (
+            "Record a few steps without CUDA graphs, or with a newer PyTorch and CUPTI, before "
+            "anything else is changed: the GPU may have been busy."
+        )
+    return ", although kernels were launched in time", (
+        "Look at the gaps in a timeline, and record with Python stacks (with_stack=True)."
+    )

@@ -1,0 +1,149 @@
+"""A log of operations with any of its changes made, several at once too.
+
+Two kinds of change meet at one operation. Stages and micro-batches are levelled: the length of an
+operation is that of its stage, scaled. Whatever else shortens it competes with that, and the one
+that shortens it more counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.schema import Int64Array
+from distprof.sections.whatif import operation_replay as by
+from distprof.sections.whatif.changes import Change, Made, lower
+from distprof.sections.whatif.operation_replay import Mask, OperationReplay
+from distprof.units import name_ranks
+
+__all__ = ["TRANSFERS", "OperationChange", "OperationModel", "operation_changes"]
+
+TRANSFERS = ("send", "recv", "pp-comm", "all-reduce", "all-gather", "reduce-scatter", "clip")
+"""Parts of the names of kinds of operations that move data."""
+
+
+class OperationChange(Change, frozen=True, kw_only=True):
+    """What a scenario changes of a log; None for what stays.
+
+    Args:
+        ideal: Operations, shape ``(n,)``, that take the ideal time of their kind.
+        level_ns: int64, shape ``(n,)``: usual length on the operation's own stage.
+        factor: float64, shape ``(n,)``, on the length of each operation.
+        is_prompt: Whether nothing is launched late.
+    """
+
+    ideal: Mask | None = None
+    level_ns: Int64Array | None = None
+    factor: NDArray[np.float64] | None = None
+    is_prompt: bool = False
+
+
+def operation_changes(replay: OperationReplay, slowest: Int64Array) -> Iterator[OperationChange]:
+    """Changes that can be made of a log.
+
+    Args:
+        replay: The log.
+        slowest: The slowest few ranks.
+    """
+    rows, ranks = replay.rows, tuple(slowest.tolist())
+    yield OperationChange(
+        what="slowest-workers",
+        title=f"{name_ranks(ranks)}, the slowest 3 % of the workers, were as fast as the mean",
+        ranks=ranks,
+        ideal=np.isin(rows.rank, slowest),
+    )
+    if rows.num_stages > 1:
+        title = "all pipeline stages had equal work"
+        yield OperationChange(what="stage-imbalance", title=title, factor=by.level_stages(replay))
+    title = "micro-batches of a stage were equally long"
+    level = by.level_micro_batches(replay)
+    yield OperationChange(what="micro-batch-imbalance", title=title, level_ns=level)
+    for kind, mask in by.masks_by_kind(rows).items():
+        if any(word in kind for word in TRANSFERS):
+            title = f"every {kind} took the median time"
+            yield OperationChange(what=f"kind {kind}", title=title, ideal=mask)
+    title = "everything was launched as soon as it could be"
+    yield OperationChange(what="launch-gaps", title=title, is_prompt=True)
+
+
+class OperationModel(msgspec.Struct, frozen=True, kw_only=True):
+    """See :class:`~distprof.sections.whatif.changes.Model`.
+
+    Late launches add the same time to the step whatever else is changed: how late an operation is
+    launched once another one takes less time is not known.
+
+    Args:
+        replay: The log.
+        changes: Key to change.
+        gaps_ns: Measured step less the simulated one, which leaves out late launches; at least 0.
+    """
+
+    replay: OperationReplay
+    changes: Mapping[str, OperationChange]
+    gaps_ns: int
+
+    def step_times(self, made: Sequence[Made]) -> list[int]:
+        """Mean step of each set of changes, ns."""
+        actual = self.replay.actual
+        lengths = self.replay.lengths(
+            len(made), lambda i, step: self._together(made[i], actual[:, step])
+        )
+        prompt = [any(self.changes[what].is_prompt for what in one) for one in made]
+        steps = np.rint(lengths.mean(axis=1)).astype(np.int64).tolist()
+        return [
+            ns if is_prompt else ns + self.gaps_ns
+            for ns, is_prompt in zip(steps, prompt, strict=True)
+        ]
+
+    def stage_work(self, made: Made) -> Mapping[int, float]:
+        """Computation of each rank, mean per step, ns."""
+        rows = self.replay.rows
+        compute = np.flatnonzero(rows.of(*by.COMPUTE))
+        mean = np.zeros(len(rows))
+        for step in self.replay.batches(self.replay.num_steps):
+            mean += self._together(made, self.replay.actual[:, step]).sum(axis=1)
+        ranks, index = np.unique(rows.rank[compute], return_inverse=True)
+        work = np.bincount(index, mean[compute] / self.replay.num_steps)
+        return dict(zip(ranks.tolist(), work.tolist(), strict=True))
+
+    def _together(self, made: Made, actual: Int64Array) -> Int64Array:
+        """Lengths in some of the steps, shape ``(n, k)``, all changes made."""
+        parts = [(self.changes[what], share) for what, share in made.items()]
+        usual = [
+            _between(actual, self.replay.ideal, share, where=change.ideal)
+            for change, share in parts
+            if change.ideal is not None
+        ]
+        return _or(lower(actual, [*usual, _levelled(actual, parts)]), actual)
+
+
+def _levelled(
+    actual: Int64Array, parts: Sequence[tuple[OperationChange, float]]
+) -> Int64Array | None:
+    """Lengths with stages and micro-batches levelled; None where neither is."""
+    levels = [
+        _between(actual, change.level_ns, share, where=change.level_ns >= 0)
+        for change, share in parts
+        if change.level_ns is not None
+    ]
+    factors = [1 + share * (part.factor - 1) for part, share in parts if part.factor is not None]
+    if not factors:
+        return lower(actual, levels)
+    factor = np.prod(factors, axis=0)[:, np.newaxis]
+    scaled: Int64Array = np.rint(_or(lower(actual, levels), actual) * factor).astype(np.int64)
+    return scaled
+
+
+def _between(actual: Int64Array, target: Int64Array, share: float, *, where: Mask) -> Int64Array:
+    """The way to the target by a share of it, only for some operations."""
+    changed = actual.copy()
+    way = target[where, np.newaxis] - actual[where]
+    changed[where] += way if share >= 1 else np.rint(share * way).astype(np.int64)
+    return changed
+
+
+def _or(changed: Int64Array | None, otherwise: Int64Array) -> Int64Array:
+    return otherwise if changed is None else changed
