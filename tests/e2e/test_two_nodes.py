@@ -14,7 +14,7 @@ pytestmark = [
 ]
 NODES = ("--emulate-nodes", "2", "--ranks", "2", "--fault", "slow-link=100:1")
 STEPS = ("--steps", "6", "--profile-steps", "3", "--profile-warmup", "2")
-SHORT = ("--batch", "1", "--sequence", "32")  # parameters move as ever, and little is computed
+SHORT = ("--layers", "2", "--batch", "1", "--sequence", "32")  # much is moved, little computed
 
 
 @pytest.fixture

@@ -141,7 +141,7 @@ ALL = {case.name: case for case in CASES}
 # Of these, others have the same strategy on more ranks or with more switches, or the schedule:
 # test_model_parallel.py and test_data_parallel.py in tests/reference_runs run each on real ranks.
 NIGHTLY = {
-    *("ddp-2 --bucket-mb 0.1", "tp-2", "tp-2 --sequence-parallel", "moe-2", "cp-2"),
+    *("ddp-2 --bucket-mb 0.1", "tp-2", "tp-4 --sequence-parallel --loss-parallel", "moe-2", "cp-2"),
     *("cp-4 --method ulysses", "pp-4 --schedule 1f1b", "pp-4 --schedule looped-bfs"),
     *("pp-4 --schedule interleaved-zb", "pp-4 --schedule interleaved-1f1b", "3d-4 --tp 1"),
     *("ddp-4 --no-sync --micro-batches 2", "tp-4 --checkpoint-activations"),
