@@ -67,13 +67,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: turn(item.path))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The user's cache reaches no test, nor a fixture that many tests share."""
+    with pytest.MonkeyPatch.context() as environment:
+        cache = tmp_path_factory.getbasetemp() / "distprof-cache"
+        environment.setenv("DISTPROF_CACHE_DIR", str(cache))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _own_environment(
-    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Neither the user's cache, nor their terminal, nor their colours reach a test."""
-    cache = tmp_path_factory.getbasetemp() / "distprof-cache"
-    monkeypatch.setenv("DISTPROF_CACHE_DIR", str(cache))
+    """Neither the user's terminal nor their colours reach a test."""
     for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR", "PYTHONWARNINGS"):
         monkeypatch.delenv(name, raising=False)
 

@@ -61,7 +61,7 @@ __all__ = [
     "write_table",
 ]
 
-CACHE_VERSION = 6
+CACHE_VERSION = 7
 """Raised whenever the same trace would give other tables."""
 
 ACTIVITY_FILE = "activity.parquet"

@@ -28,7 +28,7 @@ class Foreign(msgspec.Struct, frozen=True, kw_only=True):
         endings: Of file names.
         begins: First bytes of a file.
         holds: Bytes near the beginning of a text, all of them.
-        fix: The way out.
+        fix: What to do instead.
     """
 
     name: str

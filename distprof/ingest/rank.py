@@ -16,12 +16,12 @@ from msgspec.structs import replace
 from distprof.config import CommunicationConfig
 from distprof.errors import InputError
 from distprof.ingest import cache
-from distprof.ingest.collective_records import Records, device_records, mark_communication
+from distprof.ingest.collectives.device_records import Records, device_records, mark_communication
+from distprof.ingest.collectives.gloo_records import gloo_records
+from distprof.ingest.collectives.group_columns import Membership
 from distprof.ingest.communication import Classifier, classifier_for, shipped_patterns
 from distprof.ingest.discovery import TraceFile, open_trace
 from distprof.ingest.flight.recorder import FlightEntries, read_flight
-from distprof.ingest.gloo_records import gloo_records
-from distprof.ingest.group_columns import Membership
 from distprof.ingest.host_activity import executed_activity, host_activity
 from distprof.ingest.kineto.parsed import ParsedTrace
 from distprof.ingest.kineto.reader import read_trace

@@ -25,7 +25,8 @@ ACCUSING = (
 
 _EXPLAINED_BY = {
     "slow-rank": ("It runs the same kernels slower", "on each micro-batch"),
-    "stage-skew": ("on each micro-batch",),
+    # blocks that sleep longer, instead of computing more, look like a slow device
+    "stage-skew": ("on each micro-batch", "It runs the same kernels slower"),
     "slow-host": ("Its CPU launches late", "waits for its CPU"),
     "sleep-rank": ("Its CPU launches late", "waits for its CPU"),
     "late-input": ("Its input arrives late", "for input", "waits for data"),

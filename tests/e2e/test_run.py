@@ -18,7 +18,8 @@ def test_a_run_ends_in_its_report(run_cold: RunOnce) -> None:
     assert (job.run.outcome, job.run.failure, job.run.world_size) == ("completed", None, 2)
     assert [entry.exit.code for entry in job.run.ranks if entry.exit] == [0, 0]
     assert job.report["run"]["world_size"] == 2
-    assert "Where a step goes" in job.stdout
+    assert " per step: █ computation" in job.stdout
+    assert "--full" in job.stdout
 
 
 def test_the_last_line_says_where_everything_is(run_cold: RunOnce) -> None:

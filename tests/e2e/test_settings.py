@@ -54,7 +54,8 @@ def test_replicas_on_the_same_data_are_an_error_without_any_trace(capture: Any) 
     assert set(found) == {"INP103", "INP106"}
     assert (found["INP106"]["severity"], found["INP106"]["ranks"]) == ("error", [0, 1])
     assert "RandomSampler over all of it" in found["INP106"]["message"]
-    assert "Samples: 0 workers, not pinned, batch of 8, RandomSampler" in run.out
+    (loader,) = run.report["settings"]["loaders"]
+    assert (loader["num_workers"], loader["batch_size"]) == (0, 8)
 
 
 def test_a_job_that_is_set_up_well_gets_none_of_these(capture: Any) -> None:

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distprof.ingest.collective_records import device_records, mark_communication
-from distprof.ingest.collective_sizes import element_bytes, full_buffer_bytes
+from distprof.ingest.collectives.device_records import device_records, mark_communication
+from distprof.ingest.collectives.group_columns import Membership
+from distprof.ingest.collectives.sizes import element_bytes, full_buffer_bytes
 from distprof.ingest.communication import Classifier
-from distprof.ingest.group_columns import Membership
 from distprof.ingest.kineto.parsed import COMM_ARGS
 from distprof.run.topology import ProcessGroup
 from distprof.schema import ABSENT

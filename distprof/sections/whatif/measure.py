@@ -84,9 +84,8 @@ def _of_traces(
 ) -> WhatIfResult:
     # They hold results of this module
     from distprof.sections.whatif.delays import Sections
-    from distprof.sections.whatif.link_changes import link_changes
     from distprof.sections.whatif.scenarios import is_worth_showing, scenarios
-    from distprof.sections.whatif.sets import set_changes
+    from distprof.sections.whatif.sets import link_changes, set_changes
     from distprof.sections.whatif.slowdowns import slowdowns
     from distprof.sections.whatif.trace_changes import TraceModel
     from distprof.sections.whatif.trace_graph import path_shares, trace_graph

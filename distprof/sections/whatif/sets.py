@@ -1,4 +1,4 @@
-"""The step in which ranks that are slow together keep up, all of them at once.
+"""The step in which ranks that are slow together keep up, or a link is as fast as others.
 
 The slow ranks take as long as the median of peers that are not slow, section by section, in the
 steps in which they are. A rank without such peers, because a whole pipeline stage is slow, computes
@@ -12,19 +12,21 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.schema import Int64Array
+from distprof.run.topology import ProcessGroup
+from distprof.schema import ABSENT, Int64Array
 from distprof.sections.context import Own, RankAnalysis
+from distprof.sections.matched import place_of
 from distprof.sections.own_time import same_stages
 from distprof.sections.stragglers.computing import EXPERTS
 from distprof.sections.stragglers.pace import pace_of
-from distprof.sections.stragglers.result import StragglerSet
+from distprof.sections.stragglers.result import SlowLink, StragglerSet
 from distprof.sections.whatif.delays import Sections
 from distprof.sections.whatif.scenarios import TraceChange, beginning, in_time
 from distprof.sections.whatif.trace_graph import TraceGraph
 from distprof.terms import CollectiveKind, StragglerCause
 from distprof.units import name_ranks
 
-__all__ = ["set_changes"]
+__all__ = ["link_changes", "set_changes"]
 
 _Floats = NDArray[np.float64]
 
@@ -180,3 +182,36 @@ def _paced(
     work = graph.own_ns[:, Own.COMPUTATION]
     less = np.rint(work * (1 - sections.of_windows(factor))).astype(np.int64)
     return np.asarray(own - less, dtype=np.int64)
+
+
+# Slow links ---------------------------------------------------------------------------------------
+
+
+def link_changes(
+    graph: TraceGraph, groups: Sequence[ProcessGroup], links: Sequence[SlowLink]
+) -> Iterator[TraceChange]:
+    """A change for each slow link: its transfers shrink as their median does to the others'.
+
+    Args:
+        graph: The run.
+        groups: Groups of the run's topology.
+        links: Slow links.
+    """
+    for link in links:
+        yield TraceChange(
+            what=link.scenario,
+            title=f"links of {name_ranks(link.ranks)} were as fast as the others",
+            ranks=link.ranks,
+            transfer_ns=_faster(graph, groups, link),
+        )
+
+
+def _faster(graph: TraceGraph, groups: Sequence[ProcessGroup], link: SlowLink) -> Int64Array:
+    known = graph.transfers
+    result = known.duration_ns.astype(np.float64)
+    for slow in link.transfers:
+        size = ABSENT if slow.bytes is None else slow.bytes
+        same = np.isin(known.place, place_of(slow.ranks, groups)) & (known.bytes == size)
+        same &= known.kind == CollectiveKind[slow.kind.upper()]
+        result[same] *= slow.others_ns / slow.transfer_ns
+    return np.rint(result).astype(np.int64)

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distprof.ingest.collectives.gloo_records import gloo_records, groups_of_threads
+from distprof.ingest.collectives.group_columns import Membership
 from distprof.ingest.communication import Classifier
 from distprof.ingest.flight.recorder import read_flight
-from distprof.ingest.gloo_records import gloo_records, groups_of_threads
-from distprof.ingest.group_columns import Membership
 from distprof.ingest.host_activity import executed_activity
 from distprof.ingest.kineto.parsed import COMM_ARGS
 from distprof.run.topology import ProcessGroup

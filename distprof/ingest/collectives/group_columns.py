@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.ingest.collective_sizes import MAX_RANKS
+from distprof.ingest.collectives.sizes import MAX_RANKS
 from distprof.ingest.metadata import parse_ranks
 from distprof.run.topology import ProcessGroup
 from distprof.schema import ABSENT, Coded, Int64Array, Table

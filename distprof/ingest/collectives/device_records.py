@@ -21,8 +21,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.ingest.batched_messages import Batches, batches_of
-from distprof.ingest.collective_sizes import (
+from distprof.ingest.collectives.batched_messages import Batches, batches_of
+from distprof.ingest.collectives.group_columns import GroupColumns, Membership
+from distprof.ingest.collectives.sizes import (
     ANNOTATIONS,
     OPERATORS,
     CallFacts,
@@ -31,7 +32,6 @@ from distprof.ingest.collective_sizes import (
     splits_of_operators,
 )
 from distprof.ingest.communication import Classifier, is_wait
-from distprof.ingest.group_columns import GroupColumns, Membership
 from distprof.run.tables import COLLECTIVES, distinct, join_launches
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.terms import ActivityKind, CollectiveKind, Origin

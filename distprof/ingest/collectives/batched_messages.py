@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.ingest.collective_sizes import CallFacts
+from distprof.ingest.collectives.sizes import CallFacts
 from distprof.run.tables import distinct
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.terms import CollectiveKind

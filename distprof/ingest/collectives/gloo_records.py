@@ -17,11 +17,11 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from distprof.ingest.collective_records import Records, notes_on, records_table
-from distprof.ingest.collective_sizes import CallFacts, call_facts, peer_in_group
+from distprof.ingest.collectives.device_records import Records, notes_on, records_table
+from distprof.ingest.collectives.group_columns import Membership
+from distprof.ingest.collectives.sizes import CallFacts, call_facts, peer_in_group
 from distprof.ingest.communication import Classifier
 from distprof.ingest.flight.recorder import FlightEntries
-from distprof.ingest.group_columns import Membership
 from distprof.run.tables import distinct
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.terms import CollectiveKind, Origin
