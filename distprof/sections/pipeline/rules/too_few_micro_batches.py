@@ -12,7 +12,8 @@ idles while the last ones drain. With P ranks, M micro-batches and V stages per 
 ## Evidence needed
 Slots of all stages of a pipeline: marks (`distprof:pp …`, recorded by the probe `pipeline_marks`),
 torch's own annotations, or a pipeline timeline. If a stage is missing, the causes of idle time
-cannot be separated and the rule is not checked.
+cannot be separated and the rule is not checked. Where only messages show the stages, their order is
+unknown: the rule then compares the idle time with (P − 1)/(V·M + P − 1), and is *inferred*.
 
 ## How the cost is computed
 distprof replays the observed order of actions with equal stages and free messages. The cost is the
@@ -42,8 +43,11 @@ from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.pipeline.result import PipelineResult
 from distprof.sections.pipeline.rules._shared import Judged, judged_groups
 from distprof.sections.whatif.refill import refill_key
-from distprof.terms import Severity
-from distprof.units import format_duration, format_ratio
+from distprof.terms import Confidence, Severity
+from distprof.units import format_duration, format_ratio, name_ranks
+
+BY_COUNT = 0.8
+"""Part of the least possible bubble that a pipeline of unknown order must idle."""
 
 
 @rule(
@@ -57,6 +61,11 @@ from distprof.units import format_duration, format_ratio
 )
 def check(pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding per pipeline shape."""
+    if not any(group.warm_up_drain_ns is not None for group in pipeline.groups):
+        by_count = list(_by_count(pipeline, limits["bubble_ratio"]))
+        yield from by_count
+        if by_count:
+            return
     for judged in judged_groups(pipeline):
         share = judged.ratio(judged.warm_up_drain_ns)
         if share <= limits["bubble_ratio"]:
@@ -74,6 +83,35 @@ def check(pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
             confidence=group.confidence,
             evidence=("pipeline.groups",),
             without=_scenario(judged),
+        )
+
+
+def _by_count(pipeline: PipelineResult, most: float) -> Iterator[Draft]:
+    """Pipelines whose order is unknown, and which idle as long as their micro-batches demand."""
+    for group in pipeline.groups:
+        ranks, batches = len(group.ranks), group.num_micro_batches
+        span, idle = group.span_ns, group.bubble_fraction
+        if not batches or not span or idle is None:
+            continue
+        least = (ranks - 1) / ((group.virtual_stages or 1) * batches + ranks - 1)
+        if least <= most or idle < BY_COUNT * least:
+            continue
+        yield Draft(
+            message=(
+                f"The pipeline of {name_ranks(group.ranks)} idles {format_ratio(idle)} of its time "
+                f"({format_duration(round(idle * span))} of {format_duration(span)}): "
+                f"{batches} micro-batches on {ranks} stages leave {format_ratio(least)} idle at "
+                "best, if stages take one forward and one backward in turn."
+            ),
+            fix=(
+                f"Use more micro-batches ({4 * ranks} or more for {ranks} stages), several stages "
+                "per rank, or fewer stages. Mark the stages (pipeline_marks) to see the order."
+            ),
+            cost_ns_per_step=round(min(least, idle) * span),
+            confidence=Confidence.INFERRED,
+            evidence=("pipeline.groups",),
+            explains=("COM101", "COM102", "COM103", "STR110"),
+            comes_first=True,
         )
 
 
