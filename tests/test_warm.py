@@ -92,6 +92,16 @@ def test_a_program_ends_as_in_a_new_python(
     assert (done.stderr.splitlines() or [""])[-1] == (cold.stderr.splitlines() or [""])[-1]
 
 
+def test_one_with_a_session_leads_it_as_soon_as_it_is_there(warm_python: WarmPython) -> None:
+    """Else who signals the group of a child would signal its own."""
+    command = [sys.executable, "-c", "input()"]
+    for _ in range(5):
+        with warm_python.popen(command, stdin=subprocess.PIPE, start_new_session=True) as process:
+            assert os.getsid(process.pid) == os.getpgid(process.pid) == process.pid
+            os.killpg(process.pid, signal.SIGKILL)
+        assert process.returncode == -signal.SIGKILL
+
+
 def test_two_run_at_the_same_time(warm_python: WarmPython) -> None:
     text = "print(input(), flush=True)"
     pipe = subprocess.PIPE

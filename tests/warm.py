@@ -104,7 +104,7 @@ class _Stem:
 
         Args:
             files: Number of a file in the new process to its number here.
-            request: What :func:`_begin` takes.
+            request: What :func:`_begin` takes; ``is_session``: it leads a session of its own.
 
         Returns:
             Its process identifier.
@@ -249,11 +249,17 @@ def _serve(asked: socket.socket) -> None:
     """Make the processes that the other side of the socket asks for, until it is closed."""
     while (received := _received(asked)) is not None:
         request, files = received
+        leads, is_leader = os.pipe()
         pid = _cloned()
         if pid == 0:
+            if request.pop("is_session", False):
+                os.setsid()
+            os.close(is_leader)
             _begin(files, **request)
-        for here in files.values():
+        for here in (is_leader, *files.values()):
             os.close(here)
+        os.read(leads, 1)  # until it leads its session: whoever asked may signal its group at once
+        os.close(leads)
         asked.sendall(struct.pack("i", pid))
 
 
@@ -295,7 +301,6 @@ def _begin(
     env: dict[str, str],
     cwd: str,
     spaces: Sequence[int] = (),
-    is_session: bool = False,
     blocked: Sequence[int] = (),
 ) -> NoReturn:
     """Become a Python with these arguments, in a process that was just forked.
@@ -306,13 +311,10 @@ def _begin(
         env: The whole environment.
         cwd: The working directory.
         spaces: Which of the files are namespaces to enter.
-        is_session: Whether it leads a session of its own.
         blocked: Signals that are blocked.
     """
     try:
         _take_numbers(files)
-        if is_session:
-            os.setsid()
         for space in spaces:
             if _LIBC.setns(space, 0) != 0:
                 raise OSError(ctypes.get_errno(), "setns")
