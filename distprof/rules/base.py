@@ -77,8 +77,8 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
             shown next to the cost; empty if no scenario does.
         explains: Codes of wider findings whose cost includes the same time. Next to this finding
             they add little (:mod:`distprof.rules.engine`).
-        comes_first: Whether it comes before the plan of repairs, because the recording shows too
-            little to trust any other finding more.
+        comes_first: Whether it comes before all repairs of the plan that name no ranks, because the
+            recording shows too little to simulate this one.
         last_resort_ns: For a finding that counts only if no other one names the same scenario: what
             the scenario must still recover after all others; None for ordinary findings.
     """

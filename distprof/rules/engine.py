@@ -316,14 +316,15 @@ def in_order(judged: Iterable[Judged]) -> list[Judged]:
     anything else remains, it is left out.
     """
     items = list(judged)
+    common = _first_repair_of_nobody(items)
     placed: list[tuple[_Place, bool, _Place, Judged]] = []
     for item in items:
         narrower, share = _best_explanation(item, items)
         if _is_same_change(item, items) or (share >= EXPLAINED and item.place is None):
             continue
-        place = own = _place(item)
+        place = own = _place(item, common)
         if narrower is not None and share >= MOSTLY and item.place is None:
-            place = max(place, _place(narrower))
+            place = max(place, _place(narrower, common))
         placed.append((place, place > own, own, item))
     return [item for *_, item in sorted(placed, key=lambda entry: entry[:3])]
 
@@ -335,10 +336,19 @@ def _is_same_change(wide: Judged, items: Iterable[Judged]) -> bool:
     )
 
 
-def _place(item: Judged) -> _Place:
+def _first_repair_of_nobody(items: Iterable[Judged]) -> int:
+    """Place of the first repair that names no ranks: the job's design, not a fault."""
+    places = (item.place for item in items if item.place is not None)
+    named = {item.place for item in items if item.place is not None and item.draft.ranks}
+    return min((place for place in places if place not in named), default=len(named))
+
+
+def _place(item: Judged, common: int) -> _Place:
     """Errors without a cost first, then the plan, then warnings on the job, then the rest."""
-    if item.order[0] == -math.inf or item.draft.comes_first:
+    if item.order[0] == -math.inf:
         return 0, 0, item.order
+    if item.draft.comes_first:
+        return 1, common - 1, (math.inf, *item.order[1:])
     if item.place is not None:
         return 1, item.place, item.order
     is_on_job = item.severity is not Severity.INFO and not is_on_recording(item.rule.code)

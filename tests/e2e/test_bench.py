@@ -14,7 +14,7 @@ import pytest
 from distprof_runs.bench.plan import KINDS
 from distprof_runs.launching.emulated_nodes import EmulatedNodes, Link, why_not
 
-from distprof.artefacts.fabric_file import FabricCurve, FabricFile
+from distprof.artefacts.fabric_file import FabricCurve, FabricFile, FabricFit
 from distprof.ingest.fabric import read_fabric
 from tests.warm import Starter, WarmPython
 
@@ -193,15 +193,26 @@ def only(profile: FabricFile) -> FabricCurve:
 def test_a_link_of_known_rate_and_delay_is_measured_as_such(
     tmp_path: Path, warm_python: WarmPython
 ) -> None:
+    """What else the machine does only adds time: one of three measurements must be near."""
+    for milliseconds, most_ns in ((1, 2e6), (4, 5.5e6)):
+        link = Link(mbit_per_s=200, delay_ms=milliseconds)
+        fits = []
+        for _ in range(3):
+            fits.append(fit_of(link, warm_python, tmp_path))
+            excess_ns = half_round_trip_ns(link) - milliseconds * 1e6
+            if fits[-1].alpha_low_ns < most_ns + excess_ns:
+                break
+        else:
+            pytest.fail(f"{link}: {fits}")
+        # although the shaper lets bursts of 128 KiB pass
+        assert fits[-1].bandwidth_bytes_per_s == pytest.approx(25e6, rel=0.05)
+        assert fits[-1].alpha_ns > milliseconds * 0.95e6
+
+
+def fit_of(link: Link, warm: WarmPython, folder: Path) -> FabricFit:
+    """What ``bench`` fits to transfers between two nodes."""
     sizes = ("--min-bytes", "512", "--max-bytes", "8M", "--factor", "4", "--rounds", "3")
-    slow = only(between_nodes(warm_python, tmp_path, Link(mbit_per_s=200, delay_ms=1), *sizes))
-    late = only(between_nodes(warm_python, tmp_path, Link(mbit_per_s=200, delay_ms=4), *sizes))
-    assert slow.tier == late.tier == "across"
-    assert slow.fit is not None
-    assert late.fit is not None
-    for fit in (slow.fit, late.fit):  # although the shaper lets bursts of 128 KiB pass
-        assert fit.bandwidth_bytes_per_s == pytest.approx(25e6, rel=0.05)
-    assert 0.95e6 < slow.fit.alpha_ns < 2e6
-    assert late.fit.alpha_ns > 3.95e6
-    excess_ns = half_round_trip_ns(Link(mbit_per_s=200, delay_ms=4)) - 4e6
-    assert late.fit.alpha_low_ns < 5.5e6 + excess_ns
+    curve = only(between_nodes(warm, folder, link, *sizes))
+    assert curve.tier == "across"
+    assert curve.fit is not None
+    return curve.fit
