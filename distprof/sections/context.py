@@ -23,6 +23,7 @@ from distprof.units import name_ranks
 __all__ = [
     "KernelStats",
     "KernelSteps",
+    "LaunchBounds",
     "MainLine",
     "Own",
     "ProbeRecords",
@@ -161,6 +162,28 @@ class Own(IntEnum):
     OTHER = 5  # idle, of another cause or none that is known
 
 
+class LaunchBounds(msgspec.Struct, frozen=True, kw_only=True):
+    """Segments of one line that start no sooner than a time after another one's end.
+
+    Args:
+        after: int64, the segment in which the CPU waited for the GPU.
+        segment: int64, a later one.
+        delay_ns: int64, from the end of the first to the start of the second; may be negative.
+        excess_ns: int64, what the delay is beyond the own time between them; always positive.
+    """
+
+    after: Int64Array
+    segment: Int64Array
+    delay_ns: Int64Array
+    excess_ns: Int64Array
+
+    @staticmethod
+    def none() -> LaunchBounds:
+        """No bounds."""
+        empty = np.empty(0, np.int64)
+        return LaunchBounds(after=empty, segment=empty, delay_ns=empty, excess_ns=empty)
+
+
 class MainLine(msgspec.Struct, frozen=True, kw_only=True):
     """Segments of one rank from its first analysed window to its last, S of them.
 
@@ -170,6 +193,7 @@ class MainLine(msgspec.Struct, frozen=True, kw_only=True):
         stage_ns: int64 per segment: computation inside the marks of pipeline stages.
         issue: int64 per row of COLLECTIVES: the segment after which it was asked for; ABSENT where
             that is outside of the line.
+        leader: int64 per row: the row on another stream whose end it waited for; ABSENT for none.
         resume: The segment that could not start before the row's end; ABSENT outside, or where the
             end is not known. For a row that computation hid, that of the pipeline slot which needs
             it, else the one after its window.
@@ -180,12 +204,16 @@ class MainLine(msgspec.Struct, frozen=True, kw_only=True):
         wait_resume: The segment that it continued with.
         opens: int64 per window: the segment that it starts with.
         closes: The segment that starts at its end.
+        bounds: How early the CPU's launches let segments start.
+        held_ns: int64 per window: how much longer it would be by these launches than by its own
+            time, if the rank never waited for another.
     """
 
     start_ns: int
     own_ns: Int64Array
     stage_ns: Int64Array
     issue: Int64Array
+    leader: Int64Array
     resume: Int64Array
     exposed: NDArray[np.bool_]
     wait_start_ns: Int64Array
@@ -193,6 +221,8 @@ class MainLine(msgspec.Struct, frozen=True, kw_only=True):
     wait_resume: Int64Array
     opens: Int64Array
     closes: Int64Array
+    bounds: LaunchBounds
+    held_ns: Int64Array
 
     def __len__(self) -> int:
         return len(self.own_ns)

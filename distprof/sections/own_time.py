@@ -106,11 +106,14 @@ class OwnTime(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         ranks: Global rank of each position.
         parts: Name of the part to int64 ns, shape ``(P, S)``.
         peers: For each position, positions it is compared with, itself among them.
+        hidden: int64 ns, shape ``(P, S)``: late launches that waiting for other ranks hid; part of
+            idling for the host.
     """
 
     ranks: tuple[int, ...]
     parts: Mapping[str, Int64Array]
     peers: tuple[tuple[int, ...], ...]
+    hidden: Int64Array
 
     @staticmethod
     def of(
@@ -133,14 +136,23 @@ class OwnTime(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             return table
 
         ranks = list(analyses.values())
+        # Pipeline stages wait for each other by design, which hides nothing that costs time.
+        one_program = len(same_stages(held[rank] for rank in analyses)) == 1
+        exposed = part([_exposed(analysis) for analysis in ranks])
+        # a transfer is exposed on every rank, waiting for another one is not
+        transfer = exposed.min(axis=0, initial=np.iinfo(np.int64).max)
+        hidden = np.maximum(part([_held(analysis) for analysis in ranks]) - transfer, 0)
+        hidden *= one_program
         return OwnTime(
             ranks=tuple(analyses),
             peers=_peers([held[rank] for rank in analyses]),
             parts={
                 COMPUTATION: part([analysis.computation_ns for analysis in ranks]),
                 INPUT: part([analysis.input_ns for analysis in ranks]),
-                HOST: part([_idle_for_host(analysis) for analysis in ranks]),
+                # a rank would idle as long if the others came in time
+                HOST: part([_idle_for_host(analysis) for analysis in ranks]) + hidden,
             },
+            hidden=hidden,
         )
 
     @cached_property
@@ -181,6 +193,7 @@ class OwnTime(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return OwnTime(
             ranks=self.ranks,
             parts=self.parts,
+            hidden=self.hidden,
             peers=tuple(
                 others(position) if position in slow else self.peers[position]
                 for position in everybody
@@ -252,3 +265,15 @@ def _idle_for_host(analysis: RankAnalysis) -> Int64Array:
         return analysis.idle_host_ns
     rest: Int64Array = idle - analysis.input_ns
     return rest
+
+
+def _held(analysis: RankAnalysis) -> Int64Array:
+    """How much longer launches would make each step than own time, ns."""
+    line, num_steps = analysis.line, len(analysis.steps)
+    if line is None or len(line.held_ns) != num_steps:
+        return np.zeros(num_steps, dtype=np.int64)
+    return line.held_ns
+
+
+def _exposed(analysis: RankAnalysis) -> Int64Array:
+    return np.array([step.exposed_comm_ns for step in analysis.steps], dtype=np.int64)

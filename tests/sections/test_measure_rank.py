@@ -9,7 +9,7 @@ from msgspec.structs import fields, replace
 
 from distprof.run.tables import RankTables
 from distprof.schema import ABSENT, Table
-from distprof.sections.context import KernelSteps, MainLine, RankAnalysis
+from distprof.sections.context import KernelSteps, LaunchBounds, MainLine, RankAnalysis
 from distprof.terms import ActivityKind, CollectiveKind
 from tests.builders import RankBuilder
 from tests.sections.measured import measured
@@ -92,6 +92,8 @@ def _since_its_start(line: MainLine | None) -> dict | None:
     del plain["start_ns"]
     for name in ("wait_start_ns", "wait_end_ns"):
         plain[name] = plain[name] - line.start_ns
+    bounds = plain.pop("bounds")
+    plain |= {name: getattr(bounds, name) for name in LaunchBounds.__struct_fields__}
     return {name: values.tolist() for name, values in plain.items()}
 
 

@@ -23,6 +23,7 @@ from tests.simulator.job import (
     Op,
     SimulatedJob,
     SlowDevice,
+    SlowLaunches,
     SlowLink,
 )
 from tests.simulator.recording import (
@@ -89,6 +90,7 @@ class RankProcess:
         self.streams = dict.fromkeys(job.groups, self.host)
         self.pending = self.host
         self.correlation = 1000
+        self.launch_ns = job.launch_ns
         self.seq: dict[tuple[str, tuple[int, ...]], int] = {}
         self.ends: list[float] = []  # of what was launched, in that order
 
@@ -96,6 +98,7 @@ class RankProcess:
         for step in self.job.steps:
             begin = self.host
             stalled = False
+            self.launch_ns = self.job.launch_ns + self._extra(SlowLaunches, step)
             for op in self._program():
                 if isinstance(op, Input):
                     self._input(op, step)
@@ -138,7 +141,9 @@ class RankProcess:
             self.host += collecting
 
     def _extra(
-        self, kind: type[LateHost] | type[LateInput] | type[GarbageCollection], step: int
+        self,
+        kind: type[LateHost] | type[LateInput] | type[GarbageCollection] | type[SlowLaunches],
+        step: int,
     ) -> int:
         return sum(fault.ns for fault in self._faults(kind, step))
 
@@ -164,7 +169,7 @@ class RankProcess:
                 correlation=self.correlation,
             )
         )
-        self.host += max(self.job.launch_ns, LAUNCH_CALL_NS)
+        self.host += max(self.launch_ns, LAUNCH_CALL_NS)
         return start + LAUNCH_LATENCY_NS
 
     def _input(self, op: Input, step: int) -> None:

@@ -136,6 +136,15 @@ class LateHost:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SlowLaunches:
+    """A rank's host takes ``ns`` longer for each launch."""
+
+    rank: int
+    ns: int
+    steps: Sequence[int] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class GarbageCollection:
     """A rank's Python collects garbage for ``ns`` before the first computation of the step."""
 
@@ -153,7 +162,16 @@ class SlowLink:
     steps: Sequence[int] | None = None
 
 
-Fault = SlowDevice | MoreWork | LargerInputs | LateInput | LateHost | GarbageCollection | SlowLink
+Fault = (
+    SlowDevice
+    | MoreWork
+    | LargerInputs
+    | LateInput
+    | LateHost
+    | SlowLaunches
+    | GarbageCollection
+    | SlowLink
+)
 
 
 def rotating(ranks: Sequence[int], factor: float, steps: Sequence[int]) -> tuple[SlowDevice, ...]:

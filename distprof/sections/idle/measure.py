@@ -19,6 +19,7 @@ from distprof.run.tables import NO_THREAD, Launches, RankTables, intervals_of, j
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.context import ProbeRecords, RankAnalyses, RankAnalysis, SyncStats
 from distprof.sections.idle.gaps import (
+    DRAINING_NS,
     LATENCY_LIMIT_NS,
     Gaps,
     blame_calls,
@@ -240,6 +241,7 @@ class IdleCauses(msgspec.Struct, frozen=True, kw_only=True):
             before the first recorded one of a graph launch that was made in time.
         sync_calls: Synchronising calls inside the windows.
         launches: The launch call of each activity.
+        released_ns: int64, ascending: when calls returned that had waited for the device.
     """
 
     causes: dict[IdleCause, Intervals]
@@ -248,6 +250,7 @@ class IdleCauses(msgspec.Struct, frozen=True, kw_only=True):
     within_launch: Intervals
     sync_calls: tuple[SyncStats, ...]
     launches: Launches
+    released_ns: Int64Array
 
 
 def attribute_idle(tables: RankTables, timeline: Timeline, windows: Intervals) -> IdleCauses:
@@ -307,6 +310,7 @@ def attribute_idle(tables: RankTables, timeline: Timeline, windows: Intervals) -
         launched=_first_of_launch(tables.activity, launches),
         sync_calls=sync_stats(calls, inside, blame.call, sync_ns),
         launches=launches,
+        released_ns=_released(calls),
     )
 
 
@@ -369,6 +373,11 @@ def _join(parts: list[Intervals]) -> Intervals:
             np.concatenate([part.end for part in parts]),
         )
     )
+
+
+def _released(calls: Table) -> Int64Array:
+    start, end = intervals_of(calls)
+    return np.sort(end[end - start >= DRAINING_NS])
 
 
 def _first_of_launch(activity: Table, launches: Launches) -> NDArray[np.bool_]:

@@ -214,6 +214,7 @@ def _set(slow: Slowness, blame: Blame, known: _Evidence, mean_step: float) -> St
         cause=cause.cause,
         detail=cause.detail,
         exchange_ratio=_exchange_ratio(ranks, known),
+        is_hidden=slow.is_hidden,
         lost_ns_per_step=int(lost_ns),
         share_of_step_ratio=lost_ns / mean_step,
         confidence=min(0.99, 1 - episode.chance) * _seen(blame),

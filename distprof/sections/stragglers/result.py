@@ -188,7 +188,9 @@ class StragglerSet(Record, frozen=True, kw_only=True):
         detail: As of a straggler.
         exchange_ratio: What the busiest of them exchanges in all-to-alls over what each rank of its
             group would if all exchanged the same; null where none of known size was recorded.
-        lost_ns_per_step: What the others wait for the set, mean over all steps.
+        is_hidden: Whether the others would wait for it if they did not wait for another rank.
+        lost_ns_per_step: What the others wait for the set, mean over all steps; what they would
+            wait, if it is hidden.
         share_of_step_ratio: The same over the mean step.
         confidence: 0 to 1, that these ranks and no others are slow.
         cause_confidence: 0 to 1, that the cause is right if the ranks are; 0 where it is unknown.
@@ -206,6 +208,7 @@ class StragglerSet(Record, frozen=True, kw_only=True):
     cause: StragglerCause
     detail: str = ""
     exchange_ratio: float | None = None
+    is_hidden: bool = False
     lost_ns_per_step: int
     share_of_step_ratio: float
     confidence: float

@@ -66,12 +66,14 @@ class Slowness(msgspec.Struct, frozen=True, kw_only=True):
         lost_ns: What the others wait for it, mean per step.
         is_alone: Whether none of its ranks has a peer that is not slow as well, which does the
             same work.
+        is_hidden: Whether the others would wait for it if they did not wait for another rank.
     """
 
     part: str
     episode: Episode
     lost_ns: float
     is_alone: bool
+    is_hidden: bool
 
 
 def own_part(part: str) -> str:
@@ -103,17 +105,27 @@ def find_slowness(
     shape = own_time.parts[COMPUTATION].shape
     # Stages wait for each other by design, so that waiting shows nothing.
     wait = _waits(analyses, shape) if len(peers) == 1 else None
-    blocked = _blocked(analyses, shape) if len(peers) == 1 else None
+    blocked = _blocked(analyses, shape) - own_time.hidden if len(peers) == 1 else None
     is_cpu = any(analysis.is_cpu for analysis in analyses.values())
     found = []
     for part, episode in _episodes(
         analyses, own_time, peers, step_ns, is_cpu=is_cpu, computes_unevenly=computes_unevenly
     ):
         computes = own_part(part) == COMPUTATION
-        lost = _paid(episode, wait) if computes else _paid(episode, blocked, later=1)
+        lost = _paid(episode, blocked, later=1)
+        if computes:
+            # transfers that follow late ones tell more where waiting is hidden
+            lost = max(_paid(episode, wait), lost if part == PACE else 0.0)
         if lost >= max(LEAST_PAID * step_ns, PAID * episode.per_step_ns):
-            alone = _is_alone(episode, peers)
-            found.append(Slowness(part=part, episode=episode, lost_ns=lost, is_alone=alone))
+            found.append(
+                Slowness(
+                    part=part,
+                    episode=episode,
+                    lost_ns=lost,
+                    is_alone=_is_alone(episode, peers),
+                    is_hidden=part == HOST and _is_hidden(episode, own_time),
+                )
+            )
     return tuple(sorted(found, key=lambda slow: -slow.lost_ns))
 
 
@@ -209,6 +221,13 @@ def _paid(episode: Episode, wait: _Floats | None, later: int = 0) -> float:
             longer = np.median(seen[~slow], axis=0) - np.median(seen[slow], axis=0)
             paid[step] = longer.max()
     return float(np.clip(paid, 0, most).mean())
+
+
+def _is_hidden(episode: Episode, own_time: OwnTime) -> bool:
+    """Whether most of what its ranks idle beyond the others is hidden."""
+    hidden = own_time.hidden[list(episode.positions)]
+    excess = episode.excess_ns[list(episode.positions)]
+    return float(hidden[excess > 0].sum()) > float(excess[excess > 0].sum()) / 2
 
 
 def _is_alone(episode: Episode, peers: tuple[tuple[int, ...], ...]) -> bool:

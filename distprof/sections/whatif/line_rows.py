@@ -34,6 +34,7 @@ class LineRows(msgspec.Struct, frozen=True, kw_only=True):
     axis: NDArray[np.int32]
     axis_names: tuple[str, ...]
     issue: Int64Array  # as in the line, numbered through; ABSENT outside
+    leader: Int64Array  # row on another stream whose end each waited for; ABSENT for none
     resume: Int64Array
     exposed: NDArray[np.bool_]
     begin_ns: Int64Array  # of each rank's line, common clock
@@ -63,10 +64,10 @@ class LineRows(msgspec.Struct, frozen=True, kw_only=True):
 
             return index.column(of_rank).astype(np.int64)
 
-        def numbered(parts: Sequence[Int64Array]) -> Int64Array:
+        def numbered(parts: Sequence[Int64Array], first: Int64Array) -> Int64Array:
             moved = [
                 np.where(part == ABSENT, ABSENT, part + low)
-                for part, low in zip(parts, base.tolist(), strict=False)
+                for part, low in zip(parts, first.tolist(), strict=False)
             ]
             return np.concatenate(moved).astype(np.int64)
 
@@ -82,8 +83,9 @@ class LineRows(msgspec.Struct, frozen=True, kw_only=True):
             bytes=index.column(lambda rank: rank.collectives["bytes"]),
             axis=axis,
             axis_names=names,
-            issue=numbered([line.issue for line in lines]),
-            resume=numbered([line.resume for line in lines]),
+            issue=numbered([line.issue for line in lines], base),
+            leader=numbered([line.leader for line in lines], index.base),
+            resume=numbered([line.resume for line in lines], base),
             exposed=np.concatenate([line.exposed for line in lines]),
             begin_ns=np.array(begin, dtype=np.int64) - epoch,
             epoch_ns=epoch,

@@ -104,7 +104,7 @@ def _of_traces(
         return msgspec.structs.replace(base.result, unavailable=(why,))
     replayed_ns = base.result.replayed_ns or 0
     sections = Sections.of(graph, held_stages(analyses, run), has_experts=has_experts)
-    slow = slowdowns(graph, sections, replayed_ns)
+    slow = slowdowns(graph.without_launch_bounds(), sections, replayed_ns)
     named = {r.rank for r in stragglers.ranks if r.pattern is not StragglerPattern.NONE}
     sets = set_changes(graph, sections, analyses, stragglers.sets)
     links = link_changes(graph, run.topology.groups, stragglers.links)

@@ -68,6 +68,8 @@ _ACTIONS: tuple[tuple[str, _Class, int, str], ...] = (
 class it covers; and the step afterwards, in words. Other scenarios, such as transfers that take no
 time, are bounds and no changes."""
 
+_NAMED = ("rank ", "ranks ", "link ")
+
 _COMMON = ("late ranks", "overlap")
 """Changes that remove what many causes have in common."""
 
@@ -178,8 +180,12 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
         while open_ and len(repairs) < MAX_REPAIRS:
             now = repairs[-1].step_ns if repairs else self.step_ns
             gains = self._gains(made, open_, now)
-            best = _next(gains, MIN_GAIN_RATIO * self.step_ns)
-            if gains[best] < MIN_GAIN_RATIO * self.step_ns:
+            named = [what for what in open_ if what.startswith(_NAMED)]
+            together = self._together(made, named, now)
+            best = _next(gains, together, MIN_GAIN_RATIO * self.step_ns)
+            if best is None:
+                best = self._needed(made, named, now)
+            elif gains[best] < MIN_GAIN_RATIO * self.step_ns:
                 break
             made[best] = self._share(made, best)
             repairs.append(self._repair(best, gains[best], now))
@@ -191,6 +197,21 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
             plan=RepairPlan(step_ns=self.step_ns, repairs=tuple(repairs)),
             remaining_ns={**remaining, **self._gains(made, left, last)},
         )
+
+    def _together(self, made: Made, named: Sequence[str], now_ns: int) -> int:
+        """What all of these give back at once: each may hide what another one would."""
+        if len(named) < 2:
+            return 0
+        base, step_ns = self.steps([made, {**made, **dict.fromkeys(named, 1.0)}])
+        return min(max(base - step_ns, 0), now_ns)
+
+    def _needed(self, made: Made, named: Sequence[str], now_ns: int) -> str:
+        """The one without which the others together give back least."""
+        left = {
+            what: self._together(made, [other for other in named if other != what], now_ns)
+            for what in named
+        }
+        return min(named, key=lambda what: (left[what], -self.alone_ns[what], what))
 
     def _share(self, made: Made, what: str) -> float:
         """All of the change, or the part that gives back as much as its bound allows."""
@@ -253,10 +274,16 @@ def is_actionable(what: str) -> bool:
     return True
 
 
-def _next(gains: Mapping[str, int], least_ns: float) -> str:
+def _next(gains: Mapping[str, int], together_ns: int, least_ns: float) -> str | None:
     """The change to make next: of the first class with one that is worth it, the narrowest.
 
-    A later class comes first only if it gives back far more.
+    A later class comes first only if it gives back far more. None for faults that are worth it
+    only together.
+
+    Args:
+        gains: What each change gives back now.
+        together_ns: What all faults of named ranks and links give back at once.
+        least_ns: What a change is worth at least.
     """
     best: dict[_Class, int] = {}
     for what, gain in gains.items():
@@ -264,7 +291,10 @@ def _next(gains: Mapping[str, int], least_ns: float) -> str:
         best[kind] = max(best.get(kind, 0), gain)
     chosen = max(best, key=lambda kind: best[kind])
     for kind in sorted(best):
-        if best[kind] >= least_ns and FAR_MORE * best[kind] >= best[chosen]:
+        worth = max(best[kind], together_ns) if kind is _Class.FAULT else best[kind]
+        if worth >= least_ns and FAR_MORE * worth >= best[chosen]:
+            if best[kind] < least_ns:
+                return None
             chosen = kind
             break
     near = {

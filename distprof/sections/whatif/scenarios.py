@@ -144,12 +144,22 @@ def _idle(graph: TraceGraph, sections: Sections) -> Iterator[TraceChange]:
     own = graph.own_ns.sum(axis=1)
     for what, column, title in _PARTS:
         if graph.own_ns[:, column].any():
-            yield TraceChange(what=what, title=title, own_ns=own - graph.own_ns[:, column])
+            yield TraceChange(
+                what=what,
+                title=title,
+                own_ns=own - graph.own_ns[:, column],
+                delay_ns=None if column is Own.COPY else graph.launched_in_time(),
+            )
     waits = graph.own_ns[:, Own.INPUT]
     if waits.any() and sections.has_peers:
         even = _no_longer_than(sections, waits, median_target(sections, waits))
         title = "no rank waited longer for input than its peers"
-        yield TraceChange(what="uneven-input", title=title, own_ns=own - waits + even)
+        yield TraceChange(
+            what="uneven-input",
+            title=title,
+            own_ns=own - waits + even,
+            delay_ns=graph.launched_in_time(),
+        )
 
 
 def median_target(sections: Sections, values: Int64Array) -> NDArray[np.float64]:
@@ -174,9 +184,16 @@ def _late_ranks(
     even, begins = _as_peers(graph, sections), in_time(graph, sections)
     release = beginning(graph, begins, range(len(graph.ranks)))
     title = "every rank kept up with the median of its peers in every section"
-    yield TraceChange(what="late ranks", title=title, own_ns=even, release_ns=release)
+    yield TraceChange(
+        what="late ranks",
+        title=title,
+        own_ns=even,
+        delay_ns=graph.launched_in_time(),
+        release_ns=release,
+    )
     num_windows = graph.opens.shape[1]
     excess = np.bincount(graph.owner, weights=own - even) / max(num_windows, 1)
+    excess += graph.held_ns
     worth = [
         position
         for position in np.argsort(-excess, kind="stable").tolist()
@@ -189,6 +206,7 @@ def _late_ranks(
             title=f"rank {rank} kept up with its peers",
             ranks=(rank,),
             own_ns=np.where(graph.owner == position, even, own),
+            delay_ns=graph.launched_in_time([position]),
             release_ns=beginning(graph, begins, [position]),
         )
 
@@ -370,6 +388,8 @@ def _free(
     """These transfers take no time, or what is left of them, and their members end together."""
     of_edge = graph.edge_transfer
     freed = (of_edge != ABSENT) & chosen[np.maximum(of_edge, 0)]
+    delay = graph.launched_in_time() if own_ns is not None else None
+    delay = graph.delay_ns if delay is None else delay
     return TraceChange(
         what=what,
         title=title,
@@ -377,7 +397,7 @@ def _free(
         transfer_ns=np.where(
             chosen, 0 if left_ns is None else left_ns, graph.transfers.duration_ns
         ),
-        delay_ns=np.where(freed, np.minimum(graph.delay_ns, 0), graph.delay_ns),
+        delay_ns=np.where(freed, np.minimum(delay, 0), delay),
         most_ns=most_ns,
     )
 

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from distprof.intervals import EMPTY, Intervals, clip, covered, intersect, subtract, union
 from distprof.run.tables import RankTables, intervals_of
 from distprof.schema import ABSENT, Int64Array
-from distprof.sections.context import MainLine, Own
+from distprof.sections.context import LaunchBounds, MainLine, Own
+from distprof.sections.idle.launch_bounds import held_by_launches, launch_bounds
 from distprof.sections.idle.measure import IdleCauses
 from distprof.sections.time.measure import Timeline
 from distprof.terms import ActivityKind, IdleCause
@@ -76,7 +77,7 @@ def main_line(
         return None
     line = int(windows.start[0]), int(windows.end[-1])
     collectives = tables.collectives
-    asked = _asked(tables, causes)
+    asked, leader = _asked(tables, causes)
     end = collectives["end_ns"]
     issued = (asked >= line[0]) & (asked < line[1])
     ended = collectives["is_timed"] & (end > line[0]) & (end <= line[1])
@@ -97,19 +98,27 @@ def main_line(
     dropped = cuts.is_soft & (own.sum(axis=1) == 0)
     of_stages = EMPTY if stages is None else intersect(stages.slots, timeline.computation)
     stage_ns = covered(cuts.spans, of_stages)[~dropped]
+    begin = cuts.spans.start[~dropped]
     cuts, own = cuts.without(dropped, own)
+    opens = cuts.after_hard(windows.start)
+    bounds = LaunchBounds.none()
+    if causes is not None:
+        bounds = launch_bounds(tables, windows, causes, begin, own.sum(axis=1))
     return MainLine(
         start_ns=line[0],
         own_ns=own,
         stage_ns=stage_ns,
         issue=_where(issued, cuts.before_soft(asked)),
+        leader=leader,
         resume=_where(ended, cuts.after_hard(resumed_ns)),
         exposed=exposed,
         wait_start_ns=waits.start,
         wait_end_ns=waits.end,
         wait_resume=cuts.after_hard(waits.end),
-        opens=cuts.after_hard(windows.start),
+        opens=opens,
         closes=cuts.after_hard(windows.end),
+        bounds=bounds,
+        held_ns=held_by_launches(bounds, opens),
     )
 
 
@@ -159,15 +168,33 @@ class _Cuts(msgspec.Struct, frozen=True, kw_only=True):
         return after
 
 
-def _asked(tables: RankTables, causes: IdleCauses | None) -> Int64Array:
-    """When the rank was ready for each collective: as it started, unless it was queued.
+def _asked(tables: RankTables, causes: IdleCauses | None) -> tuple[Int64Array, Int64Array]:
+    """When the rank was ready for each collective, and which one on another stream that waited for.
 
-    One that starts as the one before it on its stream ends may have been ready long before: when
-    the computation launched before it was done, and it was launched itself.
+    It was ready as the collective started, unless that was queued. One that starts as another ends,
+    on its stream or on one whose result it takes, may have been ready long before: when the
+    computation launched before it was done, and it was launched itself.
+
+    Returns:
+        int64 per row: the time; and the row on another stream that it followed, ABSENT for none.
     """
     collectives = tables.collectives
     start, end = intervals_of(collectives)
     enqueue, stream = collectives["enqueue_ns"], collectives["stream"]
+    queued = _queued_behind(start, end, stream)
+    leader = np.where(queued, ABSENT, _ended_before(start, end, stream))
+    queued |= leader != ABSENT
+    queued &= (enqueue != ABSENT) & (enqueue <= start)
+    if causes is None or not queued.any():
+        return start, np.full(len(start), ABSENT, dtype=np.int64)
+    ready = np.maximum(enqueue, _done_before(tables, causes, enqueue))
+    asked = np.where(queued, np.minimum(ready, start), start)
+    waited = queued & (leader != ABSENT) & (asked <= end[leader])
+    return np.where(waited | (leader == ABSENT), asked, start), np.where(waited, leader, ABSENT)
+
+
+def _queued_behind(start: Int64Array, end: Int64Array, stream: Int64Array) -> NDArray[np.bool_]:
+    """Rows that start as the one before them on their stream ends."""
     order = np.lexsort((start, stream))
     before, after = order[:-1], order[1:]
     since = start[after] - end[before]
@@ -175,11 +202,19 @@ def _asked(tables: RankTables, causes: IdleCauses | None) -> Int64Array:
     follows &= (since >= 0) & (since <= QUEUED_NS)
     queued = np.zeros(len(start), dtype=np.bool_)
     queued[after[follows]] = True
-    queued &= (enqueue != ABSENT) & (enqueue <= start)
-    if causes is None or not queued.any():
-        return start
-    ready = np.maximum(enqueue, _done_before(tables, causes, enqueue))
-    return np.where(queued, np.minimum(ready, start), start)
+    return queued
+
+
+def _ended_before(start: Int64Array, end: Int64Array, stream: Int64Array) -> Int64Array:
+    """For each row the last one on another stream that ended as it started; ABSENT for none."""
+    if len(start) == 0:
+        return np.empty(0, dtype=np.int64)
+    order = np.argsort(end, kind="stable")
+    last = order[np.maximum(np.searchsorted(end[order], start, side="right") - 1, 0)]
+    since = start - end[last]
+    follows = (since >= 0) & (since <= QUEUED_NS) & (stream != stream[last])
+    follows &= (stream != ABSENT) & (stream[last] != ABSENT) & (start > start[last])
+    return np.where(follows, last, ABSENT)
 
 
 def _done_before(tables: RankTables, causes: IdleCauses, launched_ns: Int64Array) -> Int64Array:

@@ -55,6 +55,7 @@ def set_changes(
             title=f"{name_ranks(one.ranks)} kept up with the other ranks",
             ranks=one.ranks,
             own_ns=_mended(graph, sections, analyses, own, slow, one),
+            delay_ns=graph.launched_in_time(np.flatnonzero(slow.any(axis=1)).tolist()),
             release_ns=_begun(graph, sections, slow),
             transfer_ns=_evened(graph, one),
         )

@@ -20,16 +20,17 @@ could not be matched and messages whose other end was not seen.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.replay import Graph, Times, critical_path, simulate
 from distprof.run.run import Run
 from distprof.schema import ABSENT, Int64Array
-from distprof.sections.context import Own, RankAnalysis
+from distprof.sections.context import LaunchBounds, Own, RankAnalysis
 from distprof.sections.matched import RowIndex
 from distprof.sections.whatif.line_rows import LineRows, TransferParts, Transfers, transfers_of
 from distprof.sections.whatif.result import PathShare
@@ -37,6 +38,9 @@ from distprof.sections.whatif.segments import QUEUED_NS
 from distprof.terms import CollectiveKind
 
 __all__ = ["TraceGraph", "path_shares", "trace_graph"]
+
+_NEVER = -(1 << 52)
+"""Delay of an edge that holds nothing back."""
 
 
 class TraceGraph(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +56,10 @@ class TraceGraph(msgspec.Struct, frozen=True, kw_only=True):
         graph: What waits for what; nodes are segments, then transfers.
         delay_ns: int64 per edge.
         edge_transfer: int64 per edge, the transfer whose end it passes on; ABSENT for others.
+        launcher: int32 per edge, position of the rank whose CPU lets the target start no sooner;
+            ABSENT for others.
+        held_ns: int64, shape ``(P,)``: how much longer launches would make a window of each rank
+            than its own time, mean over windows.
         release_ns: int64 per node.
         opens: int64, shape ``(P, W)``, the segment that each window starts with.
         closes: int64, the segment that starts at its end.
@@ -72,6 +80,8 @@ class TraceGraph(msgspec.Struct, frozen=True, kw_only=True):
     graph: Graph
     delay_ns: Int64Array
     edge_transfer: Int64Array
+    launcher: NDArray[np.int32]
+    held_ns: Int64Array
     release_ns: Int64Array
     opens: Int64Array
     closes: Int64Array
@@ -109,6 +119,18 @@ class TraceGraph(msgspec.Struct, frozen=True, kw_only=True):
         """The first segment of each rank."""
         firsts: Int64Array = np.searchsorted(self.owner, np.arange(len(self.ranks)))
         return firsts
+
+    def launched_in_time(self, positions: Collection[int] | None = None) -> Int64Array | None:
+        """Delays of edges where the CPUs of these ranks, or of all, hold nothing back."""
+        held = self.launcher != ABSENT
+        if positions is not None:
+            held &= np.isin(self.launcher, list(positions))
+        return np.where(held, _NEVER, self.delay_ns) if held.any() else None
+
+    def without_launch_bounds(self) -> TraceGraph:
+        """The same run with launches always made in time, but for idle time of the own line."""
+        delay = self.launched_in_time()
+        return self if delay is None else replace(self, delay_ns=delay)
 
     def simulate(
         self,
@@ -177,9 +199,13 @@ def _assemble(
     num_segments = int(rows.base[-1])
     issue, resume = rows.issue[parts.row], rows.resume[parts.row]
     asks, goes_on = issue != ABSENT, resume != ABSENT
-    follower, leader, leader_late = _stream_order(rows, parts)
+    follower, leader, leader_late = (
+        np.concatenate(both)
+        for both in zip(_stream_order(rows, parts), _results(rows, parts), strict=True)
+    )
     chain = np.setdiff1d(np.arange(1, num_segments, dtype=np.int64), rows.base, assume_unique=True)
     none = np.full(len(chain), ABSENT, dtype=np.int64)
+    launched = _launch_edges(rows)
     edges = (
         # source, target, delay, transfer whose end it passes on
         (chain - 1, chain, 0 * chain, none),
@@ -196,6 +222,7 @@ def _assemble(
             parts.of[goes_on],
         ),
         (num_segments + parts.goes_on_of, parts.goes_on, 0 * parts.goes_on, parts.goes_on_of),
+        (launched.after, launched.segment, launched.delay_ns, 0 * launched.after + ABSENT),
     )
     source, target, delay, transfer = (
         np.concatenate(column).astype(np.int64) for column in zip(*edges, strict=True)
@@ -206,9 +233,12 @@ def _assemble(
     asked = np.flatnonzero(rows.issue != ABSENT)
     asked = asked[np.argsort(rows.issue[asked], kind="stable")]  # one may start before its turn
     ranks = tuple(rank.rank for rank in rows.index.ranks)
+    owner = np.repeat(np.arange(len(ranks), dtype=np.int32), np.diff(rows.base))
+    launcher = np.full(len(source), ABSENT, dtype=np.int32)
+    launcher[len(source) - len(launched.after) :] = owner[launched.segment]
     return TraceGraph(
         ranks=ranks,
-        owner=np.repeat(np.arange(len(ranks), dtype=np.int32), np.diff(rows.base)),
+        owner=owner,
         own_ns=np.concatenate([line.own_ns for line in rows.lines]),
         stage_ns=np.concatenate([line.stage_ns for line in rows.lines]),
         transfers=parts.transfers,
@@ -216,6 +246,8 @@ def _assemble(
         graph=Graph.of(len(release), source, target),
         delay_ns=delay,
         edge_transfer=transfer,
+        launcher=launcher,
+        held_ns=np.array([round(line.held_ns.mean()) for line in rows.lines], np.int64),
         release_ns=release,
         opens=np.stack([line.opens for line in rows.lines]) + rows.base[:-1, None],
         closes=np.stack([line.closes for line in rows.lines]) + rows.base[:-1, None],
@@ -224,6 +256,18 @@ def _assemble(
         asked_kind=rows.kind[asked],
         asked_axis=rows.axis[asked],
         asked_bytes=rows.bytes[asked],
+    )
+
+
+def _launch_edges(rows: LineRows) -> LaunchBounds:
+    """The bounds of all lines, segments numbered through."""
+    parts = [line.bounds for line in rows.lines]
+    base = np.repeat(rows.base[:-1], [len(part.after) for part in parts])
+    return LaunchBounds(
+        after=np.concatenate([part.after for part in parts]) + base,
+        segment=np.concatenate([part.segment for part in parts]) + base,
+        delay_ns=np.concatenate([part.delay_ns for part in parts]),
+        excess_ns=np.concatenate([part.excess_ns for part in parts]),
     )
 
 
@@ -246,6 +290,19 @@ def _stream_order(
     pause = (rows.start_ns[row_after] - rows.end_ns[row_before])[kept]
     pause = np.where(pause <= QUEUED_NS, pause, 0)
     return parts.of[after[kept]], parts.of[before[kept]], parts.late[before[kept]] + pause
+
+
+def _results(rows: LineRows, parts: TransferParts) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Transfers that wait for one on another stream of a member, that one, and its delay there."""
+    transfer = np.full(len(rows.kind), ABSENT, dtype=np.int64)
+    late = np.zeros(len(rows.kind), dtype=np.int64)
+    transfer[parts.row], late[parts.row] = parts.of, parts.late
+    row = np.flatnonzero((rows.leader != ABSENT) & (transfer != ABSENT))
+    leader = rows.leader[row]
+    known = (transfer[leader] != ABSENT) & (transfer[leader] != transfer[row])
+    row, leader = row[known], leader[known]
+    pause = rows.start_ns[row] - rows.end_ns[leader]
+    return transfer[row], transfer[leader], late[leader] + pause
 
 
 # The critical path --------------------------------------------------------------------------------

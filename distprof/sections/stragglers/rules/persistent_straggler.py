@@ -19,7 +19,8 @@ a mean over all other ranks of the run; summed over the collectives of a step, m
 Propagated lateness counts for the rank that caused it: a rank that waited in one group of a mesh,
 and therefore arrives late at its next, is not blamed. The time is part of what
 `exposed-communication` reports. With several stragglers, fixing one recovers only the time down to
-the next.
+the next. A CPU that launches slowly may cost nothing yet, because its GPU waits for a slower rank
+anyway: it is named too if it would be next, with what the others would wait for it then.
 
 ## How to fix
 By cause. Slow GPU (its kernels take longer than the same kernels elsewhere): check clocks,
@@ -107,7 +108,10 @@ def _of_set(found: StragglerSet, article: str, limits: Limits) -> Draft:
     wait = f"{format_duration(found.lost_ns_per_step)} ({format_ratio(share)}) of"
     each = "every step" if found.since_step is None else "the mean step"
     since = "" if found.since_step is None else f" from step {found.since_step} on"
-    if len(found.ranks) == 1:
+    if found.is_hidden:
+        said = f"{who(found)} would be next: the others would wait {wait} {each}{since} if no "
+        said += "slower rank hid it."
+    elif len(found.ranks) == 1:
         said = f"{who(found)} is {article} straggler{since}: the others wait {wait} {each} for it."
     else:
         said = f"{who(found)} are slow{since}: the others wait {wait} {each} for them."

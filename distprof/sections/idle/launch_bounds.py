@@ -1,0 +1,97 @@
+"""How early a rank's GPU could work, for all that its CPU had launched by then.
+
+A GPU that waits for other ranks hides how slowly its CPU launches: the CPU catches up meanwhile. If
+the others came sooner, the GPU would wait for launches instead. So a segment starts no sooner than
+its kernels had been launched, counted from when the CPU last waited for the GPU: from there it goes
+at its own pace. Up to the first such call it counts from the start of the line. A CPU that never
+waits bounds nothing: a full queue may have held it back, which no record shows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from distprof.intervals import Intervals
+from distprof.run.tables import RankTables, intervals_of
+from distprof.schema import Int64Array
+from distprof.sections.context import LaunchBounds
+from distprof.sections.idle.measure import IdleCauses
+from distprof.terms import ActivityKind
+
+__all__ = ["held_by_launches", "launch_bounds"]
+
+
+def launch_bounds(
+    tables: RankTables,
+    windows: Intervals,
+    causes: IdleCauses,
+    start_ns: Int64Array,
+    own_ns: Int64Array,
+) -> LaunchBounds:
+    """The bounds that own time alone does not keep already.
+
+    Args:
+        tables: The rank's tables.
+        windows: Analysed windows, in order, disjoint.
+        causes: Its launches and the ends of calls that waited for the GPU.
+        start_ns: Start of each segment, own clock, ascending; the last one is empty.
+        own_ns: Own time of each segment.
+    """
+    launches = causes.launches
+    starts, ends = intervals_of(tables.activity)
+    known = launches.known & (tables.activity["kind"] == ActivityKind.COMPUTATION)
+    known &= (starts >= start_ns[0]) & (starts < start_ns[-1])
+    rows = np.flatnonzero(known)
+    called = np.minimum(launches.end[rows], starts[rows])
+    released = _released(causes.released_ns, windows)
+    release = np.searchsorted(released, called, side="right") - 1
+    rows, called, release = (part[release >= 0] for part in (rows, called, release))
+    end_ns = start_ns + own_ns
+    segment = np.searchsorted(start_ns, starts[rows], side="right") - 1
+    after = np.searchsorted(end_ns, released[release], side="left")
+    later = (after < segment) & (ends[rows] <= end_ns[segment])
+    rows, called, segment, after = (part[later] for part in (rows, called, segment, after))
+    begin = called - (starts[rows] - start_ns[segment])
+    return _largest(after, segment, begin - end_ns[after], own_ns)
+
+
+def _released(released_ns: Int64Array, windows: Intervals) -> Int64Array:
+    """When the CPU continued after waiting; also the start of the line, if it waits at all."""
+    inside = released_ns[(released_ns > windows.start[0]) & (released_ns <= windows.end[-1])]
+    return np.concatenate((windows.start[:1], inside)) if len(inside) else inside
+
+
+def _largest(
+    after: Int64Array, segment: Int64Array, delay: Int64Array, own_ns: Int64Array
+) -> LaunchBounds:
+    """One bound per pair of segments, without those that own time keeps anyhow."""
+    if len(after) == 0:
+        return LaunchBounds.none()
+    order = np.lexsort((delay, after, segment))
+    after, segment, delay = after[order], segment[order], delay[order]
+    last = np.append((after[1:] != after[:-1]) | (segment[1:] != segment[:-1]), True)
+    after, segment, delay = after[last], segment[last], delay[last]
+    before = np.concatenate(([0], np.cumsum(own_ns)))
+    excess = delay - (before[segment] - before[after + 1])
+    kept = excess > 0
+    return LaunchBounds(
+        after=after[kept],
+        segment=segment[kept],
+        delay_ns=delay[kept],
+        excess_ns=excess[kept],
+    )
+
+
+def held_by_launches(bounds: LaunchBounds, opens: Int64Array) -> Int64Array:
+    """For each window, the sum over calls that waited of the most that follows from each.
+
+    Args:
+        bounds: Of the line.
+        opens: The segment that each window starts with, ascending.
+    """
+    held = np.zeros(len(opens), dtype=np.int64)
+    order = np.lexsort((bounds.excess_ns, bounds.after))
+    largest = order[np.diff(bounds.after[order], append=-1) != 0]
+    window = np.searchsorted(opens, bounds.segment[largest], side="right") - 1
+    np.add.at(held, window, bounds.excess_ns[largest])
+    return held
