@@ -247,7 +247,8 @@ class RankProcess:
         enqueue = self.host
         ready = self._launch("cudaLaunchKernelExC")
         correlation = self.correlation
-        start = max(ready, self.streams[op.axis], self.device)
+        taken = self.streams.get(getattr(op, "takes", ""), 0.0)
+        start = max(ready, self.streams[op.axis], self.device, taken)
         stream = FIRST_COMM_STREAM + list(self.job.groups).index(op.axis)
 
         def done(instance: Instance, end: float) -> None:

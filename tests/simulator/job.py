@@ -47,7 +47,7 @@ class Collective:
     ``transfer_ns`` after the last started. With ``overlap`` the next computation does not wait.
     With ``tokens_of`` a layer it carries the tokens that the job routes there, or with
     ``brings_back`` from there: the busiest member's share stretches the transfer, and its splits
-    are in the traces.
+    are in the traces. It starts no sooner than the last one on the axis ``takes`` has ended.
     """
 
     kind: CollectiveKind = CollectiveKind.ALL_REDUCE
@@ -57,6 +57,7 @@ class Collective:
     overlap: bool = False
     tokens_of: str = ""
     brings_back: bool = False
+    takes: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
