@@ -32,6 +32,9 @@ ABOUT_AS_MUCH = 0.8
 FAR_MORE = 4.0
 """A change of a later class that gives back this many times as much comes first."""
 
+CLEAR_RATIO = 0.05
+"""Share of the step from which a fault comes first in any case."""
+
 
 class _Class(IntEnum):
     """Faults come before causes that all ranks share, and those before tuning."""
@@ -182,7 +185,7 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
             gains = self._gains(made, open_, now)
             named = [what for what in open_ if what.startswith(_NAMED)]
             together = self._together(made, named, now)
-            best = _next(gains, together, MIN_GAIN_RATIO * self.step_ns)
+            best = _next(gains, together, self.step_ns)
             if best is None:
                 best = self._needed(made, named, now)
             elif gains[best] < MIN_GAIN_RATIO * self.step_ns:
@@ -274,17 +277,18 @@ def is_actionable(what: str) -> bool:
     return True
 
 
-def _next(gains: Mapping[str, int], together_ns: int, least_ns: float) -> str | None:
+def _next(gains: Mapping[str, int], together_ns: int, step_ns: int) -> str | None:
     """The change to make next: of the first class with one that is worth it, the narrowest.
 
-    A later class comes first only if it gives back far more. None for faults that are worth it
-    only together.
+    A later class comes first only if it gives back far more, and no fault is clear. None for faults
+    that are worth it only together.
 
     Args:
         gains: What each change gives back now.
         together_ns: What all faults of named ranks and links give back at once.
-        least_ns: What a change is worth at least.
+        step_ns: The step as it is.
     """
+    least_ns = MIN_GAIN_RATIO * step_ns
     best: dict[_Class, int] = {}
     for what, gain in gains.items():
         kind = _action(what)[1]
@@ -292,7 +296,8 @@ def _next(gains: Mapping[str, int], together_ns: int, least_ns: float) -> str | 
     chosen = max(best, key=lambda kind: best[kind])
     for kind in sorted(best):
         worth = max(best[kind], together_ns) if kind is _Class.FAULT else best[kind]
-        if worth >= least_ns and FAR_MORE * worth >= best[chosen]:
+        is_clear = kind is _Class.FAULT and worth >= CLEAR_RATIO * step_ns
+        if is_clear or (worth >= least_ns and FAR_MORE * worth >= best[chosen]):
             if best[kind] < least_ns:
                 return None
             chosen = kind
