@@ -136,6 +136,9 @@ class OwnTime(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             return table
 
         ranks = list(analyses.values())
+        # one measure for all: what is the same on every rank cancels out
+        counts_all = any(_is_mostly_the_hosts(analysis) for analysis in ranks)
+        idle = [_idle_for_host(analysis, counts_all=counts_all) for analysis in ranks]
         # Pipeline stages wait for each other by design, which hides nothing that costs time.
         one_program = len(same_stages(held[rank] for rank in analyses)) == 1
         exposed = part([_exposed(analysis) for analysis in ranks])
@@ -150,7 +153,7 @@ class OwnTime(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 COMPUTATION: part([analysis.computation_ns for analysis in ranks]),
                 INPUT: part([analysis.input_ns for analysis in ranks]),
                 # a rank would idle as long if the others came in time
-                HOST: part([_idle_for_host(analysis) for analysis in ranks]) + hidden,
+                HOST: part(idle) + hidden,
             },
             hidden=hidden,
         )
@@ -249,19 +252,29 @@ def over_peers(values: Int64Array) -> NDArray[np.float64]:
     return values - (of_others(low) + of_others(high)) / 2
 
 
-def _idle_for_host(analysis: RankAnalysis) -> Int64Array:
+def _is_mostly_the_hosts(analysis: RankAnalysis) -> bool:
+    """Whether most idle time but input is the host's. Where nothing is known, none is."""
+    cause = analysis.idle
+    if cause is None:
+        return False
+    return cause.host_ns + cause.sync_ns >= cause.comm_wait_ns + cause.unknown_ns
+
+
+def _idle_for_host(analysis: RankAnalysis, *, counts_all: bool) -> Int64Array:
     """Idle time per step that the host is to blame for, ns.
 
-    All that is not input, where most of it is the host's. A host that synchronises and then stalls
-    shows as both causes, and both are its lateness. Where the host itself computes, all of it is
-    but input and waiting for communication.
+    Where the host itself computes, all of it is but input and waiting for communication.
+
+    Args:
+        analysis: Of one rank.
+        counts_all: Whether all that is not input counts: a host that synchronises and then stalls
+            shows as both causes, and both are its lateness.
     """
     idle = np.array([step.idle_ns for step in analysis.steps], dtype=np.int64)
-    cause = analysis.idle
-    if analysis.is_cpu and cause is not None:
+    if analysis.is_cpu and analysis.idle is not None:
         own: Int64Array = np.maximum(idle - analysis.input_ns - analysis.idle_comm_wait_ns, 0)
         return own
-    if cause is None or cause.host_ns + cause.sync_ns < cause.comm_wait_ns + cause.unknown_ns:
+    if analysis.idle is None or not counts_all:
         return analysis.idle_host_ns
     rest: Int64Array = idle - analysis.input_ns
     return rest

@@ -27,7 +27,7 @@ from distprof.sections.context import LaunchBounds, MainLine, Own
 from distprof.sections.idle.launch_bounds import held_by_launches, launch_bounds
 from distprof.sections.idle.measure import IdleCauses
 from distprof.sections.time.measure import Timeline
-from distprof.terms import ActivityKind, IdleCause
+from distprof.terms import ActivityKind, CollectiveKind, IdleCause
 
 __all__ = ["StageLine", "main_line"]
 
@@ -36,6 +36,9 @@ QUEUED_NS = 20_000
 """A collective that starts this soon after another on its stream may have been ready before."""
 
 _CAUSES = {Own.HOST: IdleCause.HOST, Own.INPUT: IdleCause.INPUT, Own.SYNC: IdleCause.SYNC}
+
+
+_REDUCTIONS = (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER, CollectiveKind.REDUCE)
 
 
 class StageLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +86,7 @@ def main_line(
     ended = collectives["is_timed"] & (end > line[0]) & (end <= line[1])
     stretches = clip(timeline.exposed_comm, *line)
     exposed, went_on, blocked = _blocked(asked, end, ended, stretches, lag_ns)
+    exposed &= ~_passed_by(collectives["kind"], asked, went_on, exposed, stretches)
     waits = clip(timeline.message_wait, *line)
     blocked = union(Intervals(*map(np.concatenate, zip(blocked, waits, strict=True))))
     resumed_ns = np.where(exposed, went_on, _end_of_window(end, windows))
@@ -262,6 +266,30 @@ def _blocked(
     exposed[row] = True
     went_on[row] = last[stretch] = stretches.end[stretch]
     return exposed, went_on, Intervals(stretches.start, last)
+
+
+def _passed_by(
+    kind: NDArray[np.int8],
+    asked: Int64Array,
+    end: Int64Array,
+    exposed: NDArray[np.bool_],
+    stretches: Intervals,
+) -> NDArray[np.bool_]:
+    """Reductions that end while the rank waits for another collective, which was asked for before.
+
+    Nothing shows that the rank needed them: gradients are needed at the end of the step.
+    """
+    result = np.zeros(len(end), dtype=np.bool_)
+    rows = np.flatnonzero(exposed)
+    rows = rows[np.argsort(end[rows], kind="stable")]
+    stretch = np.searchsorted(stretches.start, end[rows], side="left")
+    this, other = rows[:-1], rows[1:]
+    order = np.sort(asked)
+    since = np.searchsorted(order, end[this], side="left")
+    until = np.searchsorted(order, end[other], side="right")
+    passed = (stretch[1:] == stretch[:-1]) & (since == until) & (end[this] < end[other])
+    result[this[passed & np.isin(kind[this], _REDUCTIONS)]] = True
+    return result
 
 
 def _noted_late(

@@ -179,3 +179,13 @@ def test_a_collective_that_ends_much_later_was_not_waited_for():
         line = line_of(rank, is_cpu=is_cpu)
         assert line.exposed.tolist() == [False]
         assert line.own_ns[:, Own.OTHER].sum() == 4_000 * US
+
+
+def test_a_reduction_that_ends_while_the_rank_waits_for_another_blocks_nothing():
+    """Both were asked for at 10; only the second one's end lets the rank go on."""
+    rank = RankBuilder().step(0, 0, 50)
+    rank.kernel("gemm", 0, 10).comm("nccl", 10, 20).comm("nccl", 10, 40, stream=21)
+    rank.kernel("gemm", 40, 50)
+    line = line_of(rank)
+    assert line.exposed.tolist() == [False, True]
+    assert line.resume[1] < line.resume[0]
