@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
@@ -175,7 +176,7 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
 
     def shipped_schema(self) -> str:
         """The schema file that comes with the package."""
-        return (Path(__file__).parents[1] / self.schema_file).read_text(encoding="utf-8")
+        return (files("distprof") / self.schema_file).read_text(encoding="utf-8")
 
     def schema_page(self) -> str:
         """The reference page, Markdown: one table per struct, in the order of the document."""

@@ -17,7 +17,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from functools import cache
-from pathlib import Path
+from importlib.resources import files
 from typing import Any
 
 import msgspec
@@ -151,7 +151,7 @@ def parse_bandwidth(text: str) -> float | None:
 
 @cache
 def _shipped() -> Sheet:
-    folder = Path(__file__).parent  # importlib.resources would import zipfile
+    folder = files("distprof.hardware")
     gpus = tomllib.loads((folder / "gpus.toml").read_text("utf-8"))
     links = tomllib.loads((folder / "links.toml").read_text("utf-8"))
     return Sheet(

@@ -11,7 +11,7 @@ import re
 import tomllib
 from collections.abc import Sequence
 from functools import cache, lru_cache
-from pathlib import Path
+from importlib import resources
 
 import msgspec
 import numpy as np
@@ -161,5 +161,5 @@ def _first_match(patterns: _Compiled, name: str) -> Verdict | None:
 @cache
 def shipped_patterns() -> CommunicationConfig:
     """The patterns of ``communication.toml``."""
-    text = Path(__file__).with_name("communication.toml").read_text("utf-8")
+    text = resources.files("distprof.ingest").joinpath("communication.toml").read_text("utf-8")
     return parse_communication(tomllib.loads(text), "communication.toml")

@@ -16,7 +16,8 @@ import difflib
 import tomllib
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path, PurePath
+from importlib.resources import files
+from pathlib import PurePath
 from typing import Any, cast, get_args
 
 from msgspec.structs import replace
@@ -165,7 +166,7 @@ def _preset_values(name: str) -> Mapping[str, Any]:
 
 @cache
 def _presets() -> Mapping[str, Mapping[str, Any]]:
-    return tomllib.loads(Path(__file__).with_name("models.toml").read_text("utf-8"))
+    return tomllib.loads((files("distprof.sections.efficiency") / "models.toml").read_text("utf-8"))
 
 
 # The model that a recorded job trained ------------------------------------------------------------
