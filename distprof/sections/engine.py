@@ -102,17 +102,23 @@ def declared_functions(prefix: str) -> dict[str, Callable[..., Any]]:
         WiringError: If two subjects have a function of the same name.
     """
     found: dict[str, Callable[..., Any]] = {}
-    for subject in pkgutil.iter_modules(sections.__path__, f"{sections.__name__}."):
-        if not subject.ispkg:
-            continue
-        module = import_module(f"{subject.name}.measure")
+    for subject in _subjects():
+        module = import_module(f"{subject}.measure")
         for name, function in vars(module).items():
-            is_own = getattr(function, "__module__", "").startswith(f"{subject.name}.")
-            if not (name.startswith(prefix) and is_own and inspect.isfunction(function)):
+            if not (name.startswith(prefix) and inspect.isfunction(function)):
+                continue
+            if not function.__module__.startswith(f"{subject}."):
                 continue
             if found.setdefault(name.removeprefix(prefix), function) is not function:
                 raise WiringError(f"{module.__name__}.{name}: another subject has a {name}, too")
     return found
+
+
+@cache
+def _subjects() -> tuple[str, ...]:
+    """The package of each subject."""
+    found = pkgutil.iter_modules(sections.__path__, f"{sections.__name__}.")
+    return tuple(subject.name for subject in found if subject.ispkg)
 
 
 @cache

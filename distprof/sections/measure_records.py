@@ -83,10 +83,11 @@ def _measure(job: _Job) -> _OfRank:
 def record_parts() -> Sequence[tuple[Callable[..., Any], Mapping[str, type]]]:
     """What subjects measure in one rank's records: each function, and its parameters' types.
 
-    These are the functions ``measure_…`` of ``RankRecords`` in the subjects' ``measure`` modules.
-    A result is found by its type, so no two functions may return the same one.
+    These are the functions ``measure_…(records: RankRecords)`` in the ``measure`` modules of
+    subjects. A result is found by its type, so no two functions may return the same one.
     """
-    hints = {make: get_type_hints(make) for make in declared_functions(_PREFIX).values()}
+    found = declared_functions(_PREFIX).values()
+    hints = {make: get_type_hints(make) for make in found if "records" in make.__annotations__}
     return [
         (make, {name: need for name, need in kinds.items() if name != "return"})
         for make, kinds in hints.items()

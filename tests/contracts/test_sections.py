@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import pkgutil
 import sys
 import textwrap
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from pkgutil import ModuleInfo
 from typing import Any, get_args, get_type_hints
 
 import msgspec
@@ -19,6 +17,7 @@ import distprof.sections
 from distprof.intervals import Intervals
 from distprof.run.records import RankRecords
 from distprof.run.run import Run
+from distprof.sections import engine
 from distprof.sections import measure_rank as measure_rank_module
 from distprof.sections.base import Result
 from distprof.sections.context import RankAnalysis
@@ -138,11 +137,10 @@ def test_two_subjects_with_the_same_part_are_said(
 ) -> None:
     part = "def rank_width(windows: list) -> int:\n    return len(windows)\n"
     make_section("one", "OneResult", part)
-    found = [ModuleInfo(None, "scratch_one", True), ModuleInfo(None, "scratch_other", True)]  # type: ignore[arg-type]
-    monkeypatch.setattr(pkgutil, "iter_modules", lambda *_: found[:1])
+    monkeypatch.setattr(engine, "_subjects", lambda: ("scratch_one",))
     assert declared_functions("rank_")["width"]([1, 2]) == 2
     make_section("other", "OtherResult", part)
-    monkeypatch.setattr(pkgutil, "iter_modules", lambda *_: found)
+    monkeypatch.setattr(engine, "_subjects", lambda: ("scratch_one", "scratch_other"))
     with pytest.raises(WiringError, match="another subject has a rank_width, too"):
         declared_functions("rank_")
 
