@@ -25,7 +25,7 @@ from distprof.run.tables import ACTIVITY
 from distprof.schema import Coded, Table
 from distprof.sections.measure_rank import capture_window
 from distprof.sections.overlap.measure import rank_overlap
-from distprof.sections.time.measure import timeline_of
+from distprof.sections.time.measure import rank_timeline
 from distprof.terms import ActivityKind
 
 NAMES = tuple(
@@ -92,7 +92,7 @@ def with_distprof(start: np.ndarray, duration: np.ndarray, codes: np.ndarray) ->
             "blocks": np.zeros(len(codes), dtype=np.int32),
         },
     )
-    ratio = rank_overlap(0, capture_window(activity), timeline_of(activity)).overlap_ratio
+    ratio = rank_overlap(0, capture_window(activity), rank_timeline(activity)).overlap_ratio
     return float("nan") if ratio is None else ratio
 
 

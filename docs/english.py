@@ -51,6 +51,8 @@ class Words:
     """Files and folders below them that are not checked."""
     never: tuple[tuple[re.Pattern[str], str], ...]
     """Each phrase with its replacement."""
+    any_of_them: re.Pattern[str]
+    """All phrases at once: most files hold none, and one search shows it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +74,12 @@ def read_words(path: Path = WORDS) -> Words:
     """Read the word list; a space in a phrase matches any white space."""
     values = tomllib.loads(path.read_text(encoding="utf-8"))
     never = tuple((_compiled(phrase), better) for phrase, better in values["never"].items())
-    return Words(paths=tuple(values["paths"]), exclude=tuple(values["exclude"]), never=never)
+    return Words(
+        paths=tuple(values["paths"]),
+        exclude=tuple(values["exclude"]),
+        never=never,
+        any_of_them=_compiled("|".join(values["never"])),
+    )
 
 
 def _compiled(phrase: str) -> re.Pattern[str]:
@@ -98,6 +105,8 @@ def problems_in(path: Path, words: Words) -> list[Problem]:
     for code in (_FENCE, _BACKTICKS, _LINK):
         prose = code.sub(_blank, prose)
     prose = _MUCH_CODE.sub(_CODE, prose)
+    if not words.any_of_them.search(prose):
+        return []
     lines = text.splitlines()
     problems = []
     for phrase, better in words.never:

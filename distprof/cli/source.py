@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distprof.artefacts import REPORT_SCHEMA
 from distprof.errors import InputError, UsageError
 
 if TYPE_CHECKING:
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
 
 __all__ = ["check_comparable", "check_source", "single_source", "summaries_of"]
 
-_HEAD_BYTES = 200
 _MAX_ENTRIES = 10_000
 
 
@@ -44,7 +42,7 @@ def check_source(source: str) -> None:
         InputError: If so; the message suggests similar names, or the command that shows a report.
     """
     _check_path(source, expected="a trace, a folder or glob of traces, or a run directory")
-    _refuse_saved_report(Path(source), source)
+    _refuse_saved_report(source)
 
 
 def check_comparable(source: str) -> None:
@@ -105,15 +103,10 @@ def _refuse_what_cannot_be_read_twice(path: Path, source: str) -> None:
         )
 
 
-def _refuse_saved_report(path: Path, source: str) -> None:
-    try:
-        if not path.is_file():
-            return
-        with path.open("rb") as stream:
-            head = stream.read(_HEAD_BYTES)
-    except (OSError, ValueError):
-        return  # the reader reports what is wrong with it
-    if f'"{REPORT_SCHEMA}"'.encode() in head:
+def _refuse_saved_report(source: str) -> None:
+    from distprof.ingest.recognise import Kind, kind_of
+
+    if kind_of(source) is Kind.REPORT:
         raise InputError(
             source,
             expected="a trace",

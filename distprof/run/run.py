@@ -189,11 +189,6 @@ class CollectiveMatches(msgspec.Struct, frozen=True, kw_only=True):
         """Share of candidates that found their partners; None without candidates."""
         return self.num_matched / self.num_candidates if self.num_candidates else None
 
-    @property
-    def instance_of_member(self) -> Int64Array:
-        """int64, the instance each member belongs to."""
-        return np.repeat(np.arange(self.count, dtype=np.int64), np.diff(self.offsets))
-
     @staticmethod
     def none(notes: tuple[str, ...] = ()) -> CollectiveMatches:
         """No instance at all, as for a single rank."""

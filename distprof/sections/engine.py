@@ -12,6 +12,7 @@ first asked for.
 from __future__ import annotations
 
 import inspect
+import pkgutil
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +23,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import fields
 
+from distprof import sections
 from distprof.artefacts.fabric_file import FabricFile
 from distprof.config import TopologyConfig
 from distprof.costs.trained_model import TrainedModel
@@ -31,7 +33,16 @@ from distprof.sections.base import Result
 from distprof.sections.context import ProbeRecords, RankAnalyses
 from distprof.sections.whatif.plan import Workbench
 
-__all__ = ["Analyzer", "Inputs", "WiringError", "analyzer_of", "in_order", "resolve", "sections_of"]
+__all__ = [
+    "Analyzer",
+    "Inputs",
+    "WiringError",
+    "analyzer_of",
+    "declared_functions",
+    "in_order",
+    "resolve",
+    "sections_of",
+]
 
 _PREFIX = "analyze_"
 
@@ -74,6 +85,40 @@ class Analyzer(msgspec.Struct, frozen=True):
 
     make: Callable[..., Result]
     needs: Mapping[str, Any]
+
+
+def declared_functions(prefix: str) -> dict[str, Callable[..., Any]]:
+    """Functions with this prefix that subjects declare: the ``measure`` module of each has them.
+
+    A subject may keep one in another module of its folder; then ``measure`` imports it.
+
+    Args:
+        prefix: Of the names.
+
+    Returns:
+        The rest of each name to the function.
+
+    Raises:
+        WiringError: If two subjects have a function of the same name.
+    """
+    found: dict[str, Callable[..., Any]] = {}
+    for subject in _subjects():
+        module = import_module(f"{subject}.measure")
+        for name, function in vars(module).items():
+            if not (name.startswith(prefix) and inspect.isfunction(function)):
+                continue
+            if not function.__module__.startswith(f"{subject}."):
+                continue
+            if found.setdefault(name.removeprefix(prefix), function) is not function:
+                raise WiringError(f"{module.__name__}.{name}: another subject has a {name}, too")
+    return found
+
+
+@cache
+def _subjects() -> tuple[str, ...]:
+    """The package of each subject."""
+    found = pkgutil.iter_modules(sections.__path__, f"{sections.__name__}.")
+    return tuple(subject.name for subject in found if subject.ispkg)
 
 
 @cache

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any, get_type_hints
 
 import msgspec
 
 from distprof.intervals import EMPTY, Intervals
-from distprof.run.records import RecordSource
+from distprof.run.records import RankRecords, RecordSource
 from distprof.run.run import Run
 from distprof.sections.context import ProbeRecords
-from distprof.sections.idle.measure import host_pauses, measure_pauses
+from distprof.sections.engine import declared_functions
 from distprof.sections.measure_run import Mapper
-from distprof.sections.memory.measure import measure_memory
-from distprof.sections.moe.routing import measure_routing
-from distprof.sections.step_log.measure import measure_step_log
-from distprof.sections.telemetry.measure import measure_telemetry
 from distprof.units import name_ranks
 
-__all__ = ["measure_records"]
+__all__ = ["measure_records", "record_parts"]
+
+_PREFIX = "measure_"
 
 
 class _OfRank(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,17 +70,29 @@ def measure_records(
 
 def _measure(job: _Job) -> _OfRank:
     records = job.source.load()
+    given = {RankRecords: records, Intervals: job.windows}
     found = (
-        measure_step_log(records),
-        measure_memory(records),
-        measure_telemetry(records, job.windows),
-        measure_routing(records),
-        measure_pauses(records),
-        host_pauses(records),
-        records.settings,
+        make(**{name: given[need] for name, need in needs.items()})
+        for make, needs in record_parts()
     )
     present = tuple(one for one in found if one is not None)
     return _OfRank(rank=records.rank, found=present, notes=records.notes)
+
+
+@cache
+def record_parts() -> Sequence[tuple[Callable[..., Any], Mapping[str, type]]]:
+    """What subjects measure in one rank's records: each function, and its parameters' types.
+
+    These are the functions ``measure_…(records: RankRecords)`` in the ``measure`` modules of
+    subjects. A result is found by its type, so no two functions may return the same one.
+    """
+    found = declared_functions(_PREFIX).values()
+    hints = {make: get_type_hints(make) for make in found if "records" in make.__annotations__}
+    return [
+        (make, {name: need for name, need in kinds.items() if name != "return"})
+        for make, kinds in hints.items()
+        if RankRecords in kinds.values()
+    ]
 
 
 def _folded_notes(ranks: Iterable[_OfRank]) -> list[str]:

@@ -14,18 +14,16 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from distprof.artefacts import REPORT_FILE, REPORT_SCHEMA, RUN_FILE
 from distprof.artefacts.summary_file import SUMMARY_SCHEMA, Fingerprint, StepParts, SummaryFile
 from distprof.errors import DistprofError, InputError
 from distprof.ingest.measurements import fits_measurements, read_measurements
+from distprof.ingest.recognise import Kind, fresh_report_in, kind_of, runs_inside
 from distprof.sections.job.result import JobFault
 from distprof.sections.report import Report
 
 __all__ = ["load_summaries", "open_report", "summarize_report"]
 
 _MAX_BYTES = 1 << 26  # size of a file of summaries
-
-_HEAD_BYTES = 400
 
 
 def load_summaries(sources: Sequence[str | os.PathLike[str]]) -> tuple[SummaryFile, ...]:
@@ -57,53 +55,23 @@ def open_report(source: str | os.PathLike[str]) -> Report:
     from distprof.api import analyze
     from distprof.documents.saved import load_report
 
-    path = Path(source)
-    if path.is_file() and _has_schema(path, REPORT_SCHEMA):
-        return load_report(path)
-    if _has_fresh_report(path):
+    if kind_of(os.fspath(source)) is Kind.REPORT:
+        return load_report(source)
+    fresh = fresh_report_in(os.fspath(source))
+    if fresh is not None:
         try:
-            return load_report(path)
+            return load_report(fresh)
         except DistprofError:  # of another version: analyse the run itself
             return analyze(source)
     return analyze(source)
 
 
 def _summaries_of(source: str) -> list[SummaryFile]:
-    from distprof.verbs.summaries import summarize_report
-
-    path = Path(source)
-    if path.is_file() and _has_schema(path, SUMMARY_SCHEMA):
-        return _read_summaries(path)
-    if path.is_file() and fits_measurements(source):
+    if kind_of(source) is Kind.SUMMARIES:
+        return _read_summaries(Path(source))
+    if Path(source).is_file() and fits_measurements(source):
         return list(read_measurements(source))
-    return [summarize_report(open_report(run)) for run in _runs_inside(path) or [source]]
-
-
-def _runs_inside(path: Path) -> Sequence[str | Path]:
-    """Run directories, by name, in a folder that is not a run directory itself."""
-    try:
-        if not path.is_dir() or (path / RUN_FILE).exists():
-            return []
-        return [inner for inner in sorted(path.iterdir()) if (inner / RUN_FILE).is_file()]
-    except OSError:
-        return []
-
-
-def _has_fresh_report(path: Path) -> bool:
-    """Whether a run directory holds a report written after the run ended."""
-    report, run = path / REPORT_FILE, path / RUN_FILE
-    try:
-        return report.is_file() and report.stat().st_mtime_ns >= run.stat().st_mtime_ns
-    except (OSError, ValueError):
-        return False
-
-
-def _has_schema(path: Path, schema: str) -> bool:
-    try:
-        with path.open("rb") as stream:
-            return f'"{schema}"'.encode() in stream.read(_HEAD_BYTES)
-    except (OSError, ValueError):
-        return False
+    return [summarize_report(open_report(run)) for run in (*runs_inside(source),) or (source,)]
 
 
 def _read_summaries(path: Path) -> list[SummaryFile]:

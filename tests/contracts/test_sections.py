@@ -8,24 +8,34 @@ import textwrap
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 import pytest
 
 import distprof.sections
+from distprof.intervals import Intervals
+from distprof.run.records import RankRecords
 from distprof.run.run import Run
+from distprof.sections import engine
+from distprof.sections import measure_rank as measure_rank_module
 from distprof.sections.base import Result
+from distprof.sections.context import RankAnalysis
 from distprof.sections.engine import (
     Inputs,
     WiringError,
     analyzer_of,
+    declared_functions,
     in_order,
     resolve,
     sections_of,
 )
+from distprof.sections.measure_rank import _given, measure_rank, rank_parts
+from distprof.sections.measure_records import record_parts
+from distprof.sections.overlap.result import RankOverlap
 from distprof.sections.report import Report
-from tests.builders import make_run
+from tests.builders import RankBuilder, make_run
+from tests.sections.measured import context_of
 
 SECTIONS = sections_of(Report)
 PART_OF_A_RANK = {"input"}
@@ -64,6 +74,75 @@ def test_every_folder_of_a_section_has_its_rooms() -> None:
     for folder in folders - PART_OF_A_RANK:
         assert (root / folder / "result.py").exists(), folder
         assert (root / folder / "measure.py").exists(), folder
+
+
+# What is measured on one rank alone ---------------------------------------------------------------
+
+GIVEN = set(_given(RankBuilder().tables(), context_of(RankBuilder())))
+OF_A_RANK = get_type_hints(RankAnalysis)
+ITS_TYPE = {name: get_type_hints(make)["return"] for name, make in rank_parts().items()}
+
+
+@pytest.mark.parametrize("name", sorted(OF_A_RANK.keys() - GIVEN))
+def test_each_field_of_a_rank_is_made_by_one_subject(name: str) -> None:
+    assert ITS_TYPE[name] in (OF_A_RANK[name], *get_args(OF_A_RANK[name]))
+
+
+@pytest.mark.parametrize("name", rank_parts())
+def test_what_is_measured_on_a_rank_asks_for_what_there_is(name: str) -> None:
+    needs = get_type_hints(rank_parts()[name])
+    del needs["return"]
+    assert needs.keys() <= GIVEN | ITS_TYPE.keys()
+    for need in needs.keys() - GIVEN:
+        assert ITS_TYPE[need] == needs[need], need
+
+
+def test_no_part_of_a_rank_is_made_for_nothing() -> None:
+    asked = {need for make in rank_parts().values() for need in get_type_hints(make)}
+    assert rank_parts().keys() <= OF_A_RANK.keys() | asked
+
+
+def test_a_part_that_nobody_makes_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = RankBuilder()
+    without = {name: make for name, make in rank_parts().items() if name != "timeline"}
+    monkeypatch.setattr(measure_rank_module, "rank_parts", lambda: without)
+    with pytest.raises(WiringError, match="rank_timeline to make timeline for steps"):
+        measure_rank(rank.tables(), context_of(rank))
+
+
+def test_parts_that_need_each_other_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rank_timeline(overlap: RankOverlap) -> None:
+        raise AssertionError(overlap)
+
+    parts = {**rank_parts(), "timeline": rank_timeline}
+    monkeypatch.setattr(measure_rank_module, "rank_parts", lambda: parts)
+    rank = RankBuilder()
+    with pytest.raises(WiringError, match="to make timeline for overlap for timeline for steps"):
+        measure_rank(rank.tables(), context_of(rank))
+
+
+def test_measurements_of_records_differ_in_type() -> None:
+    """They are found by it."""
+    kinds = [get_type_hints(make)["return"] for make, _ in record_parts()]
+    assert len(kinds) >= 7
+    assert len(set(kinds)) == len(kinds)
+    assert {need for _, needs in record_parts() for need in needs.values()} <= {
+        RankRecords,
+        Intervals,
+    }
+
+
+def test_two_subjects_with_the_same_part_are_said(
+    make_section: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    part = "def rank_width(windows: list) -> int:\n    return len(windows)\n"
+    make_section("one", "OneResult", part)
+    monkeypatch.setattr(engine, "_subjects", lambda: ("scratch_one",))
+    assert declared_functions("rank_")["width"]([1, 2]) == 2
+    make_section("other", "OtherResult", part)
+    monkeypatch.setattr(engine, "_subjects", lambda: ("scratch_one", "scratch_other"))
+    with pytest.raises(WiringError, match="another subject has a rank_width, too"):
+        declared_functions("rank_")
 
 
 # A section that somebody adds ---------------------------------------------------------------------

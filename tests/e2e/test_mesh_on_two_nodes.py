@@ -15,6 +15,7 @@ pytestmark = [
     pytest.mark.skipif(bool(REASON), reason=f"nodes cannot be emulated here: {REASON}"),
 ]
 MESH = ("--pp", "1", "--fsdp", "2", "--tp", "2", "--micro-batches", "1", "--layers", "2")
+SMALL = ("--batch", "1", "--sequence", "32")
 NODES = ("--emulate-nodes", "2", "--ranks", "2", "--fault", "slow-link=200:1")
 STEPS = ("--steps", "6", "--profile-steps", "3", "--profile-warmup", "2")
 PLACEMENT = {"COM108", "COM109", "NET106", "NET107", "NET108", "NET109", "NET110"}
@@ -29,7 +30,7 @@ def nodes_each(job: Job) -> dict[str, int]:
 
 
 def test_tensor_parallelism_outside_is_one_finding_with_its_cost(run_once: RunOnce) -> None:
-    job = run_once("3d", *MESH, "--order", "pp,dp,tp,fsdp", *NODES, *STEPS)
+    job = run_once("3d", *MESH, "--order", "pp,dp,tp,fsdp", *NODES, *STEPS, *SMALL)
     assert job.exit_code == 0, job.stderr
     assert nodes_each(job) == {"tp": 2, "dp_shard": 1, "world": 2}
     (finding,) = of_placement(job)
@@ -40,7 +41,7 @@ def test_tensor_parallelism_outside_is_one_finding_with_its_cost(run_once: RunOn
 
 
 def test_tensor_parallelism_inside_is_none(run_once: RunOnce) -> None:
-    job = run_once("3d", *MESH, *NODES, *STEPS)
+    job = run_once("3d", *MESH, *NODES, *STEPS, *SMALL)
     assert job.exit_code == 0, job.stderr
     assert nodes_each(job) == {"tp": 1, "dp_shard": 2, "world": 2}
     assert of_placement(job) == []

@@ -11,8 +11,11 @@ from tests.e2e.jobs import RunOnce
 pytestmark = pytest.mark.distributed
 
 
+COMMAND = ("ddp", "--ranks", "2", "--layers", "2", "--batch", "1", "--sequence", "32")
+
+
 def test_a_run_ends_in_its_report(run_cold: RunOnce) -> None:
-    job = run_cold("ddp", "--ranks", "2")
+    job = run_cold(*COMMAND)
     assert job.exit_code == 0, job.stderr
     assert job.run is not None
     assert (job.run.outcome, job.run.failure, job.run.world_size) == ("completed", None, 2)
@@ -23,18 +26,18 @@ def test_a_run_ends_in_its_report(run_cold: RunOnce) -> None:
 
 
 def test_the_last_line_says_where_everything_is(run_cold: RunOnce) -> None:
-    job = run_cold("ddp", "--ranks", "2")
+    job = run_cold(*COMMAND)
     last = job.stderr.splitlines()[-1]
     assert job.dir.name in last
     assert "distprof report" in last
 
 
 def test_stderr_is_short_where_it_is_no_terminal(run_cold: RunOnce) -> None:
-    assert len(run_cold("ddp", "--ranks", "2").stderr.splitlines()) == 2
+    assert len(run_cold(*COMMAND).stderr.splitlines()) == 2
 
 
 def test_the_whole_configuration_stands_in_run_json(run_cold: RunOnce) -> None:
-    run = run_cold("ddp", "--ranks", "2").run
+    run = run_cold(*COMMAND).run
     assert run is not None
     assert run.config["training"]["steps"] == 8
     assert run.config["training"]["device"] == "cpu"
@@ -46,7 +49,7 @@ def test_the_whole_configuration_stands_in_run_json(run_cold: RunOnce) -> None:
 
 
 def test_each_rank_keeps_what_it_recorded(run_cold: RunOnce) -> None:
-    job = run_cold("ddp", "--ranks", "2")
+    job = run_cold(*COMMAND)
     for rank in ("rank00000", "rank00001"):
         lines = (job.dir / rank / "steps.jsonl").read_text().splitlines()
         assert [json.loads(line).get("step") for line in lines] == [None, *range(8)]

@@ -8,7 +8,10 @@ from tests.e2e.jobs import RunOnce
 from tests.e2e.workload_cases import CASES, Case
 
 pytestmark = pytest.mark.distributed
-SMALL = ("--ranks", "2", "--steps", "8", "--sequence", "32", "--batch", "2", "--profile-steps", "3")
+SMALL = (
+    *("--ranks", "2", "--steps", "6", "--profile-steps", "3", "--profile-warmup", "2"),
+    *("--sequence", "32", "--batch", "1", "--hidden", "64", "--ffn", "128", "--vocabulary", "128"),
+)
 PASSES = {"FSDP (ZeRO-3)": 2.0, "FSDP (ZeRO-2)": 1.0, "HSDP (ZeRO-3)": 2.0}
 """In which a micro-batch gathers all weights."""
 

@@ -132,7 +132,7 @@ CASES = [
         "2",
         *EXPERTS,
     ),
-    _case("3d", 8, "PP 2 × FSDP 2 × TP 2"),
+    _case("3d", 8, "PP 2 × FSDP 2 × TP 2", *ACCUMULATED),
 ]
 ALL = {case.name: case for case in CASES}
 

@@ -430,7 +430,7 @@ def test_windows_up_to_ten_collectives_apart_are_paired_as_they_ran(seed):
 
 @pytest.mark.parametrize("num_steps", [7, 40])
 @pytest.mark.parametrize("noise", [0.0, 0.004, 0.02])
-@pytest.mark.parametrize("seed", drawn(range(5), always=2))
+@pytest.mark.parametrize("seed", drawn(range(5), always=1))
 def test_steps_too_alike_to_tell_apart_are_never_paired_wrongly(seed, noise, num_steps):
     """The fewer or the more regular the steps, the more stays open; what is joined is right."""
     rng = np.random.default_rng(seed)

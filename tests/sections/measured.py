@@ -32,6 +32,20 @@ def measured(
     ``wait_end`` and ``axis`` have one entry per collective, in order of start.
     """
     tables = rank if isinstance(rank, RankTables) else rank.tables()
+    context = context_of(rank, windows=windows, wait_end=wait_end, axis=axis, is_cpu=is_cpu)
+    return measure_rank(tables, context)
+
+
+def context_of(
+    rank: RankBuilder | RankTables,
+    *,
+    windows: Sequence[tuple[int, int]] | None = None,
+    wait_end: Sequence[int] | None = None,
+    axis: Sequence[str] | None = None,
+    is_cpu: bool = False,
+) -> RankContext:
+    """What :func:`measured` measures with."""
+    tables = rank if isinstance(rank, RankTables) else rank.tables()
     rows = len(tables.collectives)
     if windows is not None:
         spans = Intervals.of(*windows)
@@ -41,7 +55,7 @@ def measured(
         spans = capture_window(tables.activity)
     labels = list(axis or ["world"] * rows)
     names = tuple(sorted(set(labels)))
-    context = RankContext(
+    return RankContext(
         rank=0 if isinstance(rank, RankTables) else rank.number,
         steps=np.arange(spans.size, dtype=np.int64),
         windows=spans,
@@ -51,7 +65,6 @@ def measured(
         is_cpu=is_cpu,
         is_capture=windows is None and not len(tables.steps),
     )
-    return measure_rank(tables, context)
 
 
 class Measured:

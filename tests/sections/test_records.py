@@ -13,7 +13,7 @@ from distprof.ingest.assemble import assemble_run
 from distprof.ingest.job.rank_folder import RankFolder
 from distprof.ingest.job.run_directory import open_run_directory
 from distprof.sections.context import RankAnalyses
-from distprof.sections.idle.measure import host_pauses, measure_pauses
+from distprof.sections.idle.measure import measure_host_pauses, measure_pauses
 from distprof.sections.job.result import NO_RUN_DIRECTORY
 from distprof.sections.measure_records import measure_records
 from distprof.sections.memory.measure import analyze_memory, measure_memory
@@ -280,13 +280,13 @@ def test_pauses_are_means_over_steps_without_the_first(job):
     row = measure_pauses(records_of(job))
     assert (row.gc_ns_per_step, row.num_gc, row.longest_gc_ns) == (4 * MS, 2, 6 * MS)
     assert (row.input_ns_per_step, row.longest_input_ns) == (MS, 2 * MS)
-    assert host_pauses(records_of(job)).gc_ns == {0: 30 * MS, 1: 10 * MS}
+    assert measure_host_pauses(records_of(job)).gc_ns == {0: 30 * MS, 1: 10 * MS}
 
 
 def test_pauses_that_were_not_watched_are_unknown(job):
     job.steps(0, [10, 10])
     assert measure_pauses(records_of(job)) is None
-    assert host_pauses(records_of(job)).gc_ns is None
+    assert measure_host_pauses(records_of(job)).gc_ns is None
 
 
 # All together ------------------------------------------------------------------------------------
@@ -344,5 +344,5 @@ def test_waiting_for_a_cpu_is_a_mean_of_usual_steps(job):
     ]
     job.lines(0, STEPS_FILE, records).pauses(0, pause("gc", 1, 2, 1))
     assert measure_pauses(records_of(job)).run_queue_ns_per_step == (2 + 4 + 10 + 0) * MS // 4
-    by_step = host_pauses(records_of(job)).run_queue_ns
+    by_step = measure_host_pauses(records_of(job)).run_queue_ns
     assert by_step == {1: 2 * MS, 2: 4 * MS, 3: 80 * MS, 4: 10 * MS, 5: 0}

@@ -64,11 +64,12 @@ def table(schema: TableSchema, rows: Sequence[dict[str, Any]]) -> Table:
     """A table from one mapping per row."""
     columns: dict[str, Any] = {}
     for column in schema:
-        values = [{"is_timed": True, **row}[column.name] for row in rows]
+        name = column.name
+        values = [row.get(name, True) if name == "is_timed" else row[name] for row in rows]
         if column.dtype == "category":
-            columns[column.name] = Coded.encode(values)
+            columns[name] = Coded.encode(values)
         else:
-            columns[column.name] = np.array(values, dtype=column.dtype)
+            columns[name] = np.array(values, dtype=column.dtype)
     return Table(schema, columns)
 
 

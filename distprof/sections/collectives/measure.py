@@ -23,13 +23,34 @@ from distprof.run.run import Rank, Run
 from distprof.run.topology import ProcessGroup, Topology
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
-from distprof.sections.collectives.trains import collective_trains
+from distprof.sections.collectives.rows import (
+    rank_collective_step,
+    rank_exposed_ns,
+    rank_exposed_rows,
+    rank_exposed_wait_ns,
+    rank_row_among_kernels,
+    rank_row_begins_beside,
+    rank_row_hidden_ns,
+)
+from distprof.sections.collectives.trains import collective_trains, rank_trains
 from distprof.sections.context import RankAnalyses, RankAnalysis
 from distprof.sections.matched import Members, RowIndex, median_by_code, segment_median
 from distprof.terms import CollectiveKind
 from distprof.units import NS_PER_S, format_bytes
 
-__all__ = ["MAX_SIZES", "analyze_collectives", "with_expectations"]
+__all__ = [
+    "MAX_SIZES",
+    "analyze_collectives",
+    "rank_collective_step",
+    "rank_exposed_ns",
+    "rank_exposed_rows",
+    "rank_exposed_wait_ns",
+    "rank_row_among_kernels",
+    "rank_row_begins_beside",
+    "rank_row_hidden_ns",
+    "rank_trains",
+    "with_expectations",
+]
 
 MAX_SIZES = 32
 """Above this number of sizes for one kind in one group, sizes are folded into powers of two."""

@@ -16,9 +16,10 @@ from distprof.run.tables import intervals_of
 from distprof.schema import Int64Array, Table
 from distprof.sections.collectives.result import CollectiveTrain
 from distprof.sections.context import RankTrain
+from distprof.sections.time.measure import Timeline
 from distprof.terms import CollectiveKind
 
-__all__ = ["collective_trains", "measure_trains"]
+__all__ = ["collective_trains", "rank_trains"]
 
 MIN_CARS = 20
 """Shorter trains are a few buckets or metrics."""
@@ -32,23 +33,26 @@ MOST_GAP = 3
 _KINDS = (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER)
 
 
-def measure_trains(
-    collectives: Table, step: Int64Array, computation: Intervals
+def rank_trains(
+    collectives: Table, collective_step: Int64Array, timeline: Timeline, is_cpu: bool
 ) -> tuple[RankTrain, ...]:
-    """Trains of one rank, of each kind and group.
+    """Trains of one rank, of each kind and group; none on a CPU.
 
     Args:
         collectives: COLLECTIVES table.
-        step: Index of the analysed window of each row; negative outside.
-        computation: Computation of the rank, disjoint.
+        collective_step: Index of the analysed window of each row; negative outside.
+        timeline: For the computation of the rank.
+        is_cpu: Whether the CPU did the work.
     """
+    if is_cpu:
+        return ()
     kinds, groups = collectives["kind"], collectives.coded("group").codes
-    chosen = np.isin(kinds, _KINDS) & (step >= 0) & collectives["is_timed"]
+    chosen = np.isin(kinds, _KINDS) & (collective_step >= 0) & collectives["is_timed"]
     found = []
     for kind, group in np.unique(np.stack((kinds[chosen], groups[chosen])), axis=1).T.tolist():
         rows = np.flatnonzero(chosen & (kinds == kind) & (groups == group))
         rows = rows[np.argsort(collectives["start_ns"][rows], kind="stable")]
-        found += _trains_of(collectives, rows, step, computation, kind)
+        found += _trains_of(collectives, rows, collective_step, timeline.computation, kind)
     return tuple(found)
 
 

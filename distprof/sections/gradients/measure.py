@@ -19,8 +19,9 @@ from distprof.run.topology import Topology
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.context import RankAnalyses, RankAnalysis, RankGradients
 from distprof.sections.gradients.result import GradientGroup, GradientsResult
+from distprof.sections.gradients.traffic import rank_gradients
 
-__all__ = ["analyze_gradients", "needless_rows", "unhidden_rows"]
+__all__ = ["analyze_gradients", "needless_rows", "rank_gradients", "unhidden_rows"]
 
 _NO_REDUCTION = (
     "DistributedDataParallel is used, but no all-reduce of floating-point numbers with its size "

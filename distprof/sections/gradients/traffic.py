@@ -19,13 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.intervals import EMPTY, Intervals, covered, subtract, union
-from distprof.run.tables import NO_THREAD, Launches, RankTables, intervals_of, join_launches
+from distprof.run.tables import NO_THREAD, RankTables, intervals_of, join_launches
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.context import RankContext, RankGradients
+from distprof.sections.idle.measure import IdleCauses
 from distprof.sections.time.measure import Timeline
 from distprof.terms import ActivityKind, CollectiveKind, MeshAxis
 
-__all__ = ["DDP_FORWARD", "SEARCH", "SMALL_BYTES", "gradient_traffic"]
+__all__ = ["DDP_FORWARD", "SEARCH", "SMALL_BYTES", "rank_gradients"]
 
 DDP_FORWARD = "DistributedDataParallel.forward"
 SEARCH = "torch.distributed.ddp.reducer::search_unused_parameters"
@@ -41,12 +42,14 @@ _OTHER_AXES = (MeshAxis.TP, MeshAxis.PP)
 """Ranks of other axes may be replicas of each other, for all weights or for all but experts."""
 
 
-def gradient_traffic(
+def rank_gradients(
     tables: RankTables,
     context: RankContext,
     timeline: Timeline,
-    launches: Launches | None,
-    rows: tuple[Int64Array, Int64Array, Int64Array],
+    causes: IdleCauses | None,
+    collective_step: Int64Array,
+    exposed_ns: Int64Array,
+    exposed_wait_ns: Int64Array,
 ) -> RankGradients | None:
     """The reductions of one rank inside its windows.
 
@@ -54,8 +57,10 @@ def gradient_traffic(
         tables: The rank's tables.
         context: Its windows, axes and waits.
         timeline: For its computation.
-        launches: The launch of each activity, None without host rows.
-        rows: Of each row of COLLECTIVES its window, its exposed time and its exposed wait.
+        causes: For the launch of each activity; None without host rows.
+        collective_step: For each row of COLLECTIVES its window.
+        exposed_ns: For each, its exposed time.
+        exposed_wait_ns: For each, that of its wait.
 
     Returns:
         None where nothing marks DDP, or no collective was recorded.
@@ -65,7 +70,7 @@ def gradient_traffic(
         return None
     updates = _marked(tables.host, UPDATE).start
     asked, segment = _segments(tables.collectives, forwards, updates)
-    window, exposed, waits = rows
+    window, exposed, waits = collective_step, exposed_ns, exposed_wait_ns
     chosen = _carry_gradients(tables.collectives, context, asked, forwards, segment)
     picked = np.flatnonzero(chosen & (window >= 0) & (segment >= 0))
     search, search_exposed = _search(tables, context, timeline, segment, exposed)
@@ -77,7 +82,7 @@ def gradient_traffic(
     ready = asked if context.is_cpu else start
     number = segment[picked][first]
     updated = _update_of(forwards, updates)
-    begin = _backward_begins(tables, context, forwards, launches, picked)[number]
+    begin = _backward_begins(tables, context, forwards, causes, picked)[number]
     size = tables.collectives["bytes"]
     wait = np.maximum(waits, 0)
     computed = timeline.computation
@@ -171,7 +176,7 @@ def _backward_begins(
     tables: RankTables,
     context: RankContext,
     forwards: Intervals,
-    launches: Launches | None,
+    causes: IdleCauses | None,
     picked: NDArray[np.intp],
 ) -> Int64Array:
     """When backward begins to compute after each forward; ABSENT where no launch is on record.
@@ -182,8 +187,9 @@ def _backward_begins(
     if context.is_cpu:
         return forwards.end
     result = np.full(forwards.size, ABSENT, dtype=np.int64)
-    if launches is None:
+    if causes is None:
         return result
+    launches = causes.launches
     asking = join_launches(tables.collectives["correlation"][picked], tables.host).thread
     computes = (tables.activity["kind"] == ActivityKind.COMPUTATION) & launches.known
     rows = np.flatnonzero(computes & np.isin(launches.thread, np.setdiff1d(asking, NO_THREAD)))

@@ -30,7 +30,8 @@ from distprof.sections.idle.gaps import (
 )
 from distprof.sections.idle.result import IdleResult, PausesResult, RankIdle, RankPauses, SyncCall
 from distprof.sections.time.measure import Timeline
-from distprof.terms import IdleCause
+from distprof.sections.time.result import StepBreakdown
+from distprof.terms import ActivityKind, IdleCause
 from distprof.units import name_ranks
 
 __all__ = [
@@ -40,9 +41,14 @@ __all__ = [
     "IdleCauses",
     "analyze_idle",
     "analyze_pauses",
-    "attribute_idle",
-    "host_pauses",
+    "measure_host_pauses",
     "measure_pauses",
+    "rank_causes",
+    "rank_idle",
+    "rank_idle_comm_wait_ns",
+    "rank_idle_host_ns",
+    "rank_input_ns",
+    "rank_sync_calls",
 ]
 
 MAX_STEPS = 4_096
@@ -101,7 +107,7 @@ def _mean_in_queue(log: Table) -> int | None:
     return round(float(waited[usual].mean()))
 
 
-def host_pauses(records: RankRecords) -> HostPauses:
+def measure_host_pauses(records: RankRecords) -> HostPauses:
     """Pauses of the last steps, each step separately."""
     pauses, phases = records.pauses, records.phases
     watched = len(pauses) > 0 or "pauses" in records.about
@@ -253,7 +259,7 @@ class IdleCauses(msgspec.Struct, frozen=True, kw_only=True):
     released_ns: Int64Array
 
 
-def attribute_idle(tables: RankTables, timeline: Timeline, windows: Intervals) -> IdleCauses:
+def rank_causes(tables: RankTables, timeline: Timeline, windows: Intervals) -> IdleCauses | None:
     """Attribute one rank's idle time to causes: an exact partition of every gap.
 
     A *gap* ``[g0, g1)`` is a longest stretch in which the device neither computes, communicates nor
@@ -280,10 +286,12 @@ def attribute_idle(tables: RankTables, timeline: Timeline, windows: Intervals) -
     the CPU (:data:`WAIT_CALLS`) counts as *comm_wait*.
 
     Args:
-        tables: The rank's tables, with host rows.
+        tables: The rank's tables; without host rows no cause is known.
         timeline: The sets of its activities.
         windows: The analysed windows; only the figures of synchronising calls depend on them.
     """
+    if not tables.has_host:
+        return None
     launches = join_launches(tables.activity["correlation"], tables.host)
     gaps = find_gaps(tables.activity, timeline, launches, windows)
     input_part = _input_part(tables.host, gaps)
@@ -311,6 +319,64 @@ def attribute_idle(tables: RankTables, timeline: Timeline, windows: Intervals) -
         sync_calls=sync_stats(calls, inside, blame.call, sync_ns),
         launches=launches,
         released_ns=_released(calls),
+    )
+
+
+def rank_sync_calls(causes: IdleCauses | None) -> tuple[SyncStats, ...]:
+    """Synchronising calls inside the windows."""
+    return causes.sync_calls if causes else ()
+
+
+def rank_input_ns(windows: Intervals, causes: IdleCauses | None) -> Int64Array:
+    """Idle time in each window that input causes."""
+    return _per_window(windows, causes, IdleCause.INPUT)
+
+
+def rank_idle_host_ns(windows: Intervals, causes: IdleCauses | None) -> Int64Array:
+    """Idle time in each window that the CPU causes."""
+    return _per_window(windows, causes, IdleCause.HOST)
+
+
+def rank_idle_comm_wait_ns(windows: Intervals, causes: IdleCauses | None) -> Int64Array:
+    """Idle time in each window that waiting for communication causes."""
+    return _per_window(windows, causes, IdleCause.COMM_WAIT)
+
+
+def _per_window(windows: Intervals, causes: IdleCauses | None, cause: IdleCause) -> Int64Array:
+    return covered(windows, causes.causes[cause] if causes else EMPTY)
+
+
+def rank_idle(
+    rank: int,
+    steps: tuple[StepBreakdown, ...],
+    windows: Intervals,
+    causes: IdleCauses | None,
+    activity: Table,
+    inside: NDArray[np.bool_],
+) -> RankIdle | None:
+    """Causes as totals; what no cause explains is unknown, so that they add up."""
+    if causes is None:
+        return None
+    idle_ns = sum(step.idle_ns for step in steps)
+    ns = {cause: int(_per_window(windows, causes, cause).sum()) for cause in causes.causes}
+    is_kernel = inside & np.isin(
+        activity["kind"], (ActivityKind.COMPUTATION, ActivityKind.COMMUNICATION)
+    )
+    duration = (activity["end_ns"] - activity["start_ns"])[is_kernel]
+    launched = is_kernel & causes.launched
+    late = int((launched & causes.late).sum())
+    return RankIdle(
+        rank=rank,
+        idle_ns=idle_ns,
+        input_ns=ns[IdleCause.INPUT],
+        sync_ns=ns[IdleCause.SYNC],
+        host_ns=ns[IdleCause.HOST],
+        comm_wait_ns=ns[IdleCause.COMM_WAIT],
+        unknown_ns=idle_ns - sum(ns.values()),
+        within_launch_ns=int(covered(windows, causes.within_launch).sum()),
+        num_kernels=len(duration),
+        median_kernel_ns=int(np.median(duration)) if len(duration) else None,
+        late_launch_ratio=late / int(launched.sum()) if launched.any() else None,
     )
 
 

@@ -13,7 +13,7 @@ from distprof.schema import Table
 from distprof.sections.context import RankInput
 from distprof.sections.time.measure import Timeline
 
-__all__ = ["measure_input"]
+__all__ = ["rank_input"]
 
 OWN_LOADS = re.compile(r"^enumerate\(DataLoader\)#_SingleProcessDataLoaderIter\.__next__$")
 """Ranges in which the training thread creates the batch itself; source: torch's dataloader.py."""
@@ -25,7 +25,7 @@ PAGEABLE_COPIES = re.compile(r"^Memcpy HtoD \(Pageable -> Device\)$")
 """Copies, as CUPTI names them; traces of AMD GPUs do not separate kinds of CPU memory."""
 
 
-def measure_input(tables: RankTables, windows: Intervals, timeline: Timeline) -> RankInput:
+def rank_input(tables: RankTables, windows: Intervals, timeline: Timeline) -> RankInput:
     """Loads and copies that touch the windows.
 
     Args:

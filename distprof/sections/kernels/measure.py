@@ -16,7 +16,7 @@ from distprof.sections.context import KernelStats, KernelSteps, RankAnalyses, Ra
 from distprof.sections.kernels.result import CategoryTime, KernelRow, KernelsResult, RankSpeed
 from distprof.terms import ActivityKind
 
-__all__ = ["analyze_kernels", "kernel_stats", "kernel_steps"]
+__all__ = ["analyze_kernels", "rank_inside", "rank_kernel_steps", "rank_kernels"]
 
 TABLE_LIMIT = 200
 
@@ -198,7 +198,17 @@ def _label(kind: int) -> str:
 _NUM_KINDS = len(ActivityKind)
 
 
-def kernel_stats(activity: Table, inside: NDArray[np.bool_]) -> tuple[KernelStats, ...]:
+def rank_inside(activity: Table, windows: Intervals) -> NDArray[np.bool_]:
+    """Mask of the activities that start inside a window."""
+    start = activity["start_ns"]
+    if windows.size == 0:
+        return np.zeros(len(start), dtype=np.bool_)
+    at = np.searchsorted(windows.start, start, side="right") - 1
+    result: NDArray[np.bool_] = (at >= 0) & (start < windows.end[np.maximum(at, 0)])
+    return result
+
+
+def rank_kernels(activity: Table, inside: NDArray[np.bool_]) -> tuple[KernelStats, ...]:
     """Count, total and median duration of each kernel, copy or operator name, longest first.
 
     Args:
@@ -246,7 +256,7 @@ _MOST_NAMES = 64
 """Kernels that are compared step by step: the longest, which make nearly all of the time."""
 
 
-def kernel_steps(activity: Table, windows: Intervals) -> KernelSteps:
+def rank_kernel_steps(activity: Table, windows: Intervals) -> KernelSteps:
     """Number, time and quartiles of the longest computation kernels in each window.
 
     Args:

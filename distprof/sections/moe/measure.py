@@ -25,9 +25,9 @@ from distprof.sections.moe.load import (
     row_of_experts,
 )
 from distprof.sections.moe.result import MoeLayer, MoePlacement, MoeResult
-from distprof.sections.moe.routing import Routing, combine_routing, layer_of_counts
+from distprof.sections.moe.routing import Routing, combine_routing, layer_of_counts, measure_routing
 
-__all__ = ["analyze_moe", "with_exchanges"]
+__all__ = ["analyze_moe", "measure_routing", "with_exchanges"]
 
 EXPERT_COUNTS = "expert counts"
 

@@ -14,7 +14,7 @@ from distprof.sections.context import RankAnalyses
 from distprof.sections.overlap.result import AxisOverlap, OverlapResult, RankOverlap
 from distprof.sections.time.measure import Timeline
 
-__all__ = ["analyze_overlap", "overlap_by_axis", "rank_overlap"]
+__all__ = ["analyze_overlap", "rank_axes", "rank_overlap"]
 
 
 def rank_overlap(rank: int, windows: Intervals, timeline: Timeline) -> RankOverlap:
@@ -35,13 +35,13 @@ def rank_overlap(rank: int, windows: Intervals, timeline: Timeline) -> RankOverl
     )
 
 
-def overlap_by_axis(
+def rank_axes(
     rank: int,
     windows: Intervals,
     timeline: Timeline,
     collectives: Table,
-    axis: NDArray[np.int32],
-    axis_names: Sequence[str],
+    row_axis: NDArray[np.int32],
+    row_axis_names: Sequence[str],
 ) -> tuple[AxisOverlap, ...]:
     """Overlap of each axis's communication with all computation of the rank.
 
@@ -50,12 +50,12 @@ def overlap_by_axis(
         windows: The analysed windows.
         timeline: The rank's sets.
         collectives: COLLECTIVES table.
-        axis: For each of its rows, index into ``axis_names``.
-        axis_names: Mesh axes or group descriptions.
+        row_axis: For each of its rows, index into ``row_axis_names``.
+        row_axis_names: Mesh axes or group descriptions.
     """
     return tuple(
-        _axis_overlap(rank, axis_names[index], windows, timeline, rows)
-        for index, rows in _rows_by_axis(collectives, axis)
+        _axis_overlap(rank, row_axis_names[index], windows, timeline, rows)
+        for index, rows in _rows_by_axis(collectives, row_axis)
     )
 
 

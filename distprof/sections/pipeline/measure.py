@@ -24,11 +24,25 @@ from distprof.sections.pipeline.result import (
     PipelineRank,
     PipelineResult,
 )
-from distprof.sections.pipeline.slots import UNKNOWN_STAGE
+from distprof.sections.pipeline.slots import (
+    UNKNOWN_STAGE,
+    rank_message_wait_ns,
+    rank_messages,
+    rank_slots,
+    rank_stages,
+)
 from distprof.sections.pipeline.sources import groups_from_messages, pipelines_of_log
 from distprof.terms import MeshAxis
 
-__all__ = ["analyze_pipeline", "are_comparable", "pipelines_of"]
+__all__ = [
+    "analyze_pipeline",
+    "are_comparable",
+    "pipelines_of",
+    "rank_message_wait_ns",
+    "rank_messages",
+    "rank_slots",
+    "rank_stages",
+]
 
 BY_RANK = "The ranks of each pipeline are inferred from the order of their numbers."
 

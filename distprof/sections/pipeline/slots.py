@@ -35,13 +35,13 @@ __all__ = [
     "TORCH",
     "UNKNOWN_STAGE",
     "SlotName",
-    "exposed_waits",
-    "measure_marks",
-    "measure_slots",
-    "message_waits",
     "needed_at",
     "parse_mark",
     "parse_torch",
+    "rank_message_wait_ns",
+    "rank_messages",
+    "rank_slots",
+    "rank_stages",
 ]
 
 UNKNOWN_STAGE = -1
@@ -104,8 +104,8 @@ def parse_torch(name: str) -> tuple[SlotName, ...]:
 # What each stage of a pipeline does on one rank, from the probes' marks --------------------------
 
 
-def measure_marks(
-    tables: RankTables, windows: Intervals, timeline: Timeline, *, is_cpu: bool
+def rank_stages(
+    tables: RankTables, windows: Intervals, timeline: Timeline, is_cpu: bool
 ) -> tuple[StageMarks, ...]:
     """Each stage that the rank holds, ascending; nothing without marks.
 
@@ -201,8 +201,8 @@ class _Ranges(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def measure_slots(
-    tables: RankTables, context: RankContext, timeline: Timeline, waits: Intervals
+def rank_slots(
+    tables: RankTables, context: RankContext, timeline: Timeline, messages: Intervals
 ) -> StageSlots | None:
     """Slots inside the analysed windows, by start; None where no name is one of a slot.
 
@@ -210,7 +210,7 @@ def measure_slots(
         tables: The rank's tables.
         context: Its windows.
         timeline: For its computation: waiting and idling inside of ranges are no work.
-        waits: For messages (:func:`message_waits`).
+        messages: Waits for messages (:func:`rank_messages`).
     """
     for parser, origin in ((parse_mark, MARKS), (parse_torch, TORCH)):
         for on_device in (True, False):
@@ -220,7 +220,7 @@ def measure_slots(
             how = ""
             if not on_device and not context.is_cpu:
                 ranges, how = _on_the_device(tables, ranges), _LAUNCHED
-            slots = _slots_of(ranges, context.windows, timeline, waits, origin + how)
+            slots = _slots_of(ranges, context.windows, timeline, messages, origin + how)
             return replace(slots, is_sure=origin == MARKS) if len(slots) else None
     return None
 
@@ -260,7 +260,7 @@ def _launched_inside(tables: RankTables, ranges: Intervals) -> tuple[Intervals, 
     return Intervals(low, high), some
 
 
-def message_waits(tables: RankTables, context: RankContext) -> Intervals:
+def rank_messages(tables: RankTables, context: RankContext) -> Intervals:
     """When the rank received, or was blocked in a send or receive; by end, may overlap."""
     activity = tables.activity
     blocked = intervals_of(activity.take(activity["kind"] == ActivityKind.WAITING))
@@ -422,9 +422,9 @@ def _wait_ends(start: Int64Array, end: Int64Array, waits: Intervals) -> Int64Arr
     return np.where(found, waits.end[np.maximum(at, 0)], ABSENT).astype(np.int64)
 
 
-def exposed_waits(waits: Intervals, timeline: Timeline, windows: Intervals) -> Int64Array:
-    """Exposed waiting time per window."""
-    return covered(windows, subtract(union(waits), timeline.computation))
+def rank_message_wait_ns(messages: Intervals, timeline: Timeline, windows: Intervals) -> Int64Array:
+    """Exposed waiting time for messages per window."""
+    return covered(windows, subtract(union(messages), timeline.computation))
 
 
 # When a pipeline stage needs what it was sent: at the start of the slot that works on it ---------

@@ -13,6 +13,7 @@ import msgspec
 
 from distprof.artefacts.run_file import RunFile
 from distprof.artefacts.settings_file import LoaderSettings, SettingsFile
+from distprof.run.records import RankRecords
 from distprof.schema import Record
 from distprof.sections.context import ProbeRecords, RankAnalyses, RankAnalysis
 from distprof.sections.settings.result import (
@@ -25,11 +26,16 @@ from distprof.sections.settings.result import (
     SettingsResult,
 )
 
-__all__ = ["analyze_settings", "combine_settings", "with_traces"]
+__all__ = ["analyze_settings", "combine_settings", "measure_settings", "with_traces"]
 
 _MAX_CPUS = 1 << 14
 
 _Setup = TypeVar("_Setup", bound=Record)
+
+
+def measure_settings(records: RankRecords) -> SettingsFile | None:
+    """What the probe read from the objects of one rank; None if it did not."""
+    return records.settings
 
 
 def analyze_settings(records: ProbeRecords, analyses: RankAnalyses) -> SettingsResult:

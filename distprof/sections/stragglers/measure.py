@@ -45,7 +45,7 @@ from distprof.sections.stragglers.result import (
     StragglerSet,
     StragglersResult,
 )
-from distprof.sections.stragglers.sequences import find_sequence_imbalance
+from distprof.sections.stragglers.sequences import find_sequence_imbalance, rank_attention_ns
 from distprof.sections.stragglers.sharing import set_key, what_they_share
 from distprof.sections.stragglers.slowness import (
     EQUAL_DEVICES,
@@ -59,7 +59,11 @@ from distprof.sections.time.result import StepTimeResult
 from distprof.terms import MeshAxis, StragglerCause, StragglerPattern
 from distprof.units import fold_ranks
 
-__all__ = ["analyze_messages", "analyze_stragglers"]
+__all__ = [
+    "analyze_messages",
+    "analyze_stragglers",
+    "rank_attention_ns",
+]
 
 NO_MESSAGES = "no rank waits in sends and receives"
 

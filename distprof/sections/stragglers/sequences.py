@@ -24,7 +24,7 @@ from distprof.sections.own_time import COMPUTATION, OwnTime
 from distprof.sections.stragglers.result import SequenceImbalance
 from distprof.terms import ActivityKind
 
-__all__ = ["attention_time", "find_sequence_imbalance"]
+__all__ = ["find_sequence_imbalance", "rank_attention_ns"]
 
 ATTENTION = re.compile(r"flash|fmha|attention|sdpa|scaled_dot_product", re.IGNORECASE)
 """Names of kernels and operators whose time grows with the square of a sequence's length."""
@@ -44,7 +44,7 @@ MIN_POINTS = 8
 MIN_SHARE = 0.01
 
 
-def attention_time(activity: Table, windows: Intervals) -> Int64Array:
+def rank_attention_ns(activity: Table, windows: Intervals) -> Int64Array:
     """Time in attention kernels inside each window; 0 where none is named like one."""
     names = activity.coded("name")
     wanted = [code for code, name in enumerate(names.values) if ATTENTION.search(name)]

@@ -13,9 +13,9 @@ from distprof.run.evidence import OperationLog
 from distprof.run.run import Run
 from distprof.run.tables import intervals_of
 from distprof.schema import ABSENT, Int64Array, Table
-from distprof.sections.context import RankAnalyses
+from distprof.sections.context import RankAnalyses, RankContext, RankCopies
 from distprof.sections.idle.result import RankIdle
-from distprof.sections.time.copies import exposed_copies
+from distprof.sections.time.copies import exposed_copies, measure_copies
 from distprof.sections.time.result import (
     BreakdownResult,
     RankBreakdown,
@@ -31,10 +31,12 @@ __all__ = [
     "analyze_breakdown",
     "analyze_step_time",
     "analyze_waterfall",
-    "break_down",
+    "rank_computation_ns",
+    "rank_copies",
+    "rank_steps",
+    "rank_timeline",
     "rank_waterfall",
     "step_times",
-    "timeline_of",
     "waits_of",
 ]
 
@@ -64,7 +66,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
         return subtract(rest, self.message_wait) if self.message_wait.size else rest
 
 
-def timeline_of(activity: Table) -> Timeline:
+def rank_timeline(activity: Table) -> Timeline:
     """The sets that all time sums rest on. Annotations take no part.
 
     Source:
@@ -85,20 +87,29 @@ def timeline_of(activity: Table) -> Timeline:
     )
 
 
-def break_down(
-    rank: int, steps: Int64Array, windows: Intervals, timeline: Timeline
-) -> tuple[StepBreakdown, ...]:
+def rank_computation_ns(windows: Intervals, timeline: Timeline) -> Int64Array:
+    """Computation in each window."""
+    return covered(windows, timeline.computation)
+
+
+def rank_copies(activity: Table, windows: Intervals, timeline: Timeline) -> tuple[RankCopies, ...]:
+    """Copies by kind, and the time in which nothing else runs."""
+    return measure_copies(activity, windows, timeline.exposed_copy)
+
+
+def rank_steps(context: RankContext, timeline: Timeline) -> tuple[StepBreakdown, ...]:
     """The exclusive split of each window; an activity that spans two counts in each by its part."""
+    windows = context.windows
     span = windows.end - windows.start
     computation = covered(windows, timeline.computation)
     exposed_comm = covered(windows, timeline.exposed_comm)
     exposed_comm += covered(windows, timeline.message_wait)
     exposed_copy = covered(windows, timeline.exposed_copy)
     idle = span - computation - exposed_comm - exposed_copy
-    columns = (steps, span, computation, exposed_comm, exposed_copy, idle)
+    columns = (context.steps, span, computation, exposed_comm, exposed_copy, idle)
     return tuple(
         StepBreakdown(
-            rank=rank,
+            rank=context.rank,
             step=step,
             span_ns=span_ns,
             computation_ns=computation_ns,
@@ -209,7 +220,7 @@ def waits_of(collectives: Table, wait_end_ns: Int64Array) -> Intervals:
 
 def rank_waterfall(
     rank: int,
-    steps: Sequence[StepBreakdown],
+    steps: tuple[StepBreakdown, ...],
     windows: Intervals,
     timeline: Timeline,
     collectives: Table,

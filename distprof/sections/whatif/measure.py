@@ -21,6 +21,7 @@ from distprof.sections.stragglers.result import StragglersResult
 from distprof.sections.whatif.plan import Simulation, Workbench
 from distprof.sections.whatif.refill import Refill, refill_of
 from distprof.sections.whatif.result import WhatIfResult
+from distprof.sections.whatif.segments import rank_line
 from distprof.terms import StragglerPattern
 from distprof.units import format_ratio
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from distprof.replay import Times
     from distprof.sections.whatif.trace_graph import TraceGraph
 
-__all__ = ["analyze_whatif"]
+__all__ = ["analyze_whatif", "rank_line"]
 
 LARGEST_ERROR = 0.1
 """Model error from which the simulation is not used."""

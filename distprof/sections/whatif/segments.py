@@ -23,13 +23,14 @@ from numpy.typing import NDArray
 from distprof.intervals import EMPTY, Intervals, clip, covered, intersect, subtract, union
 from distprof.run.tables import RankTables, intervals_of
 from distprof.schema import ABSENT, Int64Array
-from distprof.sections.context import LaunchBounds, MainLine, Own
+from distprof.sections.context import LaunchBounds, MainLine, Own, RankContext, StageSlots
 from distprof.sections.idle.launch_bounds import held_by_launches, launch_bounds
 from distprof.sections.idle.measure import IdleCauses
+from distprof.sections.pipeline.slots import needed_at
 from distprof.sections.time.measure import Timeline
 from distprof.terms import ActivityKind, CollectiveKind, IdleCause
 
-__all__ = ["StageLine", "main_line"]
+__all__ = ["StageLine", "main_line", "rank_line"]
 
 
 QUEUED_NS = 20_000
@@ -52,6 +53,28 @@ class StageLine(msgspec.Struct, frozen=True, kw_only=True):
 
     slots: Intervals
     needed_ns: Int64Array
+
+
+NOTED_LATE_NS = 500_000
+"""A gloo thread may note a collective's end this long after the training thread continued."""
+
+
+def rank_line(
+    tables: RankTables,
+    context: RankContext,
+    timeline: Timeline,
+    causes: IdleCauses | None,
+    slots: StageSlots | None,
+) -> MainLine | None:
+    """The main line, with what pipeline stages need."""
+    windows, stages = context.windows, None
+    if windows.size and slots is not None and len(slots):
+        stages = StageLine(
+            slots=union(Intervals(slots.start_ns, slots.end_ns)),
+            needed_ns=needed_at(tables.collectives, slots, int(windows.start[0])),
+        )
+    lag_ns = NOTED_LATE_NS if context.is_cpu else 0
+    return main_line(tables, windows, timeline, causes, stages, lag_ns=lag_ns)
 
 
 def main_line(

@@ -147,16 +147,10 @@ def test_zero_and_compiled_models_and_chosen_ranks(tmp_path: Path, started_warm:
     assert run.run.coverage.profiled_ranks == (1,)
 
 
-def test_what_the_program_prints_is_bit_identical(alone: Captured) -> None:
+def test_what_the_program_prints_is_bit_identical(alone: Captured, started_warm: Starter) -> None:
     """The losses too: they are printed to the last bit."""
-    plain = subprocess.run(
-        [sys.executable, str(SCRIPTS / "endings.py")],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=True,
-    )
+    plain = started_warm([sys.executable, str(SCRIPTS / "endings.py")], environment())
+    assert plain.returncode == 0, plain.stderr
     assert alone.out.startswith(plain.stdout)
     assert "step 19 loss" in plain.stdout
     assert all(line.startswith("distprof: ") for line in alone.err.splitlines())

@@ -49,9 +49,14 @@ def test_a_frameworks_updates_are_the_steps(
     assert names.count("backward") == 2
 
 
-def test_spawned_ranks_are_told_apart_by_their_group(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_warm", [True, pytest.param(False, marks=pytest.mark.nightly)])
+def test_spawned_ranks_are_told_apart_by_their_group(
+    tmp_path: Path, started_warm: Starter, is_warm: bool
+) -> None:
     program = [sys.executable, str(SCRIPTS / "spawned.py"), _free_port()]
-    run = captured(tmp_path / "run", "--no-report", "--no-measure-overhead", program=program)
+    options = ("--no-report", "--no-measure-overhead")
+    how = {"start": started_warm} if is_warm else {}
+    run = captured(tmp_path / "run", *options, program=program, **how)
     assert run.code == 0, run.err
     assert [entry.rank for entry in run.run.ranks] == [0, 1]
     for rank in (0, 1):

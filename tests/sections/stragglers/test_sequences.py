@@ -8,7 +8,7 @@ import pytest
 
 from distprof.ingest.assemble import assemble_run
 from distprof.sections.context import ProbeRecords
-from distprof.sections.idle.measure import HostPauses, host_pauses
+from distprof.sections.idle.measure import HostPauses, measure_host_pauses
 from distprof.sections.stragglers.measure import analyze_stragglers
 from distprof.sections.stragglers.sequences import ATTENTION
 from distprof.terms import StragglerCause, StragglerPattern
@@ -24,7 +24,7 @@ def stragglers_of(job, *, with_log=True):
     run = assemble_run("simulated", recording.to_ranks())
     found = measure(run)
     records = recording.to_records() if with_log else {}
-    pauses = {rank: host_pauses(source.load()) for rank, source in records.items()}
+    pauses = {rank: measure_host_pauses(source.load()) for rank, source in records.items()}
     return analyze_stragglers(
         run,
         found.analyses,

@@ -161,31 +161,34 @@ def test_nonsense_is_wrong_use(baseline, candidate, options, why):
         decide(baseline, candidate, **{"tolerance": 0.02, **options})
 
 
-def shares(gate, trials=200):
+def shares(gate, trials):
     said = [gate(seed) for seed in range(trials)]
     return {state: said.count(state) / trials for state in set(said)}
 
 
-def test_five_percent_noise_false_alarms_and_losses_caught():
+@pytest.mark.parametrize("trials", drawn((60, 200), always=1))
+def test_five_percent_noise_false_alarms_and_losses_caught(trials):
     noise = Noise(own=0.05)
-    healthy = shares(lambda seed: paired_gate(noise, 0.0, seed).state)
+    healthy = shares(lambda seed: paired_gate(noise, 0.0, seed).state, trials)
     assert healthy.get("regressed", 0) <= 0.01
-    slower = shares(lambda seed: paired_gate(noise, 0.05, seed).state)
+    slower = shares(lambda seed: paired_gate(noise, 0.05, seed).state, trials)
     assert slower["regressed"] > 0.95
     assert slower.get("passed", 0) == 0
 
 
-def test_fifteen_percent_noise_is_inconclusive_rather_than_wrong():
+@pytest.mark.parametrize("trials", drawn((50, 150), always=1))
+def test_fifteen_percent_noise_is_inconclusive_rather_than_wrong(trials):
     noise = Noise(noise=0.15, own=0.5)
-    healthy = shares(lambda seed: paired_gate(noise, 0.0, seed).state, 150)
+    healthy = shares(lambda seed: paired_gate(noise, 0.0, seed).state, trials)
     assert healthy.get("regressed", 0) <= 0.02
-    slower = shares(lambda seed: paired_gate(noise, 0.05, seed).state, 150)
+    slower = shares(lambda seed: paired_gate(noise, 0.05, seed).state, trials)
     assert slower.get("passed", 0) + slower.get("improved", 0) <= 0.05
 
 
-def test_false_alarms_stay_below_the_level_however_wild_independent_runs_are():
+@pytest.mark.parametrize("trials", drawn((240, 400), always=1))
+def test_false_alarms_stay_below_the_level_however_wild_independent_runs_are(trials):
     noise = Noise(noise=0.4, own=1.0)
-    healthy = shares(lambda seed: paired_gate(noise, 0.0, seed).state, 400)
+    healthy = shares(lambda seed: paired_gate(noise, 0.0, seed).state, trials)
     assert healthy.get("regressed", 0) <= ALPHA + 0.01
 
 

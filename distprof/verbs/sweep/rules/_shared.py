@@ -6,7 +6,7 @@ from distprof.rules.base import InsufficientEvidenceError
 from distprof.units import format_ratio
 from distprof.verbs.sweep.result import ScalingResult, ScalingSize
 
-__all__ = ["between", "larger_sizes", "lowest", "size_of"]
+__all__ = ["between", "larger_sizes", "lowest"]
 
 
 def larger_sizes(scaling: ScalingResult) -> list[ScalingSize]:
@@ -23,11 +23,6 @@ def larger_sizes(scaling: ScalingResult) -> list[ScalingSize]:
             "no size larger than the baseline" + (f": {why}" if why else "")
         )
     return sizes
-
-
-def size_of(scaling: ScalingResult, num_ranks: int | None) -> ScalingSize | None:
-    """The size with this number of ranks."""
-    return next((size for size in scaling.sizes if size.num_ranks == num_ranks), None)
 
 
 def lowest(size: ScalingSize) -> float:

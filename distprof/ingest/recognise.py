@@ -1,0 +1,74 @@
+"""What a source is, by a look at it: a document of distprof, one run or several, or another file.
+
+This is about what distprof itself writes. A log or table of another tool is recognised by its
+module in :mod:`distprof.ingest.kinds` (:func:`distprof.ingest.source.open_source`). Nothing is read
+but the first bytes of a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum, auto
+from pathlib import Path
+
+from distprof.artefacts import REPORT_FILE, REPORT_SCHEMA, RUN_FILE
+from distprof.artefacts.summary_file import SUMMARY_SCHEMA
+
+__all__ = ["Kind", "fresh_report_in", "kind_of", "runs_inside"]
+
+_HEAD_BYTES = 400
+
+
+class Kind(Enum):
+    """What a source is."""
+
+    REPORT = auto()
+    """A saved report."""
+    SUMMARIES = auto()
+    """A file of summaries, one or a list."""
+    RECORDING = auto()
+    """Whatever :func:`distprof.open_run` may read: a run directory, traces, a log, a URL."""
+
+
+def kind_of(source: str) -> Kind:
+    """What a source is by its first bytes; never raises, the reader reports what is wrong.
+
+    Args:
+        source: Path, glob or URL; only a local file can be a document of distprof.
+    """
+    head = _head_of(Path(source))
+    for schema, kind in ((REPORT_SCHEMA, Kind.REPORT), (SUMMARY_SCHEMA, Kind.SUMMARIES)):
+        if f'"{schema}"'.encode() in head:
+            return kind
+    return Kind.RECORDING
+
+
+def _head_of(path: Path) -> bytes:
+    try:
+        if not path.is_file():
+            return b""
+        with path.open("rb") as stream:
+            return stream.read(_HEAD_BYTES)
+    except (OSError, ValueError):
+        return b""
+
+
+def runs_inside(source: str) -> Sequence[Path]:
+    """Run directories, by name, in a folder that is not a run directory itself."""
+    path = Path(source)
+    try:
+        if not path.is_dir() or (path / RUN_FILE).exists():
+            return []
+        return [inner for inner in sorted(path.iterdir()) if (inner / RUN_FILE).is_file()]
+    except OSError:
+        return []
+
+
+def fresh_report_in(source: str) -> Path | None:
+    """The report in a run directory, if it was written after the run ended."""
+    report, run = Path(source) / REPORT_FILE, Path(source) / RUN_FILE
+    try:
+        is_fresh = report.is_file() and report.stat().st_mtime_ns >= run.stat().st_mtime_ns
+    except (OSError, ValueError):
+        return None
+    return report if is_fresh else None
