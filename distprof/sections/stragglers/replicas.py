@@ -75,7 +75,7 @@ def _whole(
 def _joint(sets: Sequence[StragglerSet]) -> StragglerSet:
     """All of them, as slow as the slowest: stages wait for each other at the same time."""
     slowest = max(sets, key=lambda one: one.lost_ns_per_step)
-    ranks = tuple(sorted(rank for one in sets for rank in one.ranks))
+    ranks = tuple(sorted({rank for one in sets for rank in one.ranks}))
     steps = {
         rank: own for one in sets for rank, own in zip(one.ranks, one.steps_by_rank, strict=False)
     }
