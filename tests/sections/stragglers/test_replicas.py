@@ -165,3 +165,20 @@ def test_a_pipeline_with_more_work_is_one_set(kind, first):
 def test_two_ranks_with_more_work_on_different_stages_are_two():
     report, _ = report_without_marks(MoreWork(rank=0, factor=1.4), MoreWork(rank=5, factor=1.4))
     assert sorted(one.ranks for one in report.stragglers.sets) == [(0,), (5,)]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_without_marks_the_stage_with_more_layers_is_named_with_all_of_its_ranks(replicas):
+    report, _ = report_without_marks(stages=2, replicas=replicas, skew=(1.0, 1.6))
+    found = next(one for one in report.findings if one.code == "PIP101")
+    assert found.ranks == tuple(range(replicas, 2 * replicas))
+    assert "in each step" in found.message
+    assert "STR110" not in [one.code for one in report.findings]
+    even = unmarked(job_of(stages=2, replicas=replicas, skew=(1.3, 1.3)))
+    longer = longer_ns(unmarked(job_of(stages=2, replicas=replicas, skew=(1.0, 1.6))), even)
+    assert found.recoverable_ns == pytest.approx(longer, rel=0.15)
+
+
+def test_without_marks_no_stage_of_equal_layers_is_named():
+    report, _ = report_without_marks()
+    assert "PIP101" not in [one.code for one in report.findings]
