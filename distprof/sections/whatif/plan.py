@@ -3,7 +3,8 @@
 The run is simulated with one change after another, from its traces or from a log of operations.
 Faults come before causes that all ranks share, and those before tuning: a slow rank is mended
 before transfers are hidden, unless that gives back far more. Of changes that give back about the
-same, the narrowest comes first.
+same, the narrowest comes first. Faults that hide each other are mended one after another, although
+the first of them gives back next to nothing.
 """
 
 from __future__ import annotations
@@ -70,6 +71,11 @@ time, are bounds and no changes."""
 
 _COMMON = ("late ranks", "overlap")
 """Changes that remove what many causes have in common."""
+
+
+_DESIGN = (MICRO_BATCHES, SCHEDULE)
+"""Changes of a pipeline that is as it was meant to be. Every pipeline has a bubble, and what
+another order gives back is predicted without the cost of smaller micro-batches."""
 
 
 class Priced(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,12 +184,16 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
         while open_ and len(repairs) < MAX_REPAIRS:
             now = repairs[-1].step_ns if repairs else self.step_ns
             gains = self._gains(made, open_, now)
-            best = _next(gains, MIN_GAIN_RATIO * self.step_ns)
-            if gains[best] < MIN_GAIN_RATIO * self.step_ns:
+            best = _next(gains, self._least_ns)
+            hidden = self._hidden(made, gains, best) if len(repairs) < MAX_REPAIRS - 1 else ()
+            if not hidden and gains[best] < self._least_ns:
                 break
-            made[best] = self._share(made, best)
-            repairs.append(self._repair(best, gains[best], now))
-            open_.remove(best)
+            for what in hidden[: MAX_REPAIRS - len(repairs)] or (best,):
+                now = repairs[-1].step_ns if repairs else self.step_ns
+                gain = self._gains(made, [what], now)[what] if hidden else gains[what]
+                made[what] = self._share(made, what)
+                repairs.append(self._repair(what, gain, now))
+                open_.remove(what)
         left = [what for what in known if what not in made]
         last = repairs[-1].step_ns if repairs else self.step_ns
         remaining = {repair.what: repair.gain_ns for repair in repairs}
@@ -191,6 +201,37 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
             plan=RepairPlan(step_ns=self.step_ns, repairs=tuple(repairs)),
             remaining_ns={**remaining, **self._gains(made, left, last)},
         )
+
+    @property
+    def _least_ns(self) -> float:
+        """What a change must give back for a place in the plan."""
+        return MIN_GAIN_RATIO * self.step_ns
+
+    def _hidden(self, made: Made, gains: Mapping[str, int], best: str) -> tuple[str, ...]:
+        """Faults of ranks that give back little one by one, because each hides the others.
+
+        Args:
+            made: The changes before.
+            gains: What each open change gives back after those.
+            best: The change that would come next. Nothing is hidden behind a fault that is worth
+                its place.
+
+        Returns:
+            The faults without which less is given back, most first; empty where they are worth no
+            more together, or far less than another change.
+        """
+        few = {what for what in gains if _is_of_ranks(what, self.changes[what])}
+        if len(few) < 2 or (gains[best] >= self._least_ns and _action(best)[1] is _Class.FAULT):
+            return ()
+        chosen = dict(made) | dict.fromkeys(few, 1.0)
+        for what in sorted(few, key=lambda one: gains[one]):
+            rest = {one: share for one, share in chosen.items() if one != what}
+            with_it, without = self.steps([chosen, rest])
+            chosen = chosen if without - with_it >= self._least_ns else rest
+        base, together = self.steps([made, chosen])
+        if base - together < max(self._least_ns, gains[best] / FAR_MORE):
+            return ()
+        return tuple(sorted(chosen.keys() - made.keys(), key=lambda what: (-gains[what], what)))
 
     def _share(self, made: Made, what: str) -> float:
         """All of the change, or the part that gives back as much as its bound allows."""
@@ -256,15 +297,18 @@ def is_actionable(what: str) -> bool:
 def _next(gains: Mapping[str, int], least_ns: float) -> str:
     """The change to make next: of the first class with one that is worth it, the narrowest.
 
-    A later class comes first only if it gives back far more.
+    A later class comes first only if it gives back far more; another design of a pipeline never
+    comes before a fault.
     """
     best: dict[_Class, int] = {}
     for what, gain in gains.items():
         kind = _action(what)[1]
         best[kind] = max(best.get(kind, 0), gain)
     chosen = max(best, key=lambda kind: best[kind])
+    others = max((gain for what, gain in gains.items() if what not in _DESIGN), default=0)
     for kind in sorted(best):
-        if best[kind] >= least_ns and FAR_MORE * best[kind] >= best[chosen]:
+        most = others if kind is _Class.FAULT else best[chosen]
+        if best[kind] >= least_ns and FAR_MORE * best[kind] >= most:
             chosen = kind
             break
     near = {
@@ -273,6 +317,10 @@ def _next(gains: Mapping[str, int], least_ns: float) -> str:
         if _action(what)[1] is chosen and gain >= ABOUT_AS_MUCH * best[chosen]
     }
     return min(near, key=lambda what: (_action(what)[2], -near[what], what))
+
+
+def _is_of_ranks(what: str, change: Change) -> bool:
+    return bool(change.ranks) and _action(what)[1] is _Class.FAULT
 
 
 def _action(what: str) -> tuple[str, _Class, int, str]:
