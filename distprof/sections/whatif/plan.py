@@ -78,6 +78,10 @@ _DESIGN = (MICRO_BATCHES, SCHEDULE)
 another order gives back is predicted without the cost of smaller micro-batches."""
 
 
+_BROKEN = ("rank ", "ranks ", "link ")
+"""How keys of faults of a rank or a link begin; the others are uneven work, which is design too."""
+
+
 class Priced(msgspec.Struct, frozen=True, kw_only=True):
     """The plan, and what other changes still give back after it.
 
@@ -298,16 +302,17 @@ def _next(gains: Mapping[str, int], least_ns: float) -> str:
     """The change to make next: of the first class with one that is worth it, the narrowest.
 
     A later class comes first only if it gives back far more; another design of a pipeline never
-    comes before a fault.
+    comes before a slow rank or link.
     """
     best: dict[_Class, int] = {}
     for what, gain in gains.items():
         kind = _action(what)[1]
         best[kind] = max(best.get(kind, 0), gain)
     chosen = max(best, key=lambda kind: best[kind])
+    broken = any(gain >= least_ns for what, gain in gains.items() if what.startswith(_BROKEN))
     others = max((gain for what, gain in gains.items() if what not in _DESIGN), default=0)
     for kind in sorted(best):
-        most = others if kind is _Class.FAULT else best[chosen]
+        most = others if broken and kind is _Class.FAULT else best[chosen]
         if best[kind] >= least_ns and FAR_MORE * best[kind] >= most:
             chosen = kind
             break
