@@ -93,6 +93,17 @@ def test_a_small_fault_is_mended_before_a_pipeline_gets_another_design() -> None
     assert (found.findings[0].code, found.findings[0].ranks) == ("STR101", (1,))
 
 
+def test_a_rank_that_is_late_in_every_second_step_began_the_first_one_late_too() -> None:
+    """The CPU runs ahead, so that the first stall comes before the first kernel of the capture."""
+    sound = pipeline(2, 2, random.Random(3))
+    sound = replace(sound, synchronise=False, queue_depth=8, capture_skip={})
+    late = replace(sound, faults=(LateInput(rank=1, ns=12 * MS, steps=range(10, 18, 2)),))
+    (found,) = (one for one in report_of(late.run()).findings if one.code == "STR102")
+    assert found.steps == (11, 13, 15)
+    longer = late.run().mean_step_ns() - sound.run().mean_step_ns()
+    assert found.recoverable_ns == pytest.approx(longer, rel=0.05)
+
+
 def test_gains_of_a_plan_add_up() -> None:
     plan = plan_of(job(SLOW, LATE), ["rank 5", "rank 3", "overlap", "launch-gaps"])
     assert plan.step_ns is not None
