@@ -43,7 +43,7 @@ __all__ = [
     "ingest_rank",
 ]
 
-CONCLUSIONS_VERSION = 5
+CONCLUSIONS_VERSION = 6
 """Raised whenever the same trace would lead to other conclusions: cached ones are not used then."""
 
 _MAX_NOTES = 12

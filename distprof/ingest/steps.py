@@ -269,6 +269,10 @@ def _device_windows(
     np.minimum.at(first, launched[begins], work["start_ns"][begins])
     idle = first == np.iinfo(np.int64).max  # nothing launched: the host's mark is all there is
     first[idle] = marks.start[idle]
+    # What was launched last and never ran would have run after all that did.
+    unseen = idle & cut & (np.arange(count) > launched[begins].max(initial=ABSENT))
+    done = work["end_ns"][begins].max(initial=marks.start[0])
+    first[unseen] = np.maximum(first[unseen], done)
     start = np.maximum.accumulate(first)
     last = work["end_ns"][launched == count - 1].max(
         initial=max(marks.end[-1], start[-1]) if idle[-1] else start[-1]

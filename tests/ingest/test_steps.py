@@ -109,6 +109,24 @@ def test_a_last_step_whose_launches_never_ran_is_incomplete():
     assert [complete for *_, complete in windows(steps)] == [True, True, False]
 
 
+def test_a_step_of_which_nothing_ran_takes_no_time_of_the_one_before():
+    """The CPU is two steps ahead; the capture ends before the first kernel of step 2 runs."""
+    built = RankBuilder()
+    for number in range(3):
+        begin = 100 * number
+        built.annotation(f"ProfilerStep#{number}", begin, begin + 100)
+        if number == 2:
+            built.call("cudaLaunchKernel", begin + 5, begin + 8, correlation=900)
+            continue
+        ran = 200 + 300 * number
+        built.kernel("k", ran, ran + 290, launched=(begin + 5, begin + 8))
+    assert windows(steps_of(built)) == [
+        (0, 200, 500, True),
+        (1, 500, 790, True),
+        (2, 790, 790, False),
+    ]
+
+
 def test_a_last_step_without_the_others_optimizer_step_is_incomplete():
     built = RankBuilder()
     for number in range(3):

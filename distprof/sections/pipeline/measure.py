@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.run.evidence import OperationLog
 from distprof.run.run import ClockAlignment, Run
-from distprof.schema import ABSENT
+from distprof.schema import ABSENT, Int64Array
 from distprof.sections.context import RankAnalyses, RankAnalysis, StageSlots
 from distprof.sections.own_time import chance_of_mean, over_peers
 from distprof.sections.pipeline.groups import PipelineSlots, groups_of
@@ -164,71 +165,120 @@ def analyze_pipeline(run: Run, analyses: RankAnalyses) -> PipelineResult:
     groups = groups_of(pipelines_of(run, analyses))
     marked = {rank: a for rank, a in analyses.items() if a.stages and a.steps}
     if not marked:
-        groups = groups or groups_from_messages(run, analyses)
+        found = groups_from_messages(run, analyses) if not groups else ()
+        if held := _held_by_messages(found, analyses):
+            return _with_positions(held, found)
+        groups = groups or found
         return PipelineResult(groups=groups, unavailable=() if groups else (NO_MARKS,))
-    return _with_positions(marked, groups)
+    return _with_positions(_held_by_marks(marked), groups)
 
 
-def _with_positions(
-    marked: Mapping[int, RankAnalysis], groups: tuple[PipelineGroup, ...]
-) -> PipelineResult:
+class _Held(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank of a pipeline.
+
+    Args:
+        analysis: Of the rank.
+        stages: That it holds.
+        work_ns: int64 per step: in its stages.
+        num_micro_batches: Mean per step.
+        is_marked: Whether marks separate the work on micro-batches from all other computation.
+    """
+
+    analysis: RankAnalysis
+    stages: tuple[int, ...]
+    work_ns: Int64Array
+    num_micro_batches: float
+    is_marked: bool
+
+
+def _held_by_marks(marked: Mapping[int, RankAnalysis]) -> list[_Held]:
+    return [
+        _Held(
+            analysis=analysis,
+            stages=analysis.stage_numbers,
+            work_ns=np.sum([mark.work_ns for mark in analysis.stages], axis=0),
+            num_micro_batches=float(np.mean([m.num_micro_batches for m in analysis.stages])),
+            is_marked=True,
+        )
+        for analysis in marked.values()
+    ]
+
+
+def _held_by_messages(
+    groups: Sequence[PipelineGroup], analyses: Mapping[int, RankAnalysis]
+) -> list[_Held]:
+    """Ranks of the only shape of pipeline with one stage each; all that a rank computes counts."""
+    if len(groups) != 1 or groups[0].virtual_stages != 1:
+        return []
+    held = [
+        _Held(
+            analysis=analyses[rank],
+            stages=(stage,),
+            work_ns=analyses[rank].computation_ns,
+            num_micro_batches=float(groups[0].num_micro_batches),
+            is_marked=False,
+        )
+        for chain in groups[0].replicas
+        for stage, rank in enumerate(chain)
+    ]
+    has_work = all(one.work_ns.any() for one in held)
+    return held if has_work and len({len(one.work_ns) for one in held}) == 1 else []
+
+
+def _with_positions(held: Sequence[_Held], groups: tuple[PipelineGroup, ...]) -> PipelineResult:
     """Work of positions, compared with each other."""
-    positions = _positions(marked)
+    positions = _positions(held)
     work = np.array([position.work_ns_per_step for position in positions], dtype=np.float64)
     uneven = float(work.max() - work.mean())
     batches = max(position.num_micro_batches for position in positions)
-    spans = [step.span_ns for analysis in marked.values() for step in analysis.steps]
+    spans = [step.span_ns for one in held for step in one.analysis.steps]
+    ranks = sorted((_rank(one) for one in held), key=lambda rank: rank.rank)
     return PipelineResult(
         groups=groups,
         positions=positions,
-        ranks=tuple(_rank(analysis) for analysis in marked.values()),
+        ranks=tuple(ranks),
         max_over_mean=float(work.max() / work.mean()) if work.mean() > 0 else None,
         lost_ns_per_step=int(uneven * max(batches - 1, 0) / max(batches, 1)),
         step_ns=int(np.mean(spans)) if spans else None,
     )
 
 
-def _positions(analyses: Mapping[int, RankAnalysis]) -> tuple[PipelinePosition, ...]:
-    held: dict[tuple[int, ...], list[RankAnalysis]] = {}
-    for analysis in analyses.values():
-        held.setdefault(analysis.stage_numbers, []).append(analysis)
+def _positions(ranks: Sequence[_Held]) -> tuple[PipelinePosition, ...]:
+    held: dict[tuple[int, ...], list[_Held]] = {}
+    for one in ranks:
+        held.setdefault(one.stages, []).append(one)
     order = sorted(held)
-    work = np.stack([np.min([_work(rank) for rank in held[key]], axis=0) for key in order])
+    work = np.stack([np.min([one.work_ns for one in held[key]], axis=0) for key in order])
     excess = over_peers(work)
     chance = np.minimum(1.0, len(order) * chance_of_mean(excess))
     return tuple(
-        _position(key, held[key], work[i], excess[i], float(chance[i]))
-        for i, key in enumerate(order)
+        _position(held[key], work[i], excess[i], float(chance[i])) for i, key in enumerate(order)
     )
 
 
 def _position(
-    stages: tuple[int, ...],
-    ranks: Sequence[RankAnalysis],
-    work: NDArray[np.int64],
-    excess: NDArray[np.float64],
-    chance: float,
+    ranks: Sequence[_Held], work: Int64Array, excess: NDArray[np.float64], chance: float
 ) -> PipelinePosition:
-    batches = np.mean([mark.num_micro_batches.mean() for rank in ranks for mark in rank.stages])
+    batches = float(np.mean([one.num_micro_batches for one in ranks]))
     mean, peers = float(work.mean()), float((work - excess).mean())
     return PipelinePosition(
-        stages=stages,
-        ranks=tuple(rank.rank for rank in ranks),
-        num_micro_batches=float(batches),
+        stages=ranks[0].stages,
+        ranks=tuple(sorted(one.analysis.rank for one in ranks)),
+        num_micro_batches=batches,
         work_ns_per_step=int(mean),
-        work_ns_per_micro_batch=int(mean / batches) if batches else None,
+        work_ns_per_micro_batch=int(mean / batches) if batches and ranks[0].is_marked else None,
         excess_ratio=float(excess.mean()) / peers if peers > 0 else 0.0,
         chance=chance,
     )
 
 
-def _rank(analysis: RankAnalysis) -> PipelineRank:
-    span = np.mean([step.span_ns for step in analysis.steps])
-    wait = _message_wait(analysis)
-    work = _work(analysis).mean()
+def _rank(one: _Held) -> PipelineRank:
+    span = np.mean([step.span_ns for step in one.analysis.steps])
+    wait = _message_wait(one.analysis)
+    work = one.work_ns.mean()
     return PipelineRank(
-        rank=analysis.rank,
-        stages=analysis.stage_numbers,
+        rank=one.analysis.rank,
+        stages=one.stages,
         work_ns_per_step=int(work),
         wait_ns_per_step=int(wait),
         other_ns_per_step=max(0, int(span - wait - work)),
@@ -240,8 +290,3 @@ def _message_wait(analysis: RankAnalysis) -> float:
     if analysis.message_wait_ns is not None:
         return float(analysis.message_wait_ns.mean())
     return float(np.mean([step.exposed_comm_ns for step in analysis.steps]))
-
-
-def _work(analysis: RankAnalysis) -> NDArray[np.int64]:
-    total: NDArray[np.int64] = np.sum([mark.work_ns for mark in analysis.stages], axis=0)
-    return total

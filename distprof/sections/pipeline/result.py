@@ -191,8 +191,9 @@ class PipelinePosition(Record, frozen=True, kw_only=True):
         stages: Numbers of the stages, ascending.
         ranks: Global ranks.
         num_micro_batches: Per step.
-        work_ns_per_step: Computation inside the marks of its stages, of the least busy rank.
-        work_ns_per_micro_batch: The same over the micro-batches, None without any.
+        work_ns_per_step: Computation inside the marks of its stages, of the least busy rank; all
+            computation of the rank where only messages show the stages.
+        work_ns_per_micro_batch: The same over the micro-batches, None without any or without marks.
         excess_ratio: What it works beyond the median of the other positions, over that median.
         chance: Probability that equal positions show this excess, at most 1.
     """
@@ -226,7 +227,7 @@ class PipelineRank(Record, frozen=True, kw_only=True):
 
 
 class PipelineResult(Result, frozen=True, kw_only=True):
-    """Stages and ranks of a pipeline; empty without marks.
+    """Stages and ranks of a pipeline; empty where neither marks nor messages show one.
 
     Args:
         positions: By their first stage.
@@ -234,7 +235,7 @@ class PipelineResult(Result, frozen=True, kw_only=True):
         max_over_mean: Work of the busiest position over the mean; 1 is even.
         lost_ns_per_step: What uneven work costs: with M micro-batches the pipeline waits M - 1
             times for the busiest position, (M - 1) / M of its work beyond the mean.
-        step_ns: Mean step that the times are parts of, None without marks.
+        step_ns: Mean step that the times are parts of, None without positions.
         groups: Pipelines, those of one shape together.
     """
 

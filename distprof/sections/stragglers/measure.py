@@ -36,6 +36,7 @@ from distprof.sections.stragglers.patterns import (
     find_patterns,
     proven_by_own_time,
 )
+from distprof.sections.stragglers.replicas import joined_by_pipelines
 from distprof.sections.stragglers.result import (
     MessageRank,
     MessagesResult,
@@ -153,7 +154,9 @@ def analyze_stragglers(
     slow = find_slowness(
         analyses, own_time, stages, mean_step, computes_unevenly=sequences is not None
     )
-    sets = _merged([_set(one, blame, known, mean_step) for one in slow])
+    sets = joined_by_pipelines(
+        _merged([_set(one, blame, known, mean_step) for one in slow]), run, own_time.ranks, stages
+    )
     if blame.num_judged == 0 and not sets:
         return replace(_nobody(_why_nothing(run, analyses, blame)), sequences=sequences)
     verdicts: dict[int, Verdict] = {}

@@ -27,6 +27,17 @@ ALIKE = 0.7
 EQUAL_GRIDS = 0.01
 """Thread blocks relative to peers by which equal work differs: none but for rounding."""
 
+EQUAL_COUNTS = 0.005
+"""Launches relative to those of the other kernels by which equal mixtures differ."""
+
+WIDE = 1.1
+"""Upper over lower quartile from which the launches of a kernel are of several sizes: those of one
+size differ by noise, a few per cent."""
+
+ENOUGH = 0.1
+"""Share of the kernel time that must be comparable to show the pace of a device, which slows all of
+its kernels."""
+
 IN_COMMON = 0.5
 """Share of each rank's kernel time in kernels of all ranks from which all can be compared."""
 
@@ -98,6 +109,7 @@ def _factors(known: Sequence[KernelSteps]) -> NDArray[np.float64]:
     usual = _lower_median(_median(filled, 2))  # per kernel and quartile
     ratio = _median(filled / usual[None, :, None, :], 3)  # rank, kernel, step
     ratio[_are_other_sizes(known, rows)] = np.nan
+    ratio[_are_other_mixtures(known, rows, usual)] = np.nan
     weight = np.median(total, axis=(0, 2))  # alike for all ranks, or more work weighs more
     return np.maximum(_reached(ratio, weight), 1.0)
 
@@ -126,6 +138,35 @@ def _are_other_sizes(known: Sequence[KernelSteps], rows: Sequence[list[int]]) ->
     return result
 
 
+def _are_other_mixtures(
+    known: Sequence[KernelSteps], rows: Sequence[list[int]], usual: NDArray[np.float64]
+) -> NDArray[np.bool_]:
+    """Kernels whose launches are of several sizes, in other shares than on most ranks.
+
+    The quartiles of such a mixture jump from one size to another by a single launch more, as where
+    an output layer uses the same kernel. Ranks with more of the same layers launch proportionally
+    more of everything; kernels of one size show by how much.
+
+    Args:
+        known: Kernels of each rank.
+        rows: Those that all ranks have in common.
+        usual: Usual quartiles, shape ``(K, 3)`` for K kernels in common.
+
+    Returns:
+        Shape ``(P, K)``: which kernels of which rank cannot be compared.
+    """
+    count = np.stack([k.count[row] for k, row in zip(known, rows, strict=True)])
+    launched = np.median(count.astype(np.float64), axis=2)
+    relative = launched / np.maximum(np.median(launched, axis=0), 1)
+    wide = ~(usual[:, 2] < WIDE * usual[:, 0])
+    times = np.median(relative if wide.all() else relative[:, ~wide], axis=1)
+    share = relative / np.maximum(times, 1e-9)[:, None]
+    near = abs(share[:, None] / np.maximum(share, 1e-9)[None] - 1) <= EQUAL_COUNTS
+    lonely = 2 * near.sum(axis=1) <= len(known)
+    result: NDArray[np.bool_] = lonely & wide
+    return result
+
+
 def _median(values: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
     """Median of what is known; NaN where nothing is."""
     known = ~np.isnan(values)
@@ -142,11 +183,12 @@ def _median(values: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
 
 
 def _reached(ratio: NDArray[np.float64], weight: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The ratio that :data:`ALIKE` of the weight reaches, over kernels; 1 where none is known."""
+    """The ratio that :data:`ALIKE` of the weight reaches, over kernels; 1 where few are known."""
     order = np.argsort(ratio, axis=1)  # NaN last
     ordered = np.take_along_axis(ratio, order, axis=1)
     held = np.where(np.isnan(ordered), 0.0, weight[order])
-    share = np.cumsum(held, axis=1) / np.maximum(held.sum(axis=1, keepdims=True), 1.0)
+    whole = held.sum(axis=1)
+    share = np.cumsum(held, axis=1) / np.maximum(whole[:, None], 1.0)
     place = (share > 1 - ALIKE).argmax(axis=1)[:, None]
     taken = np.take_along_axis(ordered, place, axis=1)[:, 0]
-    return np.where(np.isnan(taken), 1.0, taken)
+    return np.where(np.isnan(taken) | (whole < ENOUGH * weight.sum()), 1.0, taken)

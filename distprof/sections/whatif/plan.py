@@ -3,7 +3,8 @@
 The run is simulated with one change after another, from its traces or from a log of operations.
 Faults come before causes that all ranks share, and those before tuning: a slow rank is mended
 before transfers are hidden, unless that gives back far more. Of changes that give back about the
-same, the narrowest comes first.
+same, the narrowest comes first. Faults that hide each other are mended one after another, although
+the first of them gives back next to nothing.
 """
 
 from __future__ import annotations
@@ -71,10 +72,17 @@ _ACTIONS: tuple[tuple[str, _Class, int, str], ...] = (
 class it covers; and the step afterwards, in words. Other scenarios, such as transfers that take no
 time, are bounds and no changes."""
 
-_NAMED = ("rank ", "ranks ", "link ")
-
 _COMMON = ("late ranks", "overlap")
 """Changes that remove what many causes have in common."""
+
+
+_DESIGN = (MICRO_BATCHES, SCHEDULE)
+"""Changes of a pipeline that is as it was meant to be. Every pipeline has a bubble, and what
+another order gives back is predicted without the cost of smaller micro-batches."""
+
+
+_BROKEN = ("rank ", "ranks ", "link ")
+"""How keys of faults of a rank or a link begin; the others are uneven work, which is design too."""
 
 
 class Priced(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,16 +191,16 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
         while open_ and len(repairs) < MAX_REPAIRS:
             now = repairs[-1].step_ns if repairs else self.step_ns
             gains = self._gains(made, open_, now)
-            named = [what for what in open_ if what.startswith(_NAMED)]
-            together = self._together(made, named, now)
-            best = _next(gains, together, self.step_ns)
-            if best is None:
-                best = self._needed(made, named, now)
-            elif gains[best] < MIN_GAIN_RATIO * self.step_ns:
+            best = _next(gains, self.step_ns)
+            hidden = self._hidden(made, gains, best) if len(repairs) < MAX_REPAIRS - 1 else ()
+            if not hidden and gains[best] < self._least_ns:
                 break
-            made[best] = self._share(made, best)
-            repairs.append(self._repair(best, gains[best], now))
-            open_.remove(best)
+            for what in hidden[: MAX_REPAIRS - len(repairs)] or (best,):
+                now = repairs[-1].step_ns if repairs else self.step_ns
+                gain = self._gains(made, [what], now)[what] if hidden else gains[what]
+                made[what] = self._share(made, what)
+                repairs.append(self._repair(what, gain, now))
+                open_.remove(what)
         left = [what for what in known if what not in made]
         last = repairs[-1].step_ns if repairs else self.step_ns
         remaining = {repair.what: repair.gain_ns for repair in repairs}
@@ -201,20 +209,38 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
             remaining_ns={**remaining, **self._gains(made, left, last)},
         )
 
-    def _together(self, made: Made, named: Sequence[str], now_ns: int) -> int:
-        """What all of these give back at once: each may hide what another one would."""
-        if len(named) < 2:
-            return 0
-        base, step_ns = self.steps([made, {**made, **dict.fromkeys(named, 1.0)}])
-        return min(max(base - step_ns, 0), now_ns)
+    @property
+    def _least_ns(self) -> float:
+        """What a change must give back for a place in the plan."""
+        return MIN_GAIN_RATIO * self.step_ns
 
-    def _needed(self, made: Made, named: Sequence[str], now_ns: int) -> str:
-        """The one without which the others together give back least."""
-        left = {
-            what: self._together(made, [other for other in named if other != what], now_ns)
-            for what in named
-        }
-        return min(named, key=lambda what: (left[what], -self.alone_ns[what], what))
+    def _hidden(self, made: Made, gains: Mapping[str, int], best: str) -> tuple[str, ...]:
+        """Faults of ranks that give back little one by one, because each hides the others.
+
+        Args:
+            made: The changes before.
+            gains: What each open change gives back after those.
+            best: The change that would come next. Nothing is hidden behind a fault that is worth
+                its place.
+
+        Returns:
+            The faults without which less is given back, most first; empty where they are worth no
+            more together, or far less than another change.
+        """
+        few = {what for what in gains if _is_of_ranks(what, self.changes[what])}
+        if len(few) < 2 or (gains[best] >= self._least_ns and _action(best)[1] is _Class.FAULT):
+            return ()
+        chosen = dict(made) | dict.fromkeys(few, 1.0)
+        for what in sorted(few, key=lambda one: gains[one]):
+            rest = {one: share for one, share in chosen.items() if one != what}
+            with_it, without = self.steps([chosen, rest])
+            chosen = chosen if without - with_it >= self._least_ns else rest
+        base, together = self.steps([made, chosen])
+        worth = base - together
+        clear = worth >= CLEAR_RATIO * self.step_ns
+        if worth < self._least_ns or not (clear or FAR_MORE * worth >= gains[best]):
+            return ()
+        return tuple(sorted(chosen.keys() - made.keys(), key=lambda what: (-gains[what], what)))
 
     def _share(self, made: Made, what: str) -> float:
         """All of the change, or the part that gives back as much as its bound allows."""
@@ -277,15 +303,14 @@ def is_actionable(what: str) -> bool:
     return True
 
 
-def _next(gains: Mapping[str, int], together_ns: int, step_ns: int) -> str | None:
+def _next(gains: Mapping[str, int], step_ns: int) -> str:
     """The change to make next: of the first class with one that is worth it, the narrowest.
 
-    A later class comes first only if it gives back far more, and no fault is clear. None for faults
-    that are worth it only together.
+    A later class comes first only if it gives back far more, and no fault is clear; another design
+    of a pipeline never comes before a slow rank or link.
 
     Args:
         gains: What each change gives back now.
-        together_ns: What all faults of named ranks and links give back at once.
         step_ns: The step as it is.
     """
     least_ns = MIN_GAIN_RATIO * step_ns
@@ -294,12 +319,12 @@ def _next(gains: Mapping[str, int], together_ns: int, step_ns: int) -> str | Non
         kind = _action(what)[1]
         best[kind] = max(best.get(kind, 0), gain)
     chosen = max(best, key=lambda kind: best[kind])
+    broken = any(gain >= least_ns for what, gain in gains.items() if what.startswith(_BROKEN))
+    others = max((gain for what, gain in gains.items() if what not in _DESIGN), default=0)
     for kind in sorted(best):
-        worth = max(best[kind], together_ns) if kind is _Class.FAULT else best[kind]
-        is_clear = kind is _Class.FAULT and worth >= CLEAR_RATIO * step_ns
-        if is_clear or (worth >= least_ns and FAR_MORE * worth >= best[chosen]):
-            if best[kind] < least_ns:
-                return None
+        most = others if broken and kind is _Class.FAULT else best[chosen]
+        clear = kind is _Class.FAULT and best[kind] >= CLEAR_RATIO * step_ns
+        if clear or (best[kind] >= least_ns and FAR_MORE * best[kind] >= most):
             chosen = kind
             break
     near = {
@@ -308,6 +333,10 @@ def _next(gains: Mapping[str, int], together_ns: int, step_ns: int) -> str | Non
         if _action(what)[1] is chosen and gain >= ABOUT_AS_MUCH * best[chosen]
     }
     return min(near, key=lambda what: (_action(what)[2], -near[what], what))
+
+
+def _is_of_ranks(what: str, change: Change) -> bool:
+    return bool(change.ranks) and _action(what)[1] is _Class.FAULT
 
 
 def _action(what: str) -> tuple[str, _Class, int, str]:

@@ -23,12 +23,17 @@ from distprof.sections.stragglers.result import SlowLink, StragglerSet
 from distprof.sections.whatif.delays import Sections
 from distprof.sections.whatif.scenarios import TraceChange, beginning, in_time
 from distprof.sections.whatif.trace_graph import TraceGraph
-from distprof.terms import CollectiveKind, StragglerCause
+from distprof.terms import CollectiveKind, StragglerCause, StragglerPattern
 from distprof.units import name_ranks
 
 __all__ = ["link_changes", "set_changes"]
 
 _Floats = NDArray[np.float64]
+
+AGAIN = 1 / 3
+"""Share of the windows in which a rank is slow again and again, as every second or third step."""
+
+MIN_AGAIN = 2
 
 
 def set_changes(
@@ -56,14 +61,22 @@ def set_changes(
             ranks=one.ranks,
             own_ns=_mended(graph, sections, analyses, own, slow, one),
             delay_ns=graph.launched_in_time(np.flatnonzero(slow.any(axis=1)).tolist()),
-            release_ns=_begun(graph, sections, slow),
+            release_ns=_begun(graph, sections, slow, one),
             transfer_ns=_evened(graph, one),
         )
 
 
-def _begun(graph: TraceGraph, sections: Sections, slow: NDArray[np.bool_]) -> Int64Array | None:
-    """Release times where ranks that are slow from the first window on begin it with the others."""
-    late = np.flatnonzero(slow[:, 0] & (slow.sum(axis=1) > slow.shape[1] / 2))
+def _begun(
+    graph: TraceGraph, sections: Sections, slow: NDArray[np.bool_], one: StragglerSet
+) -> Int64Array | None:
+    """Release times where ranks that are slow all the time begin the first window with the others.
+
+    So do ranks that are slow again and again: what made them begin late was one time more.
+    """
+    count = slow.sum(axis=1)
+    again = (count >= MIN_AGAIN) & (count >= AGAIN * slow.shape[1])
+    again &= one.pattern is StragglerPattern.TRANSIENT
+    late = np.flatnonzero((slow[:, 0] & (count > slow.shape[1] / 2)) | again)
     return beginning(graph, in_time(graph, sections), late.tolist()) if len(late) else None
 
 

@@ -1,5 +1,6 @@
 """Slow links: the group that passes one is named, and no rank is blamed for it."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -19,6 +20,7 @@ from tests.simulator import (
     SlowDevice,
     SlowLink,
 )
+from tests.simulator.shapes import pipeline
 from tests.simulator.trials import report_of
 
 MS = 1_000_000
@@ -153,3 +155,12 @@ def mean_step(job):
 
 def test_messages_between_equal_links_are_no_slow_links():
     assert stragglers_of(PIPELINE).links == ()
+
+
+@pytest.mark.parametrize(("stages", "replicas"), [(2, 4), (4, 2)])
+def test_a_stage_that_a_slow_link_holds_up_is_no_straggler(stages, replicas):
+    """Its messages come late, and so it comes late to the gradients of its stage."""
+    job = pipeline(stages, replicas, random.Random(3))
+    report = report_of(replace(job, faults=(SlowLink(rank=0, factor=6.0),)).run())
+    assert report.findings[0].code == "STR107"
+    assert "STR101" not in [found.code for found in report.findings]

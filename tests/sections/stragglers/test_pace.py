@@ -94,6 +94,49 @@ def test_kernels_of_other_grids_are_not_the_same_kernels():
     np.testing.assert_allclose(pace_of(sized, [(0, 1, 2, 3)]).factor, 1.0)
 
 
+def of_launches(*ranks):
+    """A rank per mapping of kernels to the durations of their launches, the same in 4 steps."""
+    return {
+        rank: SimpleNamespace(
+            kernel_steps=KernelSteps(
+                names=tuple(launches),
+                count=np.repeat([[len(each)] for each in launches.values()], 4, axis=1),
+                total_ns=np.repeat([[int(sum(each))] for each in launches.values()], 4, axis=1),
+                quartile_ns=np.array(
+                    [[np.quantile(each, (0.25, 0.5, 0.75))] * 4 for each in launches.values()]
+                ).astype(np.int64),
+                blocks=np.full((len(launches), 4), -1),
+            )
+        )
+        for rank, launches in enumerate(ranks)
+    }
+
+
+def stage(layers, heads=0, slower=1.0):
+    """A stage: one name for four kinds of products, which the output layer uses too."""
+    products = [72_000, 72_000, 162_000, 231_000] * layers + [5_000] * heads
+    launches = {"gemm": products, "attention": [99_000] * layers, "norm": [18_000] * 2 * layers}
+    return {name: slower * np.array(each) for name, each in launches.items()}
+
+
+@pytest.mark.parametrize("layers", [(6, 6), (6, 9)])
+@pytest.mark.parametrize("slower", [(1.0, 1.0), (1.3, 1.0), (1.0, 1.3)])
+def test_a_stage_with_further_launches_of_other_sizes_is_not_faster_or_slower(layers, slower):
+    """A single short launch more moves the quartiles of all from one kind of product to another."""
+    first, last = stage(layers[0], 0, slower[0]), stage(layers[1], 2, slower[1])
+    analyses = of_launches(first, first, last, last)
+    pace = pace_of(analyses, [(0, 1), (2, 3)])
+    assert pace.groups == ((0, 1, 2, 3),)
+    expected = np.repeat(slower, 2)[:, None] * np.ones(4)
+    np.testing.assert_allclose(pace.factor, expected, rtol=0.001)
+
+
+def test_a_stage_with_more_of_the_same_layers_is_compared_by_all_of_its_kernels():
+    analyses = of_launches(stage(6), stage(6), stage(9, slower=1.3), stage(6))
+    pace = pace_of(analyses, [(0,), (1,), (2,), (3,)])
+    np.testing.assert_allclose(pace.factor[:, 0], [1, 1, 1.3, 1], rtol=0.001)
+
+
 def test_one_rank_alone_has_no_pace():
     job = SimulatedJob(num_nodes=1, ranks_per_node=1, **QUIET)
     assert paces(job) is None

@@ -10,7 +10,14 @@ from distprof.sections.own_time import held_stages
 from distprof.sections.stragglers.measure import analyze_stragglers
 from distprof.terms import StragglerCause, StragglerPattern
 from tests.sections.measured import measure
-from tests.simulator import GarbageCollection, LateInput, Marked, SlowDevice
+from tests.simulator import (
+    GarbageCollection,
+    LargerInputs,
+    LateInput,
+    Marked,
+    MoreWork,
+    SlowDevice,
+)
 from tests.simulator.shapes import pipeline
 from tests.simulator.trials import report_of
 
@@ -139,3 +146,39 @@ def test_without_marks_unequal_stages_are_balanced_in_the_simulation():
     even = unmarked(job_of(stages=2, skew=(1.3, 1.3)))
     found = {one.what: one.recoverable_ns for one in report.whatif.without}
     assert found["stage-imbalance"] == pytest.approx(longer_ns(job, even), rel=0.15)
+
+
+@pytest.mark.parametrize("kind", [MoreWork, LargerInputs])
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_pipeline_with_more_work_is_one_set(kind, first):
+    """The data of one replica pass all of its stages, each next to one other rank."""
+    ranks = range(first, 8, 2)
+    report, job = report_without_marks(*(kind(rank=rank, factor=1.4) for rank in ranks))
+    found = report.findings[0]
+    assert (found.code, found.ranks) == ("STR101", tuple(ranks))
+    assert "They have more work" in found.message
+    assert [one.ranks for one in report.stragglers.sets] == [tuple(ranks)]
+    longer = longer_ns(job, replace(job, faults=()))
+    assert found.recoverable_ns == pytest.approx(longer, rel=0.1)
+
+
+def test_two_ranks_with_more_work_on_different_stages_are_two():
+    report, _ = report_without_marks(MoreWork(rank=0, factor=1.4), MoreWork(rank=5, factor=1.4))
+    assert sorted(one.ranks for one in report.stragglers.sets) == [(0,), (5,)]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_without_marks_the_stage_with_more_layers_is_named_with_all_of_its_ranks(replicas):
+    report, _ = report_without_marks(stages=2, replicas=replicas, skew=(1.0, 1.6))
+    found = next(one for one in report.findings if one.code == "PIP101")
+    assert found.ranks == tuple(range(replicas, 2 * replicas))
+    assert "in each step" in found.message
+    assert "STR110" not in [one.code for one in report.findings]
+    even = unmarked(job_of(stages=2, replicas=replicas, skew=(1.3, 1.3)))
+    longer = longer_ns(unmarked(job_of(stages=2, replicas=replicas, skew=(1.0, 1.6))), even)
+    assert found.recoverable_ns == pytest.approx(longer, rel=0.15)
+
+
+def test_without_marks_no_stage_of_equal_layers_is_named():
+    report, _ = report_without_marks()
+    assert "PIP101" not in [one.code for one in report.findings]

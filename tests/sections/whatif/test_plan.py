@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from distprof.sections.moe.result import MoeResult
 from distprof.sections.pipeline.result import PipelineResult
 from distprof.sections.stragglers.measure import analyze_stragglers
 from distprof.sections.whatif.measure import analyze_whatif
-from distprof.sections.whatif.plan import Workbench, is_actionable
+from distprof.sections.whatif.plan import FAR_MORE, Workbench, is_actionable
 from distprof.sections.whatif.result import RepairPlan
 from tests.sections.measured import measure
 from tests.simulator.job import (
@@ -26,6 +27,7 @@ from tests.simulator.job import (
     SimulatedJob,
     SlowDevice,
 )
+from tests.simulator.shapes import pipeline
 from tests.simulator.trials import report_of
 
 STEP = (
@@ -66,6 +68,40 @@ def test_two_faults_are_two_repairs_and_the_step_lands_where_it_really_does() ->
     assert plan.step_ns == pytest.approx(true_step_ns(SLOW, LATE), rel=0.01)
     assert first.step_ns == pytest.approx(true_step_ns(LATE), rel=0.02)
     assert second.step_ns == pytest.approx(true_step_ns(), rel=0.02)
+
+
+@pytest.mark.parametrize("wide", [(), ("late ranks", "overlap")])
+def test_faults_that_hide_each_other_are_both_mended_before_what_they_have_in_common(
+    wide: tuple[str, ...],
+) -> None:
+    """Either alone gives next to nothing back; a rank that is not slow is not mended with them."""
+    faults = SLOW, LateInput(rank=5, ns=12 * MS)
+    plan = plan_of(job(*faults), ["rank 3", "rank 5", "rank 2", *wide])
+    assert max(repair.alone_ns for repair in plan.repairs[:2]) < 0.1 * plan.repairs[1].gain_ns
+    assert {repair.what for repair in plan.repairs[:2]} == {"rank 3", "rank 5"}
+    assert "rank 2" not in {repair.what for repair in plan.repairs}
+    assert plan.repairs[1].step_ns == pytest.approx(true_step_ns(), rel=0.02)
+
+
+def test_a_small_fault_is_mended_before_a_pipeline_gets_another_design() -> None:
+    """Four micro-batches on four stages idle nearly half of the time."""
+    sound = pipeline(4, 2, random.Random(3), micro_batches=4)
+    found = report_of(replace(sound, faults=(LateInput(rank=1, ns=900_000),)).run())
+    first, design = found.plan.repairs[:2]
+    assert (first.what, design.what) == ("rank 1", "micro-batches")
+    assert first.alone_ns < design.alone_ns / FAR_MORE
+    assert (found.findings[0].code, found.findings[0].ranks) == ("STR101", (1,))
+
+
+def test_a_rank_that_is_late_in_every_second_step_began_the_first_one_late_too() -> None:
+    """The CPU runs ahead, so that the first stall comes before the first kernel of the capture."""
+    sound = pipeline(2, 2, random.Random(3))
+    sound = replace(sound, synchronise=False, queue_depth=8, capture_skip={})
+    late = replace(sound, faults=(LateInput(rank=1, ns=12 * MS, steps=range(10, 18, 2)),))
+    (found,) = (one for one in report_of(late.run()).findings if one.code == "STR102")
+    assert found.steps == (11, 13, 15)
+    longer = late.run().mean_step_ns() - sound.run().mean_step_ns()
+    assert found.recoverable_ns == pytest.approx(longer, rel=0.05)
 
 
 def test_gains_of_a_plan_add_up() -> None:

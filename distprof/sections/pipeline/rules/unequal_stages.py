@@ -10,7 +10,9 @@ micro-batch. This looks like a bubble but does not shrink with more micro-batche
 ## Evidence needed
 Computation inside the marks around the work of stages (`distprof:pp …`, recorded by the probe
 `pipeline_marks`), in at least three steps. If several ranks hold a stage, the rank that works least
-sets its time. For an operation log or a pipeline timeline, distprof uses the mean of its steps.
+sets its time. Where only messages show the stages, distprof compares all computation of the ranks,
+and the rule is *inferred*. For an operation log or a pipeline timeline, distprof uses the mean of
+its steps.
 
 ## How the cost is computed
 With M micro-batches, (M − 1)/M of the difference between the busiest stage's work and the mean of
@@ -38,7 +40,7 @@ from collections.abc import Iterator
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.pipeline.result import PipelinePosition, PipelineResult
 from distprof.sections.stragglers.result import StragglersResult
-from distprof.terms import Severity, StragglerCause
+from distprof.terms import Confidence, Severity, StragglerCause
 from distprof.units import format_duration, format_ratio, name_ranks
 
 _WIDER = ("PIP103",)
@@ -83,18 +85,25 @@ def check(
     yield Draft(
         message=(
             f"{_stages(busiest)} ({name_ranks(busiest.ranks)}) works "
-            f"{format_duration(_per_micro_batch(busiest))} on each micro-batch, "
+            f"{format_duration(_work(busiest))} {_each(busiest)}, "
             f"{format_ratio(busiest.excess_ratio)} more than the other stages' median of "
             f"{format_duration(_others(busiest))}. The pipeline waits {format_duration(cost)} "
             f"({format_ratio(cost / step)}) of each step for it."
         ),
         fix=_FIX,
         cost_ns_per_step=cost,
+        confidence=_confidence(busiest),
         ranks=busiest.ranks,
         evidence=("pipeline.positions", "pipeline.max_over_mean"),
         without="stage-imbalance",
         explains=_WIDER,
     )
+
+
+def _confidence(busiest: PipelinePosition) -> Confidence:
+    """Messages show which rank holds which stage, but not which computation is the stage's."""
+    is_marked = busiest.work_ns_per_micro_batch is not None
+    return Confidence.MEASURED if is_marked else Confidence.INFERRED
 
 
 def _runs_slower(busiest: PipelinePosition, stragglers: StragglersResult) -> bool:
@@ -138,9 +147,13 @@ def _stages(position: PipelinePosition) -> str:
     return f"Stage {numbers}" if len(position.stages) == 1 else f"The group with stages {numbers}"
 
 
-def _per_micro_batch(position: PipelinePosition) -> float:
+def _each(position: PipelinePosition) -> str:
+    return "in each step" if position.work_ns_per_micro_batch is None else "on each micro-batch"
+
+
+def _work(position: PipelinePosition) -> float:
     return position.work_ns_per_micro_batch or position.work_ns_per_step
 
 
 def _others(position: PipelinePosition) -> float:
-    return _per_micro_batch(position) / (1 + position.excess_ratio)
+    return _work(position) / (1 + position.excess_ratio)

@@ -163,7 +163,8 @@ def of_pattern(
 
     Empty where nothing was communicated. Ranks that sequences of different lengths make late in
     some steps are left out: `sequence-length-imbalance` reports that cost; so are ranks whose CPU
-    something else takes (`cpu-contention`).
+    something else takes (`cpu-contention`), and ranks that are late for no reason of their own
+    behind a slow link (`slow-link`).
 
     Raises:
         InsufficientEvidenceError: If there were collectives but lateness could not be judged.
@@ -182,7 +183,14 @@ def of_pattern(
         if rank.pattern is pattern
         and rank.rank not in in_sets
         and rank.cause is not StragglerCause.CPU_TAKEN
+        and not _is_held_up(rank, stragglers)
     ]
     if pattern is not StragglerPattern.PERSISTENT and stragglers.sequences is not None:
         found = [rank for rank in found if rank.detail != "sequence_length"]
     return found if sum(rank.share_of_step_ratio for rank in found) >= min_ratio else []
+
+
+def _is_held_up(rank: RankStraggler, stragglers: StragglersResult) -> bool:
+    """Whether nothing of its own makes the rank late, and its transfers pass a slow link."""
+    slow = {member for link in stragglers.links for part in link.transfers for member in part.ranks}
+    return rank.cause is StragglerCause.UNKNOWN and rank.rank in slow
