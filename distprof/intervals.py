@@ -20,6 +20,7 @@ __all__ = [
     "complement",
     "covered",
     "intersect",
+    "outermost",
     "reach",
     "subtract",
     "total",
@@ -197,3 +198,13 @@ def _covered_until(
     after = np.maximum(disjoint.end[inside] - times, 0)
     result: Int64Array = np.where(index < 0, 0, until[inside] - np.minimum(after, lengths[inside]))
     return result
+
+
+def outermost(start: Int64Array, end: Int64Array) -> Int64Array:
+    """Positions, by start, of the intervals that do not start inside an earlier one."""
+    order = np.lexsort((-end, start))
+    if len(order) == 0:
+        return order
+    until = np.maximum.accumulate(end[order])
+    first = np.concatenate(([True], start[order][1:] >= until[:-1]))
+    return order[first]

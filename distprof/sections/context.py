@@ -304,6 +304,8 @@ class RankCopies(msgspec.Struct, frozen=True, kw_only=True):
         count: Copies that start inside the windows.
         num_bytes: Bytes that they move; ABSENT where one lacks its size.
         exposed_ns: Time in which such a copy runs and nothing else.
+        operators: Operators that launched most of them, with the time of their copies; empty where
+            copies are too short to look for them.
     """
 
     direction: str
@@ -311,6 +313,7 @@ class RankCopies(msgspec.Struct, frozen=True, kw_only=True):
     count: int
     num_bytes: int
     exposed_ns: int
+    operators: Mapping[str, int] = {}
 
 
 class RankTrain(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,7 +23,9 @@ __all__ = ["capture_window", "measure_rank", "rank_parts"]
 _PREFIX = "rank_"
 
 
-def measure_rank(tables: RankTables, context: RankContext) -> RankAnalysis:
+def measure_rank(
+    tables: RankTables, context: RankContext, load_host: Callable[[], Table] | None = None
+) -> RankAnalysis:
     """Measure one rank inside its windows.
 
     Pure: the same tables and context give the same analysis. Linear in the rows but for sorting
@@ -32,12 +34,13 @@ def measure_rank(tables: RankTables, context: RankContext) -> RankAnalysis:
     Args:
         tables: The rank's tables.
         context: Its windows, and what matching found out about its collectives.
+        load_host: Reads the HOST table with every operator; None where it cannot be read again.
 
     Raises:
         ValueError: If the context does not fit the tables.
     """
     _check(tables, context)
-    known = _given(tables, context)
+    known = _given(tables, context, load_host)
     return RankAnalysis(**{name: _made(name, known, ()) for name in RankAnalysis.__struct_fields__})
 
 
@@ -51,9 +54,12 @@ def rank_parts() -> Mapping[str, Callable[..., Any]]:
     return declared_functions(_PREFIX)
 
 
-def _given(tables: RankTables, context: RankContext) -> dict[str, Any]:
+def _given(
+    tables: RankTables, context: RankContext, load_host: Callable[[], Table] | None = None
+) -> dict[str, Any]:
     """What parts may ask for in addition to other parts."""
     return {
+        "load_host": load_host,
         "tables": tables,
         "activity": tables.activity,
         "collectives": tables.collectives,

@@ -158,7 +158,7 @@ def _measure_job(job: _Job) -> RankAnalysis | str:
         window = capture_window(tables.activity)
         steps = context.steps[: window.size]
         context = replace(context, windows=window, steps=steps, is_capture=True)
-    return measure_rank(tables, context)
+    return measure_rank(tables, context, lambda: job.source.load(every_host_row=True).host)
 
 
 def _map(

@@ -246,10 +246,10 @@ def test_a_rank_that_cannot_be_measured_costs_itself_only(monkeypatch: pytest.Mo
     run = distprof.open_run(DLRM, executor="serial")
     original = measuring.measure_rank
 
-    def measure_rank(tables: Any, context: Any) -> Any:
+    def measure_rank(tables: Any, context: Any, load_host: Any) -> Any:
         if context.rank == 2:
             raise ZeroDivisionError("no luck")
-        return original(tables, context)
+        return original(tables, context, load_host)
 
     monkeypatch.setattr(measuring, "measure_rank", measure_rank)
     report = distprof.analyze(run)

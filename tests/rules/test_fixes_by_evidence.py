@@ -97,6 +97,35 @@ def test_exposed_copies_by_hand():
     assert [row.exposed_ns_per_step for row in rows] == [30, 20]
 
 
+def test_copies_are_named_by_the_outermost_operator_that_launched_them():
+    rank = RankBuilder(0).step(0, 0, 200)
+    rank.call("autograd::engine", 0, 90, category="cpu_op").call(
+        "aten::cat", 5, 40, category="cpu_op"
+    )
+    rank.call("aten::copy_", 10, 30, category="cpu_op").call(
+        "aten::clone", 45, 60, category="cpu_op"
+    )
+    rank.copy("Memcpy DtoD (Device -> Device)", 20, 30, launched=(12, 14))
+    rank.copy("Memcpy DtoD (Device -> Device)", 50, 90, launched=(50, 52))
+    rank.copy("Memcpy DtoD (Device -> Device)", 150, 160, launched=(100, 102))
+    tables = rank.tables()
+    window = Intervals(np.array([0]), np.array([200]))
+    alone = Intervals(np.array([20, 50, 150]), np.array([30, 90, 160]))
+    found = measure_copies(tables.activity, window, alone, lambda: tables.host)
+    (row,) = exposed_copies([found], num_samples=1)
+    assert row.operators == ("aten::clone", "aten::cat")
+    message = finding("MEM101", copying(replace(row, exposed_ns_per_step=3 * MS))).message
+    assert "copies within the GPU by aten::clone and aten::cat" in message
+
+
+def test_operators_are_read_only_where_copies_are_exposed_for_long():
+    rank = RankBuilder(0).step(0, 0, 1000).copy("Memcpy DtoD (Device -> Device)", 20, 30)
+    window = Intervals(np.array([0]), np.array([1000]))
+    alone = Intervals(np.array([20]), np.array([30]))
+    (found,) = measure_copies(rank.tables().activity, window, alone, lambda: pytest.fail("read"))
+    assert found.operators == {}
+
+
 # NET105
 
 

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.intervals import EMPTY, Intervals, covered
+from distprof.intervals import EMPTY, Intervals, covered, outermost
 from distprof.run.tables import NO_THREAD, Launches, RankTables, distinct, intervals_of
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.context import SyncStats
@@ -246,10 +246,9 @@ def _waited_for_copy(
 def _outermost(calls: Table) -> NDArray[np.bool_]:
     """Mask of the rows that are not inside an earlier row of the same thread, sorted by start."""
     start, end = intervals_of(calls)
-    keep = np.ones(len(calls), dtype=np.bool_)
+    keep = np.zeros(len(calls), dtype=np.bool_)
     for _, rows in rows_by_thread(calls):
-        reach = np.maximum.accumulate(end[rows])
-        keep[rows[1:]] = start[rows[1:]] >= reach[:-1]
+        keep[rows[outermost(start[rows], end[rows])]] = True
     return keep
 
 

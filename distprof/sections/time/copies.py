@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 
 import numpy as np
+from numpy.typing import NDArray
 
-from distprof.intervals import Intervals, covered, intersect, union
-from distprof.run.tables import intervals_of
-from distprof.schema import ABSENT, Table
+from distprof.intervals import Intervals, covered, intersect, outermost, union
+from distprof.run.tables import intervals_of, join_launches
+from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.context import RankCopies
 from distprof.sections.time.result import ExposedCopies
 from distprof.terms import ActivityKind
 
 __all__ = ["direction_of", "exposed_copies", "measure_copies"]
+
+MANY = 0.05
+"""Share of the windows from which exposed copies are worth a look at every operator."""
+
+MAX_OPERATORS = 3
+
+_OPERATOR, _TENSOR_OPERATOR = "cpu_op", "aten::"
 
 _CUDA = re.compile(r"Memcpy (\w)to(\w)(?: \((\w+) -> (\w+)\))?")
 _HIP = re.compile(r"Copy(Host|Device)To(Host|Device)", re.IGNORECASE)
@@ -37,7 +46,10 @@ def direction_of(name: str) -> tuple[str, str]:
 
 
 def measure_copies(
-    activity: Table, windows: Intervals, exposed: Intervals
+    activity: Table,
+    windows: Intervals,
+    exposed: Intervals,
+    load_host: Callable[[], Table] | None = None,
 ) -> tuple[RankCopies, ...]:
     """Copies of one rank by kind.
 
@@ -45,12 +57,18 @@ def measure_copies(
         activity: ACTIVITY table.
         windows: Analysed windows, by start.
         exposed: Time in which copies run and nothing else, disjoint.
+        load_host: Reads HOST with every operator; called only where copies are exposed for long.
+            None leaves the operators unnamed.
     """
     copies = activity.take(activity["kind"] == ActivityKind.COPY)
     names = copies.coded("name")
     start, end = intervals_of(copies)
     inside = covered(Intervals(start, np.maximum(end, start + 1)), union(windows)) > 0
     alone = intersect(exposed, union(windows))
+    is_long = covered(alone, alone).sum() >= MANY * (windows.end - windows.start).sum()
+    operators = np.full(len(copies), "", dtype=object)
+    if load_host is not None and is_long:
+        operators = _operators(copies, load_host())
     by_kind: dict[tuple[str, str], list[int]] = {}
     for code, name in enumerate(names.values):
         by_kind.setdefault(direction_of(name), []).append(code)
@@ -66,9 +84,50 @@ def measure_copies(
                 count=int(rows.sum()),
                 num_bytes=int(ABSENT) if (sizes == ABSENT).any() else int(sizes.sum()),
                 exposed_ns=int(covered(spans, alone).sum()),
+                operators={}
+                if operators is None
+                else _busiest(operators[rows], (end - start)[rows]),
             )
         )
     return tuple(one for one in found if one.count)
+
+
+def _operators(copies: Table, host: Table) -> NDArray[np.object_]:
+    """For each copy the outermost tensor operator that launched it; empty where none is known."""
+    launches = join_launches(copies["correlation"], host)
+    names, threads = host.coded("name"), host.coded("thread").codes
+    tensor = names.where([name.startswith(_TENSOR_OPERATOR) for name in names.values])
+    tensor &= host.coded("category").equals(_OPERATOR)
+    found = np.full(len(copies), "", dtype=object)
+    for thread in np.unique(launches.thread[launches.known]).tolist():
+        rows = np.flatnonzero(tensor & (threads == thread))
+        rows = rows[outermost(host["start_ns"][rows], host["end_ns"][rows])]
+        mine = np.flatnonzero(launches.known & (launches.thread == thread))
+        if len(rows) == 0:
+            continue
+        call = launches.start[mine]
+        at = np.searchsorted(host["start_ns"][rows], call, side="right") - 1
+        inside = (at >= 0) & (call < host["end_ns"][rows[np.maximum(at, 0)]])
+        within = rows[at[inside]]
+        found[mine[inside]] = [names.values[code] for code in names.codes[within].tolist()]
+    return found
+
+
+def _busiest(operators: NDArray[np.object_], lasted: Int64Array) -> dict[str, int]:
+    """Operators with the time of their copies, most first."""
+    total: Counter[str] = Counter()
+    for name, ns in zip(operators.tolist(), lasted.tolist(), strict=True):
+        if name:
+            total[name] += ns
+    return dict(total.most_common(MAX_OPERATORS))
+
+
+def _most(ones: Iterable[RankCopies]) -> tuple[str, ...]:
+    """Operators of all ranks, by the time of their copies."""
+    total: Counter[str] = Counter()
+    for one in ones:
+        total.update(one.operators)
+    return tuple(name for name, _ in total.most_common(MAX_OPERATORS))
 
 
 def exposed_copies(
@@ -96,6 +155,7 @@ def exposed_copies(
                 else sum(one.num_bytes for one in ones) / samples
             ),
             exposed_ns_per_step=sum(one.exposed_ns for one in ones) // samples,
+            operators=_most(ones),
         )
         for (direction, memory), ones in by_kind.items()
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
@@ -92,9 +92,14 @@ def rank_computation_ns(windows: Intervals, timeline: Timeline) -> Int64Array:
     return covered(windows, timeline.computation)
 
 
-def rank_copies(activity: Table, windows: Intervals, timeline: Timeline) -> tuple[RankCopies, ...]:
+def rank_copies(
+    activity: Table,
+    windows: Intervals,
+    timeline: Timeline,
+    load_host: Callable[[], Table] | None,
+) -> tuple[RankCopies, ...]:
     """Copies by kind, and the time in which nothing else runs."""
-    return measure_copies(activity, windows, timeline.exposed_copy)
+    return measure_copies(activity, windows, timeline.exposed_copy, load_host)
 
 
 def rank_steps(context: RankContext, timeline: Timeline) -> tuple[StepBreakdown, ...]:

@@ -152,6 +152,8 @@ class ExposedCopies(Record, frozen=True, kw_only=True):
         num_per_step: Copies.
         bytes_per_step: Bytes that they move; null where a copy lacks its size.
         exposed_ns_per_step: Time in which such a copy runs and nothing else.
+        operators: The outermost tensor operators that launch most of them, at most three; empty
+            where they are unknown, or copies are exposed for less than 5 % of the step.
     """
 
     direction: str
@@ -159,6 +161,7 @@ class ExposedCopies(Record, frozen=True, kw_only=True):
     num_per_step: float
     bytes_per_step: float | None
     exposed_ns_per_step: int
+    operators: tuple[str, ...] = ()
 
 
 class WaterfallResult(Result, frozen=True, kw_only=True):

@@ -15,11 +15,12 @@ Time covered by copies and memory sets but not by computation or communication, 
 and steps. No other finding includes it.
 
 ## How to fix
-The message splits the copies by direction. From or to pageable CPU memory: pin it
-(`pin_memory=True` in the data loader) and copy with `non_blocking=True`. Where it is pinned
-already: copy on a separate stream, one batch ahead. Offloading (optimizer, activations): prefetch
-and use fewer, larger copies, or offload less. Copies within the GPU, which pinning does not touch:
-avoid `.contiguous()`, `torch.cat` and `.clone()` in the hot path.
+The message splits the copies by direction and names the operators that launch them. From or to
+pageable CPU memory: pin it (`pin_memory=True` in the data loader) and copy with
+`non_blocking=True`. Where it is pinned already: copy on a separate stream, one batch ahead.
+Offloading (optimizer, activations): prefetch and use fewer, larger copies, or offload less. Copies
+within the GPU, which pinning does not touch: avoid `.contiguous()`, `torch.cat` and `.clone()` in
+the hot path.
 
 ## When it is wrong
 Offloading that makes the model fit is worth its copies. A checkpoint in the recorded steps copies
@@ -32,7 +33,7 @@ Formula sheet, "Measured from traces" (exposed copies). PyTorch documentation, C
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.shares import mean_step
@@ -90,9 +91,17 @@ def _split(waterfall: WaterfallResult) -> str:
     """For example ``: 3 ms GPU to GPU, 1 ms CPU (pinned) to GPU``."""
     parts = [
         f"{format_duration(row.exposed_ns_per_step)} in {row.num_per_step:.3g} {_kind(row)}"
+        f"{_by(row.operators)}"
         for row in _worst(waterfall)
     ]
     return f" ({', '.join(parts)})" if parts else ""
+
+
+def _by(operators: Sequence[str]) -> str:
+    """For example `` by aten::cat and aten::contiguous``."""
+    if len(operators) < 2:
+        return "".join(f" by {name}" for name in operators)
+    return f" by {', '.join(operators[:-1])} and {operators[-1]}"
 
 
 def _kind(row: ExposedCopies) -> str:
