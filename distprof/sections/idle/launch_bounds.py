@@ -83,15 +83,23 @@ def _largest(
 
 
 def held_by_launches(bounds: LaunchBounds, opens: Int64Array) -> Int64Array:
-    """For each window, the sum over calls that waited of the most that follows from each.
+    """For each window, by how much launches hold it back further than the windows before.
+
+    What follows from one call that waited grows until the next call; calls add up.
 
     Args:
         bounds: Of the line.
         opens: The segment that each window starts with, ascending.
     """
     held = np.zeros(len(opens), dtype=np.int64)
-    order = np.lexsort((bounds.excess_ns, bounds.after))
-    largest = order[np.diff(bounds.after[order], append=-1) != 0]
-    window = np.searchsorted(opens, bounds.segment[largest], side="right") - 1
-    np.add.at(held, window, bounds.excess_ns[largest])
+    window = np.searchsorted(opens, bounds.segment, side="right") - 1
+    order = np.lexsort((bounds.excess_ns, window, bounds.after))
+    after, window, excess = bounds.after[order], window[order], bounds.excess_ns[order]
+    last = (np.diff(after, append=-1) != 0) | (np.diff(window, append=-1) != 0)
+    after, window, excess = after[last], window[last], excess[last]
+    is_first = np.diff(after, prepend=-1) != 0
+    # a running maximum within each call: what is added lifts each above those before
+    lift = (np.cumsum(is_first) - 1) * (int(excess.max(initial=0)) + 1)
+    grown = np.maximum.accumulate(excess + lift) - lift
+    np.add.at(held, window, grown - np.where(is_first, 0, np.roll(grown, 1)))
     return held

@@ -36,6 +36,9 @@ FAR_MORE = 4.0
 CLEAR_RATIO = 0.05
 """Share of the step from which a fault comes first in any case."""
 
+CLEAR_OF_RANKS = 0.03
+"""The same of a slow rank or link: mending it redesigns nothing."""
+
 
 class _Class(IntEnum):
     """Faults come before causes that all ranks share, and those before tuning."""
@@ -237,7 +240,7 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
             chosen = chosen if without - with_it >= self._least_ns else rest
         base, together = self.steps([made, chosen])
         worth = base - together
-        clear = worth >= CLEAR_RATIO * self.step_ns
+        clear = worth >= CLEAR_OF_RANKS * self.step_ns
         if worth < self._least_ns or not (clear or FAR_MORE * worth >= gains[best]):
             return ()
         return tuple(sorted(chosen.keys() - made.keys(), key=lambda what: (-gains[what], what)))
@@ -323,7 +326,7 @@ def _next(gains: Mapping[str, int], step_ns: int) -> str:
     others = max((gain for what, gain in gains.items() if what not in _DESIGN), default=0)
     for kind in sorted(best):
         most = others if broken and kind is _Class.FAULT else best[chosen]
-        clear = kind is _Class.FAULT and best[kind] >= CLEAR_RATIO * step_ns
+        clear = kind is _Class.FAULT and _is_clear(gains, best[kind], step_ns)
         if clear or (best[kind] >= least_ns and FAR_MORE * best[kind] >= most):
             chosen = kind
             break
@@ -337,6 +340,12 @@ def _next(gains: Mapping[str, int], step_ns: int) -> str:
 
 def _is_of_ranks(what: str, change: Change) -> bool:
     return bool(change.ranks) and _action(what)[1] is _Class.FAULT
+
+
+def _is_clear(gains: Mapping[str, int], most: int, step_ns: int) -> bool:
+    """Whether some fault, of which the largest gives back ``most``, is so in any case."""
+    of_ranks = max((gain for what, gain in gains.items() if what.startswith(_BROKEN)), default=0)
+    return most >= CLEAR_RATIO * step_ns or of_ranks >= CLEAR_OF_RANKS * step_ns
 
 
 def _action(what: str) -> tuple[str, _Class, int, str]:
