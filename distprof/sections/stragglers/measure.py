@@ -28,6 +28,7 @@ from distprof.sections.stragglers.causes import Cause, find_cause
 from distprof.sections.stragglers.computing import EXPERTS
 from distprof.sections.stragglers.episodes import Episode
 from distprof.sections.stragglers.exchanged import carried
+from distprof.sections.stragglers.leads import cannot_run_ahead, launch_leads
 from distprof.sections.stragglers.links import find_slow_links
 from distprof.sections.stragglers.pace import ALIKE
 from distprof.sections.stragglers.patterns import (
@@ -434,7 +435,7 @@ def _cause(
         return Cause(StragglerCause.UNKNOWN)
     steps = list(verdict.steps)
     lateness = float(blame.lost_ns[position, steps].mean())
-    return find_cause(
+    found = find_cause(
         blame.ranks[position],
         steps,
         lateness,
@@ -446,6 +447,9 @@ def _cause(
         known.sequences,
         known.exchanged,
     )
+    if found.cause is not StragglerCause.UNKNOWN:
+        return found
+    return cannot_run_ahead(blame.ranks[position], launch_leads(known.run)) or found
 
 
 def _lack(blame: Blame) -> tuple[str, ...]:
