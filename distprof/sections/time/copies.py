@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.intervals import Intervals, covered, intersect, outermost, union
+from distprof.intervals import Intervals, covered, intersect, outermost, total, union
 from distprof.run.tables import intervals_of, join_launches
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.context import RankCopies
@@ -65,9 +65,9 @@ def measure_copies(
     start, end = intervals_of(copies)
     inside = covered(Intervals(start, np.maximum(end, start + 1)), union(windows)) > 0
     alone = intersect(exposed, union(windows))
-    is_long = covered(alone, alone).sum() >= MANY * (windows.end - windows.start).sum()
+    is_long = total(alone) >= MANY * (windows.end - windows.start).sum()
     operators = np.full(len(copies), "", dtype=object)
-    if load_host is not None and is_long:
+    if load_host is not None and alone.size and is_long:
         operators = _operators(copies, load_host())
     by_kind: dict[tuple[str, str], list[int]] = {}
     for code, name in enumerate(names.values):
@@ -84,9 +84,7 @@ def measure_copies(
                 count=int(rows.sum()),
                 num_bytes=int(ABSENT) if (sizes == ABSENT).any() else int(sizes.sum()),
                 exposed_ns=int(covered(spans, alone).sum()),
-                operators={}
-                if operators is None
-                else _busiest(operators[rows], (end - start)[rows]),
+                operators=_busiest(operators[rows], (end - start)[rows]),
             )
         )
     return tuple(one for one in found if one.count)
@@ -115,19 +113,19 @@ def _operators(copies: Table, host: Table) -> NDArray[np.object_]:
 
 def _busiest(operators: NDArray[np.object_], lasted: Int64Array) -> dict[str, int]:
     """Operators with the time of their copies, most first."""
-    total: Counter[str] = Counter()
+    spent: Counter[str] = Counter()
     for name, ns in zip(operators.tolist(), lasted.tolist(), strict=True):
         if name:
-            total[name] += ns
-    return dict(total.most_common(MAX_OPERATORS))
+            spent[name] += ns
+    return dict(spent.most_common(MAX_OPERATORS))
 
 
 def _most(ones: Iterable[RankCopies]) -> tuple[str, ...]:
     """Operators of all ranks, by the time of their copies."""
-    total: Counter[str] = Counter()
+    spent: Counter[str] = Counter()
     for one in ones:
-        total.update(one.operators)
-    return tuple(name for name, _ in total.most_common(MAX_OPERATORS))
+        spent.update(one.operators)
+    return tuple(name for name, _ in spent.most_common(MAX_OPERATORS))
 
 
 def exposed_copies(
