@@ -20,7 +20,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
-IN_PARALLEL = ("-n", "auto", "--dist", "loadfile", "--no-loadscope-reorder")  # the long ones first
+IN_PARALLEL = (
+    *("-n", "auto", "--dist", "loadfile", "--no-loadscope-reorder"),  # the long ones first
+    *("--max-worker-restart", "1"),  # a test that hangs ends its process, and is begun again
+)
 PACKAGES = ("distprof", "probes/distprof_probes", "reference_runs/distprof_runs")
 GATE_BASELINE = "benchmarks/gate-baseline.json"
 GATE_RUN = (

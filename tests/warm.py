@@ -45,7 +45,7 @@ from typing import Any, NoReturn
 
 __all__ = ["LIMIT_S", "Starter", "WarmPython"]
 
-LIMIT_S = 400
+LIMIT_S = 300
 Starter = Callable[[Sequence[str], Mapping[str, str]], "subprocess.CompletedProcess[str]"]
 """Runs a command in an environment to its end."""
 

@@ -16,6 +16,7 @@ import pytest
 from distprof.cli.app import main
 from distprof.verbs.history.dataset import append, query, read
 from distprof.verbs.history.show import ANSWER, HISTORY
+from tests.processes import ended
 from tests.verbs.history.samples import commits, summary
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -289,15 +290,11 @@ def test_a_long_query_can_be_stopped(history, number, code):
     pairs = "range(10000000000) a, range(10000000000) b"  # no machine gets through them
     sql = f"SELECT count(*) FROM {pairs} WHERE (a.range + b.range) % 7 = 8"
     words = [sys.executable, "-c", program, "history", "query", sql, "--history", history]
-    with subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as query_:
-        try:
-            assert query_.stdout.readline() == "asked\n"
-            query_.send_signal(number)
-            assert query_.wait(timeout=120) == code  # else it hangs
-        finally:
-            query_.kill()
+    started = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    with ended(started) as query_:
+        assert query_.stdout.readline() == "asked\n"
+        query_.send_signal(number)
+        assert query_.wait(timeout=120) == code  # else it hangs
 
 
 def test_help_imports_nothing_heavy():

@@ -14,11 +14,12 @@ from distprof.cli.app import main
 from distprof.verbs.sweep import running
 from distprof.verbs.sweep.running import locked
 from distprof.verbs.sweep.show import SCALING
+from tests.processes import ended
 
 ROOT = Path(__file__).parents[2]
 
 STAND_IN = """
-import pathlib, signal, sys
+import pathlib, signal, sys, time
 words = sys.argv[1:]
 here = pathlib.Path(__file__).parent
 if "--dry-run" in words:
@@ -33,7 +34,7 @@ if (here / "fail").exists():
 if (here / "wait").exists():
     signal.signal(signal.SIGINT, lambda *_: ((here / "told").touch(), sys.exit(130)))
     (here / "ready").touch()
-    signal.pause()
+    while True: time.sleep(0.01)  # pause() misses a signal that came just before it
 from tests.job_folders import JobFolder
 flag = next(flag for flag in ("--ranks", "--nproc-per-node") if flag in words)
 ranks = int(words[words.index(flag) + 1])
@@ -126,9 +127,8 @@ def test_ctrl_c_is_told_to_the_run_and_the_sweep_goes_on_later(stand_in, capsys)
         f"running._DISTPROF = (sys.executable, {str(stand_in / 'stand_in.py')!r});"
         "sys.exit(main(['scale', 'ddp', '--ranks', '1,2', '--repeats', '1', '--sweep', 's']))"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", driver], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    ) as process:
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    with ended(subprocess.Popen([sys.executable, "-c", driver], text=True, **pipes)) as process:
         while not (stand_in / "ready").exists():
             assert process.poll() is None
         process.send_signal(signal.SIGINT)

@@ -16,6 +16,7 @@ from distprof_runs.launching.emulated_nodes import EmulatedNodes, Link, why_not
 
 from distprof.artefacts.fabric_file import FabricCurve, FabricFile, FabricFit
 from distprof.ingest.fabric import read_fabric
+from tests.processes import ended
 from tests.warm import Starter, WarmPython
 
 pytestmark = pytest.mark.distributed
@@ -169,7 +170,7 @@ def half_round_trip_ns(link: Link) -> float:
     """What one byte takes over ``link`` here and now: the emulated delay itself can be late."""
     with EmulatedNodes(2, link) as nodes:
         command = nodes.command(0, [sys.executable, "-c", ECHO])
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as echo:
+        with ended(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)) as echo:
             assert echo.stdout is not None
             assert echo.stdout.readline() == "ready\n"
             asked = command_output(nodes.command(1, [sys.executable, "-c", ASK, nodes.address(0)]))

@@ -12,6 +12,7 @@ import msgspec
 
 from distprof.artefacts.run_file import RunFile
 from tests.probes.sessions import rank_file_of, steps_of
+from tests.processes import ended
 
 PROGRAM = """
 import sys, time
@@ -27,8 +28,8 @@ with session:
 
 def run_until_ready_and_terminate(run_dir: Path, body: str) -> int:
     program = PROGRAM.format(run_dir=str(run_dir), body=body)
-    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    with process:
+    started = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    with ended(started) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGTERM)

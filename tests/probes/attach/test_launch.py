@@ -12,6 +12,7 @@ from distprof_probes.attach.launch import check_program, shell_code
 
 from distprof.artefacts.run_file import Exit
 from distprof.errors import UsageError
+from tests.processes import ended
 
 RUNNER = """
 import os, sys
@@ -38,7 +39,7 @@ def _start(code: str) -> subprocess.Popen[str]:
 
 def test_streams_and_exit_code_pass_through() -> None:
     code = "import sys; print(input()); print('err', file=sys.stderr); sys.exit(7)"
-    with _start(code) as process:
+    with ended(_start(code)) as process:
         out, err = process.communicate("typed\n", timeout=60)
     assert out.splitlines()[0] == "typed"
     assert err == "err\n"
@@ -52,11 +53,11 @@ def test_a_signal_to_the_launcher_reaches_the_program_once() -> None:
         def hear(*_): count[0] += 1; print("heard", flush=True)
         signal.signal(signal.SIGTERM, hear)
         print("ready", flush=True)
-        while not count[0]: signal.pause()
-        signal.sigtimedwait([], 0.3)
+        while not count[0]: time.sleep(0.01)  # pause() misses a signal that came just before it
+        time.sleep(0.3)
         print("count", count[0])
     """
-    with _start(code) as process:
+    with ended(_start(code)) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.terminate()
@@ -66,7 +67,7 @@ def test_a_signal_to_the_launcher_reaches_the_program_once() -> None:
 
 
 def test_a_program_killed_by_a_signal_gives_the_shells_code() -> None:
-    with _start("import os, signal; os.kill(os.getpid(), signal.SIGKILL)") as process:
+    with ended(_start("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")) as process:
         out, _ = process.communicate(timeout=60)
     assert out.split()[:3] == ["ended", "None", "SIGKILL"]
     assert process.returncode == 137
@@ -79,7 +80,7 @@ def test_the_program_starts_with_no_signal_blocked_or_ignored() -> None:
         text = open("/proc/self/status").read()
         print(re.search(r"SigBlk:\s*(\w+)", text)[1].strip("0") or "none")
     """
-    with _start(code) as process:
+    with ended(_start(code)) as process:
         out, _ = process.communicate(timeout=60)
     assert out.splitlines()[0] == "none"
 

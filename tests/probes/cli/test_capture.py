@@ -25,6 +25,7 @@ from tests.probes.cli.runs import (
     captured,
     environment,
 )
+from tests.processes import ended
 from tests.warm import LIMIT_S, Starter
 
 pytestmark = pytest.mark.distributed
@@ -191,9 +192,10 @@ def test_exit_codes_come_back_and_steps_are_kept(
 def test_sigterm_keeps_the_evidence_and_still_ends_the_program(tmp_path: Path) -> None:
     program = [sys.executable, str(SCRIPTS / "endings.py"), "--end", "wait"]
     command = capture_command(tmp_path / "run", "--no-report", program=program)
-    with subprocess.Popen(
+    started = subprocess.Popen(
         command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    )
+    with ended(started) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if line == "waiting\n":

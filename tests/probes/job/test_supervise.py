@@ -34,7 +34,7 @@ def error(kind, message, peer):
     open(os.path.join(folder, "error.json"), "w").write(json.dumps(line))
 def wait_for_ever():
     while True:
-        signal.pause()
+        time.sleep(0.01)  # pause() misses a signal that came just before it
 """
 
 
