@@ -20,6 +20,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import tempfile
 import time
 import zlib
@@ -71,6 +72,7 @@ COLLECTIVES_FILE = "collectives.parquet"
 STEPS_FILE = "steps.parquet"
 RANK_FILE = "rank.json"
 SUMS_FILE = "entry.json"
+_FILES = frozenset((ACTIVITY_FILE, CALLS_FILE, HOST_FILE, COLLECTIVES_FILE, STEPS_FILE, RANK_FILE))
 
 CACHE_ENVIRONMENT = "DISTPROF_CACHE_DIR"
 
@@ -81,6 +83,7 @@ _MAKING = ".making-"
 _LONG_AGO_S = 86_400
 _unfinished: set[Path] = set()  # entries that this process is making
 _ROW_GROUP = 1 << 17
+_MAX_SUMS_BYTES = 1 << 16
 _HASH_BLOCK = 1 << 18  # larger blocks are fresh memory each time, which is slower
 _SHIFT_KEY = b"distprof.shift_ns"
 _TIMES = ("start_ns", "end_ns")
@@ -138,7 +141,7 @@ def cache_root(source_dir: str | Path | None, override: str | Path | None) -> Pa
 def find_entry(root: Path, key: CacheKey) -> Path | None:
     """Folder of a whole, undamaged entry, None when there is none."""
     folder = key.folder(root)
-    return folder if _is_intact(folder) else None
+    return folder if _is_trusted(folder) and _is_intact(folder) else None
 
 
 class EntryWriter:
@@ -165,6 +168,8 @@ class EntryWriter:
                 raise problem
             self._final.parent.mkdir(parents=True, exist_ok=True)
             _sweep(self._final.parent)
+            if self._final.exists() and not _is_trusted(self._final):
+                _discard(self._final)
             self.folder = Path(tempfile.mkdtemp(prefix=_MAKING, dir=self._final.parent))
         except OSError as error:
             self.folder = Path(tempfile.mkdtemp(prefix=_TEMPORARY))
@@ -200,12 +205,19 @@ class EntryWriter:
         try:
             self.folder.rename(self._final)
         except OSError:  # a damaged entry is in the way
-            discarded = Path(tempfile.mkdtemp(prefix=".old-", dir=self._final.parent))
-            self._final.rename(discarded / "entry")
+            _discard(self._final)
             self.folder.rename(self._final)
-            shutil.rmtree(discarded, ignore_errors=True)
         self.folder = self._final
         return self._final
+
+
+def _discard(entry: Path) -> None:
+    """Move an entry out of the way, in one step, and delete it."""
+    away = Path(tempfile.mkdtemp(prefix=".old-", dir=entry.parent))
+    try:
+        entry.rename(away / "entry")
+    finally:
+        shutil.rmtree(away, ignore_errors=True)
 
 
 def _sweep(folder: Path) -> None:
@@ -356,13 +368,43 @@ def read_table(path: Path, schema: TableSchema) -> Table:
         raise DamagedCacheError(f"{path}: cannot read the cached table: {error}") from error
 
 
-def _is_intact(folder: Path) -> bool:
+def _is_trusted(folder: Path) -> bool:
+    """Whether only its maker can have filled an entry, who may be this user or the cache's owner.
+
+    A run directory brings its own cache, and whoever owns that may change the traces as well.
+    """
     try:
-        sums = json.loads((folder / SUMS_FILE).read_bytes())
-        whole = all(_sum_of(folder / name) == expected for name, expected in sums.items())
-    except (OSError, ValueError, AttributeError):
+        made, root = folder.lstat(), folder.parents[1].stat()
+    except OSError:
         return False
-    return whole and RANK_FILE in sums
+    if not hasattr(os, "geteuid"):
+        return True
+    is_shared = bool(made.st_mode & stat.S_IWOTH)
+    return made.st_uid in (os.geteuid(), root.st_uid) and not is_shared
+
+
+def _is_intact(folder: Path) -> bool:
+    """Whether its files are those that were committed; only plain files of an entry are opened."""
+    try:
+        if not _is_plain(folder / SUMS_FILE, most=_MAX_SUMS_BYTES):
+            return False
+        sums = msgspec.json.decode((folder / SUMS_FILE).read_bytes(), type=dict[str, list[int]])
+        if not sums.keys() <= _FILES or RANK_FILE not in sums:
+            return False
+        return all(_is_file_of(folder / name, expected) for name, expected in sums.items())
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return False
+
+
+def _is_file_of(path: Path, expected: Sequence[int]) -> bool:
+    """Whether it is a plain file of this size and sum."""
+    return bool(expected) and _is_plain(path, most=expected[0]) and _sum_of(path) == expected
+
+
+def _is_plain(path: Path, *, most: int) -> bool:
+    """Whether it is a file of at most ``most`` bytes: no link, pipe or device."""
+    found = path.lstat()
+    return stat.S_ISREG(found.st_mode) and found.st_size <= most
 
 
 def _hash_into(digest: Any, file: BinaryIO) -> None:

@@ -1,6 +1,9 @@
+import errno
 import io
+import json
 import os
 import time
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -229,3 +232,65 @@ def test_the_cache_lies_where_asked_else_beside_the_run_else_at_home(tmp_path, m
     assert cache_root(None, None) == tmp_path / "xdg" / "distprof"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_root(None, None) == Path.home() / ".cache" / "distprof"
+
+
+@pytest.mark.parametrize("what", ["device", "pipe", "link", "outside"])
+def test_an_entry_that_leads_elsewhere_is_not_opened(tmp_path, key, what):
+    """A run directory brings its own cache, and may come from somebody else."""
+    folder = make_entry(tmp_path, key)
+    sums = json.loads((folder / "entry.json").read_bytes())
+    file = folder / HOST_FILE
+    if what == "outside":
+        other = tmp_path / "other"
+        other.write_bytes(b"secret")
+        sums["../../other"] = [6, zlib.crc32(b"secret")]
+    else:
+        kept = file.rename(tmp_path / "kept")
+        if what == "pipe":
+            os.mkfifo(file)
+        else:
+            file.symlink_to("/dev/zero" if what == "device" else kept)
+    (folder / "entry.json").write_text(json.dumps(sums))
+
+    assert find_entry(tmp_path, key) is None
+    again = make_entry(tmp_path, key, names=("c",))
+    assert find_entry(tmp_path, key) == again
+
+
+def test_sums_without_end_are_not_read(tmp_path, key):
+    folder = make_entry(tmp_path, key)
+    (folder / "entry.json").unlink()
+    (folder / "entry.json").symlink_to("/dev/zero")
+    assert find_entry(tmp_path, key) is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+def test_an_entry_of_another_user_is_not_believed(tmp_path, key):
+    folder = make_entry(tmp_path, key)
+    os.chown(folder, 12345, -1)
+    assert find_entry(tmp_path, key) is None
+    os.chown(tmp_path, 12345, -1)  # whose cache it is, may fill it
+    assert find_entry(tmp_path, key) == folder
+
+
+@pytest.mark.skipif(os.name == "nt", reason="modes")
+def test_an_entry_that_everybody_may_write_is_not_believed(tmp_path, key):
+    folder = make_entry(tmp_path, key)
+    folder.chmod(0o777)
+    assert find_entry(tmp_path, key) is None
+    again = make_entry(tmp_path, key, names=("c",))
+    assert find_entry(tmp_path, key) == again
+
+
+def test_where_a_foreign_entry_cannot_be_replaced_the_run_is_not_cached(tmp_path, key, monkeypatch):
+    folder = make_entry(tmp_path, key)
+    folder.chmod(0o777)
+
+    def rename(*_):
+        raise PermissionError(errno.EPERM, "not permitted")
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with EntryWriter(tmp_path, key) as entry:
+        (entry.folder / RANK_FILE).write_text("{}")
+        assert entry.commit() != folder
+    assert "(Operation not permitted): this run is not cached" in entry.note

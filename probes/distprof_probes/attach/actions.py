@@ -145,7 +145,7 @@ def _each(
 
 
 def _stacks(rank: LivingRank) -> str:
-    answer = ask(rank.socket, "dump_traceback", within_s=_ANSWER_WITHIN_S)
+    answer = ask(rank.socket, "dump_traceback", pid=rank.pid, within_s=_ANSWER_WITHIN_S)
     return answer.decode("utf-8", "replace")
 
 
@@ -159,7 +159,7 @@ def _of_training(answers: Answers[str]) -> Answers[Stack]:
 
 
 def _flight(rank: LivingRank) -> bytes:
-    answer = ask(rank.socket, "fr_trace_json", within_s=_FLIGHT_WITHIN_S)
+    answer = ask(rank.socket, "fr_trace_json", pid=rank.pid, within_s=_FLIGHT_WITHIN_S)
     try:
         msgspec.json.decode(answer)
     except msgspec.DecodeError:
@@ -174,7 +174,7 @@ def _num_entries(dump: bytes) -> int:
 
 def _trace(rank: LivingRank, seconds: float) -> bytes:
     question = f"torch_profile?duration={seconds:g}"
-    answer = ask(rank.socket, question, within_s=seconds + _EXPORT_WITHIN_S)
+    answer = ask(rank.socket, question, pid=rank.pid, within_s=seconds + _EXPORT_WITHIN_S)
     if b"traceEvents" not in answer[:65536] and b"traceEvents" not in answer:
         raise NoAnswer("it returned something other than a trace")
     return answer

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import http.client
+import os
 import socket
+import struct
 from pathlib import Path
 
 __all__ = ["NoAnswer", "ask"]
 
 MAX_ANSWER_BYTES = 2 * 2**30
 _CHUNK_BYTES = 2**20
+_CREDENTIALS = struct.Struct("3i")  # process, user and group, as Linux gives them
 
 
 class NoAnswer(Exception):  # noqa: N818  # a state of the rank, not a fault of ours
     """The rank did not answer; the text says why in a few words."""
 
 
-def ask(path: str, question: str, *, within_s: float) -> bytes:
+def ask(path: str, question: str, *, pid: int | None, within_s: float) -> bytes:
     """Send a request to a rank and return its answer.
 
     Args:
-        path: Its socket.
+        path: Its socket. The path comes from a file of the run directory, which others may have
+            written: nothing is sent unless the rank's own process serves it.
+        pid: The process of the rank.
         question: Name of a handler of torch's worker server, with parameters as in a URL.
         within_s: Seconds to wait for each part of the answer.
 
@@ -30,6 +35,7 @@ def ask(path: str, question: str, *, within_s: float) -> bytes:
     connection = http.client.HTTPConnection("localhost", timeout=within_s)
     try:
         connection.sock = _connected(path, within_s)
+        _check_peer(connection.sock, pid)
         connection.request("POST", f"/handler/{question}")
         answer = connection.getresponse()
         body = _body(answer)
@@ -62,6 +68,18 @@ def _connected(path: str, within_s: float) -> socket.socket:
         link.close()
         raise
     return link
+
+
+def _check_peer(link: socket.socket, pid: int | None) -> None:
+    """Refuse a socket of another process: it may be a service of the machine."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return
+    found = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    server, owner, _ = _CREDENTIALS.unpack(found)
+    if server != pid:
+        raise NoAnswer(f"its socket is served by process {server}, not by the rank (process {pid})")
+    if owner != os.geteuid() and os.geteuid() != 0:
+        raise NoAnswer("it belongs to another user")
 
 
 def _body(answer: http.client.HTTPResponse) -> bytes:
