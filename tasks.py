@@ -112,6 +112,16 @@ def coverage() -> None:
     run("pytest", *IN_PARALLEL, "--quiet", "--cov", "--cov-report=term-missing:skip-covered")
 
 
+def audit() -> None:
+    """Write a bill of materials, and ask the package index for weaknesses of pinned versions."""
+    install("dev")
+    install("audit")
+    (ROOT / "dist").mkdir(exist_ok=True)
+    made = ("--output-reproducible", "--output-format", "JSON", "--output-file", "dist/sbom.json")
+    run("cyclonedx-py", "environment", "--pyproject", "pyproject.toml", *made, str(BIN / "python"))
+    run("pip-audit", "--requirement", "constraints.txt", "--no-deps", "--disable-pip", "--strict")
+
+
 TASKS: tuple[Callable[..., None], ...] = (
     demo,
     test,
@@ -123,6 +133,7 @@ TASKS: tuple[Callable[..., None], ...] = (
     unit,
     nightly,
     coverage,
+    audit,
 )
 
 
