@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import shutil
-import tempfile
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor
 from functools import partial
@@ -14,7 +13,7 @@ from msgspec.structs import replace
 from distprof.artefacts import NCCL_LOG_FILE
 from distprof.errors import DistprofError, InputError
 from distprof.ingest.assemble import assemble_run
-from distprof.ingest.cache import is_temporary
+from distprof.ingest.cache import is_temporary, scratch_folder
 from distprof.ingest.discovery import Discovery, TraceFile, discover
 from distprof.ingest.executor import Outcome, map_each, running
 from distprof.ingest.files import Folder
@@ -147,9 +146,7 @@ def _with_place(options: IngestOptions, found: Discovery) -> IngestOptions:
     """Options with the place of the tables: next to the run, or for this process only."""
     if options.use_cache:
         return replace(options, run_dir=str(found.folder) if found.folder else None)
-    scratch = tempfile.mkdtemp(prefix="distprof-")
-    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
-    return replace(options, cache_dir=scratch)
+    return replace(options, cache_dir=str(scratch_folder()))
 
 
 def _suitable(executor: str | Executor, traces: Sequence[TraceFile]) -> str | Executor:
