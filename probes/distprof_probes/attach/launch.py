@@ -28,6 +28,7 @@ _PASSED_ON = (
 _TURNED_OFF = frozenset("ISE")
 _SI_KERNEL = 0x80
 _LOOK_EVERY_S = 0.1
+_PAUSE_S = 0.02  # how much later a signal arrives, or the end is seen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,10 +121,10 @@ def _start(
         raise UsageError(f"{command[0]} cannot be started: {error.strerror}") from error
 
 
-def _wait(pid: int, waited: Iterable[int], meanwhile: Callable[[], None]) -> Ending:
+def _wait(pid: int, waited: set[signal.Signals], meanwhile: Callable[[], None]) -> Ending:
     received: list[int] = []
     while True:
-        news = signal.sigtimedwait(waited, _LOOK_EVERY_S)
+        news = _next(waited)
         meanwhile()
         if news is None:
             continue
@@ -136,6 +137,20 @@ def _wait(pid: int, waited: Iterable[int], meanwhile: Callable[[], None]) -> End
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended == pid:
             return Ending(exit=_exit(status), pid=pid, signals=tuple(received))
+
+
+def _next(waited: set[signal.Signals]) -> signal.struct_siginfo | None:
+    """The next signal, or None if none came within the time between looks.
+
+    CPython's ``sigtimedwait`` returns memory that nothing was written to if this process is stopped
+    and continued after its time limit.
+    """
+    limit = time.monotonic() + _LOOK_EVERY_S
+    while not (pending := signal.sigpending() & waited):
+        if time.monotonic() >= limit:
+            return None
+        time.sleep(_PAUSE_S)
+    return signal.sigwaitinfo(pending)
 
 
 def _exit(status: int) -> Exit:
@@ -152,7 +167,7 @@ def shell_code(ended: Exit) -> int:
     return ended.code or 0
 
 
-def _drain(waited: Iterable[int]) -> None:
+def _drain(waited: set[signal.Signals]) -> None:
     """Discard pending signals: they were meant for the program, which has ended."""
-    while signal.sigtimedwait(waited, 0) is not None:
-        pass
+    while pending := signal.sigpending() & waited:
+        signal.sigwaitinfo(pending)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -64,6 +67,25 @@ def test_a_signal_to_the_launcher_reaches_the_program_once() -> None:
         out, _ = process.communicate(timeout=60)
     assert out.splitlines() == ["heard", "count 1", "ended 0  [15] True"]
     assert process.returncode == 0
+
+
+def test_a_launcher_that_was_stopped_goes_on() -> None:
+    """As after Ctrl-Z and fg."""
+    code = """
+        import sys
+        print("ready", flush=True)
+        sys.stdin.readline()
+    """
+    with ended(_start(code)) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        for _ in range(3):
+            process.send_signal(signal.SIGSTOP)
+            time.sleep(0.3)
+            process.send_signal(signal.SIGCONT)
+        out, err = process.communicate("go\n", timeout=60)
+    assert re.fullmatch(r"ended 0  \[(18(, 18)*)?\] True\n", out)  # SIGCONT is passed on
+    assert err == ""
 
 
 def test_a_program_killed_by_a_signal_gives_the_shells_code() -> None:
