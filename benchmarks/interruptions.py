@@ -1,4 +1,4 @@
-"""Each verb, ended or stopped by a signal at many moments: what is left, and does the next call go on?
+"""Each verb, ended or stopped by a signal at many moments: what is left, does the next call go on?
 
 ::
 
@@ -7,9 +7,9 @@
 
 A job runs once undisturbed; then once for each signal and moment, from a fixed seed. Afterwards no
 process of it may run, no temporary file, socket or shared memory of ours may be left (after
-SIGKILL: once the same command ran again), it may have shown no error of ours, and its next call must
-succeed.
-SIGSTOP is followed by SIGCONT a second later, and the job must end as if it had not been stopped.
+SIGKILL: once the same command ran again), it may have shown no error of ours, and its next call
+must succeed. SIGSTOP is followed by SIGCONT a second later, and the job must end as if it had not
+been stopped.
 """
 
 from __future__ import annotations
@@ -169,7 +169,8 @@ class Trial:
         left = sorted(path.name for path in (self._folder / "tmp").glob("distprof*"))
         if left:
             yield f"temporary files are left{when}: {left[:3]}"
-        if shared := set(_shared_memory()) - self._shared:
+        shared = set() if self._verb.ends else set(_shared_memory()) - self._shared
+        if shared:
             yield f"shared memory is left{when}: {sorted(shared)[:3]}"
 
     def _next(self, how: str) -> Iterator[str]:
@@ -227,8 +228,8 @@ def _runs(process: Path) -> bool:
 
 
 def _shared_memory() -> Iterator[str]:
-    folder = Path("/dev/shm")
-    return (path.name for path in folder.iterdir()) if folder.is_dir() else iter(())
+    """What multiprocessing makes."""
+    return (path.name for kind in ("sem.*", "psm_*") for path in Path("/dev/shm").glob(kind))
 
 
 def _tell(process: subprocess.Popen[str], how: str) -> None:
