@@ -7,9 +7,9 @@
 
 A job runs once undisturbed; then once for each signal and moment, from a fixed seed. Afterwards no
 process of it may run, no temporary file, socket or shared memory of ours may be left (after
-SIGKILL: once the same command ran again), it may have shown no error of ours, and its next call
-must succeed. SIGSTOP is followed by SIGCONT a second later, and the job must end as if it had not
-been stopped.
+SIGKILL, or Ctrl-C twice: once the same command ran again), it may have shown no error of ours, and
+its next call must succeed. SIGSTOP is followed by SIGCONT a second later, and the job must end as
+if it had not been stopped.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ SMALL = (
 )
 SIGNALS = ("SIGINT", "SIGINT twice", "SIGTERM", "SIGKILL", "SIGSTOP")
 ENDS = {"SIGINT": {130, -2}, "SIGINT twice": {130, -2}, "SIGTERM": {143, -15}, "SIGKILL": {-9}}
+AT_ONCE = ("SIGKILL", "SIGINT twice")
+"""After these the next call tidies up."""
 OURS = re.compile(r"unexpected error in distprof|distprof/[^\n]*, line \d+[^/]*\Z")
 """A bug of ours, caught or not: the last frame of a traceback is in one of our files."""
 TRAIN = """
@@ -162,7 +164,7 @@ class Trial:
             yield f"processes are left: {running}"
             for pid in running:
                 os.kill(pid, signal.SIGKILL)
-        if how != "SIGKILL":
+        if how not in AT_ONCE:
             yield from self._files("")
 
     def _files(self, when: str) -> Iterator[str]:
@@ -174,7 +176,7 @@ class Trial:
             yield f"shared memory is left{when}: {sorted(shared)[:3]}"
 
     def _next(self, how: str) -> Iterator[str]:
-        if how == "SIGKILL":
+        if how in AT_ONCE:
             self._age()
         process = self._start(self._verb.after or self._verb.command)
         _, err = process.communicate(timeout=LIMIT_S)
@@ -182,7 +184,7 @@ class Trial:
             yield f"the next call fails with {process.returncode}: {err[-600:]!r}"
         if OURS.search(err):
             yield f"the next call shows an error of distprof: {err[-600:]!r}"
-        if how == "SIGKILL" and not self._verb.after:
+        if how in AT_ONCE and not self._verb.after:
             yield from self._files(" after the next call")
 
     def _age(self) -> None:

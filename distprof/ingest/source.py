@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from distprof.errors import InputError
 from distprof.ingest import kinds
 from distprof.ingest.assemble import assemble_run
-from distprof.run.run import Gap, Run
+from distprof.run.run import ANOTHER_JOB, Gap, Run
 
 __all__ = ["Evidence", "Source", "keep", "known_sources", "open_source", "with_evidence"]
 
@@ -72,7 +72,17 @@ class Source(msgspec.Struct, Generic[_T], frozen=True, kw_only=True):
     def joined(self, run: Run, path: str) -> Run:
         """A recording with what this source says."""
         content = self.read(path)
-        return keep(run, content, self.notes) if self.join is None else self.join(run, content)
+        both = keep(run, content, self.notes) if self.join is None else self.join(run, content)
+        return _with_doubt(both, path, getattr(content, "world_size", None))
+
+
+def _with_doubt(run: Run, path: str, world_size: int | None) -> Run:
+    """A file of more ranks than the recording's job has is about another job; it is said first."""
+    known = run.topology.world_size
+    if world_size is None or known is None or world_size <= known:
+        return run
+    message = f"Another job wrote {path}: it had {world_size} ranks, the recorded one {known}."
+    return replace(run, gaps=(*run.gaps, Gap(what=ANOTHER_JOB, message=message)))
 
 
 def keep(run: Run, content: Evidence, notes: Literal["damaged", "assumed"] | None) -> Run:

@@ -20,6 +20,7 @@ from distprof.terms import StepSource
 from distprof.units import name_ranks
 
 __all__ = [
+    "ANOTHER_JOB",
     "CaptureWindow",
     "ClockAlignment",
     "CollectiveMatches",
@@ -32,6 +33,9 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
+
+ANOTHER_JOB = "another-job"
+"""A gap: what was joined with the recording is not of its job."""
 
 
 class Gap(msgspec.Struct, frozen=True, kw_only=True):

@@ -93,6 +93,31 @@ def test_ctrl_c_keeps_what_was_recorded(tmp_path: Path, warm_python: WarmPython)
     assert "stopping the ranks" in job.stderr
 
 
+def test_ctrl_c_before_the_first_step_takes_three_lines(
+    tmp_path: Path, warm_python: WarmPython
+) -> None:
+    """More ranks than cores take turns, which is said before they do."""
+    num_ranks = len(os.sched_getaffinity(0)) + 1
+    options = ("ddp", "--ranks", str(num_ranks), "--device", "cpu", "--fault", "sleep-rank=0:60000")
+    started = warm_python.popen(
+        command_of(tmp_path / "run", *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    files = [tmp_path / "run" / f"rank{rank:05d}" / "rank.json" for rank in range(num_ranks)]
+    limit = time.monotonic() + LIMIT_S
+    while not all(file.exists() for file in files) and time.monotonic() < limit:
+        time.sleep(0.05)
+    started.send_signal(signal.SIGINT)
+    out, err = started.communicate(timeout=LIMIT_S)
+    assert started.returncode == 130
+    assert out == ""
+    assert err.startswith(f"{num_ranks} ranks share {num_ranks - 1} CPU core")
+    assert [line.partition(";")[0].partition(":")[0] for line in err.splitlines()[1:]] == [
+        f"DDP on {num_ranks} CPU ranks, 8 steps",
+        "stopping the ranks",
+        "Interrupted before the first step",
+    ]
+
+
 def test_sigterm_is_as_orderly(tmp_path: Path, warm_python: WarmPython) -> None:
     job = disturbed(tmp_path / "run", signal.SIGTERM, rank=None, warm=warm_python)
     assert job.exit_code == 143

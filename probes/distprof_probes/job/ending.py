@@ -11,7 +11,7 @@ from distprof.errors import InputError
 from distprof_probes.job.evidence import RankEvidence
 from distprof_probes.job.finish import conclude, report
 from distprof_probes.job.interrupts import Interrupts
-from distprof_probes.job.messages import print_failure, print_next_steps, say
+from distprof_probes.job.messages import print_failure, print_next_steps, say, shown_path
 from distprof_probes.job.supervise import Supervisor
 
 __all__ = ["JOB_FAILED", "ReportOptions", "end_job"]
@@ -92,6 +92,13 @@ def end_job(
     if failure is not None:
         print_failure(run_dir, failure)
     interrupts.release()
+    ended = [supervisor.progress.num_steps, *(e.last_step is not None for e in elsewhere)]
+    if outcome == "interrupted" and not any(ended):
+        say(
+            "Interrupted before the first step: there is nothing to report. What the ranks "
+            f"printed is in {shown_path(run_dir)}."
+        )
+        return interrupts.exit_code
     has_record = bool(exits) and not report_options.no_report
     code = _reported(run_dir, report_options) if has_record else 0
     if run is not None and not report_options.quiet:

@@ -100,10 +100,13 @@ def run_bench(settings: Settings, plan: Plan, showing: Showing) -> int:
         quiet=showing.quiet,
     )
     folder = Path(tempfile.mkdtemp(prefix="distprof-bench-"))
-    code = _launched(folder, settings, plan, showing)
-    if code != JOB_FAILED:  # a failed job needs the output of the ranks
-        shutil.rmtree(folder, ignore_errors=True)
-    return code
+    code = None
+    try:
+        code = _launched(folder, settings, plan, showing)
+        return code
+    finally:
+        if code != JOB_FAILED:  # a failed job needs the output of the ranks
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _launched(folder: Path, settings: Settings, plan: Plan, showing: Showing) -> int:

@@ -24,6 +24,7 @@ from distprof_runs.launching.preparation import (
     is_rank_already,
     on_this_machine,
     rank_environment,
+    say_of_few_cores,
     supervisor_of,
 )
 from distprof_runs.launching.progress import job_progress
@@ -64,6 +65,7 @@ def run_job(settings: Settings, report_options: ReportOptions) -> int:
     if settings.launch.rdzv_endpoint and settings.launch.this_node == 0:
         check_port(settings.launch.rdzv_endpoint)
     settings = on_this_machine(settings, quiet=report_options.quiet)
+    say_of_few_cores(settings, quiet=report_options.quiet)
     check(settings, settings.launch.world_size)
     return _run_in(_directory(settings, report_options), settings, report_options)
 

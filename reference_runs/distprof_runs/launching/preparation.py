@@ -36,6 +36,7 @@ __all__ = [
     "is_rank_already",
     "on_this_machine",
     "rank_environment",
+    "say_of_few_cores",
     "supervisor_of",
 ]
 
@@ -126,6 +127,19 @@ def on_this_machine(settings: Settings, *, quiet: bool) -> Settings:
     why = f"only {found} CUDA device{'s' if found > 1 else ''}" if found else "no CUDA device"
     say(f"{why} here: {launch.ranks_per_node} ranks on the CPU", quiet=quiet)
     return settings.on_device("cpu")
+
+
+def say_of_few_cores(settings: Settings, *, quiet: bool) -> None:
+    """Say that CPU ranks take turns, before they do."""
+    training, num_ranks = settings.configuration.training, settings.launch.ranks_per_node
+    cores = len(os.sched_getaffinity(0))
+    if training.device == "cpu" and training.compute != "sleep" and num_ranks > cores:
+        say(
+            f"{num_ranks} ranks share {cores} CPU core{'s' if cores > 1 else ''}: they take turns, "
+            "so steps take longer and any rank may be late by chance (--compute sleep needs no "
+            "cores)",
+            quiet=quiet,
+        )
 
 
 def _num_cuda_devices() -> int:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from distprof import open_run
+from distprof.cli import main
 from distprof.ingest.kinds.nccl_log import fits_nccl_log, read_nccl_log
 from distprof.run.logs import NcclLog
 
@@ -215,3 +217,15 @@ def test_initialisations_of_single_ranks_are_communicators_too():
     sizes = Counter(c.num_ranks for c in log_of(LORA).communicators)
     assert sum(size * n for size, n in sizes.items()) == 96
     assert set(sizes) == {16, 1}
+
+
+def test_a_log_of_more_ranks_than_the_recorded_job_has_is_of_another_job(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    traces = str(GOLDEN.parent / "kineto" / "dlrm-v100-8gpu")
+    others, own = str(GOLDEN / EFA), str(GOLDEN / PCIE)
+    assert main(["analyze", traces, "--with", others, "--no-cache"]) == 0
+    first_screen = " ".join(capsys.readouterr().out.partition("Findings")[0].split())
+    assert f"another job wrote {others}: it had 16 ranks, the recorded one 8." in first_screen
+    same_size = open_run(traces, evidence=[own], use_cache=False)
+    assert [gap for gap in same_size.gaps if gap.what == "another-job"] == []
