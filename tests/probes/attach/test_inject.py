@@ -158,7 +158,9 @@ def test_broken_lines_of_the_diary_are_passed_over(tmp_path: Path) -> None:
 LOOKED_FOR = {
     "found and not loaded": "importlib.util.find_spec('torch')",
     "found twice": "importlib.util.find_spec('torch'); importlib.util.find_spec('torch')",
-    "a spec that was thrown away": "importlib.util.module_from_spec(importlib.util.find_spec('torch'))",
+    "only a module was made": (
+        "importlib.util.module_from_spec(importlib.util.find_spec('torch'))"
+    ),
     "by the finders": "[f.find_spec('torch', None) for f in list(sys.meta_path)]",
     "after a failed import": """
 try:
@@ -200,7 +202,10 @@ def test_a_torch_that_was_looked_for_first_is_still_hooked(
 def test_a_program_that_only_looks_for_torch_does_not_import_it(
     tmp_path: Path, fake_torch: Path
 ) -> None:
-    code = "import importlib.util, sys; print(importlib.util.find_spec('torch').name, 'torch' in sys.modules)"
+    code = """
+        import importlib.util, sys
+        print(importlib.util.find_spec('torch').name, 'torch' in sys.modules)
+    """
     done = _python(tmp_path, code, pythonpath=str(fake_torch))
     assert (done.stdout, done.stderr) == ("torch False\n", "")
     assert [line.event for line in read_diary(tmp_path)] == ["python"]
