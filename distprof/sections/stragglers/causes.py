@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from distprof.schema import Int64Array
 from distprof.sections.context import RankAnalysis
 from distprof.sections.idle.measure import HostPauses
-from distprof.sections.own_time import HOST, INPUT, OwnTime
+from distprof.sections.own_time import COMPUTATION, HOST, INPUT, OwnTime
 from distprof.sections.stragglers.computing import Work, why_it_computes_longer
 from distprof.sections.stragglers.result import SequenceImbalance
 from distprof.sections.telemetry.result import RankTelemetry, TelemetryResult, WindowSensors
@@ -174,6 +174,8 @@ def find_cause(
     largest = max(excesses, key=lambda excess: (excess.what == proven, excess.ns))
     if lateness_ns <= 0 or largest.ns < EXPLAINS * lateness_ns:
         return Cause(StragglerCause.UNKNOWN, (_nothing(excesses, lateness_ns),))
+    if largest.what == HOST:
+        largest = _in_proportion(largest, excesses)
     text = _text(largest)
     if largest.what in _CAUSES:
         return Cause(_CAUSES[largest.what], (text,), confidence=_share(largest, lateness_ns))
@@ -315,6 +317,14 @@ def _excess(
     chosen = list(steps)
     own, more = values[position, chosen], excess[position, chosen]
     return _Excess(what, float(more.mean()), float((own - more).mean()))
+
+
+def _in_proportion(host: _Excess, excesses: Sequence[_Excess]) -> _Excess:
+    """Computation, where a rank idles between its kernels no more than in proportion to it."""
+    work = next((excess for excess in excesses if excess.what == COMPUTATION), host)
+    if work.ns < host.ns or work.ns * host.peers_ns < host.ns * work.peers_ns:
+        return host
+    return work
 
 
 def _nothing(excesses: Sequence[_Excess], lateness_ns: float) -> str:
