@@ -54,7 +54,7 @@ class StepClock:
             self._owner = weakref.ref(optimizer)
         elif self._owner() is None:
             self._hand_over(optimizer, "the followed optimizer is gone")
-        if self._owner() is not optimizer:  # type: ignore[misc]
+        if self._owner() is not optimizer:
             return False
         marks = set(stepped)
         is_next = self._has_new_gradients or not marks or not self._stepped.isdisjoint(marks)

@@ -125,6 +125,16 @@ def test_a_rank_that_computes_more_waits_more_for_the_cpu_and_that_is_no_cause()
     assert late.cause is not StragglerCause.CPU_TAKEN
 
 
+def test_kernels_that_wait_for_a_cpu_are_no_slow_device():
+    """Equal work, and 120 of the 150 that rank 1 takes longer are spent waiting for a CPU.
+
+    Both wait much, so that rank 1 does not wait more in proportion to what its kernels take.
+    """
+    late = busy_machine(own_ns=(360, 510), queue_ns=(240, 360))
+    assert (late.rank, late.cause) == (1, StragglerCause.CPU_TAKEN)
+    assert any("blame is uncertain" in text for text in late.evidence)
+
+
 def excess(what, own, peers):
     return _Excess(what, float(own - peers), float(peers))
 
