@@ -15,13 +15,16 @@ from msgspec.structs import replace
 
 from distprof.artefacts.run_file import RunFile
 from distprof.terms import MeshAxis
+from distprof.units import fold_ranks
 
 __all__ = [
     "MAX_WORLD_SIZE",
+    "GroupNames",
     "ProcessGroup",
     "Topology",
     "axis_of",
     "coordinates_of",
+    "is_unnamed",
     "nodes_of_job",
     "with_axis",
     "world_size_of_job",
@@ -117,6 +120,58 @@ def axis_of(
             return axis
     members = len(ranks) or size
     return MeshAxis.WORLD if members is not None and members == world else None
+
+
+class GroupNames:
+    """What groups without a description are called: by their members, those of one layout together.
+
+    torch numbers such groups (``1``, ``2``, …), and a job has one number for every pair of
+    tensor-parallel ranks. ``ranks 0-1 and 2-3`` says what they are, and is one name for both.
+
+    Args:
+        groups: All groups of the run.
+    """
+
+    def __init__(self, groups: Sequence[ProcessGroup]) -> None:
+        families: dict[tuple[int, ...], list[ProcessGroup]] = {}
+        for group in groups:
+            if is_unnamed(group) and group.ranks:
+                apart = tuple(rank - group.ranks[0] for rank in group.ranks)
+                families.setdefault(apart, []).append(group)
+        self._exact: dict[tuple[str, str], str] = {}
+        by_name: dict[str, set[str]] = {}
+        for family in families.values():
+            text = _family_text(sorted({group.ranks for group in family}))
+            for group in family:
+                self._exact[group.name, fold_ranks(group.ranks)] = text
+                by_name.setdefault(group.name, set()).add(text)
+        for group in groups:
+            if not is_unnamed(group):
+                by_name.pop(group.name, None)
+        self._by_name = {name: next(iter(t)) for name, t in by_name.items() if len(t) == 1}
+
+    def of(self, name: str, ranks: str) -> str:
+        """The name of a group; empty where it has a description, or nothing is known of it.
+
+        Args:
+            name: torch's.
+            ranks: Its members as ranges; empty where a record does not list them.
+        """
+        return self._exact.get((name, ranks)) or (self._by_name.get(name, "") if name else "")
+
+
+def is_unnamed(group: ProcessGroup) -> bool:
+    """Whether neither a mesh axis nor a description says what a group is for."""
+    return group.axis is None and group.description in ("", "undefined")
+
+
+def _family_text(members: Sequence[tuple[int, ...]]) -> str:
+    first, *others = map(fold_ranks, members)
+    if not others:
+        return f"ranks {first}"
+    if len(others) == 1:
+        return f"ranks {first} and {others[0]}"
+    return f"ranks {first}, {others[0]} and {len(others) - 1} more"
 
 
 # The job as run.json describes it -----------------------------------------------------------------

@@ -17,7 +17,7 @@ from distprof.intervals import EMPTY, Intervals
 from distprof.join.waits import last_start_on_own_clock
 from distprof.run.run import Rank, Run, TableSource
 from distprof.run.tables import intervals_of
-from distprof.run.topology import ProcessGroup, Topology
+from distprof.run.topology import GroupNames, ProcessGroup, Topology
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.context import RankAnalyses, RankAnalysis, RankContext
 from distprof.sections.measure_rank import capture_window, measure_rank
@@ -185,6 +185,7 @@ class _Groups(msgspec.Struct, frozen=True, kw_only=True):
 
     exact: Mapping[tuple[str, str], ProcessGroup]  # by name and folded ranks
     by_name: Mapping[str, ProcessGroup]  # where the name alone says which
+    names: GroupNames
 
     def find(self, name: str, ranks: str) -> ProcessGroup | None:
         return self.exact.get((name, ranks)) or self.by_name.get(name)
@@ -197,6 +198,7 @@ def _groups_of(topology: Topology) -> _Groups:
         by_name={
             group.name: group for group in topology.groups if group.name and uses[group.name] == 1
         },
+        names=GroupNames(topology.groups),
     )
 
 
@@ -224,4 +226,6 @@ def _axis_label(groups: _Groups, name: str, ranks: str, description: str) -> str
     if group is not None and group.axis is not None:
         return group.axis.value
     said = description or (group.description if group is not None else "")
-    return said if said and said != "undefined" else UNKNOWN_AXIS
+    if said and said != "undefined":
+        return said
+    return groups.names.of(name, ranks) or UNKNOWN_AXIS

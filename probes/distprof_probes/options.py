@@ -27,7 +27,15 @@ class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         int,
         option("First step to trace; -1: soon after the start, see distprof_probes.plan.", ge=-1),
     ] = -1
-    num_steps: Annotated[int, option("Number of steps to trace.", ge=1, flag="profile-steps")] = 4
+    num_steps: Annotated[
+        int,
+        option(
+            "Number of steps to trace; 0: four, and more on 2 to 4 ranks, where each step has fewer"
+            " ranks to compare.",
+            ge=0,
+            flag="profile-steps",
+        ),
+    ] = 4
     warmup: Annotated[
         int,
         option(

@@ -1,4 +1,4 @@
-"""Plans what happens in each step. It follows from the options alone, so all ranks agree.
+"""Plans what happens in each step. All ranks agree: it follows from options and world size.
 
 ::
 
@@ -15,7 +15,13 @@ from dataclasses import dataclass
 
 from distprof_probes.options import ProbeOptions
 
-__all__ = ["Plan", "make_plan"]
+__all__ = ["Plan", "make_plan", "steps_to_trace"]
+
+_FEWEST_STEPS = 4
+
+_FREEDOM = 12
+"""Ranks beyond the first times steps beyond the first, from which chance is known well enough to
+name a slow rank (LEAST_FREEDOM of distprof/sections/stragglers/episodes.py)."""
 
 _ROUNDS_BEFORE = 2
 _ROUND = 4  # blocks
@@ -48,14 +54,29 @@ class Plan:
         return step >= self.settled and step not in touched
 
 
-def make_plan(options: ProbeOptions, *, is_traced: bool = True) -> Plan:
+def steps_to_trace(num_ranks: int | None) -> int:
+    """Number of steps that can prove which rank is slow: 13 on 2 ranks, 7 on 3, 5 on 4, else 4.
+
+    Args:
+        num_ranks: World size, None if it is unknown; one rank has no other to compare with.
+    """
+    if num_ranks is None or num_ranks < 2:
+        return _FEWEST_STEPS
+    return max(_FEWEST_STEPS, 1 + -(-_FREEDOM // (num_ranks - 1)))
+
+
+def make_plan(
+    options: ProbeOptions, *, is_traced: bool = True, num_ranks: int | None = None
+) -> Plan:
     """The plan of a session.
 
     Args:
         options: The same on all ranks.
         is_traced: Whether this rank is traced. The paused steps do not depend on it.
+        num_ranks: World size, for the number of traced steps where ``options`` leaves it open.
     """
-    window = _window(options) if options.mode == "window" else range(0)
+    length = options.num_steps or steps_to_trace(num_ranks)
+    window = _window(options, length) if options.mode == "window" else range(0)
     warmup = range(max(0, window.start - options.warmup), window.start)
     rounds = _rounds(options, warmup, window)
     pairs = tuple(pair for first in rounds for pair in _pairs(first, options.overhead_block))
@@ -68,9 +89,8 @@ def make_plan(options: ProbeOptions, *, is_traced: bool = True) -> Plan:
     )
 
 
-def _window(options: ProbeOptions) -> range:
+def _window(options: ProbeOptions, length: int) -> range:
     """Steps to trace: the requested ones, else after a few steps and two rounds if they fit."""
-    length = options.num_steps
     if options.start_step >= 0:
         return range(options.start_step, options.start_step + length)
     earliest = max(options.warmup, 1) + 1

@@ -229,7 +229,9 @@ class Session:
         self.rank = place.rank
         self.rank_dir = run_dir / RANK_DIR_FORMAT.format(rank=self.rank)
         self.options = options
-        self.plan = make_plan(options, is_traced=options.profiles(self.rank))
+        self.plan = make_plan(
+            options, is_traced=options.profiles(self.rank), num_ranks=place.world_size
+        )
         self.current_step = 0
         self.is_open = True
         self.mesh = mesh_of(mesh, coordinates)

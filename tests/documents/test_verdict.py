@@ -55,6 +55,33 @@ def test_waiting_without_a_clear_culprit_blames_nobody() -> None:
     assert "no single rank is responsible" in line
 
 
+@pytest.mark.parametrize(
+    ("num_steps", "said"),
+    [
+        (4, "rank 1 arrives last in 90.0 % of that time, but 4 steps cannot rule out chance"),
+        (13, "no single rank is responsible"),
+    ],
+)
+def test_a_rank_that_few_steps_cannot_prove_is_not_said_to_be_no_one(
+    num_steps: int, said: str
+) -> None:
+    waits = [waterfall_of(r, computation_ns=600 * MS, exposed_wait_ns=400 * MS) for r in range(2)]
+    rows = [
+        RankStraggler(
+            rank=rank,
+            lost_ns_per_step=lost * MS,
+            share_of_step_ratio=lost / 100,
+            late_ratio=0.5,
+            pattern=StragglerPattern.NONE,
+            cause=StragglerCause.UNKNOWN,
+            confidence=0.0,
+        )
+        for rank, lost in ((0, 1), (1, 9))
+    ]
+    report = report_of(waits, num_steps=num_steps, stragglers=stragglers_result(*rows))
+    assert said in judge(report).line
+
+
 def test_a_rank_that_costs_less_than_half_of_the_waiting_is_not_blamed_alone() -> None:
     waits = [waterfall_of(r, computation_ns=600 * MS, exposed_wait_ns=400 * MS) for r in range(4)]
     minor = RankStraggler(

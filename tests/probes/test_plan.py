@@ -7,6 +7,8 @@ from distprof_probes.plan import make_plan
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distprof.sections.stragglers.episodes import LEAST_FREEDOM
+
 options = st.builds(
     ProbeOptions,
     mode=st.sampled_from(["window", "always-on", "off"]),
@@ -103,3 +105,17 @@ def test_the_window_is_as_long_as_asked_and_lies_within_a_job_of_known_length(
         assert plan.traced.start == given.start_step
     elif given.total_steps >= given.num_steps:
         assert plan.traced.stop <= given.total_steps
+
+
+def test_few_ranks_are_traced_for_more_steps_where_the_number_is_left_open() -> None:
+    lengths = {
+        ranks: len(make_plan(ProbeOptions(num_steps=0), num_ranks=ranks).traced)
+        for ranks in (None, 1, 2, 3, 4, 5, 8, 4096)
+    }
+    assert lengths == {None: 4, 1: 4, 2: 13, 3: 7, 4: 5, 5: 4, 8: 4, 4096: 4}
+    assert len(make_plan(ProbeOptions(num_steps=6), num_ranks=2).traced) == 6
+    assert all(
+        (ranks - 1) * (steps - 1) >= LEAST_FREEDOM
+        for ranks, steps in lengths.items()
+        if (ranks or 1) > 1
+    )

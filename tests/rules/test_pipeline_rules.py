@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from distprof.rules.engine import run_rules
 from distprof.sections.pipeline.result import PipelineResult
-from tests.rules.samples import MS, healthy, pipeline, pipeline_group
+from tests.rules.samples import MS, healthy, pipeline, pipeline_group, position
 
 
 def of_unknown_order(*, batches, idle):
@@ -40,3 +40,27 @@ def test_too_few_micro_batches_show_in_the_idle_time():
 def test_enough_micro_batches_or_another_order_are_no_finding(batches, idle):
     """64 leave 9.9 %; a pipeline that idles less than its count allows runs another order."""
     assert "too-few-micro-batches" not in found(of_unknown_order(batches=batches, idle=idle))
+
+
+def why_not_checked(result):
+    outcome = run_rules({**healthy(), PipelineResult: result}.values(), debug=True)
+    return {one.name: one.why for one in outcome.not_checked}.get("unequal-stages", "")
+
+
+def test_a_slow_stage_that_few_steps_cannot_prove_is_said_to_be_unproven():
+    """Stage 1 works 45 % more in steps that differ as much: no finding, but not no slow stage."""
+    busy = position(1, work_ns_per_micro_batch=1_450_000, excess_ratio=0.45, chance=0.03)
+    result = pipeline(positions=(position(0), busy), lost_ns_per_step=5 * MS)
+    assert "stage 1 works 45.0 % more than the others" in why_not_checked(result)
+    equal = replace(busy, excess_ratio=0.02)
+    assert not why_not_checked(replace(result, positions=(position(0), equal)))
+
+
+def test_unequal_work_in_an_unknown_order_is_said_not_to_be_priced():
+    """Ranks with several stages, known by their messages: no stage's own work is known."""
+    group = replace(of_unknown_order(batches=8, idle=50), imbalance_ns=None, imbalance_ratio=1.4)
+    assert "works 40.0 % more than the mean" in why_not_checked(
+        pipeline(positions=(), groups=(group,))
+    )
+    even = replace(group, imbalance_ratio=1.02)
+    assert not why_not_checked(pipeline(positions=(), groups=(even,)))

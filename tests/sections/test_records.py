@@ -283,6 +283,19 @@ def test_pauses_are_means_over_steps_without_the_first(job):
     assert measure_host_pauses(records_of(job)).gc_ns == {0: 30 * MS, 1: 10 * MS}
 
 
+def test_pauses_between_steps_are_distprofs_own_and_not_the_programs(job):
+    """20 ms of collecting while the profiler starts between two steps, and 2 ms in a step."""
+    records = [
+        StepRecord(step=i, start_ns=START_NS + low * MS, end_ns=START_NS + (low + 10) * MS)
+        for i, low in enumerate((0, 10, 50, 60))
+    ]
+    job.lines(0, STEPS_FILE, records)
+    job.pauses(0, pause("gc", 25, 45, 2), pause("gc", 51, 53, 2))
+    row = measure_pauses(records_of(job))
+    assert (row.num_gc, row.longest_gc_ns) == (1, 2 * MS)
+    assert measure_host_pauses(records_of(job)).gc_ns == {2: 2 * MS}
+
+
 def test_pauses_that_were_not_watched_are_unknown(job):
     job.steps(0, [10, 10])
     assert measure_pauses(records_of(job)) is None

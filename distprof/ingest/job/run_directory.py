@@ -328,7 +328,9 @@ def _reasons(directory: RunDirectory, ranks: set[int]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for entry in directory.job.ranks:
         status = next((probe for probe in entry.probes if probe.name == _PROFILER), None)
-        if entry.rank in ranks and status is not None and status.state != "on":
+        if entry.rank not in ranks or status is None:
+            continue
+        if status.state != "on" or (status.reason and not status.num_records):
             why = status.reason.rstrip(".") or f"the profiler was {status.state}"
             found.setdefault(why, []).append(entry.rank)
     return found

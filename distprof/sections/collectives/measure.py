@@ -20,7 +20,7 @@ from distprof.artefacts.fabric_file import FabricFile
 from distprof.costs.collectives import bus_factor
 from distprof.costs.fabric import expected_busbw
 from distprof.run.run import Rank, Run
-from distprof.run.topology import ProcessGroup, Topology
+from distprof.run.topology import GroupNames, ProcessGroup, Topology, is_unnamed
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
 from distprof.sections.collectives.rows import (
@@ -36,11 +36,12 @@ from distprof.sections.collectives.trains import collective_trains, rank_trains
 from distprof.sections.context import RankAnalyses, RankAnalysis
 from distprof.sections.matched import Members, RowIndex, median_by_code, segment_median
 from distprof.terms import CollectiveKind
-from distprof.units import NS_PER_S, format_bytes
+from distprof.units import NS_PER_S, fold_ranks, format_bytes
 
 __all__ = [
     "MAX_SIZES",
     "analyze_collectives",
+    "name_of_group",
     "rank_collective_step",
     "rank_exposed_ns",
     "rank_exposed_rows",
@@ -102,7 +103,7 @@ def _class_table(run: Run, analyses: RankAnalyses) -> CollectivesResult:
         return CollectivesResult(
             num_ranks=len(index.ranks), num_steps=num_steps, classes=(), unavailable=why
         )
-    keys = _Keys()
+    keys = _Keys(GroupNames(run.topology.groups))
     members = index.members(run.matches)
     size = _class_bytes(index, members)
     unit = np.concatenate(
@@ -156,7 +157,8 @@ class _ClassKey(msgspec.Struct, frozen=True):
 class _Keys:
     """Numbers classes, and units: one size within one concrete process group."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: GroupNames) -> None:
+        self._names = names
         self.classes: dict[_ClassKey, int] = {}
         self.class_of_unit: list[int] = []
         self._units: dict[tuple[_ClassKey, str, str], int] = {}
@@ -183,7 +185,8 @@ class _Keys:
             self._unit(
                 _ClassKey(
                     kind=int(table["kind"][i]),
-                    group=group_label(name.values[name.codes[i]], desc.values[desc.codes[i]]),
+                    group=self._names.of(name.values[name.codes[i]], ranks.values[ranks.codes[i]])
+                    or group_label(name.values[name.codes[i]], desc.values[desc.codes[i]]),
                     group_size=int(table["group_size"][i]),
                     bytes=int(size[i]),
                 ),
@@ -440,8 +443,9 @@ def _unmatched_count(keys: _Keys, rows: _Rows, chosen: NDArray[np.bool_]) -> NDA
 
 def _axes(run: Run) -> dict[str, str]:
     """Mesh axis by group label, where known."""
+    names = GroupNames(run.topology.groups)
     return {
-        _label_of(group): group.axis.value
+        name_of_group(group, names): group.axis.value
         for group in run.topology.groups
         if group.axis is not None
     }
@@ -452,8 +456,9 @@ def _nodes_spanned(topology: Topology) -> dict[str, int]:
     node_of = {rank: node for node, ranks in topology.nodes.items() for rank in ranks}
     found: dict[str, int] = {}
     unknown = set()
+    names = GroupNames(topology.groups)
     for group in topology.groups:
-        label = _label_of(group)
+        label = name_of_group(group, names)
         nodes = {node_of.get(rank) for rank in group.ranks}
         if not nodes or None in nodes:
             unknown.add(label)
@@ -462,8 +467,10 @@ def _nodes_spanned(topology: Topology) -> dict[str, int]:
     return {label: count for label, count in found.items() if label not in unknown}
 
 
-def _label_of(group: ProcessGroup) -> str:
-    return group_label(group.name, group.description)
+def name_of_group(group: ProcessGroup, names: GroupNames) -> str:
+    """How the classes call a group: its description, else its ranks, else torch's name."""
+    known = names.of(group.name, fold_ranks(group.ranks)) if is_unnamed(group) else ""
+    return known or group_label(group.name, group.description)
 
 
 def _bandwidth(num_bytes: int, transfer_ns: int | None) -> float | None:

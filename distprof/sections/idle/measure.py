@@ -111,7 +111,7 @@ def measure_host_pauses(records: RankRecords) -> HostPauses:
     """Pauses of the last steps, each step separately."""
     pauses, phases = records.pauses, records.phases
     watched = len(pauses) > 0 or "pauses" in records.about
-    collected = pauses.take(pauses.coded("kind").equals("gc"))
+    collected = pauses.take(pauses.coded("kind").equals("gc") & _in_steps(records))
     return HostPauses(
         gc_ns=_by_step(collected) if watched else None,
         input_ns=_by_step(phases.take(phases.coded("name").equals("input")))
@@ -160,13 +160,27 @@ def analyze_pauses(records: ProbeRecords) -> PausesResult:
 def _of_kind(records: RankRecords, kind: str) -> tuple[int, int, int | None]:
     """Time in pauses of a kind, their number, and the longest."""
     pauses, first = records.pauses, int(records.step_log["step"][0])
-    counted = pauses.coded("kind").equals(kind) & (pauses["step"] != first)
-    rows = pauses.take(counted if len(records.step_log) > 1 else pauses.coded("kind").equals(kind))
+    counted = pauses.coded("kind").equals(kind) & _in_steps(records)
+    rows = pauses.take(
+        counted & (pauses["step"] != first) if len(records.step_log) > 1 else counted
+    )
     if len(rows) == 0:
         return 0, 0, None
     start, end = intervals_of(rows)
     busy = union(Intervals(start, end))
     return int((busy.end - busy.start).sum()), len(rows), int(np.max(end - start))
+
+
+def _in_steps(records: RankRecords) -> NDArray[np.bool_]:
+    """Mask of the pauses that are mostly inside of steps.
+
+    Between two steps distprof does its own work: it starts the profiler and writes the trace, which
+    makes much garbage. A pause there has the number of the next step, but is none of the program.
+    """
+    steps = union(intervals_of(records.step_log))
+    pauses = intervals_of(records.pauses)
+    inside: NDArray[np.bool_] = 2 * covered(pauses, steps) >= pauses.end - pauses.start
+    return inside
 
 
 # Time that training threads lost to garbage collection and to waiting for input ------------------

@@ -4,6 +4,10 @@ Neighbours in a pipeline send to each other in both directions, activations one 
 the other, equally often in every step. Neighbours so form a chain: its ends have one neighbour
 each. Where ranks hold several stages the last sends to the first too, one round less often.
 Ring exchanges of other axes send one way only, or as often between the last and the first.
+
+On two ranks a ring looks like a chain. The order in a step separates them: a first stage sends
+before it can receive gradients and receives last, its neighbour the other way around
+(:mod:`distprof.sections.pipeline.order_of_messages`).
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from distprof.run.run import Run
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.context import RankAnalysis, StageSlots
 from distprof.sections.pipeline.groups import PipelineSlots
+from distprof.sections.pipeline.order_of_messages import as_pipeline
 from distprof.sections.pipeline.result import PipelineGroup, StageDetail
 from distprof.terms import CollectiveKind, Confidence, SlotKind
 
@@ -41,7 +46,10 @@ def groups_from_messages(
     """Chains of ranks that look like a pipeline, those of one shape as one group."""
     traffic = _traffic(run, analyses)
     by_shape: dict[tuple[int, int, int], list[tuple[int, ...]]] = {}
-    for chain in _chains(traffic):
+    for found in _chains(traffic):
+        chain = as_pipeline(found, run, analyses)
+        if chain is None:
+            continue
         shape = _shape(chain, traffic)
         if shape is not None and set(chain) <= analyses.keys():
             by_shape.setdefault((len(chain), *shape), []).append(chain)

@@ -15,8 +15,8 @@ from distprof.hardware.sheet import Gpu, Sheet
 from distprof.run.evidence import PATHS, Machine, Machines
 from distprof.run.logs import NcclLog
 from distprof.run.run import Run
-from distprof.run.topology import ProcessGroup
-from distprof.sections.collectives.measure import group_label
+from distprof.run.topology import GroupNames, ProcessGroup
+from distprof.sections.collectives.measure import name_of_group
 from distprof.sections.placement.result import CardPath
 from distprof.terms import MeshAxis
 
@@ -89,7 +89,9 @@ class Group(msgspec.Struct, frozen=True):
 
 def _groups(run: Run) -> list[Group]:
     """Groups from the traces or else communicators from NCCL's log."""
-    groups = [Group(_label(g), len(g.ranks), g.ranks) for g in run.topology.groups if g.ranks]
+    known = [group for group in run.topology.groups if group.ranks]
+    names = GroupNames(run.topology.groups)
+    groups = [Group(_label(group, names), len(group.ranks), group.ranks) for group in known]
     log = run.get(NcclLog)
     return groups if groups or log is None else _groups_of_log(log)
 
@@ -115,8 +117,8 @@ def _log_label(ranks: Sequence[int], world_size: int | None) -> str:
     return f"communicators of ranks {steps.pop()} apart"
 
 
-def _label(group: ProcessGroup) -> str:
-    return group.axis.value if group.axis else group_label(group.name, group.description)
+def _label(group: ProcessGroup, names: GroupNames) -> str:
+    return group.axis.value if group.axis else name_of_group(group, names)
 
 
 def groups_by_axis(run: Run) -> dict[tuple[str, int], list[Group]]:

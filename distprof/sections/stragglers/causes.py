@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from distprof.schema import Int64Array
 from distprof.sections.context import RankAnalysis
 from distprof.sections.idle.measure import HostPauses
-from distprof.sections.own_time import HOST, INPUT, OwnTime
-from distprof.sections.stragglers.computing import Work, why_it_computes_longer
+from distprof.sections.own_time import COMPUTATION, HOST, INPUT, OwnTime
+from distprof.sections.stragglers.computing import Computing, Work, why_it_computes_longer
 from distprof.sections.stragglers.result import SequenceImbalance
 from distprof.sections.telemetry.result import RankTelemetry, TelemetryResult, WindowSensors
 from distprof.terms import StragglerCause
@@ -174,6 +174,8 @@ def find_cause(
     largest = max(excesses, key=lambda excess: (excess.what == proven, excess.ns))
     if lateness_ns <= 0 or largest.ns < EXPLAINS * lateness_ns:
         return Cause(StragglerCause.UNKNOWN, (_nothing(excesses, lateness_ns),))
+    if largest.what == HOST:
+        largest = _in_proportion(largest, excesses)
     text = _text(largest)
     if largest.what in _CAUSES:
         return Cause(_CAUSES[largest.what], (text,), confidence=_share(largest, lateness_ns))
@@ -187,6 +189,9 @@ def find_cause(
     longer = largest.ns / max(largest.peers_ns, 1.0)
     among = {other: analyses[other] for other in peers}
     found = why_it_computes_longer(rank, longer, steps, among, work)
+    taken = _taken(found, position, steps, lateness_ns, own_time, analyses, pauses or {})
+    if taken is not None:
+        return taken
     sensed: tuple[str, ...] = ()
     detail = found.detail
     if found.cause is StragglerCause.SLOW_DEVICE:
@@ -197,17 +202,50 @@ def find_cause(
 QUEUED = "waiting for a free CPU"
 
 
+def _taken(
+    found: Computing,
+    position: int,
+    steps: Sequence[int],
+    lateness_ns: float,
+    own_time: OwnTime,
+    analyses: Mapping[int, RankAnalysis],
+    pauses: Mapping[int, HostPauses],
+) -> Cause | None:
+    """Others took its CPU, where that is as likely as a slow device.
+
+    Kernels also get longer while their thread waits for a CPU. A rank with no more work than its
+    peers has no reason of its own to wait longer than they do, however long its kernels then take.
+    """
+    if found.cause not in (StragglerCause.SLOW_DEVICE, StragglerCause.UNKNOWN):
+        return None
+    queued = _queued(position, steps, analyses, own_time, pauses, in_proportion=False)
+    if queued is None or queued.ns <= EXPLAINS * lateness_ns:
+        return None
+    evidence = (_text(queued), "other processes take its CPU, so blame is uncertain")
+    return Cause(StragglerCause.CPU_TAKEN, evidence, "", _share(queued, lateness_ns))
+
+
 def _queued(
     position: int,
     steps: Sequence[int],
     analyses: Mapping[int, RankAnalysis],
     own_time: OwnTime,
     pauses: Mapping[int, HostPauses],
+    *,
+    in_proportion: bool = True,
 ) -> _Excess | None:
     """Time that a rank waits for a CPU, beyond what its peers would wait who do as much as it.
 
     On a busy machine a rank that computes more also waits more, in proportion: that is not what
     makes it late. None where not all ranks say how long they waited.
+
+    Args:
+        position: Of the rank in ``own_time``.
+        steps: Indices of the steps in which it was late.
+        analyses: Of all ranks.
+        own_time: Of all ranks.
+        pauses: What probes recorded of each rank's training thread.
+        in_proportion: Whether more own time may be more work; else it counts as equal.
     """
     told = [getattr(pauses.get(rank), "run_queue_ns", None) for rank in own_time.ranks]
     known = [times for times in told if times is not None]
@@ -219,6 +257,8 @@ def _queued(
     own = np.sum([part[:, chosen].sum(axis=1) for part in own_time.parts.values()], axis=0)
     usual = float(np.median(queue[others] / np.maximum(own[others], 1)))
     expected = usual * float(own[position])
+    if not in_proportion:
+        expected = float(np.median(queue[others]))
     return _Excess(QUEUED, (float(queue[position]) - expected) / len(steps), expected / len(steps))
 
 
@@ -315,6 +355,14 @@ def _excess(
     chosen = list(steps)
     own, more = values[position, chosen], excess[position, chosen]
     return _Excess(what, float(more.mean()), float((own - more).mean()))
+
+
+def _in_proportion(host: _Excess, excesses: Sequence[_Excess]) -> _Excess:
+    """Computation, where a rank idles between its kernels no more than in proportion to it."""
+    work = next((excess for excess in excesses if excess.what == COMPUTATION), host)
+    if work.ns < host.ns or work.ns * host.peers_ns < host.ns * work.peers_ns:
+        return host
+    return work
 
 
 def _nothing(excesses: Sequence[_Excess], lateness_ns: float) -> str:

@@ -75,6 +75,8 @@ class _Compared(msgspec.Struct, frozen=True, kw_only=True):
         time_ratio: All shared kernels' durations over the peers', at equal counts.
         grid_ratio: Thread blocks per launch over the peers' median, per shared kernel; NaN where
             they are not recorded.
+        extra_ratio: Time in kernels that most peers do not run at all, over the peers' time. Other
+            versions of kernels, of which peers launch as many, are none.
     """
 
     ratio: _Floats
@@ -82,6 +84,7 @@ class _Compared(msgspec.Struct, frozen=True, kw_only=True):
     count_ratio: float
     time_ratio: float
     grid_ratio: _Floats
+    extra_ratio: float = 0.0
 
     @property
     def larger(self) -> NDArray[np.bool_]:
@@ -140,6 +143,9 @@ def why_it_computes_longer(
         )
     if compared.is_larger and compared.time_ratio - 1 >= EXPLAINS * longer:
         return _larger(compared, work)
+    if compared.extra_ratio >= EXPLAINS * longer:
+        share = format_ratio(compared.extra_ratio)
+        return _more(f"kernels that its peers do not run take {share} of their kernel time")
     if compared.count_ratio >= min(SLOWER, 1 + EXPLAINS * longer) and compared.alike < ALIKE:
         return _more(f"it launches {compared.count_ratio:.2f} times as many kernels as its peers")
     if compared.count_ratio - 1 >= EXPLAINS * longer:
@@ -221,7 +227,23 @@ def _compare(
         count_ratio=float((count / their_count * their_total).sum() / whole),
         time_ratio=float((ratio * their_total).sum() / whole),
         grid_ratio=grid_ratio,
+        extra_ratio=_extra_ns(mine, theirs) / whole,
     )
+
+
+_Cells: TypeAlias = Mapping[str, tuple[int, int, float]]
+"""By name of a kernel: count, total time and thread blocks."""
+
+
+def _extra_ns(mine: _Cells, theirs: Sequence[_Cells]) -> float:
+    """Time in kernels that fewer than half of the peers run, less versions of the peers' own."""
+    alone = {name for name in mine if 2 * sum(name in cell for cell in theirs) < len(theirs)}
+    count = sum(mine[name][0] for name in alone)
+    replaced = [
+        sum(number for name, (number, _, _) in cell.items() if name not in mine) for cell in theirs
+    ]
+    rest = 1 - float(np.median(replaced)) / max(count, 1)
+    return sum(mine[name][1] for name in alone) * max(rest, 0.0)
 
 
 def _of_steps(kernels: KernelSteps, steps: Sequence[int]) -> dict[str, tuple[int, int, float]]:

@@ -495,6 +495,8 @@ def _unavailable(blame: Blame) -> tuple[str, ...]:
 
 
 def _why_nothing(run: Run, analyses: Mapping[int, RankAnalysis], blame: Blame) -> str:
+    if not analyses:
+        return "no rank has a trace, which would show who waits for whom"
     if len(analyses) < 2:
         return "one rank alone cannot show who waits for whom"
     if blame.num_incomparable:

@@ -19,6 +19,10 @@ __all__ = ["culprits", "stragglers_table", "wait_line"]
 
 MAX_STRAGGLERS_SHOWN = 5
 
+SHORT = 12
+"""Ranks beyond the first times steps beyond the first, below which a slow rank may stay unproven:
+LEAST_FREEDOM of :mod:`distprof.sections.stragglers.episodes`."""
+
 _CAUSE_ACTIONS = {
     StragglerCause.SLOW_DEVICE: (
         "It runs the same kernels slower: check its clocks and temperature."
@@ -50,8 +54,7 @@ def wait_line(report: Report, wait: Part) -> str:
     if not late or late[0].lost_ns_per_step < wait.ns / 2:
         return (
             f"Ranks wait for each other {format_ratio(wait.ratio)} of {each_window(report)} "
-            f"({amount_text(report, wait.ns)}); no single rank is responsible. "
-            "Even out the work between ranks."
+            f"({amount_text(report, wait.ns)}); {_whose(report, late)}"
         )
     together = _set_of(report, late[0].rank)
     if together is not None and len(together.ranks) > 1:
@@ -71,6 +74,30 @@ def wait_line(report: Report, wait: Part) -> str:
         f"({format_ratio(first.share_of_step_ratio)}) of {window} for it. "
         f"{_CAUSE_ACTIONS[first.cause]}"
     )
+
+
+def _whose(report: Report, late: tuple[RankStraggler, ...]) -> str:
+    """What is known where no named rank accounts for the waiting: not proven is not absent."""
+    suspect = None if late else _suspect(report)
+    if suspect is None:
+        return "no single rank is responsible. Even out the work between ranks."
+    share = format_ratio(suspect.lost_ns_per_step / report.stragglers.lost_ns_per_step)
+    steps = counted(report.waterfall.num_steps, "step")
+    return (
+        f"rank {suspect.rank} arrives last in {share} of that time, but {steps} cannot rule out "
+        "chance. Trace more steps."
+    )
+
+
+def _suspect(report: Report) -> RankStraggler | None:
+    """The rank that costs far more than its share, if no pattern is proven and steps are few."""
+    ranks = report.stragglers.ranks
+    first = max(ranks, key=lambda rank: rank.lost_ns_per_step, default=None)
+    if first is None or not report.waterfall.num_steps or first.pattern != StragglerPattern.NONE:
+        return None
+    is_short = (len(ranks) - 1) * (report.waterfall.num_steps - 1) < SHORT
+    least = max(0.5, 1.5 / len(ranks)) * report.stragglers.lost_ns_per_step
+    return first if is_short and first.lost_ns_per_step >= least > 0 else None
 
 
 def _set_of(report: Report, rank: int) -> StragglerSet | None:

@@ -22,9 +22,14 @@ from distprof.errors import DistprofError, InputError
 from distprof.ingest.executor import Outcome, Progress, map_each, running
 from distprof.ingest.files import Folder
 from distprof.ingest.flight.recorder import MAX_BYTES, looks_like_dump, parse_flight
-from distprof.ingest.job.run_directory import find_run_directory, open_run_directory
+from distprof.ingest.job.run_directory import (
+    RunDirectory,
+    find_run_directory,
+    open_run_directory,
+)
 from distprof.run.records import FlightDump
-from distprof.units import name_ranks
+from distprof.units import NS_PER_S, name_ranks
+from distprof.verbs.hang.progress import find_stop, is_stale, last_step, modified_ns
 from distprof.verbs.hang.result import HangEvidence, LogLine
 
 __all__ = [
@@ -38,6 +43,9 @@ __all__ = [
 ]
 
 MAX_LINES = 50
+
+EXIT_TOGETHER_NS = 5 * NS_PER_S
+"""Ranks of a job that ends normally exit within this time of each other."""
 
 MAX_TEXT = 300
 
@@ -481,6 +489,9 @@ def _with_run(evidence: HangEvidence, root: Folder) -> HangEvidence:
         for e in job.errors
         if e.is_peer_loss and e.rank not in told
     )
+    for rank, why in _exited(job).items():
+        failed.setdefault(rank, why)
+    evidence = _with_steps(evidence, job)
     return replace(
         evidence,
         world_size=_sane(job.job.world_size),
@@ -489,3 +500,46 @@ def _with_run(evidence: HangEvidence, root: Folder) -> HangEvidence:
         log_lines=(*lost, *evidence.log_lines),
         has_ended_well=job.job.outcome == "completed",
     )
+
+
+def _exited(job: RunDirectory) -> dict[int, str]:
+    """Ranks whose process exited by itself while others continued, and how."""
+    ends = {entry.rank: entry.exit for entry in job.job.ranks if entry.exit is not None}
+    own = {rank: end for rank, end in ends.items() if end.code is not None and not end.by_launcher}
+    last = max((end.ended_ns or 0 for end in ends.values()), default=0)
+    others_ran = len(ends) < (job.job.world_size or 0)
+    return {
+        rank: f"its process exited with code {end.code}"
+        for rank, end in own.items()
+        if end.code or others_ran or (end.ended_ns or last) < last - EXIT_TOGETHER_NS
+    }
+
+
+def _with_steps(evidence: HangEvidence, job: RunDirectory) -> HangEvidence:
+    """Without stacks that are older than a step or an exit, and with the end of all steps."""
+    folders = {rank: Folder(records.path) for rank, records in job.records.items()}
+    steps = {rank: last for rank, at in folders.items() if (last := last_step(at)) is not None}
+    taken = {rank: modified_ns(at, STACKS_FILE) for rank, at in folders.items()}
+    stale = [rank for rank in evidence.stacks if is_stale(taken.get(rank), steps.get(rank))]
+    dumped = {dump.rank: dump.written_ns for dump in evidence.dumps}
+    old = [rank for rank, written in dumped.items() if is_stale(written, steps.get(rank))]
+    ends = [entry.exit.ended_ns for entry in job.job.ranks if entry.exit and entry.exit.ended_ns]
+    seen = {
+        rank: max(times)
+        for rank in folders
+        if (times := [t for t in (taken.get(rank), dumped.get(rank)) if t is not None])
+    }
+    return replace(
+        evidence,
+        stacks={rank: calls for rank, calls in evidence.stacks.items() if rank not in stale},
+        stop=None if job.job.outcome == "completed" else find_stop(steps, seen, ends),
+        notes=(*evidence.notes, *_of_age("stacks", "are", stale), *_of_age("dump", "is", old)),
+    )
+
+
+def _of_age(what: str, verb: str, ranks: Sequence[int]) -> Iterator[str]:
+    if ranks:
+        used = "distprof does not use them" if what == "stacks" else "it may not show the hang"
+        yield (
+            f"The {what} of {name_ranks(ranks)} {verb} older than a later step of the rank: {used}."
+        )

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from distprof.units import name_ranks
+from distprof.units import format_duration, name_ranks
 from distprof.verbs.hang.divergence import Point, waits
+from distprof.verbs.hang.progress import Stop
 from distprof.verbs.hang.result import HangEvidence, HangKind, HangState
 from distprof.verbs.hang.roots import Root
 
@@ -48,6 +49,8 @@ def explain(
     """
     if found.state is HangState.NO_HANG:
         return _no_hang(found, evidence)
+    if found.first is None and found.state is HangState.STUCK and evidence.stop is not None:
+        return _stopped(evidence, evidence.stop, suspects)
     if found.first is None:
         return _in_flight(found)
     roots = tuple(_sentence(root, evidence) for root in found.roots)
@@ -75,6 +78,39 @@ def _no_hang(found: Diagnosis, evidence: HangEvidence) -> Explanation:
     else:
         why = "No operation in these dumps is pending. The dumps of one rank cannot show more."
     return Explanation(verdict="These dumps show no hang.", why=(why,))
+
+
+def _stopped(evidence: HangEvidence, stop: Stop, suspects: Sequence[int]) -> Explanation:
+    """Steps have stopped, and the recorder shows no operation: gloo's messages are not in it."""
+    exited = tuple(f"Rank {rank}: {why}." for rank, why in sorted(evidence.failed.items()))
+    who = f" {exited[0]}" if exited else ""
+    return Explanation(
+        verdict=(
+            f"Stuck: no step has ended for {format_duration(stop.for_ns)} after step {stop.step}; "
+            f"steps took {format_duration(stop.usual_ns)}. The dumps do not show in which "
+            f"operation.{who}"
+        ),
+        why=(*exited, *_places(evidence)),
+        alternatives=(
+            "A long evaluation, checkpoint or download between two steps looks the same.",
+        ),
+        next_steps=(
+            "Look at the lines of code where the ranks are: distprof attach RUN --stacks.",
+            "gloo does not record sends and receives: match those of the ranks by hand.",
+            *([f"Look at {name_ranks(suspects)}, which left no dump."] if suspects else []),
+        ),
+    )
+
+
+def _places(evidence: HangEvidence) -> Iterator[str]:
+    """Where the training threads are, ranks of one place together."""
+    by_call: dict[str, list[int]] = {}
+    for rank, calls in sorted(evidence.stacks.items()):
+        by_call.setdefault(calls[0] if calls else "", []).append(rank)
+    for call, ranks in list(by_call.items())[:_MOST_NAMED]:
+        if call:
+            text = name_ranks(ranks)
+            yield f"{text[:1].upper()}{text[1:]} {'are' if len(ranks) > 1 else 'is'} in {call}."
 
 
 def _in_flight(found: Diagnosis) -> Explanation:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from distprof.run.records import FlightDump
 from distprof.schema import ABSENT
@@ -85,7 +86,7 @@ def diagnose(evidence: HangEvidence, *, version: str) -> HangReport:
         version: Version of distprof, for the report.
     """
     groups = job_groups(evidence.dumps, evidence.world_size)
-    found = _concluded(groups, evidence)
+    found = _with_stop(_concluded(groups, evidence), evidence)
     is_stuck = found.state is HangState.STUCK
     missing = _missing(evidence, groups)
     suspects = tuple(rank for rank in missing if rank not in found.culprits)
@@ -157,6 +158,13 @@ def _concluded(groups: Sequence[JobGroup], evidence: HangEvidence) -> Diagnosis:
     return _all_launched(unfinished, groups, evidence)
 
 
+def _with_stop(found: Diagnosis, evidence: HangEvidence) -> Diagnosis:
+    """A job whose steps have stopped hangs, also where dumps do not show in what."""
+    if evidence.stop is None or found.state is HangState.STUCK:
+        return found
+    return replace(found, state=HangState.STUCK, point=None)
+
+
 def _may_wait(group: JobGroup, evidence: HangEvidence) -> bool:
     """Whether members that dumped may wait for those that did not.
 
@@ -164,7 +172,7 @@ def _may_wait(group: JobGroup, evidence: HangEvidence) -> bool:
     """
     if evidence.has_ended_well:
         return False
-    known = evidence.failed or evidence.world_size or _has_trouble(evidence)
+    known = evidence.failed or evidence.world_size or evidence.stop or _has_trouble(evidence)
     return _tells_completion(group) or bool(known)
 
 
@@ -247,7 +255,7 @@ def _all_launched(
     first = min(unfinished, key=when)
     newest = max((_newest(dump) for dump in evidence.dumps), default=0)
     waited = newest - first.first_ns > _STALE_NS
-    is_stuck = waited or _has_trouble(evidence)
+    is_stuck = waited or evidence.stop is not None or _has_trouble(evidence)
     return Diagnosis(
         state=HangState.STUCK if is_stuck else HangState.IN_FLIGHT,
         point=first,
@@ -281,7 +289,7 @@ def _kind(found: Diagnosis) -> HangKind | None:
 def _confidence(found: Diagnosis, evidence: HangEvidence) -> Confidence | None:
     """``measured`` where dumps show who is missing and a log, an exit or a stack agrees."""
     if found.first is None:
-        return None
+        return Confidence.MEASURED if found.state is HangState.STUCK else None
     told = evidence.failed.keys() | evidence.stacks.keys()
     agrees = _has_trouble(evidence) or bool(set(found.first.ranks) & told)
     is_seen = bool(found.first.point.missing) and not found.first.in_circle

@@ -8,6 +8,7 @@ import msgspec
 
 from distprof.run.records import FlightDump
 from distprof.terms import Confidence
+from distprof.verbs.hang.progress import Stop
 
 __all__ = [
     "HANG_SCHEMA",
@@ -55,6 +56,7 @@ class HangEvidence(msgspec.Struct, frozen=True, kw_only=True):
         stacks: Calls of each rank's training thread, innermost first.
         failed: Why a rank's own code stopped; losing a peer does not count.
         has_ended_well: Whether the job is known to have completed.
+        stop: Since when no step has ended; None where steps continued, or are unknown.
         notes: Damaged or omitted input, one sentence each.
     """
 
@@ -66,6 +68,7 @@ class HangEvidence(msgspec.Struct, frozen=True, kw_only=True):
     stacks: dict[int, tuple[str, ...]] = msgspec.field(default_factory=dict)
     failed: dict[int, str] = msgspec.field(default_factory=dict)
     has_ended_well: bool = False
+    stop: Stop | None = None
     notes: tuple[str, ...] = ()
 
 

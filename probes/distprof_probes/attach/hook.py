@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from distprof.artefacts import RANK_DIR_FORMAT
 from distprof_probes.attach.diary import write_down
 from distprof_probes.attach.ending import when_it_ends
-from distprof_probes.attach.step_clock import StepClock
+from distprof_probes.attach.step_clock import StepClock, stepped_by
 from distprof_probes.attach.wraps import (
     with_closure,
     wrap_backward,
@@ -142,10 +142,13 @@ class Capture:
             self._open()
         if self._session is None or not self._is_training_thread():
             return None
-        self.clock.begins(optimizer)
+        was_short = self.clock.begins(optimizer, stepped_by(optimizer))
         if id(optimizer) in self._stepping:  # its last step ended in an exception
             self._leave_phase()
             self._stepping.clear()
+        if was_short:
+            self._is_due = True
+            self._end_step()
         if not self._stepping:
             self._enter_phase("optimizer")
         self._stepping.append(id(optimizer))
@@ -194,7 +197,11 @@ class Capture:
 
     @_never_raises
     def backward_begins(self) -> None:
-        """The main thread begins a backward pass."""
+        """A backward pass begins; only those of the main thread are a phase."""
+        if self.clock.new_gradients():
+            self._is_due = True
+            if self._is_training_thread():
+                self._end_step()
         is_free = self._session is not None and self._phase is None
         if not is_free or not self._is_training_thread():
             return

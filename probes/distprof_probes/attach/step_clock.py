@@ -1,12 +1,14 @@
-"""Chooses the optimizer whose steps count as training steps."""
+"""Chooses the optimizer whose updates count as training steps."""
 
 from __future__ import annotations
 
 import weakref
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
-__all__ = ["StepClock"]
+__all__ = ["StepClock", "stepped_by"]
 
 PATIENCE = 64
 
@@ -20,6 +22,10 @@ class StepClock:
     optimizer steps once per update. Another optimizer takes the clock when the owner is gone, or
     has not stepped for ``PATIENCE`` steps of the others.
 
+    An update may take several calls of ``step``: DeepSpeed's ZeRO calls it once for each parameter
+    group. Calls with no new gradients between them, each for other parameters, are one update. How
+    many there will be is known only from the update before, so that is when the clock ticks.
+
     Args:
         num_others: Steps of other optimizers, by class name.
         notes: One sentence for each change of owner.
@@ -29,28 +35,86 @@ class StepClock:
     notes: list[str] = field(default_factory=list)
     _owner: weakref.ref[object] | None = None
     _since: int = 0
+    _stepped: set[int] = field(default_factory=set)
+    _has_new_gradients: bool = False
+    _num_calls: int = 0
+    _num_expected: int = 1
 
-    def begins(self, optimizer: object) -> None:
-        """An optimizer's step starts: the first optimizer seen becomes the owner."""
+    def begins(self, optimizer: object, stepped: Iterable[int] = ()) -> bool:
+        """An optimizer's step starts: the first optimizer seen becomes the owner.
+
+        Args:
+            optimizer: The optimizer.
+            stepped: Marks of what it steps; a mark that comes again begins another update.
+
+        Returns:
+            Whether an update had ended before its expected number of calls.
+        """
         if self._owner is None:
             self._owner = weakref.ref(optimizer)
         elif self._owner() is None:
             self._hand_over(optimizer, "the followed optimizer is gone")
+        if self._owner() is not optimizer:
+            return False
+        marks = set(stepped)
+        is_next = self._has_new_gradients or not marks or not self._stepped.isdisjoint(marks)
+        was_short = is_next and self._ends_update()
+        self._stepped |= marks
+        return was_short
+
+    def new_gradients(self) -> bool:
+        """Gradients are about to be computed: the calls of the update before are over.
+
+        Returns:
+            Whether it had ended before its expected number of calls.
+        """
+        self._has_new_gradients = True
+        return self._ends_update()
 
     def ticks(self, optimizer: object) -> bool:
         """An optimizer's step ended; returns whether that ends a step of the training."""
         if self._owner is not None and self._owner() is optimizer:
             self._since = 0
-            return True
+            self._has_new_gradients = False
+            self._num_calls += 1
+            return self._num_calls == self._num_expected
         self.num_others[type(optimizer).__name__] += 1
         self._since += 1
         if self._since < PATIENCE:
             return False
         self._hand_over(optimizer, f"the followed optimizer did not step for {PATIENCE}")
+        self._num_calls = 1
         return True
+
+    def _ends_update(self) -> bool:
+        """Forget the calls of an update; returns whether they were fewer than expected."""
+        num_calls, self._num_calls = self._num_calls, 0
+        self._stepped.clear()
+        if not num_calls:
+            return False
+        was_short = num_calls < self._num_expected
+        self._num_expected = num_calls
+        return was_short
 
     def _hand_over(self, optimizer: object, why: str) -> None:
         self._owner = weakref.ref(optimizer)
         self._since = 0
+        self._stepped.clear()
+        self._num_calls, self._num_expected = 0, 1
         if len(self.notes) < 8:
             self.notes.append(f"{why}; steps are now counted by {type(optimizer).__name__}.")
+
+
+def stepped_by(optimizer: Any) -> list[int]:
+    """Marks of what a call of ``step`` updates: of each group, the first tensor with a gradient.
+
+    One tensor per group is enough, and costs no more for a model with many parameters. Optimizers
+    that need no gradients are marked by the first tensor of each group.
+    """
+    try:
+        groups = [group["params"] for group in optimizer.param_groups if group["params"]]
+        firsts = [next((p for p in tensors if p.grad is not None), None) for tensors in groups]
+    except (AttributeError, KeyError, TypeError):  # an optimizer that keeps them in its own way
+        return []
+    marked = [first for first in firsts if first is not None]
+    return [id(tensor) for tensor in marked or [tensors[0] for tensors in groups]]

@@ -85,10 +85,10 @@ def _switches(command: _Command) -> _Command:
     "--steps",
     "--profile-steps",
     "num_steps",
-    type=click.IntRange(min=1),
-    default=ProbeOptions().num_steps,
-    show_default=True,
-    help="Number of steps to trace.",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default="4, on few ranks up to 13",
+    help="Number of steps to trace; 0: the default.",
 )
 @click.option(
     "--profile-ranks",

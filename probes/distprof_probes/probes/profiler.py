@@ -284,7 +284,9 @@ class ProfilerProbe(Tracer):
             self.remark = "the trace is lost: the session was closed from another thread"
         elif not self._is_done and not self.traced_steps and not self.remark:
             first = self._session.plan.traced.start
-            self.remark = f"nothing was traced: the job ended before step {first}"
+            self.remark = (
+                f"nothing was traced: the job ended before step {first}; give an earlier start_step"
+            )
         self._disarm()
         self._is_done, self._is_recording = True, False
 

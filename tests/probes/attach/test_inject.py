@@ -153,3 +153,59 @@ def test_broken_lines_of_the_diary_are_passed_over(tmp_path: Path) -> None:
         b'{"event":"torch","t_ns":1,"pid":2}\n\xff\xfe\n{"event":"nonsense"}\n{"event":"tor'
     )
     assert [line.pid for line in read_diary(tmp_path)] == [2]
+
+
+LOOKED_FOR = {
+    "found and not loaded": "importlib.util.find_spec('torch')",
+    "found twice": "importlib.util.find_spec('torch'); importlib.util.find_spec('torch')",
+    "only a module was made": (
+        "importlib.util.module_from_spec(importlib.util.find_spec('torch'))"
+    ),
+    "by the finders": "[f.find_spec('torch', None) for f in list(sys.meta_path)]",
+    "after a failed import": """
+try:
+    import torch
+except ImportError:
+    del os.environ['BROKEN']
+""",
+    "lazily": """
+spec = importlib.util.find_spec('torch')
+spec.loader = importlib.util.LazyLoader(spec.loader)
+sys.modules['torch'] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules['torch'])
+sys.modules['torch'].__version__
+""",
+}
+
+
+@pytest.mark.parametrize("how", LOOKED_FOR)
+def test_a_torch_that_was_looked_for_first_is_still_hooked(
+    tmp_path: Path, fake_torch: Path, how: str
+) -> None:
+    """As transformers and datasets do, which ask whether torch is there before they import it."""
+    init = fake_torch / "torch" / "__init__.py"
+    broken = "import os\nif 'BROKEN' in os.environ:\n    raise ImportError('broken')\n"
+    init.write_text(broken + FAKE_TORCH)
+    lines = [
+        "import importlib.util, os, sys",
+        "os.environ.update(BROKEN='1')" if "failed" in how else "",
+        LOOKED_FOR[how],
+        "import torch",
+        "print(hasattr(torch, '_distprof_capture'), 'exec_module' in vars(torch.__loader__))",
+        "print([f for f in sys.meta_path if type(f).__name__ == '_AfterTorch'])",
+    ]
+    done = _python(tmp_path, "\n".join(lines), pythonpath=str(fake_torch))
+    assert (done.stdout, done.stderr) == ("True False\n[]\n", "")
+    assert [line.event for line in read_diary(tmp_path)] == ["python", "torch"]
+
+
+def test_a_program_that_only_looks_for_torch_does_not_import_it(
+    tmp_path: Path, fake_torch: Path
+) -> None:
+    code = """
+        import importlib.util, sys
+        print(importlib.util.find_spec('torch').name, 'torch' in sys.modules)
+    """
+    done = _python(tmp_path, code, pythonpath=str(fake_torch))
+    assert (done.stdout, done.stderr) == ("torch False\n", "")
+    assert [line.event for line in read_diary(tmp_path)] == ["python"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from distprof_probes.attach.step_clock import PATIENCE, StepClock
+import pytest
+from distprof_probes.attach.step_clock import PATIENCE, StepClock, stepped_by
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,3 +69,52 @@ def test_every_step_is_a_tick_or_counted_as_anothers(order: list[int]) -> None:
     ticks = sum(_step(clock, optimizers[index]) for index in order)
     handed_over = len(clock.notes)
     assert ticks + clock.num_others.total() == len(order) + handed_over
+
+
+def _update(clock: StepClock, optimizer: object, groups: int) -> list[bool]:
+    """An update as ZeRO makes it: a call for each group; where the clock ticked, owed one first."""
+    ticked = [clock.new_gradients()]
+    for group in range(groups):
+        assert not clock.begins(optimizer, [group])
+        ticked.append(clock.ticks(optimizer))
+    return ticked
+
+
+def test_calls_for_each_parameter_group_are_one_update_that_ends_with_the_last() -> None:
+    """The first update cannot know yet how many calls there will be."""
+    clock, optimizer = StepClock(), Adam()
+    ticked = [_update(clock, optimizer, groups=3) for _ in range(5)]
+    assert ticked == [[False, True, False, False]] + [[False, False, False, True]] * 4
+
+
+def test_an_update_with_fewer_calls_than_the_one_before_is_not_lost() -> None:
+    clock, optimizer = StepClock(), Adam()
+    ticks = [sum(_update(clock, optimizer, groups)) for groups in (2, 2, 1, 2, 2, 3, 1, 1)]
+    assert ticks == [1, 1, 0, 2, 1, 1, 0, 2]
+    assert not clock.new_gradients()
+
+
+def test_without_a_view_of_the_gradients_the_same_parameters_begin_an_update() -> None:
+    clock, optimizer, ticks = StepClock(), Adam(), 0
+    for group in [0, 1] * 10:
+        ticks += clock.begins(optimizer, [group])
+        ticks += clock.ticks(optimizer)
+    assert ticks == 10
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=50))
+def test_each_update_is_one_step_however_many_calls_it_takes(calls: list[int]) -> None:
+    clock, optimizer = StepClock(), Adam()
+    ticks = sum(sum(_update(clock, optimizer, groups)) for groups in calls)
+    assert ticks + clock.new_gradients() == len(calls)
+
+
+def test_what_is_stepped_is_marked_by_the_first_tensors_with_gradients() -> None:
+    torch = pytest.importorskip("torch")
+    tensors = [torch.nn.Parameter(torch.zeros(2)) for _ in range(4)]
+    groups = [{"params": tensors[:2]}, {"params": []}, {"params": tensors[2:]}]
+    optimizer = type("Optimizer", (), {"param_groups": groups})()
+    assert stepped_by(optimizer) == [id(tensors[0]), id(tensors[2])]
+    tensors[1].grad = torch.zeros(2)
+    assert stepped_by(optimizer) == [id(tensors[1])]
+    assert stepped_by(object()) == []

@@ -166,20 +166,37 @@ def test_marks_without_kernels_give_no_causes():
 # Without marks ------------------------------------------------------------------------------------
 
 
-def messages(number, peers, *, count=3):
-    """Sends to and receives from each peer, ``count`` times, or as a mapping says."""
-    builder = RankBuilder(number).step(0, 0, 1_000).kernel("gemm", 0, 100)
+def messages(number, peers, *, count=3, order=("SEND", "RECV"), kernels=("gemm",), at_once=False):
+    """Sends to and receives from each peer, ``count`` times, or as a mapping says.
+
+    By default all sends come first, as on a first stage; ``order`` may map peers to other orders,
+    and with ``at_once`` each message of one kind is followed by one of the other.
+    """
+    builder = RankBuilder(number).step(0, 0, 1_000)
+    for place, name in enumerate(kernels):
+        builder.kernel(name, place * 100 // len(kernels), (place + 1) * 100 // len(kernels))
     now = 200
     for peer in peers:
-        for _ in range(count if isinstance(count, int) else count[peer]):
-            for kind in (CollectiveKind.SEND, CollectiveKind.RECV):
-                builder.comm("ncclDevKernel_SendRecv", now, now + 5, kind=kind, peer=peer)
-                now += 10
+        kinds = order[peer] if isinstance(order, dict) else order
+        times = count if isinstance(count, int) else count[peer]
+        all_of = [kind for _ in range(times) for kind in kinds]
+        for kind in all_of if at_once else sorted(all_of, key=kinds.index):
+            builder.comm(
+                "ncclDevKernel_SendRecv", now, now + 5, kind=CollectiveKind[kind], peer=peer
+            )
+            now += 10
     return builder.rank()
 
 
+FORWARD, BACKWARD = ("SEND", "RECV"), ("RECV", "SEND")
+
+
 def test_a_chain_of_ranks_that_send_both_ways_is_a_pipeline():
-    ranks = [messages(0, [2]), messages(2, [0, 1]), messages(1, [2])]
+    ranks = [
+        messages(0, [2]),
+        messages(2, [0, 1], order={0: BACKWARD, 1: FORWARD}),
+        messages(1, [2], order=BACKWARD),
+    ]
     (group,) = analysed(sorted(ranks, key=lambda rank: rank.rank)).groups
     assert (group.ranks, group.stages, group.num_micro_batches) == ((0, 2, 1), 3, 3)
     assert (group.source, group.confidence) == (SOURCE, Confidence.INFERRED)
@@ -192,7 +209,8 @@ def test_a_last_rank_that_sends_to_the_first_less_often_holds_several_stages():
 
     def of(rank):
         mine = {b if a == rank else a: n for (a, b), n in counts.items() if rank in (a, b)}
-        return messages(rank, sorted(mine), count=mine)
+        order = {peer: FORWARD if peer > rank else BACKWARD for peer in mine}
+        return messages(rank, sorted(mine), count=mine, order=order)
 
     (group,) = analysed([of(rank) for rank in range(4)]).groups
     assert (group.ranks, group.stages, group.virtual_stages) == ((0, 1, 2, 3), 8, 2)
@@ -204,6 +222,29 @@ def test_a_ring_is_no_pipeline():
     result = analysed(ranks)
     assert result.groups == ()
     assert result.unavailable
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_two_ranks_that_send_and_receive_at_once_are_no_pipeline(count):
+    """Context parallelism: each rank passes its keys and values on, and gets the other's."""
+    ranks = [messages(rank, [1 - rank], count=count, at_once=True) for rank in range(2)]
+    assert analysed(ranks).groups == ()
+
+
+@pytest.mark.parametrize(("kernels", "number"), [(("gemm",), 0), (("gemm", "nll_loss"), 1)])
+def test_ranks_that_take_turns_are_a_pipeline_only_if_their_work_differs(kernels, number):
+    """A ring of blocking calls, where one rank receives first; a pipeline has one loss."""
+    ranks = [
+        messages(0, [1], order=FORWARD, at_once=True),
+        messages(1, [0], order=BACKWARD, at_once=True, kernels=kernels),
+    ]
+    assert len(analysed(ranks).groups) == number
+
+
+def test_stages_are_in_the_order_of_activations_and_not_of_rank_numbers():
+    ranks = [messages(0, [1], order=BACKWARD), messages(1, [0], order=FORWARD)]
+    (group,) = analysed(ranks).groups
+    assert group.ranks == (1, 0)
 
 
 def test_links_that_carry_unequal_numbers_are_no_pipeline():

@@ -6,6 +6,8 @@ import pytest
 from distprof.run.run import ClockAlignment
 from distprof.sections.context import ProbeRecords
 from distprof.sections.idle.measure import HostPauses
+from distprof.sections.own_time import COMPUTATION, HOST
+from distprof.sections.stragglers.causes import _Excess, _in_proportion
 from distprof.sections.stragglers.measure import analyze_stragglers
 from distprof.terms import CollectiveKind, StragglerCause, StragglerPattern
 from tests.builders import RankBuilder, identity_clock, make_run
@@ -121,3 +123,26 @@ def test_a_rank_that_computes_more_waits_more_for_the_cpu_and_that_is_no_cause()
     late = busy_machine(own_ns=(400, 800), queue_ns=(200, 400))
     assert late.rank == 1
     assert late.cause is not StragglerCause.CPU_TAKEN
+
+
+def test_kernels_that_wait_for_a_cpu_are_no_slow_device():
+    """Equal work, and 120 of the 150 that rank 1 takes longer are spent waiting for a CPU.
+
+    Both wait much, so that rank 1 does not wait more in proportion to what its kernels take.
+    """
+    late = busy_machine(own_ns=(360, 510), queue_ns=(240, 360))
+    assert (late.rank, late.cause) == (1, StragglerCause.CPU_TAKEN)
+    assert any("blame is uncertain" in text for text in late.evidence)
+
+
+def excess(what, own, peers):
+    return _Excess(what, float(own - peers), float(peers))
+
+
+def test_idling_between_kernels_in_proportion_to_them_is_no_late_cpu():
+    """A stage with twice the layers launches twice the kernels, and idles twice as long between."""
+    host = excess(HOST, 16, 9)
+    assert _in_proportion(host, [host, excess(COMPUTATION, 88, 42)]).what == COMPUTATION
+    assert _in_proportion(host, [host, excess(COMPUTATION, 50, 42)]).what == HOST
+    assert _in_proportion(host, [host, excess(COMPUTATION, 42, 42)]).what == HOST
+    assert _in_proportion(host, [host]).what == HOST

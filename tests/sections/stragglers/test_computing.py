@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -132,3 +133,25 @@ def test_ranks_without_a_common_kernel_cannot_be_compared():
         )
     )
     assert why_it_computes_longer(1, 0.3, STEPS, {0: other, 1: own}, Work()).cause is UNKNOWN
+
+
+def with_names(names, times, counts):
+    """A rank with these kernels."""
+    one = rank(times, counts)
+    return SimpleNamespace(kernel_steps=msgspec.structs.replace(one.kernel_steps, names=names))
+
+
+def test_kernels_that_no_peer_runs_are_more_work() -> None:
+    """An extra matmul may have a name of its own: no shared kernel is counted more often."""
+    peer = with_names(("a", "b"), [600, 400], [10, 10])
+    own = with_names(("a", "b", "matmul"), [640, 420, 800], [10, 10, 20])
+    found = why_it_computes_longer(1, 0.86, STEPS, {0: peer, 1: own}, Work())
+    assert found.cause is MORE_WORK
+    assert found.why == "kernels that its peers do not run take 80.0 % of their kernel time"
+
+
+def test_other_versions_of_the_same_kernels_are_no_extra_work() -> None:
+    peer = with_names(("a", "b", "tile64"), [600, 400, 500], [10, 10, 20])
+    own = with_names(("a", "b", "tile128"), [900, 600, 750], [10, 10, 20])
+    found = why_it_computes_longer(1, 0.5, STEPS, {0: peer, 1: own}, Work())
+    assert found.cause is SLOW_DEVICE

@@ -29,8 +29,12 @@ def only_messages(collectives: CollectivesResult) -> bool:
 
 
 def collective_label(record: CollectiveClass) -> str:
-    """For example ``all_reduce in dp_shard (26.2 MB)``: the axis, or the group if there is none."""
+    """For example ``all_reduce in dp_shard (26.2 MB)``: the axis, or the group if there is none.
+
+    A group without a description is called by its ranks: ``all_reduce of ranks 0-1 and 2-3``.
+    """
     name = record.group if record.axis in (None, MeshAxis.WORLD) else record.axis
-    group = f" in {name}" if name else ""
+    word = "of" if name.startswith("ranks ") else "in"
+    group = f" {word} {name}" if name else ""
     size = f" ({format_bytes(record.bytes)})" if record.bytes is not None else ""
     return f"{record.kind}{group}{size}"

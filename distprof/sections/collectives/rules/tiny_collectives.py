@@ -29,7 +29,8 @@ logging interval instead of once per step.
 
 ## When it is wrong
 Barriers and scalar reductions for gradient clipping or loss scaling cannot be merged with
-gradients. Small messages that overlap with computation cost nothing and are not reported.
+gradients. Small messages that overlap with computation cost nothing and are not reported. Those of
+tensor parallelism carry activations that depend on each other: only fewer of them cost less.
 
 ## Sources
 Formula sheet, "Collectives" (crossover size) and "Anti-patterns" (buckets below the crossover
@@ -49,7 +50,7 @@ from distprof.sections.collectives.result import (
 from distprof.sections.collectives.rules._shared import collective_label
 from distprof.sections.shares import WIDER_TRANSFER, MeanStep, mean_step
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
-from distprof.terms import Confidence, Severity
+from distprof.terms import Confidence, MeshAxis, Severity
 from distprof.units import format_bytes, format_duration
 
 VERY_MANY = 100
@@ -96,16 +97,33 @@ def check(
             f"{collective_label(max(small, key=lambda c: c.count))}) take "
             f"{format_duration(exposed)} of exposed time to move {format_bytes(moved)} in total."
         ),
-        fix=(
-            "Merge them: gradient buckets (bucket_cap_mb), whole blocks per FSDP unit, flattened "
-            "or coalesced tensors."
-        ),
+        fix=_fix(max(small, key=lambda c: c.count)),
         cost_ns_per_step=cost,
         confidence=Confidence.MEASURED if is_split else Confidence.INFERRED,
         evidence=("collectives.classes",),
         without="small collectives",
         explains=WIDER_TRANSFER,
     )
+
+
+_MERGE = (
+    "Merge them: gradient buckets (bucket_cap_mb), whole blocks per FSDP unit, flattened or "
+    "coalesced tensors."
+)
+
+_FEWER = "use larger micro-batches or fewer tensor-parallel ranks."
+
+
+def _fix(most: CollectiveClass) -> str:
+    """By what most of them are: activations depend on each other, gradients do not."""
+    if most.axis == MeshAxis.TP.value:
+        return f"Activations of tensor parallelism cannot be merged: {_FEWER}"
+    if most.axis is None and most.group.startswith("ranks "):
+        return (
+            f"{_MERGE} If they reduce activations of tensor parallelism, they cannot be merged: "
+            f"{_FEWER}"
+        )
+    return _MERGE
 
 
 def _without_sizes(

@@ -79,6 +79,7 @@ def check(
         ranks=late,
         evidence=("step_log.ranks", "pauses.ranks"),
         without="uneven-input",
+        explains=("COM102", "COM103"),
     )
 
 

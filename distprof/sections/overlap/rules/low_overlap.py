@@ -30,7 +30,8 @@ parallelism or sequence parallelism.
 ## When it is wrong
 The data flow may forbid overlap: an all-to-all whose result the next kernel needs, or the
 all-reduce of plain tensor parallelism. Kernels that already use all of the memory bandwidth slow
-down during a transfer, so less than the cost is recovered.
+down during a transfer, so less than the cost is recovered. Where nearly all exposed transfer is
+that of a loss or a norm, nothing is reported.
 
 ## Sources
 Formula sheet, "Measured from traces" (overlap) and "Anti-patterns" (overlap below 80 %). PyTorch
@@ -43,6 +44,7 @@ from collections.abc import Iterator
 
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.capture.result import CaptureResult
+from distprof.sections.collectives.result import CollectivesResult
 from distprof.sections.overlap.result import OverlapResult
 from distprof.sections.shares import has_all_members, hideable_ns, mean_step
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
@@ -54,13 +56,16 @@ from distprof.units import format_duration, format_ratio
     code="COM101",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(OverlapResult, WaterfallResult, StepTimeResult, CaptureResult),
+    needs=(OverlapResult, WaterfallResult, StepTimeResult, CaptureResult, CollectivesResult),
     limits={
         "overlap_ratio": Limit(
             0.8,
             "acceptable overlap of communication, exposed waiting excluded",
         ),
         "min_step_ratio": Limit(0.02, "smallest share of the step that is worth reporting"),
+        "scalar_bytes": Limit(
+            64, "size in bytes of a loss or a norm, which the program waits for and cannot overlap"
+        ),
     },
 )
 def check(
@@ -68,6 +73,7 @@ def check(
     waterfall: WaterfallResult,
     step_time: StepTimeResult,
     capture: CaptureResult,
+    collectives: CollectivesResult,
     limits: Limits,
 ) -> Iterator[Draft]:
     """Yield one finding for the run."""
@@ -78,6 +84,8 @@ def check(
         return
     ratio = hidden / transfer
     cost = hideable_ns(step, overlap)
+    if _mostly_scalars(collectives, limits["scalar_bytes"]):
+        return
     if ratio >= limits["overlap_ratio"] or step.ratio(cost) < limits["min_step_ratio"]:
         return
     is_sure = step.is_split and has_all_members(capture)
@@ -98,6 +106,22 @@ def check(
         evidence=("overlap.ranks", "waterfall.all"),
         without="overlap",
     )
+
+
+MOSTLY = 0.8
+"""Share of the exposed transfer that scalars must take."""
+
+
+def _mostly_scalars(collectives: CollectivesResult, most_bytes: float) -> bool:
+    """Whether a loss or norm takes nearly all exposed transfer: no bucket makes that start earlier.
+
+    Classes of unknown size are taken for large.
+    """
+    exposed = {True: 0, False: 0}
+    for one in collectives.classes:
+        is_scalar = one.bytes is not None and one.bytes <= most_bytes
+        exposed[is_scalar] += one.exposed_transfer_ns_per_step
+    return exposed[True] > 0 and exposed[True] >= MOSTLY * sum(exposed.values())
 
 
 def _message(ratio: float, exposed_ns: int, cost_ns: int, *, is_sure: bool) -> str:

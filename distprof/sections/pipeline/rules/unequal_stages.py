@@ -35,10 +35,10 @@ Formula sheet, "Pipeline bubble" (stage imbalance).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from distprof.rules.base import Draft, Limit, Limits, rule
-from distprof.sections.pipeline.result import PipelinePosition, PipelineResult
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.sections.pipeline.result import PipelineGroup, PipelinePosition, PipelineResult
 from distprof.sections.stragglers.result import StragglersResult
 from distprof.terms import Confidence, Severity, StragglerCause
 from distprof.units import format_duration, format_ratio, name_ranks
@@ -78,10 +78,12 @@ def check(
     if len(pipeline.positions) < 2 or not cost or not step:
         return  # no pipeline, or one with equal stages
     busiest = max(pipeline.positions, key=lambda position: position.excess_ratio)
-    if busiest.excess_ratio < limits["excess_ratio"] or busiest.chance > limits["chance"]:
+    if busiest.excess_ratio < limits["excess_ratio"] or cost < limits["min_step_ratio"] * step:
         return
-    if cost < limits["min_step_ratio"] * step or _runs_slower(busiest, stragglers):
+    if _runs_slower(busiest, stragglers):
         return
+    if busiest.chance > limits["chance"]:
+        raise InsufficientEvidenceError(_unproven(busiest))
     yield Draft(
         message=(
             f"{_stages(busiest)} ({name_ranks(busiest.ranks)}) works "
@@ -119,6 +121,7 @@ def _runs_slower(busiest: PipelinePosition, stragglers: StragglersResult) -> boo
 
 def _of_logs(pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
     """The busiest stage according to an operation log, which does not separate steps."""
+    _check_priced(pipeline.groups, limits)
     for group in pipeline.groups:
         cost, span, stage = group.imbalance_ns, group.span_ns, group.limiting_stage
         ratio = group.imbalance_ratio
@@ -140,6 +143,29 @@ def _of_logs(pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
             without="stage-imbalance",
             explains=_WIDER,
         )
+
+
+def _check_priced(groups: Sequence[PipelineGroup], limits: Limits) -> None:
+    """Unequal work whose cost is unknown of every pipeline is not the same as equal work."""
+    uneven = [one for one in groups if (one.imbalance_ratio or 0) - 1 >= limits["excess_ratio"]]
+    if uneven and all(group.imbalance_ns is None for group in groups):
+        raise InsufficientEvidenceError(_unpriced(uneven[0], uneven[0].imbalance_ratio or 0.0))
+
+
+def _unproven(busiest: PipelinePosition) -> str:
+    return (
+        f"{_stages(busiest).lower()} works {format_ratio(busiest.excess_ratio)} more than the "
+        "others, but these few steps differ so much that it may be chance: trace more steps"
+    )
+
+
+def _unpriced(group: PipelineGroup, ratio: float) -> str:
+    """Of a pipeline whose order is unknown or that was not recorded whole."""
+    return (
+        f"rank {group.limiting_rank} of the pipeline of {name_ranks(group.ranks)} works "
+        f"{format_ratio(ratio - 1)} more than the mean, but what that costs is unknown, because "
+        "its stages or their order are not known completely: mark them (pipeline_marks)"
+    )
 
 
 def _stages(position: PipelinePosition) -> str:

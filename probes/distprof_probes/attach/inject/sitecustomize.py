@@ -90,19 +90,34 @@ class _OurPackages:
 
 
 class _AfterTorch:
-    """Calls back once torch has been imported, then removes itself without a trace."""
+    """Calls back once torch has been imported, then removes itself without a trace.
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:  # noqa: ARG002
+    Many libraries ask whether torch is there long before they import it
+    (``importlib.util.find_spec("torch")``), so being looked for is not enough: this finder stays
+    until a module has been executed.
+    """
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """As the import system asks."""
         if name != "torch" or path is not None:
             return None
-        sys.meta_path.remove(self)
-        from importlib.util import find_spec
-
-        spec = find_spec(name)
+        spec = self._found_by_others(name, target)
         if spec is not None and hasattr(spec.loader, "exec_module"):
-            _call_after(spec.loader, _torch_imported)
+            _call_after(spec.loader, self._executed)
         return spec
+
+    def _found_by_others(self, name: str, target: Any) -> Any:
+        for finder in list(sys.meta_path):
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            spec = find(name, None, target) if find is not None else None
+            if spec is not None:
+                return spec
+        return None
+
+    def _executed(self, module: ModuleType) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+            _torch_imported(module)
 
 
 def _call_after(loader: Any, callback: Callable[[ModuleType], None]) -> None:
@@ -110,7 +125,7 @@ def _call_after(loader: Any, callback: Callable[[ModuleType], None]) -> None:
     execute = loader.exec_module
 
     def execute_and_call(module: ModuleType) -> None:
-        del loader.exec_module  # restore torch's own loader
+        vars(loader).pop("exec_module", None)  # restore torch's own loader
         execute(module)
         callback(module)
 
