@@ -24,7 +24,15 @@ from msgspec import inspect
 
 from distprof.errors import UsageError
 
-__all__ = ["Option", "check_known", "click_options", "convert", "option", "options_of", "parse_toml"]
+__all__ = [
+    "Option",
+    "check_known",
+    "click_options",
+    "convert",
+    "option",
+    "options_of",
+    "parse_toml",
+]
 
 T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -33,7 +41,7 @@ _SHOWN = 80
 """Characters of a refused value that its message quotes."""
 
 _LARGEST = 2**63 - 1
-"""TOML's integers have 64 bits; Python's have no end, and a longer one breaks what counts with it."""
+"""TOML's integers have 64 bits; a longer one would break whatever computes with it."""
 
 _PLAIN: dict[type[inspect.Type], tuple[str, type]] = {
     inspect.BoolType: ("true or false", bool),
