@@ -32,6 +32,7 @@ __all__ = [
     "option",
     "options_of",
     "parse_toml",
+    "whole_number",
 ]
 
 T = TypeVar("T")
@@ -213,6 +214,16 @@ def _check_integers(value: object) -> None:
             _check_integers(part)
     elif isinstance(value, int) and not -_LARGEST - 1 <= value <= _LARGEST:
         raise ValueError(value)
+
+
+def whole_number(text: str, *, most: int) -> int | None:
+    """The number that a text names; None where it names none, or one above ``most``.
+
+    Python raises an error for thousands of digits, and for some characters that it calls digits.
+    """
+    is_short = text.isdecimal() and len(text) <= len(str(most))
+    number = int(text) if is_short else None
+    return number if number is not None and number <= most else None
 
 
 def check_known(what: str, name: str, known: Collection[str]) -> None:

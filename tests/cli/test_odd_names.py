@@ -40,3 +40,9 @@ def test_a_name_that_cannot_be_is_refused_in_a_sentence(
     words = [word.replace("{here}", "here.json").replace("{}", name) for word in command]
     assert main(words) in (0, 2, 3)
     assert "unexpected error" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ranks", ["9" * 5_000, f"0-{'9' * 5_000}", "²", "1-²", "10000001"])
+def test_ranks_that_no_job_has_are_refused_in_a_sentence(ranks, capsys):
+    assert main(["analyze", "here.json", "--ranks", ranks]) == 2
+    assert "is neither a rank nor a range such as 0-3" in capsys.readouterr().err
