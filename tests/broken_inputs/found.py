@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.broken_inputs.fields import info, top
+from tests.broken_inputs.fields import argument, info, kernel, top
 from tests.broken_inputs.intact import EITHER, INTACT, Cases, content, text
 from tests.broken_inputs.nccl_logs import log
 
@@ -27,6 +27,11 @@ CASES.add(
     EITHER,
     info("pg_config", [{"pg_name": HALF, "pg_desc": HALF, "ranks": [0]}]),
 )
+for _key in ("name", "cat", "pid", "tid", "ts", "dur"):
+    CASES.add(f"half a surrogate pair as an event's {_key}", EITHER, kernel(**{_key: HALF}))
+for _key in ("stream", "Collective name", "dtype", "Process Group Ranks", "Input Dims", HALF):
+    CASES.add(f"half a surrogate pair in argument {_key!a}", EITHER, argument(_key, HALF))
+CASES.add("half a surrogate pair in a list", EITHER, argument("Input Dims", [[HALF], {HALF: HALF}]))
 CASES.add("base time in superscript", EITHER, top("baseTimeNanoseconds", "²"))
 
 for _number in ("1e999999999", "-1e999999999", "1e9999999999999999999", "1e-999999999", "1E+400"):

@@ -252,7 +252,8 @@ def _repaired(text: bytes) -> Loose | None:
     fields = repair_event(text)
     if fields is None:
         return None
-    known: dict[str, Any] = {name: fields.get(name) for name in Loose.__struct_fields__}
+    clean = clean_keys(fields)
+    known: dict[str, Any] = {name: clean.get(name) for name in Loose.__struct_fields__}
     known["ts"] = msgspec.Raw(as_text(known["ts"]).encode())
     return Loose(**known)
 

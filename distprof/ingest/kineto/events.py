@@ -180,7 +180,7 @@ def text_to_ns(text: str) -> int:
     """One number in microseconds as text to ns, rounded half to even below a nanosecond."""
     try:
         number = Decimal(text)
-        if number.adjusted() > _MOST_DIGITS:  # an integer of so many digits takes hours
+        if number.adjusted() > _MOST_DIGITS:  # its digits alone would take hours
             return int(INVALID_NS)
         ns = int((number * NS_PER_US).to_integral_value(ROUND_HALF_EVEN))
     except (ArithmeticError, ValueError):
