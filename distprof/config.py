@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -38,7 +37,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from distprof.errors import UsageError
-from distprof.options import convert, option
+from distprof.options import convert, option, parse_toml
 from distprof.terms import CollectiveKind
 
 __all__ = [
@@ -263,11 +262,11 @@ def load_config(path: str | os.PathLike[str] | None = None) -> Config:
     if found is None:
         return Config()
     try:
-        values = tomllib.loads(found.read_text("utf-8"))
+        values = parse_toml(found.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{found}: cannot read this configuration: {error}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{found}: not valid TOML: {error}") from error
+    except ValueError as error:
+        raise UsageError(f"{found}: {error}") from error
     return parse_config(values, str(found))
 
 
@@ -305,5 +304,5 @@ def _relative_to(file: str, source: str) -> str:
 def _check_regex(text: str) -> None:
     try:
         re.compile(text)
-    except re.error as error:
-        raise ValueError(f"{text!r} is not a regular expression: {error}") from None
+    except (re.error, RecursionError, OverflowError) as error:  # of nested or repeated groups
+        raise ValueError(f"{text[:80]!r} is not a regular expression: {error}") from None

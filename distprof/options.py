@@ -15,6 +15,7 @@ A field's type and bounds are its check, so no other code checks values by hand.
 from __future__ import annotations
 
 import difflib
+import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -23,13 +24,25 @@ from msgspec import inspect
 
 from distprof.errors import UsageError
 
-__all__ = ["Option", "check_known", "click_options", "convert", "option", "options_of"]
+__all__ = [
+    "Option",
+    "check_known",
+    "click_options",
+    "convert",
+    "option",
+    "options_of",
+    "parse_toml",
+    "whole_number",
+]
 
 T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _SHOWN = 80
 """Characters of a refused value that its message quotes."""
+
+_LARGEST = 2**63 - 1
+"""TOML's integers have 64 bits; a longer one would break whatever computes with it."""
 
 _PLAIN: dict[type[inspect.Type], tuple[str, type]] = {
     inspect.BoolType: ("true or false", bool),
@@ -169,6 +182,48 @@ def convert(values: Mapping[str, Any], kind: type[T], where: str) -> T:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError:
         raise UsageError(where + _problem(values, kind, "")) from None
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The tables of a TOML document that a user wrote.
+
+    Args:
+        text: The document.
+
+    Raises:
+        ValueError: If it is no TOML, is nested without end, or holds an integer of more than 64
+            bits; the message says which.
+    """
+    try:
+        values = tomllib.loads(text)
+        _check_integers(values)
+    except RecursionError:
+        raise ValueError("not valid TOML: it is nested too deeply") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"not valid TOML: {error}") from None
+    except ValueError:  # Python refuses thousands of digits by itself
+        raise ValueError("not valid TOML: it holds an integer of more than 64 bits") from None
+    return values
+
+
+def _check_integers(value: object) -> None:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list):
+        for part in value:
+            _check_integers(part)
+    elif isinstance(value, int) and not -_LARGEST - 1 <= value <= _LARGEST:
+        raise ValueError(value)
+
+
+def whole_number(text: str, *, most: int) -> int | None:
+    """The number that a text names; None where it names none, or one above ``most``.
+
+    Python raises an error for thousands of digits, and for some characters that it calls digits.
+    """
+    is_short = text.isdecimal() and len(text) <= len(str(most))
+    number = int(text) if is_short else None
+    return number if number is not None and number <= most else None
 
 
 def check_known(what: str, name: str, known: Collection[str]) -> None:

@@ -74,6 +74,27 @@ def test_a_file_that_is_no_toml_is_named(tmp_path, content):
         load_config(path)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"[check]\nwindow = {'9' * 5_000}",
+        f"[limits.COM101]\noverlap_ratio = 0x{'f' * 5_000}",
+        f"[model]\nlayers = {2**63}",
+        f"x = {'[' * 5_000}",
+        f"[communication]\nexclude = ['{'(' * 2_000}{')' * 2_000}']",
+        f"[communication]\nexclude = ['a{{{'9' * 30}}}']",
+    ],
+    ids=["digits", "hexadecimal", "of 65 bits", "nested", "nested groups", "repetitions"],
+)
+def test_what_python_itself_cannot_read_is_refused_in_a_sentence(tmp_path, text):
+    path = tmp_path / CONFIG_FILE
+    path.write_text(text)
+    with pytest.raises(UsageError, match=CONFIG_FILE) as caught:
+        load_config(path)
+    assert "sys.set_int" not in str(caught.value)
+    assert len(str(caught.value)) < 600
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(UsageError, match="nowhere"):
         load_config(tmp_path / "nowhere.toml")

@@ -25,6 +25,7 @@ from tests.drawn import some
 
 SENTENCE = ("expected: ", "found: ")
 UNEXPECTED = "unexpected error in distprof"  # what the command line says of a bug of ours
+POLITE = "please report this"  # what it says of one in the reader of a rank
 MOVES = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """Control characters but the line end, and what changes the direction of text."""
 DAMAGE = ("num_repaired", "num_quarantined", "num_clamped")
@@ -84,6 +85,7 @@ def check(case: Case, answer: Answer) -> None:
     """What must hold of every answer, and what the case's outcome adds."""
     assert "Traceback" not in answer.err
     assert UNEXPECTED not in answer.err
+    assert POLITE not in answer.err
     assert is_plain(answer.out)
     assert is_plain(answer.err)
     allowed = EXIT_CODES.get(case.outcome, {0})

@@ -6,6 +6,7 @@ adds a verb under the entry-point group ``distprof.commands``.
 
 from __future__ import annotations
 
+import errno
 import gc
 import signal
 import sys
@@ -192,6 +193,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except DistprofError as error:
             _say(f"Error: {error}")
             return error.exit_code
+        except OSError as error:
+            return _odd_name(error) or _unexpected(error, state)
         except Exception as error:  # the last resort: a sentence, never a traceback
             return _unexpected(error, state)
 
@@ -236,6 +239,18 @@ def _show_usage_error(error: click.ClickException) -> None:
     _say(f"Error: {error.format_message()}")
     if isinstance(context, click.Context):
         _say(f"Try: {context.command_path} --help")
+
+
+def _odd_name(error: OSError) -> int | None:
+    """The exit code where a name on the command line is too long for any file; None elsewhere.
+
+    Python's own look at whether a file exists raises it, wherever a verb first looks.
+    """
+    if error.errno != errno.ENAMETOOLONG:
+        return None
+    name = str(error.filename or "")
+    _say(f"Error: {name[:80]}…:\n  expected: a file name\n  found: {len(name):,} characters")
+    return ExitCode.INPUT
 
 
 def _unexpected(error: Exception, state: State) -> int:

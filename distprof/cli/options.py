@@ -84,19 +84,23 @@ class RankList(click.ParamType):  # type: ignore[type-arg]
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> frozenset[int]:
         """Read the numbers and ranges."""
+        from distprof.options import whole_number
+
         if isinstance(value, frozenset):
             return value
         ranks: set[int] = set()
         for piece in str(value).split(","):
             low, _, high = piece.strip().partition("-")
-            last = high or low
-            if not (low.isdecimal() and last.isdecimal()) or int(last) < int(low):
+            first = whole_number(low, most=MAX_RANK)
+            last = whole_number(high or low, most=MAX_RANK)
+            if first is None or last is None or last < first:
                 self.fail(
-                    f"{piece.strip()!r} is neither a rank nor a range such as 0-3", param, ctx
+                    f"{piece.strip()[:40]!r} is neither a rank nor a range such as 0-3, of ranks"
+                    f" up to {MAX_RANK:,}",
+                    param,
+                    ctx,
                 )
-            if int(last) > MAX_RANK:
-                self.fail(f"rank {last} is above {MAX_RANK:,}", param, ctx)
-            ranks.update(range(int(low), int(last) + 1))
+            ranks.update(range(first, last + 1))
         return frozenset(ranks)
 
 

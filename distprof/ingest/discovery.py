@@ -111,7 +111,7 @@ def discover(source: str, *, may_be_empty: bool = False) -> Discovery:
             found="nothing",
             fix="name a path; . is the current folder",
         )
-    path = Path(source).expanduser()
+    path = _path(source)
     if path.is_dir():
         return _select(source, path, _walk(path), may_be_empty=may_be_empty)
     if path.is_file():
@@ -181,6 +181,21 @@ def _glob(pattern: Path) -> list[TraceFile]:
 
 def _may_be_trace(name: str) -> bool:
     return bool(_TRACE_NAME.search(name)) and name not in _NOT_TRACES and name[0] != "."
+
+
+def _path(source: str) -> Path:
+    """The path, where the system can look for one of this name."""
+    path = Path(source).expanduser()
+    try:
+        path.exists()
+    except (OSError, ValueError) as error:  # too long, or with a null character
+        raise InputError(
+            source,
+            expected="the name of a trace file, or of a folder or glob of them",
+            found=getattr(error, "strerror", None) or str(error),
+            fix="check the path",
+        ) from error
+    return path
 
 
 def _discover_url(source: str, *, may_be_empty: bool) -> Discovery:

@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from distprof.errors import DistprofError, MissingExtraError, UsageError
+from distprof.options import whole_number
 
 __all__ = [
     "Failure",
@@ -36,6 +37,7 @@ Progress = Callable[[int, int], None]
 _CONNECT_SECONDS = 5
 _IN_FLIGHT_PER_WORKER = 2
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
+MAX_WORKERS = 4_096
 _FORMS = "serial, process, process:N or dask://HOST:PORT"
 
 
@@ -182,8 +184,9 @@ def make_executor(spec: str) -> Executor:
     if spec == "process":
         return ProcessExecutor()
     kind, _, rest = spec.partition(":")
-    if kind == "process" and rest.isdigit() and int(rest) > 0:
-        return ProcessExecutor(int(rest))
+    workers = whole_number(rest, most=MAX_WORKERS) if kind == "process" else None
+    if workers:
+        return ProcessExecutor(workers)
     if spec.startswith("dask://") and ":" in spec.removeprefix("dask://"):
         return _dask(spec.removeprefix("dask://").rstrip("/"))
     raise UsageError(f"executor {spec!r} is not one of {_FORMS}")

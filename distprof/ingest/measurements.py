@@ -195,7 +195,7 @@ def _number(source: str, number: int, name: str, value: Any) -> float:
     """A positive number, as numbers and as text."""
     try:
         found = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # of integers that no float can hold
         found = math.nan
     if not (math.isfinite(found) and found > 0):
         raise _wrong(source, number, name, value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from distprof_probes.options import ProbeOptions
 
 from distprof.artefacts.run_file import Fault
 from distprof.errors import InputError, UsageError
-from distprof.options import check_known, convert, option
+from distprof.options import check_known, convert, option, parse_toml
 from distprof_runs.configuration import Configuration
 from distprof_runs.faults.orders import SLOW_LINK, parse_fault
 from distprof_runs.options import TrainingOptions
@@ -148,11 +147,11 @@ def read_settings_file(file: Path) -> dict[str, dict[str, Any]]:
         InputError: If it cannot be read or is not TOML.
     """
     try:
-        content = tomllib.loads(file.read_text("utf-8"))
+        content = parse_toml(file.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         found = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise InputError(str(file), expected="a TOML file", found=found or str(error)) from error
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         raise InputError(str(file), expected="TOML", found=str(error)) from error
     loose = [name for name, value in content.items() if not isinstance(value, dict)]
     if loose:

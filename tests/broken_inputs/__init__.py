@@ -11,6 +11,7 @@ from tests.broken_inputs import (
     device_logs,
     fields,
     files,
+    found,
     heavy,
     machines,
     nccl_logs,
@@ -32,6 +33,7 @@ CASES: list[Case] = [
     *training_logs.CASES,
     *machines.CASES,
     *device_logs.CASES,
+    *found.CASES,
 ]
 """Inputs that the test's own process can be shown."""
 

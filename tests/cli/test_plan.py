@@ -96,6 +96,9 @@ def test_a_gpu_from_the_configuration(tmp_path, monkeypatch, capsys):
         (["--model", "llama2-7b", "--inter-node", "pigeon"], "no link 'pigeon'"),
         (["--model", "llama2-7b", "--layout", "x=1"], "unknown key 'x'"),
         (["--model", "llama2-7b", "--compute-efficiency", "0"], "efficiency of kernels"),
+        (["--model", "llama2-7b", "--compute-efficiency", "5e-324"], "efficiency of kernels"),
+        (["--model", "llama2-7b", "--link-efficiency", "5e-324"], "efficiency of links"),
+        (["--model", "llama2-7b", "--layout", f"tp={'9' * 5_000}"], "tp must be a number"),
         (["--model", "llama2-7b", "--gpus-per-node", "3"], "do not fill nodes of 3"),
     ],
 )

@@ -207,7 +207,19 @@ def test_specifications():
     assert make_executor("process:3").workers == 3
 
 
-@pytest.mark.parametrize("spec", ["", "thread", "process:", "process:0", "process:x", "dask://h"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "",
+        "thread",
+        "process:",
+        "process:0",
+        "process:x",
+        "process:²",
+        f"process:{'9' * 5_000}",
+        "dask://h",
+    ],
+)
 def test_another_specification_is_an_error_that_lists_them(spec):
     with pytest.raises(UsageError, match="process:N"):
         make_executor(spec)

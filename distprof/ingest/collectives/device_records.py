@@ -374,7 +374,7 @@ def _splits(written: Coded, told: Coded, layers: Sequence[Int64Array]) -> Coded:
 
 def _split_text(raw: str) -> str:
     inner = raw.strip().removeprefix("[").removesuffix("]").replace(" ", "")
-    return inner if inner.replace(",", "").isdigit() else ""
+    return inner if inner.replace(",", "").isdecimal() else ""
 
 
 def notes_on(table: Table, membership: Membership) -> tuple[str, ...]:

@@ -40,6 +40,9 @@ _LINE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*):[ \t]+(\S.*)")
 
 _SIZE = re.compile(r"[0-9]{1,9}")
 
+MOST_PLACES = 1_024
+"""Stages of a pipeline and chunks of a stage, which are laid out one by one."""
+
 _SIZES = {"pp_size": "pp", "dp_size": "dp", "dsp_size": "dsp", "tp_size": "tp"}
 
 _FIX = "write one `key: value` per line, sizes that are positive integers, or remove the file"
@@ -124,10 +127,11 @@ def _values(path: Path) -> dict[str, str]:
 
 
 def _size(path: Path, key: str, value: str) -> int:
-    if not _SIZE.fullmatch(value) or int(value) < 1:
+    most = MOST_PLACES if key in ("pp_size", "vpp_size") else 10**9
+    if not _SIZE.fullmatch(value) or not 1 <= int(value) <= most:
         raise InputError(
             str(path),
-            expected=("sizes that are positive integers"),
+            expected=f"sizes that are positive integers, of stages at most {MOST_PLACES:,}",
             found=f"{key}: {value[:60]}",
             fix=_FIX,
         )
@@ -159,7 +163,12 @@ MAX_SECONDS = 1e6
 
 _WHOLE = ("dp_rank", "stage", "rank", "step", "seq_id", "mc", "mb_id")
 
-_LARGEST = {"step": 2**53, "dp_rank": 2**20, "stage": 1_023, "mc": 1_023}
+_LARGEST = {
+    "step": 2**53,
+    "dp_rank": 2**20,
+    "stage": MOST_PLACES - 1,
+    "mc": MOST_PLACES - 1,
+}
 
 _NEVER_NEGATIVE = ("dp_rank", "stage", "rank", "seq_id")
 

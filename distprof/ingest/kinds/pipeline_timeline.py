@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from distprof.errors import InputError
 from distprof.ingest.source import Source
 from distprof.run.evidence import OPERATIONS, OperationLog
+from distprof.run.topology import MAX_WORLD_SIZE
 from distprof.schema import Coded, Int64Array, Table
 
 __all__ = ["ORIGIN", "SOURCE", "fits_pipeline_timeline", "read_pipeline_timeline"]
@@ -45,16 +46,20 @@ class _Iteration(msgspec.Struct):
     total: float | None = None
 
 
+_Size = Annotated[int, msgspec.Meta(le=MAX_WORLD_SIZE)]
+_Places = Annotated[int, msgspec.Meta(le=MAX_RANKS)]
+"""Stages and chunks are laid out one by one: a number without bound would take memory without."""
+
+
 class _Config(msgspec.Struct):
     """What ``config.json`` says of the job; absent fields are not known."""
 
-    world_size: int | None = None
-    dp_size: int | None = None
-    tp_size: int | None = None
-    ep_size: int | None = None
-    pp_size: int | None = None
-    vp_size: int | None = None
-    num_mbs: int | None = None
+    world_size: _Size | None = None
+    dp_size: _Size | None = None
+    tp_size: _Size | None = None
+    ep_size: _Size | None = None
+    pp_size: _Places | None = None
+    vp_size: _Places | None = None
 
 
 _Rank = dict[int, _Iteration]
@@ -146,7 +151,7 @@ def _read_rank(path: Path) -> _Rank:
 def _read_config(path: Path) -> _Config:
     if not path.is_file():
         return _Config()
-    return _decoded(path, _Config, "sizes of the job such as pp_size and num_mbs")
+    return _decoded(path, _Config, "sizes of the job such as pp_size")
 
 
 def _decoded(path: Path, kind: type[_T], what: str) -> _T:

@@ -36,6 +36,7 @@ __all__ = [
     "as_int",
     "as_stream",
     "as_text",
+    "clean_keys",
     "clean_text",
     "decode_permissively",
     "repair_event",
@@ -74,6 +75,25 @@ def repair_event(text: bytes) -> dict[str, Any] | None:
 def clean_text(text: str) -> str:
     """``text`` without halves of surrogate pairs, which no table can hold."""
     return text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text
+
+
+def clean_keys(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same without such halves in any text inside; what is nested too deeply becomes None."""
+    cleaned: dict[str, Any] = {}
+    for key, value in values.items():
+        try:
+            cleaned[clean_text(key)] = _clean(value)
+        except RecursionError:
+            cleaned[clean_text(key)] = None
+    return cleaned
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, str):
+        return clean_text(value)
+    if isinstance(value, dict):
+        return {clean_text(key): _clean(item) for key, item in value.items()}
+    return [_clean(item) for item in value] if isinstance(value, list) else value
 
 
 def _load(text: str) -> dict[str, Any] | None:
@@ -232,7 +252,8 @@ def _repaired(text: bytes) -> Loose | None:
     fields = repair_event(text)
     if fields is None:
         return None
-    known: dict[str, Any] = {name: fields.get(name) for name in Loose.__struct_fields__}
+    clean = clean_keys(fields)
+    known: dict[str, Any] = {name: clean.get(name) for name in Loose.__struct_fields__}
     known["ts"] = msgspec.Raw(as_text(known["ts"]).encode())
     return Loose(**known)
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from distprof.ingest.kineto.damage import repair_event
+from distprof.ingest.kineto.damage import clean_keys, repair_event
 from distprof.ingest.kineto.events import STEP_PREFIX
 from distprof.ingest.kineto.framing import Boundary
 
@@ -123,7 +123,7 @@ def parse_metadata(head: bytes, tail: bytes, *, ended: bool) -> tuple[Mapping[st
     if not head:
         return {}, ended and not tail.strip()
     if not ended:
-        return {**_events_left_out(_keys_of(head)), **_base_in(tail)}, False
+        return clean_keys({**_events_left_out(_keys_of(head)), **_base_in(tail)}), False
     whole = b"%b[]%b" % (head, tail)
     try:
         parsed = json.loads(whole)
@@ -133,7 +133,7 @@ def parse_metadata(head: bytes, tail: bytes, *, ended: bool) -> tuple[Mapping[st
         complete = parsed is not None
     if not isinstance(parsed, dict):
         parsed = {**_keys_of(head), **_keys_of(b"{" + tail)}
-    return _events_left_out(parsed), complete
+    return clean_keys(_events_left_out(parsed)), complete
 
 
 def _events_left_out(keys: dict[str, Any]) -> dict[str, Any]:

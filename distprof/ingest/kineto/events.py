@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Sequence
-from decimal import ROUND_HALF_EVEN, Decimal, InvalidOperation
+from decimal import ROUND_HALF_EVEN, Decimal
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -139,6 +139,7 @@ LARGEST_NS = 4 * 10**18
 INVALID_NS = np.iinfo(np.int64).min
 """Stands for a time that could not be read."""
 
+_MOST_DIGITS = 20  # before the point: no time in ns of 64 bits has more
 _DECIMALS = 3
 
 
@@ -178,8 +179,11 @@ def texts_to_ns(texts: Sequence[Any]) -> Int64Array:
 def text_to_ns(text: str) -> int:
     """One number in microseconds as text to ns, rounded half to even below a nanosecond."""
     try:
-        ns = int((Decimal(text) * NS_PER_US).to_integral_value(ROUND_HALF_EVEN))
-    except (InvalidOperation, ValueError, OverflowError):
+        number = Decimal(text)
+        if number.adjusted() > _MOST_DIGITS:  # its digits alone would take hours
+            return int(INVALID_NS)
+        ns = int((number * NS_PER_US).to_integral_value(ROUND_HALF_EVEN))
+    except (ArithmeticError, ValueError):
         return int(INVALID_NS)
     return ns if abs(ns) < LARGEST_NS else int(INVALID_NS)
 

@@ -414,7 +414,7 @@ def _events(count: int) -> str:
 
 def _base(metadata: Mapping[str, Any]) -> int:
     base = metadata.get("baseTimeNanoseconds", 0)
-    if isinstance(base, str) and base.isdigit() and len(base) < 20:
+    if isinstance(base, str) and base.isdecimal() and len(base) < 20:
         base = int(base)
     usable = isinstance(base, int) and not isinstance(base, bool) and 0 <= base < LARGEST_NS
     return int(base) if usable else 0

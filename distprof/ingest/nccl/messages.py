@@ -350,7 +350,7 @@ def _choice(text: str) -> Event | None:
 
 def _named(word: str, names: tuple[str, ...]) -> str:
     """Newer versions print names, older ones numbers."""
-    if word.isdigit():
+    if word.isdecimal():
         return names[int(word)] if len(word) < 3 and int(word) < len(names) else word
     return word.upper()
 

@@ -155,6 +155,7 @@ def _parsed(text: str, form: str) -> int | None:
 MARK = '"gpu_'
 
 MAX_GPUS = 1_024
+LARGEST = 1e18
 
 _MONITOR_COLUMNS: dict[str, tuple[str, float]] = {
     "gpu_usage": ("gpu_utilization_ratio", 0.01),
@@ -185,10 +186,15 @@ def take_monitor_line(line: str, collector: Collector) -> None:
             and int(index) < MAX_GPUS
         ):
             column, scale = _MONITOR_COLUMNS[name]
-            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            rows.setdefault(int(index), {})[column] = value * scale if is_number else None
+            rows.setdefault(int(index), {})[column] = _scaled(value, scale)
     for gpu, values in rows.items():
         collector.sample(Identity(index=gpu), when, values)
+
+
+def _scaled(value: Any, scale: float) -> float | None:
+    """A number in the column's unit; None for anything else, and for what no float can hold."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return value * scale if is_number and abs(value) < LARGEST else None
 
 
 def _is_text(said: dict[str, Any], key: str) -> bool:

@@ -252,7 +252,7 @@ def _counted_per_s(time_ns: Int64Array, values: Int64Array) -> float | None:
 def _xids(table: Table) -> tuple[int, ...]:
     texts = table.coded("xid").values
     return tuple(
-        sorted({int(part) for text in texts for part in text.split(",") if part.isdigit()})
+        sorted({int(part) for text in texts for part in text.split(",") if part.isdecimal()})
     )
 
 

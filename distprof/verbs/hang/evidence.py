@@ -8,6 +8,7 @@ the last number in the file's name: ``_dump_3``, ``nccl_trace_rank_3``, ``fr_ran
 from __future__ import annotations
 
 import gzip
+import os
 import re
 import zlib
 from collections import defaultdict
@@ -281,7 +282,8 @@ def find_files(
 ) -> tuple[Folder, list[DumpFile], list[LogFile], list[tuple[int, Folder]]]:
     """The folder, and its dumps, logs, and folders of ranks with stacks."""
     path = source.rstrip("/") or source
-    root = Folder(path if "://" in path else str(Path(path).expanduser()))
+    home = os.path.expanduser(path)  # noqa: PTH111 - as Path's, but never raises
+    root = Folder(path if "://" in path else home)
     dumps: list[DumpFile] = []
     logs: list[LogFile] = []
     stacks: list[tuple[int, Folder]] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -206,7 +207,8 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
             InputError: If fsspec does not support this kind of URL.
         """
         if "://" not in folder:
-            return cls(folder=folder, path=str(Path(folder).expanduser()))
+            path = os.path.expanduser(folder)  # noqa: PTH111 - as Path's, but never raises
+            return cls(folder=folder, path=path)
         from fsspec.implementations.local import LocalFileSystem
 
         try:

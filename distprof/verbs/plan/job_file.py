@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import tomllib
 from collections.abc import Callable, Mapping
 from itertools import zip_longest
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import msgspec
 
 from distprof.errors import InputError
+from distprof.options import parse_toml
 from distprof.sections.efficiency.models import SHAPE_KEYS
 from distprof.verbs.plan.layout import LAYOUT_KEYS, Layout, parse_layout
 
@@ -148,7 +148,7 @@ def _parse(text: str, source: str) -> tuple[str, Mapping[str, str], dict[str, An
     if re.search(r"--[a-z]+-model-parallel-size|--num-layers|--hidden-size", text):
         return "Megatron arguments", _MEGATRON, _arguments(text, source)
     is_json = text.lstrip().startswith("{")
-    load: Callable[[str], Any] = json.loads if is_json else tomllib.loads
+    load: Callable[[str], Any] = json.loads if is_json else parse_toml
     try:
         flat = _flat(load(text))
     except (ValueError, RecursionError) as error:

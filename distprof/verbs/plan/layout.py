@@ -8,6 +8,7 @@ import msgspec
 
 from distprof.costs.transformer import Recomputation, Transformer
 from distprof.errors import UsageError
+from distprof.options import whole_number
 from distprof.verbs.plan.question import Cluster
 
 __all__ = ["LAYOUT_KEYS", "Layout", "Objection", "Sharding", "objections", "parse_layout"]
@@ -146,9 +147,10 @@ def parse_layout(text: str, *, num_gpus: int, batch: int) -> Layout:
 
 def _value(key: str, value: str) -> dict[str, int | str]:
     if key in _NUMBERS:
-        if not value.isdecimal() or not 1 <= int(value) <= _MOST:
-            raise UsageError(f"layout: {key} must be a number of at least 1, not {value!r}")
-        return {_NUMBERS[key]: int(value)}
+        number = whole_number(value, most=_MOST)
+        if not number:
+            raise UsageError(f"layout: {key} must be a number of at least 1, not {value[:40]!r}")
+        return {_NUMBERS[key]: number}
     choices = {"sharding": tuple(_STAGE), "recomputation": _RECOMPUTATION}
     if key not in choices:
         raise UsageError(f"layout: unknown key {key!r}; choose from {', '.join(LAYOUT_KEYS)}")

@@ -19,6 +19,9 @@ __all__ = ["SHAPE", "Cluster", "Path", "Question", "assumptions", "inter_node_li
 SHAPE = ModelShape.__struct_fields__
 """Options of ``distprof plan`` that describe a model's shape."""
 
+LEAST_EFFICIENCY = 1e-6
+"""Below it a step takes longer than a float of seconds, or ns as an integer, can hold."""
+
 _DEFAULT_LATENCY_S = 5e-6
 _TOKENS = 4 * 2**20
 _DEFAULT_SEQUENCE = 4096
@@ -68,8 +71,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
                 f"{self.num_gpus} GPUs do not fill nodes of {self.per_node}: give a multiple, or"
                 " --gpus-per-node"
             )
-        if not 0 < self.link_efficiency <= 1:
-            raise UsageError("the efficiency of links must be above 0 and at most 1")
+        if not LEAST_EFFICIENCY <= self.link_efficiency <= 1:
+            raise UsageError(f"the efficiency of links must be from {LEAST_EFFICIENCY:g} to 1")
 
     @property
     def num_nodes(self) -> int:
@@ -141,8 +144,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.batch < 1 or self.sequence < 1:
             raise UsageError("a step needs at least one sequence of at least one token")
-        if not 0 < self.compute_efficiency <= 1:
-            raise UsageError("the efficiency of kernels must be above 0 and at most 1")
+        if not LEAST_EFFICIENCY <= self.compute_efficiency <= 1:
+            raise UsageError(f"the efficiency of kernels must be from {LEAST_EFFICIENCY:g} to 1")
         if not 0 <= self.reserve_ratio < 1:
             raise UsageError("the reserved share of memory must be at least 0 and below 1")
 

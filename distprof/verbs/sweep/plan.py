@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from distprof.artefacts.sweep_file import SweepFile, SweepRun
 from distprof.errors import UsageError
+from distprof.options import whole_number
 from distprof.version import __version__
 
 __all__ = [
@@ -56,10 +57,11 @@ def parse_sizes(text: str) -> tuple[int, ...]:
     Raises:
         UsageError: If it is not a list of positive numbers.
     """
-    pieces = [piece.strip() for piece in text.split(",")]
-    if not all(piece.isdecimal() and 0 < int(piece) <= MAX_RANKS for piece in pieces):
-        raise UsageError(f"{text!r} is not a list of numbers of ranks such as 1,2,4,8")
-    return tuple(sorted({int(piece) for piece in pieces}))
+    found = {whole_number(piece.strip(), most=MAX_RANKS) for piece in text.split(",")}
+    sizes = {size for size in found if size}
+    if sizes != found:
+        raise UsageError(f"{text[:80]!r} is not a list of numbers of ranks such as 1,2,4,8")
+    return tuple(sorted(sizes))
 
 
 def parse_workload(text: str) -> tuple[str, Literal["gpus", "ranks"], tuple[int, ...], list[str]]:

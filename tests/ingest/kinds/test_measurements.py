@@ -64,6 +64,8 @@ def test_work_per_step_is_kept(tmp_path):
         ("", "no columns"),
         ('[{"n": 1}, 3]', "something other than objects"),
         ('{"n": ', "Expecting"),
+        ('[{"ranks": 1, "step_ms": %s}]' % ("9" * 400), "step_ms of row 1"),
+        ('[{"ranks": %s, "step_ms": 1}]' % ("9" * 5_000), "integer string"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path, text, says):

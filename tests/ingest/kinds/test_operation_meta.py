@@ -50,6 +50,8 @@ def test_the_file_beside_the_table_is_found(tmp_path, name):
         ("dp_size: many\n", "dp_size: many"),
         ("dp_size: 1e3\n", "dp_size: 1e3"),
         ("dp_size: 9999999999\n", "dp_size: 9999999999"),
+        ("pp_size: 999999999\n", "pp_size: 999999999"),
+        ("vpp_size: 1025\n", "vpp_size: 1025"),
         ("dp_size: 2\ndp_size: 2\n", "a second value for a key in line 2"),
         ("- dp_size\n", "something else in line 1"),
         ("job:\n  dp_size: 2\n", "something else in line 1"),

@@ -52,6 +52,14 @@ def test_every_slot_is_a_row_in_exact_nanoseconds(tmp_path):
     assert dict(log.step_ns) == {3: 51_000_000}
 
 
+@pytest.mark.parametrize("size", ["pp_size", "vp_size", "dp_size", "world_size"])
+@pytest.mark.parametrize("value", [10**7, 2**63, 2**70])
+def test_a_size_that_no_job_has_is_refused(tmp_path, size, value):
+    source = write(tmp_path, {"1": FIRST}, {"1": SECOND}, **{size: value})
+    with pytest.raises(InputError, match=r"config\.json"):
+        read_pipeline_timeline(source)
+
+
 def test_ranks_whose_messages_leave_no_room_share_a_clock(tmp_path):
     log = read_pipeline_timeline(write(tmp_path, {"1": FIRST}, {"1": SECOND}))
     assert log.shares_clock

@@ -112,7 +112,7 @@ def test_sizes_are_read_as_they_are_written(sizes):
     assert parse_sizes(", ".join(map(str, sizes))) == tuple(sorted(sizes))
 
 
-@pytest.mark.parametrize("text", ["", "0", "1,,2", "1-4", "-2", "a", "99999999"])
+@pytest.mark.parametrize("text", ["", "0", "1,,2", "1-4", "-2", "a", "99999999", "9" * 5_000, "²"])
 def test_what_is_no_list_of_sizes_is_refused(text):
     with pytest.raises(UsageError):
         parse_sizes(text)

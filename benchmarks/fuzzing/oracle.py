@@ -1,0 +1,137 @@
+"""What the command line may never do, whatever the input."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from typing import Final
+from xml.etree import ElementTree as ET
+
+import msgspec
+
+__all__ = ["ALLOWED", "Answer", "problem_of"]
+
+ALLOWED: Final = frozenset((0, 1, 2, 3))
+"""Exit codes of the contract, for commands that start nothing."""
+
+MAX_BYTES: Final = 400 * 2**20
+"""Peak memory of the process, in which every library is imported."""
+
+_MOVES = re.compile(
+    "[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+_POLITE = re.compile(
+    r"unexpected error in distprof|please report this|"
+    r"(?:skipped: |the first: |failed: |\()(?:Type|Attribute|Key|Index|Assertion|Overflow|Recursion"
+    r"|UnicodeEncode|UnicodeDecode|ZeroDivision|Unbound\w*|Name|Value|Arrow\w*|Memory)Error"
+)
+_FRAME = re.compile(r'File "[^"]*/(distprof/[^"]+)", line \d+, in (\w+)')
+_MARKUP = re.compile(r"<(?:script|img|svg|iframe)\b", re.IGNORECASE)
+_CODE = re.compile(r"(`+)(?!`).*?(?<!`)\1(?!`)", re.DOTALL)
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What one command answered.
+
+    Args:
+        words: Its arguments.
+        code: The exit code.
+        out: Standard output.
+        err: Standard error.
+        seconds: CPU time.
+        peak_bytes: Largest resident set while it ran; 0 where it cannot be known.
+    """
+
+    words: tuple[str, ...]
+    code: int
+    out: str
+    err: str
+    seconds: float = 0.0
+    peak_bytes: int = 0
+
+
+def problem_of(answer: Answer, limit_s: float) -> str:
+    """The class of what is wrong, with its place in the code where it is known; else empty."""
+    both = answer.out + answer.err
+    if _POLITE.search(both) or "Traceback (most recent" in answer.err:
+        return f"internal error: {_place(answer.err) or _POLITE.findall(both)[:1]}"
+    if answer.code not in ALLOWED:
+        return f"exit code {answer.code}"
+    if found := _MOVES.search(both):
+        where = "output" if _MOVES.search(answer.out) else "stderr"
+        return f"control character in {where} of {answer.words[0]}: {found.group()!a}"
+    if answer.code == 3 and not both.strip():
+        return "refused without a sentence"
+    if answer.seconds > limit_s:
+        return f"too slow: {answer.words[0]}"
+    if answer.peak_bytes > MAX_BYTES:
+        return f"too much memory: {answer.words[0]}"
+    return _malformed(answer) if answer.code in (0, 1) and not _is_written(answer) else ""
+
+
+def _is_written(answer: Answer) -> bool:
+    """Whether the result went into a file, and nothing to standard output."""
+    return not answer.out and bool({"--update-baseline", "--acknowledge"} & {*answer.words})
+
+
+def _place(err: str) -> str:
+    """The last error's type and innermost place in distprof, of a traceback."""
+    frames = _FRAME.findall(err)
+    if not frames:
+        return ""
+    kind = [
+        line for line in err.splitlines() if re.match(r"[\w.]+(?:Error|Exception|Exit)\b", line)
+    ]
+    return f"{(kind or ['?'])[-1].partition(':')[0]} in {' '.join(frames[-1])}"
+
+
+def _malformed(answer: Answer) -> str:
+    """What makes the output no document of its format."""
+    words = answer.words
+    name = words[words.index("--format") + 1] if "--format" in words else "text"
+    check = {"json": _of_json, "benchmark": _of_json, "junit": _of_xml, "md": _of_markdown}.get(
+        "html" if words[0] == "html" else name
+    )
+    if words[0] == "html":
+        check = _of_html
+    found = check(answer.out) if check else ""
+    return f"{found} ({words[0]})" if found else ""
+
+
+def _of_json(text: str) -> str:
+    def refuse(word: str) -> None:
+        raise ValueError(word)
+
+    try:
+        json.loads(text, parse_constant=refuse)
+    except ValueError as error:
+        return f"invalid JSON: {re.sub(r'[0-9]+', 'N', str(error))[:60]}"
+    return ""
+
+
+def _of_xml(text: str) -> str:
+    try:
+        ET.fromstring(text)
+    except ET.ParseError as error:
+        return f"invalid XML: {re.sub(r'[0-9]+', 'N', str(error))[:60]}"
+    return ""
+
+
+def _of_markdown(text: str) -> str:
+    found = _MARKUP.search(_CODE.sub("", text))
+    return f"markup in Markdown: {found.group()}" if found else ""
+
+
+class _Tags(HTMLParser):
+    found = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if attrs or tag not in ("p", "b", "table", "thead", "tbody", "tr", "th", "td"):
+            self.found = tag
+
+
+def _of_html(text: str) -> str:
+    tags = _Tags()
+    tags.feed(text)
+    return f"markup in HTML: {tags.found}" if tags.found else ""
