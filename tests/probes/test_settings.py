@@ -145,6 +145,26 @@ def test_sharded_modules_are_one_record(tmp_path: Path, reshards: bool) -> None:
 
 
 @pytest.mark.usefixtures("group")
+def test_a_unit_of_several_modules_is_one_and_so_is_one_that_is_wrapped(tmp_path: Path) -> None:
+    """``fully_shard`` gives modules of a list one state, and its class to what wraps a module."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (1,))
+    wrapped = checkpoint_wrapper(Two())
+    model = torch.nn.Sequential(Two(), wrapped, torch.nn.Linear(8, 8), torch.nn.Linear(8, 4))
+    fully_shard(model[0], mesh=mesh)
+    fully_shard(wrapped, mesh=mesh)
+    fully_shard([model[2], model[3]], mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    trained(tmp_path, model)
+    (one,) = settings_of(tmp_path).fsdp
+    assert one.num_units == 3
+    assert one.num_parameters == 2 * 144 + 72 + 36
+
+
+@pytest.mark.usefixtures("group")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_the_older_way_to_shard_is_another_record(tmp_path: Path) -> None:
     from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy

@@ -56,18 +56,16 @@ class Found:
 
 def find() -> Found:
     """Find all of them. Takes about 50 ms of CPU time for a million objects."""
-    kinds = {
-        kind: name
-        for name, places in _CLASSES.items()
-        for place in places
-        for kind in _with_subclasses(getattr(sys.modules.get(place[0]), place[1], None))
-    }
+    kinds: dict[type, set[str]] = {}  # a checkpointed module may be a sharded one too
+    for name, places in _CLASSES.items():
+        for module, kind in places:
+            for one in _with_subclasses(getattr(sys.modules.get(module), kind, None)):
+                kinds.setdefault(one, set()).add(name)
     found = Found()
     for thing in gc.get_objects():
-        if (
-            type(thing) in kinds
-        ):  # isinstance would query each object, and some load modules to answer
-            getattr(found, kinds[type(thing)]).append(thing)
+        # isinstance would query each object, and some load modules to answer
+        for name in kinds.get(type(thing), ()):
+            getattr(found, name).append(thing)
     inner = {id(getattr(optimizer, "optim", None)) for optimizer in found.optimizers}
     found.optimizers[:] = [thing for thing in found.optimizers if id(thing) not in inner]
     return found
@@ -131,7 +129,8 @@ def fsdp_settings(found: Found) -> tuple[FsdpSettings, ...]:
 
 
 def _fully_sharded(modules: list[Any]) -> FsdpSettings | None:
-    states = [state for module in modules if (state := _first(module._get_fsdp_state))]
+    found = (_first(module._get_fsdp_state) for module in modules)
+    states = list({id(state): state for state in found if state}.values())  # a list shares one
     units = [(state, group) for state in states for group in _groups(state)]
     if not units:
         return None
