@@ -16,7 +16,7 @@ ALLOWED: Final = frozenset((0, 1, 2, 3))
 """Exit codes of the contract, for commands that start nothing."""
 
 MAX_BYTES: Final = 400 * 2**20
-"""Peak memory of the process, in which every library is imported."""
+"""What an input may take, beyond the libraries, which are imported before."""
 
 _MOVES = re.compile(
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -40,7 +40,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         out: Standard output.
         err: Standard error.
         seconds: CPU time.
-        peak_bytes: Largest resident set while it ran; 0 where it cannot be known.
+        peak_bytes: Largest resident set while it ran, beyond that before; 0 where it cannot be
+            known.
     """
 
     words: tuple[str, ...]

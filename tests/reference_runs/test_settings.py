@@ -222,7 +222,7 @@ def test_help_shows_the_options_of_the_probes_with_their_explanation() -> None:
     said = CliRunner().invoke(run, ["ddp", "--help"]).output
     assert "Probes:" in said
     assert "--profile-steps INTEGER" in said
-    assert "Number of steps to trace." in said
+    assert "Number of steps to trace" in said
 
 
 def test_a_misspelt_workload_is_answered_with_the_nearest() -> None:

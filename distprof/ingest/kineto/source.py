@@ -59,8 +59,15 @@ class ByteSource:
             else stream_or_path
         )
         self._name = name
-        self._start = _position(self._file)
         self.damage: str | None = None
+        try:
+            self._begin()
+        except BaseException:
+            self._close()
+            raise
+
+    def _begin(self) -> None:
+        self._start = _position(self._file)
         head = self._file.read(_COMPRESSED_BLOCK)
         self.compressed = head.startswith(_GZIP_MAGIC)
         self._pending = head
@@ -79,6 +86,9 @@ class ByteSource:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._close()
+
+    def _close(self) -> None:
         if self._owned:
             self._file.close()
 

@@ -1,13 +1,16 @@
 import contextlib
 import gzip
 import json
+import os
 import random
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from distprof.errors import InputError
+from distprof.ingest.kineto.source import ByteSource
 from tests.ingest.kineto.traces import (
     BASE_NS,
     COPY,
@@ -300,3 +303,14 @@ def test_one_bad_event_leaves_the_whole_rest_identical():
     parsed = read_text(KINETO(events).replace('"BAD"', "nonsense"))
 
     assert same_tables(parsed, read_text(KINETO(EVENTS)))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="Linux lists open files")
+@pytest.mark.parametrize("data", [b"", b"\x7fELF", b"\x1f\x8b"])
+def test_a_file_that_is_refused_is_closed(tmp_path, data):
+    file = tmp_path / "trace.json"
+    file.write_bytes(data)
+    with pytest.raises(InputError) as refused:
+        ByteSource(file, "trace.json")
+    opened = {os.path.realpath(entry) for entry in Path("/proc/self/fd").iterdir()}
+    assert str(file) not in opened, refused
