@@ -114,8 +114,7 @@ def coverage() -> None:
 
 def audit() -> None:
     """Write a bill of materials, and ask the package index for weaknesses of pinned versions."""
-    install("dev")
-    install("audit")
+    install("dev", "audit")
     (ROOT / "dist").mkdir(exist_ok=True)
     made = ("--output-reproducible", "--output-format", "JSON", "--output-file", "dist/sbom.json")
     run("cyclonedx-py", "environment", "--pyproject", "pyproject.toml", *made, str(BIN / "python"))

@@ -276,7 +276,7 @@ def keep(found: Found, folder: Path, limits: Limits) -> Path:
     said = (
         "" if found.answer is None else f"{found.answer.err[-4_000:]}\n{found.answer.out[:2_000]}"
     )
-    words = " ".join(word for word in tried.words)
+    words = " ".join(tried.words)
     number, again = tried.number, f"python -m benchmarks.fuzz --replay {tried.number}"
     (place / "failure.txt").write_text(
         f"{found.problem}\ninput {number}: {again}\nseed: {all_seeds()[tried.seed].name}\n"

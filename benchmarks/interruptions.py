@@ -87,7 +87,6 @@ def verbs() -> Iterator[Verb]:
     yield Verb(
         name="analyze -o",
         command=("analyze", traces, "--cache-dir", "{}/cache", "-o", "{}/report.json", "--force"),
-        after=("analyze", traces, "--cache-dir", "{}/cache", "-o", "{}/report.json", "--force"),
     )
     run = ("run", "ddp", "--ranks", "2", *SMALL, "-o", "{}/run")
     yield Verb(name="run", command=run, after=("analyze", "{}/run"), may_fail=(3,))

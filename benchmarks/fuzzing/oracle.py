@@ -91,11 +91,8 @@ def _malformed(answer: Answer) -> str:
     """What makes the output no document of its format."""
     words = answer.words
     name = words[words.index("--format") + 1] if "--format" in words else "text"
-    check = {"json": _of_json, "benchmark": _of_json, "junit": _of_xml, "md": _of_markdown}.get(
-        "html" if words[0] == "html" else name
-    )
-    if words[0] == "html":
-        check = _of_html
+    checks = {"json": _of_json, "benchmark": _of_json, "junit": _of_xml, "md": _of_markdown}
+    check = _of_html if words[0] == "html" else checks.get(name)
     found = check(answer.out) if check else ""
     return f"{found} ({words[0]})" if found else ""
 

@@ -55,7 +55,7 @@ def input_of(number: int) -> Input:
     command = chance.choice(seeds[seed].commands)
     verb = command[1] if command[0] == "history" else command[0]
     words = (*command, *chance.choice(FORMATS.get(verb, USUAL)))
-    if verb not in ("html",):
+    if verb != "html":
         words = (*words, "--debug")
     count = chance.choice((1, 1, 1, 2, 2, 3, 5))
     return Input(

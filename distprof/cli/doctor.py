@@ -19,6 +19,7 @@ from distprof.cli.app import ExitCode
 from distprof.cli.options import debug_option
 from distprof.cli.output import has_color, to_stdout
 from distprof.escape import plain
+from distprof.processors import available_processors
 from distprof.units import format_bytes
 from distprof.version import __version__
 
@@ -221,8 +222,7 @@ def _device() -> Iterator[Check]:
 
 
 def _machine() -> Iterator[Check]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    yield Check(name="cores", state="ok", found=str(cores))
+    yield Check(name="cores", state="ok", found=str(available_processors()))
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         yield Check(name="memory", state="ok", found=format_bytes(memory))

@@ -151,7 +151,7 @@ def cache_root(source_dir: str | Path | None, override: str | Path | None) -> Pa
 def find_entry(root: Path, key: CacheKey) -> Path | None:
     """Folder of a whole, undamaged entry, None when there is none."""
     folder = key.folder(root)
-    return folder if _is_trusted(folder) and _is_intact(folder) else None
+    return folder if _is_usable(folder) else None
 
 
 class EntryWriter:
@@ -208,7 +208,7 @@ class EntryWriter:
         (self.folder / SUMS_FILE).write_text(json.dumps(sums), encoding="utf-8")
         if self.folder == self._final:
             return self._final
-        if _is_intact(self._final):  # another process was first
+        if _is_usable(self._final):  # another process was first
             shutil.rmtree(self.folder, ignore_errors=True)
             self.folder = self._final
             return self._final
@@ -416,6 +416,10 @@ def read_table(path: Path, schema: TableSchema) -> Table:
         return _from_arrow(arrow, schema, shift_ns)
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
         raise DamagedCacheError(f"{path}: cannot read the cached table: {error}") from error
+
+
+def _is_usable(folder: Path) -> bool:
+    return _is_trusted(folder) and _is_intact(folder)
 
 
 def _is_trusted(folder: Path) -> bool:

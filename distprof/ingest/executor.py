@@ -19,6 +19,7 @@ import msgspec
 
 from distprof.errors import DistprofError, MissingExtraError, UsageError
 from distprof.options import whole_number
+from distprof.processors import available_processors
 
 __all__ = [
     "Failure",
@@ -76,7 +77,7 @@ class ProcessExecutor(Executor):
     """
 
     def __init__(self, workers: int | None = None) -> None:
-        self.workers = workers or available_processors()
+        self.workers = workers or available_processors() or 1
         self._pool: Any = None
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
@@ -255,7 +256,7 @@ def _completed(
     executor: Executor, function: Callable[[T], R], items: Sequence[T]
 ) -> Iterator[tuple[int, Future[R]]]:
     """Futures as they finish, a few more submitted at a time than there are workers."""
-    limit = _IN_FLIGHT_PER_WORKER * getattr(executor, "workers", available_processors())
+    limit = _IN_FLIGHT_PER_WORKER * getattr(executor, "workers", available_processors() or 1)
     pending: dict[Future[R], int] = {}
     waiting: Iterable[tuple[int, T]] = iter(enumerate(items))
     for index, item in waiting:
@@ -298,13 +299,6 @@ def import_numpy() -> None:
         import numpy as np  # noqa: F401 - for what importing does
     finally:
         del os.environ[_BLAS_THREADS]
-
-
-def available_processors() -> int:
-    """Processors that this process may use, at least 1."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _start_method() -> Any:

@@ -202,7 +202,7 @@ def test_a_link_of_known_rate_and_delay_is_measured_as_such(
             fits.append(fit_of(link, warm_python, tmp_path))
             excess_ns = half_round_trip_ns(link) - milliseconds * 1e6
             # the shaper lets bursts of 128 KiB pass
-            is_near = fits[-1].bandwidth_bytes_per_s == pytest.approx(25e6, rel=0.1)
+            is_near = fits[-1].bandwidth_bytes_per_s == pytest.approx(25e6, rel=0.05)
             if is_near and fits[-1].alpha_low_ns < most_ns + excess_ns:
                 break
         else:

@@ -7,7 +7,6 @@ them).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -52,17 +51,6 @@ FAULTS = [
 ]
 
 
-ATTEMPTS = 3
-"""What else the machine does can hide a fault, or stall a rank: then a job runs again, otherwise
-seeded."""
-
-
-def attempts(run_once: RunOnce, workload: str, *options: str) -> Iterator[dict[str, Any]]:
-    """Reports of one job after another, the first of them shared with other tests."""
-    for seed in range(ATTEMPTS):
-        yield report_of(run_once, workload, *options, *(("--seed", str(seed)) if seed else ()))
-
-
 def report_of(run_once: RunOnce, workload: str, *options: str) -> dict[str, Any]:
     job = run_once(workload, "--ranks", "2", *SMALL, *SLEEP, *options)
     assert job.exit_code == 0, job.stderr
@@ -80,18 +68,12 @@ def report_of(run_once: RunOnce, workload: str, *options: str) -> dict[str, Any]
 def test_the_fault_is_named_with_its_cause_and_cost(
     run_once: RunOnce, workload: str, fault: Fault, options: tuple[str, ...]
 ) -> None:
-    wrong = []
-    for report in attempts(run_once, workload, *options, "--fault", fault.option):
-        if _is_told(report, fault):
-            return
-        wrong.append([finding["message"] for finding in accusations(report)])
-    pytest.fail(f"none of {ATTEMPTS} reports is right: {wrong}")
-
-
-def _is_told(report: dict[str, Any], fault: Fault) -> bool:
-    is_right = is_named(report, fault) and is_rightly_explained(report, fault)
-    has_costs = all(finding["cost_ns_per_step"] for finding in accusations(report))
-    return is_right and has_costs and not others_accused(report, fault)
+    report = report_of(run_once, workload, *options, "--fault", fault.option)
+    said = [finding["message"] for finding in accusations(report)]
+    assert is_named(report, fault), said
+    assert is_rightly_explained(report, fault), said
+    assert not others_accused(report, fault), said
+    assert all(finding["cost_ns_per_step"] for finding in accusations(report))
 
 
 def test_what_was_ordered_stands_in_the_report_as_ground_truth(run_once: RunOnce) -> None:
@@ -106,12 +88,7 @@ def test_nobody_lastingly_is_to_blame_in_a_healthy_job(run_once: RunOnce) -> Non
 
     Both are there, and no fault of ours; a tenth of the step is.
     """
-    wrong = []
-    for report in attempts(run_once, "ddp"):
-        dear = 0.1 * report["step_time"]["median_ns"]
-        lasting = [f for f in accusations(report) if f["code"] != "STR102"]
-        blamed = [f["message"] for f in lasting if (f["cost_ns_per_step"] or dear) >= dear]
-        if not blamed:
-            return
-        wrong.append(blamed)
-    pytest.fail(f"each of {ATTEMPTS} reports blames a rank: {wrong}")
+    report = report_of(run_once, "ddp")
+    dear = 0.1 * report["step_time"]["median_ns"]
+    lasting = [f for f in accusations(report) if f["code"] != "STR102"]
+    assert [f["message"] for f in lasting if (f["cost_ns_per_step"] or dear) >= dear] == []

@@ -12,13 +12,13 @@ from distprof.errors import InputError, MissingExtraError, UsageError
 from distprof.ingest.executor import (
     ProcessExecutor,
     SerialExecutor,
-    available_processors,
     make_executor,
     map_each,
     running,
 )
 from distprof.ingest.open import open_run
 from distprof.ingest.rank import IngestOptions
+from distprof.processors import available_processors
 from tests.ingest import work
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "kineto"

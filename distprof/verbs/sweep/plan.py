@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +13,7 @@ from msgspec.structs import replace
 from distprof.artefacts.sweep_file import SweepFile, SweepRun
 from distprof.errors import UsageError
 from distprof.options import whole_number
+from distprof.processors import available_processors
 from distprof.version import __version__
 
 __all__ = [
@@ -209,15 +209,8 @@ def _sweep(
         device=device,
         runs=tuple(_in_turns(per_size, repeats)),
         started_ns=time.time_ns(),
-        num_cpus=_num_cpus(),
+        num_cpus=available_processors(),
     )
-
-
-def _num_cpus() -> int | None:
-    """Number of CPUs that this process and its children may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
 
 
 def _in_turns(per_size: dict[int, tuple[str, ...]], repeats: int) -> Iterator[SweepRun]:

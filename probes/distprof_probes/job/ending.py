@@ -92,8 +92,8 @@ def end_job(
     if failure is not None:
         print_failure(run_dir, failure)
     interrupts.release()
-    ended = [supervisor.progress.num_steps, *(e.last_step is not None for e in elsewhere)]
-    if outcome == "interrupted" and not any(ended):
+    has_steps = supervisor.progress.num_steps or any(e.last_step is not None for e in elsewhere)
+    if outcome == "interrupted" and not has_steps:
         say(
             "Interrupted before the first step: there is nothing to report. What the ranks "
             f"printed is in {shown_path(run_dir)}."

@@ -24,6 +24,7 @@ from distprof_probes.options import OPTIONS_VARIABLE, RUN_DIR_VARIABLE, ProbeOpt
 
 from distprof.artefacts.run_file import Coverage, RunFile
 from distprof.errors import UsageError
+from distprof.processors import available_processors
 from distprof_runs.faults.orders import check_faults
 from distprof_runs.settings import Settings
 
@@ -132,8 +133,9 @@ def on_this_machine(settings: Settings, *, quiet: bool) -> Settings:
 def say_of_few_cores(settings: Settings, *, quiet: bool) -> None:
     """Say that CPU ranks take turns, before they do."""
     training, num_ranks = settings.configuration.training, settings.launch.ranks_per_node
-    cores = len(os.sched_getaffinity(0))
-    if training.device == "cpu" and training.compute != "sleep" and num_ranks > cores:
+    cores = available_processors()
+    takes_turns = training.device == "cpu" and training.compute != "sleep"
+    if takes_turns and cores is not None and num_ranks > cores:
         say(
             f"{num_ranks} ranks share {cores} CPU core{'s' if cores > 1 else ''}: they take turns, "
             "so steps take longer and any rank may be late by chance (--compute sleep needs no "

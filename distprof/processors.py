@@ -1,0 +1,14 @@
+"""The processors that this process may use."""
+
+from __future__ import annotations
+
+import os
+
+__all__ = ["available_processors"]
+
+
+def available_processors() -> int | None:
+    """Number of processors that this process and its children may use; None where unknown."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
