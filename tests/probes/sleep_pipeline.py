@@ -1,10 +1,9 @@
 """One rank of pipelines whose stages sleep.
 
 ``python -m tests.probes.sleep_pipeline FOLDER SIZE`` starts that many ranks, each of which is this
-program with its rank behind. All
-schedules run one after the other in the same processes. Two-rank pipelines run twice at the same
-time, on the first and on the second half of the ranks. Each leaves traces of
-single steps.
+program with its rank behind. All schedules run one after the other in the same processes. Two-rank
+pipelines run twice at the same time, on the first and on the second half of the ranks. Each leaves
+the trace of a step.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ FORWARD_S = 0.030
 HALF_BACKWARD_S = 0.030
 MICRO_BATCHES = 8
 LIMIT_S = 180
-ATTEMPTS = 3  # a busy machine can make a step longer, never shorter
 
 # Name, torch's class, ranks of the pipeline, stages per rank, V-shaped placement of the stages.
 CASES: tuple[tuple[str, str, int, int, bool], ...] = (
@@ -100,7 +98,7 @@ class SleepStage(nn.Module):
 
 
 def run(name: str, rank: int, group: Any, out: Path, stages_per_rank: int, v_shape: bool) -> None:
-    """One step of one schedule to warm up, and some that are traced, each on its own."""
+    """One step of one schedule to warm up, and one that is traced."""
     pipelining = import_module("torch.distributed.pipelining")  # not where pytest looks for tests
     schedule_class = getattr(pipelining.schedules, CLASSES[name])
     place, size = group.rank(), group.size()
@@ -123,11 +121,10 @@ def run(name: str, rank: int, group: Any, out: Path, stages_per_rank: int, v_sha
     inputs = (batch,) if has["first"] else ()
     target = {"target": batch} if has["last"] else {}
     schedule.step(*inputs, **target)
-    for attempt in range(ATTEMPTS):
-        with profile(activities=[ProfilerActivity.CPU]) as profiler:
-            dist.barrier(group)  # starting a profiler takes its time
-            schedule.step(*inputs, **target)
-        profiler.export_chrome_trace(str(out / f"{name}.{rank}.{attempt}.json"))
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        dist.barrier(group)  # starting a profiler takes its time
+        schedule.step(*inputs, **target)
+    profiler.export_chrome_trace(str(out / f"{name}.{rank}.json"))
 
 
 def main(rank: int, size: int, folder: Path) -> None:
