@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -121,6 +122,51 @@ def audit() -> None:
     run("pip-audit", "--requirement", "constraints.txt", "--no-deps", "--disable-pip", "--strict")
 
 
+def release() -> None:
+    """Build what is committed, twice and apart; leave it with its checksums if both are the same.
+
+    The pinned build backend is used, and all times in the archives are those of the commit, so
+    anybody who builds that commit gets the same bytes.
+    """
+    install("dev")
+    commit_time = output("git", "log", "-1", "--format=%ct")
+    with tempfile.TemporaryDirectory() as folder:
+        built = [build_in(Path(folder) / name, commit_time) for name in ("first", "second")]
+        sums = [[f"{digest(file)}  {file.name}" for file in files] for files in built]
+        if sums[0] != sums[1]:
+            sys.exit(f"two builds of one commit differ: {sums[0]} and {sums[1]}")
+        (ROOT / "dist").mkdir(exist_ok=True)
+        for file in built[0]:
+            shutil.copy(file, ROOT / "dist")
+    (ROOT / "dist" / "SHA256SUMS").write_text("\n".join([*sums[0], ""]))
+    say(f"dist/ holds {' and '.join(file.name for file in built[0])}")
+
+
+def build_in(folder: Path, commit_time: str) -> list[Path]:
+    """Build wheel and source archive from a copy of the last commit, made in ``folder``."""
+    source, out = folder / "source", folder / "out"
+    call(["git", "clone", "--quiet", str(ROOT), str(source)])
+    command = [str(BIN / "python"), "-m", "build", "--no-isolation", "--outdir", str(out)]
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": commit_time}
+    made = subprocess.run(
+        command, cwd=source, env=environment, capture_output=True, text=True, check=False
+    )
+    if made.returncode != 0:
+        sys.exit(f"the build failed:\n{made.stdout}{made.stderr}")
+    return sorted(out.iterdir())
+
+
+def digest(file: Path) -> str:
+    """SHA-256 of a file."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def output(*command: str) -> str:
+    """What a command prints on standard output; it must succeed."""
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
 TASKS: tuple[Callable[..., None], ...] = (
     demo,
     test,
@@ -133,6 +179,7 @@ TASKS: tuple[Callable[..., None], ...] = (
     nightly,
     coverage,
     audit,
+    release,
 )
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from shutil import copyfile
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+NO_SOURCE = (".git", ".venv*", ".*_cache", ".hypothesis", "__pycache__", "dist")
 
 
 @pytest.fixture(scope="module")
@@ -59,3 +63,31 @@ def test_wheel_runs_away_from_the_source(wheel: Path, tmp_path: Path) -> None:
     )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.strip()
+
+
+@pytest.mark.slow
+def test_two_builds_are_the_same_to_the_byte(tmp_path: Path) -> None:
+    """Wherever, and under whatever permissions, time zone and order of sets they are made."""
+    builds = []
+    for number, (bits, zone) in enumerate(((0o700, "Asia/Tokyo"), (0o777, "UTC"))):
+        source, out = tmp_path / f"source-{number}", tmp_path / f"out-{number}"
+        shutil.copytree(
+            ROOT, source, ignore=shutil.ignore_patterns(*NO_SOURCE), copy_function=copyfile
+        )
+        for path in source.rglob("*"):
+            path.chmod(path.stat().st_mode & bits)
+        subprocess.run(
+            [sys.executable, "-m", "build", "--no-isolation", "--outdir", out],
+            cwd=source,
+            env={
+                **os.environ,
+                "SOURCE_DATE_EPOCH": "1700000000",
+                "TZ": zone,
+                "PYTHONHASHSEED": str(number),
+            },
+            check=True,
+            capture_output=True,
+        )
+        builds.append({file.name: file.read_bytes() for file in out.iterdir()})
+    assert len(builds[0]) == 2
+    assert builds[0] == builds[1]
