@@ -61,7 +61,7 @@ class Limits:
 
     Args:
         seconds: CPU time, of processes that it started too; after three times as long by the clock
-            the process is ended.
+            the process is ended. Time in which it waited for a CPU does not count.
     """
 
     seconds: float = 10.0
@@ -149,7 +149,7 @@ class Child:
         pipe = self._fresh()
         pipe.send((tried, files))
         with suppress(EOFError, OSError):
-            if pipe.poll(3 * self._limits.seconds):
+            if self._answers(pipe):
                 got: tuple[str, Answer | None] = pipe.recv()
                 return got
             self._show_stacks()
@@ -157,6 +157,24 @@ class Child:
         where = _FRAME.findall(self._stacks.read_text())
         what = f"hangs in {' '.join(where[0])}" if where else f"ends the process: {tried.words[0]}"
         return what, None
+
+    def _answers(self, pipe: Connection) -> bool:
+        """Whether something arrives in time, apart from the time that others took the CPUs."""
+        begun, waited = time.monotonic(), self._waited_s()
+        while not pipe.poll(1.0):
+            lasted = time.monotonic() - begun
+            if lasted - (self._waited_s() - waited) > 3 * self._limits.seconds:
+                return False
+        return True
+
+    def _waited_s(self) -> float:
+        """For how long all threads of the process have been ready to run, on no CPU (Linux)."""
+        tasks = Path(f"/proc/{self._process.pid if self._process else 0}/task")
+        waited_ns = 0
+        for file in tasks.glob("*/schedstat"):
+            with suppress(OSError, ValueError, IndexError):
+                waited_ns += int(file.read_text().split()[1])
+        return waited_ns / 1e9
 
     def _show_stacks(self) -> None:
         """Have the process say where it is."""
