@@ -65,6 +65,21 @@ def test_wheel_runs_away_from_the_source(wheel: Path, tmp_path: Path) -> None:
     assert ran.stdout.strip()
 
 
+def test_the_demo_needs_nothing_but_the_wheel(wheel: Path, tmp_path: Path) -> None:
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    (tmp_path / "torch.py").write_text("raise ImportError('not installed')\n")
+    ran = subprocess.run(
+        [sys.executable, "-P", "-m", "distprof", "demo", "--no-cache"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path), "PATH": "", "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "4 of 8 ranks" in ran.stdout
+
+
 @pytest.mark.slow
 def test_two_builds_are_the_same_to_the_byte(tmp_path: Path) -> None:
     """Wherever, and under whatever permissions, time zone and order of sets they are made."""

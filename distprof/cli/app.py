@@ -39,6 +39,7 @@ _VERBS = {
     "hang": "Which ranks the others wait for when a job is stuck.",
     "fabric": "How fast a network is, measured by distprof bench or nccl-tests.",
     "plan": "Which layouts of a model fit a cluster, and how fast each is.",
+    "demo": "Analyse a real recording that comes with distprof.",
     "doctor": "Check this installation: versions, extras, cache, GPU.",
 }
 
@@ -56,7 +57,7 @@ _GROUPS = {
     "Diagnose": ("analyze", "hang", "report", "rule"),
     "Compare and gate": ("compare", "scale", "check", "history"),
     "Plan": ("plan", "fabric"),
-    "Set up": ("doctor",),
+    "Set up": ("demo", "doctor"),
 }
 
 _GARBAGE = 50_000

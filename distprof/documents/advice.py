@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 
+from distprof import demo
 from distprof.formats import RenderOptions
 from distprof.rules.base import Finding
 from distprof.sections.parts import mean_span_ns, window_word
@@ -103,4 +104,6 @@ def _command_again(report: Report, options: RenderOptions) -> str:
     if options.saved_as:
         return f"distprof report {shlex.quote(options.saved_as)}"
     source = report.run.source
+    if source == str(demo.FOLDER):
+        return "distprof demo"
     return f"distprof analyze {shlex.quote(source)}" if source.isprintable() else ""
