@@ -314,12 +314,16 @@ def _sizes(sources: tuple[str, ...]) -> Sizes:
 
 def _make(place: Path, settings: CheckConfig, options: dict[str, Any], *, quiet: bool) -> int:
     """Make the runs, and more of them while that may decide; return the exit code."""
+    from distprof.verbs.gate.baseline import read_baseline
     from distprof.verbs.gate.decide import EARLY_ALPHA
-    from distprof.verbs.gate.repeats import num_repeats, planned_repeats
+    from distprof.verbs.gate.repeats import num_repeats, planned_repeats, refuse_unlike_plan
     from distprof.verbs.sweep.plan import with_more_repeats
 
     again = f"to resume, repeat the command with --sweep {place}"
     sweep = planned_repeats(options["workload"], place, repeats=options["repeats"])
+    if options["baseline"] and not (options["update_baseline"] or options["allow_unlike"]):
+        baseline = options["baseline"]
+        refuse_unlike_plan(sweep, read_baseline(baseline), baseline)
     code = make_sweep(place, sweep, again=again, quiet=quiet)
     most = 0 if options["update_baseline"] else options["max_repeats"] or 0
     while not code and (repeats := num_repeats(sweep)) < most:

@@ -331,6 +331,39 @@ def test_it_makes_its_own_runs(program, capsys):
     assert capsys.readouterr().out.startswith("Regressed: step time +100 %")
 
 
+@pytest.mark.parametrize(
+    ("job", "said"),
+    [
+        ("fsdp --ranks 2", "workload is ddp in one and fsdp in the other"),
+        ("ddp --ranks 4", "world size is 2 in one and 4 in the other"),
+    ],
+)
+def test_runs_that_would_be_unlike_are_not_made(program, capsys, job, said):
+    program(CALM)
+    assert made("--update-baseline") == 0
+    calls = program(CALM)
+    again = ("check", "--run", job, "--baseline", "perf.json", "-q", "--sweep", "second")
+    assert main([*again]) == 3
+    assert said in capsys.readouterr().err
+    assert calls() == []
+    assert not Path("second").exists()
+    assert main([*again, "--allow-unlike"]) in (0, 1)
+    assert len(calls()) == 5
+
+
+def test_an_option_that_differs_is_named_before_the_first_run(tmp_path, monkeypatch, capsys):
+    """With the real program: what it would do comes from its own dry run."""
+    of = {"device": "cpu", "workload": "ddp", "config": {"model.layers": "4", "new.option": "1"}}
+    summaries("old.json", CALM, every_ns=10**9, **of)
+    assert accept("old.json") == 0
+    again = ["check", "--run", "ddp --ranks 2 --device cpu --layers 2", "--baseline", "perf.json"]
+    assert main(again) == 3
+    error = capsys.readouterr().err
+    assert "config model.layers is 4 in one and 2 in the other" in error
+    assert "new.option" not in error
+    assert not Path("runs").exists()
+
+
 def test_a_run_counts_once(program, capsys):
     program(CALM)
     assert made("--update-baseline", "--sweep", "first") == 0

@@ -23,11 +23,12 @@ def metric(**fields):
     return MetricCheck(**{**values, **fields})
 
 
-OVERLAP = metric(
-    metric="overlap", label="overlap of communication", unit="ratio", state="inconclusive",
-    scale="difference", baseline=0.7, candidate=0.64, change=-0.06, low=-0.2, high=0.08,
-    is_gated=False,
-)  # fmt: skip
+OVERLAP_FIELDS = {
+    "metric": "overlap", "label": "overlap of communication", "unit": "ratio",
+    "state": "inconclusive", "scale": "difference", "baseline": 0.7, "candidate": 0.64,
+    "change": -0.06, "low": -0.2, "high": 0.08,
+}  # fmt: skip
+OVERLAP = metric(**OVERLAP_FIELDS, is_gated=False)
 
 
 def result(*metrics, **fields):
@@ -67,6 +68,14 @@ def test_the_first_line_is_the_verdict_with_its_figures():
 def test_what_is_undecided_says_what_would_decide_it(needed, why, advice):
     one = metric(state="inconclusive", needed_repeats=needed, why=why)
     assert advice in check_verdict(result(one, needed_repeats=needed))
+
+
+def test_each_figure_has_its_unit_and_the_estimate_its_name():
+    text = shown(result(metric(), metric(**{**OVERLAP_FIELDS, "tolerance": 0.03})), width=120)
+    assert "the change is a Hodges-Lehmann estimate" in text
+    assert "+8 %" in text
+    assert " 2 %" in text
+    assert " 3 pt" in text
 
 
 def test_without_a_common_metric_nothing_is_claimed():

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
 
 from distprof.artefacts.baseline_file import BaselineFile, BaselineSession
-from distprof.artefacts.summary_file import SummaryFile
+from distprof.artefacts.summary_file import Fingerprint, SummaryFile
 from distprof.artefacts.sweep_file import SweepFile
 from distprof.errors import InputError, UsageError
+from distprof.run.fingerprint import unlike
 from distprof.verbs.gate.baseline import make_baseline, session_of, unlike_baseline
 from distprof.verbs.gate.check import CheckResult, GateSettings, judge
 from distprof.verbs.sweep.plan import parse_workload, plan_workload
@@ -26,6 +27,7 @@ __all__ = [
     "judge_runs",
     "num_repeats",
     "planned_repeats",
+    "refuse_unlike_plan",
     "session_of_sizes",
     "sizes_of",
 ]
@@ -165,14 +167,59 @@ def _differences(
     """Differences that were allowed."""
     found = unlike_baseline(baseline, sizes[1], sizes[0])
     if found and not allow:
-        more = f"; and {len(found) - 4} more" if len(found) > 4 else ""
-        raise InputError(
-            source,
-            expected="a baseline of the same hardware, job and software",
-            found="; ".join(found[:4]) + more,
-            fix="make a baseline here (--update-baseline with a new FILE), or --allow-unlike",
-        )
+        raise _unlike_error(source, found)
     return found
+
+
+def _unlike_error(source: str, found: tuple[str, ...]) -> InputError:
+    more = f"; and {len(found) - 4} more" if len(found) > 4 else ""
+    return InputError(
+        source,
+        expected="a baseline of the same hardware, job and software",
+        found="; ".join(found[:4]) + more,
+        fix="make a baseline here (--update-baseline with a new FILE), or --allow-unlike",
+    )
+
+
+def refuse_unlike_plan(sweep: SweepFile, baseline: BaselineFile, source: str) -> None:
+    """Before the first run: refuse runs whose plan already shows that they are unlike a baseline.
+
+    What only a run shows (GPU, versions, variables) is compared when the runs are judged.
+
+    Args:
+        sweep: The planned runs.
+        baseline: What they will be compared with.
+        source: Name of the baseline in the message.
+
+    Raises:
+        InputError: If workload, sizes or options differ.
+    """
+    sizes = sorted({run.ranks for run in sweep.runs})
+    largest = next(run.arguments for run in sweep.runs if run.ranks == sizes[-1])
+    planned = _planned_fingerprint(sweep, sizes[-1], configuration_of(largest), baseline)
+    found = [difference.sentence for difference in unlike(baseline.fingerprint, planned)]
+    before = baseline.small_world_size
+    if before is not None and len(sizes) == 2 and before != sizes[0]:
+        found.append(f"the smaller size is {before} in one and {sizes[0]} in the other")
+    if found:
+        raise _unlike_error(source, tuple(found))
+
+
+def _planned_fingerprint(
+    sweep: SweepFile, world_size: int, told: dict[str, Any], baseline: BaselineFile
+) -> Fingerprint:
+    """What is known of runs that are not made yet; options only where the baseline has them too."""
+    options = {
+        f"{section}.{name}": str(value)
+        for section, values in told.items()
+        for name, value in values.items()
+    }
+    known = baseline.fingerprint.config
+    return Fingerprint(
+        world_size=world_size,
+        workload=sweep.workload,
+        config={**known, **{name: text for name, text in options.items() if name in known}},
+    )
 
 
 def _with_drift_note(result: CheckResult) -> CheckResult:

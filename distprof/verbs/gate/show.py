@@ -151,15 +151,19 @@ def _figures(check: MetricCheck) -> tuple[str, ...]:
         check.metric,
         _value(check.baseline, check.unit),
         _value(check.candidate, check.unit),
-        amount(check.change, check.scale) + (" %" if check.scale == "ratio" else " pt"),
+        f"{amount(check.change, check.scale)} {_unit(check)}",
         _interval(check),
     )
+
+
+def _unit(check: MetricCheck) -> str:
+    return "%" if check.scale == "ratio" else "pt"
 
 
 def _deciding_table(checks: list[MetricCheck]) -> TableView:
     return TableView(
         title="Gated metrics",
-        caption="medians of repeats",
+        caption="medians of repeats; the change is a Hodges-Lehmann estimate",
         columns=(
             *_FIGURES,
             Column(title="tolerance"),
@@ -167,7 +171,12 @@ def _deciding_table(checks: list[MetricCheck]) -> TableView:
             Column(title="", left=True),
         ),
         rows=tuple(
-            (*_figures(check), f"{100 * check.tolerance:.3g}", f"{check.p:.2g}", check.state)
+            (
+                *_figures(check),
+                f"{100 * check.tolerance:.3g} {_unit(check)}",
+                f"{check.p:.2g}",
+                check.state,
+            )
             for check in checks
         ),
     )
@@ -176,7 +185,7 @@ def _deciding_table(checks: list[MetricCheck]) -> TableView:
 def _shown_table(checks: list[MetricCheck]) -> TableView:
     return TableView(
         title="Informational",
-        caption="--metrics gates them",
+        caption="the change is a Hodges-Lehmann estimate; --metrics gates them",
         columns=(*_FIGURES, Column(title="", left=True)),
         rows=tuple((*_figures(check), _NOTABLE.get(check.state, "")) for check in checks),
     )
