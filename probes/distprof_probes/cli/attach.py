@@ -23,6 +23,8 @@ __all__ = ["attach"]
 
 _INPUT = 3
 _MAX_FRAMES_SHOWN = 30
+_LONG_WITHOUT_STEP_S = 10.0
+"""Longer than most steps; the message leaves it to the user whether it is long for this job."""
 
 
 @click.command()
@@ -205,7 +207,26 @@ def _show_profile(
         click.echo("No rank returned a trace.", err=True)
         return _INPUT
     click.echo(f"Traced {name_ranks(answers.given)} in {folder}", err=True)
+    _show_if_hung(run_dir, set(answers.given))
     return report(folder) if with_report else 0
+
+
+def _show_if_hung(run_dir: Path, traced: set[int]) -> None:
+    """If no step has ended for long: a profile shows little then, so name what shows more."""
+    last = [rank for rank in look(run_dir.resolve()) if rank.rank in traced]
+    ends_ns = [rank.progressed_ns for rank in last if rank.progressed_ns is not None]
+    if not ends_ns or time.time_ns() - max(ends_ns) < _LONG_WITHOUT_STEP_S * 1e9:
+        return
+    place = shlex.quote(str(run_dir))
+    ago = _ago(max(ends_ns), time.time_ns())
+    click.echo(
+        f"No step has ended for {ago}. If a step of this job takes less, the job hangs, and a"
+        " profile shows little:\n"
+        f"  distprof attach {place} --stacks           # where each rank is\n"
+        f"  distprof attach {place} --flight && distprof hang {place}"
+        "  # which rank the others wait for",
+        err=True,
+    )
 
 
 def _show_missing(missing: dict[int, str]) -> None:

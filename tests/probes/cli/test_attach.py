@@ -89,6 +89,7 @@ def test_a_running_a_hung_and_a_stopped_job(job: Job, started_warm: Starter) -> 
     _says_where_ranks_hang(job, started_warm)
     _folds_stacks_and_saves_them(job, started_warm)
     _saves_the_flight_recorder(job, started_warm)
+    _a_profile_of_what_hangs_names_what_shows_more(job, started_warm)
     os.kill(job.pid(1), signal.SIGSTOP)
     _says_who_is_stopped(job, started_warm)
     os.kill(job.pid(1), signal.SIGCONT)
@@ -106,9 +107,26 @@ def _profiles_while_it_runs(job: Job, start: Starter) -> None:
     assert done.returncode == 0, done.stderr
     assert "Traced ranks 0-1" in done.stderr
     report = json.loads((out / "report.json").read_bytes())
+    assert "No step has ended" not in done.stderr
     assert report["run"]["ranks"] == [0, 1]
     assert report["collectives"]["classes"]
     assert "rank  host" not in done.stdout
+
+
+def _a_profile_of_what_hangs_names_what_shows_more(job: Job, start: Starter) -> None:
+    _wait_for("ten seconds without a step", holds=lambda: _idle_s(job) > 10)
+    out = job.folder.with_name("hung")
+    done = _attach(job.folder, "--profile", "0.2", "--no-report", "-o", str(out), start=start)
+    assert done.returncode == 0, done.stderr
+    said = done.stderr.partition("Traced ranks 0-1")[2]
+    assert "No step has ended for" in said
+    assert f"distprof attach {job.folder} --stacks" in said
+    assert f"distprof hang {job.folder}" in said
+
+
+def _idle_s(job: Job) -> float:
+    ended_ns = max(rank.progressed_ns or 0 for rank in look(job.folder))
+    return (time.time_ns() - ended_ns) / 1e9
 
 
 def _sockets_belong_to_this_user(job: Job) -> None:
