@@ -241,9 +241,7 @@ class Sequence:
         if about:
             fields.append(text(TrackDescriptor.DESCRIPTION, shown_name(about)))
         if unit is not None:
-            fields.append(
-                text(TrackDescriptor.COUNTER, text(CounterDescriptor.UNIT_NAME, unit))
-            )
+            fields.append(text(TrackDescriptor.COUNTER, text(CounterDescriptor.UNIT_NAME, unit)))
         fields += [
             number(TrackDescriptor.CHILD_ORDERING, _EXPLICIT),
             number(TrackDescriptor.SIBLING_ORDER_RANK, place),

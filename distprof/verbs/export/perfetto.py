@@ -184,7 +184,9 @@ class _TimeLine:
         clock = self._clock
         moved = f" {clock.shift_ns} ns were added to all times." if clock.shift_ns else ""
         of = clock.alignment.names[0] if clock.alignment.names else ""
-        return f"Times are those of the clock of {of}; every other clock was corrected to it.{moved}"
+        return (
+            f"Times are those of the clock of {of}; every other clock was corrected to it.{moved}"
+        )
 
     # Ranks ----------------------------------------------------------------------------------------
 

@@ -83,7 +83,9 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
         label = "capture" if self.rank.step_source is StepSource.CAPTURE else "step {}"
         names = [
             label.format(step) + ("" if complete else " (cut by the capture)")
-            for step, complete in zip(table["step"].tolist(), table["complete"].tolist(), strict=True)
+            for step, complete in zip(
+                table["step"].tolist(), table["complete"].tolist(), strict=True
+            )
         ]
         own = intervals_of(table)
         return self._write("steps", _STEPS, own, Coded.encode(names), "step")
@@ -145,7 +147,9 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
         classes, code = np.unique(keys, axis=0, return_inverse=True)
         names = [
             " ".join(
-                filter(None, (CollectiveKind(kind).label, labels[at] if labels else "", _size(size)))
+                filter(
+                    None, (CollectiveKind(kind).label, labels[at] if labels else "", _size(size))
+                )
             )
             for kind, at, size in classes.tolist()
         ]
@@ -292,9 +296,9 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
         kept = (at_ns >= self.clock.first_ns) & (at_ns <= self.clock.last_ns)
         windows = self._windows
         if windows is not None:
-            kept[np.setdiff1d(np.arange(len(own_ns)), inside(Intervals(own_ns, own_ns), windows))] = (
-                False
-            )
+            kept[
+                np.setdiff1d(np.arange(len(own_ns)), inside(Intervals(own_ns, own_ns), windows))
+            ] = False
         if kept.any():
             track = self.packets.track(name, self.parent, place=_at(_SENSORS, place), unit=unit)
             self.packets.counter(track, at_ns[kept], values[kept])
@@ -369,9 +373,7 @@ def _constant(text: str, size: int) -> Coded:
     return Coded(np.zeros(size, np.int32), (text,))
 
 
-def _series(
-    schema: TableSchema, table: Table
-) -> Iterator[tuple[str, str, Int64Array, np.ndarray]]:
+def _series(schema: TableSchema, table: Table) -> Iterator[tuple[str, str, Int64Array, np.ndarray]]:
     """Name, unit, times and values of each numeric column that has any."""
     for column in schema:
         if column.dtype not in ("int64", "float64") or column.name in ("t_ns", "step"):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -20,6 +20,7 @@ from distprof.verbs.export.perfetto import Choice, export_perfetto
 from tests.builders import RankBuilder, make_run, table_of
 from tests.optional import optional
 from tests.simulator.job import MS, SimulatedJob, SlowDevice
+from tests.simulator.pipeline_job import PipelineJob
 from tests.verbs.export.reader import read_trace
 
 optional("perfetto", reason="the package perfetto is not installed")
@@ -60,10 +61,7 @@ def rows(run, rank, table, category):
     """Rows of a table as slices of the file, times by the run's own alignment."""
     shift = max(
         0,
-        *(
-            -int(run.clock.to_common(r.rank, np.array([r.capture_start_ns]))[0])
-            for r in run.ranks
-        ),
+        *(-int(run.clock.to_common(r.rank, np.array([r.capture_start_ns]))[0]) for r in run.ranks),
     )
     start = (run.clock.to_common(rank, table["start_ns"]) + shift).tolist()
     end = (run.clock.to_common(rank, table["end_ns"]) + shift).tolist()
@@ -159,25 +157,56 @@ def check_markers(examined, trace):
     assert messages == {plain(f.message) for f in findings}
 
 
-def test_the_golden_pipeline_has_its_slots_and_its_critical_path(tmp_path):
-    examined, trace = exported(GOLDEN / "job" / "gloo-pp-4ranks", tmp_path)
-    run = examined.run
-    for rank, analysis in examined.analyses.items():
-        drawn = sorted((s.start, s.end) for s in of_rank(trace, rank)["pipeline slots"])
-        slots = analysis.slots
-        ends = (run.clock.to_common(rank, times).tolist() for times in (slots.start_ns, slots.end_ns))
-        assert drawn == sorted(zip(*ends, strict=True))
+def test_pipeline_slots_are_where_the_job_had_them(tmp_path):
+    """The simulated pipeline knows its slots; each rank's clock is ahead by another time."""
+    job = PipelineJob(
+        orders=(
+            (("F", 0, 0), ("F", 0, 1), ("B", 0, 0), ("B", 0, 1)),
+            (("F", 1, 0), ("B", 1, 0), ("F", 1, 1), ("B", 1, 1)),
+        ),
+        forward_ns=(MS, MS),
+        input_ns=(MS, MS),
+        weight_ns=(MS, MS),
+        reduce_ns=MS,
+        num_steps=2,
+        clock_offset_ns=(0, 3 * MS),
+    )
+    recording = job.run()
+    _, trace = exported(recording.to_run(), tmp_path)
+    zero = min(one.start for one in of_rank(trace, 0)["pipeline slots"])
+    zero -= min(slot.start for slot in recording.slots)
+    for rank in (0, 1):
+        drawn = sorted(of_rank(trace, rank)["pipeline slots"], key=lambda one: one.start)
+        true = sorted((s for s in recording.slots if s.rank == rank), key=lambda slot: slot.start)
+        assert [one.start - zero for one in drawn] == pytest.approx(
+            [slot.start for slot in true], abs=1_000
+        )
+        kinds = {"F": "forward", "B": "backward"}
+        assert [one.name for one in drawn] == [
+            f"{kinds[slot.letter]} of micro-batch {slot.micro_batch}, stage {slot.stage}"
+            for slot in true
+        ]
+
+
+def test_the_critical_path_tiles_the_time_and_goes_through_the_slow_rank(tmp_path):
+    job = SimulatedJob(faults=(SlowDevice(rank=3, factor=1.5),), compute_noise=0.0)
+    job.run().write_kineto(tmp_path / "traces")
+    examined, trace = exported(tmp_path / "traces", tmp_path)
     path = trace.on("distprof", "critical path")
-    assert path
     for before, after in zip(path, path[1:], strict=False):
         assert before.end == after.start
-    starts = [
-        int(run.clock.to_common(rank, a.window_start_ns)[0]) for rank, a in examined.analyses.items()
-    ]
-    assert path[0].start in starts
-    simulated = sum(one.end - one.start for one in path)
-    measured = sum(step.span_ns for step in examined.analyses[0].steps)
-    assert simulated == pytest.approx(measured, rel=0.05)
+    spans = Counter()
+    for one in path:
+        spans[one.name] += one.end - one.start
+    total = sum(spans.values())
+    analysis = examined.analyses[3]
+    assert total == pytest.approx(sum(step.span_ns for step in analysis.steps), rel=0.02)
+    assert spans["rank 3: computation"] > 0.6 * total
+    # what the path has of rank 3 is what rank 3 did: kernels run in it
+    kernels = [s for s in of_rank(trace, 3)["stream 7"] if s.category == "computation"]
+    for one in path:
+        if one.name == "rank 3: computation":
+            assert any(k.start < one.end and k.end > one.start for k in kernels)
 
 
 # Known answers ------------------------------------------------------------------------------------
@@ -223,18 +252,18 @@ def test_two_ranks_by_hand(tmp_path):
         ("gemm", "computation", 10_000, 10_400)
     ]
     assert [(s.name, s.start, s.end, s.depth) for s in fast["collectives"]] == [
-        ("all_reduce world 4.10 kB", 10_100, 10_900, 0),
+        ("all_reduce default_pg 4.10 kB", 10_100, 10_900, 0),
         ("waits for rank 1", 10_100, 10_400, 1),
         ("transfer", 10_400, 10_900, 1),
     ]
     assert [(s.name, s.start, s.end) for s in slow["collectives"]] == [
-        ("all_reduce world 4.10 kB", 10_400, 10_900),
+        ("all_reduce default_pg 4.10 kB", 10_400, 10_900),
         ("transfer", 10_400, 10_900),
     ]
     assert fast["collectives"][0].args == {"bytes": 4_096, "sequence number": 1, "last rank": 1}
     ((first, second),) = trace.arrows()
     assert (rank_in(first.track), rank_in(second.track)) == (0, 1)
-    assert first.track[:2] == ("node node0, clock ±20.0 ns", "rank 0")
+    assert first.track[:2] == ("node node0, clock ±20 ns", "rank 0")
     assert trace.clocks == {6: 10_000, 1: 10_000}  # the earliest event, as time since 1970
 
 
@@ -333,7 +362,7 @@ def test_collectives_end_together_though_the_clocks_of_nodes_differ(tmp_path):
     recording.write_kineto(tmp_path / "traces")
     examined, trace = exported(tmp_path / "traces", tmp_path)
     apart = ends_of_collectives(trace)
-    assert len(apart) == examined.run.matches.count > 20
+    assert len(apart) == examined.run.matches.count == 3 * job.num_steps
     assert max(apart) <= 4 * job.end_jitter_ns
     naive = [
         abs(int(own.max() - own.min()))
@@ -342,7 +371,9 @@ def test_collectives_end_together_though_the_clocks_of_nodes_differ(tmp_path):
                 [
                     examined.run.rank(int(rank)).collectives["end_ns"][row]
                     for rank, row in zip(
-                        examined.run.matches.member_rank, examined.run.matches.member_row, strict=True
+                        examined.run.matches.member_rank,
+                        examined.run.matches.member_row,
+                        strict=True,
                     )
                 ]
             ),
@@ -352,7 +383,7 @@ def test_collectives_end_together_though_the_clocks_of_nodes_differ(tmp_path):
     assert min(naive) > OFFSET_NS // 2  # as the traces have it, no member ends with another
 
 
-@settings(max_examples=10)
+@settings(max_examples=8, phases=(Phase.explicit, Phase.generate))  # shrinking takes minutes
 @given(
     offset=st.integers(-50 * MS, 50 * MS),
     drift=st.integers(-40, 40),
@@ -382,7 +413,7 @@ def test_the_true_time_of_every_event_is_found(tmp_path_factory, offset, drift, 
             one.start
             for name, own in of_rank(trace, log.rank).items()
             for one in own
-            if name.startswith("stream") and one.category == "computation"
+            if name.startswith("stream")
         )
         assert len(drawn) == len(true)
         assert np.abs(np.array(drawn) - zero - np.array(true)).max() <= error
