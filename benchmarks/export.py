@@ -3,8 +3,8 @@
 Each rank is the same real trace (two A100, three steps, 10 MB of JSON) under another rank number.
 Nothing is cached. Contestants alternate: reading (``open_run``: traces to tables and Parquet),
 ``analyze``, which an export includes, and exports with everything and with collectives only. The
-last rows encode one packet with the objects of Google's protobuf package, where it is installed, and
-with distprof's own arrays.
+last line compares the cost of one packet by objects of Google's protobuf package, where it is
+installed, and by distprof's own arrays.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The picture of the how-to on merged time lines: one step of two nodes, naive and corrected.
 
-A simulated job, whose second node's clock is 6 ms behind, is recorded, read and aligned as any other.
-The upper half draws the times of its traces as they are, the lower half those of an export.
+A simulated job, whose second node's clock is 6 ms behind, is read and aligned as any other. The
+upper half draws the times of its traces as they are, the lower half those of an export.
 """
 
 from __future__ import annotations
@@ -24,7 +24,12 @@ __all__ = ["clock_picture"]
 OFFSET_NS = -6 * MS
 _STEP = (Compute(ns=5 * MS, name="gemm"), Collective(bytes=25 << 20, transfer_ns=2 * MS), Wait())
 _WIDTH, _LEFT, _ROW, _BAR = 760, 70, 34, 22
-_COLORS = {"computation": "#5b8c5a", "collective": "#c44e52", "wait": "#e0b050", "transfer": "#4c72b0"}
+_COLORS = {
+    "computation": "#5b8c5a",
+    "collective": "#c44e52",
+    "wait": "#e0b050",
+    "transfer": "#4c72b0",
+}
 
 _Box = tuple[int, int, int, str]  # row, start, end, kind
 _Times = Callable[[int, Int64Array], Int64Array]
@@ -50,12 +55,13 @@ def clock_picture() -> str:
     begin = min(start for _, start, _, _ in (*naive, *merged))
     span = max(end for _, _, end, _ in (*naive, *merged)) - begin
     first, second = (
-        next(end for row, _, end, kind in naive if row == r and kind == "collective") for r in (0, 1)
+        next(end for row, _, end, kind in naive if row == r and kind == "collective")
+        for r in (0, 1)
     )
     apart = format_duration(abs(second - first))
     titles = (
         f"Merged naively: the same all_reduce ends {apart} earlier on rank 1 than on rank 0",
-        f"Exported by distprof: it ends everywhere at once (±{residual}), and rank 0 waits for rank 1",
+        f"Exported by distprof: it ends on both at once (±{residual}), and rank 0 waits for rank 1",
     )
     parts = [*_half(titles[0], naive, 0, begin, span), *_half(titles[1], merged, 112, begin, span)]
     return "\n".join((*_HEAD, *parts, *_legend(226), "</svg>", ""))

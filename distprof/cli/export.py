@@ -10,6 +10,7 @@ from distprof.cli.app import ExitCode
 from distprof.cli.options import RankList, StepList, debug_option
 from distprof.cli.output import check_free, note
 from distprof.cli.source import check_source, single_source
+from distprof.escape import plain
 
 if TYPE_CHECKING:
     from distprof.api import Examined
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
 __all__ = ["export"]
 
 _HOW_TO_OPEN = """\
-Open https://ui.perfetto.dev and drag {path} into the page. The page reads the file inside the
-browser and uploads nothing. Keys: w and s zoom, a and d move, / searches, f shows the selection.
+Open https://ui.perfetto.dev and drag the file into the page: {path}
+The page reads it inside the browser and uploads nothing.
+Keys: w and s zoom, a and d move, / searches, f shows the selection.
 With SQL: trace_processor_shell {path}"""
 
 
@@ -94,7 +96,7 @@ def perfetto(
         written = export_perfetto(examined, output, chosen, progress=progress)
     _tell(written, quiet=quiet)
     if how:
-        click.echo(_HOW_TO_OPEN.format(path=output))
+        click.echo(_HOW_TO_OPEN.format(path=plain(output)))
     return ExitCode.FINE
 
 

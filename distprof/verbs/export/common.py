@@ -1,4 +1,4 @@
-"""What all ranks share in a merged time line: its clock, and who arrived last in each collective."""
+"""What all ranks of a merged time line share: its clock, and who came last in each collective."""
 
 from __future__ import annotations
 

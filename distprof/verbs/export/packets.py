@@ -1,8 +1,8 @@
 """Packets of a Perfetto trace: descriptions of tracks, slices, arrows, marks and counters.
 
-Field numbers are those of ``perfetto_trace.proto``; a test compares each of them with Perfetto's own
-definitions. A file is a row of packets without a header, so packets are written as they come. Each
-sequence of packets has its own table of names, written before their first use.
+Field numbers are those of ``perfetto_trace.proto``; a test compares each of them with Perfetto's
+own definitions. A file is a row of packets without a header, so packets are written as they come.
+Each sequence of packets has its own table of names, written before their first use.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from distprof.schema import ABSENT, Coded, Int64Array
 from distprof.verbs.export.lanes import bracket_order
 from distprof.verbs.export.wire import Rows, field, fixed64, message, number, text
 
-__all__ = ["MAX_NAME", "PacketFile", "Sequence", "Slices", "shown_name"]
+__all__ = ["MAX_NAME", "PacketFile", "PacketSequence", "Slices", "WriteError", "shown_name"]
 
 MAX_NAME = 4_096
 """Characters of a name that are kept: templates make names of kernels long, none this long."""
@@ -137,6 +137,10 @@ _NEVER_MERGED = 2  # SiblingMergeBehavior
 _REALTIME, _BOOTTIME = 1, 6  # BuiltinClock
 
 
+class WriteError(Exception):
+    """The file cannot be written; its cause is the OSError that says why."""
+
+
 class Slices(msgspec.Struct, frozen=True, kw_only=True):
     """Slices of one track, N of them, that nest properly.
 
@@ -165,7 +169,7 @@ class PacketFile:
 
     Args:
         file: Open for writing.
-        epoch_ns: The time of the first event, if times count from 1970: the viewer then shows dates.
+        epoch_ns: The time of the first event, if times count from 1970: viewers then show dates.
     """
 
     def __init__(self, file: IO[bytes], epoch_ns: int | None) -> None:
@@ -175,17 +179,25 @@ class PacketFile:
         if epoch_ns is not None:
             self._write_clock(epoch_ns)
 
-    def sequence(self) -> Sequence:
+    def sequence(self) -> PacketSequence:
         """A new sequence of packets."""
-        return Sequence(self, next(self._sequences))
+        return PacketSequence(self, next(self._sequences))
 
     def new_track(self) -> int:
         """A number that no other track has."""
         return next(self._tracks)
 
     def write(self, data: bytes) -> None:
-        """Append packets that are encoded already."""
-        self._file.write(data)
+        """Append packets that are encoded already.
+
+        Raises:
+            WriteError: If they cannot be written, which is not to be confused with what cannot be
+                read.
+        """
+        try:
+            self._file.write(data)
+        except OSError as error:
+            raise WriteError(str(error)) from error
 
     def write_packet(self, *fields: bytes) -> None:
         """Append one packet."""
@@ -207,7 +219,7 @@ class PacketFile:
         )
 
 
-class Sequence:
+class PacketSequence:
     """Packets that share a table of names. Made by :meth:`PacketFile.sequence`."""
 
     def __init__(self, file: PacketFile, identity: int) -> None:

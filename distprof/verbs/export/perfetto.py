@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import msgspec
 import numpy as np
@@ -24,14 +24,11 @@ from distprof.sections.stragglers.result import StragglerSet
 from distprof.sections.whatif.trace_changes import TraceModel
 from distprof.sections.whatif.trace_graph import TraceGraph, node_names
 from distprof.units import fold_ranks, format_duration, name_ranks
-from distprof.verbs.export.common import Arrivals, CommonClock, arrivals_of, clock_text, inside
-from distprof.verbs.export.packets import PacketFile, Slices
-from distprof.verbs.export.packets import Sequence as Packets
+from distprof.verbs.export.common import CommonClock, arrivals_of, clock_text, inside
+from distprof.verbs.export.packets import PacketFile, Slices, WriteError
 from distprof.verbs.export.rank_tracks import Only, RankTracks, windows_of_steps
 
 __all__ = ["Choice", "Exported", "export_perfetto"]
-
-_MANY = 1 << 30  # place of what has no other
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +94,8 @@ def export_perfetto(
             timeline = _TimeLine(examined, chosen, PacketFile(stream, _epoch(examined.run)))
             timeline.write(ranks, progress)
         size = file.stat().st_size if file.is_file() else 0
+    except WriteError as error:
+        raise _cannot_write(file, error.__cause__) from error
     except OSError as error:
         raise _cannot_write(file, error) from error
     return Exported(
@@ -108,11 +107,11 @@ def export_perfetto(
     )
 
 
-def _cannot_write(file: Path, error: OSError) -> InputError:
+def _cannot_write(file: Path, error: BaseException | None) -> InputError:
     return InputError(
         str(file),
         expected="a place where a file can be written",
-        found=error.strerror or str(error),
+        found=getattr(error, "strerror", None) or str(error),
         fix="name another file with -o, or write less: --ranks, --steps, --only collectives",
     )
 
@@ -131,7 +130,7 @@ def _chosen_ranks(run: Run, choice: Choice) -> tuple[Rank, ...]:
     missing = wanted - {rank.rank for rank in run.ranks}
     if missing:
         present = name_ranks(rank.rank for rank in run.ranks)
-        raise UsageError(f"--ranks {fold_ranks(missing)}: no such trace; there is {present}")
+        raise UsageError(f"--ranks {fold_ranks(missing)}: the run has traces of {present}")
     return tuple(rank for rank in run.ranks if rank.rank in wanted)
 
 
@@ -141,7 +140,7 @@ def _check_steps(ranks: Iterable[Rank], wanted: frozenset[int] | None) -> None:
     known = {step for rank in ranks for step in rank.steps["step"].tolist()}
     if missing := wanted - known:
         present = f"steps {fold_ranks(known)}" if known else "no step marks"
-        raise UsageError(f"--steps {fold_ranks(missing)}: not recorded; there is {present}")
+        raise UsageError(f"--steps {fold_ranks(missing)}: the ranks recorded {present}")
 
 
 def _epoch(run: Run) -> int | None:
@@ -205,7 +204,10 @@ class _TimeLine:
                 only=self._choice.only,
                 packets=packets,
                 parent=packets.track(
-                    self._rank_name(rank), self._node(rank), place=rank.rank, about=rank.path
+                    self._rank_name(rank),
+                    self._node(rank),
+                    place=rank.rank,
+                    about=PurePath(rank.path).name,
                 ),
             ).write()
         except _Unreadable as error:
@@ -337,7 +339,7 @@ class _TimeLine:
         return [min(starts.values(), default=self._clock.first_ns)]
 
 
-_Unreadable = (DistprofError, EOFError, ValueError)
+_Unreadable = (DistprofError, OSError, EOFError, ValueError)
 
 
 def _slow(sets: Iterable[StragglerSet], rank: int) -> list[StragglerSet]:

@@ -12,7 +12,7 @@ from distprof.intervals import Intervals, union
 from distprof.run.logs import DeviceLog
 from distprof.run.records import MEMORY_LOG, TELEMETRY
 from distprof.run.run import Rank, Run
-from distprof.run.tables import RankTables, distinct, encode, intervals_of
+from distprof.run.tables import RankTables, distinct, intervals_of
 from distprof.schema import ABSENT, Coded, Int64Array, Table, TableSchema
 from distprof.sections.context import RankAnalysis
 from distprof.sections.stragglers.result import StragglerSet
@@ -20,8 +20,7 @@ from distprof.terms import ActivityKind, CollectiveKind, SlotKind, StepSource
 from distprof.units import format_bytes
 from distprof.verbs.export.common import Arrivals, CommonClock, inside
 from distprof.verbs.export.lanes import lanes_of
-from distprof.verbs.export.packets import Sequence as Packets
-from distprof.verbs.export.packets import Slices
+from distprof.verbs.export.packets import PacketSequence, Slices
 
 __all__ = ["ONLY", "Only", "RankTracks", "windows_of_steps"]
 
@@ -64,7 +63,7 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
     slow: Sequence[StragglerSet]
     steps: frozenset[int] | None
     only: Only | None
-    packets: Packets
+    packets: PacketSequence
     parent: int
 
     def write(self) -> int:
@@ -156,7 +155,7 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
         return Coded.merged(code.ravel().astype(np.int32), names)
 
     def _late(self) -> int:
-        """Steps in which the rank is a straggler, and when all other members waited for it alone."""
+        """Steps in which the rank is a straggler, and when all others waited for it alone."""
         if not self.slow:
             return 0
         rank, table = self.rank.rank, self.rank.collectives
@@ -228,44 +227,40 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
     def _streams(self, tables: RankTables) -> int:
         """One track per stream, one more for the ranges that a program marked on it."""
         table = tables.activity.take(inside(intervals_of(tables.activity), self._windows))
-        is_cpu = self.rank.device.name == "cpu"
         ranged = (table["kind"] == ActivityKind.ANNOTATION).astype(np.int64)
-        devices = distinct(table["device"])
-        written, place = 0, 0
-        for device, stream, is_range in _combinations(table["device"], table["stream"], ranged):
-            rows = (table["device"] == device) & (table["stream"] == stream) & (ranged == is_range)
-            what = f"work of CPU thread {stream}" if is_cpu else _stream_name(stream)
-            what += f" of GPU {device}" if len(devices) > 1 else ""
-            written += self._write_rows(
-                what + (" (ranges)" if is_range else ""), (_STREAMS, place), table.take(rows),
-                _kind_names,
-            )  # fmt: skip
-            place += 1
+        several = len(distinct(table["device"])) > 1
+        written = 0
+        groups = _groups(table["device"], table["stream"], ranged)
+        for nth, ((device, stream, is_range), rows) in enumerate(groups):
+            name = self._stream_name(stream)
+            name += f" of GPU {device}" if several else ""
+            name += " (ranges)" if is_range else ""
+            written += self._write_rows(name, _STREAMS, nth, table.take(rows), _kind_names)
         return written
+
+    def _stream_name(self, stream: int) -> str:
+        if self.rank.device.name == "cpu":
+            return f"work of CPU thread {stream}"
+        return "stream unknown" if stream == ABSENT else f"stream {stream}"
 
     def _threads(self, tables: RankTables) -> int:
         host = tables.host.take(inside(intervals_of(tables.host), self._windows))
         threads = host.coded("thread")
         written = 0
-        for place, code in enumerate(distinct(threads.codes).tolist()):
+        for nth, ((code,), rows) in enumerate(_groups(threads.codes)):
             name = f"CPU thread {threads.values[code]}"
-            rows = host.take(threads.codes == code)
-            written += self._write_rows(name, (_THREADS, place), rows, _categories)
+            written += self._write_rows(name, _THREADS, nth, host.take(rows), _categories)
         return written
 
     def _write_rows(
-        self,
-        name: str,
-        place: tuple[int, int],
-        table: Table,
-        category: Callable[[Table], Coded],
+        self, name: str, kind: int, nth: int, table: Table, category: Callable[[Table], Coded]
     ) -> int:
         slices = Slices(
             spans=self.clock.spans(self.rank.rank, intervals_of(table)),
             name=table.coded("name"),
             category=category(table),
         )
-        return self._write_lanes(name, place[0], slices, nth=place[1])
+        return self._write_lanes(name, kind, slices, nth=nth)
 
     # Sensors --------------------------------------------------------------------------------------
 
@@ -344,21 +339,18 @@ def _at(kind: int, nth: int) -> int:
     return kind * _PLACES + min(nth, _PLACES - 1)
 
 
-def _stream_name(stream: int) -> str:
-    return "stream unknown" if stream == ABSENT else f"stream {stream}"
-
-
 def _size(num_bytes: int) -> str:
     return "" if num_bytes == ABSENT else format_bytes(num_bytes)
 
 
-def _combinations(*columns: np.ndarray) -> Iterator[tuple[int, ...]]:
-    """Rows of columns that differ, ascending."""
-    coded = [encode(column) for column in columns]
-    shape = tuple(max(len(values), 1) for values, _ in coded)
-    keys = np.ravel_multi_index(tuple(code for _, code in coded), shape)
-    for place in zip(*np.unravel_index(distinct(keys), shape), strict=True):
-        yield tuple(int(values[at]) for (values, _), at in zip(coded, place, strict=True))
+def _groups(*columns: np.ndarray) -> Iterator[tuple[tuple[int, ...], Int64Array]]:
+    """Rows that are equal in all columns, with the values that they share, ascending."""
+    order = np.lexsort(columns[::-1]).astype(np.int64)
+    ordered = [column[order] for column in columns]
+    differs = [np.flatnonzero(column[1:] != column[:-1]) + 1 for column in ordered]
+    firsts = distinct(np.concatenate(differs))
+    for rows in np.split(order, firsts) if len(order) else ():
+        yield tuple(int(column[rows[0]]) for column in columns), rows
 
 
 def _kind_names(table: Table) -> Coded:

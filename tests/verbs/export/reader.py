@@ -2,14 +2,15 @@
 
 It follows the rules by which trace_processor reads track events: packets are sorted by time, those
 of equal time stay in the order of the file; on a track the innermost open slice closes; names are
-looked up in the table of the packet's sequence; slices with one flow id are a chain in order of time.
-It shares no code with the writer.
+looked up in the table of the packet's sequence; slices with one flow id are a chain in order of
+time. It shares no code with the writer.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ class ReadTrace:
         for one in self.slices:  # already in the order in which they begin
             for flow in one.flows:
                 chains[flow].append(one)
-        return [pair for chain in chains.values() for pair in zip(chain, chain[1:], strict=False)]
+        return [pair for chain in chains.values() for pair in pairwise(chain)]
 
 
 def read_trace(path: Path) -> ReadTrace:

@@ -1,6 +1,7 @@
 """What is in a run is found again in its Perfetto trace, to the nanosecond."""
 
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -193,7 +194,7 @@ def test_the_critical_path_tiles_the_time_and_goes_through_the_slow_rank(tmp_pat
     job.run().write_kineto(tmp_path / "traces")
     examined, trace = exported(tmp_path / "traces", tmp_path)
     path = trace.on("distprof", "critical path")
-    for before, after in zip(path, path[1:], strict=False):
+    for before, after in pairwise(path):
         assert before.end == after.start
     spans = Counter()
     for one in path:
@@ -530,17 +531,30 @@ def test_only_gpu_leaves_out_the_threads(job_run, tmp_path):
 
 
 def test_a_rank_or_step_that_is_not_there_is_a_wrong_option(job_run, tmp_path):
-    with pytest.raises(UsageError, match=r"--ranks 7-8: no such trace; there is ranks 0-3"):
+    with pytest.raises(UsageError, match=r"--ranks 7-8: the run has traces of ranks 0-3"):
         exported(job_run, tmp_path, ranks=frozenset({0, 7, 8}))
-    with pytest.raises(UsageError, match=r"--steps 99: not recorded; there is steps 10-14"):
+    with pytest.raises(UsageError, match=r"--steps 99: the ranks recorded steps 10-14"):
         exported(job_run, tmp_path, steps=frozenset({99}))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_rank_whose_tables_are_gone_is_named_and_the_others_are_whole(job_run, tmp_path):
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            InputError("rank1.json", expected="a trace", found="nothing"),
+            "Rank 1 is incomplete: rank1.json: expected: a trace found: nothing",
+        ),
+        (
+            FileNotFoundError(2, "No such file or directory", "activity.parquet"),
+            "Rank 1 is incomplete: [Errno 2] No such file or directory: 'activity.parquet'",
+        ),
+    ],
+)
+def test_a_rank_whose_tables_are_gone_is_named(job_run, tmp_path, error, said):
     class Gone:
         def load(self, *, every_host_row=False):
-            raise InputError("rank1.json", expected="a trace", found="nothing")
+            raise error
 
     examined = examine(job_run)
     ranks = tuple(
@@ -553,7 +567,7 @@ def test_a_rank_whose_tables_are_gone_is_named_and_the_others_are_whole(job_run,
         simulation=examined.simulation,
     )
     written = export_perfetto(broken, tmp_path / "x.pftrace")
-    assert "Rank 1 is incomplete: rank1.json: expected: a trace found: nothing" in written.notes
+    assert said in written.notes
     trace = read_trace(tmp_path / "x.pftrace")
     assert any(name.startswith("stream") for name in of_rank(trace, 2))
     assert "collectives" in of_rank(trace, 1)
