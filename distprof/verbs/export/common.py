@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from distprof.intervals import Intervals
-from distprof.join.waits import domain_of_ranks, member_column, member_to_common
+from distprof.join.waits import domain_of_ranks, member_column, member_rows, member_to_common
 from distprof.run.run import ClockAlignment, Run
 from distprof.schema import ABSENT, Int64Array
 from distprof.units import format_duration
@@ -70,7 +70,7 @@ class CommonClock(msgspec.Struct, frozen=True, kw_only=True):
 def clock_text(clock: ClockAlignment, ranks: Collection[int]) -> str:
     """How well the clock of these ranks is known, for example ``clock ±5.2 µs``."""
     domains = sorted({clock.domain_of(rank) for rank in ranks})
-    if len({int(clock.component[domain]) for domain in range(len(clock.domains))}) > 1:
+    if (clock.component != clock.component[0]).any():
         return "clock not comparable with the others'"
     if len(clock.domains) == 1 and clock.within_ns is not None and clock.within_ns[0] >= 0:
         return f"one clock ±{format_duration(int(clock.within_ns[0]))}"
@@ -96,32 +96,34 @@ class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
 
 def arrivals_of(run: Run) -> Mapping[int, Arrivals]:
     """The members of every matched collective, by rank."""
+    lengths = [len(rank.collectives) for rank in run.ranks]
+    instance = np.zeros(sum(lengths), np.int64)
+    last_rank = np.full(sum(lengths), ABSENT, np.int64)
+    others_ns = np.full(sum(lengths), ABSENT, np.int64)
+    if run.matches.count:
+        row = member_rows(run.matches, run.ranks)
+        instance[row], last_rank[row], others_ns[row] = _of_members(run)
+    cuts = np.cumsum(lengths)[:-1]
+    parts = (np.split(column, cuts) for column in (instance, last_rank, others_ns))
+    columns = zip(*parts, strict=True)
+    return {
+        rank.rank: Arrivals(instance=number, last_rank=last, others_ns=others)
+        for rank, (number, last, others) in zip(run.ranks, columns, strict=True)
+    }
+
+
+def _of_members(run: Run) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Per member: number of the instance, its last rank, when the last of the others started."""
     matches = run.matches
-    found = {rank.rank: _nobody(len(rank.collectives)) for rank in run.ranks}
-    if matches.count == 0:
-        return found
     domain = domain_of_ranks(run.clock, matches.member_rank)
     start = member_to_common(run.clock, domain, member_column(matches, run.ranks, "start_ns"))
     instance = np.repeat(np.arange(matches.count), np.diff(matches.offsets))
     order = np.lexsort((start, instance))
     last = order[matches.offsets[1:] - 1]
     second = order[np.maximum(matches.offsets[1:] - 2, matches.offsets[:-1])]
-    others = np.where(np.arange(len(start)) == last[instance], second[instance], last[instance])
-    for rank, rows in found.items():
-        mine = np.flatnonzero(matches.member_rank == rank)
-        row = matches.member_row[mine]
-        rows.instance[row] = instance[mine] + 1
-        rows.last_rank[row] = matches.member_rank[last[instance[mine]]]
-        rows.others_ns[row] = start[others[mine]]
-    return found
-
-
-def _nobody(size: int) -> Arrivals:
-    return Arrivals(
-        instance=np.zeros(size, np.int64),
-        last_rank=np.full(size, ABSENT, np.int64),
-        others_ns=np.full(size, ABSENT, np.int64),
-    )
+    is_last = np.arange(len(start)) == last[instance]
+    others = np.where(is_last, second[instance], last[instance])
+    return instance + 1, matches.member_rank[last[instance]].astype(np.int64), start[others]
 
 
 def inside(rows: Intervals, windows: Intervals | None) -> Int64Array:
