@@ -9,11 +9,10 @@ import msgspec
 import numpy as np
 
 from distprof.intervals import Intervals, union
-from distprof.run.logs import DeviceLog
 from distprof.run.records import MEMORY_LOG, TELEMETRY
 from distprof.run.run import Rank, Run
 from distprof.run.tables import RankTables, distinct, intervals_of
-from distprof.schema import ABSENT, Coded, Int64Array, Table, TableSchema
+from distprof.schema import ABSENT, Coded, Column, Int64Array, Table, TableSchema
 from distprof.sections.context import RankAnalysis
 from distprof.sections.stragglers.result import StragglerSet
 from distprof.terms import ActivityKind, CollectiveKind, SlotKind, StepSource
@@ -267,18 +266,10 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
     def _sensors(self) -> int:
         """Counters of what the probes, or files of sensors, recorded during the capture."""
         source = self.run.records.get(self.rank.rank)
-        held = [] if source is None else [source.load()]
-        log = self.run.get(DeviceLog)
-        tables = [(TELEMETRY, records.telemetry) for records in held]
-        tables += [(MEMORY_LOG, records.memory) for records in held]
-        if log is not None:
-            tables += [
-                (TELEMETRY, series.table)
-                for series in log.series
-                if series.rank == self.rank.rank and series.clock == "epoch"
-            ]
-        place = 0
-        for schema, table in tables:
+        if source is None:
+            return 0
+        records, place = source.load(), 0
+        for schema, table in ((TELEMETRY, records.telemetry), (MEMORY_LOG, records.memory)):
             for name, unit, at_ns, values in _series(schema, table):
                 self._counter(name, unit, at_ns, values, place)
                 place += 1
@@ -373,7 +364,14 @@ def _series(schema: TableSchema, table: Table) -> Iterator[tuple[str, str, Int64
         values = table[column.name]
         known = ~np.isnan(values) if column.dtype == "float64" else values != ABSENT
         if known.any():
-            yield column.name.replace("_", " "), column.unit, table["t_ns"][known], values[known]
+            yield _sensor_name(column), column.unit, table["t_ns"][known], values[known]
+
+
+def _sensor_name(column: Column) -> str:
+    """Without the unit, which the viewer shows: ``power`` for ``power_w``."""
+    last = column.name.rpartition("_")[2] if column.unit else ""
+    endings = {"B": "bytes", "B/s": "bytes_per_s"}
+    return column.name.removesuffix(f"_{endings.get(column.unit, last)}").replace("_", " ")
 
 
 def _with_parts(slices: Slices, inner: Slices) -> Slices:

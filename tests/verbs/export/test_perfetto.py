@@ -1,6 +1,7 @@
 """What is in a run is found again in its Perfetto trace, to the nanosecond."""
 
 from collections import Counter
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 
@@ -321,10 +322,32 @@ def test_sensors_are_counters_in_their_units(tmp_path):
     _, trace = exported(replace(run, records={0: Held()}), tmp_path)
     found = {track[-1]: values for track, values in trace.counters.items()}
     assert found == {
-        "sm clock mhz": [(10, 1_010), (60, 1_060)],
-        "power w": [(10, 300.5), (60, 300.5)],
+        "sm clock": [(10, 1_010), (60, 1_060)],
+        "power": [(10, 300.5), (60, 300.5)],
     }
     assert {trace.units[track] for track in trace.counters} == {"MHz", "W"}
+
+
+def test_sensors_of_a_file_are_counters_of_their_rank_once(tmp_path):
+    job = SimulatedJob()
+    recording = job.run()
+    traces = recording.write_kineto(tmp_path / "traces")
+    run = open_run(tmp_path / "traces", use_cache=False)
+    rows = ["timestamp, index, clocks.sm [MHz], power.draw [W]"]
+    rank = run.ranks[1]
+    times = range(rank.capture_start_ns // 10**6 - 5, rank.capture_end_ns // 10**6 + 5, 5)
+    for ms in times:
+        at = datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y/%m/%d %H:%M:%S.%f")[:-3]
+        rows += [f"{at}, {gpu}, {1_000 + gpu} MHz, {300 + gpu}.50 W" for gpu in (0, 1)]
+    (tmp_path / "gpu.node0.csv").write_text("\n".join(rows) + "\n")
+    run = open_run(tmp_path / "traces", use_cache=False, evidence=[tmp_path / "gpu.node0.csv"])
+    assert len(traces) == 4
+    _, trace = exported(run, tmp_path)
+    clocks = {t[-2]: {v for _, v in vs} for t, vs in trace.counters.items() if "clock" in t[-1]}
+    assert clocks == {"rank 0": {1_000}, "rank 1": {1_001}}
+    (power,) = [v for t, v in trace.counters.items() if t[-2:] == ("rank 1", "power")]
+    inside = [ms for ms in times if rank.capture_start_ns <= ms * 10**6 <= rank.capture_end_ns]
+    assert [at // 10**6 for at, _ in power] == inside
 
 
 def test_a_straggler_has_its_intervals(tmp_path):
