@@ -26,7 +26,7 @@ __all__ = ["MAX_NAME", "PacketFile", "PacketSequence", "Slices", "WriteError", "
 MAX_NAME = 4_096
 """Characters of a name that are kept: templates make names of kernels long, none this long."""
 
-_CHUNK = 1 << 16
+_CHUNK = 1 << 15
 """Events that are encoded at a time: enough for arrays to be fast, few enough to need little memory
 (about 100 bytes each)."""
 

@@ -26,7 +26,7 @@ class Rows(msgspec.Struct, frozen=True):
     """Encoded bytes of N messages, or parts of messages, of up to W bytes.
 
     Args:
-        values: uint8, shape ``(N, W)``.
+        values: uint8, shape ``(W, N)``: byte by byte, because joining parts is then fast.
         kept: bool, the same shape: which of them count; None for all.
     """
 
@@ -34,24 +34,25 @@ class Rows(msgspec.Struct, frozen=True):
     kept: Kept | None = None
 
     def __len__(self) -> int:
-        return len(self.values)
+        return self.values.shape[1]
 
     @property
     def lengths(self) -> NDArray[np.int64]:
         """Bytes of each row, shape ``(N,)``."""
         if self.kept is None:
-            return np.full(len(self.values), self.values.shape[1], np.int64)
-        counts: NDArray[np.int64] = self.kept.sum(axis=1, dtype=np.int64)
+            return np.full(len(self), len(self.values), np.int64)
+        counts: NDArray[np.int64] = self.kept.sum(axis=0, dtype=np.int64)
         return counts
 
     def to_bytes(self) -> bytes:
         """All rows, one after another."""
-        return (self.values if self.kept is None else self.values[self.kept]).tobytes()
+        rows = self.values.T
+        return (rows if self.kept is None else rows[self.kept.T]).tobytes()
 
     def where(self, mask: Kept) -> Rows:
         """The same with nothing in the rows that the mask leaves out."""
-        kept = np.broadcast_to(mask[:, None], self.values.shape)
-        return Rows(self.values, kept.copy() if self.kept is None else kept & self.kept)
+        kept = np.broadcast_to(mask, self.values.shape)
+        return Rows(self.values, kept if self.kept is None else kept & self.kept)
 
 
 def field(field_number: int, values: NDArray[Any]) -> Rows:
@@ -62,7 +63,7 @@ def field(field_number: int, values: NDArray[Any]) -> Rows:
 def fixed64(field_number: int, values: NDArray[Any]) -> Rows:
     """A field of 64 bits per row: unsigned integers, or floating-point numbers as they are."""
     little = np.ascontiguousarray(values.astype(values.dtype.newbyteorder("<")))
-    raw = little.view(np.uint8).reshape(len(values), 8)
+    raw = little.view(np.uint8).reshape(len(values), 8).T
     return _joined((_constant(_key(field_number, _FIXED64), len(values)), Rows(raw)))
 
 
@@ -98,7 +99,7 @@ def _varint(value: int) -> bytes:
 
 
 def _constant(data: bytes, count: int) -> Rows:
-    return Rows(np.broadcast_to(np.frombuffer(data, np.uint8), (count, len(data))))
+    return Rows(np.broadcast_to(np.frombuffer(data, np.uint8)[:, None], (len(data), count)))
 
 
 def _varints(values: NDArray[Any]) -> Rows:
@@ -106,24 +107,23 @@ def _varints(values: NDArray[Any]) -> Rows:
     left = values.astype(np.int64).view(np.uint64) if values.dtype.kind == "i" else values
     left = left.astype(np.uint64)
     width = max((int(left.max()).bit_length() + 6) // 7, 1) if len(left) else 1
-    raw = np.empty((len(left), width), np.uint8)
-    kept = np.ones((len(left), width), np.bool_)
-    for column in range(width):
-        raw[:, column] = left & np.uint64(0x7F)
+    raw = np.empty((width, len(left)), np.uint8)
+    kept = np.ones((width, len(left)), np.bool_)
+    for place in range(width):
+        raw[place] = left & np.uint64(0x7F)
         left = left >> np.uint64(7)
-        if column + 1 < width:
-            more = left > 0
-            raw[:, column] |= more.astype(np.uint8) << 7
-            kept[:, column + 1] = more
+        if place + 1 < width:
+            kept[place + 1] = left > 0
+            raw[place] |= kept[place + 1].view(np.uint8) << 7
     return Rows(raw, None if kept.all() else kept)
 
 
 def _joined(parts: Sequence[Rows]) -> Rows:
     """Parts of each row next to each other."""
-    values = np.concatenate([part.values for part in parts], axis=1)
+    values = np.concatenate([part.values for part in parts])
     if all(part.kept is None for part in parts):
         return Rows(values)
-    return Rows(values, np.concatenate([_mask(part) for part in parts], axis=1))
+    return Rows(values, np.concatenate([_mask(part) for part in parts]))
 
 
 def _mask(part: Rows) -> Kept:
