@@ -1,6 +1,6 @@
 """Protobuf's wire format, for columns: one message per row of arrays, encoded all at once.
 
-Python objects of the protobuf package take 5 to 12 µs per event, several times the cost of reading
+Python objects of the protobuf package take 4 to 12 µs per event, several times the cost of reading
 it. Arrays take less than 1 µs. What is needed of the format fits here: varints, 64-bit fields,
 strings, messages in messages (https://protobuf.dev/programming-guides/encoding).
 """
