@@ -207,7 +207,7 @@ class MainLine(msgspec.Struct, frozen=True, kw_only=True):
         bounds: How early the CPU's launches let segments start.
         held_ns: int64 per window: how much longer it would be by these launches than by its own
             time, if the rank never waited for another.
-        begin_ns: int64 per segment: when it started, own clock.
+        begin_ns: int64 per segment: when it started, since ``start_ns``.
     """
 
     start_ns: int

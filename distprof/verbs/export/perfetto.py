@@ -279,7 +279,7 @@ class _TimeLine:
         """
         analyses = self._examined.analyses
         begins = [
-            self._clock.times(rank, line.begin_ns)
+            self._clock.times(rank, line.start_ns + line.begin_ns)
             for rank in graph.ranks
             if (line := analyses[rank].line) is not None
         ]

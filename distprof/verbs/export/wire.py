@@ -34,7 +34,7 @@ class Rows(msgspec.Struct, frozen=True):
     kept: Kept | None = None
 
     def __len__(self) -> int:
-        return self.values.shape[1]
+        return int(self.values.shape[1])
 
     @property
     def lengths(self) -> NDArray[np.int64]:
