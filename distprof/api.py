@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from distprof.run.run import Run
@@ -21,9 +22,11 @@ if TYPE_CHECKING:
 
     from distprof.artefacts.fabric_file import FabricFile
     from distprof.config import Config
+    from distprof.sections.context import RankAnalyses
     from distprof.sections.report import Report
+    from distprof.sections.whatif.plan import Simulation
 
-__all__ = ["Progress", "analyze", "open_run"]
+__all__ = ["Examined", "Progress", "analyze", "examine", "open_run"]
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with the number of ranks done and the total number of ranks."""
@@ -121,6 +124,45 @@ def analyze(
         InputError: If nothing could be read.
         UsageError: If an option or the configuration is wrong.
     """
+    return examine(
+        run_or_path,
+        config=config,
+        fabric=fabric,
+        window=window,
+        executor=executor,
+        progress=progress,
+        debug=debug,
+    ).report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Examined:
+    """A report with what it was made from, for those who draw more than the report says.
+
+    Args:
+        run: The recording.
+        analyses: Every rank by its trace.
+        report: What :func:`analyze` returns.
+        simulation: The simulated run; None where it could not be simulated.
+    """
+
+    run: Run
+    analyses: RankAnalyses
+    report: Report
+    simulation: Simulation | None
+
+
+def examine(
+    run_or_path: Run | Source,
+    *,
+    config: Config | Source | None = None,
+    fabric: Source | None = None,
+    window: Literal["steps", "capture"] = "steps",
+    executor: Any = None,
+    progress: Progress | None = None,
+    debug: bool = False,
+) -> Examined:
+    """Like :func:`analyze`, with the measurements that the report was made from."""
     from msgspec.structs import replace
 
     from distprof.hardware import load_sheet
@@ -170,7 +212,8 @@ def analyze(
         findings=outcome.findings,
         not_checked=outcome.not_checked,
     )
-    return replace(report, verdict=judge(report))
+    report = replace(report, verdict=judge(report))
+    return Examined(run=run, analyses=analyses, report=report, simulation=bench.simulation)
 
 
 def _fabric(fabric: Source | None, settings: Config) -> FabricFile | None:

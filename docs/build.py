@@ -26,6 +26,7 @@ from distprof.run.records import RECORD_TABLES
 from distprof.run.tables import TABLES
 from distprof.schema import ABSENT, Column, TableSchema
 from distprof.verbs.documents import all_documents
+from docs.clock_picture import clock_picture
 from docs.rule_examples import examples_text, rule_examples
 from docs.run_directory import run_directory_page, schema_files
 
@@ -53,6 +54,7 @@ def pages() -> Iterator[tuple[Path, str]]:
     yield ROOT / "distprof" / "documents" / "schemas" / "config.schema.json", config_schema_text()
     yield from schema_files()
     yield REFERENCE / "run-directory.md", run_directory_page()
+    yield ROOT / "docs" / "how-to" / "one-clock.svg", clock_picture()
 
 
 def config_schema_text() -> str:

@@ -13,6 +13,7 @@ from distprof.terms import Severity
 
 __all__ = [
     "RankList",
+    "StepList",
     "debug_option",
     "fail_on_option",
     "output_options",
@@ -79,6 +80,7 @@ class RankList(click.ParamType):  # type: ignore[type-arg]
     """Ranks as numbers and ranges, for example ``0-3,8``."""
 
     name = "ranks"
+    one = "rank"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -95,13 +97,20 @@ class RankList(click.ParamType):  # type: ignore[type-arg]
             last = whole_number(high or low, most=MAX_RANK)
             if first is None or last is None or last < first:
                 self.fail(
-                    f"{piece.strip()[:40]!r} is neither a rank nor a range such as 0-3, of ranks"
-                    f" up to {MAX_RANK:,}",
+                    f"{piece.strip()[:40]!r} is neither a {self.one} nor a range such as 0-3, of"
+                    f" {self.name} up to {MAX_RANK:,}",
                     param,
                     ctx,
                 )
             ranks.update(range(first, last + 1))
         return frozenset(ranks)
+
+
+class StepList(RankList):
+    """Steps, written in the same way."""
+
+    name = "steps"
+    one = "step"
 
 
 def output_options(command: Command) -> Command:

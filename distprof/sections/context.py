@@ -207,6 +207,7 @@ class MainLine(msgspec.Struct, frozen=True, kw_only=True):
         bounds: How early the CPU's launches let segments start.
         held_ns: int64 per window: how much longer it would be by these launches than by its own
             time, if the rank never waited for another.
+        begin_ns: int64 per segment: when it started, since ``start_ns``.
     """
 
     start_ns: int
@@ -223,6 +224,7 @@ class MainLine(msgspec.Struct, frozen=True, kw_only=True):
     closes: Int64Array
     bounds: LaunchBounds
     held_ns: Int64Array
+    begin_ns: Int64Array
 
     def __len__(self) -> int:
         return len(self.own_ns)

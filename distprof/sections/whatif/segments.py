@@ -146,6 +146,7 @@ def main_line(
         closes=cuts.after_hard(windows.end),
         bounds=bounds,
         held_ns=held_by_launches(bounds, opens),
+        begin_ns=begin - line[0],
     )
 
 

@@ -37,7 +37,7 @@ from distprof.sections.whatif.result import PathShare
 from distprof.sections.whatif.segments import QUEUED_NS
 from distprof.terms import CollectiveKind
 
-__all__ = ["TraceGraph", "path_shares", "trace_graph"]
+__all__ = ["TraceGraph", "node_names", "path_shares", "trace_graph"]
 
 _NEVER = -(1 << 52)
 """Delay of an edge that holds nothing back."""
@@ -317,6 +317,22 @@ _OWN = {
     Own.SYNC: ("launch", "synchronising call"),
     Own.OTHER: ("other", "idle"),
 }
+
+
+def node_names(graph: TraceGraph, nodes: Int64Array) -> list[str]:
+    """What each operation is, for people: ``rank 3: computation``, ``transfer: all_reduce dp``."""
+    names = []
+    for node in nodes.tolist():
+        if node < graph.num_segments:
+            kind = _OWN[Own(int(graph.own_ns[node].argmax()))][1]
+            names.append(f"rank {graph.ranks[graph.owner[node]]}: {kind}")
+            continue
+        transfer = node - graph.num_segments
+        owner = int(graph.transfers.owner[transfer])
+        of = "" if owner == ABSENT else f"rank {graph.ranks[owner]}: "
+        what = "transfer" if graph.transfers.is_joined[transfer] else "unmatched"
+        names.append(f"{of}{what}, {graph.label(transfer)}")
+    return names
 
 
 def path_shares(graph: TraceGraph, times: Times, step_ns: int) -> tuple[PathShare, ...]:

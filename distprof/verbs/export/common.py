@@ -1,0 +1,143 @@
+"""What all ranks of a merged time line share: its clock, and who came last in each collective."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import msgspec
+import numpy as np
+
+from distprof.intervals import Intervals
+from distprof.join.waits import domain_of_ranks, member_column, member_rows, member_to_common
+from distprof.run.run import ClockAlignment, Run
+from distprof.schema import ABSENT, Int64Array
+from distprof.units import format_duration
+
+__all__ = ["Arrivals", "CommonClock", "arrivals_of", "clock_text", "inside"]
+
+
+class CommonClock(msgspec.Struct, frozen=True, kw_only=True):
+    """The clock of the file: the common clock of the ranks, moved where it starts below 0.
+
+    Args:
+        alignment: How the clocks of the ranks relate.
+        shift_ns: Added to all times, because times in a file have no sign.
+        first_ns: When the first rank's recording begins.
+        last_ns: When the last one ends.
+    """
+
+    alignment: ClockAlignment
+    shift_ns: int
+    first_ns: int
+    last_ns: int
+
+    @staticmethod
+    def of(run: Run) -> CommonClock:
+        """The clock of a run with at least one rank."""
+        ends = [
+            run.clock.to_common(
+                rank.rank, np.array((rank.capture_start_ns, rank.capture_end_ns), np.int64)
+            )
+            for rank in run.ranks
+        ]
+        first = min(int(pair.min()) for pair in ends)
+        shift = max(0, -first)
+        last = max(int(pair.max()) for pair in ends)
+        return CommonClock(
+            alignment=run.clock, shift_ns=shift, first_ns=first + shift, last_ns=last + shift
+        )
+
+    def times(self, rank: int, own_ns: Int64Array) -> Int64Array:
+        """Own times of a rank on the clock of the file."""
+        return self.alignment.to_common(rank, own_ns) + self.shift_ns
+
+    def spans(self, rank: int, own: Intervals) -> Intervals:
+        """Own intervals of a rank on the clock of the file."""
+        return Intervals(self.times(rank, own.start), self.times(rank, own.end))
+
+    def error_between(self, rank: int, others: Int64Array) -> Int64Array:
+        """For each other rank (ABSENT for none) the uncertainty of times to this one, ns.
+
+        ABSENT where they cannot be compared.
+        """
+        known: dict[int, int] = {ABSENT: ABSENT}
+        for other in {*others.tolist()} - {ABSENT}:
+            error = self.alignment.residual_between(rank, other)
+            known[other] = ABSENT if error is None else error
+        return np.array([known[other] for other in others.tolist()], np.int64)
+
+
+def clock_text(clock: ClockAlignment, ranks: Collection[int]) -> str:
+    """How well the clock of these ranks is known, for example ``clock ±5.2 µs``."""
+    domains = sorted({clock.domain_of(rank) for rank in ranks})
+    if (clock.component != clock.component[0]).any():
+        return "clock not comparable with the others'"
+    if len(clock.domains) == 1 and clock.within_ns is not None and clock.within_ns[0] >= 0:
+        return f"one clock ±{format_duration(int(clock.within_ns[0]))}"
+    residuals = [int(clock.residual_ns[domain]) for domain in domains]
+    if min(residuals) < 0:
+        return "one clock, not checked" if len(clock.domains) == 1 else "clock not checked"
+    return f"clock ±{format_duration(max(residuals))}"
+
+
+class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's collectives among those of the other members; arrays per row of COLLECTIVES.
+
+    Args:
+        instance: int64, number of the matched instance, from 1; 0 where it was not matched.
+        last_rank: int64, the member that started last; ABSENT where not matched.
+        others_ns: int64, when the last of the other members started, clock of the run.
+    """
+
+    instance: Int64Array
+    last_rank: Int64Array
+    others_ns: Int64Array
+
+
+def arrivals_of(run: Run) -> Mapping[int, Arrivals]:
+    """The members of every matched collective, by rank."""
+    lengths = [len(rank.collectives) for rank in run.ranks]
+    instance = np.zeros(sum(lengths), np.int64)
+    last_rank = np.full(sum(lengths), ABSENT, np.int64)
+    others_ns = np.full(sum(lengths), ABSENT, np.int64)
+    if run.matches.count:
+        row = member_rows(run.matches, run.ranks)
+        instance[row], last_rank[row], others_ns[row] = _of_members(run)
+    cuts = np.cumsum(lengths)[:-1]
+    parts = (np.split(column, cuts) for column in (instance, last_rank, others_ns))
+    columns = zip(*parts, strict=True)
+    return {
+        rank.rank: Arrivals(instance=number, last_rank=last, others_ns=others)
+        for rank, (number, last, others) in zip(run.ranks, columns, strict=True)
+    }
+
+
+def _of_members(run: Run) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Per member: number of the instance, its last rank, when the last of the others started."""
+    matches = run.matches
+    domain = domain_of_ranks(run.clock, matches.member_rank)
+    start = member_to_common(run.clock, domain, member_column(matches, run.ranks, "start_ns"))
+    instance = np.repeat(np.arange(matches.count), np.diff(matches.offsets))
+    order = np.lexsort((start, instance))
+    last = order[matches.offsets[1:] - 1]
+    second = order[np.maximum(matches.offsets[1:] - 2, matches.offsets[:-1])]
+    is_last = np.arange(len(start)) == last[instance]
+    others = np.where(is_last, second[instance], last[instance])
+    return instance + 1, matches.member_rank[last[instance]].astype(np.int64), start[others]
+
+
+def inside(rows: Intervals, windows: Intervals | None) -> Int64Array:
+    """Indices of the rows that are, at least in part, in one of the windows; all without windows.
+
+    Args:
+        rows: In any order.
+        windows: A set; None for no limit.
+    """
+    if windows is None:
+        return np.arange(rows.size)
+    if windows.size == 0:
+        return np.empty(0, np.int64)
+    at = np.searchsorted(windows.end, rows.start, side="right")
+    begin = windows.start[np.minimum(at, windows.size - 1)]
+    reaches = begin < np.maximum(rows.end, rows.start + 1)
+    return np.flatnonzero((at < windows.size) & reaches)

@@ -1,0 +1,407 @@
+"""Packets of a Perfetto trace: descriptions of tracks, slices, arrows, marks and counters.
+
+Field numbers are those of ``perfetto_trace.proto``; a test compares each of them with Perfetto's
+own definitions. A file is a row of packets without a header, so packets are written as they come.
+Each sequence of packets has its own table of names, written before their first use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from enum import IntEnum
+from itertools import count
+from typing import IO
+
+import msgspec
+import numpy as np
+
+from distprof.escape import plain, shorten
+from distprof.intervals import Intervals
+from distprof.schema import ABSENT, Coded, Int64Array
+from distprof.verbs.export.lanes import bracket_order
+from distprof.verbs.export.wire import Rows, field, fixed64, message, number, text
+
+__all__ = ["MAX_NAME", "PacketFile", "PacketSequence", "Slices", "WriteError", "shown_name"]
+
+MAX_NAME = 4_096
+"""Characters of a name that are kept: templates make names of kernels long, none this long."""
+
+_CHUNK = 1 << 15
+"""Events that are encoded at a time: enough for arrays to be fast, few enough to need little memory
+(about 100 bytes each)."""
+
+_FIRST_TRACK, _FIRST_NAME = 1 << 21, 1 << 7
+"""With numbers from here on, numbers of tracks all take four bytes and nearly all names two; equal
+lengths are encoded faster."""
+
+
+class Trace(IntEnum):
+    """Fields of the file."""
+
+    PACKET = 1
+
+
+class TracePacket(IntEnum):
+    """Fields of a packet."""
+
+    CLOCK_SNAPSHOT = 6
+    TIMESTAMP = 8
+    TRUSTED_PACKET_SEQUENCE_ID = 10
+    TRACK_EVENT = 11
+    INTERNED_DATA = 12
+    SEQUENCE_FLAGS = 13
+    TRACK_DESCRIPTOR = 60
+
+
+class TrackEvent(IntEnum):
+    """Fields of an event on a track."""
+
+    CATEGORY_IIDS = 3
+    DEBUG_ANNOTATIONS = 4
+    TYPE = 9
+    NAME_IID = 10
+    TRACK_UUID = 11
+    COUNTER_VALUE = 30
+    DOUBLE_COUNTER_VALUE = 44
+    FLOW_IDS = 47
+
+
+class DebugAnnotation(IntEnum):
+    """Fields of an argument of an event."""
+
+    NAME_IID = 1
+    INT_VALUE = 4
+    STRING_VALUE = 6
+
+
+class TrackDescriptor(IntEnum):
+    """Fields of a track's description."""
+
+    UUID = 1
+    NAME = 2
+    PARENT_UUID = 5
+    COUNTER = 8
+    CHILD_ORDERING = 11
+    SIBLING_ORDER_RANK = 12
+    DESCRIPTION = 14
+    SIBLING_MERGE_BEHAVIOR = 15
+
+
+class CounterDescriptor(IntEnum):
+    """Fields of a counter's description."""
+
+    UNIT_NAME = 6
+
+
+class InternedData(IntEnum):
+    """Fields of a table of names."""
+
+    EVENT_CATEGORIES = 1
+    EVENT_NAMES = 2
+    DEBUG_ANNOTATION_NAMES = 3
+
+
+class EventName(IntEnum):
+    """Fields of an entry of such a table; those of categories and arguments are the same."""
+
+    IID = 1
+    NAME = 2
+
+
+class ClockSnapshot(IntEnum):
+    """Fields of a relation between clocks."""
+
+    CLOCKS = 1
+    PRIMARY_TRACE_CLOCK = 2
+
+
+class Clock(IntEnum):
+    """Fields of a clock in such a relation."""
+
+    CLOCK_ID = 1
+    TIMESTAMP = 2
+
+
+class Type(IntEnum):
+    """What an event is."""
+
+    SLICE_BEGIN = 1
+    SLICE_END = 2
+    INSTANT = 3
+    COUNTER = 4
+
+
+_NEW_NAMES, _NEEDS_NAMES = 1, 2  # flags of packets: SEQ_INCREMENTAL_STATE_CLEARED and SEQ_NEEDS_…
+_EXPLICIT = 3  # ChildTracksOrdering
+_NEVER_MERGED = 2  # SiblingMergeBehavior
+_REALTIME, _BOOTTIME = 1, 6  # BuiltinClock
+
+
+class WriteError(Exception):
+    """The file cannot be written; its cause is the OSError that says why."""
+
+
+class Slices(msgspec.Struct, frozen=True, kw_only=True):
+    """Slices of one track, N of them, that nest properly.
+
+    Args:
+        spans: Start and end, ns on the clock of the file.
+        name: What is shown.
+        category: What one can search for.
+        flow: int64, number of the arrows that go through each; 0 for none. None for no arrows.
+        numbers: Name of an argument to its values, ABSENT where a slice has none.
+    """
+
+    spans: Intervals
+    name: Coded
+    category: Coded
+    flow: Int64Array | None = None
+    numbers: Mapping[str, Int64Array] = {}
+
+
+def shown_name(name: str) -> str:
+    """A name from a trace as valid text of bounded length, control characters spelled out."""
+    return plain(shorten(name, MAX_NAME))
+
+
+class PacketFile:
+    """A file that packets are appended to.
+
+    Args:
+        file: Open for writing.
+        epoch_ns: The time of the first event, if times count from 1970: viewers then show dates.
+    """
+
+    def __init__(self, file: IO[bytes], epoch_ns: int | None) -> None:
+        self._file = file
+        self._sequences = count(1)
+        self._tracks = count(_FIRST_TRACK)
+        if epoch_ns is not None:
+            self._write_clock(epoch_ns)
+
+    def sequence(self) -> PacketSequence:
+        """A new sequence of packets."""
+        return PacketSequence(self, next(self._sequences))
+
+    def new_track(self) -> int:
+        """A number that no other track has."""
+        return next(self._tracks)
+
+    def write(self, data: bytes) -> None:
+        """Append packets that are encoded already.
+
+        Raises:
+            WriteError: If they cannot be written, which is not to be confused with what cannot be
+                read.
+        """
+        try:
+            self._file.write(data)
+        except OSError as error:
+            raise WriteError(str(error)) from error
+
+    def write_packet(self, *fields: bytes) -> None:
+        """Append one packet."""
+        self.write(text(Trace.PACKET, b"".join(fields)))
+
+    def _write_clock(self, at_ns: int) -> None:
+        """Say that the trace's clock is that of the calendar."""
+        both = b"".join(
+            text(
+                ClockSnapshot.CLOCKS,
+                number(Clock.CLOCK_ID, clock) + number(Clock.TIMESTAMP, at_ns),
+            )
+            for clock in (_BOOTTIME, _REALTIME)
+        )
+        primary = number(ClockSnapshot.PRIMARY_TRACE_CLOCK, _BOOTTIME)
+        self.write_packet(
+            number(TracePacket.TRUSTED_PACKET_SEQUENCE_ID, next(self._sequences)),
+            text(TracePacket.CLOCK_SNAPSHOT, both + primary),
+        )
+
+
+class PacketSequence:
+    """Packets that share a table of names. Made by :meth:`PacketFile.sequence`."""
+
+    def __init__(self, file: PacketFile, identity: int) -> None:
+        self._file = file
+        self._id = identity
+        self._flags = _NEW_NAMES | _NEEDS_NAMES
+        self._known: dict[InternedData, dict[str, int]] = {kind: {} for kind in InternedData}
+
+    def track(
+        self,
+        name: str,
+        parent: int | None,
+        *,
+        place: int = 0,
+        about: str = "",
+        unit: str | None = None,
+    ) -> int:
+        """Describe a new track and return its number.
+
+        Args:
+            name: What is shown.
+            parent: Number of the track that it belongs to; None at the top.
+            place: Where it is among the tracks of its parent, lowest first.
+            about: A sentence on it.
+            unit: Of its values if it is a counter; None for slices and marks.
+        """
+        uuid = self._file.new_track()
+        fields = [number(TrackDescriptor.UUID, uuid), text(TrackDescriptor.NAME, shown_name(name))]
+        if parent is not None:
+            fields.append(number(TrackDescriptor.PARENT_UUID, parent))
+        if about:
+            fields.append(text(TrackDescriptor.DESCRIPTION, shown_name(about)))
+        if unit is not None:
+            fields.append(text(TrackDescriptor.COUNTER, text(CounterDescriptor.UNIT_NAME, unit)))
+        fields += [
+            number(TrackDescriptor.CHILD_ORDERING, _EXPLICIT),
+            number(TrackDescriptor.SIBLING_ORDER_RANK, place),
+            number(TrackDescriptor.SIBLING_MERGE_BEHAVIOR, _NEVER_MERGED),
+        ]
+        self._write(text(TracePacket.TRACK_DESCRIPTOR, b"".join(fields)))
+        return uuid
+
+    def slices(self, track: int, slices: Slices) -> None:
+        """Write slices that nest properly; their packets come in order of time."""
+        size = slices.spans.size
+        if size == 0:
+            return
+        coded = self._interned_all(slices)
+        order = np.empty(2 * size, np.int64)
+        order[bracket_order(slices.spans)] = np.arange(2 * size)
+        for first in range(0, 2 * size, _CHUNK):
+            self._file.write(self._encoded(track, slices, coded, order[first : first + _CHUNK]))
+
+    def marks(self, track: int, at_ns: Iterable[int], name: str, words: Mapping[str, str]) -> None:
+        """Write moments with one name and the same arguments."""
+        (iid,) = self._interned(InternedData.EVENT_NAMES, (name,))
+        keys = self._interned(InternedData.DEBUG_ANNOTATION_NAMES, tuple(words))
+        arguments = b"".join(
+            text(
+                TrackEvent.DEBUG_ANNOTATIONS,
+                number(DebugAnnotation.NAME_IID, int(key))
+                + text(DebugAnnotation.STRING_VALUE, shown_name(word)),
+            )
+            for key, word in zip(keys, words.values(), strict=True)
+        )
+        event = b"".join(
+            (
+                number(TrackEvent.TYPE, Type.INSTANT),
+                number(TrackEvent.TRACK_UUID, track),
+                number(TrackEvent.NAME_IID, int(iid)),
+                arguments,
+            )
+        )
+        for moment in at_ns:
+            stamp = number(TracePacket.TIMESTAMP, moment)
+            self._write(stamp, text(TracePacket.TRACK_EVENT, event))
+
+    def counter(self, track: int, at_ns: Int64Array, values: np.ndarray) -> None:
+        """Write the values of a counter: integers, or floating-point numbers."""
+        if len(at_ns) == 0:
+            return
+        is_float = values.dtype.kind == "f"
+        value = (
+            fixed64(TrackEvent.DOUBLE_COUNTER_VALUE, values)
+            if is_float
+            else field(TrackEvent.COUNTER_VALUE, values)
+        )
+        kind = np.full(len(at_ns), Type.COUNTER, np.int64)
+        event = message(TracePacket.TRACK_EVENT, *_of_track(track, kind), value)
+        self._file.write(self._packets(at_ns, event).to_bytes())
+
+    # Encoding -------------------------------------------------------------------------------------
+
+    def _encoded(
+        self, track: int, slices: Slices, coded: _CodedNames, brackets: Int64Array
+    ) -> bytes:
+        """Brackets as packets: below N the one that opens that slice, above the one that closes."""
+        size = slices.spans.size
+        row, opens = brackets % size, brackets < size
+        at_ns = np.where(opens, slices.spans.start[row], slices.spans.end[row])
+        kind = np.where(opens, int(Type.SLICE_BEGIN), int(Type.SLICE_END))
+        parts = [
+            *_of_track(track, kind),
+            field(TrackEvent.NAME_IID, coded.name[row]).where(opens),
+            field(TrackEvent.CATEGORY_IIDS, coded.category[row]).where(opens),
+        ]
+        for key, values in zip(coded.numbers, slices.numbers.values(), strict=True):
+            argument = (
+                field(DebugAnnotation.NAME_IID, np.full(len(row), key)),
+                field(DebugAnnotation.INT_VALUE, values[row]),
+            )
+            has_it = opens & (values[row] != ABSENT)
+            parts.append(message(TrackEvent.DEBUG_ANNOTATIONS, *argument).where(has_it))
+        if slices.flow is not None:
+            flow = slices.flow[row]
+            parts.append(fixed64(TrackEvent.FLOW_IDS, flow).where(opens & (flow > 0)))
+        return self._packets(at_ns, message(TracePacket.TRACK_EVENT, *parts)).to_bytes()
+
+    def _packets(self, at_ns: Int64Array, event: Rows) -> Rows:
+        if len(at_ns) and int(at_ns.min()) < 0:
+            raise ValueError("a time before the clock of the file begins")
+        alike = np.ones(len(at_ns), np.int64)
+        return message(
+            Trace.PACKET,
+            field(TracePacket.TIMESTAMP, at_ns),
+            field(TracePacket.TRUSTED_PACKET_SEQUENCE_ID, alike * self._id),
+            field(TracePacket.SEQUENCE_FLAGS, alike * _NEEDS_NAMES),
+            event,
+        )
+
+    def _write(self, *fields: bytes) -> None:
+        """Write one packet; the first one of a sequence says that no names are known yet."""
+        self._file.write_packet(
+            number(TracePacket.TRUSTED_PACKET_SEQUENCE_ID, self._id),
+            number(TracePacket.SEQUENCE_FLAGS, self._flags),
+            *fields,
+        )
+        self._flags = _NEEDS_NAMES
+
+    # Names ----------------------------------------------------------------------------------------
+
+    def _interned_all(self, slices: Slices) -> _CodedNames:
+        names = self._interned(InternedData.EVENT_NAMES, _used(slices.name))
+        categories = self._interned(InternedData.EVENT_CATEGORIES, _used(slices.category))
+        keys = self._interned(InternedData.DEBUG_ANNOTATION_NAMES, tuple(slices.numbers))
+        return _CodedNames(
+            name=names[slices.name.codes],
+            category=categories[slices.category.codes],
+            numbers=tuple(keys.tolist()),
+        )
+
+    def _interned(self, kind: InternedData, names: tuple[str, ...]) -> Int64Array:
+        """Numbers of names; those that are new are written first. Empty ones, unused, get 0."""
+        known, new = self._known[kind], []
+        for name in names:
+            if name and name not in known:
+                known[name] = _FIRST_NAME + len(known)
+                entry = number(EventName.IID, known[name]) + text(EventName.NAME, shown_name(name))
+                new.append(text(kind, entry))
+        if new:
+            self._write(text(TracePacket.INTERNED_DATA, b"".join(new)))
+        return np.array([known[name] if name else 0 for name in names], np.int64)
+
+
+class _CodedNames(msgspec.Struct, frozen=True, kw_only=True):
+    """Numbers of names: per slice, per slice, per argument."""
+
+    name: Int64Array
+    category: Int64Array
+    numbers: tuple[int, ...]
+
+
+def _used(column: Coded) -> tuple[str, ...]:
+    """Values that some row has; the others, and empty ones, are given as ``(no name)``."""
+    used = np.zeros(len(column.values), np.bool_)
+    used[column.codes] = True
+    return tuple(
+        (value or "(no name)") if is_used else ""
+        for value, is_used in zip(column.values, used.tolist(), strict=True)
+    )
+
+
+def _of_track(track: int, kind: Int64Array) -> Iterator[Rows]:
+    yield field(TrackEvent.TYPE, kind)
+    yield field(TrackEvent.TRACK_UUID, np.full(len(kind), track))

@@ -1,0 +1,360 @@
+"""A run as one merged Perfetto trace: all ranks on one clock, with what distprof found out.
+
+Ranks are written one after another, from one rank's tables in memory at a time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePath
+
+import msgspec
+import numpy as np
+
+from distprof.api import Examined, Progress
+from distprof.artefacts.files import writing_atomically
+from distprof.errors import DistprofError, InputError, UsageError
+from distprof.intervals import Intervals, union
+from distprof.replay import critical_path
+from distprof.rules.base import Finding
+from distprof.run.run import Rank, Run
+from distprof.schema import ABSENT, Coded, Int64Array
+from distprof.sections.stragglers.result import StragglerSet
+from distprof.sections.whatif.trace_changes import TraceModel
+from distprof.sections.whatif.trace_graph import TraceGraph, node_names
+from distprof.units import fold_ranks, format_duration, name_ranks
+from distprof.verbs.export.common import CommonClock, arrivals_of, clock_text, inside
+from distprof.verbs.export.packets import PacketFile, Slices, WriteError
+from distprof.verbs.export.rank_tracks import Only, RankTracks, windows_of_steps
+
+__all__ = ["Choice", "Exported", "export_perfetto"]
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a run is written.
+
+    Args:
+        ranks: Global ranks; None for all.
+        steps: Numbers of steps; None for all time.
+        only: ``collectives``: no kernels and no CPU threads. ``gpu``: no CPU threads.
+    """
+
+    ranks: frozenset[int] | None = None
+    steps: frozenset[int] | None = None
+    only: Only | None = None
+
+
+class Exported(msgspec.Struct, frozen=True, kw_only=True):
+    """What was written.
+
+    Args:
+        path: The file.
+        ranks: Global ranks in it.
+        num_slices: Slices in it.
+        num_bytes: Its size; 0 for a pipe.
+        notes: What is missing or doubtful, one sentence each.
+    """
+
+    path: str
+    ranks: tuple[int, ...]
+    num_slices: int
+    num_bytes: int
+    notes: tuple[str, ...]
+
+
+def export_perfetto(
+    examined: Examined,
+    path: str | os.PathLike[str],
+    choice: Choice | None = None,
+    *,
+    progress: Progress | None = None,
+) -> Exported:
+    """Write a run as a Perfetto trace.
+
+    Args:
+        examined: The run, measured and judged (:func:`distprof.api.examine`).
+        path: The file to write; it appears when it is whole.
+        choice: What to write; None for everything.
+        progress: Called after each rank.
+
+    Returns:
+        What was written.
+
+    Raises:
+        InputError: If the run has no traces, or the file cannot be written.
+        UsageError: If a chosen rank or step is not in the run.
+    """
+    chosen = choice or Choice()
+    ranks = _chosen_ranks(examined.run, chosen)
+    _check_steps(ranks, chosen.steps)
+    file = Path(path)
+    try:
+        with writing_atomically(file) as stream:
+            timeline = _TimeLine(examined, chosen, PacketFile(stream, _epoch(examined.run)))
+            timeline.write(ranks, progress)
+        size = file.stat().st_size if file.is_file() else 0
+    except WriteError as error:
+        raise _cannot_write(file, error.__cause__) from error
+    except OSError as error:
+        raise _cannot_write(file, error) from error
+    return Exported(
+        path=str(file),
+        ranks=tuple(rank.rank for rank in ranks),
+        num_slices=timeline.num_slices,
+        num_bytes=size,
+        notes=(*timeline.notes, *_doubts(examined.run)),
+    )
+
+
+def _cannot_write(file: Path, error: BaseException | None) -> InputError:
+    return InputError(
+        str(file),
+        expected="a place where a file can be written",
+        found=getattr(error, "strerror", None) or str(error),
+        fix="name another file with -o, or write less: --ranks, --steps, --only collectives",
+    )
+
+
+def _chosen_ranks(run: Run, choice: Choice) -> tuple[Rank, ...]:
+    if not run.ranks:
+        raise InputError(
+            run.source,
+            expected="traces of torch.profiler, of at least one rank",
+            found=run.origin or "no trace of any rank",
+            fix="name a folder of traces or a run directory whose ranks were traced",
+        )
+    wanted = choice.ranks
+    if wanted is None:
+        return run.ranks
+    missing = wanted - {rank.rank for rank in run.ranks}
+    if missing:
+        present = name_ranks(rank.rank for rank in run.ranks)
+        raise UsageError(f"--ranks {fold_ranks(missing)}: the run has traces of {present}")
+    return tuple(rank for rank in run.ranks if rank.rank in wanted)
+
+
+def _check_steps(ranks: Iterable[Rank], wanted: frozenset[int] | None) -> None:
+    if wanted is None:
+        return
+    known = {step for rank in ranks for step in rank.steps["step"].tolist()}
+    if missing := wanted - known:
+        present = f"steps {fold_ranks(known)}" if known else "no step marks"
+        raise UsageError(f"--steps {fold_ranks(missing)}: the ranks recorded {present}")
+
+
+def _epoch(run: Run) -> int | None:
+    """When the recording begins, if its times are since 1970 on every rank."""
+    return CommonClock.of(run).first_ns if all(rank.has_epoch for rank in run.ranks) else None
+
+
+def _doubts(run: Run) -> tuple[str, ...]:
+    """What a reader of the merged time line has to know of its clocks."""
+    if len(set(run.clock.component.tolist())) < 2:
+        return ()
+    return ("Some clocks could not be aligned: their ranks keep their own, and the tracks say so.",)
+
+
+class _TimeLine:
+    """Writes tracks of all ranks, and those of the run as a whole."""
+
+    def __init__(self, examined: Examined, choice: Choice, file: PacketFile) -> None:
+        self.num_slices = 0
+        self.notes: list[str] = []
+        self._examined = examined
+        self._choice = choice
+        self._file = file
+        self._clock = CommonClock.of(examined.run)
+        self._arrivals = arrivals_of(examined.run)
+        self._shared = file.sequence()
+        self._nodes: dict[str, int] = {}
+
+    def write(self, ranks: tuple[Rank, ...], progress: Progress | None) -> None:
+        """Write everything."""
+        parent = self._shared.track("distprof", None, about=self._about())
+        self._critical_path(parent)
+        self._findings(parent, ranks)
+        for done, rank in enumerate(ranks, 1):
+            self._rank(rank)
+            if progress is not None:
+                progress(done, len(ranks))
+
+    def _about(self) -> str:
+        clock = self._clock
+        moved = f" {clock.shift_ns} ns were added to all times." if clock.shift_ns else ""
+        of = clock.alignment.names[0] if clock.alignment.names else ""
+        return (
+            f"Times are those of the clock of {of}; every other clock was corrected to it.{moved}"
+        )
+
+    # Ranks ----------------------------------------------------------------------------------------
+
+    def _rank(self, rank: Rank) -> None:
+        examined, packets = self._examined, self._file.sequence()
+        try:
+            self.num_slices += RankTracks(
+                run=examined.run,
+                rank=rank,
+                clock=self._clock,
+                arrivals=self._arrivals[rank.rank],
+                wait_end_ns=self._wait_ends(rank),
+                analysis=examined.analyses.get(rank.rank),
+                slow=_slow(examined.report.stragglers.sets, rank.rank),
+                steps=self._choice.steps,
+                only=self._choice.only,
+                packets=packets,
+                parent=packets.track(
+                    self._rank_name(rank),
+                    self._node(rank),
+                    place=rank.rank,
+                    about=PurePath(rank.path).name,
+                ),
+            ).write()
+        except _Unreadable as error:
+            self.notes.append(f"Rank {rank.rank} is incomplete: {' '.join(str(error).split())}")
+
+    def _wait_ends(self, rank: Rank) -> Int64Array:
+        known = self._examined.analyses.wait_ends.get(rank.rank)
+        return np.full(len(rank.collectives), ABSENT, np.int64) if known is None else known
+
+    def _rank_name(self, rank: Rank) -> str:
+        """With how well its clock is known, where that is not said of its node."""
+        clock, node = self._clock.alignment, self._examined.run.topology.node_of(rank.rank)
+        if node is not None and node in clock.names:
+            return f"rank {rank.rank}"
+        return f"rank {rank.rank}, {clock_text(clock, (rank.rank,))}"
+
+    def _node(self, rank: Rank) -> int | None:
+        """The track of a rank's node; None where its node is not known."""
+        topology, clock = self._examined.run.topology, self._clock.alignment
+        node = topology.node_of(rank.rank)
+        if node is None:
+            return None
+        if node not in self._nodes:
+            present = {one.rank for one in self._examined.run.ranks}
+            ranks = [one for one in topology.nodes[node] if one in present]
+            said = clock_text(clock, ranks) if node in clock.names else "a clock per rank"
+            place = len(self._nodes) + 1
+            self._nodes[node] = self._shared.track(f"node {node}, {said}", None, place=place)
+        return self._nodes[node]
+
+    # The run as a whole ---------------------------------------------------------------------------
+
+    def _critical_path(self, parent: int) -> None:
+        """What the step's end waited for, at the times at which it was measured."""
+        simulation = self._examined.simulation
+        if simulation is None or not isinstance(simulation.model, TraceModel):
+            return
+        found = self._path_slices(simulation.model.graph)
+        track = self._shared.track(
+            "critical path",
+            parent,
+            about="The chain of work and transfers that the end of the last step waited for.",
+        )
+        self._shared.slices(track, found)
+        self.num_slices += found.spans.size
+
+    def _path_slices(self, graph: TraceGraph) -> Slices:
+        times = graph.simulate()
+        path = critical_path(graph.graph, times, delay=graph.delay_ns)
+        bounds = self._measured(graph, path, times.start[path], int(times.end[path[-1]]))
+        names = node_names(graph, path)
+        starts = [i for i, name in enumerate(names) if i == 0 or name != names[i - 1]]
+        ends = [*starts[1:], len(names)]
+        spans = Intervals(bounds[starts], bounds[ends])
+        kept = np.flatnonzero(spans.end > spans.start)
+        kept = kept[np.isin(kept, inside(spans, self._chosen_windows()))]
+        return Slices(
+            spans=Intervals(spans.start[kept], spans.end[kept]),
+            name=Coded.encode([names[starts[i]] for i in kept.tolist()]),
+            category=Coded(np.zeros(len(kept), np.int32), ("critical path",)),
+        )
+
+    def _measured(
+        self, graph: TraceGraph, path: Int64Array, simulated: Int64Array, end: int
+    ) -> Int64Array:
+        """When each operation of the path began, and when the last ended, as measured.
+
+        Of segments that is known. Transfers between them get their share of the time between.
+        """
+        analyses = self._examined.analyses
+        begins = [
+            self._clock.times(rank, line.start_ns + line.begin_ns)
+            for rank in graph.ranks
+            if (line := analyses[rank].line) is not None
+        ]
+        begin = np.concatenate(begins)
+        known = path < graph.num_segments
+        anchors = begin[path[known]]
+        origin = int(anchors.min()) if len(anchors) else 0
+        at = np.append(simulated, end)
+        measured = np.interp(at, simulated[known], (anchors - origin).astype(np.float64))
+        measured[:-1][known] = anchors - origin
+        ordered: Int64Array = np.maximum.accumulate(np.rint(measured).astype(np.int64)) + origin
+        return ordered
+
+    def _chosen_windows(self) -> Intervals | None:
+        """The steps to write, of whichever rank, clock of the file."""
+        steps = self._choice.steps
+        if steps is None:
+            return None
+        windows = [
+            self._clock.spans(rank.rank, windows_of_steps(rank, steps))
+            for rank in self._examined.run.ranks
+        ]
+        return union(Intervals(*map(np.concatenate, zip(*windows, strict=True))))
+
+    def _findings(self, parent: int, ranks: tuple[Rank, ...]) -> None:
+        """A track per finding, with a mark at the start of every step that it is about."""
+        findings = self._examined.report.findings
+        if not findings:
+            return
+        group = self._shared.track("findings", parent, place=1)
+        starts = self._step_starts(ranks)
+        for place, finding in enumerate(findings):
+            name = f"{finding.code} {finding.name}"
+            track = self._shared.track(name, group, place=place, about=finding.message)
+            self._shared.marks(track, self._moments(finding, starts), name, _words(finding))
+
+    def _step_starts(self, ranks: tuple[Rank, ...]) -> Mapping[int, int]:
+        """Analysed step to when its first rank began it, clock of the file."""
+        starts: dict[int, int] = {}
+        for rank in ranks:
+            at_ns = self._clock.times(rank.rank, rank.steps["start_ns"])
+            for step, at in zip(rank.steps["step"].tolist(), at_ns.tolist(), strict=True):
+                starts[step] = min(at, starts.get(step, at))
+        analysed = self._examined.run.window.steps or tuple(starts)
+        wanted = self._choice.steps
+        return {
+            step: starts[step]
+            for step in analysed
+            if step in starts and (wanted is None or step in wanted)
+        }
+
+    def _moments(self, finding: Finding, starts: Mapping[int, int]) -> list[int]:
+        steps = finding.steps or tuple(starts)
+        moments = [starts[step] for step in steps if step in starts]
+        if moments or self._choice.steps is not None:
+            return moments
+        return [min(starts.values(), default=self._clock.first_ns)]
+
+
+_Unreadable = (DistprofError, OSError, EOFError, ValueError)
+
+
+def _slow(sets: Iterable[StragglerSet], rank: int) -> list[StragglerSet]:
+    return [one for one in sets if rank in one.ranks]
+
+
+def _words(finding: Finding) -> dict[str, str]:
+    """Arguments of a finding's marks."""
+    cost = finding.cost_ns_per_step
+    words = {
+        "message": finding.message,
+        "fix": finding.fix,
+        "severity": finding.severity.value,
+        "ranks": fold_ranks(finding.ranks) if finding.ranks else "all",
+        "cost per step": format_duration(cost) if cost is not None else "",
+        "rule": finding.docs,
+    }
+    return {key: word for key, word in words.items() if word}

@@ -1,0 +1,404 @@
+"""The tracks of one rank: steps, collectives, pipeline slots, streams, CPU threads, sensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from distprof.intervals import Intervals, union
+from distprof.run.records import MEMORY_LOG, TELEMETRY
+from distprof.run.run import Rank, Run
+from distprof.run.tables import RankTables, distinct, intervals_of
+from distprof.schema import ABSENT, Coded, Column, Int64Array, Table, TableSchema
+from distprof.sections.context import RankAnalysis
+from distprof.sections.stragglers.result import StragglerSet
+from distprof.terms import ActivityKind, CollectiveKind, SlotKind, StepSource
+from distprof.units import format_bytes
+from distprof.verbs.export.common import Arrivals, CommonClock, inside
+from distprof.verbs.export.lanes import lanes_of
+from distprof.verbs.export.packets import PacketSequence, Slices
+
+__all__ = ["ONLY", "Only", "RankTracks", "windows_of_steps"]
+
+Only = Literal["collectives", "gpu"]
+ONLY: tuple[Only, ...] = ("collectives", "gpu")
+"""What of a rank can be written instead of everything."""
+
+WAITS = "waits for rank {}"
+WITHIN_ERROR = "waits, for less than the clock's error"
+TRANSFERS = "transfer"
+LATE = "every other member waits for this rank"
+
+_STEPS, _COLLECTIVES, _LATE, _SLOTS, _STREAMS, _THREADS, _SENSORS = range(7)
+_PLACES = 10_000  # tracks of each of these kinds that keep their order
+
+
+class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
+    """Writes the tracks of one rank.
+
+    Args:
+        run: The recording.
+        rank: The rank.
+        clock: The clock of the file.
+        arrivals: Its collectives among those of other ranks.
+        wait_end_ns: Per row of COLLECTIVES when the last member started, own clock; ABSENT unknown.
+        analysis: Its measurements; None where it was not measured.
+        slow: Stragglers that it belongs to.
+        steps: Numbers of the steps to write; None for all.
+        only: What to write; None for everything.
+        packets: Where to write.
+        parent: The track of the rank.
+    """
+
+    run: Run
+    rank: Rank
+    clock: CommonClock
+    arrivals: Arrivals
+    wait_end_ns: Int64Array
+    analysis: RankAnalysis | None
+    slow: Sequence[StragglerSet]
+    steps: frozenset[int] | None
+    only: Only | None
+    packets: PacketSequence
+    parent: int
+
+    def write(self) -> int:
+        """Write them; returns the number of slices.
+
+        Raises:
+            InputError, OSError, ValueError: If the rank's tables cannot be read.
+        """
+        return sum((self._steps(), self._collectives(), self._late(), self._slots(),
+                    self._tables(), self._sensors()))  # fmt: skip
+
+    # Our own tracks -------------------------------------------------------------------------------
+
+    def _steps(self) -> int:
+        table = self.rank.steps.take(inside(intervals_of(self.rank.steps), self._windows))
+        label = "capture" if self.rank.step_source is StepSource.CAPTURE else "step {}"
+        names = [
+            label.format(step) + ("" if complete else " (cut by the capture)")
+            for step, complete in zip(
+                table["step"].tolist(), table["complete"].tolist(), strict=True
+            )
+        ]
+        own = intervals_of(table)
+        return self._write("steps", _STEPS, own, Coded.encode(names), "step")
+
+    def _collectives(self) -> int:
+        """Each collective, and in it the wait for its last member and the transfer."""
+        table = self.rank.collectives
+        kept = inside(intervals_of(table), self._windows)
+        own = intervals_of(table.take(kept))
+        whole = Slices(
+            spans=self.clock.spans(self.rank.rank, own),
+            name=self._collective_names(kept),
+            category=_constant("collective", len(kept)),
+            flow=self.arrivals.instance[kept],
+            numbers={
+                "bytes": table["bytes"][kept],
+                "sequence number": table["seq"][kept],
+                "last rank": self.arrivals.last_rank[kept],
+            },
+        )
+        return self._write_lanes("collectives", _COLLECTIVES, whole, self._halves(own, kept))
+
+    def _halves(self, own: Intervals, kept: Int64Array) -> Slices:
+        """The waits, then the transfers, of those whose last member is known."""
+        until = self.wait_end_ns[kept]
+        known = np.flatnonzero((until != ABSENT) & (own.end > own.start))
+        middle = np.clip(until[known], own.start[known], own.end[known])
+        last = self.arrivals.last_rank[kept][known]
+        waits = np.flatnonzero(middle > own.start[known])
+        moves = np.flatnonzero(middle < own.end[known])
+        start = np.concatenate((own.start[known][waits], middle[moves]))
+        end = np.concatenate((middle[waits], own.end[known][moves]))
+        error = self.clock.error_between(self.rank.rank, last[waits])
+        names = [
+            WAITS.format(rank) if wait > error >= 0 else WITHIN_ERROR
+            for rank, wait, error in zip(
+                last[waits].tolist(),
+                (end - start)[: len(waits)].tolist(),
+                error.tolist(),
+                strict=True,
+            )
+        ]
+        both = ["wait"] * len(waits) + ["transfer"] * len(moves)
+        return Slices(
+            spans=self.clock.spans(self.rank.rank, Intervals(start, end)),
+            name=Coded.encode(names + [TRANSFERS] * len(moves)),
+            category=Coded.encode(both),
+        )
+
+    def _collective_names(self, kept: Int64Array) -> Coded:
+        """Kind, axis and size, for example ``all_reduce dp 16.8 MB``."""
+        table, analysis = self.rank.collectives, self.analysis
+        axis = np.zeros(len(table), np.int64)
+        labels: tuple[str, ...] = ("",)
+        if analysis is not None and len(analysis.row_axis) == len(table):
+            axis, labels = analysis.row_axis.astype(np.int64), analysis.row_axis_names
+        columns = (table["kind"].astype(np.int64), axis, table["bytes"])
+        keys = np.stack([column[kept] for column in columns], axis=1)
+        classes, code = np.unique(keys, axis=0, return_inverse=True)
+        names = [
+            " ".join(
+                filter(
+                    None, (CollectiveKind(kind).label, labels[at] if labels else "", _size(size))
+                )
+            )
+            for kind, at, size in classes.tolist()
+        ]
+        return Coded.merged(code.ravel().astype(np.int32), names)
+
+    def _late(self) -> int:
+        """Steps in which the rank is a straggler, and when all others waited for it alone."""
+        if not self.slow:
+            return 0
+        rank, table = self.rank.rank, self.rank.collectives
+        start, before = table["start_ns"], self.arrivals.others_ns + self.clock.shift_ns
+        common = self.clock.times(rank, start)
+        late = (self.arrivals.last_rank == rank) & (self.wait_end_ns != ABSENT) & (before < common)
+        rows = np.flatnonzero(late)
+        rows = rows[np.isin(rows, inside(intervals_of(table), self._windows))]
+        waited = common[rows] - before[rows]
+        rows = rows[waited > self._largest_error()]
+        steps, names = self._slow_steps()
+        spans = Intervals(
+            np.concatenate((steps.start, before[rows])), np.concatenate((steps.end, common[rows]))
+        )
+        name = Coded.encode([*names, *[LATE] * len(rows)])
+        category = _constant("straggler", len(name))
+        slices = Slices(spans=spans, name=name, category=category)
+        return self._write_lanes("straggler", _LATE, slices)
+
+    def _largest_error(self) -> int:
+        """Of the clocks of all ranks relative to this one's, ns."""
+        others = np.array([rank.rank for rank in self.run.ranks], np.int64)
+        return int(self.clock.error_between(self.rank.rank, others).max())
+
+    def _slow_steps(self) -> tuple[Intervals, list[str]]:
+        """Steps in which the rank is slow, clock of the file, and why."""
+        chosen: list[Intervals] = []
+        names: list[str] = []
+        table, rank = self.rank.steps, self.rank.rank
+        analysed = np.array(self.run.window.steps, np.int64)
+        for one in self.slow:
+            steps = dict(zip(one.ranks, one.steps_by_rank, strict=False)).get(rank) or one.steps
+            wanted = np.array(steps, np.int64) if steps else analysed
+            if one.since_step is not None:
+                wanted = wanted[wanted >= one.since_step]
+            rows = np.flatnonzero(np.isin(table["step"], wanted))
+            rows = rows[np.isin(rows, inside(intervals_of(table), self._windows))]
+            chosen.append(self.clock.spans(rank, intervals_of(table.take(rows))))
+            names += [f"{one.pattern.value}: {one.cause.value}"] * len(rows)
+        return Intervals(*map(np.concatenate, zip(*chosen, strict=True))), names
+
+    def _slots(self) -> int:
+        slots = self.analysis.slots if self.analysis is not None else None
+        if slots is None or len(slots) == 0:
+            return 0
+        own = Intervals(slots.start_ns, slots.end_ns)
+        kept = inside(own, self._windows)
+        names = [
+            f"{SlotKind(kind).name.lower()} of micro-batch {micro_batch}, stage {stage}"
+            for kind, micro_batch, stage in zip(
+                slots.kind[kept].tolist(),
+                slots.micro_batch[kept].tolist(),
+                slots.stage[kept].tolist(),
+                strict=True,
+            )
+        ]
+        own = Intervals(own.start[kept], own.end[kept])
+        return self._write("pipeline slots", _SLOTS, own, Coded.encode(names), "pipeline")
+
+    # What the trace has ---------------------------------------------------------------------------
+
+    def _tables(self) -> int:
+        if self.only == "collectives":
+            return 0
+        tables = self.rank.tables.load(every_host_row=self.only is None)
+        written = self._streams(tables)
+        return written if self.only is not None else written + self._threads(tables)
+
+    def _streams(self, tables: RankTables) -> int:
+        """One track per stream, one more for the ranges that a program marked on it."""
+        table = tables.activity.take(inside(intervals_of(tables.activity), self._windows))
+        ranged = (table["kind"] == ActivityKind.ANNOTATION).astype(np.int64)
+        several = len(distinct(table["device"])) > 1
+        written = 0
+        groups = _groups(table["device"], table["stream"], ranged)
+        for nth, ((device, stream, is_range), rows) in enumerate(groups):
+            name = self._stream_name(stream)
+            name += f" of GPU {device}" if several else ""
+            name += " (ranges)" if is_range else ""
+            written += self._write_rows(name, _STREAMS, nth, table.take(rows), _kind_names)
+        return written
+
+    def _stream_name(self, stream: int) -> str:
+        if self.rank.device.name == "cpu":
+            return f"work of CPU thread {stream}"
+        return "stream unknown" if stream == ABSENT else f"stream {stream}"
+
+    def _threads(self, tables: RankTables) -> int:
+        host = tables.host.take(inside(intervals_of(tables.host), self._windows))
+        threads = host.coded("thread")
+        written = 0
+        for nth, ((code,), rows) in enumerate(_groups(threads.codes)):
+            name = f"CPU thread {threads.values[code]}"
+            written += self._write_rows(name, _THREADS, nth, host.take(rows), _categories)
+        return written
+
+    def _write_rows(
+        self, name: str, kind: int, nth: int, table: Table, category: Callable[[Table], Coded]
+    ) -> int:
+        slices = Slices(
+            spans=self.clock.spans(self.rank.rank, intervals_of(table)),
+            name=table.coded("name"),
+            category=category(table),
+        )
+        return self._write_lanes(name, kind, slices, nth=nth)
+
+    # Sensors --------------------------------------------------------------------------------------
+
+    def _sensors(self) -> int:
+        """Counters of what the probes, or files of sensors, recorded during the capture."""
+        source = self.run.records.get(self.rank.rank)
+        if source is None:
+            return 0
+        records, place = source.load(), 0
+        for schema, table in ((TELEMETRY, records.telemetry), (MEMORY_LOG, records.memory)):
+            for name, unit, at_ns, values in _series(schema, table):
+                self._counter(name, unit, at_ns, values, place)
+                place += 1
+        return 0
+
+    def _counter(
+        self, name: str, unit: str, own_ns: Int64Array, values: np.ndarray, place: int
+    ) -> None:
+        at_ns = self.clock.times(self.rank.rank, own_ns)
+        kept = (at_ns >= self.clock.first_ns) & (at_ns <= self.clock.last_ns)
+        windows = self._windows
+        if windows is not None:
+            kept[
+                np.setdiff1d(np.arange(len(own_ns)), inside(Intervals(own_ns, own_ns), windows))
+            ] = False
+        if kept.any():
+            track = self.packets.track(name, self.parent, place=_at(_SENSORS, place), unit=unit)
+            self.packets.counter(track, at_ns[kept], values[kept])
+
+    # Writing --------------------------------------------------------------------------------------
+
+    @property
+    def _windows(self) -> Intervals | None:
+        """The rank's steps that are written, own clock; None for all time."""
+        return None if self.steps is None else windows_of_steps(self.rank, self.steps)
+
+    def _write(self, title: str, kind: int, own: Intervals, name: Coded, category: str) -> int:
+        slices = Slices(
+            spans=self.clock.spans(self.rank.rank, own),
+            name=name,
+            category=_constant(category, own.size),
+        )
+        return self._write_lanes(title, kind, slices)
+
+    def _write_lanes(
+        self, title: str, kind: int, slices: Slices, inner: Slices | None = None, *, nth: int = 0
+    ) -> int:
+        """Write slices on as many tracks as they need; ``inner`` are parts of some of them."""
+        if slices.spans.size == 0:
+            return 0
+        parts = slices if inner is None else _with_parts(slices, inner)
+        lanes = lanes_of(parts.spans)
+        for lane in range(int(lanes.max()) + 1):
+            name = title if lane == 0 else f"{title} (overlapping, {lane + 1})"
+            place = _at(kind, nth * 8 + min(lane, 7))
+            track = self.packets.track(name, self.parent, place=place)
+            self.packets.slices(track, _taken(parts, np.flatnonzero(lanes == lane)))
+        return parts.spans.size
+
+
+def windows_of_steps(rank: Rank, steps: frozenset[int]) -> Intervals:
+    """A rank's windows of these steps, own clock, as a set."""
+    rows = np.isin(rank.steps["step"], list(steps))
+    return union(intervals_of(rank.steps.take(rows)))
+
+
+def _at(kind: int, nth: int) -> int:
+    return kind * _PLACES + min(nth, _PLACES - 1)
+
+
+def _size(num_bytes: int) -> str:
+    return "" if num_bytes == ABSENT else format_bytes(num_bytes)
+
+
+def _groups(*columns: np.ndarray) -> Iterator[tuple[tuple[int, ...], Int64Array]]:
+    """Rows that are equal in all columns, with the values that they share, ascending."""
+    order = np.lexsort(columns[::-1]).astype(np.int64)
+    ordered = [column[order] for column in columns]
+    differs = [np.flatnonzero(column[1:] != column[:-1]) + 1 for column in ordered]
+    firsts = distinct(np.concatenate(differs))
+    for rows in np.split(order, firsts) if len(order) else ():
+        yield tuple(int(column[rows[0]]) for column in columns), rows
+
+
+def _kind_names(table: Table) -> Coded:
+    return Coded(table["kind"].astype(np.int32), tuple(kind.name.lower() for kind in ActivityKind))
+
+
+def _categories(table: Table) -> Coded:
+    return table.coded("category")
+
+
+def _constant(text: str, size: int) -> Coded:
+    return Coded(np.zeros(size, np.int32), (text,))
+
+
+def _series(schema: TableSchema, table: Table) -> Iterator[tuple[str, str, Int64Array, np.ndarray]]:
+    """Name, unit, times and values of each numeric column that has any."""
+    for column in schema:
+        if column.dtype not in ("int64", "float64") or column.name in ("t_ns", "step"):
+            continue
+        values = table[column.name]
+        known = ~np.isnan(values) if column.dtype == "float64" else values != ABSENT
+        if known.any():
+            yield _sensor_name(column), column.unit, table["t_ns"][known], values[known]
+
+
+def _sensor_name(column: Column) -> str:
+    """Without the unit, which the viewer shows: ``power`` for ``power_w``."""
+    last = column.name.rpartition("_")[2] if column.unit else ""
+    endings = {"B": "bytes", "B/s": "bytes_per_s"}
+    return column.name.removesuffix(f"_{endings.get(column.unit, last)}").replace("_", " ")
+
+
+def _with_parts(slices: Slices, inner: Slices) -> Slices:
+    """Both together; the inner ones have no arrows and no arguments."""
+    more = inner.spans.size
+
+    def joined(first: Coded, second: Coded) -> Coded:
+        codes = np.concatenate((first.codes, second.codes + len(first.values))).astype(np.int32)
+        return Coded.merged(codes, (*first.values, *second.values))
+
+    def padded(values: Int64Array, with_what: int) -> Int64Array:
+        return np.concatenate((values, np.full(more, with_what, np.int64)))
+
+    return Slices(
+        spans=Intervals(*map(np.concatenate, zip(slices.spans, inner.spans, strict=True))),
+        name=joined(slices.name, inner.name),
+        category=joined(slices.category, inner.category),
+        flow=None if slices.flow is None else padded(slices.flow, 0),
+        numbers={name: padded(values, ABSENT) for name, values in slices.numbers.items()},
+    )
+
+
+def _taken(slices: Slices, rows: Int64Array) -> Slices:
+    return Slices(
+        spans=Intervals(slices.spans.start[rows], slices.spans.end[rows]),
+        name=slices.name.take(rows),
+        category=slices.category.take(rows),
+        flow=None if slices.flow is None else slices.flow[rows],
+        numbers={name: values[rows] for name, values in slices.numbers.items()},
+    )
