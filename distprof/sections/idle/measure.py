@@ -63,12 +63,14 @@ class HostPauses(msgspec.Struct, frozen=True, kw_only=True):
         input_ns: Step to time in the phase ``input``, None where phases were not logged.
         tokens: Step to tokens trained on, None where they were not logged.
         run_queue_ns: Step to time without a CPU though ready to run, None where it is not known.
+        cpu_ns: Step to time on a CPU, None where it is not known.
     """
 
     gc_ns: Mapping[int, int] | None = None
     input_ns: Mapping[int, int] | None = None
     tokens: Mapping[int, int] | None = None
     run_queue_ns: Mapping[int, int] | None = None
+    cpu_ns: Mapping[int, int] | None = None
 
 
 def measure_pauses(records: RankRecords) -> RankPauses | None:
@@ -118,13 +120,14 @@ def measure_host_pauses(records: RankRecords) -> HostPauses:
         if len(phases)
         else None,
         tokens=_logged(records.step_log, "tokens"),
-        run_queue_ns=_in_queue(records.step_log),
+        run_queue_ns=_within(records.step_log, "run_queue_ns"),
+        cpu_ns=_within(records.step_log, "cpu_ns"),
     )
 
 
-def _in_queue(log: Table) -> dict[int, int] | None:
-    """Time in the run queue of the last steps; None if one of them does not say."""
-    known = _logged(log, "run_queue_ns")
+def _within(log: Table, column: str) -> dict[int, int] | None:
+    """Times of the last steps, none longer than its step; None if one of them does not say."""
+    known = _logged(log, column)
     lasted = (log["end_ns"] - log["start_ns"]).tolist()
     most = dict(zip(log["step"].tolist(), lasted, strict=True))
     return known and {step: min(ns, most[step]) for step, ns in known.items()}

@@ -159,9 +159,39 @@ def find_cause(
         exchanged: By rank, what its all-to-alls carry.
     """
     position = own_time.ranks.index(rank)
-    queued = _queued(position, steps, analyses, own_time, pauses or {})
-    if queued is not None and lateness_ns > 0 and queued.ns >= EXPLAINS * lateness_ns:
+    queue = _Queue.of(position, steps, analyses, own_time, pauses or {})
+    queued = queue and queue.beyond_its_share
+    if queued and lateness_ns > 0 and queued.ns >= EXPLAINS * lateness_ns:
         return Cause(StragglerCause.CPU_TAKEN, (_text(queued),), "", _share(queued, lateness_ns))
+    found = _without_queue(
+        position,
+        steps,
+        lateness_ns,
+        analyses,
+        own_time,
+        pauses,
+        proven,
+        telemetry,
+        sequences,
+        exchanged,
+    )
+    return (queue and _taken(found, queue, lateness_ns)) or found
+
+
+def _without_queue(
+    position: int,
+    steps: Sequence[int],
+    lateness_ns: float,
+    analyses: Mapping[int, RankAnalysis],
+    own_time: OwnTime,
+    pauses: Mapping[int, HostPauses] | None,
+    proven: str,
+    telemetry: TelemetryResult | None,
+    sequences: SequenceImbalance | None,
+    exchanged: Mapping[int, float] | None,
+) -> Cause:
+    """The cause by the parts of own time, as if no rank had to wait for a CPU."""
+    rank = own_time.ranks[position]
     for what, values in _logged(own_time.ranks, analyses, pauses or {}).items():
         logged = _excess(position, steps, what, values, own_time.beyond_peers(values))
         if lateness_ns > 0 and logged.ns >= EXPLAINS * lateness_ns:
@@ -189,9 +219,6 @@ def find_cause(
     longer = largest.ns / max(largest.peers_ns, 1.0)
     among = {other: analyses[other] for other in peers}
     found = why_it_computes_longer(rank, longer, steps, among, work)
-    taken = _taken(found, position, steps, lateness_ns, own_time, analyses, pauses or {})
-    if taken is not None:
-        return taken
     sensed: tuple[str, ...] = ()
     detail = found.detail
     if found.cause is StragglerCause.SLOW_DEVICE:
@@ -201,65 +228,95 @@ def find_cause(
 
 QUEUED = "waiting for a free CPU"
 
+_UNSURE = (StragglerCause.SLOW_DEVICE, StragglerCause.LATE_HOST, StragglerCause.UNKNOWN)
+"""Causes that look the same on a rank whose CPU others take."""
 
-def _taken(
-    found: Computing,
-    position: int,
-    steps: Sequence[int],
-    lateness_ns: float,
-    own_time: OwnTime,
-    analyses: Mapping[int, RankAnalysis],
-    pauses: Mapping[int, HostPauses],
-) -> Cause | None:
-    """Others took its CPU, where that is as likely as a slow device.
 
-    Kernels also get longer while their thread waits for a CPU. A rank with no more work than its
-    peers has no reason of its own to wait longer than they do, however long its kernels then take.
+def _taken(found: Cause, queue: _Queue, lateness_ns: float) -> Cause | None:
+    """Others took its CPU, where that is as likely as the cause that was found.
+
+    Kernels get longer, and a rank idles between them, while their thread waits for a CPU. A rank
+    with no more work than its peers has no reason of its own to wait longer than they do.
     """
-    if found.cause not in (StragglerCause.SLOW_DEVICE, StragglerCause.UNKNOWN):
+    queued = queue.beyond_peers
+    if found.cause not in _UNSURE or found.detail or queued.ns <= EXPLAINS * lateness_ns:
         return None
-    queued = _queued(position, steps, analyses, own_time, pauses, in_proportion=False)
-    if queued is None or queued.ns <= EXPLAINS * lateness_ns:
-        return None
+    if queue.more_cpu_ns is not None and queue.more_cpu_ns >= queued.ns:
+        return None  # it asks for more, and that is why it waits longer
     evidence = (_text(queued), "other processes take its CPU, so blame is uncertain")
     return Cause(StragglerCause.CPU_TAKEN, evidence, "", _share(queued, lateness_ns))
 
 
-def _queued(
-    position: int,
+class _Queue(msgspec.Struct, frozen=True):
+    """How much longer than its peers a rank is ready to run, but has no CPU, in a late step.
+
+    On a busy machine a rank that computes more also waits more, in proportion: that is not what
+    makes it late.
+
+    Args:
+        beyond_its_share: Beyond what its peers would wait if they ran as long as it.
+        beyond_peers: Beyond what its peers wait.
+        more_cpu_ns: What it runs on a CPU longer than they do; None where that is not known.
+    """
+
+    beyond_its_share: _Excess
+    beyond_peers: _Excess
+    more_cpu_ns: float | None
+
+    @staticmethod
+    def of(
+        position: int,
+        steps: Sequence[int],
+        analyses: Mapping[int, RankAnalysis],
+        own_time: OwnTime,
+        pauses: Mapping[int, HostPauses],
+    ) -> _Queue | None:
+        """Of a rank in some steps; None where not all ranks say how long they waited.
+
+        Args:
+            position: Of the rank in ``own_time``.
+            steps: Indices of the steps in which it was late.
+            analyses: Of all ranks.
+            own_time: Of all ranks.
+            pauses: What probes recorded of each rank's training thread.
+        """
+        queue = _recorded("run_queue_ns", steps, analyses, own_time, pauses)
+        others = [peer for peer in own_time.peers[position] if peer != position]
+        if queue is None or not others:
+            return None
+        ran = _recorded("cpu_ns", steps, analyses, own_time, pauses)
+        asked = ran if ran is not None else _own(own_time, steps)
+        usual = float(np.median(queue[others]))
+        share = float(np.median(queue[others] / np.maximum(asked[others], 1))) * asked[position]
+        return _Queue(
+            _Excess(QUEUED, queue[position] - share, share),
+            _Excess(QUEUED, queue[position] - usual, usual),
+            None if ran is None else float(ran[position] - np.median(ran[others])),
+        )
+
+
+def _recorded(
+    field: str,
     steps: Sequence[int],
     analyses: Mapping[int, RankAnalysis],
     own_time: OwnTime,
     pauses: Mapping[int, HostPauses],
-    *,
-    in_proportion: bool = True,
-) -> _Excess | None:
-    """Time that a rank waits for a CPU, beyond what its peers would wait who do as much as it.
-
-    On a busy machine a rank that computes more also waits more, in proportion: that is not what
-    makes it late. None where not all ranks say how long they waited.
-
-    Args:
-        position: Of the rank in ``own_time``.
-        steps: Indices of the steps in which it was late.
-        analyses: Of all ranks.
-        own_time: Of all ranks.
-        pauses: What probes recorded of each rank's training thread.
-        in_proportion: Whether more own time may be more work; else it counts as equal.
-    """
-    told = [getattr(pauses.get(rank), "run_queue_ns", None) for rank in own_time.ranks]
+) -> NDArray[np.float64] | None:
+    """Mean time of each rank in these steps, ns; None where one of them did not record it."""
+    told = [getattr(pauses.get(rank), field, None) for rank in own_time.ranks]
     known = [times for times in told if times is not None]
-    others = [peer for peer in own_time.peers[position] if peer != position]
-    if len(known) < len(told) or not others or not len(steps):
+    if len(known) < len(told) or not len(steps):
         return None
-    chosen = list(steps)
-    queue = _by_step(known, [analyses[rank] for rank in own_time.ranks])[:, chosen].sum(axis=1)
-    own = np.sum([part[:, chosen].sum(axis=1) for part in own_time.parts.values()], axis=0)
-    usual = float(np.median(queue[others] / np.maximum(own[others], 1)))
-    expected = usual * float(own[position])
-    if not in_proportion:
-        expected = float(np.median(queue[others]))
-    return _Excess(QUEUED, (float(queue[position]) - expected) / len(steps), expected / len(steps))
+    table = _by_step(known, [analyses[rank] for rank in own_time.ranks])
+    result: NDArray[np.float64] = table[:, list(steps)].mean(axis=1)
+    return result
+
+
+def _own(own_time: OwnTime, steps: Sequence[int]) -> NDArray[np.float64]:
+    """Mean own time of each rank in these steps, ns."""
+    parts = [part[:, list(steps)].mean(axis=1) for part in own_time.parts.values()]
+    result: NDArray[np.float64] = np.sum(parts, axis=0)
+    return result
 
 
 def _share(excess: _Excess, lateness_ns: float) -> float:
