@@ -88,7 +88,8 @@ def measure_pauses(records: RankRecords) -> RankPauses | None:
         input_ns_per_step=waits // num_steps,
         num_input=num_waits,
         longest_input_ns=longest_wait,
-        run_queue_ns_per_step=_mean_in_queue(records.step_log),
+        run_queue_ns_per_step=_mean_of_usual(records.step_log, "run_queue_ns"),
+        cpu_ns_per_step=_mean_of_usual(records.step_log, "cpu_ns"),
     )
 
 
@@ -96,17 +97,17 @@ UNUSUAL_STEP = 2.0
 """Times the median from which a step is not a usual one: a profiler starts, or writes its file."""
 
 
-def _mean_in_queue(log: Table) -> int | None:
-    """Mean time in the run queue of usual steps but the first; None if one does not say.
+def _mean_of_usual(log: Table, column: str) -> int | None:
+    """Mean of a thread's time in usual steps but the first; None if one does not say.
 
-    A thread also waits between two steps: no step waited longer than it lasted.
+    A thread also waits, and runs, between two steps: in no step longer than it lasted.
     """
     lasted = (log["end_ns"] - log["start_ns"])[1:]
-    waited = np.minimum(log["run_queue_ns"][1:], lasted)
+    spent = np.minimum(log[column][1:], lasted)
     usual = lasted <= UNUSUAL_STEP * np.median(lasted) if len(lasted) else np.zeros(0, np.bool_)
-    if not usual.any() or (waited < 0).any():
+    if not usual.any() or (spent < 0).any():
         return None
-    return round(float(waited[usual].mean()))
+    return round(float(spent[usual].mean()))
 
 
 def measure_host_pauses(records: RankRecords) -> HostPauses:

@@ -17,13 +17,15 @@ from distprof.schema import Int64Array
 from distprof.sections.context import RankAnalysis
 from distprof.sections.idle.measure import HostPauses
 from distprof.sections.own_time import COMPUTATION, HOST, INPUT, OwnTime
-from distprof.sections.stragglers.computing import Computing, Work, why_it_computes_longer
+from distprof.sections.stragglers.computing import Work, why_it_computes_longer
 from distprof.sections.stragglers.result import SequenceImbalance
 from distprof.sections.telemetry.result import RankTelemetry, TelemetryResult, WindowSensors
 from distprof.terms import StragglerCause
 from distprof.units import format_duration, format_ratio
 
 __all__ = ["EXPLAINS", "Cause", "find_cause", "sensed_difference"]
+
+_Floats: TypeAlias = NDArray[np.float64]
 
 _Figures: TypeAlias = RankTelemetry | WindowSensors
 
@@ -238,13 +240,19 @@ def _taken(found: Cause, queue: _Queue, lateness_ns: float) -> Cause | None:
     Kernels get longer, and a rank idles between them, while their thread waits for a CPU. A rank
     with no more work than its peers has no reason of its own to wait longer than they do.
     """
-    queued = queue.beyond_peers
-    if found.cause not in _UNSURE or found.detail or queued.ns <= EXPLAINS * lateness_ns:
+    if lateness_ns <= 0 or found.cause is StragglerCause.LATE_INPUT:
         return None
-    if queue.more_cpu_ns is not None and queue.more_cpu_ns >= queued.ns:
-        return None  # it asks for more, and that is why it waits longer
-    evidence = (_text(queued), "other processes take its CPU, so blame is uncertain")
-    return Cause(StragglerCause.CPU_TAKEN, evidence, "", _share(queued, lateness_ns))
+    if queue.more_work_ns is not None:
+        slept = queue.slept_ns if found.cause is StragglerCause.LATE_HOST else 0.0
+        may_be = queue.more_work_ns + slept < EXPLAINS * lateness_ns
+        taken_ns = queue.whole_ns
+    else:
+        may_be = found.cause in _UNSURE and not found.detail
+        taken_ns = queue.beyond_peers.ns
+    if not may_be or taken_ns <= EXPLAINS * lateness_ns:
+        return None
+    evidence = (_text(queue.beyond_peers), "other processes take its CPU, so blame is uncertain")
+    return Cause(StragglerCause.CPU_TAKEN, evidence, "", _share(queue.beyond_peers, lateness_ns))
 
 
 class _Queue(msgspec.Struct, frozen=True):
@@ -256,12 +264,17 @@ class _Queue(msgspec.Struct, frozen=True):
     Args:
         beyond_its_share: Beyond what its peers would wait if they ran as long as it.
         beyond_peers: Beyond what its peers wait.
-        more_cpu_ns: What it runs on a CPU longer than they do; None where that is not known.
+        whole_ns: All that it waits.
+        more_work_ns: What running on a CPU longer than its peers do takes on such a machine. None
+            where the time on a CPU is not known, or a GPU computes.
+        slept_ns: Own time, beyond its peers', in which it neither runs nor waits for a CPU.
     """
 
     beyond_its_share: _Excess
     beyond_peers: _Excess
-    more_cpu_ns: float | None
+    whole_ns: float
+    more_work_ns: float | None = None
+    slept_ns: float = 0.0
 
     @staticmethod
     def of(
@@ -285,14 +298,36 @@ class _Queue(msgspec.Struct, frozen=True):
         if queue is None or not others:
             return None
         ran = _recorded("cpu_ns", steps, analyses, own_time, pauses)
-        asked = ran if ran is not None else _own(own_time, steps)
+        own = _own(own_time, steps)
+        asked = own if ran is None else ran
         usual = float(np.median(queue[others]))
         share = float(np.median(queue[others] / np.maximum(asked[others], 1))) * asked[position]
-        return _Queue(
+        excesses = (
             _Excess(QUEUED, queue[position] - share, share),
             _Excess(QUEUED, queue[position] - usual, usual),
-            None if ran is None else float(ran[position] - np.median(ran[others])),
         )
+        if ran is None or not all(analysis.is_cpu for analysis in analyses.values()):
+            return _Queue(*excesses, float(queue[position]))
+        # A thread also waits for a CPU when it returns from communication: that is too much here.
+        slept = np.maximum(own - ran - queue, 0)
+        return _Queue(
+            *excesses,
+            float(queue[position]),
+            _more_work(ran[position], ran[others], queue[others]),
+            max(0.0, float(slept[position] - np.median(slept[others]))),
+        )
+
+
+SHARED_CACHE = 0.2
+"""Relative to a thread's CPU time, what it runs longer because others use its core and caches."""
+
+
+def _more_work(ran_ns: float, others_ns: _Floats, queue_ns: _Floats) -> float:
+    """What it takes a rank to run longer than its peers, where each must wait for a CPU, ns."""
+    usual = float(np.median(others_ns))
+    more = ran_ns - usual
+    stretch = 1 + float(np.median(queue_ns / np.maximum(others_ns, 1)))
+    return more * stretch if more > SHARED_CACHE * usual else 0.0
 
 
 def _recorded(
@@ -301,27 +336,27 @@ def _recorded(
     analyses: Mapping[int, RankAnalysis],
     own_time: OwnTime,
     pauses: Mapping[int, HostPauses],
-) -> NDArray[np.float64] | None:
+) -> _Floats | None:
     """Mean time of each rank in these steps, ns; None where one of them did not record it."""
     told = [getattr(pauses.get(rank), field, None) for rank in own_time.ranks]
     known = [times for times in told if times is not None]
     if len(known) < len(told) or not len(steps):
         return None
     table = _by_step(known, [analyses[rank] for rank in own_time.ranks])
-    result: NDArray[np.float64] = table[:, list(steps)].mean(axis=1)
+    result: _Floats = table[:, list(steps)].mean(axis=1)
     return result
 
 
-def _own(own_time: OwnTime, steps: Sequence[int]) -> NDArray[np.float64]:
+def _own(own_time: OwnTime, steps: Sequence[int]) -> _Floats:
     """Mean own time of each rank in these steps, ns."""
     parts = [part[:, list(steps)].mean(axis=1) for part in own_time.parts.values()]
-    result: NDArray[np.float64] = np.sum(parts, axis=0)
+    result: _Floats = np.sum(parts, axis=0)
     return result
 
 
 def _share(excess: _Excess, lateness_ns: float) -> float:
     """How much of the lateness is explained, as a confidence."""
-    return min(0.99, excess.ns / max(lateness_ns, 1.0))
+    return min(0.99, max(excess.ns, 0.0) / max(lateness_ns, 1.0))
 
 
 def _over_median(rank: int, peers: Sequence[int], amounts: Mapping[int, float]) -> float | None:
