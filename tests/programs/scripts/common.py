@@ -103,5 +103,3 @@ def gpt2(layers: int = 3, width: int = 96) -> torch.nn.Module:
 def log(step: int, loss: float) -> None:
     """One line per step and rank, whole even where ranks write at once."""
     os.write(1, f"program rank={RANK} step={step} loss={float(loss).hex()}\n".encode())
-
-

@@ -18,7 +18,9 @@ def main() -> None:
         "zero_optimization": {"stage": stage},
         "zero_allow_untested_optimizer": True,
     }
-    parts = [[p for p in model.parameters() if (p.dim() > 1) == is_matrix] for is_matrix in (True, False)]
+    parts = [
+        [p for p in model.parameters() if (p.dim() > 1) == is_matrix] for is_matrix in (True, False)
+    ]
     groups = [{"params": parts[0], "weight_decay": 0.1}, {"params": parts[1], "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=1e-3)
     engine, _, loader, _ = deepspeed.initialize(
