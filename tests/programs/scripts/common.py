@@ -1,6 +1,7 @@
 """What the programs share: their data, their log, and faults that the environment asks for.
 
-A program knows nothing of distprof. ``PROGRAM_FAULT`` is ``KIND:RANK:AMOUNT``; see ``FAULTS``.
+A program knows nothing of distprof. ``PROGRAM_FAULT`` is ``KIND:RANK:AMOUNT``; the amount is of
+seconds, of matrix products, of processes on the same core, or of objects to collect.
 """
 
 from __future__ import annotations
@@ -18,8 +19,6 @@ VOCABULARY = 256
 LENGTH = 64
 STEPS = int(os.environ.get("PROGRAM_STEPS", "36"))
 RANK = int(os.environ.get("RANK", "0"))
-
-FAULTS = ("late-loader", "sleeping-host", "extra-matmul", "throttled-core", "collecting")
 
 
 def _fault() -> tuple[str, float]:
@@ -46,9 +45,9 @@ def _share_a_core() -> None:
     """Pin this rank to one core, and let other processes compute on it, too."""
     core = max(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {core})
-    burn = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile os.getppid() == {os.getpid()}: sum(range(9999))"
+    burn = f"import os\nwhile os.getppid() == {os.getpid()}: sum(range(9999))"
     for _ in range(int(AMOUNT)):
-        subprocess.Popen([sys.executable, "-S", "-c", burn])  # noqa: S603 - our own text
+        subprocess.Popen([sys.executable, "-S", "-c", burn])
 
 
 def in_loader() -> None:
@@ -57,8 +56,10 @@ def in_loader() -> None:
         time.sleep(AMOUNT)
 
 
-def in_step(values: torch.Tensor | None = None) -> None:
-    """Call it once per step, in the forward pass."""
+def in_step() -> None:
+    """Call it once per forward pass."""
+    if KIND == "failing":
+        raise RuntimeError("as asked")
     if KIND == "sleeping-host":
         time.sleep(AMOUNT)
     if KIND == "collecting":

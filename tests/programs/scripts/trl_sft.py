@@ -15,9 +15,9 @@ def main() -> None:
     words = {f"w{number}": number for number in range(common.VOCABULARY - 2)}
     words |= {"<pad>": common.VOCABULARY - 2, "<eos>": common.VOCABULARY - 1}
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w0")),  # noqa: S106
-        pad_token="<pad>",  # noqa: S106
-        eos_token="<eos>",  # noqa: S106
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w0")),
+        pad_token="<pad>",
+        eos_token="<eos>",
     )
     texts = common.Texts(1024, columns=False)
     rows = datasets.Dataset.from_dict(
