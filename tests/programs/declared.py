@@ -146,7 +146,7 @@ PROGRAMS = {
         ),
         Program(
             name="Megatron-core",
-            script="megatron_gpt.py",
+            script="megatron_mlp.py",
             needs=("megatron.core",),
             ranks=4,
             faults=_OF_HOSTS,
