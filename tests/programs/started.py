@@ -26,16 +26,17 @@ def python() -> Path:
     return Path(told) if told else ROOT / ".venv-programs" / "bin" / "python"
 
 
-@cache
 def why_not(program: Program) -> str:
     """Why it cannot start here; empty if it can."""
     if not python().exists():
         return "there is no .venv-programs: run python3 tasks.py programs"
-    for module in program.needs:
-        code = f"import importlib.util as u; assert u.find_spec({module!r})"
-        if subprocess.run([python(), "-c", code], capture_output=True, check=False).returncode:
-            return f"{module} is not installed"
-    return ""
+    return next((f"{name} is not installed" for name in program.needs if not _has(name)), "")
+
+
+@cache
+def _has(module: str) -> bool:
+    code = f"import importlib.util as u; assert u.find_spec({module!r})"
+    return not subprocess.run([python(), "-c", code], capture_output=True, check=False).returncode
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,8 +35,8 @@ from collections.abc import Iterator
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.collectives.result import CollectivesResult
-from distprof.sections.shares import WIDER_TRANSFER
 from distprof.sections.idle.result import IdleResult, PausesResult
+from distprof.sections.shares import WIDER_TRANSFER
 from distprof.sections.stragglers.result import SlowLink, StragglersResult
 from distprof.terms import Severity
 from distprof.units import format_bytes, format_duration, format_ratio, name_ranks
@@ -69,8 +69,8 @@ def check(
             continue
         if idle.is_cpu and _waits_for_cpu(link, pauses):
             raise InsufficientEvidenceError(
-                f"transfers of {name_ranks(link.ranks)} take longer, but the machine is busy: these "
-                "ranks wait for a free CPU as long, and CPU ranks move data themselves"
+                f"transfers of {name_ranks(link.ranks)} take longer, but the machine is busy: they "
+                "wait for a free CPU as long, and CPU ranks move data themselves"
             )
         plural = "s" if link.num_compared > 1 else ""
         yield Draft(
