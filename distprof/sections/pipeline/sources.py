@@ -73,7 +73,8 @@ def _by_shape(
         chain = as_pipeline(neighbours, run, analyses)
         shape = chain and _shape(chain, traffic)
         if chain and shape and set(chain) <= analyses.keys():
-            found.setdefault((len(chain), *shape), []).append(chain)
+            batches, virtual = shape
+            found.setdefault((len(chain), batches, virtual), []).append(chain)
     return found
 
 
