@@ -83,7 +83,7 @@ def _whose(report: Report, late: tuple[RankStraggler, ...]) -> str:
     named = _named_elsewhere(report)
     if suspect is None and named is not None:
         verb = "is" if len(named.ranks) == 1 else "are"
-        return f"{name_ranks(named.ranks)} {verb} named below ({named.code} {named.name})."
+        return f"{name_ranks(named.ranks)} {verb} named below ({named.code})."
     if suspect is None:
         return "no single rank is responsible. Even out the work between ranks."
     share = format_ratio(suspect.lost_ns_per_step / report.stragglers.lost_ns_per_step)
