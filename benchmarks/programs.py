@@ -62,7 +62,10 @@ def add(score: Score, program: Program, fault: Fault | None, ended: Ended) -> No
     score.trials += 1
     if ended.code != 0 or not (ended.folder / "report.json").is_file():
         score.failed += 1
-        score.said.append(ended.err.strip().rpartition("\n")[2][:200])
+        errors = [one for one in ended.err.splitlines() if "Error" in one]
+        score.said.append(
+            f"exit code {ended.code}: {(errors or ['no error was printed'])[0][:200]}"
+        )
         return
     logged = {step for _, step in losses(ended.out)}
     counted = [len(ended.steps(rank)) for rank in range(program.ranks)]

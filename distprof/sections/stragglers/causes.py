@@ -240,14 +240,15 @@ def _taken(found: Cause, queue: _Queue, lateness_ns: float) -> Cause | None:
     Kernels get longer, and a rank idles between them, while their thread waits for a CPU. A rank
     with no more work than its peers has no reason of its own to wait longer than they do.
     """
-    if lateness_ns <= 0 or found.cause is StragglerCause.LATE_INPUT:
-        return None
+    if lateness_ns <= 0 or found.detail or found.cause is StragglerCause.LATE_INPUT:
+        return None  # the rest is proven by what was recorded: collections, tokens, sensors
     if queue.more_work_ns is not None:
         slept = queue.slept_ns if found.cause is StragglerCause.LATE_HOST else 0.0
-        may_be = queue.more_work_ns + slept < EXPLAINS * lateness_ns
+        proven_ns = queue.more_work_ns + slept
+        may_be = proven_ns < EXPLAINS * lateness_ns or found.cause is StragglerCause.UNKNOWN
         taken_ns = queue.whole_ns
     else:
-        may_be = found.cause in _UNSURE and not found.detail
+        may_be = found.cause in _UNSURE
         taken_ns = queue.beyond_peers.ns
     if not may_be or taken_ns <= EXPLAINS * lateness_ns:
         return None
