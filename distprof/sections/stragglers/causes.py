@@ -302,10 +302,11 @@ class _Queue(msgspec.Struct, frozen=True):
         own = _own(own_time, steps)
         asked = own if ran is None else ran
         usual = float(np.median(queue[others]))
-        share = float(np.median(queue[others] / np.maximum(asked[others], 1))) * asked[position]
+        rate = float(np.median(queue[others] / np.maximum(asked[others], 1)))
+        share = rate * float(asked[position])
         excesses = (
-            _Excess(QUEUED, queue[position] - share, share),
-            _Excess(QUEUED, queue[position] - usual, usual),
+            _Excess(QUEUED, float(queue[position]) - share, share),
+            _Excess(QUEUED, float(queue[position]) - usual, usual),
         )
         if ran is None or not all(analysis.is_cpu for analysis in analyses.values()):
             return _Queue(*excesses, float(queue[position]))
@@ -314,7 +315,7 @@ class _Queue(msgspec.Struct, frozen=True):
         return _Queue(
             *excesses,
             float(queue[position]),
-            _more_work(ran[position], ran[others], queue[others]),
+            _more_work(float(ran[position]), ran[others], queue[others]),
             max(0.0, float(slept[position] - np.median(slept[others]))),
         )
 

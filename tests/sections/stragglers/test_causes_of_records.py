@@ -1,5 +1,6 @@
 """Why a rank is late, where its probes saw it and the trace does not."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -124,6 +125,7 @@ def busy_machine(own_ns, queue_ns, cpu_ns=None, idle_ns=(0, 0)):
 def test_a_rank_that_gets_less_of_the_cpu_than_its_peer_is_not_a_slow_device():
     late = busy_machine(own_ns=(400, 800), queue_ns=(20, 400))
     assert (late.rank, late.cause) == (1, StragglerCause.CPU_TAKEN)
+    assert msgspec.json.encode(late)  # no number of numpy's
 
 
 def test_a_rank_that_computes_more_waits_more_for_the_cpu_and_that_is_no_cause():
@@ -140,6 +142,7 @@ def test_kernels_that_wait_for_a_cpu_are_no_slow_device():
     """
     late = busy_machine(own_ns=(360, 510), queue_ns=(240, 360))
     assert (late.rank, late.cause) == (1, StragglerCause.CPU_TAKEN)
+    assert msgspec.json.encode(late)
     assert any("blame is uncertain" in text for text in late.evidence)
 
 
