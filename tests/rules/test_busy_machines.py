@@ -45,6 +45,12 @@ def test_a_rank_that_runs_longer_waits_longer_and_is_not_named():
     assert [one.ranks for one in outcome_of("HST110", results).findings] == [tuple(RANKS)]
 
 
+def test_a_rank_that_runs_less_and_waits_about_as_long_as_others_is_not_named():
+    waits = dict.fromkeys(RANKS, 4 * MS) | {1: 5 * MS}
+    results = {**healthy(), PausesResult: pauses(queue_ns=waits, cpu_ns={1: 4 * MS})}
+    assert [one.ranks for one in outcome_of("HST110", results).findings] == [tuple(RANKS)]
+
+
 @pytest.mark.parametrize(("queue_ms", "is_found"), [(0, True), (6, True), (9, False)])
 def test_late_input_counts_only_where_loaders_do_not_wait_as_long_for_a_cpu(queue_ms, is_found):
     """Rank 3 waits 1.8 ms longer for its input than the others."""

@@ -88,14 +88,17 @@ def check(pauses: PausesResult, step_log: StepLogResult, limits: Limits) -> Iter
 def _starved(pauses: PausesResult, least_ns: float, over_others: float) -> tuple[int, ...]:
     """Fewer than half of the ranks, which wait far longer than the others; empty without any.
 
-    A rank that runs longer also waits longer on a busy machine: that is its share.
+    A rank that runs longer also waits longer on a busy machine: that is its share. One that runs
+    less has no smaller one, since its CPU time is noisy, too.
     """
     waits = {rank.rank: rank.run_queue_ns_per_step for rank in pauses.ranks}
     if len(waits) < 2 or None in waits.values():
         return ()
     found = []
     for rank in pauses.ranks:
-        share = median(_share_of(rank, other) for other in pauses.ranks if other is not rank)
+        others = [other for other in pauses.ranks if other is not rank]
+        usual = median(other.run_queue_ns_per_step or 0 for other in others)
+        share = max(usual, median(_share_of(rank, other) for other in others))
         waited = rank.run_queue_ns_per_step or 0
         if waited - share > least_ns and waited > over_others * share:
             found.append(rank.rank)
