@@ -21,6 +21,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
+PROGRAMS_VENV = ROOT / ".venv-programs"
+PROGRAMS_PINS = "tests/programs/requirements.txt"
 IN_PARALLEL = (
     *("-n", "auto", "--dist", "loadfile", "--no-loadscope-reorder"),  # the long ones first
     *("--max-worker-restart", "1"),  # a test that hangs ends its process, and is begun again
@@ -107,6 +109,13 @@ def nightly(*arguments: str) -> None:
     run("pytest", *IN_PARALLEL, *chosen, *arguments)
 
 
+def programs(*arguments: str) -> None:
+    """Run programs of other libraries under capture, in .venv-programs; before a release."""
+    install("dev")
+    install_programs()
+    run("pytest", "-m", "programs", "tests/programs", *arguments)
+
+
 def coverage() -> None:
     """Run the tests and list the lines and branches that they do not reach."""
     install("dev")
@@ -177,6 +186,7 @@ TASKS: tuple[Callable[..., None], ...] = (
     gate,
     unit,
     nightly,
+    programs,
     coverage,
     audit,
     release,
@@ -203,14 +213,12 @@ def together(*tasks: Callable[..., None]) -> None:
 def install(*groups: str) -> None:
     """Create the virtual environment and install packages of ``groups``, once per set of pins."""
     stamp = VENV / f".installed-{'-'.join(groups) or 'runtime'}"
-    pins = hashlib.sha256(
-        b"".join((ROOT / name).read_bytes() for name in ("pyproject.toml", "constraints.txt"))
-    ).hexdigest()
+    pins = hash_of("pyproject.toml", "constraints.txt")
     if stamp.is_file() and stamp.read_text() == pins:
         return
     if not (BIN / "python").exists():
         say("creating .venv")
-        make_venv()
+        make_venv(VENV)
     say(f"installing {' '.join(groups) or 'runtime'} packages into .venv")
     pip = [str(BIN / "python"), "-m", "pip", "install", "--quiet", "-c", "constraints.txt"]
     call([*pip, "--upgrade", "pip"])
@@ -218,14 +226,35 @@ def install(*groups: str) -> None:
     stamp.write_text(pins)
 
 
+def install_programs() -> None:
+    """Create the environment of ``tests/programs``, whose libraries the project does not need."""
+    stamp, python = PROGRAMS_VENV / ".installed", PROGRAMS_VENV / BIN.name / "python"
+    pins = hash_of("pyproject.toml", "constraints.txt", PROGRAMS_PINS)
+    if stamp.is_file() and stamp.read_text() == pins:
+        return
+    if not python.exists():
+        say("creating .venv-programs")
+        make_venv(PROGRAMS_VENV)
+    say("installing the programs' libraries into .venv-programs")
+    pip = [str(python), "-m", "pip", "install", "--quiet", "-c", "constraints.txt"]
+    known = ("accelerate", "lightning", "transformers")
+    call([*pip, "--editable", ".[run]", *known, "-r", PROGRAMS_PINS])
+    stamp.write_text(pins)
+
+
+def hash_of(*names: str) -> str:
+    """What these files of the project pin."""
+    return hashlib.sha256(b"".join((ROOT / name).read_bytes() for name in names)).hexdigest()
+
+
 def compiled() -> None:
     """Compile the packages: hundreds of processes start, and may be forbidden to write bytecode."""
     run("python", "-m", "compileall", "-q", "-j", "0", *PACKAGES)
 
 
-def make_venv() -> None:
-    """Create ``.venv``, or name the system package that is missing."""
-    made = subprocess.run([sys.executable, "-m", "venv", str(VENV)], cwd=ROOT, check=False)
+def make_venv(folder: Path) -> None:
+    """Create an environment, or name the system package that is missing."""
+    made = subprocess.run([sys.executable, "-m", "venv", str(folder)], cwd=ROOT, check=False)
     if made.returncode != 0:
         sys.exit(
             "python3 -m venv failed: this Python lacks venv or ensurepip"

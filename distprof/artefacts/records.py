@@ -63,6 +63,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         num_micro_batches: Forward passes in the step, None when unknown.
         run_queue_ns: Time for which the training thread was ready to run but had no CPU, None where
             the system does not say.
+        cpu_ns: Time for which the training thread ran on a CPU, None where the system does not say.
         is_traced: Whether torch.profiler was recording.
         is_probed: False in steps without probes, which serve to measure overhead.
     """
@@ -76,6 +77,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     loss: float | None = None
     num_micro_batches: int | None = None
     run_queue_ns: int | None = None
+    cpu_ns: int | None = None
     is_traced: bool = False
     is_probed: bool = True
 

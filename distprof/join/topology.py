@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.artefacts.run_file import RunFile
+from distprof.join.axes import with_inferred_axes
 from distprof.run.run import Rank
 from distprof.run.topology import (
     MAX_WORLD_SIZE,
@@ -208,6 +209,7 @@ def build_topology(ranks: Sequence[Rank], job: RunFile | None = None) -> Topolog
         nodes, origin = _told_nodes(job, world_size, origin) or (nodes, origin)
         places = coordinates_of(job)
         groups = tuple(with_axis(group, places) for group in groups)
+    groups = with_inferred_axes(groups, ranks, world_size, groups_of_rows)
     return Topology(world_size=world_size, nodes=nodes, node_origin=origin, groups=groups)
 
 

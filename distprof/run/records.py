@@ -67,6 +67,7 @@ STEP_LOG = TableSchema(
         _number("loss", "Loss that the training code reported."),
         _count("num_micro_batches", "Forward passes in the step."),
         _count("run_queue_ns", "Time in which the thread was ready to run but had no CPU.", "ns"),
+        _count("cpu_ns", "Time in which the thread ran on a CPU.", "ns"),
         Column(name="is_traced", dtype="bool", doc="Whether torch.profiler was recording."),
         Column(
             name="is_probed",

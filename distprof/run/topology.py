@@ -42,7 +42,8 @@ class ProcessGroup(msgspec.Struct, frozen=True, kw_only=True):
         ranks: Global ranks of the members, ascending; empty where the trace does not say.
         size: Number of members, None where the trace does not say.
         backend: For example ``nccl`` or ``gloo``; empty when unknown.
-        axis: Mesh axis read from the description, or the world; None when unknown.
+        axis: Mesh axis read from the description, the world, or inferred from what its members
+            exchange; None when unknown.
     """
 
     name: str
@@ -161,8 +162,8 @@ class GroupNames:
 
 
 def is_unnamed(group: ProcessGroup) -> bool:
-    """Whether neither a mesh axis nor a description says what a group is for."""
-    return group.axis is None and group.description in ("", "undefined")
+    """Whether a group other than the world has no description, so that its name is a number."""
+    return group.axis is not MeshAxis.WORLD and group.description in ("", "undefined")
 
 
 def _family_text(members: Sequence[tuple[int, ...]]) -> str:

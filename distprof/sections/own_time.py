@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from distprof.run.run import Run
 from distprof.schema import Int64Array
 from distprof.sections.context import RankAnalysis
+from distprof.sections.pipeline.sources import places_by_messages
 from distprof.terms import MeshAxis
 
 __all__ = [
@@ -36,11 +37,12 @@ def held_stages(
 ) -> Mapping[int, tuple[int, ...]]:
     """Rank to the stages that it holds; an empty tuple for all where nothing tells.
 
-    Marks say it; without marks the position of a rank in its group along the pipeline's axis does.
+    Marks say it; without marks the position of a rank in its group along the pipeline's axis does,
+    and without such a group its place in a chain of messages.
 
     Args:
         analyses: Of all ranks.
-        run: For its process groups; None to go by marks alone.
+        run: For its process groups and messages; None to go by marks alone.
     """
     marked = {rank: analysis.stage_numbers for rank, analysis in analyses.items()}
     if run is None or any(marked.values()):
@@ -51,6 +53,9 @@ def held_stages(
         if group.axis is MeshAxis.PP and len(group.ranks) > 1
         for position, rank in enumerate(group.ranks)
     }
+    if not positions:
+        places = places_by_messages(run, analyses)
+        positions = {rank: (place,) for rank, place in places.items()}
     return {rank: positions.get(rank, ()) for rank in analyses}
 
 

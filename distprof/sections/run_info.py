@@ -71,10 +71,11 @@ def _mesh(groups: Iterable[ProcessGroup]) -> dict[str, int]:
 
 
 def _groups(groups: Iterable[ProcessGroup]) -> tuple[GroupInfo, ...]:
-    """Groups of one description and size as one row, with their number."""
-    alike: dict[tuple[str, int | None], list[ProcessGroup]] = {}
+    """Groups of one description, size and axis as one row, with their number."""
+    alike: dict[tuple[str, int | None, MeshAxis | None], list[ProcessGroup]] = {}
     for group in groups:
-        alike.setdefault((group.description or group.name, group.size), []).append(group)
+        key = (group.description or group.name, group.size, group.axis)
+        alike.setdefault(key, []).append(group)
     return tuple(
         GroupInfo(
             name=members[0].name,

@@ -1,15 +1,23 @@
-"""How long the calling thread was ready to run, but had no CPU."""
+"""How long the calling thread ran on a CPU, and was ready to run but had none."""
 
 from __future__ import annotations
 
 import os
 import threading
+from typing import NamedTuple
 
-__all__ = ["RunQueue"]
+__all__ = ["CpuTime", "RunQueue"]
 
 _SCHEDSTAT = "/proc/thread-self/schedstat"
 """Linux: time on a CPU and time waiting for one in ns, and the number of time slices."""
 _MOST_BYTES = 100
+
+
+class CpuTime(NamedTuple):
+    """Of one thread, ns; None where unknown."""
+
+    ran_ns: int | None = None
+    waited_ns: int | None = None
 
 
 class RunQueue:
@@ -23,15 +31,17 @@ class RunQueue:
         self._file = file
         self._thread = 0
         self._open: int | None = None
-        self._before: int | None = None
+        self._before: tuple[int, int] | None = None
 
-    def since_last(self) -> int | None:
-        """Time in the run queue since the last call of this thread, ns; None where unknown."""
+    def since_last(self) -> CpuTime:
+        """Time on a CPU and in the run queue since the last call of this thread."""
         if self._thread != threading.get_native_id():
             self._begin()
-        now = self._waited()
+        now = self._times()
         before, self._before = self._before, now
-        return None if now is None or before is None else max(now - before, 0)
+        if now is None or before is None:
+            return CpuTime()
+        return CpuTime(max(now[0] - before[0], 0), max(now[1] - before[1], 0))
 
     def close(self) -> None:
         """Close the file."""
@@ -48,10 +58,11 @@ class RunQueue:
         except OSError:
             self._open = None
 
-    def _waited(self) -> int | None:
+    def _times(self) -> tuple[int, int] | None:
         if self._open is None:
             return None
         try:
-            return int(os.pread(self._open, _MOST_BYTES, 0).split()[1])
+            ran, waited, *_ = os.pread(self._open, _MOST_BYTES, 0).split()
+            return int(ran), int(waited)
         except (OSError, ValueError, IndexError):
             return None

@@ -644,9 +644,15 @@ def step_log(step_ns: int = 20 * MS, input_ns: dict[int, int] | None = None) -> 
 
 
 def pauses(
-    gc_ns: dict[int, int] | None = None, queue_ns: dict[int, int] | None = None
+    gc_ns: dict[int, int] | None = None,
+    queue_ns: dict[int, int] | None = None,
+    cpu_ns: dict[int, int] | None = None,
 ) -> PausesResult:
-    """Collections of 20 µs in a step, and 5 µs without a CPU; on some ranks another time."""
+    """Collections of 20 µs in a step, and 5 µs without a CPU; on some ranks another time.
+
+    Time on a CPU is 10 ms, or what is given, and not known where nothing is.
+    """
+    ran = {} if cpu_ns is None else dict.fromkeys(RANKS, 10 * MS) | cpu_ns
     times = dict.fromkeys(RANKS, 20 * US) | (gc_ns or {})
     queued = dict.fromkeys(RANKS, 5 * US) | (queue_ns or {})
     return PausesResult(
@@ -660,6 +666,7 @@ def pauses(
                 num_input=0,
                 longest_input_ns=None,
                 run_queue_ns_per_step=queued[rank],
+                cpu_ns_per_step=ran.get(rank),
             )
             for rank in RANKS
         )

@@ -352,10 +352,15 @@ def test_waiting_for_a_cpu_is_a_mean_of_usual_steps(job):
             start_ns=START_NS + 1_000 * step * MS,
             end_ns=START_NS + (1_000 * step + ms) * MS,
             run_queue_ns=None if waited is None else waited * MS,
+            cpu_ns=None if waited is None else 3 * waited * MS,
         )
         for step, (ms, waited) in enumerate(zip(lasted, queued, strict=True))
     ]
     job.lines(0, STEPS_FILE, records).pauses(0, pause("gc", 1, 2, 1))
     assert measure_pauses(records_of(job)).run_queue_ns_per_step == (2 + 4 + 10 + 0) * MS // 4
+    assert measure_pauses(records_of(job)).cpu_ns_per_step == (6 + 10 + 10 + 0) * MS // 4
+    assert measure_host_pauses(records_of(job)).cpu_ns == {
+        step: ms * MS for step, ms in enumerate((6, 10, 90, 10, 0), 1)
+    }
     by_step = measure_host_pauses(records_of(job)).run_queue_ns
     assert by_step == {1: 2 * MS, 2: 4 * MS, 3: 80 * MS, 4: 10 * MS, 5: 0}

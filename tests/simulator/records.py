@@ -48,6 +48,7 @@ def records_of(recording: Recording, rank: int) -> InMemoryRecords:
             "loss": np.nan,
             "num_micro_batches": ABSENT,
             "run_queue_ns": ABSENT,
+            "cpu_ns": ABSENT,
             "is_traced": True,
             "is_probed": True,
         }

@@ -374,6 +374,7 @@ class _Steps:
             record.loss,
             record.num_micro_batches,
             record.run_queue_ns,
+            record.cpu_ns,
             record.is_traced,
             record.is_probed,
         )

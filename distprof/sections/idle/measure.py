@@ -63,12 +63,14 @@ class HostPauses(msgspec.Struct, frozen=True, kw_only=True):
         input_ns: Step to time in the phase ``input``, None where phases were not logged.
         tokens: Step to tokens trained on, None where they were not logged.
         run_queue_ns: Step to time without a CPU though ready to run, None where it is not known.
+        cpu_ns: Step to time on a CPU, None where it is not known.
     """
 
     gc_ns: Mapping[int, int] | None = None
     input_ns: Mapping[int, int] | None = None
     tokens: Mapping[int, int] | None = None
     run_queue_ns: Mapping[int, int] | None = None
+    cpu_ns: Mapping[int, int] | None = None
 
 
 def measure_pauses(records: RankRecords) -> RankPauses | None:
@@ -86,7 +88,8 @@ def measure_pauses(records: RankRecords) -> RankPauses | None:
         input_ns_per_step=waits // num_steps,
         num_input=num_waits,
         longest_input_ns=longest_wait,
-        run_queue_ns_per_step=_mean_in_queue(records.step_log),
+        run_queue_ns_per_step=_mean_of_usual(records.step_log, "run_queue_ns"),
+        cpu_ns_per_step=_mean_of_usual(records.step_log, "cpu_ns"),
     )
 
 
@@ -94,17 +97,17 @@ UNUSUAL_STEP = 2.0
 """Times the median from which a step is not a usual one: a profiler starts, or writes its file."""
 
 
-def _mean_in_queue(log: Table) -> int | None:
-    """Mean time in the run queue of usual steps but the first; None if one does not say.
+def _mean_of_usual(log: Table, column: str) -> int | None:
+    """Mean of a thread's time in usual steps but the first; None if one does not say.
 
-    A thread also waits between two steps: no step waited longer than it lasted.
+    A thread also waits, and runs, between two steps: in no step longer than it lasted.
     """
     lasted = (log["end_ns"] - log["start_ns"])[1:]
-    waited = np.minimum(log["run_queue_ns"][1:], lasted)
+    spent = np.minimum(log[column][1:], lasted)
     usual = lasted <= UNUSUAL_STEP * np.median(lasted) if len(lasted) else np.zeros(0, np.bool_)
-    if not usual.any() or (waited < 0).any():
+    if not usual.any() or (spent < 0).any():
         return None
-    return round(float(waited[usual].mean()))
+    return round(float(spent[usual].mean()))
 
 
 def measure_host_pauses(records: RankRecords) -> HostPauses:
@@ -118,13 +121,14 @@ def measure_host_pauses(records: RankRecords) -> HostPauses:
         if len(phases)
         else None,
         tokens=_logged(records.step_log, "tokens"),
-        run_queue_ns=_in_queue(records.step_log),
+        run_queue_ns=_within(records.step_log, "run_queue_ns"),
+        cpu_ns=_within(records.step_log, "cpu_ns"),
     )
 
 
-def _in_queue(log: Table) -> dict[int, int] | None:
-    """Time in the run queue of the last steps; None if one of them does not say."""
-    known = _logged(log, "run_queue_ns")
+def _within(log: Table, column: str) -> dict[int, int] | None:
+    """Times of the last steps, none longer than its step; None if one of them does not say."""
+    known = _logged(log, column)
     lasted = (log["end_ns"] - log["start_ns"]).tolist()
     most = dict(zip(log["step"].tolist(), lasted, strict=True))
     return known and {step: min(ns, most[step]) for step, ns in known.items()}

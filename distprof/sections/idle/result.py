@@ -97,6 +97,8 @@ class RankPauses(Record, frozen=True, kw_only=True):
         longest_input_ns: Longest wait, None without one.
         run_queue_ns_per_step: The training thread was ready to run but had no CPU, mean of the
             steps that take at most twice the median; null where the system does not say.
+        cpu_ns_per_step: The training thread ran on a CPU, mean of the same steps; null where the
+            system does not say.
     """
 
     rank: int
@@ -107,6 +109,7 @@ class RankPauses(Record, frozen=True, kw_only=True):
     num_input: int
     longest_input_ns: int | None
     run_queue_ns_per_step: int | None = None
+    cpu_ns_per_step: int | None = None
 
 
 class PausesResult(Result, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from distprof.sections.context import KernelStats, KernelSteps, RankAnalyses, Ra
 from distprof.sections.kernels.result import CategoryTime, KernelRow, KernelsResult, RankSpeed
 from distprof.terms import ActivityKind
 
-__all__ = ["analyze_kernels", "rank_inside", "rank_kernel_steps", "rank_kernels"]
+__all__ = ["MOST_NAMES", "analyze_kernels", "rank_inside", "rank_kernel_steps", "rank_kernels"]
 
 TABLE_LIMIT = 200
 
@@ -252,7 +252,7 @@ def _sort_pairs(key: Int64Array, value: Int64Array) -> tuple[Int64Array, Int64Ar
 
 # Kernels of one rank step by step ----------------------------------------------------------------
 
-_MOST_NAMES = 64
+MOST_NAMES = 64
 """Kernels that are compared step by step: the longest, which make nearly all of the time."""
 
 
@@ -271,7 +271,7 @@ def rank_kernel_steps(activity: Table, windows: Intervals) -> KernelSteps:
     rows = rows[start[rows] < windows.end[at[rows]]] if num_steps else rows[:0]
     duration = (activity["end_ns"] - start)[rows]
     total = np.bincount(names.codes[rows], weights=duration, minlength=len(names.values))
-    kept = np.argsort(-total, kind="stable")[:_MOST_NAMES]
+    kept = np.argsort(-total, kind="stable")[:MOST_NAMES]
     kept = kept[total[kept] > 0]
     place = np.full(len(names.values), -1, dtype=np.int64)
     place[kept] = np.arange(len(kept))

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from itertools import pairwise
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +29,7 @@ from distprof.sections.pipeline.order_of_messages import as_pipeline
 from distprof.sections.pipeline.result import PipelineGroup, StageDetail
 from distprof.terms import CollectiveKind, Confidence, SlotKind
 
-__all__ = ["groups_from_messages", "pipelines_of_log"]
+__all__ = ["groups_from_messages", "pipelines_of_log", "places_by_messages"]
 
 SOURCE = "messages between ranks"
 
@@ -44,19 +45,37 @@ def groups_from_messages(
     run: Run, analyses: Mapping[int, RankAnalysis]
 ) -> tuple[PipelineGroup, ...]:
     """Chains of ranks that look like a pipeline, those of one shape as one group."""
-    traffic = _traffic(run, analyses)
-    by_shape: dict[tuple[int, int, int], list[tuple[int, ...]]] = {}
-    for found in _chains(traffic):
-        chain = as_pipeline(found, run, analyses)
-        if chain is None:
-            continue
-        shape = _shape(chain, traffic)
-        if shape is not None and set(chain) <= analyses.keys():
-            by_shape.setdefault((len(chain), *shape), []).append(chain)
     return tuple(
         _group(chains, batches, virtual, analyses)
-        for (_, batches, virtual), chains in sorted(by_shape.items())
+        for (_, batches, virtual), chains in sorted(_by_shape(run, analyses).items())
     )
+
+
+def places_by_messages(run: Run, analyses: Mapping[int, RankAnalysis]) -> dict[int, int]:
+    """Rank to its place in its pipeline, from 0; empty where messages show no pipeline."""
+    shapes = _by_shape(run, analyses).values()
+    return {
+        rank: place for chains in shapes for chain in chains for place, rank in enumerate(chain)
+    }
+
+
+_Shape: TypeAlias = tuple[int, int, int]
+"""Ranks of a pipeline, micro-batches, and stages per rank."""
+
+
+def _by_shape(
+    run: Run, analyses: Mapping[int, RankAnalysis]
+) -> dict[_Shape, list[tuple[int, ...]]]:
+    """Pipelines of each shape, as their ranks in the order of the stages."""
+    traffic = _traffic(run, analyses)
+    found: dict[_Shape, list[tuple[int, ...]]] = {}
+    for neighbours in _chains(traffic):
+        chain = as_pipeline(neighbours, run, analyses)
+        shape = chain and _shape(chain, traffic)
+        if chain and shape and set(chain) <= analyses.keys():
+            batches, virtual = shape
+            found.setdefault((len(chain), batches, virtual), []).append(chain)
+    return found
 
 
 def _traffic(run: Run, analyses: Mapping[int, RankAnalysis]) -> Traffic:

@@ -17,13 +17,15 @@ from distprof.schema import Int64Array
 from distprof.sections.context import RankAnalysis
 from distprof.sections.idle.measure import HostPauses
 from distprof.sections.own_time import COMPUTATION, HOST, INPUT, OwnTime
-from distprof.sections.stragglers.computing import Computing, Work, why_it_computes_longer
+from distprof.sections.stragglers.computing import Work, why_it_computes_longer
 from distprof.sections.stragglers.result import SequenceImbalance
 from distprof.sections.telemetry.result import RankTelemetry, TelemetryResult, WindowSensors
 from distprof.terms import StragglerCause
 from distprof.units import format_duration, format_ratio
 
 __all__ = ["EXPLAINS", "Cause", "find_cause", "sensed_difference"]
+
+_Floats: TypeAlias = NDArray[np.float64]
 
 _Figures: TypeAlias = RankTelemetry | WindowSensors
 
@@ -159,9 +161,39 @@ def find_cause(
         exchanged: By rank, what its all-to-alls carry.
     """
     position = own_time.ranks.index(rank)
-    queued = _queued(position, steps, analyses, own_time, pauses or {})
-    if queued is not None and lateness_ns > 0 and queued.ns >= EXPLAINS * lateness_ns:
+    queue = _Queue.of(position, steps, analyses, own_time, pauses or {})
+    queued = queue and queue.beyond_its_share
+    if queued and lateness_ns > 0 and queued.ns >= EXPLAINS * lateness_ns:
         return Cause(StragglerCause.CPU_TAKEN, (_text(queued),), "", _share(queued, lateness_ns))
+    found = _without_queue(
+        position,
+        steps,
+        lateness_ns,
+        analyses,
+        own_time,
+        pauses,
+        proven,
+        telemetry,
+        sequences,
+        exchanged,
+    )
+    return (queue and _taken(found, queue, lateness_ns)) or found
+
+
+def _without_queue(
+    position: int,
+    steps: Sequence[int],
+    lateness_ns: float,
+    analyses: Mapping[int, RankAnalysis],
+    own_time: OwnTime,
+    pauses: Mapping[int, HostPauses] | None,
+    proven: str,
+    telemetry: TelemetryResult | None,
+    sequences: SequenceImbalance | None,
+    exchanged: Mapping[int, float] | None,
+) -> Cause:
+    """The cause by the parts of own time, as if no rank had to wait for a CPU."""
+    rank = own_time.ranks[position]
     for what, values in _logged(own_time.ranks, analyses, pauses or {}).items():
         logged = _excess(position, steps, what, values, own_time.beyond_peers(values))
         if lateness_ns > 0 and logged.ns >= EXPLAINS * lateness_ns:
@@ -189,9 +221,6 @@ def find_cause(
     longer = largest.ns / max(largest.peers_ns, 1.0)
     among = {other: analyses[other] for other in peers}
     found = why_it_computes_longer(rank, longer, steps, among, work)
-    taken = _taken(found, position, steps, lateness_ns, own_time, analyses, pauses or {})
-    if taken is not None:
-        return taken
     sensed: tuple[str, ...] = ()
     detail = found.detail
     if found.cause is StragglerCause.SLOW_DEVICE:
@@ -201,70 +230,135 @@ def find_cause(
 
 QUEUED = "waiting for a free CPU"
 
+_UNSURE = (StragglerCause.SLOW_DEVICE, StragglerCause.LATE_HOST, StragglerCause.UNKNOWN)
+"""Causes that look the same on a rank whose CPU others take."""
 
-def _taken(
-    found: Computing,
-    position: int,
-    steps: Sequence[int],
-    lateness_ns: float,
-    own_time: OwnTime,
-    analyses: Mapping[int, RankAnalysis],
-    pauses: Mapping[int, HostPauses],
-) -> Cause | None:
-    """Others took its CPU, where that is as likely as a slow device.
 
-    Kernels also get longer while their thread waits for a CPU. A rank with no more work than its
-    peers has no reason of its own to wait longer than they do, however long its kernels then take.
+def _taken(found: Cause, queue: _Queue, lateness_ns: float) -> Cause | None:
+    """Others took its CPU, where that is as likely as the cause that was found.
+
+    Kernels get longer, and a rank idles between them, while their thread waits for a CPU. A rank
+    with no more work than its peers has no reason of its own to wait longer than they do.
     """
-    if found.cause not in (StragglerCause.SLOW_DEVICE, StragglerCause.UNKNOWN):
+    if lateness_ns <= 0 or found.detail or found.cause is StragglerCause.LATE_INPUT:
+        return None  # the rest is proven by what was recorded: collections, tokens, sensors
+    if queue.more_work_ns is not None:
+        slept = queue.slept_ns if found.cause is StragglerCause.LATE_HOST else 0.0
+        proven_ns = queue.more_work_ns + slept
+        may_be = proven_ns < EXPLAINS * lateness_ns or found.cause is StragglerCause.UNKNOWN
+        taken_ns = queue.whole_ns
+    else:
+        may_be = found.cause in _UNSURE
+        taken_ns = queue.beyond_peers.ns
+    if not may_be or taken_ns <= EXPLAINS * lateness_ns:
         return None
-    queued = _queued(position, steps, analyses, own_time, pauses, in_proportion=False)
-    if queued is None or queued.ns <= EXPLAINS * lateness_ns:
-        return None
-    evidence = (_text(queued), "other processes take its CPU, so blame is uncertain")
-    return Cause(StragglerCause.CPU_TAKEN, evidence, "", _share(queued, lateness_ns))
+    evidence = (_text(queue.beyond_peers), "other processes take its CPU, so blame is uncertain")
+    return Cause(StragglerCause.CPU_TAKEN, evidence, "", _share(queue.beyond_peers, lateness_ns))
 
 
-def _queued(
-    position: int,
-    steps: Sequence[int],
-    analyses: Mapping[int, RankAnalysis],
-    own_time: OwnTime,
-    pauses: Mapping[int, HostPauses],
-    *,
-    in_proportion: bool = True,
-) -> _Excess | None:
-    """Time that a rank waits for a CPU, beyond what its peers would wait who do as much as it.
+class _Queue(msgspec.Struct, frozen=True):
+    """How much longer than its peers a rank is ready to run, but has no CPU, in a late step.
 
     On a busy machine a rank that computes more also waits more, in proportion: that is not what
-    makes it late. None where not all ranks say how long they waited.
+    makes it late.
 
     Args:
-        position: Of the rank in ``own_time``.
-        steps: Indices of the steps in which it was late.
-        analyses: Of all ranks.
-        own_time: Of all ranks.
-        pauses: What probes recorded of each rank's training thread.
-        in_proportion: Whether more own time may be more work; else it counts as equal.
+        beyond_its_share: Beyond what its peers would wait if they ran as long as it.
+        beyond_peers: Beyond what its peers wait.
+        whole_ns: All that it waits.
+        more_work_ns: What running on a CPU longer than its peers do takes on such a machine. None
+            where the time on a CPU is not known, or a GPU computes.
+        slept_ns: Own time, beyond its peers', in which it neither runs nor waits for a CPU.
     """
-    told = [getattr(pauses.get(rank), "run_queue_ns", None) for rank in own_time.ranks]
+
+    beyond_its_share: _Excess
+    beyond_peers: _Excess
+    whole_ns: float
+    more_work_ns: float | None = None
+    slept_ns: float = 0.0
+
+    @staticmethod
+    def of(
+        position: int,
+        steps: Sequence[int],
+        analyses: Mapping[int, RankAnalysis],
+        own_time: OwnTime,
+        pauses: Mapping[int, HostPauses],
+    ) -> _Queue | None:
+        """Of a rank in some steps; None where not all ranks say how long they waited.
+
+        Args:
+            position: Of the rank in ``own_time``.
+            steps: Indices of the steps in which it was late.
+            analyses: Of all ranks.
+            own_time: Of all ranks.
+            pauses: What probes recorded of each rank's training thread.
+        """
+        queue = _recorded("run_queue_ns", steps, analyses, own_time, pauses)
+        others = [peer for peer in own_time.peers[position] if peer != position]
+        if queue is None or not others:
+            return None
+        ran = _recorded("cpu_ns", steps, analyses, own_time, pauses)
+        own = _own(own_time, steps)
+        asked = own if ran is None else ran
+        usual = float(np.median(queue[others]))
+        rate = float(np.median(queue[others] / np.maximum(asked[others], 1)))
+        share = rate * float(asked[position])
+        excesses = (
+            _Excess(QUEUED, float(queue[position]) - share, share),
+            _Excess(QUEUED, float(queue[position]) - usual, usual),
+        )
+        if ran is None or not all(analysis.is_cpu for analysis in analyses.values()):
+            return _Queue(*excesses, float(queue[position]))
+        # A thread also waits for a CPU when it returns from communication: that is too much here.
+        slept = np.maximum(own - ran - queue, 0)
+        return _Queue(
+            *excesses,
+            float(queue[position]),
+            _more_work(float(ran[position]), ran[others], queue[others]),
+            max(0.0, float(slept[position] - np.median(slept[others]))),
+        )
+
+
+SHARED_CACHE = 0.2
+"""Relative to a thread's CPU time, what it runs longer because others use its core and caches."""
+
+
+def _more_work(ran_ns: float, others_ns: _Floats, queue_ns: _Floats) -> float:
+    """What it takes a rank to run longer than its peers, where each must wait for a CPU, ns."""
+    usual = float(np.median(others_ns))
+    more = ran_ns - usual
+    stretch = 1 + float(np.median(queue_ns / np.maximum(others_ns, 1)))
+    return more * stretch if more > SHARED_CACHE * usual else 0.0
+
+
+def _recorded(
+    field: str,
+    steps: Sequence[int],
+    analyses: Mapping[int, RankAnalysis],
+    own_time: OwnTime,
+    pauses: Mapping[int, HostPauses],
+) -> _Floats | None:
+    """Mean time of each rank in these steps, ns; None where one of them did not record it."""
+    told = [getattr(pauses.get(rank), field, None) for rank in own_time.ranks]
     known = [times for times in told if times is not None]
-    others = [peer for peer in own_time.peers[position] if peer != position]
-    if len(known) < len(told) or not others or not len(steps):
+    if len(known) < len(told) or not len(steps):
         return None
-    chosen = list(steps)
-    queue = _by_step(known, [analyses[rank] for rank in own_time.ranks])[:, chosen].sum(axis=1)
-    own = np.sum([part[:, chosen].sum(axis=1) for part in own_time.parts.values()], axis=0)
-    usual = float(np.median(queue[others] / np.maximum(own[others], 1)))
-    expected = usual * float(own[position])
-    if not in_proportion:
-        expected = float(np.median(queue[others]))
-    return _Excess(QUEUED, (float(queue[position]) - expected) / len(steps), expected / len(steps))
+    table = _by_step(known, [analyses[rank] for rank in own_time.ranks])
+    result: _Floats = table[:, list(steps)].mean(axis=1)
+    return result
+
+
+def _own(own_time: OwnTime, steps: Sequence[int]) -> _Floats:
+    """Mean own time of each rank in these steps, ns."""
+    parts = [part[:, list(steps)].mean(axis=1) for part in own_time.parts.values()]
+    result: _Floats = np.sum(parts, axis=0)
+    return result
 
 
 def _share(excess: _Excess, lateness_ns: float) -> float:
     """How much of the lateness is explained, as a confidence."""
-    return min(0.99, excess.ns / max(lateness_ns, 1.0))
+    return min(0.99, max(excess.ns, 0.0) / max(lateness_ns, 1.0))
 
 
 def _over_median(rank: int, peers: Sequence[int], amounts: Mapping[int, float]) -> float | None:

@@ -50,6 +50,7 @@ from distprof.sections.stragglers.result import (
 from distprof.sections.stragglers.sequences import find_sequence_imbalance, rank_attention_ns
 from distprof.sections.stragglers.sharing import set_key, what_they_share
 from distprof.sections.stragglers.slowness import (
+    COUNTS,
     EQUAL_DEVICES,
     PACE,
     Slowness,
@@ -312,7 +313,7 @@ def _cause_in(slow: Slowness, position: int, known: _Evidence) -> Cause:
     if slow.is_alone and slow.part == PACE:
         text = "it runs the same kernels slower than ranks of other stages do"
         return Cause(StragglerCause.SLOW_DEVICE, (text,), confidence=ALIKE)
-    return find_cause(
+    found = find_cause(
         known.own_time.ranks[position],
         steps,
         float(excess[steps].mean()),
@@ -324,6 +325,12 @@ def _cause_in(slow: Slowness, position: int, known: _Evidence) -> Cause:
         known.sequences,
         known.exchanged,
     )
+    if slow.part == COUNTS and found.cause is not StragglerCause.MORE_WORK:
+        return Cause(StragglerCause.MORE_WORK, (COUNTED,), confidence=0.95)
+    return found
+
+
+COUNTED = "it launches more kernels than its peers in these steps, whatever time each takes"
 
 
 def _of_set(

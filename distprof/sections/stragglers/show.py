@@ -10,9 +10,10 @@ from distprof.sections.shows import table, why
 from distprof.sections.stragglers.result import RankStraggler, StragglerSet
 from distprof.sections.table import Column, TableView, counted, rows_table
 from distprof.terms import StragglerCause, StragglerPattern
-from distprof.units import format_duration, format_ratio
+from distprof.units import format_duration, format_ratio, name_ranks
 
 if TYPE_CHECKING:
+    from distprof.rules.base import Finding
     from distprof.sections.report import Report
 
 __all__ = ["culprits", "stragglers_table", "wait_line"]
@@ -79,6 +80,10 @@ def wait_line(report: Report, wait: Part) -> str:
 def _whose(report: Report, late: tuple[RankStraggler, ...]) -> str:
     """What is known where no named rank accounts for the waiting: not proven is not absent."""
     suspect = None if late else _suspect(report)
+    named = _named_elsewhere(report)
+    if suspect is None and named is not None:
+        verb = "is" if len(named.ranks) == 1 else "are"
+        return f"{name_ranks(named.ranks)} {verb} named below ({named.code})."
     if suspect is None:
         return "no single rank is responsible. Even out the work between ranks."
     share = format_ratio(suspect.lost_ns_per_step / report.stragglers.lost_ns_per_step)
@@ -87,6 +92,13 @@ def _whose(report: Report, late: tuple[RankStraggler, ...]) -> str:
         f"rank {suspect.rank} arrives last in {share} of that time, but {steps} cannot rule out "
         "chance. Trace more steps."
     )
+
+
+def _named_elsewhere(report: Report) -> Finding | None:
+    """The most expensive finding that names at most half of the ranks: input, pauses, a stage."""
+    few = len(report.run.ranks) / 2
+    named = (one for one in report.findings if one.cost_ns_per_step and 0 < len(one.ranks) <= few)
+    return max(named, key=lambda one: one.cost_ns_per_step or 0, default=None)
 
 
 def _suspect(report: Report) -> RankStraggler | None:

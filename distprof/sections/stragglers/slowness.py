@@ -3,6 +3,8 @@
 Computation is split in two: the pace at which a rank runs the same kernels as others
 (:mod:`~distprof.sections.stragglers.pace`), and what it computes apart from that. So two faults on
 different ranks do not hide each other, and ranks of unlike pipeline stages have a common measure.
+Counts of kernels are a third measure: they prove more work where times are noisy
+(:mod:`~distprof.sections.stragglers.surplus`).
 """
 
 from __future__ import annotations
@@ -18,12 +20,15 @@ from distprof.sections.context import RankAnalysis
 from distprof.sections.own_time import COMPUTATION, HOST, INPUT, OwnTime, same_stages
 from distprof.sections.stragglers.episodes import Episode, Limits, find_episodes
 from distprof.sections.stragglers.pace import Pace, pace_of
+from distprof.sections.stragglers.surplus import work_by_counts
 
-__all__ = ["EQUAL_DEVICES", "PACE", "WORK", "Slowness", "find_slowness", "own_part"]
+__all__ = ["COUNTS", "EQUAL_DEVICES", "PACE", "WORK", "Slowness", "find_slowness", "own_part"]
 
 PACE = "pace"
 
 WORK = "work"
+
+COUNTS = "counts"
 
 EQUAL_DEVICES = 0.018
 """Share of the step by which equal devices differ in what they compute."""
@@ -61,7 +66,7 @@ class Slowness(msgspec.Struct, frozen=True, kw_only=True):
     """An episode and why it counts.
 
     Args:
-        part: Of own time: :data:`PACE`, :data:`WORK`, input or idling for the host.
+        part: Of own time: :data:`PACE`, :data:`WORK`, :data:`COUNTS`, input or idling for the host.
         episode: Who and when.
         lost_ns: What the others wait for it, mean per step.
         is_alone: Whether none of its ranks has a peer that is not slow as well, which does the
@@ -78,7 +83,7 @@ class Slowness(msgspec.Struct, frozen=True, kw_only=True):
 
 def own_part(part: str) -> str:
     """The part of own time that a part of slowness belongs to."""
-    return COMPUTATION if part in (PACE, WORK) else part
+    return COMPUTATION if part in (PACE, WORK, COUNTS) else part
 
 
 def find_slowness(
@@ -150,6 +155,9 @@ def _episodes(
         computation = computation / pace.factor
     if not computes_unevenly:
         yield from _of(WORK, computation, peers, device)
+        counted = work_by_counts(analyses, peers)
+        if counted is not None:
+            yield from _of(COUNTS, counted, peers, device)
     yield from _of(INPUT, own_time.parts[INPUT].astype(np.float64), everybody, host)
     # A pair does not show which one is usual, and how a host idles depends little on the stage.
     few = min(len(group) for group in peers) < FEWEST_PEERS
@@ -159,7 +167,7 @@ def _episodes(
 
 def _limits(step_ns: float, lasting: float, cell: float) -> Limits:
     return Limits(
-        lasting_ns=lasting * step_ns, cell_ns=cell * step_ns, again_ns=cell * step_ns, tests=4
+        lasting_ns=lasting * step_ns, cell_ns=cell * step_ns, again_ns=cell * step_ns, tests=5
     )
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from distprof.artefacts import TRACE_FILE
 from distprof.artefacts.run_file import ProbeStatus
 from distprof_probes.probe import Tracer, Unavailable, Yielded
+from distprof_probes.probes.exported import ExportWatch
 from distprof_probes.probes.memory import resident_bytes
 
 if TYPE_CHECKING:
@@ -222,6 +223,7 @@ class ProfilerProbe(Tracer):
         self._thread = 0
         self._resident_at_start = 0
         self._watch = UserProfilerWatch(self._give_way)
+        self._exports: ExportWatch | None = None
         self._has_given_way = False
 
     def start(self, session: Session) -> None:
@@ -233,6 +235,16 @@ class ProfilerProbe(Tracer):
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise it prints a line per start
         if "torch" in sys.modules:
             self._watch.install()
+            self._watch_exports()
+
+    def _watch_exports(self) -> None:
+        """What the program's own profiler exports is kept where distprof traced nothing."""
+        if self._exports is None:
+            target = self._session.rank_dir / TRACE_FILE
+            self._exports = ExportWatch(
+                target, lambda: self._has_given_way and not self.traced_steps
+            )
+            self._exports.install()
 
     def between_steps(self, next_step: int) -> bool:
         """Arm, start or end the recording, as the next step requires."""
@@ -287,6 +299,8 @@ class ProfilerProbe(Tracer):
             self.remark = (
                 f"nothing was traced: the job ended before step {first}; give an earlier start_step"
             )
+        if self._exports is not None and not self._has_given_way:
+            self._exports.remove()
         self._disarm()
         self._is_done, self._is_recording = True, False
 
@@ -303,6 +317,7 @@ class ProfilerProbe(Tracer):
         if is_profiler_running():
             raise Yielded("the program's own profiler was running")
         self._watch.install()
+        self._watch_exports()
         self._thread = threading.get_ident()
         self._profile = _make_profile(self._session)
         with self._watch.ours():
@@ -378,7 +393,8 @@ class ProfilerProbe(Tracer):
     def _why_yielded(self) -> str:
         kept = f"; {len(self.traced_steps)} steps were traced before" if self.traced_steps else ""
         lost = f"; {self.remark}" if self.remark else ""
-        return f"the program started its own profiler{kept}{lost}"
+        used = "" if self.traced_steps else "; the first trace that it exports is used instead"
+        return f"the program started its own profiler{kept}{lost}{used}"
 
 
 def _plain(name: str) -> str:

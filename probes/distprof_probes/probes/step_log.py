@@ -63,6 +63,7 @@ class StepLog(Probe):
             is_probed: Whether the probes recorded it.
         """
         phases, self._phases = self._phases, []
+        cpu = self._queue.since_last()
         record = StepRecord(
             step=step,
             start_ns=start_ns,
@@ -71,7 +72,8 @@ class StepLog(Probe):
             tokens=tokens,
             samples=samples,
             num_micro_batches=sum(phase.name == "forward" for phase in phases) or None,
-            run_queue_ns=self._queue.since_last(),
+            run_queue_ns=cpu.waited_ns,
+            cpu_ns=cpu.ran_ns,
             is_traced=is_traced,
             is_probed=is_probed,
         )

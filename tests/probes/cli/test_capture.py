@@ -218,6 +218,20 @@ def test_the_users_own_profiler_has_priority(tmp_path: Path, started_warm: Start
     assert len(run.lines(0)) == 20
 
 
+@pytest.mark.parametrize("name", ["own.json", "own.json.gz"])
+def test_what_the_users_own_profiler_exports_is_in_the_report(
+    tmp_path: Path, started_warm: Starter, name: str
+) -> None:
+    exported = str(tmp_path / name)
+    program = [sys.executable, str(SCRIPTS / "endings.py"), "--own-profiler", "--export", exported]
+    run = captured(tmp_path / "run", program=program, start=started_warm)
+    assert run.code == 0, run.err
+    assert run.report["run"]["ranks"] == [0]
+    assert run.report["breakdown"]["ranks"]
+    assert run.states(0)["profiler"] == "yielded"
+    assert (tmp_path / name).is_file()
+
+
 def test_a_run_shorter_than_the_plan_is_recorded(tmp_path: Path, started_warm: Starter) -> None:
     program = [sys.executable, str(SCRIPTS / "endings.py"), "--steps", "5"]
     run = captured(tmp_path / "run", program=program, start=started_warm)

@@ -15,6 +15,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--end", default="return")
     parser.add_argument("--own-profiler", action="store_true")
+    parser.add_argument("--export", default="")
     args = parser.parse_args()
 
     torch.set_num_threads(1)
@@ -33,6 +34,8 @@ def main() -> None:
     if args.own_profiler:
         with torch.profiler.profile() as profiler:
             train(args.steps)
+        if args.export:
+            profiler.export_chrome_trace(args.export)
         print("own events", any(e.key == "aten::linear" for e in profiler.key_averages()))
     else:
         train(args.steps)

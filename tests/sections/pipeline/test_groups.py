@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from distprof.run.run import ClockAlignment
 from distprof.run.topology import ProcessGroup
 from distprof.sections.context import RankAnalyses
+from distprof.sections.own_time import held_stages
 from distprof.sections.pipeline.measure import analyze_pipeline
 from distprof.sections.pipeline.sources import SOURCE
 from distprof.terms import CollectiveKind, Confidence, MeshAxis
@@ -245,6 +246,22 @@ def test_stages_are_in_the_order_of_activations_and_not_of_rank_numbers():
     ranks = [messages(0, [1], order=BACKWARD), messages(1, [0], order=FORWARD)]
     (group,) = analysed(ranks).groups
     assert group.ranks == (1, 0)
+
+
+def test_stages_that_messages_show_are_those_of_the_ranks_in_every_subject():
+    """So a rank is compared with ranks of its stage, and not called late for its layers."""
+    ranks = [
+        messages(1, (0,), order=("SEND", "RECV")),
+        messages(0, (1,), order=("RECV", "SEND"), kernels=("gemm", "loss")),
+    ]
+    run = make_run(ranks, steps=(0,))
+    assert held_stages(measure(run).analyses, run) == {1: (0,), 0: (1,)}
+
+
+def test_ranks_of_a_ring_hold_no_stages():
+    ranks = [messages(0, (1,), at_once=True), messages(1, (0,), at_once=True)]
+    run = make_run(ranks, steps=(0,))
+    assert set(held_stages(measure(run).analyses, run).values()) == {()}
 
 
 def test_links_that_carry_unequal_numbers_are_no_pipeline():

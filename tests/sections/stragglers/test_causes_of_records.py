@@ -1,9 +1,10 @@
 """Why a rank is late, where its probes saw it and the trace does not."""
 
+import msgspec
 import numpy as np
 import pytest
 
-from distprof.run.run import ClockAlignment
+from distprof.run.run import ClockAlignment, Device
 from distprof.sections.context import ProbeRecords
 from distprof.sections.idle.measure import HostPauses
 from distprof.sections.own_time import COMPUTATION, HOST
@@ -90,23 +91,31 @@ def test_what_one_rank_did_not_record_is_compared_with_nobody():
     assert not any("garbage" in text for text in first(pauses).evidence)
 
 
-def busy_machine(own_ns, queue_ns):
-    """Two ranks that compute for ``own_ns`` of each 1,000, and wait for a CPU as said meanwhile."""
+def busy_machine(own_ns, queue_ns, cpu_ns=None, idle_ns=(0, 0)):
+    """Two ranks that compute for ``own_ns`` µs of each 1,000, and wait for a CPU as said meanwhile.
+
+    They idle for ``idle_ns`` of it, and run on a CPU for ``cpu_ns`` where that is recorded.
+    """
     ranks = []
     for rank, own in enumerate(own_ns):
         builder = RankBuilder(rank)
         for step in range(NUM_STEPS):
             low = 1_000 * step
-            builder.step(step, low, low + 1_000).kernel("gemm", low, low + own)
+            computes = low + own - idle_ns[rank]
+            builder.step(step, low, low + 1_000).kernel("gemm", low, computes)
+            builder.operator("aten::mm", low, computes)
             builder.comm(
                 "nccl", low + own, low + 900, ranks=(0, 1), seq=step, kind=CollectiveKind.ALL_REDUCE
             )
-        ranks.append(builder.rank())
+        ranks.append(builder.rank(device=Device(name="cpu")))
     matches, _ = join_by_seq(ranks)
     run = make_run(ranks, steps=range(NUM_STEPS), matches=matches, clock=identity_clock((0, 1), 10))
     found = measure(run)
     pauses = {
-        rank: HostPauses(run_queue_ns=dict.fromkeys(range(NUM_STEPS), queue))
+        rank: HostPauses(
+            run_queue_ns=dict.fromkeys(range(NUM_STEPS), queue),
+            cpu_ns=cpu_ns and dict.fromkeys(range(NUM_STEPS), cpu_ns[rank]),
+        )
         for rank, queue in enumerate(queue_ns)
     }
     records = ProbeRecords(found={HostPauses: pauses})
@@ -116,6 +125,7 @@ def busy_machine(own_ns, queue_ns):
 def test_a_rank_that_gets_less_of_the_cpu_than_its_peer_is_not_a_slow_device():
     late = busy_machine(own_ns=(400, 800), queue_ns=(20, 400))
     assert (late.rank, late.cause) == (1, StragglerCause.CPU_TAKEN)
+    assert msgspec.json.encode(late)  # no number of numpy's
 
 
 def test_a_rank_that_computes_more_waits_more_for_the_cpu_and_that_is_no_cause():
@@ -132,7 +142,31 @@ def test_kernels_that_wait_for_a_cpu_are_no_slow_device():
     """
     late = busy_machine(own_ns=(360, 510), queue_ns=(240, 360))
     assert (late.rank, late.cause) == (1, StragglerCause.CPU_TAKEN)
+    assert msgspec.json.encode(late)
     assert any("blame is uncertain" in text for text in late.evidence)
+
+
+@pytest.mark.parametrize("cpu_ns", [None, (100, 110)])
+def test_a_rank_that_idles_because_others_have_its_cpu_is_no_late_host(cpu_ns):
+    """Of the 200 that rank 1 idles longer, it waits for a CPU in 140."""
+    late = busy_machine(own_ns=(360, 560), queue_ns=(200, 340), cpu_ns=cpu_ns, idle_ns=(100, 300))
+    assert (late.rank, late.cause) == (1, StragglerCause.CPU_TAKEN)
+
+
+def test_a_rank_that_sleeps_on_a_busy_machine_is_a_late_host():
+    """It waits for a CPU as long as its peer, and runs as long: the rest is its own."""
+    late = busy_machine(
+        own_ns=(360, 560), queue_ns=(200, 210), cpu_ns=(160, 160), idle_ns=(100, 300)
+    )
+    assert (late.rank, late.cause) == (1, StragglerCause.LATE_HOST)
+
+
+def test_a_host_that_works_more_on_a_busy_machine_is_a_late_host():
+    """It runs 110 longer, so that it also waits 90 longer for a CPU, in proportion."""
+    late = busy_machine(
+        own_ns=(360, 560), queue_ns=(160, 250), cpu_ns=(200, 310), idle_ns=(100, 300)
+    )
+    assert (late.rank, late.cause) == (1, StragglerCause.LATE_HOST)
 
 
 def excess(what, own, peers):

@@ -18,6 +18,9 @@ Time in the run queue on the rank that waits longest, mean per step, without the
 those that take more than twice the median. Ranks that are late because of it are not called
 stragglers. What the job gains on a quiet host is simulated as if all ranks kept up with each other.
 
+A rank is named alone if it waits far longer than the others do, in proportion to the time that each
+runs on a CPU. If all ranks wait, the machine is busy, and which rank is to blame is uncertain.
+
 ## How to fix
 Give the job CPUs of its own: stop other work on the host, ask the scheduler for exclusive cores,
 pin each rank (`numactl`, `taskset`, `--cpu-bind`), and set `OMP_NUM_THREADS` to the CPUs of a rank.
@@ -32,10 +35,11 @@ Linux kernel documentation, "Scheduler Statistics" (schedstat).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from statistics import median
 
 from distprof.rules.base import Draft, Limit, Limits, rule
-from distprof.sections.idle.result import PausesResult
+from distprof.sections.idle.result import PausesResult, RankPauses
 from distprof.sections.step_log.result import StepLogResult
 from distprof.terms import Confidence, Severity
 from distprof.units import format_duration, format_ratio, name_ranks
@@ -46,34 +50,86 @@ from distprof.units import format_duration, format_ratio, name_ranks
     severity=Severity.WARNING,
     since="0.1.0",
     needs=(PausesResult, StepLogResult),
-    limits={"min_step_ratio": Limit(0.03, "share of the step that waiting for a CPU may take")},
+    limits={
+        "min_step_ratio": Limit(0.03, "share of the step that waiting for a CPU may take"),
+        "over_others": Limit(
+            2.0, "wait over that of the other ranks, in proportion to CPU time, that names a rank"
+        ),
+    },
 )
 def check(pauses: PausesResult, step_log: StepLogResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding for the run."""
     step = step_log.median_ns or step_log.traced_median_ns
     if not step:
         return  # bare traces, which do not record it
+    least = limits["min_step_ratio"] * step
     waits = {rank.rank: rank.run_queue_ns_per_step or 0 for rank in pauses.ranks}
-    found = tuple(rank for rank, ns in waits.items() if ns > limits["min_step_ratio"] * step)
+    found = tuple(rank for rank, ns in waits.items() if ns > least)
     if not found:
         return
-    worst = max(found, key=lambda rank: waits[rank])
-    names = name_ranks(found)
-    wait = "waits" if len(found) == 1 else "wait up to"
+    alone = _starved(pauses, least, limits["over_others"])
+    named = alone or found
+    worst = max(waits[rank] for rank in named)
     yield Draft(
-        message=(
-            f"The CPUs are shared: {names} {wait} {format_duration(waits[worst])} of each step "
-            f"({format_ratio(waits[worst] / step)}) for a free one. Other processes, or too many "
-            "threads of the job, take them."
-        ),
+        message=_of_few(alone, waits, step) if alone else _of_all(found, waits, step),
         fix=(
             "Give the job CPUs of its own: stop other work on the host, pin ranks to cores, and "
             "set OMP_NUM_THREADS to the CPUs of a rank."
         ),
-        cost_ns_per_step=waits[worst],
+        cost_ns_per_step=worst,
         confidence=Confidence.INFERRED,
-        ranks=found,
+        ranks=named,
         evidence=("pauses.ranks", "step_log.median_ns"),
         without="late ranks",
         explains=("COM102", "COM103", "STR110"),
+    )
+
+
+def _starved(pauses: PausesResult, least_ns: float, over_others: float) -> tuple[int, ...]:
+    """Fewer than half of the ranks, which wait far longer than the others; empty without any.
+
+    A rank that runs longer also waits longer on a busy machine: that is its share. One that runs
+    less has no smaller one, since its CPU time is noisy, too.
+    """
+    waits = {rank.rank: rank.run_queue_ns_per_step for rank in pauses.ranks}
+    if len(waits) < 2 or None in waits.values():
+        return ()
+    found = []
+    for rank in pauses.ranks:
+        others = [other for other in pauses.ranks if other is not rank]
+        usual = median(other.run_queue_ns_per_step or 0 for other in others)
+        share = max(usual, median(_share_of(rank, other) for other in others))
+        waited = rank.run_queue_ns_per_step or 0
+        if waited - share > least_ns and waited > over_others * share:
+            found.append(rank.rank)
+    return tuple(found) if 2 * len(found) <= len(waits) else ()
+
+
+def _share_of(rank: RankPauses, other: RankPauses) -> float:
+    """What the rank would wait if it waited like another, ns per step."""
+    ran = 1.0
+    if rank.cpu_ns_per_step and other.cpu_ns_per_step:
+        ran = rank.cpu_ns_per_step / other.cpu_ns_per_step
+    return ran * (other.run_queue_ns_per_step or 0)
+
+
+def _of_few(alone: tuple[int, ...], waits: Mapping[int, int], step: int) -> str:
+    worst = max(waits[rank] for rank in alone)
+    rest = max(ns for rank, ns in waits.items() if rank not in alone)
+    up_to = "waits" if len(alone) == 1 else "wait up to"
+    return (
+        f"Other processes take the CPU of {name_ranks(alone)}, which {up_to} "
+        f"{format_duration(worst)} of each step ({format_ratio(worst / step)}) for a free one. "
+        f"The other ranks wait {format_duration(rest)} at most."
+    )
+
+
+def _of_all(found: tuple[int, ...], waits: Mapping[int, int], step: int) -> str:
+    worst = max(waits[rank] for rank in found)
+    wait = "waits" if len(found) == 1 else "wait up to"
+    unsure = ", so any of these ranks may be late by chance" if len(found) > 1 else ""
+    return (
+        f"The machine is busy: {name_ranks(found)} {wait} {format_duration(worst)} of each step "
+        f"({format_ratio(worst / step)}) for a free CPU. Other processes, or too many threads of "
+        f"the job, take them{unsure}."
     )

@@ -20,7 +20,9 @@ Look at what this rank reads. Check the storage and size of its shard, `num_work
 `prefetch_factor`, other processes on its cores, and whether its samples are longer.
 
 ## When it is wrong
-In a pipeline only some stages need input. The others do not wait for any.
+On a busy machine, loaders wait for a free CPU. The rule is silent where the excess is small
+compared with the time for which the training thread itself waits for one. In a pipeline only some
+stages need input. The others do not wait for any.
 
 ## Sources
 Formula sheet, "Measured from traces" (straggler; input wait).
@@ -31,7 +33,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 
-from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.idle.result import PausesResult
 from distprof.sections.step_log.result import StepLogResult
 from distprof.sections.stragglers.result import StragglersResult
@@ -47,7 +49,10 @@ from distprof.units import format_duration, format_ratio, name_ranks
     limits={
         "min_step_ratio": Limit(
             0.03, "share of the step that a rank may wait longer than its peers"
-        )
+        ),
+        "queue_ratio": Limit(
+            0.25, "share of the wait for a free CPU below which loaders may only lack a CPU"
+        ),
     },
 )
 def check(
@@ -59,9 +64,13 @@ def check(
         return  # bare traces, or one rank alone
     excess = {rank: wait - _peers(waits, rank) for rank, wait in waits.items()}
     least = limits["min_step_ratio"] * step
-    late = tuple(
+    longer = tuple(
         rank for rank, more in excess.items() if more > least and rank not in _named(stragglers)
     )
+    queued = _queued_ns(pauses)
+    late = tuple(r for r in longer if excess[r] > limits["queue_ratio"] * queued.get(r, 0))
+    if longer and not late:
+        raise InsufficientEvidenceError(_uncertain(longer, excess, queued))
     if not late:
         return
     worst = max(late, key=lambda rank: excess[rank])
@@ -89,6 +98,21 @@ def _input_ns(step_log: StepLogResult, pauses: PausesResult) -> dict[int, int]:
     return {
         rank.rank: rank.phases.get("input", 0) + loader.get(rank.rank, 0) for rank in step_log.ranks
     }
+
+
+def _queued_ns(pauses: PausesResult) -> dict[int, int]:
+    """Rank to the time for which its training thread waits for a free CPU, where that is known."""
+    return {rank.rank: rank.run_queue_ns_per_step or 0 for rank in pauses.ranks}
+
+
+def _uncertain(ranks: tuple[int, ...], excess: dict[int, float], queued: dict[int, int]) -> str:
+    """Loaders wait for a CPU as the training thread does."""
+    worst = max(ranks, key=lambda rank: excess[rank])
+    return (
+        f"rank {worst} waits {format_duration(excess[worst])} longer for input than its peers, but "
+        f"the machine is busy: its training thread waits {format_duration(queued[worst])} of each "
+        "step for a free CPU, and so may its loader"
+    )
 
 
 def _peers(waits: dict[int, int], rank: int) -> float:

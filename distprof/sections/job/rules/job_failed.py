@@ -16,6 +16,7 @@ There is no cost per step.
 
 ## How to fix
 Read `output.log` and `error.json` in the folder of the named rank, and `stacks.txt` if a rank hung.
+A captured program has no `output.log`: read what it printed.
 Out of memory: use a smaller micro-batch, activation checkpointing, or more shards. Killed from
 outside: look at the log of the scheduler and at the kernel log of the host.
 
@@ -40,14 +41,30 @@ _FIXES = {
         "Use a smaller micro-batch, checkpoint activations, or shard over more ranks. The memory "
         "table shows how much each rank used."
     ),
-    "hung": "Read stacks.txt of that rank: it shows where its Python code hung.",
     "stopped": "Find what stopped the process (SIGSTOP, a debugger); the job itself did not fail.",
     "killed": (
         "It was killed from outside: look at the log of the scheduler and at the kernel log of "
         "the host."
     ),
 }
-_FIX = "Read error.json and output.log in the folder of that rank."
+_HUNG = "Read stacks.txt of that rank: it shows where its Python code hung."
+_ATTACH = "Run distprof hang on the run directory, and distprof attach while the ranks still live."
+
+
+def _fix(job: JobResult) -> str:
+    """What to read next, of what there is: a captured program prints where it always does."""
+    failure = job.failure
+    kind = failure.kind if failure else ""
+    if kind == "hung":
+        return _HUNG if job.kind == "run" else _ATTACH
+    if kind in _FIXES:
+        return _FIXES[kind]
+    rank = failure.rank if failure else None
+    has_error = any(rank in (None, error.rank) for error in job.errors)
+    folder = "in the folder of that rank" if rank is not None else "in the folders of the ranks"
+    if job.kind == "run":
+        return f"Read {'error.json and ' if has_error else ''}output.log {folder}."
+    return f"Read what the program printed{f', and error.json {folder}' if has_error else ''}."
 
 
 @rule(
@@ -72,7 +89,7 @@ def check(job: JobResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001 - 
         message += "" if words in message else f": {own.kind}: {words}"
     yield Draft(
         message=f"{message[:1].upper()}{message[1:]}.",
-        fix=_FIXES.get(failure.kind, _FIX) if failure else _FIX,
+        fix=_fix(job),
         ranks=(failure.rank,) if failure and failure.rank is not None else (),
         evidence=("job.failure", "job.exits", "job.errors"),
     )

@@ -27,7 +27,8 @@ the stages hold equal work, the busiest stage's GPU is slow: check its clocks an
 
 ## When it is wrong
 Stages may be uneven on purpose because one GPU has less memory or is an older model. If a machine
-runs many more processes than it has cores, the scheduler makes stages uneven.
+runs many more processes than it has cores, the scheduler makes stages uneven: on CPU ranks, the
+rule is silent where the time on a CPU does not show the same.
 
 ## Sources
 Formula sheet, "Pipeline bubble" (stage imbalance).
@@ -36,8 +37,10 @@ Formula sheet, "Pipeline bubble" (stage imbalance).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from statistics import median
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.sections.idle.result import IdleResult, PausesResult
 from distprof.sections.pipeline.result import PipelineGroup, PipelinePosition, PipelineResult
 from distprof.sections.stragglers.result import StragglersResult
 from distprof.terms import Confidence, Severity, StragglerCause
@@ -56,7 +59,7 @@ _FIX = (
     code="PIP101",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(PipelineResult, StragglersResult),
+    needs=(PipelineResult, StragglersResult, PausesResult, IdleResult),
     limits={
         "excess_ratio": Limit(
             0.08, "largest acceptable excess of a stage's work over the other stages' median"
@@ -68,7 +71,11 @@ _FIX = (
     },
 )
 def check(
-    pipeline: PipelineResult, stragglers: StragglersResult, limits: Limits
+    pipeline: PipelineResult,
+    stragglers: StragglersResult,
+    pauses: PausesResult,
+    idle: IdleResult,
+    limits: Limits,
 ) -> Iterator[Draft]:
     """Yield one finding for the busiest stage."""
     cost, step = pipeline.lost_ns_per_step, pipeline.step_ns
@@ -84,6 +91,8 @@ def check(
         return
     if busiest.chance > limits["chance"]:
         raise InsufficientEvidenceError(_unproven(busiest))
+    if idle.is_cpu and _only_waits(busiest, pauses):
+        raise InsufficientEvidenceError(_without_cpu(busiest))
     yield Draft(
         message=(
             f"{_stages(busiest)} ({name_ranks(busiest.ranks)}) works "
@@ -117,6 +126,31 @@ def _runs_slower(busiest: PipelinePosition, stragglers: StragglersResult) -> boo
         for rank in one.ranks
     }
     return set(busiest.ranks) <= slow
+
+
+def _only_waits(busiest: PipelinePosition, pauses: PausesResult) -> bool:
+    """Whether a stage on CPU ranks may work longer because other processes take its CPU.
+
+    Its ranks wait for a free one as long as they work longer, and do not run longer in proportion.
+    """
+    ran = {rank.rank: rank.cpu_ns_per_step for rank in pauses.ranks}
+    waited = {rank.rank: rank.run_queue_ns_per_step or 0 for rank in pauses.ranks}
+    others = [ns for rank, ns in ran.items() if ns and rank not in busiest.ranks]
+    own = [ran[rank] for rank in busiest.ranks if ran.get(rank)]
+    if not own or not others:
+        return False
+    longer = busiest.work_ns_per_step * busiest.excess_ratio / (1 + busiest.excess_ratio)
+    more = median(ns or 0 for ns in own) / median(others) - 1
+    is_queued = max(waited[rank] for rank in busiest.ranks if rank in waited) >= longer
+    return is_queued and more < busiest.excess_ratio / 2
+
+
+def _without_cpu(busiest: PipelinePosition) -> str:
+    return (
+        f"{_stages(busiest).lower()} takes {format_ratio(busiest.excess_ratio)} longer than the "
+        "others, but does not run as much longer on a CPU: the machine is busy, and other "
+        "processes take its CPU"
+    )
 
 
 def _of_logs(pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:

@@ -33,8 +33,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.collectives.result import CollectivesResult
+from distprof.sections.idle.result import IdleResult, PausesResult
 from distprof.sections.shares import WIDER_TRANSFER
 from distprof.sections.stragglers.result import SlowLink, StragglersResult
 from distprof.terms import Severity
@@ -45,14 +46,18 @@ from distprof.units import format_bytes, format_duration, format_ratio, name_ran
     code="STR107",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(StragglersResult, CollectivesResult),
+    needs=(StragglersResult, CollectivesResult, PausesResult, IdleResult),
     limits={
         "min_step_ratio": Limit(0.02, "share of the step that slow transfers may take"),
         "slower_ratio": Limit(1.2, "transfer relative to the other groups' that is tolerated"),
     },
 )
 def check(
-    stragglers: StragglersResult, collectives: CollectivesResult, limits: Limits
+    stragglers: StragglersResult,
+    collectives: CollectivesResult,
+    pauses: PausesResult,
+    idle: IdleResult,
+    limits: Limits,
 ) -> Iterator[Draft]:
     """Yield one finding per set of ranks."""
     if not collectives.classes:
@@ -62,6 +67,11 @@ def check(
             continue
         if link.ratio < limits["slower_ratio"]:
             continue
+        if idle.is_cpu and _waits_for_cpu(link, pauses):
+            raise InsufficientEvidenceError(
+                f"transfers of {name_ranks(link.ranks)} take longer, but the machine is busy: they "
+                "wait for a free CPU as long, and CPU ranks move data themselves"
+            )
         plural = "s" if link.num_compared > 1 else ""
         yield Draft(
             message=(
@@ -82,6 +92,12 @@ def check(
             without=link.scenario,
             explains=WIDER_TRANSFER,
         )
+
+
+def _waits_for_cpu(link: SlowLink, pauses: PausesResult) -> bool:
+    """Whether the ranks wait for a free CPU for as long as their transfers are too long."""
+    waits = [rank.run_queue_ns_per_step or 0 for rank in pauses.ranks if rank.rank in link.ranks]
+    return max(waits, default=0) >= link.lost_ns_per_step
 
 
 def _what(link: SlowLink) -> str:

@@ -1,0 +1,116 @@
+"""Findings where other processes take the CPUs: who is to blame is uncertain, and rules say so."""
+
+import pytest
+from msgspec.structs import replace
+
+from distprof.rules.engine import run_rules
+from distprof.rules.registry import find_rule
+from distprof.sections.idle.result import IdleResult, PausesResult
+from distprof.sections.job.result import JobError, JobFailure, JobResult
+from distprof.sections.pipeline.result import PipelineResult
+from tests.rules.fixtures import input as of_input
+from tests.rules.fixtures import job, pipeline, stragglers
+from tests.rules.samples import MS, RANKS, healthy, pauses
+
+
+def outcome_of(code, results):
+    return run_rules(results.values(), rules=[find_rule(code)])
+
+
+def on_cpus(results, **of_pauses):
+    """The same on CPU ranks."""
+    idle = replace(results[IdleResult], is_cpu=True)
+    return {**results, IdleResult: idle, PausesResult: pauses(**of_pauses)}
+
+
+def test_a_machine_that_is_busy_for_all_ranks_blames_none():
+    results = {**healthy(), PausesResult: pauses(queue_ns=dict.fromkeys(RANKS, 5 * MS))}
+    found = outcome_of("HST110", results).findings
+    assert [one.ranks for one in found] == [tuple(RANKS)]
+    assert "The machine is busy" in found[0].message
+    assert "may be late by chance" in found[0].message
+
+
+def test_a_rank_that_waits_far_longer_for_a_cpu_than_others_is_named():
+    waits = dict.fromkeys(RANKS, 2 * MS) | {1: 6 * MS}
+    results = {**healthy(), PausesResult: pauses(queue_ns=waits, cpu_ns={})}
+    found = outcome_of("HST110", results).findings
+    assert [one.ranks for one in found] == [(1,)]
+    assert "take the CPU of rank 1" in found[0].message
+
+
+def test_a_rank_that_runs_longer_waits_longer_and_is_not_named():
+    waits = dict.fromkeys(RANKS, 2 * MS) | {1: 6 * MS}
+    results = {**healthy(), PausesResult: pauses(queue_ns=waits, cpu_ns={1: 30 * MS})}
+    assert [one.ranks for one in outcome_of("HST110", results).findings] == [tuple(RANKS)]
+
+
+def test_a_rank_that_runs_less_and_waits_about_as_long_as_others_is_not_named():
+    waits = dict.fromkeys(RANKS, 4 * MS) | {1: 5 * MS}
+    results = {**healthy(), PausesResult: pauses(queue_ns=waits, cpu_ns={1: 4 * MS})}
+    assert [one.ranks for one in outcome_of("HST110", results).findings] == [tuple(RANKS)]
+
+
+@pytest.mark.parametrize(("queue_ms", "is_found"), [(0, True), (6, True), (9, False)])
+def test_late_input_counts_only_where_loaders_do_not_wait_as_long_for_a_cpu(queue_ms, is_found):
+    """Rank 3 waits 1.8 ms longer for its input than the others."""
+    results = of_input.bad_uneven_input()
+    results[PausesResult] = pauses(queue_ns=dict.fromkeys(RANKS, queue_ms * MS))
+    outcome = outcome_of("INP102", results)
+    assert bool(outcome.findings) == is_found
+    assert is_found or "the machine is busy" in outcome.not_checked[0].why
+
+
+@pytest.mark.parametrize(
+    ("queue_ms", "ran_ms", "is_found"),
+    [
+        pytest.param(1, 10, True, id="a quiet machine"),
+        pytest.param(8, 13, True, id="it runs longer too"),
+        pytest.param(8, 11, False, id="it only waits"),
+    ],
+)
+def test_a_stage_on_a_busy_machine_is_slow_only_if_it_runs_longer(queue_ms, ran_ms, is_found):
+    """Stage 1 takes 30 % longer: 4.8 ms of each step."""
+    slow = pipeline.bad_unequal_stages()
+    busiest = slow[PipelineResult].positions[1]
+    results = on_cpus(
+        slow,
+        queue_ns=dict.fromkeys(RANKS, queue_ms * MS),
+        cpu_ns=dict.fromkeys(busiest.ranks, ran_ms * MS),
+    )
+    outcome = outcome_of("PIP101", results)
+    assert bool(outcome.findings) == is_found
+    assert is_found or "other processes take its CPU" in outcome.not_checked[0].why
+
+
+@pytest.mark.parametrize(("queue_ms", "is_found"), [(1, True), (5, False)])
+def test_cpu_ranks_that_lack_a_cpu_have_no_slow_link(queue_ms, is_found):
+    """The transfers cost 3 ms of each step."""
+    waits = dict.fromkeys(RANKS, queue_ms * MS)
+    outcome = outcome_of("STR107", on_cpus(stragglers.bad_slow_link(), queue_ns=waits))
+    assert bool(outcome.findings) == is_found
+
+
+RANK_2 = JobFailure(rank=2, kind="exception", message="rank 2 raised", step=14, after_ns=None)
+TOLD = JobError(rank=2, kind="ValueError", message="no data", step=14, is_peer_loss=False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "errors", "fix"),
+    [
+        ("run", (TOLD,), "Read error.json and output.log in the folder of that rank."),
+        ("run", (), "Read output.log in the folder of that rank."),
+        (
+            "capture",
+            (TOLD,),
+            "Read what the program printed, and error.json in the folder of that rank.",
+        ),
+        ("capture", (), "Read what the program printed."),
+    ],
+)
+def test_a_failed_job_points_to_files_that_are_there(kind, errors, fix):
+    results = job.bad_job_failed()
+    results[JobResult] = replace(
+        results[JobResult], kind=kind, failure=RANK_2, errors=errors, outcome="failed"
+    )
+    assert [one.fix for one in outcome_of("CAP104", results).findings] == [fix]
