@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import secrets
 from pathlib import Path
 
@@ -14,10 +16,10 @@ def write_atomically(path: Path, data: bytes) -> None:
     An existing device or pipe such as ``/dev/stdout`` is written to directly.
 
     Raises:
-        OSError: If it cannot be written; no temporary file remains.
+        OSError: If it cannot be written, or is a pipe without a reader; no temporary file remains.
     """
     if path.exists() and not path.is_file():
-        path.write_bytes(data)
+        _write_directly(path, data)
         return
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
@@ -27,3 +29,17 @@ def write_atomically(path: Path, data: bytes) -> None:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def _write_directly(path: Path, data: bytes) -> None:
+    """Write to a device or pipe; opening a pipe without a reader would wait for one."""
+    flags = os.O_WRONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+    try:
+        number = os.open(path, flags)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        raise OSError(errno.ENXIO, "a pipe without a reader, or a socket", str(path)) from error
+    os.set_blocking(number, True)
+    with os.fdopen(number, "wb") as stream:
+        stream.write(data)

@@ -36,6 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.artefacts import CACHE_DIR, RUN_FILE
+from distprof.bounds import Bound, open_plain
 from distprof.errors import DistprofError
 from distprof.run.tables import ACTIVITY, COLLECTIVES, HOST, STEPS, RankTables
 from distprof.schema import Coded, Table, TableSchema
@@ -100,6 +101,10 @@ _TIMES = ("start_ns", "end_ns")
 _LARGEST_INT32 = 2**31 - 1  # offsets into strings are of 32 bits
 
 
+BOUND = Bound(reads="an entry of the cache", num_bytes=1 << 36, rows=1 << 30, beyond="made again")
+"""Larger entries are not used: an entry is checked by reading all of it."""
+
+
 class DamagedCacheError(DistprofError):
     """A cache file cannot be read. Whoever meets it parses the trace again."""
 
@@ -120,7 +125,7 @@ class CacheKey(msgspec.Struct, frozen=True):
         settings = json.dumps([CACHE_VERSION, dict(options)], sort_keys=True)
         digest = hashlib.sha1(settings.encode(), usedforsecurity=False)
         if isinstance(trace, (str, Path)):
-            with Path(trace).open("rb") as file:
+            with open_plain(trace) as file:
                 _hash_into(digest, file)
         else:
             _hash_into(digest, trace)
@@ -444,6 +449,8 @@ def _is_intact(folder: Path) -> bool:
             return False
         sums = msgspec.json.decode((folder / SUMS_FILE).read_bytes(), type=dict[str, list[int]])
         if not sums.keys() <= _FILES or RANK_FILE not in sums:
+            return False
+        if sum(expected[0] for expected in sums.values() if expected) > BOUND.num_bytes:
             return False
         return all(_is_file_of(folder / name, expected) for name, expected in sums.items())
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):

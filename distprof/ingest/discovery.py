@@ -14,6 +14,7 @@ import msgspec
 
 from distprof import artefacts
 from distprof.artefacts import CACHE_DIR
+from distprof.bounds import open_plain
 from distprof.errors import InputError
 from distprof.ingest.foreign import refuse_foreign
 from distprof.remote import file_system
@@ -294,7 +295,7 @@ def _sniff(trace: TraceFile) -> str:
             if isinstance(opened, str):
                 if not Path(opened).is_file():  # opening a pipe would wait for its writer
                     return _SPECIAL
-                with Path(opened).open("rb") as stream:
+                with open_plain(opened) as stream:
                     head = stream.read(_SNIFF_BYTES)
             else:
                 head = opened.read(_SNIFF_BYTES)
