@@ -229,9 +229,14 @@ def _unreadable(source: str, error: Exception) -> InputError:
     return InputError(
         source,
         expected="a readable file",
-        found=f"{type(error).__name__}: {error}",
+        found=str(error) if _is_ours(error) else f"{type(error).__name__}: {error}",
         fix="check the name and your permissions",
     )
+
+
+def _is_ours(error: Exception) -> bool:
+    """Whether the message is a reason in words."""
+    return type(error).__module__.partition(".")[0] == "distprof"
 
 
 def _select(
