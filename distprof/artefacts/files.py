@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import secrets
+import time
 from pathlib import Path
 
 __all__ = ["write_atomically"]
+
+_LONG_AGO_S = 3_600  # no file of ours takes an hour to write
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -29,6 +33,17 @@ def write_atomically(path: Path, data: bytes) -> None:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+    _sweep(path)
+
+
+def _sweep(path: Path) -> None:
+    """Delete what processes left that were killed while they wrote this file, long ago."""
+    start = f".{path.name}."
+    with contextlib.suppress(OSError):
+        for left in path.parent.iterdir():
+            is_part = left.name.startswith(start) and left.name.endswith(".part")
+            if is_part and time.time() - left.stat().st_mtime > _LONG_AGO_S:
+                left.unlink(missing_ok=True)
 
 
 def _write_directly(path: Path, data: bytes) -> None:

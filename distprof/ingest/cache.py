@@ -90,6 +90,7 @@ _TEMPORARY = "distprof-"
 _SCRATCH = "distprof-scratch-"
 _MOMENT_S = 10  # in which a new folder may not be locked yet
 _MAKING = ".making-"
+_AWAY = ".old-"  # damaged entries, until they are deleted
 _LONG_AGO_S = 86_400
 _unfinished: set[Path] = set()  # entries that this process is making
 _held: list[int] = []  # locks of scratch folders, until this process ends
@@ -228,7 +229,7 @@ class EntryWriter:
 
 def _discard(entry: Path) -> None:
     """Move an entry out of the way, in one step, and delete it."""
-    away = Path(tempfile.mkdtemp(prefix=".old-", dir=entry.parent))
+    away = Path(tempfile.mkdtemp(prefix=_AWAY, dir=entry.parent))
     try:
         entry.rename(away / "entry")
     finally:
@@ -237,7 +238,7 @@ def _discard(entry: Path) -> None:
 
 def _sweep(folder: Path) -> None:
     """Delete what processes that were killed long ago left half made."""
-    for left in folder.glob(f"{_MAKING}*"):
+    for left in (*folder.glob(f"{_MAKING}*"), *folder.glob(f"{_AWAY}*")):
         with contextlib.suppress(OSError):
             if time.time() - left.stat().st_mtime > _LONG_AGO_S:
                 shutil.rmtree(left, ignore_errors=True)
