@@ -36,6 +36,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from distprof.bounds import Bound, read_plain
 from distprof.errors import UsageError
 from distprof.options import convert, option, parse_toml
 from distprof.terms import CollectiveKind
@@ -242,6 +243,12 @@ class Config(ConfigFile, frozen=True, kw_only=True):
     source: str = ""
 
 
+BOUND = Bound(
+    reads=CONFIG_FILE, num_bytes=4_000_000, depth=100, beyond="refused", seconds_per_mb=30
+)
+"""The parser of TOML is Python's own, which is slow."""
+
+
 def find_config(folder: str | os.PathLike[str] | None = None) -> Path | None:
     """The nearest ``distprof.toml``: in ``folder`` (default: the working directory) or above it."""
     start = Path(folder or ".").absolute()
@@ -262,7 +269,7 @@ def load_config(path: str | os.PathLike[str] | None = None) -> Config:
     if found is None:
         return Config()
     try:
-        values = parse_toml(found.read_text("utf-8"))
+        values = parse_toml(read_plain(found, BOUND.num_bytes).decode("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{found}: cannot read this configuration: {error}") from error
     except ValueError as error:

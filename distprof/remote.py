@@ -20,6 +20,10 @@ def file_system(url: str) -> tuple[Any, str]:
         UsageError: If its protocol needs a package that no extra installs.
         ValueError: If the protocol is unknown.
     """
+    if url.startswith(("http://", "https://")):
+        from distprof.web import WebFileSystem
+
+        return WebFileSystem(), url
     import fsspec
 
     try:

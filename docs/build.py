@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from distprof.bounds import Bound
 from distprof.cli.reference import command_line_page
 from distprof.config import CONFIG_FILE, ConfigFile
 from distprof.documents.schema import DIALECT
@@ -25,12 +26,13 @@ from distprof.rules.registry import all_rules
 from distprof.run.records import RECORD_TABLES
 from distprof.run.tables import TABLES
 from distprof.schema import ABSENT, Column, TableSchema
+from distprof.verbs.bounds import all_bounds
 from distprof.verbs.documents import all_documents
 from docs.clock_picture import clock_picture
 from docs.rule_examples import examples_text, rule_examples
 from docs.run_directory import run_directory_page, schema_files
 
-__all__ = ["columns_page", "main", "pages", "rule_page", "rules_index", "stale"]
+__all__ = ["columns_page", "limits_page", "main", "pages", "rule_page", "rules_index", "stale"]
 
 ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "docs" / "reference"
@@ -47,6 +49,7 @@ def pages() -> Iterator[tuple[Path, str]]:
         yield REFERENCE / "rules" / f"{rule.name}.md", rule_page(rule, examples[rule.code])
     yield REFERENCE / "columns.md", columns_page((*TABLES, *RECORD_TABLES))
     yield REFERENCE / "command-line.md", command_line_page()
+    yield REFERENCE / "limits.md", limits_page(all_bounds())
     for document in all_documents():
         yield ROOT / "distprof" / document.schema_file, document.schema_text()
         if document.about:
@@ -55,6 +58,43 @@ def pages() -> Iterator[tuple[Path, str]]:
     yield from schema_files()
     yield REFERENCE / "run-directory.md", run_directory_page()
     yield ROOT / "docs" / "how-to" / "one-clock.svg", clock_picture()
+
+
+_LIMITS = """\
+# Limits
+
+What distprof reads at most, for each kind of file. A file that is too large is refused with an
+error that names the file and the limit, or it is read up to the limit, and the report says so. An
+entry of the cache beyond its limit is made again from the trace.
+
+- Sizes count unpacked bytes where a file may be gzipped. A trace that unpacks to more than 100
+  times its size, or a log to more than 250 times, is read only up to that point. So is an archive
+  that holds next to nothing.
+- A file is read up to the size that it had when it was opened, even if it grows.
+- Pipes, devices and sockets are refused. Where a file is read only once, such as `--config` or
+  `fabric`, a pipe that another program writes to is accepted: `distprof fabric <(ssh host cat
+  nccl.log)`. distprof waits a minute for the next byte.
+- Seconds are CPU time for a million bytes of the most expensive content. Real files take a tenth
+  or less.
+
+| reads | MB | rows or values | names or ranks | nesting | beyond | CPU s per MB |
+|---|---|---|---|---|---|---|
+"""
+
+
+def limits_page(bounds: Sequence[Bound]) -> str:
+    """The page of what every reader takes at most."""
+    rows = (
+        f"| {bound.reads.replace('|', ' ')} | {bound.num_bytes / 1e6:,.0f} | {_count(bound.rows)} "
+        f"| {_count(bound.names)} | {_count(bound.depth)} | {bound.beyond} "
+        f"| {bound.seconds_per_mb:g} |\n"
+        for bound in bounds
+    )
+    return _LIMITS + "".join(rows)
+
+
+def _count(number: int | None) -> str:
+    return "" if number is None else f"{number:,}"
 
 
 def config_schema_text() -> str:

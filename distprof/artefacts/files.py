@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 __all__ = ["write_atomically", "writing_atomically"]
+
+_LONG_AGO_S = 3_600  # no file of ours takes an hour to write
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -17,7 +23,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     An existing device or pipe such as ``/dev/stdout`` is written to directly.
 
     Raises:
-        OSError: If it cannot be written; no temporary file remains.
+        OSError: If it cannot be written, or is a pipe without a reader; no temporary file remains.
     """
     with writing_atomically(path) as file:
         file.write(data)
@@ -31,7 +37,7 @@ def writing_atomically(path: Path) -> Iterator[IO[bytes]]:
         OSError: If it cannot be written; no temporary file remains after any exception.
     """
     if path.exists() and not path.is_file():
-        with path.open("wb") as file:
+        with _opened_directly(path) as file:
             yield file
         return
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
@@ -43,3 +49,27 @@ def writing_atomically(path: Path) -> Iterator[IO[bytes]]:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+    _sweep(path)
+
+
+def _sweep(path: Path) -> None:
+    """Delete what processes left that were killed while they wrote this file, long ago."""
+    start = f".{path.name}."
+    with contextlib.suppress(OSError):
+        for left in path.parent.iterdir():
+            is_part = left.name.startswith(start) and left.name.endswith(".part")
+            if is_part and time.time() - left.stat().st_mtime > _LONG_AGO_S:
+                left.unlink(missing_ok=True)
+
+
+def _opened_directly(path: Path) -> IO[bytes]:
+    """A device or pipe, open for writing; opening a pipe without a reader would wait for one."""
+    flags = os.O_WRONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+    try:
+        number = os.open(path, flags)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        raise OSError(errno.ENXIO, "a pipe without a reader, or a socket", str(path)) from error
+    os.set_blocking(number, True)
+    return os.fdopen(number, "wb")

@@ -16,6 +16,7 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar
 import msgspec
 
 from distprof.artefacts.files import write_atomically
+from distprof.bounds import Bound, NotAFileError, TooLargeError, read_plain
 from distprof.documents.page import Page, page_markdown, page_text
 from distprof.documents.schema import json_schema, schema_page, schema_text
 from distprof.errors import InputError, SchemaError, UsageError
@@ -77,6 +78,16 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     order: Literal["sorted"] | None = None
     is_whole: bool = True
     max_bytes: int = 1 << 30
+
+    @property
+    def bound(self) -> Bound:
+        """What is read at most."""
+        return Bound(
+            reads=self.file or f"a saved {self.noun.partition(' ')[2]}",
+            num_bytes=self.max_bytes,
+            depth=1_000,
+            beyond="refused",
+        )
 
     @property
     def name(self) -> str:
@@ -187,19 +198,18 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         return f'{self.noun} with "schema": "{self.schema}"'
 
     def _read(self, file: Path) -> bytes:
-        expected = self.file or f"a saved {self.noun.partition(' ')[2]}"
+        expected = self.bound.reads
         try:
-            with file.open("rb") as stream:
-                is_fine = os.fstat(stream.fileno()).st_size <= self.max_bytes
-                data = stream.read() if is_fine else b""
+            return read_plain(file, self.max_bytes)
+        except TooLargeError as error:
+            found, fix = f"more than {self.max_bytes >> 20} MiB", self.again
+            raise InputError(str(file), expected=expected, found=found, fix=fix) from error
         except (OSError, ValueError) as error:
             found = getattr(error, "strerror", None) or str(error)
             fix = self.absent or self.again
+            if isinstance(error, NotAFileError):
+                fix = "write it to a file first"
             raise InputError(str(file), expected=expected, found=found, fix=fix) from error
-        if not is_fine:
-            found = f"more than {self.max_bytes >> 20} MiB"
-            raise InputError(str(file), expected=expected, found=found, fix=self.again)
-        return data
 
     def _header(self, data: bytes, source: str) -> _Header:
         try:

@@ -36,6 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.artefacts import CACHE_DIR, RUN_FILE
+from distprof.bounds import Bound, open_plain
 from distprof.errors import DistprofError
 from distprof.run.tables import ACTIVITY, COLLECTIVES, HOST, STEPS, RankTables
 from distprof.schema import Coded, Table, TableSchema
@@ -89,6 +90,7 @@ _TEMPORARY = "distprof-"
 _SCRATCH = "distprof-scratch-"
 _MOMENT_S = 10  # in which a new folder may not be locked yet
 _MAKING = ".making-"
+_AWAY = ".old-"  # damaged entries, until they are deleted
 _LONG_AGO_S = 86_400
 _unfinished: set[Path] = set()  # entries that this process is making
 _held: list[int] = []  # locks of scratch folders, until this process ends
@@ -98,6 +100,10 @@ _HASH_BLOCK = 1 << 18  # larger blocks are fresh memory each time, which is slow
 _SHIFT_KEY = b"distprof.shift_ns"
 _TIMES = ("start_ns", "end_ns")
 _LARGEST_INT32 = 2**31 - 1  # offsets into strings are of 32 bits
+
+
+BOUND = Bound(reads="an entry of the cache", num_bytes=1 << 36, rows=1 << 30, beyond="made again")
+"""Larger entries are not used: an entry is checked by reading all of it."""
 
 
 class DamagedCacheError(DistprofError):
@@ -120,7 +126,7 @@ class CacheKey(msgspec.Struct, frozen=True):
         settings = json.dumps([CACHE_VERSION, dict(options)], sort_keys=True)
         digest = hashlib.sha1(settings.encode(), usedforsecurity=False)
         if isinstance(trace, (str, Path)):
-            with Path(trace).open("rb") as file:
+            with open_plain(trace) as file:
                 _hash_into(digest, file)
         else:
             _hash_into(digest, trace)
@@ -223,7 +229,7 @@ class EntryWriter:
 
 def _discard(entry: Path) -> None:
     """Move an entry out of the way, in one step, and delete it."""
-    away = Path(tempfile.mkdtemp(prefix=".old-", dir=entry.parent))
+    away = Path(tempfile.mkdtemp(prefix=_AWAY, dir=entry.parent))
     try:
         entry.rename(away / "entry")
     finally:
@@ -232,7 +238,7 @@ def _discard(entry: Path) -> None:
 
 def _sweep(folder: Path) -> None:
     """Delete what processes that were killed long ago left half made."""
-    for left in folder.glob(f"{_MAKING}*"):
+    for left in (*folder.glob(f"{_MAKING}*"), *folder.glob(f"{_AWAY}*")):
         with contextlib.suppress(OSError):
             if time.time() - left.stat().st_mtime > _LONG_AGO_S:
                 shutil.rmtree(left, ignore_errors=True)
@@ -444,6 +450,8 @@ def _is_intact(folder: Path) -> bool:
             return False
         sums = msgspec.json.decode((folder / SUMS_FILE).read_bytes(), type=dict[str, list[int]])
         if not sums.keys() <= _FILES or RANK_FILE not in sums:
+            return False
+        if sum(expected[0] for expected in sums.values() if expected) > BOUND.num_bytes:
             return False
         return all(_is_file_of(folder / name, expected) for name, expected in sums.items())
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):

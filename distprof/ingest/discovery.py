@@ -14,6 +14,7 @@ import msgspec
 
 from distprof import artefacts
 from distprof.artefacts import CACHE_DIR
+from distprof.bounds import open_plain
 from distprof.errors import InputError
 from distprof.ingest.foreign import refuse_foreign
 from distprof.remote import file_system
@@ -228,9 +229,14 @@ def _unreadable(source: str, error: Exception) -> InputError:
     return InputError(
         source,
         expected="a readable file",
-        found=f"{type(error).__name__}: {error}",
+        found=str(error) if _is_ours(error) else f"{type(error).__name__}: {error}",
         fix="check the name and your permissions",
     )
+
+
+def _is_ours(error: Exception) -> bool:
+    """Whether the message is a reason in words."""
+    return type(error).__module__.partition(".")[0] == "distprof"
 
 
 def _select(
@@ -294,7 +300,7 @@ def _sniff(trace: TraceFile) -> str:
             if isinstance(opened, str):
                 if not Path(opened).is_file():  # opening a pipe would wait for its writer
                     return _SPECIAL
-                with Path(opened).open("rb") as stream:
+                with open_plain(opened) as stream:
                     head = stream.read(_SNIFF_BYTES)
             else:
                 head = opened.read(_SNIFF_BYTES)

@@ -16,15 +16,16 @@ from pathlib import Path
 import msgspec
 
 from distprof.artefacts.fabric_file import FABRIC_SCHEMA, FabricCurve, FabricFile, FabricPoint
+from distprof.bounds import Bound, TooLargeError, read_plain
 from distprof.costs.collectives import bus_factor
 from distprof.costs.fabric import fitted, point
 from distprof.errors import InputError, SchemaError
 from distprof.terms import CollectiveKind
 
-__all__ = ["MAX_BYTES", "read_fabric"]
+__all__ = ["BOUND", "read_fabric"]
 
 _STDIN = "-"
-MAX_BYTES = 64 << 20
+BOUND = Bound(reads="a fabric profile", num_bytes=64 << 20, beyond="refused")
 _MAX_LINE = 2_000
 _MAX_RANKS = 1 << 20
 
@@ -103,10 +104,10 @@ def read_fabric(source: str) -> FabricFile:
     except (OSError, ValueError) as error:
         found = getattr(error, "strerror", None) or str(error)
         raise InputError(source, expected="a fabric profile", found=found) from error
-    if len(data) > MAX_BYTES:
+    if len(data) > BOUND.num_bytes:
         raise InputError(
             source,
-            expected=f"a fabric profile, at most {MAX_BYTES >> 20} MiB",
+            expected=f"a fabric profile, at most {BOUND.num_bytes >> 20} MiB",
             found="a larger file",
             fix="keep only the part that nccl-tests printed",
         )
@@ -117,9 +118,11 @@ def read_fabric(source: str) -> FabricFile:
 
 def _beginning(source: str) -> bytes:
     if source == _STDIN:
-        return sys.stdin.buffer.read(MAX_BYTES + 1)
-    with Path(source).open("rb") as stream:
-        return stream.read(MAX_BYTES + 1)
+        return sys.stdin.buffer.read(BOUND.num_bytes + 1)
+    try:
+        return read_plain(source, BOUND.num_bytes)
+    except TooLargeError:
+        return bytes(BOUND.num_bytes + 1)
 
 
 def _own(data: bytes, source: str) -> FabricFile:

@@ -7,15 +7,17 @@ where lines end, so that memory stays bounded whatever a line or an archive hold
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import msgspec
 
+from distprof.bounds import GzipLimit, UnpackedTooLargeError, open_plain, within
 from distprof.errors import UsageError
 from distprof.remote import file_system
 
@@ -23,16 +25,11 @@ __all__ = [
     "DAMAGE",
     "Blocks",
     "Folder",
-    "TooLargeError",
     "beginning",
     "opened",
     "paths_of_logs",
     "read_some",
 ]
-
-
-class TooLargeError(OSError):
-    """A file is larger than its kind can be."""
 
 
 class Folder(msgspec.Struct, frozen=True):
@@ -90,7 +87,7 @@ class Folder(msgspec.Struct, frozen=True):
         if self.size(name) is None:  # opening a pipe would wait for its writer
             raise FileNotFoundError(2, "no file with this name", name)
         if self.is_local:
-            with Path(self.path, name).open("rb") as stream:
+            with open_plain(Path(self.path, name)) as stream:
                 yield stream
             return
         system, path = file_system(self.child(name).path)
@@ -106,9 +103,7 @@ class Folder(msgspec.Struct, frozen=True):
         """
         with self.open(name) as stream:
             data = stream.read(limit + 1)
-        if len(data) > limit:
-            raise TooLargeError(27, f"more than {limit:,} bytes", name)
-        return data
+        return within(data, limit, name)
 
 
 # Logs ---------------------------------------------------------------------------------------------
@@ -162,10 +157,85 @@ def opened(path: str) -> Iterator[BinaryIO]:
         start = stream.read(2)
         stream.seek(0)
         if start == b"\x1f\x8b":
-            with gzip.GzipFile(fileobj=stream) as unpacked:
+            with io.BufferedReader(_Unpacked(stream), BLOCK_BYTES >> 4) as unpacked:
                 yield cast("BinaryIO", unpacked)
         else:
             yield stream
+
+
+class _Packed:
+    """What goes into an archive, counted. Empty members are refused here: reading them has no end.
+
+    Args:
+        stream: The archive.
+        limit: What counts.
+    """
+
+    def __init__(self, stream: BinaryIO, limit: GzipLimit) -> None:
+        self._stream, self._limit = stream, limit
+
+    def read(self, size: int = -1) -> bytes:
+        """Bytes of the archive.
+
+        Raises:
+            UnpackedTooLargeError: If it gave next to nothing so far.
+        """
+        if self._limit.problem:
+            raise UnpackedTooLargeError(self._limit.problem)
+        data = self._stream.read(size)
+        self._limit.packed += len(data)
+        return data
+
+    def seek(self, offset: int) -> int:
+        """Go to ``offset``: to the start, where the archive is read again."""
+        self._limit.packed = self._limit.unpacked = 0
+        return self._stream.seek(offset)
+
+
+class _Unpacked(io.RawIOBase):
+    """What an archive of gzip holds, as long as it is in proportion to the archive.
+
+    Args:
+        stream: The archive.
+    """
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._limit = GzipLimit(ratio=_LOG_RATIO, slack_bytes=_LOG_SLACK_BYTES)
+        self._gzip = gzip.GzipFile(fileobj=cast("BinaryIO", _Packed(stream, self._limit)))
+
+    def readable(self) -> bool:
+        """Yes."""
+        return True
+
+    def seekable(self) -> bool:
+        """Yes, by reading again."""
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Go to a place in what is unpacked."""
+        return self._gzip.seek(offset, whence)
+
+    def tell(self) -> int:
+        """The place in what is unpacked."""
+        return self._gzip.tell()
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill ``buffer``.
+
+        Raises:
+            UnpackedTooLargeError: If the archive unpacks to far more than logs do.
+        """
+        if self._limit.problem:
+            raise UnpackedTooLargeError(self._limit.problem)
+        data = self._gzip.read1(len(memoryview(buffer)))
+        buffer[: len(data)] = data
+        self._limit.unpacked += len(data)
+        return len(data)
+
+
+_LOG_RATIO = 250  # a log that repeats a line shrinks more than a trace
+
+_LOG_SLACK_BYTES = 1 << 28
 
 
 def read_some(stream: BinaryIO, size: int) -> tuple[bytes, str]:

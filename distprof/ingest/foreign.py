@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from distprof.bounds import open_plain
 from distprof.errors import InputError
 
 __all__ = ["Foreign", "foreign_format", "refuse_foreign"]
@@ -126,7 +127,7 @@ def _files(path: Path) -> list[Path]:
 
 def _head(file: Path) -> bytes:
     try:
-        with file.open("rb") as stream:
+        with open_plain(file) as stream:
             return stream.read(_HEAD_BYTES)
     except OSError:
         return b""

@@ -21,14 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from distprof.artefacts.summary_file import Fingerprint, SummaryFile
+from distprof.bounds import Bound, read_plain
 from distprof.errors import InputError
 from distprof.units import NS_PER_MS, NS_PER_S, NS_PER_US
 from distprof.version import __version__
 
 __all__ = ["fits_measurements", "read_measurements"]
 
-_MAX_BYTES = 1 << 24
-_MAX_ROWS = 100_000
+BOUND = Bound(
+    reads="a table of step times by ranks", num_bytes=1 << 24, rows=100_000, beyond="refused"
+)
 _RANKS = ("ranks", "n", "gpus", "num_gpus", "num_ranks", "world_size", "workers", "processes", "np")
 _TIMES: dict[str, float] = {
     "step_ns": 1,
@@ -90,7 +92,7 @@ def read_measurements(source: str) -> tuple[SummaryFile, ...]:
     """
     path = Path(source)
     try:
-        rows = list(_rows(_text(path), most=_MAX_ROWS))
+        rows = list(_rows(_text(path), most=BOUND.rows or 0))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(source, expected=_EXPECTED, found=str(error)) from error
     if not rows:
@@ -110,9 +112,7 @@ def _names(text: str) -> set[str]:
 
 
 def _text(path: Path) -> str:
-    if path.stat().st_size > _MAX_BYTES:
-        raise ValueError(f"a file of {path.stat().st_size:,} bytes, too large for a table of sizes")
-    return path.read_bytes().decode("utf-8-sig")
+    return read_plain(path, BOUND.num_bytes).decode("utf-8-sig")
 
 
 def _rows(text: str, *, most: int) -> Iterable[Mapping[str, Any]]:

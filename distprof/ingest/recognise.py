@@ -13,6 +13,7 @@ from pathlib import Path
 
 from distprof.artefacts import REPORT_FILE, REPORT_SCHEMA, RUN_FILE
 from distprof.artefacts.summary_file import SUMMARY_SCHEMA
+from distprof.bounds import open_plain
 
 __all__ = ["Kind", "fresh_report_in", "kind_of", "runs_inside"]
 
@@ -45,9 +46,7 @@ def kind_of(source: str) -> Kind:
 
 def _head_of(path: Path) -> bytes:
     try:
-        if not path.is_file():
-            return b""
-        with path.open("rb") as stream:
+        with open_plain(path) as stream:
             return stream.read(_HEAD_BYTES)
     except (OSError, ValueError):
         return b""

@@ -17,6 +17,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from distprof.bounds import Bound
 from distprof.errors import InputError
 from distprof.ingest import kinds
 from distprof.ingest.assemble import assemble_run
@@ -46,6 +47,7 @@ class Source(msgspec.Struct, Generic[_T], frozen=True, kw_only=True):
         origin: What a run of this source alone is made of, for people: ``log of NCCL``.
         name: What a file of this kind is, for people: ``a log of NCCL``. Empty where the kind
             cannot go with a recording.
+        bound: What is read at most.
         fits: Whether a path or URL is of this kind; never raises for what is not.
         read: Reads it; raises InputError where it is damaged.
         notes: What the notes of such a source are among the run's gaps; None where they are shown
@@ -57,6 +59,7 @@ class Source(msgspec.Struct, Generic[_T], frozen=True, kw_only=True):
     place: int
     origin: str
     name: str = ""
+    bound: Bound
     fits: Callable[[str], bool]
     read: Callable[[str], _T]
     notes: Literal["damaged", "assumed"] | None = None

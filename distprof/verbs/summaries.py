@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from distprof.artefacts.summary_file import SUMMARY_SCHEMA, Fingerprint, StepParts, SummaryFile
+from distprof.bounds import Bound, read_plain
 from distprof.errors import DistprofError, InputError
 from distprof.ingest.measurements import fits_measurements, read_measurements
 from distprof.ingest.recognise import Kind, fresh_report_in, kind_of, runs_inside
@@ -23,7 +24,7 @@ from distprof.sections.report import Report
 
 __all__ = ["load_summaries", "open_report", "summarize_report"]
 
-_MAX_BYTES = 1 << 26  # size of a file of summaries
+BOUND = Bound(reads="a file of summaries", num_bytes=1 << 26, depth=1_000, beyond="refused")
 
 
 def load_summaries(sources: Sequence[str | os.PathLike[str]]) -> tuple[SummaryFile, ...]:
@@ -78,9 +79,7 @@ def _read_summaries(path: Path) -> list[SummaryFile]:
     expected = f'one or more summaries with "schema": "{SUMMARY_SCHEMA}"'
     fix = "make it again with: distprof scale --save-summaries FILE"
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise InputError(str(path), expected=expected, found="a file that is too large")
-        data = json.loads(path.read_bytes())
+        data = json.loads(read_plain(path, BOUND.num_bytes))
         found = data if isinstance(data, list) else [data]
         read = msgspec.convert(found, list[SummaryFile])
     except (OSError, ValueError, msgspec.ValidationError, RecursionError) as error:

@@ -110,6 +110,7 @@ NEW_KIND = '''"""Step times that a wall clock shows."""
 from dataclasses import dataclass
 from pathlib import Path
 
+from distprof.bounds import Bound
 from distprof.ingest.source import Source
 
 
@@ -127,8 +128,16 @@ def read(path):
     return WallClock(float(Path(path).read_text()))
 
 
-SOURCE = Source(place=200, origin="wall clock", fits=fits, read=read, notes="assumed")
+BOUND = Bound(reads="a wall clock", num_bytes=100, beyond="refused")
+SOURCE = Source(
+    place=200, origin="wall clock", bound=BOUND, fits=fits, read=read, notes="assumed"
+)
 '''
+
+
+def test_a_kind_without_a_bound_is_no_kind():
+    with pytest.raises(TypeError, match="bound"):
+        Source(place=200, origin="endless", fits=bool, read=str)
 
 
 def test_a_new_kind_is_one_module(tmp_path, monkeypatch):

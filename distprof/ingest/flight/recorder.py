@@ -19,11 +19,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.bounds import Bound
 from distprof.errors import InputError
 from distprof.ingest.files import Folder
 from distprof.ingest.flight.entries import (
     BROKEN,
     LARGEST,
+    MAX_ENTRIES,
     MAX_TEXT,
     EntriesError,
     convert,
@@ -38,6 +40,15 @@ __all__ = ["MAX_BYTES", "FlightEntries", "looks_like_dump", "parse_flight", "rea
 MAX_BYTES = 1 << 28  # the ring of 2000 entries that is the default makes 1 MB, with frames 10
 
 MAX_MEMBERS = 1 << 20
+
+BOUND = Bound(
+    reads="a dump of the Flight Recorder",
+    num_bytes=MAX_BYTES,
+    rows=MAX_ENTRIES,
+    depth=1_000,
+    beyond="refused",
+    seconds_per_mb=2,
+)
 
 _DIGITS = re.compile(r"\d+")
 

@@ -31,6 +31,7 @@ from distprof.artefacts.records import (
     StepRecord,
 )
 from distprof.artefacts.settings_file import SettingsFile
+from distprof.bounds import Bound
 from distprof.ingest.files import Folder
 from distprof.run.records import (
     CLOCK_STAMPS,
@@ -61,6 +62,15 @@ MAX_LINE_BYTES = 1 << 20
 
 MAX_RECORDS = 2_000_000
 """More records than this of one file are left out, and said so: memory stays bounded."""
+
+BOUND = Bound(
+    reads="records of a probe, a line each",
+    num_bytes=MAX_LINE_BYTES * MAX_RECORDS,
+    rows=MAX_RECORDS,
+    depth=1_000,
+    beyond="skipped",
+    seconds_per_mb=2,
+)
 
 _BLOCK_BYTES = 1 << 20
 

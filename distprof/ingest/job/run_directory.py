@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from distprof.artefacts import ERROR_FILE, FLIGHT_FILE, RANK_FILE, RANK_SCHEMA, RUN_FILE, RUN_SCHEMA
 from distprof.artefacts.rank_file import ErrorFile, RankFile, with_ranks
 from distprof.artefacts.run_file import RankEntry, RunFile
+from distprof.bounds import Bound
 from distprof.errors import InputError, SchemaError
 from distprof.ingest.discovery import TraceFile
 from distprof.ingest.files import Folder
@@ -38,6 +39,13 @@ __all__ = [
 MAX_RUN_BYTES = 1 << 28  # of run.json: ten thousand ranks take about 20 MB
 
 MAX_RANK_BYTES = 1 << 24  # of rank.json and error.json
+
+BOUND = Bound(
+    reads="run.json of a run directory",
+    num_bytes=MAX_RUN_BYTES,
+    depth=1_000,
+    beyond="skipped",
+)
 
 _RANK_FOLDER = re.compile(r"^rank(\d{5,7})$")
 

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 import numpy as np
 
+from distprof.bounds import Bound
 from distprof.errors import InputError
 from distprof.ingest.communication import collective_kind
 from distprof.ingest.files import DAMAGE, beginning, opened, read_some
@@ -23,8 +24,9 @@ from distprof.run.evidence import CollectiveSummary, SummaryClass
 __all__ = ["COLUMNS", "SOURCE", "fits_collective_summary", "read_collective_summary"]
 
 COLUMNS = ("rank", "Collective name", "dur_mean", "operation_count")
-MAX_BYTES = 128_000_000
-MAX_ROWS = 500_000
+BOUND = Bound(
+    reads="a table of collectives per rank", num_bytes=128_000_000, rows=500_000, beyond="refused"
+)
 MAX_MICROSECONDS = 1e12
 _SNIFFED_BYTES = 1 << 14
 _LARGEST = 1 << 53
@@ -57,10 +59,12 @@ def read_collective_summary(source: str) -> CollectiveSummary:
     num_broken = 0
     for entry in _entries(source):
         row = _row(entry, classes)
-        if row is None or len(rows) >= MAX_ROWS:
+        if row is None:
             num_broken += 1
-        else:
-            rows.append(row)
+            continue
+        if len(rows) == BOUND.rows:
+            _refuse(source, f"more than {BOUND.rows:,} rows")
+        rows.append(row)
     if not rows:
         _refuse(source, f"no readable row, {num_broken:,} unreadable rows")
     table = np.array(rows, np.int64)
@@ -78,11 +82,11 @@ def read_collective_summary(source: str) -> CollectiveSummary:
 def _entries(source: str) -> Iterator[Mapping[str, str]]:
     try:
         with opened(source) as stream:
-            data, damage = read_some(stream, MAX_BYTES + 1)
+            data, damage = read_some(stream, BOUND.num_bytes + 1)
     except DAMAGE as error:
         _refuse(source, " ".join(f"{type(error).__name__}: {error}".split())[:200])
-    if damage or len(data) > MAX_BYTES:
-        _refuse(source, damage or f"more than {MAX_BYTES:,} bytes")
+    if damage or len(data) > BOUND.num_bytes:
+        _refuse(source, damage or f"more than {BOUND.num_bytes:,} bytes")
     text = data.decode("utf-8-sig", "replace").replace("\0", "")
     try:
         yield from csv.DictReader(io.StringIO(text), restval="")
@@ -139,6 +143,7 @@ def _refuse(source: str, found: str) -> NoReturn:
 
 
 SOURCE = Source(
+    bound=BOUND,
     place=90,
     origin="table of collectives",
     name="a table of collectives per rank",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
+from distprof.bounds import Bound
 from distprof.errors import InputError
 from distprof.ingest.files import beginning, paths_of_logs
 from distprof.ingest.source import Source
@@ -13,6 +14,14 @@ from distprof.run.run import Run
 __all__ = ["SOURCE", "fits_device_log", "read_device_log"]
 
 MAX_FILES = 10_000
+BOUND = Bound(
+    reads="GPU sensors or errors",
+    num_bytes=1 << 36,
+    rows=20_000_000,
+    names=4_096,
+    beyond="skipped",
+    seconds_per_mb=5,
+)
 _SNIFFED_BYTES = 1 << 20
 _OTHER_KINDS = (".json", ".json.gz", ".pkl", ".parquet", ".tar", ".zip", ".py", ".toml", ".md")
 _WORDS = (b"NCCL INFO", b"NCCL WARN", b"traceEvents", b'"distprof.')  # of other kinds of files
@@ -80,6 +89,7 @@ def _join(run: Run, log: DeviceLog) -> Run:
 
 
 SOURCE = Source(
+    bound=BOUND,
     place=60,
     origin="file of GPU sensors or errors",
     name="GPU sensors or errors",

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.bounds import Bound, num_parts, open_plain
 from distprof.errors import InputError
 from distprof.ingest.source import Source
 from distprof.remote import file_system
@@ -27,7 +27,13 @@ from distprof.run.evidence import ExpertCounts
 
 __all__ = ["SOURCE", "fits_expert_counts", "read_expert_counts"]
 
-MAX_BYTES = 64_000_000
+BOUND = Bound(
+    reads="tokens per expert",
+    num_bytes=64_000_000,
+    rows=8_000_000,
+    depth=1_000,
+    beyond="refused",
+)
 MAX_COUNT = 1 << 53
 MAX_PARTS = 1_000
 MAX_LAYERS = 10_000
@@ -86,10 +92,7 @@ def read_expert_counts(source: str) -> ExpertCounts:
 
 def _read(source: str, limit: int) -> bytes:
     if "://" not in source:
-        path = Path(source)
-        if not path.is_file():  # a pipe would be read for ever
-            raise OSError(f"{source} is not a file")
-        with path.open("rb") as stream:
+        with open_plain(source) as stream:
             return stream.read(limit)
     system, place = file_system(source)
     with system.open(place, "rb") as remote:
@@ -98,7 +101,7 @@ def _read(source: str, limit: int) -> bytes:
 
 def _decode(source: str) -> Any:
     try:
-        data = _read(source, MAX_BYTES + 1)
+        data = _read(source, BOUND.num_bytes + 1)
     except (OSError, ValueError) as error:
         raise InputError(
             source,
@@ -106,8 +109,10 @@ def _decode(source: str) -> Any:
             found=f"not readable: {error}",
             fix=("check the path and your permissions"),
         ) from error
-    if len(data) > MAX_BYTES:
-        _refuse(source, f"more than {MAX_BYTES:,} bytes")
+    if len(data) > BOUND.num_bytes:
+        _refuse(source, f"more than {BOUND.num_bytes:,} bytes")
+    if BOUND.rows is not None and num_parts(data) > BOUND.rows:
+        _refuse(source, f"more than {BOUND.rows:,} values")
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -199,6 +204,7 @@ def _refuse(source: str, found: str) -> NoReturn:
 
 
 SOURCE = Source(
+    bound=BOUND,
     place=10,
     origin="table of expert counts",
     fits=fits_expert_counts,

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.bounds import Bound, num_parts
 from distprof.errors import InputError
 from distprof.ingest.files import DAMAGE, beginning, opened, read_some
 from distprof.ingest.source import Source
@@ -23,8 +24,14 @@ from distprof.run.evidence import InputReadiness
 __all__ = ["SOURCE", "fits_input_readiness", "read_input_readiness"]
 
 TIME = "event_time"
-MAX_BYTES = 64_000_000
-MAX_RANKS = 20_000
+BOUND = Bound(
+    reads="input readiness per rank",
+    num_bytes=64_000_000,
+    rows=5_000_000,
+    names=20_000,
+    depth=1_000,
+    beyond="refused",
+)
 _SNIFFED_BYTES = 1 << 16
 
 
@@ -45,9 +52,9 @@ def read_input_readiness(source: str) -> InputReadiness:
     """
     columns = _columns(source)
     times = _numbers(columns[TIME])
-    ranks = sorted((int(name), name) for name in columns if name.isdecimal() and len(name) < 10)[
-        :MAX_RANKS
-    ]
+    ranks = sorted((int(name), name) for name in columns if name.isdecimal() and len(name) < 10)
+    if BOUND.names is not None and len(ranks) > BOUND.names:
+        _refuse(source, f"{len(ranks):,} ranks, more than {BOUND.names:,}")
     if not ranks or not len(times):
         _refuse(source, "no rank column, or no time column")
     values = [_numbers(columns[name]) for _, name in ranks]
@@ -72,11 +79,13 @@ def read_input_readiness(source: str) -> InputReadiness:
 def _columns(source: str) -> dict[str, list[Any]]:
     try:
         with opened(source) as stream:
-            data, damage = read_some(stream, MAX_BYTES + 1)
+            data, damage = read_some(stream, BOUND.num_bytes + 1)
     except DAMAGE as error:
         _refuse(source, " ".join(f"{type(error).__name__}: {error}".split())[:200])
-    if damage or len(data) > MAX_BYTES:
-        _refuse(source, damage or f"more than {MAX_BYTES:,} bytes")
+    if damage or len(data) > BOUND.num_bytes:
+        _refuse(source, damage or f"more than {BOUND.num_bytes:,} bytes")
+    if BOUND.rows is not None and num_parts(data) > BOUND.rows:
+        _refuse(source, f"more than {BOUND.rows:,} values")
     try:
         return msgspec.json.decode(data, type=dict[str, list[Any]])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -108,6 +117,7 @@ def _refuse(source: str, found: str) -> NoReturn:
 
 
 SOURCE = Source(
+    bound=BOUND,
     place=100,
     origin="table of input readiness",
     name="input readiness per rank",

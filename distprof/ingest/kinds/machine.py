@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from distprof.bounds import Bound, within
 from distprof.errors import InputError
 from distprof.ingest.files import DAMAGE, opened
 from distprof.ingest.source import Source, keep
@@ -19,7 +20,7 @@ from distprof.run.run import Run
 
 __all__ = ["SOURCE", "fits_machine", "parse_machines", "read_machine"]
 
-MAX_BYTES = 1 << 26
+BOUND = Bound(reads="output of nvidia-smi topo -m", num_bytes=1 << 24, names=512, beyond="refused")
 MAX_DEVICES = 512
 _SNIFFED_BYTES = 1 << 18
 _LONGEST_LINE = 1 << 16
@@ -64,13 +65,13 @@ def read_machine(source: str) -> Machines:
         InputError: If it cannot be opened or holds no matrix.
     """
     try:
-        data = _read(source, MAX_BYTES)
+        data = within(_read(source, BOUND.num_bytes + 1), BOUND.num_bytes, source)
     except DAMAGE as error:
         raise InputError(
             source,
             expected="output of nvidia-smi topo -m",
             found=str(error),
-            fix="check the name",
+            fix="name a file that holds only this output",
         ) from error
     found = parse_machines(data.decode("utf-8", "replace"))
     if not found.machines:
@@ -219,6 +220,7 @@ def _join(run: Run, shown: Machines) -> Run:
 
 
 SOURCE = Source(
+    bound=BOUND,
     place=70,
     origin="output of nvidia-smi topo -m",
     name="output of nvidia-smi topo -m",

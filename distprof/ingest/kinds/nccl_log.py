@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from distprof.bounds import Bound
 from distprof.errors import InputError
 from distprof.ingest.discovery import rank_in_name
 from distprof.ingest.files import DAMAGE, opened, paths_of_logs, read_some
@@ -19,6 +20,9 @@ from distprof.run.run import Run
 __all__ = ["SOURCE", "fits_nccl_log", "read_nccl_log", "read_rank_logs"]
 
 MAX_FILES = 20_000
+BOUND = Bound(
+    reads="a NCCL log", num_bytes=1 << 38, names=1 << 17, beyond="skipped", seconds_per_mb=5
+)
 _MAX_FILES_ASKED = 8
 """Number of NCCL logs that are checked for training iterations."""
 
@@ -115,6 +119,7 @@ def _with_iterations(run: Run) -> Run:
 
 
 SOURCE = Source(
+    bound=BOUND,
     place=50,
     origin="NCCL log",
     name="a NCCL log",

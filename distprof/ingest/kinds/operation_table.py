@@ -7,6 +7,7 @@ The layout is that of the public tables of ByteDance-Seed/StragglerAnalysis: col
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.bounds import Bound, open_plain
 from distprof.errors import InputError
 from distprof.ingest.source import Source
 from distprof.remote import file_system
@@ -98,7 +100,7 @@ def read_sizes(path: Path) -> JobSizes:
 def _values(path: Path) -> dict[str, str]:
     """Keys and values, unparsed."""
     try:
-        with path.open("rb") as stream:
+        with open_plain(path) as stream:
             raw = stream.read(MAX_BYTES + 1)
         text = raw.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -153,7 +155,13 @@ COLUMNS = (
     "mb_id",
 )
 
-MAX_ROWS = 10_000_000
+BOUND = Bound(
+    reads="a table of operations",
+    num_bytes=1_000_000_000,
+    rows=10_000_000,
+    names=256,
+    beyond="refused",
+)
 """Rows beyond which a table is refused: it would take more than about 1 GB."""
 
 MAX_KINDS = 256
@@ -251,7 +259,7 @@ def _has_columns(path: Path) -> bool:
     import pyarrow.parquet as pq
 
     try:
-        with path.open("rb") as stream:
+        with open_plain(path) as stream:
             return set(COLUMNS) <= set(pq.read_schema(stream).names)
     except (pa.ArrowException, OSError):
         return False
@@ -267,6 +275,7 @@ def _read_columns(path: str) -> dict[str, Any]:
 
     try:
         with _opened(path) as stream:
+            _check_bytes(path, stream)
             file = pq.ParquetFile(stream)
             present = set(file.schema_arrow.names)
             _check_present(path, present)
@@ -287,12 +296,24 @@ def _read_columns(path: str) -> dict[str, Any]:
 def _opened(path: str) -> Any:
     """The file, or what a URL names, open for reading."""
     if "://" not in path:
-        return Path(path).open("rb")
+        return open_plain(path)
     try:
         system, place = file_system(path)
     except ValueError as error:
         raise OSError(str(error)) from error
     return system.open(place, "rb")
+
+
+def _check_bytes(path: str, stream: Any) -> None:
+    size = stream.seek(0, os.SEEK_END)
+    if size > BOUND.num_bytes:
+        raise InputError(
+            path,
+            expected=f"at most {BOUND.num_bytes:,} bytes",
+            found=f"{size:,} bytes",
+            fix="keep fewer steps",
+        )
+    stream.seek(0)
 
 
 def _check_size(path: str, file: Any) -> None:
@@ -304,10 +325,10 @@ def _check_size(path: str, file: Any) -> None:
             found="a table without rows",
             fix="check that the program that wrote it recorded a step",
         )
-    if rows > MAX_ROWS:
+    if BOUND.rows is not None and rows > BOUND.rows:
         raise InputError(
             path,
-            expected=f"at most {MAX_ROWS:,} operations",
+            expected=f"at most {BOUND.rows:,} operations",
             found=f"{rows:,}",
             fix="write fewer steps into one table: a few dozen are enough",
         )
@@ -521,6 +542,7 @@ def _step_lengths(operations: Table) -> dict[int, int]:
 
 
 SOURCE = Source(
+    bound=BOUND,
     place=20,
     origin=ORIGIN,
     fits=fits_operation_table,

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import msgspec
 import numpy as np
 
+from distprof.bounds import Bound, num_parts
 from distprof.errors import InputError
 from distprof.ingest.files import DAMAGE, beginning, opened, read_some
 from distprof.ingest.kinds.operation_table import JobSizes, log_of_columns
@@ -25,8 +26,10 @@ from distprof.schema import Coded
 __all__ = ["ORIGIN", "SOURCE", "fits_operation_timeline", "read_operation_timeline"]
 
 ORIGIN = "timeline of operations"
-MAX_BYTES = 1_000_000_000
-MAX_OPERATIONS = 2_000_000
+BOUND = Bound(
+    reads=f"a {ORIGIN}", num_bytes=500_000_000, rows=1_000_000, depth=1_000, beyond="refused"
+)
+_MOST_PARTS = 20  # of one event
 _SNIFFED_BYTES = 1 << 13
 _SIGNS = (b'"model_chunk"', b'"mb_id"', b'"seq_id"', b'"step"')
 _STAGE = re.compile(r"PP rank (\d{1,4}), TP rank (\d{1,4}),")
@@ -121,17 +124,20 @@ def _stages(source: str, events: Sequence[_Event]) -> dict[tuple[int, int], int]
 def _events(source: str) -> list[_Event]:
     try:
         with opened(source) as stream:
-            data, damage = read_some(stream, MAX_BYTES + 1)
+            data, damage = read_some(stream, BOUND.num_bytes + 1)
     except DAMAGE as error:
         _refuse(source, " ".join(f"{type(error).__name__}: {error}".split())[:200])
-    if damage or len(data) > MAX_BYTES:
-        _refuse(source, damage or f"more than {MAX_BYTES:,} bytes")
+    if damage or len(data) > BOUND.num_bytes:
+        _refuse(source, damage or f"more than {BOUND.num_bytes:,} bytes")
+    most = BOUND.rows or 0
+    if num_parts(data) > _MOST_PARTS * most:
+        _refuse(source, f"more than {_MOST_PARTS * most:,} values, as {most:,} events have at most")
     try:
         events = msgspec.json.decode(data, type=list[_Event])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         _refuse(source, " ".join(f"{error}".split())[:200])
-    if len(events) > MAX_OPERATIONS:
-        _refuse(source, f"{len(events):,} events, more than {MAX_OPERATIONS:,}")
+    if len(events) > most:
+        _refuse(source, f"{len(events):,} events, more than {most:,}")
     if any(not 0 <= event.pid < 1 << 20 for event in events):
         _refuse(source, "a process id that is not a data-parallel index")
     return events
@@ -147,6 +153,7 @@ def _refuse(source: str, found: str) -> NoReturn:
 
 
 SOURCE = Source(
+    bound=BOUND,
     place=30,
     origin=ORIGIN,
     fits=fits_operation_timeline,

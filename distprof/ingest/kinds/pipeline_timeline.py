@@ -7,6 +7,7 @@ The layout is that of Primus for Megatron: a folder with ``pp_rank_N.json`` per 
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.bounds import Bound, TooLargeError, num_parts, read_plain
 from distprof.errors import InputError
 from distprof.ingest.source import Source
 from distprof.run.evidence import OPERATIONS, OperationLog
@@ -25,8 +27,15 @@ from distprof.schema import Coded, Int64Array, Table
 __all__ = ["ORIGIN", "SOURCE", "fits_pipeline_timeline", "read_pipeline_timeline"]
 
 ORIGIN = "pipeline timeline"
-MAX_FILE_BYTES = 256_000_000
 MAX_RANKS = 4_096
+BOUND = Bound(
+    reads=f"a file of a {ORIGIN}",
+    num_bytes=64_000_000,
+    rows=4_000_000,
+    names=MAX_RANKS,
+    depth=1_000,
+    beyond="refused",
+)
 MAX_MS = 1e9
 
 _FILE = re.compile(r"^pp_rank_(\d{1,5})\.json$")
@@ -157,15 +166,10 @@ def _read_config(path: Path) -> _Config:
 def _decoded(path: Path, kind: type[_T], what: str) -> _T:
     expected = f"JSON with {what}"
     try:
-        size = path.stat().st_size
-        if size > MAX_FILE_BYTES:
-            raise InputError(
-                str(path),
-                expected=f"at most {MAX_FILE_BYTES:,} bytes",
-                found=f"{size:,} bytes",
-                fix="keep fewer iterations",
-            )
-        return msgspec.json.decode(path.read_bytes(), type=kind, strict=False)
+        data = read_plain(path, BOUND.num_bytes)
+        if BOUND.rows is not None and num_parts(data) > BOUND.rows:
+            raise TooLargeError(errno.EFBIG, f"more than {BOUND.rows:,} values", str(path))
+        return msgspec.json.decode(data, type=kind, strict=False)
     except (OSError, msgspec.MsgspecError, RecursionError) as error:
         found = " ".join(str(error).split())[:200]
         raise InputError(
@@ -303,6 +307,7 @@ def _mesh(config: _Config, num_ranks: int) -> dict[str, int]:
 
 
 SOURCE = Source(
+    bound=BOUND,
     place=40,
     origin=ORIGIN,
     fits=fits_pipeline_timeline,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from distprof.bounds import Bound
 from distprof.ingest.files import DAMAGE, opened, read_some
 from distprof.ingest.source import Source
 from distprof.run.logs import TrainingLog
@@ -17,6 +18,9 @@ _JSON = (".json", ".json.gz")
 _TABLES = (".csv", ".csv.gz", ".jsonl", ".jsonl.gz")
 _OTHER_KINDS = (".pkl", ".parquet", ".tar", ".tar.gz", ".zip", ".py", ".toml", ".yaml", ".xml")
 _SMALL = 1 << 16
+BOUND = Bound(
+    reads="a log of a training program", num_bytes=1 << 38, rows=500_000, beyond="skipped"
+)
 
 
 _SERIES_SIGNS = (b'"step_interval"', b'"values"')
@@ -53,6 +57,7 @@ def _read(source: str) -> TrainingLog:
 
 
 SOURCE = Source(
+    bound=BOUND,
     place=80,
     origin="log of a training program",
     name="a log of a training program",

@@ -170,9 +170,11 @@ class Framer:
         self._size = len(self._data)
         self._offset = len(self.head)
 
-    def run(self, take: Take, salvage: Salvage) -> None:
-        """Hand out all events, window by window."""
-        while not self._ends_or_advances(take, salvage):
+    def run(
+        self, take: Take, salvage: Salvage, is_enough: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Hand out all events, window by window, until there are none or they are enough."""
+        while not self._ends_or_advances(take, salvage) and not is_enough():
             pass
 
     @property

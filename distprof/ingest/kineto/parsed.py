@@ -22,9 +22,25 @@ from distprof.ingest.kineto.events import (
 from distprof.run.run import Quality
 from distprof.schema import Coded, Column, Table, TableSchema
 
-__all__ = ["COMM_ARGS", "DROPPED", "HOST", "ParsedTrace", "SymbolTable", "Symbols", "compact"]
+__all__ = [
+    "COMM_ARGS",
+    "DROPPED",
+    "HOST",
+    "MAX_NAMES",
+    "ParsedTrace",
+    "SymbolTable",
+    "Symbols",
+    "compact",
+]
 
 Scalar = TypeVar("Scalar", np.int8, np.bool_)
+
+MAX_NAMES = 1 << 20
+"""The largest traces have some ten thousand names."""
+
+MAX_NAME_CHARACTERS = 1 << 27
+
+OTHER_NAMES = "(one of too many names)"
 
 HOST = -1
 
@@ -37,6 +53,9 @@ class Symbols(dict[Any, int]):
     ``symbols[key]`` is a dict look-up when the key is known, which is what makes it fast. Keys with
     the same text share a code.
 
+    Beyond :data:`MAX_NAMES` texts, or :data:`MAX_NAME_CHARACTERS` of them in total, new ones are
+    all called :data:`OTHER_NAMES`: a trace whose every name is new must not fill the memory.
+
     Args:
         text: How a key is written.
     """
@@ -45,10 +64,20 @@ class Symbols(dict[Any, int]):
         super().__init__()
         self._text = text
         self._codes: dict[str, int] = {}
+        self._num_characters = 0
+        self.is_full = False
 
     def __missing__(self, key: Any) -> int:
-        code = self._codes.setdefault(self._text(key), len(self._codes))
-        self[key] = code
+        text = self._text(key)
+        code = self._codes.get(text)
+        if code is None:
+            if len(self._codes) >= MAX_NAMES or self._num_characters > MAX_NAME_CHARACTERS:
+                self.is_full = True
+                return self._codes.setdefault(OTHER_NAMES, len(self._codes))
+            code = self._codes[text] = len(self._codes)
+            self._num_characters += len(text)
+        if len(self) < 4 * MAX_NAMES:  # several keys may have one text
+            self[key] = code
         return code
 
     @property

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.bounds import Bound
 from distprof.errors import InputError
 from distprof.ingest.kineto.comm import CommRows
 from distprof.ingest.kineto.decode import (
@@ -25,7 +26,7 @@ from distprof.ingest.kineto.decode import (
 from distprof.ingest.kineto.device import DeviceSearch, parse_metadata
 from distprof.ingest.kineto.events import DECODE_OBJECT, LARGEST_NS
 from distprof.ingest.kineto.framing import Framer
-from distprof.ingest.kineto.parsed import ParsedTrace, Symbols, SymbolTable, compact
+from distprof.ingest.kineto.parsed import MAX_NAMES, ParsedTrace, Symbols, SymbolTable, compact
 from distprof.ingest.kineto.source import ByteSource
 from distprof.run.run import Quality
 from distprof.run.tables import ACTIVITY, CALL_CATEGORIES, HOST, join_launches
@@ -73,6 +74,7 @@ class Collector:
         self._ranges: list[tuple[int, int]] = []
         self.thread_names: dict[str, str] = {}
         self.num_events = 0
+        self.num_rows = 0
         self.num_repaired = 0
         self.num_quarantined = 0
         self.num_clamped = 0
@@ -80,6 +82,7 @@ class Collector:
     def add(self, columns: EventColumns) -> None:
         """Take the columns of one chunk."""
         self.num_events += columns.num_events
+        self.num_rows += len(columns.device["start_ns"]) + int(np.count_nonzero(columns.kept))
         self.num_repaired += columns.num_repaired
         self.num_quarantined += columns.num_quarantined
         self.num_clamped += columns.num_clamped
@@ -235,6 +238,19 @@ def _is_object(text: bytes) -> bool:
 
 # The file -----------------------------------------------------------------------------------------
 
+MAX_ROWS = 1 << 24
+"""Device rows and calls of one trace, at 200 bytes of memory each; the rest is skipped."""
+
+BOUND = Bound(
+    reads="a trace of torch.profiler",
+    num_bytes=1 << 43,
+    rows=MAX_ROWS,
+    names=MAX_NAMES,
+    depth=1_000,
+    beyond="skipped",
+)
+"""What is larger is never in memory at once, but for a row of each event."""
+
 _LARGEST_KEPT_BYTES = 16 << 20
 
 _EPOCH_NS = 10**17
@@ -295,7 +311,7 @@ class _Reader:
 
     def read(self) -> ParsedTrace:
         framer, collector = self._framer, self._collector
-        framer.run(self._take, self._salvage)
+        framer.run(self._take, self._salvage, lambda: self._has_enough)
         metadata, is_complete = parse_metadata(framer.head, framer.tail, ended=framer.ended)
         truncated = not (framer.ended and is_complete) or self._source.damage is not None
         if not collector.has_rows:
@@ -317,6 +333,11 @@ class _Reader:
             has_epoch=first_ns > _EPOCH_NS,
             quality=self._quality(truncated, activity, host),
         )
+
+    @property
+    def _has_enough(self) -> bool:
+        """Whether memory allows no more rows."""
+        return self._collector.num_rows >= MAX_ROWS
 
     def _take(self, data: bytearray, stop: int, offset: int) -> bool:
         self._learn()
@@ -394,7 +415,14 @@ class _Reader:
         if truncated:
             where = framer.truncated_at or framer.offset
             why = f": {self._source.damage}" if self._source.damage else ""
-            yield f"The file ends early, at uncompressed byte {where}{why}; the rest is lost."
+            if self._has_enough and not framer.ended:
+                yield f"Read up to uncompressed byte {where}: it has more than {MAX_ROWS:,} rows."
+            else:
+                yield f"The file ends early, at uncompressed byte {where}{why}; the rest is lost."
+        if self._state.symbols.names.is_full:
+            yield (
+                f"More than {MAX_NAMES:,} different names: those that came later share one name."
+            )
         if collector.num_repaired:
             yield f"Repaired, because they were not valid JSON: {_events(collector.num_repaired)}."
         if collector.num_quarantined:

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
+from distprof.bounds import GzipLimit, open_plain
 from distprof.errors import InputError
 
 _fast_zlib: Any
@@ -73,6 +74,7 @@ class ByteSource:
         self._pending = head
         self._decoder: Any = self._new_decoder() if self.compressed else None
         self._emitted = 0
+        self._limit = GzipLimit(packed=len(head))
         self._ended = False
         self._check(head)
         self._first = self._without_bom()
@@ -145,7 +147,10 @@ class ByteSource:
         """Next bytes out of one or more gzip members, at most ``size``."""
         while True:
             if not self._pending:
-                self._pending = self._read_file(_COMPRESSED_BLOCK)
+                self._pending = self._read_packed()
+            if problem := self._limit.problem:
+                self._end(problem)
+                return b""
             if self._decoder.eof and not self._next_member():
                 return b""
             if not self._pending:
@@ -158,14 +163,20 @@ class ByteSource:
                 return self._salvage()
             self._pending = self._decoder.unconsumed_tail or self._decoder.unused_data
             self._emitted += len(block)
+            self._limit.unpacked = self._emitted
             if block:
                 return block
+
+    def _read_packed(self) -> bytes:
+        block = self._read_file(_COMPRESSED_BLOCK)
+        self._limit.packed += len(block)
+        return block
 
     def _next_member(self) -> bool:
         """Start the next gzip member; False at the end of the input, padding included."""
         self._pending = self._pending.lstrip(b"\0")
         if not self._pending:
-            self._pending = self._read_file(_COMPRESSED_BLOCK).lstrip(b"\0")
+            self._pending = self._read_packed().lstrip(b"\0")
         if not self._pending:
             self._ended = True
             return False
@@ -234,7 +245,7 @@ def _bytewise(decoder: Any, block: bytes) -> bytes:
 def _open(path: Path, name: str) -> BinaryIO:
     expected = "a PyTorch profiler trace (.json or .json.gz)"
     try:
-        return path.open("rb")
+        return open_plain(path)
     except IsADirectoryError:
         raise InputError(
             name, expected=expected, found="a directory", fix="name one file inside it"

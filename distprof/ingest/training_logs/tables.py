@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from distprof.bounds import Bound, num_parts
 from distprof.errors import InputError
 from distprof.ingest.files import DAMAGE, Blocks, opened
 from distprof.ingest.training_logs.grammar import MAX_SECONDS, Grammar, Row, s_to_ns, to_float
@@ -139,7 +140,13 @@ def _float(value: Any) -> float | None:
 
 # Series by iteration ------------------------------------------------------------------------------
 
-MAX_BYTES = 256_000_000
+BOUND = Bound(
+    reads="series by iteration of a Megatron-LM test",
+    num_bytes=64_000_000,
+    rows=2_000_000,
+    depth=1_000,
+    beyond="refused",
+)
 
 
 _SERIES_OF_TIMES = ("iteration-time", "iteration_timing_avg", "iteration-time-s")
@@ -200,11 +207,13 @@ def _is_number(value: Any) -> bool:
 def _decoded(source: str) -> dict[str, Any]:
     try:
         with opened(source) as stream:
-            data = stream.read(MAX_BYTES + 1)
+            data = stream.read(BOUND.num_bytes + 1)
     except DAMAGE as error:
         _refuse(source, " ".join(f"{type(error).__name__}: {error}".split())[:200])
-    if len(data) > MAX_BYTES:
-        _refuse(source, f"more than {MAX_BYTES:,} bytes")
+    if len(data) > BOUND.num_bytes:
+        _refuse(source, f"more than {BOUND.num_bytes:,} bytes")
+    if BOUND.rows is not None and num_parts(data) > BOUND.rows:
+        _refuse(source, f"more than {BOUND.rows:,} values")
     try:
         found = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -16,6 +16,7 @@ import numpy as np
 
 from distprof.artefacts.files import write_atomically
 from distprof.artefacts.summary_file import SummaryFile
+from distprof.bounds import Bound, read_plain, within
 from distprof.errors import DistprofError, InputError
 from distprof.remote import file_system
 from distprof.verbs.history.timeline import series_of
@@ -182,6 +183,8 @@ FILE_NAME = re.compile(r"\d{20}-[0-9a-f]{24}\.parquet")
 MERGED_NAME = re.compile(r"merged-[0-9a-f]{24}\.parquet")
 """Name of a file of merged summaries."""
 
+BOUND = Bound(reads="a file of a history", num_bytes=1 << 28, beyond="refused")
+
 _HARMLESS = ("README", "README.md", "desktop.ini", "lost+found")
 
 
@@ -262,8 +265,9 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
         """
         try:
             if self.system is None:
-                return Path(self.path, name).read_bytes()
-            return bytes(self.system.cat_file(f"{self.path}/{name}"))
+                return read_plain(Path(self.path, name), BOUND.num_bytes)
+            with self.system.open(f"{self.path}/{name}", "rb") as stream:
+                return within(bytes(stream.read(BOUND.num_bytes + 1)), BOUND.num_bytes, name)
         except FileNotFoundError:
             return None
         except Exception as error:  # each file system has its own errors

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from distprof.bounds import Bound, read_plain
 from distprof.errors import InputError
 from distprof.options import parse_toml
 from distprof.sections.efficiency.models import SHAPE_KEYS
@@ -23,7 +24,13 @@ from distprof.verbs.plan.layout import LAYOUT_KEYS, Layout, parse_layout
 
 __all__ = ["JobFile", "layout_of", "num_gpus_of", "read_job_file"]
 
-_LARGEST = 4_000_000
+BOUND = Bound(
+    reads="a layout for distprof plan --lint",
+    num_bytes=4_000_000,
+    depth=100,
+    beyond="refused",
+    seconds_per_mb=30,
+)
 
 _OWN = {
     "model.name": "model",
@@ -134,12 +141,9 @@ def read_job_file(path: Path) -> JobFile:
     """
     source = str(path)
     try:
-        with path.open("rb") as stream:
-            text = stream.read(_LARGEST + 1).decode("utf-8")
+        text = read_plain(path, BOUND.num_bytes).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable(source, str(error)) from error
-    if len(text) > _LARGEST:
-        raise _unreadable(source, f"more than {_LARGEST:,} bytes")
     kind, keys, found = _parse(text, source)
     return _taken(source, kind, keys, found)
 

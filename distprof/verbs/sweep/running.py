@@ -28,6 +28,7 @@ from distprof.artefacts import RUN_FILE
 from distprof.artefacts.files import write_atomically
 from distprof.artefacts.run_file import RunFile
 from distprof.artefacts.sweep_file import SWEEP_FILE, SWEEP_SCHEMA, SweepFile, SweepRun
+from distprof.bounds import read_plain
 from distprof.documents.document import Document
 from distprof.errors import InputError, UsageError
 from distprof.verbs.sweep.plan import MAX_RANKS, MAX_RUNS
@@ -431,7 +432,7 @@ def _into(verb: str, run_dir: Path, others: Sequence[str]) -> list[str]:
 
 def _is_complete(run_dir: Path) -> bool:
     try:
-        job = msgspec.json.decode((run_dir / RUN_FILE).read_bytes(), type=RunFile)
+        job = msgspec.json.decode(read_plain(run_dir / RUN_FILE, SWEEP.max_bytes), type=RunFile)
     except (OSError, ValueError, RecursionError):
         return False
     return job.outcome == "completed"

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from msgspec.structs import replace
 
 import distprof
 from distprof.errors import InputError
@@ -215,7 +216,7 @@ def test_two_ranks_in_one_place_are_refused(path):
 
 
 def test_too_many_rows_are_refused_before_they_are_read(path, monkeypatch):
-    monkeypatch.setattr(operation_table, "MAX_ROWS", 10)
+    monkeypatch.setattr(operation_table, "BOUND", replace(operation_table.BOUND, rows=10))
     message = refused(write_table(path, log_of(BY_HAND)))
     assert "at most 10 operations" in message
 

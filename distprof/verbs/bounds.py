@@ -1,0 +1,32 @@
+"""Lists what every reader takes at most, wherever it is declared."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Iterator
+from importlib import import_module
+
+import distprof
+from distprof.bounds import Bound
+from distprof.ingest.source import known_sources
+from distprof.verbs.documents import all_documents
+
+__all__ = ["all_bounds"]
+
+
+def all_bounds() -> tuple[Bound, ...]:
+    """Every bound: of kinds of sources, of documents, and the constants ``BOUND``, by subject."""
+    declared = [source.bound for source in known_sources()]
+    declared += [document.bound for document in all_documents()]
+    declared += _constants()
+    return tuple(sorted(dict.fromkeys(declared), key=lambda bound: bound.reads.lower()))
+
+
+def _constants() -> Iterator[Bound]:
+    """Constants of all modules but those of rules, which read nothing."""
+    for found in pkgutil.walk_packages(distprof.__path__, "distprof."):
+        if ".rules." in found.name or found.name.endswith("__main__"):
+            continue
+        value = getattr(import_module(found.name), "BOUND", None)
+        if isinstance(value, Bound):
+            yield value
