@@ -12,7 +12,8 @@ import pytest
 
 from distprof import formats
 from distprof.documents.markdown import MAX_BYTES
-from distprof.documents.text import _GROUPS, MAX_BRIEF
+from distprof.documents.step_bar import GROUPS
+from distprof.documents.text import MAX_BRIEF
 from distprof.errors import UsageError
 from distprof.formats import RenderOptions, find_reporter, format_of_file, reporter_names
 from distprof.sections.report import Report
@@ -314,7 +315,7 @@ def test_a_finding_that_gives_back_nothing_is_left_to_the_full_report() -> None:
 
 
 def test_no_two_parts_of_a_step_are_drawn_alike() -> None:
-    glyphs = [glyph for _, glyph, _, _ in _GROUPS]
+    glyphs = [glyph for _, glyph, _, _ in GROUPS]
     assert len(set(glyphs)) == len(glyphs)
 
 
