@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from distprof.documents.advice import cost_text
 from distprof.documents.html.blocks import grid
-from distprof.documents.html.markup import element
+from distprof.documents.html.markup import Markup, element
 from distprof.sections.capture.show import headline
 from distprof.sections.report import Report
 from distprof.sections.table import Column
@@ -28,5 +28,5 @@ def notebook_html(report: Report) -> str:
     return "\n".join(parts)
 
 
-def _table(titles: list[str], rows: list[list[str]]) -> str:
+def _table(titles: list[str], rows: list[list[str]]) -> Markup:
     return grid([Column(title, left=True) for title in titles], rows)

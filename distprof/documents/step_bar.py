@@ -7,7 +7,7 @@ from distprof.sections.report import Report
 
 __all__ = ["GROUPS", "group_of", "group_shares"]
 
-GROUPS = (
+GROUPS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("computation", "█", "green", ("computation",)),
     ("exposed transfer", "▓", "blue", ("exposed_transfer",)),
     ("waiting for late ranks", "▒", "red", ("exposed_wait", "exposed_p2p_wait")),
@@ -33,7 +33,8 @@ def group_shares(report: Report) -> list[tuple[str, str, str, float]]:
 
 def group_of(key: str) -> str:
     """One word for the group that a part of the step belongs to: its first part, or ``idle``."""
-    return next((keys[0] for _, _, _, keys in GROUPS if key in keys), _IDLE)
+    found = (keys for _, _, _, keys in GROUPS if key in keys)
+    return next((first for first, *_ in found), _IDLE)
 
 
 def _is_idle(key: str) -> bool:

@@ -8,15 +8,16 @@ from itertools import pairwise
 
 import msgspec
 
-from distprof.documents.html.markup import EMPTY, Markup, element, joined, picture
+from distprof.documents.html.markup import EMPTY, Markup, element, joined, picture, untouched
 from distprof.documents.step_bar import group_of
-from distprof.escape import plain, shorten
+from distprof.escape import glued, html_text, plain, shorten
 from distprof.sections.table import Bar, Cell, Column, Drawing, TableView
 
 __all__ = [
     "Part",
     "Segment",
     "bar",
+    "bounded",
     "bullets",
     "drawn_table",
     "edges",
@@ -63,12 +64,12 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
 
 def sentence(text: str, **attributes: str) -> Markup:
     """A paragraph, of bounded length."""
-    return element("p", _bounded(text, _MAX_SENTENCE), **attributes)
+    return element("p", bounded(text, _MAX_SENTENCE), **attributes)
 
 
 def bullets(texts: Iterable[str], *, numbered: bool = False) -> Markup:
     """Sentences as a list; empty without any."""
-    items = [element("li", _bounded(text, _MAX_SENTENCE)) for text in texts]
+    items = [element("li", bounded(text, _MAX_SENTENCE)) for text in texts]
     return element("ol" if numbered else "ul", *items) if items else EMPTY
 
 
@@ -94,8 +95,8 @@ def scrolled(content: Markup, label: str) -> Markup:
 
 def drawn_table(view: TableView, *, opened: bool = False) -> Markup:
     """A table of a report under its title, folded, with its notes."""
-    caption = element("small", _bounded(view.caption, _MAX_SENTENCE)) if view.caption else EMPTY
-    title = joined((element("b", _bounded(view.title, _MAX_CELL)), " ", caption))
+    caption = element("small", bounded(view.caption, _MAX_SENTENCE)) if view.caption else EMPTY
+    title = joined((element("b", bounded(view.title, _MAX_CELL)), " ", caption))
     body = scrolled(grid(view.columns, view.rows, view.strong), view.title)
     return folded(title, body, bullets(view.notes), opened=opened, class_="table")
 
@@ -128,13 +129,13 @@ def _cell(tag: str, column: Column, cell: Cell, **attributes: str) -> Markup:
     return element(tag, _content(cell), class_=name, **attributes)
 
 
-def _content(cell: Cell) -> str:
+def _content(cell: Cell) -> Markup:
     if isinstance(cell, Drawing):
         return element("code", cell.draw(_DRAWING_CELLS))
     if isinstance(cell, Bar):
         kind = group_of(cell.key)
         return bar((Segment(kind=kind, ratio=cell.ratio),), label=f"{100 * cell.ratio:.1f} %")
-    return _bounded(cell, _MAX_CELL)
+    return bounded(cell, _MAX_CELL)
 
 
 def edges(ratios: Iterable[float], scale: int) -> list[int]:
@@ -178,7 +179,8 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text[:80].lower()).strip("-") or "x"
 
 
-def _bounded(text: str, width: int) -> str:
+def bounded(text: str, width: int = _MAX_SENTENCE) -> Markup:
+    """``text`` escaped and at most that long, its numbers on the line of their units."""
     if isinstance(text, Markup):
         return text
-    return shorten(plain(text[:_MAX_SENTENCE]), width)
+    return untouched(glued(html_text(shorten(plain(text[:_MAX_SENTENCE]), width))))

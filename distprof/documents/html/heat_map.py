@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 
 import msgspec
 import numpy as np
@@ -14,7 +14,7 @@ from distprof.sections.report import Report
 from distprof.sections.table import Column
 from distprof.units import format_ratio
 
-__all__ = ["Heat", "heat_figure", "heat_of", "shade_paths"]
+__all__ = ["Heat", "heat_figure", "heats_of", "shade_paths"]
 
 SHADES = 8
 MAX_CELLS = 60_000
@@ -51,47 +51,77 @@ class Heat(msgspec.Struct, frozen=True, kw_only=True):
     column_word: str = "step"
 
 
-def heat_of(report: Report) -> Heat | None:
-    """Share of each step that each rank does not compute; None for fewer than two cells.
+class _Cells(msgspec.Struct, frozen=True, kw_only=True):
+    """What each rank did in each step, ranks by node.
 
-    Ranks stand by node. Neighbouring steps, then ranks, are put together where there are too many.
+    Args:
+        computation: Ranks times steps, ns; NaN where nothing was recorded.
+        span: The same.
+        ranks: Of the rows.
+        steps: Of the columns.
+        nodes: Of the rows; empty names where unknown.
     """
-    cells = report.breakdown.steps
-    if len(cells) < 2:
+
+    computation: np.ndarray
+    span: np.ndarray
+    ranks: list[int]
+    steps: list[int]
+    nodes: list[str]
+
+
+def heats_of(report: Report) -> tuple[Heat, Heat] | None:
+    """Share of each step that each rank does not compute, and its computation over the median's.
+
+    None for fewer than two cells. Ranks stand by node. Neighbouring steps, then ranks, are put
+    together where there are too many.
+    """
+    cells = _cells_of(report)
+    if cells is None:
+        return None
+    middle = np.nanmedian(cells.computation, axis=0)
+    lost = 1 - cells.computation / cells.span
+    pace = cells.computation / np.where(middle > 0, middle, np.nan)
+    return (
+        _of_bounded_size(lost, cells, "of the step is not computation"),
+        _of_bounded_size(pace, cells, "of the computation of the step's median rank"),
+    )
+
+
+def _cells_of(report: Report) -> _Cells | None:
+    rows = [row for row in report.breakdown.steps if row.span_ns > 0]
+    if len(rows) < 2:
         return None
     node_of = {rank: node for node, ranks in report.run.nodes.items() for rank in ranks}
     places = {node: i for i, node in enumerate(report.run.nodes)}
-    ranks = sorted({c.rank for c in cells}, key=lambda r: (places.get(node_of.get(r, ""), 0), r))
-    steps = sorted({c.step for c in cells})
-    values = np.full((len(ranks), len(steps)), np.nan)
+    ranks = sorted({c.rank for c in rows}, key=lambda r: (places.get(node_of.get(r, ""), -1), r))
+    steps = sorted({c.step for c in rows})
     row_of = {rank: i for i, rank in enumerate(ranks)}
     column_of = {step: i for i, step in enumerate(steps)}
-    for cell in cells:
-        if cell.span_ns > 0:
-            lost = 1 - cell.computation_ns / cell.span_ns
-            values[row_of[cell.rank], column_of[cell.step]] = lost
+    computation = np.full((len(ranks), len(steps)), np.nan)
+    span = np.full_like(computation, np.nan)
+    for row in rows:
+        at = row_of[row.rank], column_of[row.step]
+        computation[at], span[at] = row.computation_ns, row.span_ns
     nodes = [node_of.get(rank, "") for rank in ranks]
-    return _of_bounded_size(values, ranks, steps, nodes)
+    return _Cells(computation=computation, span=span, ranks=ranks, steps=steps, nodes=nodes)
 
 
-def _of_bounded_size(
-    values: np.ndarray, ranks: Sequence[int], steps: Sequence[int], nodes: Sequence[str]
-) -> Heat:
-    per_row = -(-len(ranks) // MAX_ROWS)
-    num_rows = -(-len(ranks) // per_row)
-    per_column = -(-len(steps) // max(MAX_CELLS // num_rows, 1))
-    several = len(set(nodes)) > 1
+def _of_bounded_size(values: np.ndarray, cells: _Cells, what: str) -> Heat:
+    per_row = -(-len(cells.ranks) // MAX_ROWS)
+    num_rows = -(-len(cells.ranks) // per_row)
+    per_column = -(-len(cells.steps) // max(MAX_CELLS // num_rows, 1))
+    several = len(set(cells.nodes)) > 1
     names = [
         f"{r} ({node})" if several and node else str(r)
-        for r, node in zip(ranks, nodes, strict=True)
+        for r, node in zip(cells.ranks, cells.nodes, strict=True)
     ]
-    breaks = [i for i in range(1, len(nodes)) if nodes[i] != nodes[i - 1]]
+    breaks = [i for i, pair in enumerate(pairwise(cells.nodes), 1) if pair[0] != pair[1]]
     return Heat(
         values=_means(_means(values, per_row, 0), per_column, 1),
         rows=_names(names, per_row),
-        columns=_names([str(step) for step in steps], per_column),
+        columns=_names([str(step) for step in cells.steps], per_column),
         breaks=tuple(i // per_row for i in breaks) if several else (),
-        what="of the step is not computation",
+        what=what,
     )
 
 
@@ -103,7 +133,8 @@ def _means(values: np.ndarray, size: int, axis: int) -> np.ndarray:
     known = ~np.isnan(values)
     sums = np.add.reduceat(np.where(known, values, 0.0), starts, axis=axis)
     counts = np.add.reduceat(known.astype(np.int64), starts, axis=axis)
-    return np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0)
+    means: np.ndarray = np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0)
+    return means
 
 
 def _names(names: Sequence[str], size: int) -> tuple[str, ...]:
@@ -182,7 +213,6 @@ def _map(heat: Heat, least: float, most: float, label: str) -> Markup:
         element("rect", class_="cursor", width=1, height=1, visibility="hidden"),
         label=label,
         class_="cells",
-        width=None,
         viewBox=f"0 0 {num_columns} {num_rows}",
         preserveAspectRatio="none",
     )

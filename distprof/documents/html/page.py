@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distprof.documents.html.blocks import Part, bullets, drawn_table, sentence, slug
+from distprof.documents.html.blocks import Part, bounded, bullets, drawn_table, sentence, slug
 from distprof.documents.html.findings import anchors, finding_articles
 from distprof.documents.html.markup import Markup, element, joined
 from distprof.documents.html.shell import document
@@ -17,7 +17,7 @@ __all__ = ["page_html"]
 def page_html(page: Page) -> str:
     """What the page holds, drawn from the same parts as its text and its Markdown."""
     header = [
-        element("h1", page.verdict),
+        element("h1", bounded(page.verdict)),
         *([sentence(page.headline, class_="evidence")] if page.headline else []),
         *(sentence(fact) for fact in page.facts),
         bullets(page.sentences),

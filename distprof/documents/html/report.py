@@ -9,12 +9,13 @@ import msgspec
 from distprof.documents.advice import cost_text, gain_text
 from distprof.documents.html.blocks import (
     Part,
+    bounded,
     bullets,
     drawn_table,
     sentence,
 )
 from distprof.documents.html.findings import anchors, finding_articles, to_do
-from distprof.documents.html.heat_map import heat_figure, heat_of
+from distprof.documents.html.heat_map import heat_figure, heats_of
 from distprof.documents.html.markup import Markup, element, joined
 from distprof.documents.html.rows import plan_figure, step_figure
 from distprof.documents.html.scatter import collectives_figure
@@ -100,7 +101,7 @@ def _header(drawn: _Drawn) -> list[Markup]:
     left_out = len(report.findings) - len(first)
     more = sentence(f"{left_out} more below.") if left_out > 0 else Markup("")
     return [
-        element("h1", verdict.line),
+        element("h1", bounded(verdict.line)),
         sentence(headline(report), class_="evidence"),
         *(sentence(fact) for fact in job_facts(report)),
         step_figure(report),
@@ -161,12 +162,28 @@ def _has_bars(view: TableView) -> bool:
 
 
 def _heat(drawn: _Drawn) -> Markup:
-    heat = heat_of(drawn.report)
-    caption = (
-        "Share of each step in which a rank does not compute: it waits, transfers, copies or is "
-        "idle. A late rank is pale where all others are dark, because they wait for it."
+    heats = heats_of(drawn.report)
+    if heats is None:
+        return Markup("")
+    lost, pace = heats
+    word = window_word(drawn.report)
+    return joined(
+        (
+            heat_figure(
+                lost,
+                f"Lost time: share of each {word} in which a rank does not compute, but waits, "
+                "transfers, copies or is idle. The others wait for a late rank, so the late rank "
+                "itself is pale.",
+            ),
+            heat_figure(
+                pace,
+                f"Computation of each rank over that of the median rank of the {word}: a slow rank,"
+                " or one with more work, is dark.",
+            )
+            if len(lost.rows) > 1
+            else Markup(""),
+        )
     )
-    return heat_figure(heat, caption) if heat else Markup("")
 
 
 def _schedules(drawn: _Drawn) -> Markup:
