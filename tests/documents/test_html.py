@@ -6,6 +6,7 @@ import base64
 import hashlib
 import re
 from html.parser import HTMLParser
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -300,7 +301,7 @@ def test_pieces_of_the_step_add_up_to_it(name: str) -> None:
         assert name in ("empty", "untraced")
         return
     assert pieces[0][0] == 0
-    for (x, width), (following, _) in zip(pieces, pieces[1:], strict=False):
+    for (x, width), (following, _) in pairwise(pieces):
         assert following == pytest.approx(x + width, abs=1e-9)
     assert sum(width for _, width in pieces) == pytest.approx(100, abs=1e-9)
 

@@ -97,7 +97,7 @@ def drawn_table(view: TableView, *, opened: bool = False) -> Markup:
     """A table of a report under its title, folded, with its notes."""
     caption = element("small", bounded(view.caption, _MAX_SENTENCE)) if view.caption else EMPTY
     title = joined((element("b", bounded(view.title, _MAX_CELL)), " ", caption))
-    body = scrolled(grid(view.columns, view.rows, view.strong), view.title)
+    body = scrolled(grid(view.columns, view.rows, view.strong), f"Table: {view.title}")
     return folded(title, body, bullets(view.notes), opened=opened, class_="table")
 
 
