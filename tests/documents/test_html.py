@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from html.parser import HTMLParser
 from itertools import pairwise
 
 import msgspec
@@ -36,6 +35,7 @@ from distprof.sections.tables import tables_of
 from distprof.sections.time.result import BreakdownResult, StepBreakdown
 from distprof.sections.verdict import judge
 from distprof.terms import Confidence
+from tests.documents.html_pages import Seen
 from tests.documents.job_samples import SAMPLES, hostile_job
 from tests.documents.samples import (
     MS,
@@ -51,53 +51,7 @@ from tests.documents.samples import (
     waterfall_of,
 )
 
-VOID = {"meta", "input", "br", "hr"}
 BEYOND = "</script><img src=x onerror=alert(1)><!--\"'`\u202e\x00\x85"
-
-
-class Seen(HTMLParser):
-    """What a parser finds: elements, attributes, ids, links, text; whether all is closed."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.names: set[str] = set()
-        self.attributes: set[str] = set()
-        self.ids: list[str] = []
-        self.links: list[str] = []
-        self.texts: list[str] = []
-        self.open: list[str] = []
-        self.raw: dict[str, str] = {}
-        self.feed(text)
-        self.close()
-        assert self.open == [], "elements are left open"
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_startendtag(tag, attrs)
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.names.add(tag)
-        self.attributes |= {name for name, _ in attrs}
-        known = dict(attrs)
-        self.ids += [known["id"] or ""] if "id" in known else []
-        self.links += [known["href"] or ""] if "href" in known else []
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] in ("style", "script"):
-            self.raw[self.open[-1]] = data
-        else:
-            self.texts.append(data)
-
-    def handle_comment(self, data: str) -> None:
-        raise AssertionError("a comment")
-
-    @property
-    def text(self) -> str:
-        return " ".join("".join(self.texts).replace("\u00a0", " ").split())
 
 
 def shown(report: Report, **options: object) -> str:

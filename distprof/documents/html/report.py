@@ -36,7 +36,7 @@ from distprof.sections.verdict import judge
 __all__ = ["ALL_RANKS", "render"]
 
 ALL_RANKS = 64
-"""Tables of so many ranks are never folded; those of more are, unless all is to be shown."""
+"""Tables of up to 64 ranks are never folded; longer ones are, unless all is to be shown."""
 
 _FIRST = 3
 

@@ -29,7 +29,7 @@ def stragglers_figure(result: StragglersResult, word: str) -> Markup:
     charged = [rank for rank in result.ranks if rank.lost_ns_per_step > 0][:_MOST]
     if not charged:
         return EMPTY
-    most = charged[0].lost_ns_per_step
+    most = max(rank.lost_ns_per_step for rank in charged)
     caption = (
         f"What the others wait for each rank, per {word}. Open a rank for the evidence. "
         f"Pattern over all steps: {result.pattern.value}."
