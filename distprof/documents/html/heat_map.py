@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
 
 import msgspec
@@ -20,6 +20,7 @@ SHADES = 8
 MAX_CELLS = 60_000
 """More cells are put together: 1,024 ranks keep 58 steps, and the file stays below 1 MB."""
 MAX_ROWS = 2_048
+BAND = 16
 LEAST_SPREAD = 0.1
 """Ten percent of a step: differences beyond it are worth the whole scale."""
 _MOST_SHOWN = 12
@@ -205,10 +206,7 @@ def _map(heat: Heat, least: float, most: float, label: str) -> Markup:
     wide = max(4, min(40, 720 // num_columns))
     lines = [element("line", x1=0, x2=num_columns, y1=i, y2=i, class_="node") for i in heat.breaks]
     cells = picture(
-        *(
-            element("path", d=d, class_=f"h{i}")
-            for i, d in enumerate(shade_paths(heat.values, least, most))
-        ),
+        *_bands(heat.values, least, most),
         *lines,
         element("rect", class_="cursor", width=1, height=1, visibility="hidden"),
         label=label,
@@ -224,10 +222,27 @@ def _map(heat: Heat, least: float, most: float, label: str) -> Markup:
     return element("div", rows, sized, element("span"), columns, class_="map")
 
 
-def shade_paths(values: np.ndarray, least: float, most: float) -> list[Markup]:
-    """A path of horizontal strokes for each shade, neighbours of one shade as one stroke."""
+def _bands(values: np.ndarray, least: float, most: float) -> Iterator[Markup]:
+    """Rows by sixteens, so that a browser draws only those that are on the screen."""
+    for first in range(0, len(values), BAND):
+        for shade, path in enumerate(
+            shade_paths(values[first : first + BAND], least, most, first=first)
+        ):
+            if path:
+                yield element("path", d=path, class_=f"h{shade}")
+
+
+def shade_paths(values: np.ndarray, least: float, most: float, *, first: int = 0) -> list[Markup]:
+    """A path of horizontal strokes for each shade, neighbours of one shade as one stroke.
+
+    Args:
+        values: Rows times columns.
+        least: Value at which the first shade begins.
+        most: Value at which the last one ends.
+        first: Place of the first row.
+    """
     paths: list[list[str]] = [[] for _ in range(SHADES)]
-    for y, shades in enumerate(_shades(values, least, most).tolist()):
+    for y, shades in enumerate(_shades(values, least, most).tolist(), first):
         x = 0
         for shade, run in groupby(shades):
             length = len(list(run))
