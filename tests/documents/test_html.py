@@ -26,6 +26,7 @@ from distprof.documents.html.rows import columns, plan_figure, step_figure
 from distprof.documents.html.rule_page import markdown_html, rule_page
 from distprof.documents.html.scatter import collectives_figure, expected_ns
 from distprof.documents.html.schedule import schedule_figure
+from distprof.documents.html.subjects import workers_figure
 from distprof.escape import plain
 from distprof.formats import RenderOptions, find_reporter
 from distprof.rules.registry import all_rules
@@ -34,6 +35,7 @@ from distprof.sections.report import Report
 from distprof.sections.tables import tables_of
 from distprof.sections.time.result import BreakdownResult, StepBreakdown
 from distprof.sections.verdict import judge
+from distprof.sections.whatif.result import WhatIfResult, WorkerSlowdown
 from distprof.terms import Confidence
 from tests.documents.html_pages import Seen
 from tests.documents.job_samples import SAMPLES, hostile_job
@@ -336,6 +338,19 @@ def test_too_many_steps_are_put_together_without_losing_any() -> None:
     assert lost.values[0, 0] == pytest.approx(expected)
 
 
+def test_a_slow_worker_is_dark_in_its_stage_and_replica() -> None:
+    slow = {(stage, replica): 1.0 for stage in range(2) for replica in range(3)}
+    slow[1, 2] = 1.5
+    workers = tuple(
+        WorkerSlowdown(rank=3 * stage + replica, stage=stage, dp_rank=replica, slowdown=slowdown)
+        for (stage, replica), slowdown in slow.items()
+    )
+    figure = workers_figure(WhatIfResult(workers=workers))
+    assert '<path d="M2 1.5h1" class="h7"/>' in figure
+    assert 'data-values="0000000000dw"' in figure  # 500 per mille
+    assert workers_figure(WhatIfResult()) == ""
+
+
 def test_marks_of_collectives_stand_at_their_size_and_time() -> None:
     small = all_reduce(bytes=1_000, transfer_ns_median=1_000)
     large = all_reduce(bytes=1_000_000, transfer_ns_median=1_000_000)
@@ -362,7 +377,7 @@ def test_slots_of_a_pipeline_are_as_long_as_their_time() -> None:
         r'<rect x="([\d.]+)" y="(\d+)" width="([\d.]+)" height="26" class="w-', figure
     )
     widths = [float(width) for _, _, width in boxes]
-    assert widths == pytest.approx([850 * 0.2, 850 * 0.25, 850 * 0.5], abs=0.01)
+    assert widths == pytest.approx([790 * 0.2, 790 * 0.25, 790 * 0.5], abs=0.01)
     assert {y for _, y, _ in boxes} == {"0", "30"}
 
 

@@ -21,7 +21,12 @@ from distprof.documents.html.rows import plan_figure, step_figure
 from distprof.documents.html.scatter import collectives_figure
 from distprof.documents.html.schedule import schedule_figure
 from distprof.documents.html.shell import document
-from distprof.documents.html.subjects import experts_figure, overlap_figure, stragglers_figure
+from distprof.documents.html.subjects import (
+    experts_figure,
+    overlap_figure,
+    stragglers_figure,
+    workers_figure,
+)
 from distprof.documents.html.waterfall import waterfall_figure
 from distprof.formats import FINDINGS, RenderOptions
 from distprof.rules.base import Finding
@@ -186,6 +191,10 @@ def _heat(drawn: _Drawn) -> Markup:
     )
 
 
+def _workers(drawn: _Drawn) -> Markup:
+    return workers_figure(drawn.report.whatif)
+
+
 def _schedules(drawn: _Drawn) -> Markup:
     return joined(schedule_figure(group) for group in drawn.report.pipeline.groups)
 
@@ -211,6 +220,7 @@ _SUBJECTS: Sequence[_Subject] = (
         lambda d: collectives_figure(d.report.collectives.classes),
         ("collectives",),
     ),
+    _Subject("workers", "Simulated without a cause", _workers, ("whatif",)),
     _Subject("pipeline", "Pipeline", _schedules, ("pipeline",)),
     _Subject("experts", "Experts", lambda d: experts_figure(d.report.moe), ("moe",)),
 )

@@ -14,6 +14,9 @@ from distprof.units import format_duration, format_ratio
 
 __all__ = ["columns", "legend", "plan_figure", "row", "rows", "step_figure"]
 
+_COLUMN, _MOST_WIDE = 40, 736
+"""Pixels of a column, and of all of them; more ranks than fit make columns narrower."""
+
 
 def row(name: str, drawn: Markup, value: str, *, tag: str = "div") -> Markup:
     """A label, what is drawn, and its number."""
@@ -106,10 +109,12 @@ def columns(values: Sequence[float], label: str, kind: str = "whole") -> Markup:
         for i, height in enumerate(heights)
         if height > 0
     )
-    return picture(
-        element("path", d=path, class_=f"k-{kind}"),
+    drawn = picture(
+        element("path", d=path, class_=f"ground-{kind}"),
         label=label,
         class_="columns",
         viewBox=f"0 0 {len(values)} 100",
         preserveAspectRatio="none",
     )
+    wide = min(_COLUMN * len(values), _MOST_WIDE)
+    return Markup(drawn.replace("<svg ", f'<svg width="{wide}" ', 1))

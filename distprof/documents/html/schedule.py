@@ -12,7 +12,7 @@ from distprof.units import format_duration, format_ratio
 
 __all__ = ["schedule_figure"]
 
-WIDTH = 960
+WIDTH = 900
 _LEFT, _ROW, _GAP = 110, 26, 4
 _DIGIT, _MARGIN = 6, 3
 _MOST_LINES = 64

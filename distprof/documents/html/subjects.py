@@ -12,9 +12,10 @@ from distprof.escape import short_ranks
 from distprof.sections.moe.result import MoeResult
 from distprof.sections.overlap.result import OverlapResult
 from distprof.sections.stragglers.result import RankStraggler, StragglerSet, StragglersResult
+from distprof.sections.whatif.result import WhatIfResult
 from distprof.units import format_duration, format_ratio
 
-__all__ = ["experts_figure", "overlap_figure", "stragglers_figure"]
+__all__ = ["experts_figure", "overlap_figure", "stragglers_figure", "workers_figure"]
 
 _MOST = 12
 
@@ -112,6 +113,32 @@ def overlap_figure(result: OverlapResult, num_steps: int) -> Markup:
         [("k-computation", "overlaps with computation"), ("k-exposed_transfer", "exposed")]
     )
     return element("figure", element("figcaption", caption), rows(lines), named)
+
+
+def workers_figure(result: WhatIfResult) -> Markup:
+    """How much longer the step is with each worker as it was and all others ideal, as a map."""
+    known = [w for w in result.workers if w.stage is not None and w.dp_rank is not None]
+    stages = sorted({w.stage for w in known if w.stage is not None})
+    replicas = sorted({w.dp_rank for w in known if w.dp_rank is not None})
+    if len(stages) * len(replicas) < 2:
+        return EMPTY
+    values = np.full((len(stages), len(replicas)), np.nan)
+    for worker in known:
+        at = stages.index(worker.stage or 0), replicas.index(worker.dp_rank or 0)
+        values[at] = np.fmax(values[at], max(worker.slowdown - 1, 0.0))
+    heat = Heat(
+        values=values,
+        rows=tuple(map(str, stages)),
+        columns=tuple(map(str, replicas)),
+        what="of the ideal step is added",
+        row_word="stage",
+        column_word="data-parallel rank",
+    )
+    caption = (
+        "What each worker adds to the ideal step if only its operations take as long as they did, "
+        "by pipeline stage and data-parallel rank"
+    )
+    return heat_figure(heat, caption)
 
 
 def experts_figure(result: MoeResult) -> Markup:

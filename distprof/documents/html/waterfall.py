@@ -17,7 +17,7 @@ from distprof.units import format_duration
 
 __all__ = ["waterfall_figure"]
 
-_MOST_RANKS = 5
+_MOST_RANKS = 3
 _FIELDS = {
     "computation": "computation_ns",
     "exposed_copy": "exposed_copy_ns",
@@ -118,10 +118,12 @@ def _spread(values: Sequence[tuple[int, float]], word: str) -> str:
     order = sorted(values, key=lambda pair: -pair[1])
     if order[0][1] == order[-1][1]:
         return f"{format_duration(order[0][1])} on each {word}."
-    largest = ", ".join(f"{word} {n} {format_duration(ns)}" for n, ns in order[:_MOST_RANKS])
+    largest = ", ".join(f"{word} {n} ({format_duration(ns)})" for n, ns in order[:_MOST_RANKS])
     middle = format_duration(statistics.median(ns for _, ns in values))
     number, least = order[-1]
-    return f"most in {largest}; median {middle}; least in {word} {number} {format_duration(least)}."
+    return (
+        f"most in {largest}; median {middle}; least in {word} {number} ({format_duration(least)})."
+    )
 
 
 def _findings(report: Report, key: str, anchor_of: Callable[[Finding], str]) -> Markup:
