@@ -220,7 +220,7 @@ _SUBJECTS: Sequence[_Subject] = (
         lambda d: collectives_figure(d.report.collectives.classes),
         ("collectives",),
     ),
-    _Subject("workers", "Simulated without a cause", _workers, ("whatif",)),
+    _Subject("workers", "Simulated step", _workers, ("whatif",)),
     _Subject("pipeline", "Pipeline", _schedules, ("pipeline",)),
     _Subject("experts", "Experts", lambda d: experts_figure(d.report.moe), ("moe",)),
 )
