@@ -150,13 +150,16 @@ def edges(ratios: Iterable[float], scale: int) -> list[int]:
     return found
 
 
-def bar(segments: Sequence[Segment], *, label: str, start: float = 0.0) -> Markup:
+def bar(
+    segments: Sequence[Segment], *, label: str, start: float = 0.0, is_tall: bool = False
+) -> Markup:
     """A horizontal bar whose pieces are shares of its container's width.
 
     Args:
         segments: The pieces, from the left.
         label: What a screen reader says.
         start: Where the first begins, as a share.
+        is_tall: Whether it is the one that readers look at first.
     """
     at = edges([start, *(piece.ratio for piece in segments)], 10_000)[1:]
     pieces = [
@@ -171,7 +174,7 @@ def bar(segments: Sequence[Segment], *, label: str, start: float = 0.0) -> Marku
         for piece, (low, high) in zip(segments, pairwise(at), strict=True)
         if high > low
     ]
-    return picture(*pieces, label=label, class_="bar")
+    return picture(*pieces, label=label, class_="bar tall" if is_tall else "bar")
 
 
 def slug(text: str) -> str:

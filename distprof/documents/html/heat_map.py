@@ -213,13 +213,12 @@ def _map(heat: Heat, least: float, most: float, label: str) -> Markup:
         class_="cells",
         viewBox=f"0 0 {num_columns} {num_rows}",
         preserveAspectRatio="none",
-    )
-    sized = Markup(
-        cells.replace("<svg ", f'<svg width="{wide * num_columns}" height="{high * num_rows}" ', 1)
+        width=wide * num_columns,
+        height=high * num_rows,
     )
     rows = _axis(heat.rows, high, is_down=True)
     columns = _axis(heat.columns, wide, is_down=False)
-    return element("div", rows, sized, element("span"), columns, class_="map")
+    return element("div", rows, cells, element("span"), columns, class_="map")
 
 
 def _bands(values: np.ndarray, least: float, most: float) -> Iterator[Markup]:

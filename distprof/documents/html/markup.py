@@ -51,16 +51,10 @@ def untouched(trusted: str) -> Markup:
     return Markup(trusted)
 
 
-def picture(
-    *children: str, label: str, width: float = 0, height: float = 0, **attributes: Attribute
-) -> Markup:
-    """An SVG that a screen reader announces by ``label``; of that size, or of its container's."""
-    size: dict[str, Attribute] = {}
-    if width:
-        drawn = f"{figure_number(width)} {figure_number(height)}"
-        size = {"width": width, "height": height, "viewBox": drawn and f"0 0 {drawn}"}
+def picture(*children: str, label: str, **attributes: Attribute) -> Markup:
+    """An SVG that a screen reader announces by ``label``."""
     title = element("title", label)
-    return element("svg", title, *children, role="img", aria_label=label, **size, **attributes)
+    return element("svg", title, *children, role="img", aria_label=label, **attributes)
 
 
 def figure_number(value: float) -> str:

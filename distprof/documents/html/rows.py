@@ -62,10 +62,9 @@ def step_figure(report: Report) -> Markup:
         Segment(kind=keys[label], ratio=ratio, title=texts[label]) for label, _, _, ratio in shares
     ]
     length = f"{format_duration(mean_span_ns(report))} per {window_word(report)}"
-    drawn = bar(pieces, label=f"{length}: {', '.join(texts.values())}")
+    drawn = bar(pieces, label=f"{length}: {', '.join(texts.values())}", is_tall=True)
     named = legend([(f"k-{keys[label]}", text) for label, text in texts.items()])
-    tall = Markup(drawn.replace('class="bar"', 'class="bar tall"', 1))
-    return element("figure", element("figcaption", length), tall, named)
+    return element("figure", element("figcaption", length), drawn, named)
 
 
 def plan_figure(plan: RepairPlan, word: str) -> Markup:
@@ -109,12 +108,11 @@ def columns(values: Sequence[float], label: str, kind: str = "whole") -> Markup:
         for i, height in enumerate(heights)
         if height > 0
     )
-    drawn = picture(
+    return picture(
         element("path", d=path, class_=f"ground-{kind}"),
         label=label,
         class_="columns",
         viewBox=f"0 0 {len(values)} 100",
         preserveAspectRatio="none",
+        width=min(_COLUMN * len(values), _MOST_WIDE),
     )
-    wide = min(_COLUMN * len(values), _MOST_WIDE)
-    return Markup(drawn.replace("<svg ", f'<svg width="{wide}" ', 1))

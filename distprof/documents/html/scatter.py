@@ -28,7 +28,15 @@ def collectives_figure(classes: Sequence[CollectiveClass]) -> Markup:
     lines = [_expected_line(kind, kinds, timed, scales) for kind in kinds]
     marks = [_mark(c, kinds.index(c.kind), most, scales) for c in timed]
     label = f"Time against size of {len(timed)} classes of collectives, logarithmic"
-    drawn = picture(scales.axes(), *lines, *marks, label=label, width=WIDTH, height=HEIGHT)
+    drawn = picture(
+        scales.axes(),
+        *lines,
+        *marks,
+        label=label,
+        width=WIDTH,
+        height=HEIGHT,
+        viewBox=f"0 0 {WIDTH} {HEIGHT}",
+    )
     return element(
         "figure", element("figcaption", _caption(timed)), scrolled(drawn, label), _named(kinds)
     )

@@ -36,6 +36,7 @@ def schedule_figure(group: PipelineGroup) -> Markup:
         label=label,
         width=WIDTH,
         height=height,
+        viewBox=f"0 0 {WIDTH} {height}",
         class_="slots",
     )
     kinds = dict.fromkeys(slot.kind for slot in slots)

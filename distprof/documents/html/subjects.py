@@ -10,7 +10,7 @@ from distprof.documents.html.markup import EMPTY, Markup, element, joined
 from distprof.documents.html.rows import columns, legend, row, rows
 from distprof.escape import short_ranks
 from distprof.sections.moe.result import MoeResult
-from distprof.sections.overlap.result import OverlapResult
+from distprof.sections.overlap.result import AxisOverlap, OverlapResult
 from distprof.sections.stragglers.result import RankStraggler, StragglerSet, StragglersResult
 from distprof.sections.whatif.result import WhatIfResult
 from distprof.units import format_duration, format_ratio
@@ -94,25 +94,29 @@ def overlap_figure(result: OverlapResult, num_steps: int) -> Markup:
     found = [axis for axis in result.axes if axis.communication_ns > 0]
     if not found:
         return EMPTY
-    most = max(axis.communication_ns / len(axis.ranks or (0,)) for axis in found)
-    lines = []
-    for axis in found[:_MOST]:
-        windows = len(axis.ranks or (0,)) * max(num_steps, 1)
-        hidden, exposed = axis.overlapped_ns / windows, axis.exposed_comm_ns / windows
-        whole = most / max(num_steps, 1)
-        value = f"{format_duration(hidden)} of {format_duration(hidden + exposed)}"
-        pieces = (
-            Segment(kind="computation", ratio=hidden / whole),
-            Segment(kind="exposed_transfer", ratio=exposed / whole),
-        )
-        text = f"{axis.axis}: {value} overlap ({format_ratio(axis.overlap_ratio)})"
-        value = f"{format_ratio(axis.overlap_ratio)} of {format_duration(hidden + exposed)}"
-        lines.append(row(axis.axis, bar(pieces, label=text), value))
+    means = [_mean_overlap(axis, num_steps) for axis in found[:_MOST]]
+    most = max(hidden + exposed for hidden, exposed in means)
+    lines = [_overlap_row(axis, *mean, most) for axis, mean in zip(found, means, strict=False)]
     caption = "Communication by axis, mean of its ranks: the share that overlaps with computation"
     named = legend(
         [("k-computation", "overlaps with computation"), ("k-exposed_transfer", "exposed")]
     )
     return element("figure", element("figcaption", caption), rows(lines), named)
+
+
+def _mean_overlap(axis: AxisOverlap, num_steps: int) -> tuple[float, float]:
+    """What overlaps and what does not, ns, mean per rank and step."""
+    windows = max(len(axis.ranks), 1) * max(num_steps, 1)
+    return axis.overlapped_ns / windows, axis.exposed_comm_ns / windows
+
+
+def _overlap_row(axis: AxisOverlap, hidden: float, exposed: float, most: float) -> Markup:
+    value = f"{format_ratio(axis.overlap_ratio)} of {format_duration(hidden + exposed)}"
+    pieces = (
+        Segment(kind="computation", ratio=hidden / most),
+        Segment(kind="exposed_transfer", ratio=exposed / most),
+    )
+    return row(axis.axis, bar(pieces, label=f"{axis.axis}: {value} overlap"), value)
 
 
 def workers_figure(result: WhatIfResult) -> Markup:
