@@ -200,7 +200,7 @@ def _schedules(drawn: _Drawn) -> Markup:
 
 
 _SUBJECTS: Sequence[_Subject] = (
-    _Subject("step", "Where a step goes", _waterfall, ("time",)),
+    _Subject("step", "Where the time goes", _waterfall, ("time",)),
     _Subject("heat", "Ranks and steps", _heat),
     _Subject(
         "stragglers",
