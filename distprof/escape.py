@@ -10,6 +10,7 @@ from collections.abc import Collection
 from distprof.units import fold_ranks
 
 __all__ = [
+    "glued",
     "html_text",
     "markdown_text",
     "plain",
@@ -60,10 +61,13 @@ def shorten(text: str, width: int) -> str:
 
 def wrapped(text: str, width: int) -> str:
     """``text``, already plain, broken into lines; a number stays with its unit."""
-    glued = _UNIT.sub("\u00a0", text)
-    return "\n".join(textwrap.wrap(glued, max(width, 1), break_on_hyphens=False)).replace(
-        "\u00a0", " "
-    )
+    lines = textwrap.wrap(glued(text), max(width, 1), break_on_hyphens=False)
+    return "\n".join(lines).replace("\u00a0", " ")
+
+
+def glued(text: str) -> str:
+    """``text``, already plain, with numbers that stay on the line of their unit."""
+    return _UNIT.sub("\u00a0", text)
 
 
 def short_ranks(ranks: Collection[int], width: int = 40) -> str:

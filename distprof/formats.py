@@ -35,8 +35,15 @@ FINDINGS = "findings"
 
 ENTRY_POINT_GROUP = "distprof.reporters"
 
-_BUILT_IN = ("text", "json", "md")
-_SUFFIXES = {".json": "json", ".md": "md", ".markdown": "md", ".txt": "text", ".xml": "junit"}
+_BUILT_IN = ("text", "json", "md", "html")
+_SUFFIXES = {
+    ".json": "json",
+    ".md": "md",
+    ".markdown": "md",
+    ".html": "html",
+    ".txt": "text",
+    ".xml": "junit",
+}
 
 
 class RenderOptions(msgspec.Struct, frozen=True, kw_only=True):

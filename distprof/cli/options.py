@@ -44,7 +44,7 @@ class FormatChoice(click.ParamType):  # type: ignore[type-arg]  # generic since 
         return str(value)
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:  # noqa: ARG002
-        return "|".join(self.names) or "text|json|md"
+        return "|".join(self.names) or "text|json|md|html"
 
 
 class SectionName(click.ParamType):  # type: ignore[type-arg]

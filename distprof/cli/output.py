@@ -98,7 +98,9 @@ class Output:
             self._check_ending(self.output)
             check_free(self.output, force=self.force)
         if self.sections and self.reporter == "json":
-            raise UsageError("--section is for text and Markdown: JSON always has every section")
+            raise UsageError(
+                "--section is for text, Markdown and HTML: JSON always has every section"
+            )
         if document is not None:
             document.reporter(self.reporter)
 

@@ -104,6 +104,7 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
                 "text": lambda result, options: page_text(make(result, options), options),
                 **found,
                 "md": lambda result, options: page_markdown(make(result, options), options),
+                "html": lambda result, options: _page_html(make(result, options)),
             }
         return {**found, **self.formats}
 
@@ -243,6 +244,12 @@ def write_file(path: Path, data: bytes, *, fix: str = "choose another file with 
             fix=fix,
         ) from error
     return path
+
+
+def _page_html(page: Page) -> str:
+    from distprof.documents.html.page import page_html
+
+    return page_html(page)
 
 
 def _spelled_out(match: re.Match[str]) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from distprof.documents.advice import cost_text
-from distprof.escape import html_text
+from distprof.documents.html.blocks import grid
+from distprof.documents.html.markup import Markup, element
 from distprof.sections.capture.show import headline
 from distprof.sections.report import Report
+from distprof.sections.table import Column
 from distprof.sections.time.show import waterfall_table
 from distprof.sections.verdict import judge
 
@@ -15,7 +17,7 @@ __all__ = ["notebook_html"]
 def notebook_html(report: Report) -> str:
     """Small HTML without style or script of its own; every text is escaped."""
     verdict = judge(report)
-    parts = [f"<p><b>{html_text(verdict.line)}</b></p>", f"<p>{html_text(headline(report))}</p>"]
+    parts = [element("p", element("b", verdict.line)), element("p", headline(report))]
     view = waterfall_table(report, show_all=False)
     if view is not None:
         rows = [[cell for cell in row if isinstance(cell, str)][:3] for row in view.rows]
@@ -26,9 +28,5 @@ def notebook_html(report: Report) -> str:
     return "\n".join(parts)
 
 
-def _table(titles: list[str], rows: list[list[str]]) -> str:
-    head = "".join(f"<th>{html_text(title)}</th>" for title in titles)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html_text(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+def _table(titles: list[str], rows: list[list[str]]) -> Markup:
+    return grid([Column(title, left=True) for title in titles], rows)

@@ -25,6 +25,12 @@ def _markdown(report: Report, options: RenderOptions) -> str:
     return render(report, options)
 
 
+def _html(report: Report, options: RenderOptions) -> str:
+    from distprof.documents.html.report import render
+
+    return render(report, options)
+
+
 REPORT = Document(
     kind=Report,
     schema=REPORT_SCHEMA,
@@ -32,7 +38,7 @@ REPORT = Document(
     title="distprof report",
     again="make it again with: distprof analyze SOURCE --save-report FILE",
     foreign="give a trace to distprof analyze",
-    formats={"text": _text, "md": _markdown},
+    formats={"text": _text, "md": _markdown, "html": _html},
     indent=1,
     about=f"""\
 # The saved report

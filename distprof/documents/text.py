@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from distprof.documents.advice import MAX_FINDINGS_SHOWN, cost_text, gain_text, next_commands
+from distprof.documents.step_bar import GROUPS, group_shares
 from distprof.escape import plain, shorten, wrapped
 from distprof.formats import FINDINGS, RenderOptions
 from distprof.rules.base import Finding
@@ -47,14 +48,6 @@ LEAST = 0.01
 
 _MAX_NAME = 400  # longer names are cut before they are laid out: a trace may hold megabytes
 
-_GROUPS = (
-    ("computation", "█", "green", ("computation",)),
-    ("exposed transfer", "▓", "blue", ("exposed_transfer",)),
-    ("waiting for late ranks", "▒", "red", ("exposed_wait", "exposed_p2p_wait")),
-    ("exposed communication", "▞", "blue", ("exposed_comm_unsplit",)),
-    ("exposed copies", "▚", "magenta", ("exposed_copy",)),
-    ("idle", "░", "yellow", ()),
-)
 _SEVERITY_STYLES = {"error": "bold red", "warning": "bold yellow", "info": "cyan"}
 
 
@@ -239,7 +232,7 @@ def _step_bar(report: Report, width: int) -> Text:
     """A mean step as one line, a character for each share of its length."""
     bar = Text(no_wrap=True)
     done, drawn = 0.0, 0
-    for _, glyph, style, ratio in _group_shares(report):
+    for _, glyph, style, ratio in group_shares(report):
         done += ratio
         upto = round(done * width)
         bar.append(glyph * (upto - drawn), style=style)
@@ -253,7 +246,7 @@ def _step_legend(report: Report, width: int) -> Text:
     length = f"{format_duration(span_ns)} per {window_word(report)}: " if span_ns else ""
     legend = Text(length)
     used = len(length)
-    for number, (label, glyph, style, ratio) in enumerate(_group_shares(report)):
+    for number, (label, glyph, style, ratio) in enumerate(group_shares(report)):
         text = f"{glyph} {label} {format_ratio(ratio)}"
         if number:
             fits = used + 2 + len(text) <= width
@@ -263,20 +256,6 @@ def _step_legend(report: Report, width: int) -> Text:
         legend.append(text[1:])
         used += len(text)
     return legend
-
-
-def _group_shares(report: Report) -> list[tuple[str, str, str, float]]:
-    parts = parts_of(report)
-    shares = []
-    for label, glyph, style, keys in _GROUPS:
-        ratio = sum(p.ratio for p in parts if p.key in keys or (not keys and _is_idle(p.key)))
-        if ratio > 0:
-            shares.append((label, glyph, style, ratio))
-    return shares
-
-
-def _is_idle(key: str) -> bool:
-    return key.startswith("idle_")
 
 
 def _finding_blocks(report: Report, options: RenderOptions) -> Iterator[RenderableType]:
@@ -420,10 +399,10 @@ def _drawn_cell(cell: Cell, bar_cells: int, room: int) -> Text:
 
 
 def _glyph(key: str) -> tuple[str, str]:
-    for _, glyph, style, keys in _GROUPS:
+    for _, glyph, style, keys in GROUPS:
         if key in keys:
             return glyph, style
-    return _GROUPS[-1][1], _GROUPS[-1][2]
+    return GROUPS[-1][1], GROUPS[-1][2]
 
 
 def sentence(text: str, width: int, *, style: str = "") -> Padding:

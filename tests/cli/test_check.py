@@ -233,7 +233,7 @@ def test_an_acknowledged_loss_passes_until_it_runs_out(baseline, capsys):
             ["a.csv", "--baseline", "perf.json", "--tolerance", "step_time"],
             "not of the form METRIC=VALUE",
         ),
-        (["a.csv", "--baseline", "perf.json", "--format", "html"], "is not one of text"),
+        (["a.csv", "--baseline", "perf.json", "--format", "pdf"], "is not one of text"),
         (["a.csv", "--baseline", "no/perf.json", "--update-baseline"], "is not a folder"),
         (["a.csv", "--baseline", ".", "--update-baseline"], "cannot be written"),
         (["--run", "nope --ranks 2", "--baseline", "perf.json"], "does not begin with a workload"),

@@ -79,7 +79,7 @@ def test_markdown_goes_to_a_file(tmp_path: Path) -> None:
 
 
 def test_a_format_it_does_not_have_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["hang", str(LOCK_GIL), "--format", "html"]) == 2
+    assert main(["hang", str(LOCK_GIL), "--format", "pdf"]) == 2
     assert "text" in capsys.readouterr().err
 
 

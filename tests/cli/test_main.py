@@ -79,7 +79,7 @@ def test_a_trace_given_as_verb_is_pointed_to_analyze(capsys: pytest.CaptureFixtu
     "arguments",
     [
         ["report"],
-        ["report", "x", "--format", "html"],
+        ["report", "x", "--format", "pdf"],
         ["report", "x", "--width", "5"],
         ["analyze", "x", "--ranks", "3-1"],
         ["analyze", "x", "--ranks", "a"],
@@ -336,8 +336,8 @@ def test_help_groups_the_verbs_by_what_they_are_for(capsys: pytest.CaptureFixtur
 def test_a_file_whose_ending_names_no_format_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["analyze", "traces", "-o", str(tmp_path / "report.html")]) == 2
-    assert "no format has the ending .html" in capsys.readouterr().err
+    assert main(["analyze", "traces", "-o", str(tmp_path / "report.pdf")]) == 2
+    assert "no format has the ending .pdf" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -367,3 +367,38 @@ def test_the_shell_completes_sections_and_rules() -> None:
     sections = SectionName().shell_complete(context, option, "st")
     assert [item.value for item in sections] == ["step_log", "stragglers"]
     assert "COM101" in [i.value for i in RuleCode().shell_complete(context, option, "com1")]
+
+
+def test_a_page_for_the_browser_is_named_by_its_ending(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "report.html"
+    assert (
+        main(
+            [
+                "analyze",
+                str(ROOT / "tests" / "golden" / "kineto" / "dlrm-v100-8gpu"),
+                "-o",
+                str(page),
+                "--no-cache",
+                "-q",
+            ]
+        )
+        == 0
+    )
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("<!doctype html>")
+    assert (
+        main(
+            [
+                "analyze",
+                str(ROOT / "tests" / "golden" / "kineto" / "dlrm-v100-8gpu"),
+                "--format",
+                "html",
+                "--no-cache",
+                "-q",
+            ]
+        )
+        == 0
+    )
+    assert capsys.readouterr().out == text

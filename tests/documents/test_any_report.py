@@ -13,6 +13,7 @@ from distprof.documents.saved import REPORT
 from distprof.formats import RenderOptions, find_reporter
 from distprof.sections.report import Report
 from distprof.sections.verdict import judge
+from tests.documents.html_pages import Seen
 from tests.documents.samples import (
     PARTS,
     capture,
@@ -26,6 +27,13 @@ from tests.documents.samples import (
 
 CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 NAMES = st.text(st.characters(exclude_categories=("Cs",)), max_size=200)
+ELEMENTS = """
+    a article b body button code defs details div em figcaption figure footer g h1 h2 h3 h4 h5 head
+    header html li line main meta nav ol p path pattern pre rect script section small span strong
+    style summary svg table tbody td text th thead title tr ul
+"""
+KNOWN = frozenset(ELEMENTS.split())
+"""Elements that a page may have, those of rules' pages included."""
 TIMES = st.integers(0, 10**16)
 
 
@@ -73,6 +81,14 @@ def test_markdown_stays_small_and_its_tables_whole(report: Report) -> None:
     assert len(text.encode()) < 60_000
     for block in re.findall(r"(?:^\|.*\n)+", text, flags=re.M):
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1
+
+
+@given(reports())
+def test_html_is_whole_and_has_no_element_of_a_name(report: Report) -> None:
+    """Whatever the names are, the page has the elements that it has with harmless ones."""
+    page = Seen(find_reporter("html")(report, RenderOptions()))
+    assert page.names <= KNOWN
+    assert not CONTROL.search("".join(page.texts).replace("\n", " "))
 
 
 @given(reports())

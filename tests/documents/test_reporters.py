@@ -12,7 +12,8 @@ import pytest
 
 from distprof import formats
 from distprof.documents.markdown import MAX_BYTES
-from distprof.documents.text import _GROUPS, MAX_BRIEF
+from distprof.documents.step_bar import GROUPS
+from distprof.documents.text import MAX_BRIEF
 from distprof.errors import UsageError
 from distprof.formats import RenderOptions, find_reporter, format_of_file, reporter_names
 from distprof.sections.report import Report
@@ -89,14 +90,14 @@ def test_a_long_collective_makes_no_slow_device() -> None:
 
 @pytest.mark.parametrize("name", SAMPLES)
 @pytest.mark.parametrize("show_all", [False, True])
-@pytest.mark.parametrize("reporter", ["text", "json", "md"])
+@pytest.mark.parametrize("reporter", ["text", "json", "md", "html"])
 def test_every_reporter_shows_every_sample(name: str, show_all: bool, reporter: str) -> None:
     text = shown(SAMPLES[name](), reporter, show_all=show_all)
     assert text.endswith("\n")
     assert not text.endswith("\n\n")
 
 
-@pytest.mark.parametrize("reporter", ["text", "json", "md"])
+@pytest.mark.parametrize("reporter", ["text", "json", "md", "html"])
 @pytest.mark.parametrize("report", [nasty(), hostile_job()], ids=["traces", "job"])
 @pytest.mark.parametrize("show_all", [False, True])
 def test_hostile_names_never_reach_the_reader_raw(
@@ -228,11 +229,11 @@ def test_a_healthy_report_says_that_there_are_no_findings() -> None:
 
 
 def test_formats_are_found_by_name_and_by_file_ending() -> None:
-    assert reporter_names() == ("text", "json", "md")
+    assert reporter_names() == ("text", "json", "md", "html")
     assert format_of_file("out/REPORT.MD") == "md"
     assert format_of_file("report") is None
-    with pytest.raises(UsageError, match="choose from text, json, md"):
-        find_reporter("html")
+    with pytest.raises(UsageError, match="choose from text, json, md, html"):
+        find_reporter("pdf")
 
 
 def test_another_package_can_add_a_format(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,7 +315,7 @@ def test_a_finding_that_gives_back_nothing_is_left_to_the_full_report() -> None:
 
 
 def test_no_two_parts_of_a_step_are_drawn_alike() -> None:
-    glyphs = [glyph for _, glyph, _, _ in _GROUPS]
+    glyphs = [glyph for _, glyph, _, _ in GROUPS]
     assert len(set(glyphs)) == len(glyphs)
 
 

@@ -1,0 +1,189 @@
+"""What every HTML page is made of: sentences, tables, bars, sections."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+import msgspec
+
+from distprof.documents.html.markup import EMPTY, Markup, element, joined, picture, untouched
+from distprof.documents.step_bar import group_of
+from distprof.escape import glued, html_text, plain, shorten
+from distprof.sections.table import Bar, Cell, Column, Drawing, TableView
+
+__all__ = [
+    "Part",
+    "Segment",
+    "bar",
+    "bounded",
+    "bullets",
+    "drawn_table",
+    "edges",
+    "folded",
+    "grid",
+    "scrolled",
+    "section",
+    "sentence",
+    "slug",
+]
+
+_MAX_SENTENCE = 2_000
+_MAX_CELL = 400
+_DRAWING_CELLS = 96
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """One part of a page, listed in its table of contents.
+
+    Args:
+        anchor: Its id.
+        title: Its heading.
+        content: Below the heading.
+    """
+
+    anchor: str
+    title: str
+    content: Markup
+
+
+class Segment(msgspec.Struct, frozen=True, kw_only=True):
+    """One piece of a bar.
+
+    Args:
+        kind: Class of the style sheet that decides colour and hatching, without ``k-``.
+        ratio: Its share of the whole bar.
+        title: Said of it.
+    """
+
+    kind: str
+    ratio: float
+    title: str = ""
+
+
+def sentence(text: str, **attributes: str) -> Markup:
+    """A paragraph, of bounded length."""
+    return element("p", bounded(text, _MAX_SENTENCE), **attributes)
+
+
+def bullets(texts: Iterable[str], *, numbered: bool = False) -> Markup:
+    """Sentences as a list; empty without any."""
+    items = [element("li", bounded(text, _MAX_SENTENCE)) for text in texts]
+    return element("ol" if numbered else "ul", *items) if items else EMPTY
+
+
+def section(part: Part) -> Markup:
+    """A part under its heading."""
+    heading = element("h2", part.title, id=f"{part.anchor}-title")
+    return element(
+        "section", heading, part.content, id=part.anchor, aria_labelledby=f"{part.anchor}-title"
+    )
+
+
+def folded(summary: str, *content: str, opened: bool = False, **attributes: str) -> Markup:
+    """Content that a click or a key on ``summary`` shows."""
+    return element(
+        "details", element("summary", summary), *content, open=opened or None, **attributes
+    )
+
+
+def scrolled(content: Markup, label: str) -> Markup:
+    """Content that may be wider than a phone: it scrolls by itself, by keys too."""
+    return element("div", content, class_="wide", role="region", aria_label=label, tabindex="0")
+
+
+def drawn_table(view: TableView, *, opened: bool = False) -> Markup:
+    """A table of a report under its title, folded, with its notes."""
+    caption = element("small", bounded(view.caption, _MAX_SENTENCE)) if view.caption else EMPTY
+    title = joined((element("b", bounded(view.title, _MAX_CELL)), " ", caption))
+    body = scrolled(grid(view.columns, view.rows, view.strong), f"Table: {view.title}")
+    return folded(title, body, bullets(view.notes), opened=opened, class_="table")
+
+
+def grid(
+    columns: Sequence[Column],
+    rows: Sequence[Sequence[Cell]],
+    strong: frozenset[int] = frozenset(),
+) -> Markup:
+    """A table without title and notes."""
+    titles = [_cell("th", column, column.title, scope="col") for column in columns]
+    body = [
+        element(
+            "tr",
+            *(_cell("td", column, cell) for column, cell in zip(columns, row, strict=True)),
+            class_="strong" if number in strong else None,
+        )
+        for number, row in enumerate(rows)
+    ]
+    head = EMPTY
+    if any(column.title for column in columns):
+        head = element("thead", element("tr", *titles))
+    return element("table", head, element("tbody", *body))
+
+
+def _cell(tag: str, column: Column, cell: Cell, **attributes: str) -> Markup:
+    if tag == "th" and not cell:
+        tag, attributes = "td", {}  # a heading without text is none
+    name = "left" if column.left or not isinstance(cell, str) else None
+    return element(tag, _content(cell), class_=name, **attributes)
+
+
+def _content(cell: Cell) -> Markup:
+    if isinstance(cell, Drawing):
+        return element("code", cell.draw(_DRAWING_CELLS))
+    if isinstance(cell, Bar):
+        kind = group_of(cell.key)
+        return bar((Segment(kind=kind, ratio=cell.ratio),), label=f"{100 * cell.ratio:.1f} %")
+    return bounded(cell, _MAX_CELL)
+
+
+def edges(ratios: Iterable[float], scale: int) -> list[int]:
+    """Where pieces of these shares begin and end, as whole numbers up to ``scale``.
+
+    Rounding the edges and not the widths keeps the sum exact.
+    """
+    found, done = [0], 0.0
+    for ratio in ratios:
+        done += ratio
+        found.append(round(done * scale))
+    return found
+
+
+def bar(
+    segments: Sequence[Segment], *, label: str, start: float = 0.0, is_tall: bool = False
+) -> Markup:
+    """A horizontal bar whose pieces are shares of its container's width.
+
+    Args:
+        segments: The pieces, from the left.
+        label: What a screen reader says.
+        start: Where the first begins, as a share.
+        is_tall: Whether it is the one that readers look at first.
+    """
+    at = edges([start, *(piece.ratio for piece in segments)], 10_000)[1:]
+    pieces = [
+        element(
+            "rect",
+            *([element("title", piece.title)] if piece.title else []),
+            class_=f"k-{piece.kind}",
+            x=f"{low / 100:g}%",
+            width=f"{(high - low) / 100:g}%",
+            height="100%",
+        )
+        for piece, (low, high) in zip(segments, pairwise(at), strict=True)
+        if high > low
+    ]
+    return picture(*pieces, label=label, class_="bar tall" if is_tall else "bar")
+
+
+def slug(text: str) -> str:
+    """``text`` as an id or the name of a class."""
+    return re.sub(r"[^a-z0-9]+", "-", text[:80].lower()).strip("-") or "x"
+
+
+def bounded(text: str, width: int = _MAX_SENTENCE) -> Markup:
+    """``text`` escaped and at most that long, its numbers on the line of their units."""
+    if isinstance(text, Markup):
+        return text
+    return untouched(glued(html_text(shorten(plain(text[:_MAX_SENTENCE]), width))))

@@ -1,0 +1,118 @@
+"""Figures of bars: a label, a bar and a value in each row; and columns for one number per rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from distprof.documents.html.blocks import Segment, bar
+from distprof.documents.html.markup import EMPTY, Markup, element, figure_number, joined, picture
+from distprof.documents.step_bar import GROUPS, group_of, group_shares
+from distprof.sections.parts import mean_span_ns, window_word
+from distprof.sections.report import Report
+from distprof.sections.whatif.result import RepairPlan
+from distprof.units import format_duration, format_ratio
+
+__all__ = ["columns", "legend", "plan_figure", "row", "rows", "step_figure"]
+
+_COLUMN, _MOST_WIDE = 40, 736
+"""Pixels of a column, and of all of them; more ranks than fit make columns narrower."""
+
+
+def row(name: str, drawn: Markup, value: str, *, tag: str = "div") -> Markup:
+    """A label, what is drawn, and its number."""
+    return element(
+        tag,
+        element("span", name, class_="name"),
+        drawn,
+        element("span", value, class_="value"),
+        class_="row",
+    )
+
+
+def rows(lines: Sequence[Markup]) -> Markup:
+    """Rows one under another."""
+    return element("div", *lines, class_="rows")
+
+
+def legend(entries: Sequence[tuple[str, str]]) -> Markup:
+    """What kinds of segments mean: the class of each, and words."""
+    items = [
+        element(
+            "li",
+            element(
+                "svg",
+                element("rect", class_=kind, width="100%", height="100%"),
+                aria_hidden="true",
+            ),
+            text,
+        )
+        for kind, text in entries
+    ]
+    return element("ul", *items, class_="legend")
+
+
+def step_figure(report: Report) -> Markup:
+    """A mean step as one bar with its legend; empty where nothing was measured."""
+    shares = group_shares(report)
+    if not shares:
+        return EMPTY
+    keys = {label: group_of(keys[0] if keys else "idle") for label, _, _, keys in GROUPS}
+    texts = {label: f"{label} {format_ratio(ratio)}" for label, _, _, ratio in shares}
+    pieces = [
+        Segment(kind=keys[label], ratio=ratio, title=texts[label]) for label, _, _, ratio in shares
+    ]
+    length = f"{format_duration(mean_span_ns(report))} per {window_word(report)}"
+    drawn = bar(pieces, label=f"{length}: {', '.join(texts.values())}", is_tall=True)
+    named = legend([(f"k-{keys[label]}", text) for label, text in texts.items()])
+    return element("figure", element("figcaption", length), drawn, named)
+
+
+def plan_figure(plan: RepairPlan, word: str) -> Markup:
+    """The step now and after each repair of the plan; empty without one.
+
+    Args:
+        plan: From the report.
+        word: ``step``, or ``capture`` where nothing marks steps.
+    """
+    if not plan.step_ns or not plan.repairs:
+        return EMPTY
+    lines = [_plan_row("now", plan.step_ns, plan.step_ns, 0)]
+    for number, repair in enumerate(plan.repairs, 1):
+        lines.append(_plan_row(f"{number}. {repair.done}", repair.step_ns, plan.step_ns, number))
+    caption = f"Length of the simulated {word} after each change, made after those before it"
+    return element("figure", element("figcaption", caption), rows(lines))
+
+
+def _plan_row(name: str, step_ns: int, now_ns: int, number: int) -> Markup:
+    ratio = min(step_ns / now_ns, 1.0)
+    length = format_duration(step_ns)
+    saved = f", {format_ratio(1 - ratio)} less" if number else ""
+    pieces = (Segment(kind="whole", ratio=ratio), Segment(kind="saved", ratio=1 - ratio))
+    return row(name, bar(pieces, label=f"{name}: {length}{saved}"), f"{length}{saved}")
+
+
+def columns(values: Sequence[float], label: str, kind: str = "whole") -> Markup:
+    """One column per value, from 0 to the largest; as wide as there is room.
+
+    Args:
+        values: None below 0.
+        label: What a screen reader says.
+        kind: As of a :class:`~distprof.documents.html.blocks.Segment`.
+    """
+    top = max(values, default=0)
+    if top <= 0:
+        return EMPTY
+    heights = [round(100 * value / top, 1) for value in values]
+    path = joined(
+        Markup(f"M{i} 100v-{figure_number(height)}h.9V100z")
+        for i, height in enumerate(heights)
+        if height > 0
+    )
+    return picture(
+        element("path", d=path, class_=f"ground-{kind}"),
+        label=label,
+        class_="columns",
+        viewBox=f"0 0 {len(values)} 100",
+        preserveAspectRatio="none",
+        width=min(_COLUMN * len(values), _MOST_WIDE),
+    )

@@ -1,0 +1,205 @@
+"""Figures on stragglers, overlap and experts."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from distprof.documents.html.blocks import Segment, bar, bullets, folded, sentence
+from distprof.documents.html.heat_map import Heat, heat_figure
+from distprof.documents.html.markup import EMPTY, Markup, element, joined
+from distprof.documents.html.rows import columns, legend, row, rows
+from distprof.escape import short_ranks
+from distprof.sections.moe.result import MoeResult
+from distprof.sections.overlap.result import AxisOverlap, OverlapResult
+from distprof.sections.stragglers.result import RankStraggler, StragglerSet, StragglersResult
+from distprof.sections.whatif.result import WhatIfResult
+from distprof.units import format_duration, format_ratio
+
+__all__ = ["experts_figure", "overlap_figure", "stragglers_figure", "workers_figure"]
+
+_MOST = 12
+
+
+def stragglers_figure(result: StragglersResult, word: str) -> Markup:
+    """What ranks cost the others, with the evidence, and how it is spread over steps.
+
+    Args:
+        result: From the report.
+        word: ``step`` or ``capture``.
+    """
+    charged = [rank for rank in result.ranks if rank.lost_ns_per_step > 0][:_MOST]
+    if not charged:
+        return EMPTY
+    most = max(rank.lost_ns_per_step for rank in charged)
+    caption = (
+        f"What the others wait for each rank, per {word}. Open a rank for the evidence. "
+        f"Pattern over all steps: {result.pattern.value}."
+    )
+    lines = [_straggler(rank, most) for rank in charged]
+    sets = [_set(one, word) for one in result.sets if len(one.ranks) > 1]
+    return joined(
+        (
+            element("figure", element("figcaption", caption), rows(lines)),
+            bullets(sets),
+            _blame(result),
+        )
+    )
+
+
+def _straggler(rank: RankStraggler, most: int) -> Markup:
+    cost = format_duration(rank.lost_ns_per_step)
+    value = f"{cost}  {format_ratio(rank.share_of_step_ratio)}"
+    name = f"rank {rank.rank}"
+    piece = Segment(kind="exposed_wait", ratio=rank.lost_ns_per_step / max(most, 1))
+    line = row(name, bar((piece,), label=f"{name}: {value}"), value, tag="span")
+    pattern, cause = rank.pattern.value, rank.cause.value.replace("_", " ")
+    facts = f"Pattern: {pattern}. Cause: {cause}. Confidence: {format_ratio(rank.confidence)}."
+    if rank.late_ratio is not None:
+        facts += f" Last in {format_ratio(rank.late_ratio)} of its judged collectives."
+    inside = element("div", sentence(facts), bullets(rank.evidence), class_="inside")
+    return element("details", element("summary", line), inside, class_="row-details")
+
+
+def _set(one: StragglerSet, word: str) -> str:
+    shared = f", {one.shares} {one.name}".rstrip() if one.shares else ""
+    cost = format_duration(one.lost_ns_per_step)
+    cause = one.cause.value.replace("_", " ")
+    return (
+        f"Ranks {short_ranks(one.ranks)} are slow for one reason{shared}: {cause}, "
+        f"{cost} per {word} ({format_ratio(one.share_of_step_ratio)})."
+    )
+
+
+def _blame(result: StragglersResult) -> Markup:
+    if len(result.steps) < 2:
+        return EMPTY
+    worst = sorted(result.steps, key=lambda step: -step.lost_ns)[:3]
+    named = ", ".join(
+        f"step {step.step} {format_duration(step.lost_ns)}"
+        + (f" (rank {step.rank})" if step.rank is not None else "")
+        for step in worst
+    )
+    text = f"Lost to late ranks by step; most in {named}."
+    drawn = columns([step.lost_ns for step in result.steps], text, "exposed_wait")
+    return element("figure", element("figcaption", text), drawn)
+
+
+def overlap_figure(result: OverlapResult, num_steps: int) -> Markup:
+    """Communication by axis: the part that overlaps with computation, and the rest.
+
+    Args:
+        result: From the report.
+        num_steps: Steps that its times are sums over.
+    """
+    found = [axis for axis in result.axes if axis.communication_ns > 0]
+    if not found:
+        return EMPTY
+    means = [_mean_overlap(axis, num_steps) for axis in found[:_MOST]]
+    most = max(hidden + exposed for hidden, exposed in means)
+    lines = [_overlap_row(axis, *mean, most) for axis, mean in zip(found, means, strict=False)]
+    caption = "Communication by axis, mean of its ranks: the share that overlaps with computation"
+    named = legend(
+        [("k-computation", "overlaps with computation"), ("k-exposed_transfer", "exposed")]
+    )
+    return element("figure", element("figcaption", caption), rows(lines), named)
+
+
+def _mean_overlap(axis: AxisOverlap, num_steps: int) -> tuple[float, float]:
+    """What overlaps and what does not, ns, mean per rank and step."""
+    windows = max(len(axis.ranks), 1) * max(num_steps, 1)
+    return axis.overlapped_ns / windows, axis.exposed_comm_ns / windows
+
+
+def _overlap_row(axis: AxisOverlap, hidden: float, exposed: float, most: float) -> Markup:
+    value = f"{format_ratio(axis.overlap_ratio)} of {format_duration(hidden + exposed)}"
+    pieces = (
+        Segment(kind="computation", ratio=hidden / most),
+        Segment(kind="exposed_transfer", ratio=exposed / most),
+    )
+    return row(axis.axis, bar(pieces, label=f"{axis.axis}: {value} overlap"), value)
+
+
+def workers_figure(result: WhatIfResult) -> Markup:
+    """How much longer the step is with each worker as it was and all others ideal, as a map."""
+    known = [w for w in result.workers if w.stage is not None and w.dp_rank is not None]
+    stages = sorted({w.stage for w in known if w.stage is not None})
+    replicas = sorted({w.dp_rank for w in known if w.dp_rank is not None})
+    if len(stages) * len(replicas) < 2:
+        return EMPTY
+    values = np.full((len(stages), len(replicas)), np.nan)
+    for worker in known:
+        at = stages.index(worker.stage or 0), replicas.index(worker.dp_rank or 0)
+        values[at] = np.fmax(values[at], max(worker.slowdown - 1, 0.0))
+    heat = Heat(
+        values=values,
+        rows=tuple(map(str, stages)),
+        columns=tuple(map(str, replicas)),
+        what="of the ideal step is added",
+        row_word="stage",
+        column_word="data-parallel rank",
+    )
+    caption = (
+        "What each worker adds to the ideal step if only its operations take as long as they did, "
+        "by pipeline stage and data-parallel rank"
+    )
+    return heat_figure(heat, caption)
+
+
+def experts_figure(result: MoeResult) -> Markup:
+    """Load of ranks and layers, and what ranks send one another."""
+    return joined((_rank_loads(result), _layer_loads(result), _traffic(result)))
+
+
+def _rank_loads(result: MoeResult) -> Markup:
+    loads = [(rank.rank, rank.load_ratio) for rank in result.ranks if rank.load_ratio is not None]
+    if not loads:
+        return EMPTY
+    worst, least = max(loads, key=lambda p: p[1]), min(loads, key=lambda p: p[1])
+    text = (
+        f"Load of the experts of each rank over the mean of its group: most rank {worst[0]} with "
+        f"{worst[1]:.2f} ×, least rank {least[0]} with {least[1]:.2f} ×."
+    )
+    drawn = columns([load for _, load in loads], text, "computation")
+    return element("figure", element("figcaption", text), drawn)
+
+
+def _layer_loads(result: MoeResult) -> Markup:
+    layers = [layer for layer in result.layers if layer.max_over_mean > 0]
+    if not layers:
+        return EMPTY
+    most = max(layer.max_over_mean for layer in layers)
+    lines = []
+    for layer in layers:
+        name = f"layer {layer.layer}" + (f", {layer.part}" if layer.part else "")
+        value = f"{layer.max_over_mean:.2f} ×"
+        even = Segment(kind="saved", ratio=1 / most, title="an even load")
+        above = Segment(kind="computation", ratio=max(layer.max_over_mean - 1, 0) / most)
+        lines.append(row(name, bar((even, above), label=f"{name}: {value}"), value))
+    caption = "Busiest expert of each layer over the mean; light: an even load"
+    drawn = element("figure", element("figcaption", caption), rows(lines))
+    if len(lines) <= _MOST:
+        return drawn
+    return folded(f"Busiest expert by layer ({len(lines)} layers)", drawn, class_="table")
+
+
+def _traffic(result: MoeResult) -> Markup:
+    """What each rank sends each other one, as a share of the largest amount."""
+    pairs = [pair for pair in result.pairs if pair.sender != pair.receiver]
+    most = max((pair.amount_per_step for pair in pairs), default=0)
+    if not most:
+        return EMPTY
+    ranks = sorted({rank for pair in pairs for rank in (pair.sender, pair.receiver)})
+    place = {rank: i for i, rank in enumerate(ranks)}
+    values = np.full((len(ranks), len(ranks)), np.nan)
+    for pair in pairs:
+        values[place[pair.sender], place[pair.receiver]] = pair.amount_per_step / most
+    names = tuple(map(str, ranks))
+    heat = Heat(
+        values=values,
+        rows=names,
+        columns=names,
+        what="of the largest amount is sent",
+        row_word="sender",
+        column_word="receiver",
+    )
+    return heat_figure(heat, "What ranks send one another in exchanges of tokens, per step")

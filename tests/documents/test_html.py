@@ -1,0 +1,398 @@
+"""The HTML of every sample: whole, harmless, complete in itself, and no more than Markdown says."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+import pytest
+
+from distprof.documents.html.blocks import Segment, bar, edges
+from distprof.documents.html.heat_map import (
+    LEAST_SPREAD,
+    MAX_CELLS,
+    Heat,
+    _bounds,
+    heat_figure,
+    heats_of,
+    shade_paths,
+)
+from distprof.documents.html.markup import Markup, element
+from distprof.documents.html.rows import columns, plan_figure, step_figure
+from distprof.documents.html.rule_page import markdown_html, rule_page
+from distprof.documents.html.scatter import collectives_figure, expected_ns
+from distprof.documents.html.schedule import schedule_figure
+from distprof.documents.html.subjects import workers_figure
+from distprof.escape import plain
+from distprof.formats import RenderOptions, find_reporter
+from distprof.rules.registry import all_rules
+from distprof.sections.pipeline.result import PictureRow, PipelineGroup
+from distprof.sections.report import Report
+from distprof.sections.tables import tables_of
+from distprof.sections.time.result import BreakdownResult, StepBreakdown
+from distprof.sections.verdict import judge
+from distprof.sections.whatif.result import WhatIfResult, WorkerSlowdown
+from distprof.terms import Confidence
+from tests.documents.html_pages import Seen
+from tests.documents.job_samples import SAMPLES, hostile_job
+from tests.documents.samples import (
+    MS,
+    NASTY,
+    all_reduce,
+    finding,
+    kernels,
+    nasty,
+    report_of,
+    run_info,
+    straggler,
+    stragglers_of,
+    waterfall_of,
+)
+
+BEYOND = "</script><img src=x onerror=alert(1)><!--\"'`\u202e\x00\x85"
+
+
+def shown(report: Report, **options: object) -> str:
+    return find_reporter("html")(report, RenderOptions(**options))  # type: ignore[arg-type]
+
+
+def made(num_ranks: int, num_steps: int) -> Report:
+    """Ranks on nodes of eight, with every figure, and no two cells alike."""
+    rng = np.random.default_rng(7)
+    ranks = [
+        waterfall_of(
+            rank,
+            computation_ns=int(rng.integers(80, 99)) * MS,
+            exposed_wait_ns=int(rng.integers(1, 40)) * MS,
+            idle_host_ns=int(rng.integers(1, 9)) * MS,
+        )
+        for rank in range(num_ranks)
+    ]
+    numbers = rng.integers(1_000, 9_999_999, (num_ranks, num_steps, 4)).tolist()
+    steps = [
+        StepBreakdown(
+            rank=rank,
+            step=step,
+            span_ns=sum(cell),
+            computation_ns=cell[0],
+            exposed_comm_ns=cell[1],
+            exposed_copy_ns=cell[2],
+            idle_ns=cell[3],
+        )
+        for rank, row in enumerate(numbers)
+        for step, cell in enumerate(row)
+    ]
+    nodes = {
+        f"node-{first // 8}": tuple(range(first, min(first + 8, num_ranks)))
+        for first in range(0, num_ranks, 8)
+    }
+    report = report_of(
+        ranks,
+        num_steps=num_steps,
+        run=run_info(tuple(range(num_ranks)), nodes=nodes, num_steps=num_steps),
+        stragglers=stragglers_of({rank: rank * MS for rank in range(1, num_ranks)}),
+        kernels=kernels(),
+        findings=tuple(finding(rule.code, name=rule.name) for rule in all_rules()[:20]),
+    )
+    breakdown = BreakdownResult(ranks=report.breakdown.ranks, steps=tuple(steps))
+    return msgspec.structs.replace(report, breakdown=breakdown)
+
+
+@pytest.fixture(scope="module")
+def template() -> Seen:
+    """Everything that the templates have: a report without anything hostile, all figures in it."""
+    group = pipeline()
+    report = msgspec.structs.replace(
+        made(9, 3),
+        collectives=msgspec.structs.replace(
+            straggler().collectives,
+            classes=(
+                all_reduce(expected_busbw_bytes_per_s=2e11),
+                *(all_reduce(kind=str(kind), bytes=10**kind) for kind in range(1, 8)),
+            ),
+        ),
+        plan=straggler().plan,
+        pipeline=msgspec.structs.replace(straggler().pipeline, groups=(group,)),
+    )
+    pages = "".join(rule.page for rule in all_rules())
+    return Seen(shown(report, show_all=True) + markdown_html(pages))
+
+
+def pipeline() -> PipelineGroup:
+    rows = [
+        PictureRow(rank=0, stage=0, kind="forward", micro_batch=0, start_ns=0, end_ns=40),
+        PictureRow(rank=1, stage=1, kind="forward", micro_batch=0, start_ns=50, end_ns=100),
+        PictureRow(rank=1, stage=1, kind="backward", micro_batch=0, start_ns=100, end_ns=200),
+    ]
+    return PipelineGroup(
+        schedule="1f1b",
+        ranks=(0, 1),
+        stages=2,
+        virtual_stages=1,
+        num_micro_batches=1,
+        source="marks",
+        confidence=Confidence.MEASURED,
+        picture=tuple(rows),
+    )
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("show_all", [False, True])
+def test_a_page_is_whole_and_its_links_lead_somewhere(name: str, show_all: bool) -> None:
+    text = shown(SAMPLES[name](), show_all=show_all)
+    assert text.startswith("<!doctype html>\n<html lang=")
+    seen = Seen(text)
+    assert len(seen.ids) == len(set(seen.ids))
+    inside = {link[1:] for link in seen.links if link.startswith("#")}
+    assert inside <= set(seen.ids)
+    assert all(link.startswith(("#", "https://", "http://")) for link in seen.links)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_whatever_markdown_shows_stands_in_the_page(name: str) -> None:
+    report = SAMPLES[name]()
+    seen = Seen(shown(report)).text
+    assert " ".join(plain(judge(report).line).split()) in seen
+    for view in tables_of(report, show_all=False):
+        assert " ".join(plain(view.title).split()) in seen
+    for one in report.findings:
+        assert " ".join(plain(f"{one.code} {one.name}").split()) in seen
+
+
+def test_every_cell_of_a_table_stands_in_the_page() -> None:
+    report = straggler()
+    seen = Seen(shown(report)).text
+    for view in tables_of(report, show_all=True):
+        cells = [cell for row in view.rows for cell in row if isinstance(cell, str)]
+        assert [c for c in cells if " ".join(c.split()) not in seen] == []
+
+
+@pytest.mark.parametrize("report", [nasty(), hostile_job()], ids=["traces", "job"])
+def test_hostile_names_bring_no_element_or_attribute(report: Report, template: Seen) -> None:
+    seen = Seen(shown(report, show_all=True))
+    assert seen.names <= template.names
+    assert seen.attributes <= template.attributes
+    assert re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]", "".join(seen.texts)) is None
+    assert "<script>alert(1)</script>" in seen.text  # as text: shown, not obeyed
+
+
+@pytest.mark.parametrize("text", [BEYOND, NASTY, "&lt;b&gt;", "]]>", "\ud800"])
+def test_a_hostile_name_is_text_wherever_it_stands(text: str, template: Seen) -> None:
+    report = msgspec.structs.replace(
+        made(9, 3),
+        run=run_info((0, 1), nodes={text: (0,), "b": (1,)}, source=text, device=text),
+        findings=(finding(text, name=text, message=text, fix=text, evidence=(text,)),),
+        kernels=kernels(text),
+        collectives=msgspec.structs.replace(
+            straggler().collectives,
+            classes=(all_reduce(kind=text, group=text, axis=text),),
+        ),
+        pipeline=msgspec.structs.replace(
+            straggler().pipeline,
+            groups=(
+                msgspec.structs.replace(
+                    pipeline(),
+                    schedule=text,
+                    picture=tuple(
+                        msgspec.structs.replace(row, kind=text) for row in pipeline().picture
+                    ),
+                ),
+            ),
+        ),
+    )
+    page = shown(report, show_all=True)
+    seen = Seen(page)
+    assert seen.names <= template.names
+    assert seen.attributes <= template.attributes
+    assert page.count("</script>") == 1
+    assert page.encode("utf-8")
+
+
+def test_the_policy_allows_this_style_and_script_and_nothing_else() -> None:
+    page = shown(straggler())
+    seen = Seen(page)
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
+    policy = policy.replace("&#x27;", "'")
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules["default-src"] == "'none'"
+    for name in ("style", "script"):
+        digest = hashlib.sha256(seen.raw[name].encode()).digest()
+        assert rules[f"{name}-src"] == f"'sha256-{base64.b64encode(digest).decode()}'"
+    assert set(rules) == {"default-src", "style-src", "script-src", "base-uri", "form-action"}
+    assert "style" not in seen.attributes  # the policy would ignore it
+    assert not [name for name in seen.attributes if name.startswith("on")]
+
+
+def test_nothing_is_loaded(template: Seen) -> None:
+    assert not {"img", "link", "iframe", "object", "embed", "image", "use"} & template.names
+    assert not {"src", "srcset", "xlink:href", "action"} & template.attributes
+
+
+@pytest.mark.parametrize(("num_ranks", "megabytes"), [(64, 1.5), (1_024, 4.0)])
+def test_a_file_stays_small(num_ranks: int, megabytes: float) -> None:
+    report = made(num_ranks, 60)
+    assert len(shown(report).encode()) < megabytes * 1e6
+    assert len(shown(report, show_all=True).encode()) < megabytes * 1e6
+
+
+def test_text_is_escaped_and_markup_is_not_escaped_twice() -> None:
+    inner = element("b", "a<b")
+    assert element("p", inner, " & ", title='"') == '<p title="&quot;"><b>a&lt;b</b> &amp; </p>'
+    joined_to_text = inner + "<i>"
+    assert not isinstance(joined_to_text, Markup)
+
+
+def rects(svg: str) -> list[tuple[float, float]]:
+    found = re.findall(r'x="([\d.]+)%" width="([\d.]+)%"', svg)
+    return [(float(x), float(width)) for x, width in found]
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_pieces_of_the_step_add_up_to_it(name: str) -> None:
+    pieces = rects(step_figure(SAMPLES[name]()))
+    if not pieces:
+        assert name in ("empty", "untraced")
+        return
+    assert pieces[0][0] == 0
+    for (x, width), (following, _) in pairwise(pieces):
+        assert following == pytest.approx(x + width, abs=1e-9)
+    assert sum(width for _, width in pieces) == pytest.approx(100, abs=1e-9)
+
+
+def test_edges_are_exact() -> None:
+    assert edges([1 / 3, 1 / 3, 1 / 3], 100) == [0, 33, 67, 100]
+
+
+def test_a_bar_begins_where_it_is_told() -> None:
+    drawn = bar((Segment(kind="idle", ratio=0.25),), label="a quarter", start=0.5)
+    assert rects(drawn) == [(50, 25)]
+    assert 'aria-label="a quarter"' in drawn
+
+
+def test_columns_are_as_high_as_their_values() -> None:
+    path = re.findall(r"M(\d+) 100v-([\d.]+)", columns([1, 2, 0, 4], "x"))
+    assert path == [("0", "25"), ("1", "50"), ("3", "100")]
+
+
+def test_the_plan_gets_shorter_from_row_to_row() -> None:
+    report = straggler()
+    figure = plan_figure(report.plan, "step")
+    widths = [width for _, width in rects(figure)][0::1]
+    now = report.plan.step_ns
+    assert now is not None
+    assert widths[0] == 100
+    lengths = [repair.step_ns / now for repair in report.plan.repairs]
+    assert widths[1::2] == pytest.approx([100 * ratio for ratio in lengths], abs=0.01)
+
+
+def test_cells_of_a_heat_map_have_the_shade_of_their_value() -> None:
+    values = np.array([[0.0, 0.1, 0.1], [0.8, np.nan, 0.45]])
+    paths = shade_paths(values, 0.0, 0.8)
+    assert paths[0] == "M0 0.5h3"  # 0 and an eighth are in the first of eight shades
+    assert paths[7] == "M0 1.5h1"
+    assert paths[4] == "M2 1.5h1"
+    assert sum(map(bool, paths)) == 3
+
+
+def test_cells_that_hardly_differ_look_alike() -> None:
+    assert _bounds(np.array([[0.5, 0.5 + LEAST_SPREAD / 2]]))[0] == 0
+    assert _bounds(np.array([[0.5, 0.7]])) == (0.5, 0.7)
+
+
+def test_a_heat_map_says_each_value_again() -> None:
+    report = made(9, 3)
+    heats = heats_of(report)
+    assert heats is not None
+    figure = heat_figure(heats[0], "x")
+    (text,) = re.findall(r'data-values="([0-9a-z]*)"', figure)
+    for i, cell in enumerate(report.breakdown.steps):
+        lost = 1 - cell.computation_ns / cell.span_ns
+        assert int(text[2 * i : 2 * i + 2], 36) / 1_000 == pytest.approx(lost, abs=0.0006)
+
+
+def test_the_pace_of_a_rank_is_relative_to_the_median_of_its_step() -> None:
+    report = made(9, 3)
+    heats = heats_of(report)
+    assert heats is not None
+    by_step = [[c.computation_ns for c in report.breakdown.steps if c.step == s] for s in range(3)]
+    for rank in range(9):
+        for step in range(3):
+            expected = by_step[step][rank] / float(np.median(by_step[step]))
+            assert heats[1].values[rank, step] == pytest.approx(expected)
+
+
+def test_too_many_steps_are_put_together_without_losing_any() -> None:
+    report = made(64, 1_500)
+    heats = heats_of(report)
+    assert heats is not None
+    lost: Heat = heats[0]
+    assert lost.values.size <= MAX_CELLS
+    assert lost.columns[0] == "0 to 1"
+    assert lost.columns[-1].endswith("1499")
+    cells = report.breakdown.steps[:2]
+    expected = np.mean([1 - c.computation_ns / c.span_ns for c in cells])
+    assert lost.values[0, 0] == pytest.approx(expected)
+
+
+def test_a_slow_worker_is_dark_in_its_stage_and_replica() -> None:
+    slow = {(stage, replica): 1.0 for stage in range(2) for replica in range(3)}
+    slow[1, 2] = 1.5
+    workers = tuple(
+        WorkerSlowdown(rank=3 * stage + replica, stage=stage, dp_rank=replica, slowdown=slowdown)
+        for (stage, replica), slowdown in slow.items()
+    )
+    figure = workers_figure(WhatIfResult(workers=workers))
+    assert '<path d="M2 1.5h1" class="h7"/>' in figure
+    assert 'data-values="0000000000dw"' in figure  # 500 per mille
+    assert workers_figure(WhatIfResult()) == ""
+
+
+def test_marks_of_collectives_stand_at_their_size_and_time() -> None:
+    small = all_reduce(bytes=1_000, transfer_ns_median=1_000)
+    large = all_reduce(bytes=1_000_000, transfer_ns_median=1_000_000)
+    middle = all_reduce(bytes=31_623, transfer_ns_median=31_623)
+    figure = collectives_figure((small, large, middle))
+    marks = re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)" r="[\d.]+" class="mark"', figure)[:3]
+    (x0, y0), (x1, y1), (x2, y2) = [(float(x), float(y)) for x, y in marks]
+    assert (x2, y2) == pytest.approx(((x0 + x1) / 2, (y0 + y1) / 2), abs=0.05)
+    assert x0 < x1
+    assert y0 > y1
+    assert "polyline" not in figure
+
+
+def test_the_fabrics_line_is_what_its_bandwidth_promises() -> None:
+    slow = all_reduce(transfer_ns_median=400, busbw_bytes_per_s=1e9, expected_busbw_bytes_per_s=4e9)
+    assert expected_ns(slow) == 100
+    assert expected_ns(all_reduce()) is None
+    assert "polyline" in collectives_figure((slow,))
+
+
+def test_slots_of_a_pipeline_are_as_long_as_their_time() -> None:
+    figure = schedule_figure(pipeline())
+    boxes = re.findall(
+        r'<rect x="([\d.]+)" y="(\d+)" width="([\d.]+)" height="26" class="w-', figure
+    )
+    widths = [float(width) for _, _, width in boxes]
+    assert widths == pytest.approx([790 * 0.2, 790 * 0.25, 790 * 0.5], abs=0.01)
+    assert {y for _, y, _ in boxes} == {"0", "30"}
+
+
+def test_each_rules_page_becomes_html_without_dead_links() -> None:
+    for rule in all_rules():
+        page = rule_page(rule.code)
+        seen = Seen(page)
+        assert "h1" not in seen.names
+        assert "What it detects" in seen.text
+        assert all(link.startswith("http") for link in seen.links), rule.code
+    assert rule_page("XYZ999") == ""
+
+
+def test_markdown_of_a_plug_in_is_not_trusted() -> None:
+    text = "# t\n\n<script>x</script> [a](javascript:x) ![i](http://h/i.png) [w](https://h)"
+    seen = Seen(markdown_html(text))
+    assert not {"script", "img"} & seen.names
+    assert seen.links == ["https://h"]
