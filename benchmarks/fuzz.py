@@ -168,13 +168,9 @@ class Child:
         return True
 
     def _waited_s(self) -> float:
-        """For how long all threads of the process have been ready to run, on no CPU (Linux)."""
-        tasks = Path(f"/proc/{self._process.pid if self._process else 0}/task")
-        waited_ns = 0
-        for file in tasks.glob("*/schedstat"):
-            with suppress(OSError, ValueError, IndexError):
-                waited_ns += int(file.read_text().split()[1])
-        return waited_ns / 1e9
+        """For how long its threads, and its own processes, have been ready to run, on no CPU."""
+        pid = self._process.pid if self._process is not None else None
+        return _run_queue_ns(pid) / 1e9 if pid is not None else 0.0
 
     def _show_stacks(self) -> None:
         """Have the process say where it is."""
@@ -211,6 +207,17 @@ class Child:
             if self._process.is_alive():
                 self._process.kill()
                 self._process.join()
+
+
+def _run_queue_ns(pid: int) -> int:
+    """Of a process and those that it started; 0 where the system does not say (Linux does)."""
+    waited = 0
+    for task in Path(f"/proc/{pid}/task").glob("*"):
+        with suppress(OSError, ValueError, IndexError):
+            waited += int((task / "schedstat").read_text().split()[1])
+            started = (task / "children").read_text().split()
+            waited += sum(_run_queue_ns(int(each)) for each in started)
+    return waited
 
 
 def failures(numbers: Sequence[int] | range, limits: Limits) -> Iterator[Found | None]:

@@ -64,6 +64,9 @@ def answer(*words: str, code: int = 0, out: str = "{}", err: str = "", **more: f
     return Answer(words=words or ("analyze",), code=code, out=out, err=err, **more)  # type: ignore[arg-type]
 
 
+PAGE = "<html><style>a</style><p class='x'><a href='#top'>b</a></p><script>c</script></html>"
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
@@ -82,6 +85,13 @@ def answer(*words: str, code: int = 0, out: str = "{}", err: str = "", **more: f
         (answer("analyze", "--format", "md", out="a <script>"), "markup in Markdown"),
         (answer("analyze", "--format", "md", out="a `<script>`"), ""),
         (answer("html", out="<p>a<img src=x></p>"), "markup in HTML"),
+        (answer("html", out='<table><tr><td class="left">a</td></tr></table>'), ""),
+        (answer("html", out='<p onclick="x">a</p>'), "markup in HTML"),
+        (answer("analyze", "--format", "html", out=PAGE), ""),
+        (answer("analyze", "--format", "html", out=f"{PAGE}<img src=x>"), "markup in a page"),
+        (answer("analyze", "--format", "html", out=f"{PAGE}<p onclick=x>"), "markup in a page"),
+        (answer("analyze", "--format", "html", out=f"{PAGE}<script>"), "markup in a page"),
+        (answer("analyze", "--format", "html", out=f"{PAGE}<a href='file:x'>"), "markup in a page"),
         (answer(seconds=11.0), "too slow"),
         (answer(peak_bytes=500 * 2**20), "too much memory"),
     ],

@@ -92,6 +92,7 @@ def _malformed(answer: Answer) -> str:
     words = answer.words
     name = words[words.index("--format") + 1] if "--format" in words else "text"
     checks = {"json": _of_json, "benchmark": _of_json, "junit": _of_xml, "md": _of_markdown}
+    checks["html"] = _of_page
     check = _of_html if words[0] == "html" else checks.get(name)
     found = check(answer.out) if check else ""
     return f"{found} ({words[0]})" if found else ""
@@ -121,11 +122,49 @@ def _of_markdown(text: str) -> str:
     return f"markup in Markdown: {found.group()}" if found else ""
 
 
+class _Page(HTMLParser):
+    """A page of ours has one script and one style, loads nothing, and links to itself and rules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = ""
+        self.count = {"script": 0, "style": 0}
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in _LOADING:
+            self.found = tag
+        if tag in self.count:
+            self.count[tag] += 1
+        for name, value in attrs:
+            is_link = name == "href" and not (value or "").startswith(("#", "https://"))
+            if is_link or name.startswith("on") or name in ("src", "srcdoc", "srcset", "action"):
+                self.found = f"{tag} {name}"
+
+    def handle_comment(self, data: str) -> None:  # noqa: ARG002 - as its base class calls it
+        self.found = "a comment"
+
+
+_LOADING = ("img", "iframe", "object", "embed", "link", "base", "form", "foreignobject", "image")
+
+
+def _of_page(text: str) -> str:
+    page = _Page()
+    page.feed(text)
+    page.close()
+    many = [tag for tag, count in page.count.items() if count != 1]
+    found = page.found or (f"{page.count[many[0]]} of {many[0]}" if many else "")
+    return f"markup in a page: {found}" if found else ""
+
+
+_NOTEBOOK = ("p", "b", "table", "thead", "tbody", "tr", "th", "td")
+
+
 class _Tags(HTMLParser):
     found = ""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if attrs or tag not in ("p", "b", "table", "thead", "tbody", "tr", "th", "td"):
+        names = {name for name, _ in attrs}
+        if names - {"class", "scope"} or tag not in _NOTEBOOK:
             self.found = tag
 
 

@@ -20,15 +20,17 @@ from benchmarks.fuzzing.seeds import Command, all_seeds
 
 __all__ = ["Input", "answer_of", "files_of", "input_of", "run_files"]
 
+PAGES: Final = ("json", "md", "html")
 FORMATS: Final = {
-    "analyze": ((), ("--full",), ("--all", "--full"), ("--format", "json"), ("--format", "md")),
-    "check": ((), ("--format", "json"), ("--format", "md"), ("--format", "junit")),
+    "analyze": ((), ("--full",), ("--all", "--full"), *(("--format", f) for f in PAGES)),
+    "check": ((), ("--format", "junit"), *(("--format", f) for f in PAGES)),
+    "export": ((), ("--only", "collectives"), ("--only", "gpu")),
     "html": ((),),
     "rule": ((),),
     "add": ((),),
     "compact": ((),),
 }
-USUAL: Final = ((), ("--format", "json"), ("--format", "md"), ("--all",))
+USUAL: Final = ((), ("--all",), *(("--format", f) for f in PAGES))
 
 
 class Input(msgspec.Struct, frozen=True, kw_only=True):

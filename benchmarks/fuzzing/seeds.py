@@ -44,6 +44,7 @@ FEW = 24
 FEW_LINES = 160
 SMALL_BYTES = 4_000
 WITH_TRACE = ("analyze", "trace.json", "--executor", "serial", "--cache-dir", "cache")
+EXPORT = ("export", "perfetto", "-o", "job.pftrace", "--force", "--cache-dir", "cache")
 Command = tuple[str, ...]
 
 
@@ -176,16 +177,28 @@ def _of_traces() -> Iterator[Seed]:
     plain = json.dumps(intact()).encode()
     shapes = (_analyze("trace.json"), _analyze("trace.json", "--device-only"))
     whole = _analyze("trace.json", "--window", "capture")
-    yield _seed("trace", {"trace.json": plain}, *shapes, whole)
+    yield _seed("trace", {"trace.json": plain}, *shapes, whole, (*EXPORT, "trace.json"))
     packed = {"trace.json.gz": gzip.compress(plain, mtime=0)}
     yield _seed("packed trace", packed, _analyze("trace.json.gz"), ("analyze", "trace.json.gz"))
     ranks = {f"in/rank-{rank}.json": json.dumps(intact(rank, 3)).encode() for rank in range(3)}
     processes = ("analyze", "in", "--executor", "process:2", "--cache-dir", "cache")
     strict = (_analyze("in", "--ranks", "0-1"), _analyze("in", "--strict"), processes)
-    yield _seed("traces of three ranks", ranks, _analyze("in"), ("compare", "in", "in"), *strict)
+    yield _seed(
+        "traces of three ranks",
+        ranks,
+        _analyze("in"),
+        ("compare", "in", "in"),
+        *strict,
+        (*EXPORT, "in"),
+    )
     yield _seed("a cache", _cached(plain), _analyze("trace.json"))
     for path in sorted((GOLDEN / "kineto").glob("*/*.json.gz"), key=_size)[::2]:
-        yield _seed(path.parent.name, {path.name: _thinned(path.read_bytes())}, _analyze(path.name))
+        yield _seed(
+            path.parent.name,
+            {path.name: _thinned(path.read_bytes())},
+            _analyze(path.name),
+            (*EXPORT, path.name),
+        )
 
 
 def _cached(trace: bytes) -> Files:
