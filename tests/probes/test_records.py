@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -255,13 +257,13 @@ def test_a_forked_child_writes_nothing_into_its_parents_file(file: Path) -> None
 def test_write_atomically_leaves_nothing_behind_when_the_disk_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(self: Path, data: bytes) -> int:
-        with self.open("wb") as file:
-            file.write(data[:1])
-        raise OSError(errno.ENOSPC, "No space left on device")
+    class Full(io.FileIO):
+        def write(self, data: Any) -> int:
+            super().write(data[:1])
+            raise OSError(errno.ENOSPC, "No space left on device")
 
     (tmp_path / "a.json").write_bytes(b"before")
-    monkeypatch.setattr(Path, "write_bytes", fails)
+    monkeypatch.setattr(Path, "open", lambda self, mode: Full(self, mode))
     with pytest.raises(OSError, match="No space left"):
         write_atomically(tmp_path / "a.json", b"after")
 
