@@ -245,7 +245,8 @@ def _taken(found: Cause, queue: _Queue, lateness_ns: float) -> Cause | None:
     if queue.more_work_ns is not None:
         slept = queue.slept_ns if found.cause is StragglerCause.LATE_HOST else 0.0
         proven_ns = queue.more_work_ns + slept
-        may_be = proven_ns < EXPLAINS * lateness_ns or found.cause is StragglerCause.UNKNOWN
+        due_ns = min(lateness_ns, queue.excess_ns) if queue.is_lasting else lateness_ns
+        may_be = proven_ns < EXPLAINS * due_ns or found.cause is StragglerCause.UNKNOWN
         taken_ns = queue.whole_ns
     else:
         may_be = found.cause in _UNSURE
@@ -269,6 +270,9 @@ class _Queue(msgspec.Struct, frozen=True):
         more_work_ns: What running on a CPU longer than its peers do takes on such a machine. None
             where the time on a CPU is not known, or a GPU computes.
         slept_ns: Own time, beyond its peers', in which it neither runs nor waits for a CPU.
+        excess_ns: All own time beyond its peers'. What it costs them can be more: each waits for
+            whichever of them is last, and chance adds to that on a busy machine.
+        is_lasting: Whether the late steps are at least half of all, so that chance evens out.
     """
 
     beyond_its_share: _Excess
@@ -276,6 +280,8 @@ class _Queue(msgspec.Struct, frozen=True):
     whole_ns: float
     more_work_ns: float | None = None
     slept_ns: float = 0.0
+    excess_ns: float = 0.0
+    is_lasting: bool = False
 
     @staticmethod
     def of(
@@ -317,6 +323,8 @@ class _Queue(msgspec.Struct, frozen=True):
             float(queue[position]),
             _more_work(float(ran[position]), ran[others], queue[others]),
             max(0.0, float(slept[position] - np.median(slept[others]))),
+            max(0.0, float(own[position] - np.median(own[others]))),
+            is_lasting=2 * len(steps) >= next(iter(own_time.parts.values())).shape[1],
         )
 
 

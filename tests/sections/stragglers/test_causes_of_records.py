@@ -8,7 +8,14 @@ from distprof.run.run import ClockAlignment, Device
 from distprof.sections.context import ProbeRecords
 from distprof.sections.idle.measure import HostPauses
 from distprof.sections.own_time import COMPUTATION, HOST
-from distprof.sections.stragglers.causes import _Excess, _in_proportion
+from distprof.sections.stragglers.causes import (
+    QUEUED,
+    Cause,
+    _Excess,
+    _in_proportion,
+    _Queue,
+    _taken,
+)
 from distprof.sections.stragglers.measure import analyze_stragglers
 from distprof.terms import CollectiveKind, StragglerCause, StragglerPattern
 from tests.builders import RankBuilder, identity_clock, make_run
@@ -167,6 +174,20 @@ def test_a_host_that_works_more_on_a_busy_machine_is_a_late_host():
         own_ns=(360, 560), queue_ns=(160, 250), cpu_ns=(200, 310), idle_ns=(100, 300)
     )
     assert (late.rank, late.cause) == (1, StragglerCause.LATE_HOST)
+
+
+@pytest.mark.parametrize(
+    ("slept_ns", "is_lasting", "is_taken"),
+    [(12, True, False), (8, True, True), (12, False, True), (20, False, False)],
+)
+def test_what_is_its_own_is_compared_with_how_much_later_it_is_in_many_steps(
+    slept_ns, is_lasting, is_taken
+):
+    """18 of own time cost the others 32, because by chance each of them is late now and then."""
+    of = _Excess(QUEUED, 3.0, 37.0)
+    queue = _Queue(of, of, 40.0, 0.0, slept_ns, 18.0, is_lasting)
+    found = _taken(Cause(StragglerCause.LATE_HOST, ("idling",)), queue, 32.0)
+    assert (found is not None and found.cause is StragglerCause.CPU_TAKEN) == is_taken
 
 
 def excess(what, own, peers):
