@@ -8,7 +8,7 @@ from distprof.errors import MissingExtraError, UsageError
 
 __all__ = ["file_system"]
 
-_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 """Protocol to the extra that installs its fsspec implementation."""
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from distprof.artefacts.summary_file import Fingerprint
 
-__all__ = ["Difference", "differences", "unlike"]
+__all__ = ["Difference", "differences", "flat_config", "unlike"]
 
 _HARDWARE = "hardware"
 _JOB = "job"
@@ -31,6 +31,10 @@ _VARYING = (
     "NCCL_DEBUG",
 )
 """Variables that differ from run to run, or that change what is said and not what is done."""
+
+
+_MAX_TEXT = 2_000
+"""Characters of an option that are kept and compared."""
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +67,15 @@ def differences(first: Fingerprint, second: Fingerprint) -> tuple[Difference, ..
     that only one of them sets does.
     """
     return (*_of_hardware(first, second), *_of_job(first, second), *_of_software(first, second))
+
+
+def flat_config(config: Mapping[str, Mapping[str, object]]) -> dict[str, str]:
+    """Sections and options as one flat mapping to text, as in :attr:`Fingerprint.config`."""
+    return {
+        f"{section}.{option}": str(value)[:_MAX_TEXT]
+        for section, options in config.items()
+        for option, value in options.items()
+    }
 
 
 def unlike(

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.e2e.accusations import ACCUSING
+
 __all__ = [
     "FAULTS",
     "LIMIT_S",
@@ -154,11 +156,6 @@ PROGRAMS = {
     )
 }
 
-_BLAMING = (
-    *("STR101", "STR102", "STR103", "STR104"),
-    *("INP101", "INP102", "HST103", "PIP101", "MOE101"),
-)
-
 Finding = Mapping[str, Any]
 
 
@@ -173,7 +170,7 @@ def accused(report: Mapping[str, Any]) -> list[Finding]:
     A finding on a taken CPU blames one only where it names fewer ranks than there are.
     """
     everybody = len(report["run"]["ranks"])
-    found = [one for one in report["findings"] if one["code"] in _BLAMING and one["ranks"]]
+    found = [one for one in report["findings"] if one["code"] in ACCUSING and one["ranks"]]
     taken = [one for one in report["findings"] if one["code"] == "HST110"]
     return found + [one for one in taken if len(one["ranks"]) < everybody]
 

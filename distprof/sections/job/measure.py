@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from distprof.artefacts.run_file import Overhead, RankEntry, RunFile
+from distprof.run.fingerprint import flat_config
 from distprof.run.run import Run
 from distprof.sections.job.result import (
     NO_RUN_DIRECTORY,
@@ -52,20 +53,11 @@ def analyze_job(run: Run) -> JobResult:
         git_commit=job.git_commit,
         notes=(*job.notes, *_end_unseen(job)),
         probe_notes=_probe_notes(job.ranks),
-        config=_flat(job.config),
+        config=flat_config(job.config),
         environment=dict(job.environment),
         started_ns=job.started_ns,
         ended_ns=job.ended_ns,
     )
-
-
-def _flat(config: Mapping[str, Mapping[str, object]]) -> dict[str, str]:
-    """Sections and options as one flat mapping to text."""
-    return {
-        f"{section}.{option}": str(value)[:_MAX_TEXT]
-        for section, options in config.items()
-        for option, value in options.items()
-    }
 
 
 def _failure(job: RunFile) -> JobFailure | None:

@@ -14,7 +14,7 @@ from distprof.artefacts.baseline_file import (
     BaselineFile,
     BaselineSession,
 )
-from distprof.artefacts.summary_file import StepParts, SummaryFile
+from distprof.artefacts.summary_file import Fingerprint, StepParts, SummaryFile
 from distprof.documents.document import Document
 from distprof.errors import InputError
 from distprof.run.fingerprint import unlike
@@ -36,6 +36,7 @@ __all__ = [
     "read_baseline",
     "session_of",
     "unlike_baseline",
+    "unlike_job",
 ]
 
 MOST_REPEATS = 100
@@ -244,9 +245,14 @@ def unlike_baseline(
     baseline: BaselineFile, repeats: Sequence[SummaryFile], small: Sequence[SummaryFile] = ()
 ) -> tuple[str, ...]:
     """Differences that forbid comparing repeats with a baseline, each as half a sentence."""
-    found = unlike(baseline.fingerprint, repeats[-1].fingerprint, is_gate=True)
+    return unlike_job(baseline, repeats[-1].fingerprint, _world_size(small))
+
+
+def unlike_job(baseline: BaselineFile, job: Fingerprint, after: int | None) -> tuple[str, ...]:
+    """The same for one job, made or only planned; ``after`` is the smaller of two sizes."""
+    found = unlike(baseline.fingerprint, job, is_gate=True)
     told = [difference.sentence for difference in found]
-    before, after = baseline.small_world_size, _world_size(small)
+    before = baseline.small_world_size
     if before is not None and after is not None and before != after:
         told.append(f"the smaller size is {before} in one and {after} in the other")
     return tuple(told)

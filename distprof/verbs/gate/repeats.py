@@ -13,8 +13,13 @@ from distprof.artefacts.baseline_file import BaselineFile, BaselineSession
 from distprof.artefacts.summary_file import Fingerprint, SummaryFile
 from distprof.artefacts.sweep_file import SweepFile
 from distprof.errors import InputError, UsageError
-from distprof.run.fingerprint import unlike
-from distprof.verbs.gate.baseline import make_baseline, session_of, unlike_baseline
+from distprof.run.fingerprint import flat_config
+from distprof.verbs.gate.baseline import (
+    make_baseline,
+    session_of,
+    unlike_baseline,
+    unlike_job,
+)
 from distprof.verbs.gate.check import CheckResult, GateSettings, judge
 from distprof.verbs.sweep.plan import parse_workload, plan_workload
 from distprof.verbs.sweep.running import configuration_of, load_sweep
@@ -197,24 +202,16 @@ def refuse_unlike_plan(sweep: SweepFile, baseline: BaselineFile, source: str) ->
     sizes = sorted({run.ranks for run in sweep.runs})
     largest = next(run.arguments for run in sweep.runs if run.ranks == sizes[-1])
     planned = _planned_fingerprint(sweep, sizes[-1], configuration_of(largest), baseline)
-    found = [difference.sentence for difference in unlike(baseline.fingerprint, planned)]
-    before = baseline.small_world_size
-    if before is not None and len(sizes) == 2 and before != sizes[0]:
-        found.append(f"the smaller size is {before} in one and {sizes[0]} in the other")
+    found = unlike_job(baseline, planned, sizes[0] if len(sizes) == 2 else None)
     if found:
-        raise _unlike_error(source, tuple(found))
+        raise _unlike_error(source, found)
 
 
 def _planned_fingerprint(
     sweep: SweepFile, world_size: int, told: dict[str, Any], baseline: BaselineFile
 ) -> Fingerprint:
     """What is known of runs that are not made yet; options only where the baseline has them too."""
-    options = {
-        f"{section}.{name}": str(value)
-        for section, values in told.items()
-        for name, value in values.items()
-    }
-    known = baseline.fingerprint.config
+    known, options = baseline.fingerprint.config, flat_config(told)
     return Fingerprint(
         world_size=world_size,
         workload=sweep.workload,
