@@ -46,7 +46,7 @@ def test(*arguments: str) -> None:
     """Run all checks: lint, types, imports, docs, tests."""
     started = time.monotonic()
     install("dev")
-    together(lint, types, imports, docs)
+    together(lint, types, imports, docs, site)
     for task in (gate, unit):
         say(f"{task.__name__}: {summary(task)}")
         task(*(arguments if task is unit else ()))
@@ -76,6 +76,13 @@ def docs(*arguments: str) -> None:
     """Check that generated pages match the code (``docs --write`` updates them)."""
     install("dev")
     run("python", "-m", "docs.build", *(arguments or ("--check",)))
+
+
+def site() -> None:
+    """Build the documentation site into build/site/VERSION; any warning is an error."""
+    install("dev")
+    os.environ["NO_MKDOCS_2_WARNING"] = "1"  # an advertisement, not about our pages
+    run("python", "-m", "mkdocs", "build", "--strict")  # --quiet would hide warnings from it
 
 
 def gate(*arguments: str) -> None:
@@ -131,6 +138,13 @@ def audit() -> None:
     run("pip-audit", "--requirement", "constraints.txt", "--no-deps", "--disable-pip", "--strict")
 
 
+def changelog(version: str = "next") -> None:
+    """Show the next section of the changelog; ``changelog 0.1.0`` writes it, before a release."""
+    install("dev")
+    how = "--draft" if version == "next" else "--yes"
+    run("towncrier", "build", how, "--version", version)
+
+
 def release() -> None:
     """Build what is committed, twice and apart; leave it with its checksums if both are the same.
 
@@ -183,12 +197,14 @@ TASKS: tuple[Callable[..., None], ...] = (
     types,
     imports,
     docs,
+    site,
     gate,
     unit,
     nightly,
     programs,
     coverage,
     audit,
+    changelog,
     release,
 )
 
@@ -211,34 +227,35 @@ def together(*tasks: Callable[..., None]) -> None:
 
 
 def install(*groups: str) -> None:
-    """Create the virtual environment and install packages of ``groups``, once per set of pins."""
-    stamp = VENV / f".installed-{'-'.join(groups) or 'runtime'}"
-    pins = hash_of("pyproject.toml", "constraints.txt")
-    if stamp.is_file() and stamp.read_text() == pins:
-        return
-    if not (BIN / "python").exists():
-        say("creating .venv")
-        make_venv(VENV)
-    say(f"installing {' '.join(groups) or 'runtime'} packages into .venv")
-    pip = [str(BIN / "python"), "-m", "pip", "install", "--quiet", "-c", "constraints.txt"]
-    call([*pip, "--upgrade", "pip"])
-    call([*pip, "--editable", ".[run]", *(f"--group={group}" for group in groups)])
-    stamp.write_text(pins)
+    """Make .venv with the packages of ``groups``."""
+    into(VENV, ".[run]", *(f"--group={group}" for group in groups), what=groups or ("runtime",))
 
 
 def install_programs() -> None:
-    """Create the environment of ``tests/programs``, whose libraries the project does not need."""
-    stamp, python = PROGRAMS_VENV / ".installed", PROGRAMS_VENV / BIN.name / "python"
+    """Make the environment of ``tests/programs``, whose libraries the project does not need."""
+    known = ("accelerate", "lightning", "transformers")
+    into(PROGRAMS_VENV, ".[run]", *known, "-r", PROGRAMS_PINS, what=("programs",))
+
+
+def into(folder: Path, *packages: str, what: Sequence[str]) -> None:
+    """Create a virtual environment and install into it, once per set of pins.
+
+    Args:
+        folder: The environment.
+        packages: Arguments of ``pip install --editable``: the project with its extras, and more.
+        what: Names of what is installed, for the stamp and the line of progress.
+    """
+    stamp, python = folder / f".installed-{'-'.join(what)}", folder / BIN.name / "python"
     pins = hash_of("pyproject.toml", "constraints.txt", PROGRAMS_PINS)
     if stamp.is_file() and stamp.read_text() == pins:
         return
     if not python.exists():
-        say("creating .venv-programs")
-        make_venv(PROGRAMS_VENV)
-    say("installing the programs' libraries into .venv-programs")
+        say(f"creating {folder.name}")
+        make_venv(folder)
+    say(f"installing {' '.join(what)} packages into {folder.name}")
     pip = [str(python), "-m", "pip", "install", "--quiet", "-c", "constraints.txt"]
-    known = ("accelerate", "lightning", "transformers")
-    call([*pip, "--editable", ".[run]", *known, "-r", PROGRAMS_PINS])
+    call([*pip, "--upgrade", "pip"])
+    call([*pip, "--editable", *packages])
     stamp.write_text(pins)
 
 

@@ -4,8 +4,11 @@
 
     python -m benchmarks.interruptions --moments 50
     python -m benchmarks.interruptions --moments 10 --only "analyze,run"
+    python -m benchmarks.interruptions --moments 50 --kept trials.jsonl --shard 1/4
 
-A job runs once undisturbed; then once for each signal and moment, from a fixed seed. Afterwards no
+A job runs once undisturbed; then once for each signal and moment, from a fixed seed. With
+``--kept``, each trial is one line of a file, and trials that are in it are not run again: a call
+that was ended is resumed by the same call, and shards may share the file. Afterwards no
 process of it may run, no temporary file, socket or shared memory of ours may be left (after
 SIGKILL, or Ctrl-C twice: once the same command ran again), it may have shown no error of ours, and
 its next call must succeed. SIGSTOP is followed by SIGCONT a second later, and the job must end as
@@ -27,7 +30,10 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
+
+import msgspec
 
 from benchmarks.measuring import machine
 
@@ -170,9 +176,19 @@ class Trial:
         left = sorted(path.name for path in (self._folder / "tmp").glob("distprof*"))
         if left:
             yield f"temporary files are left{when}: {left[:3]}"
-        shared = set() if self._verb.ends else set(_shared_memory()) - self._shared
-        if shared:
+        if shared := self._shared_that_stays():
             yield f"shared memory is left{when}: {sorted(shared)[:3]}"
+
+    def _shared_that_stays(self) -> set[str]:
+        """Shared memory that nobody deletes: other work on this machine makes some for moments."""
+        if self._verb.ends:
+            return set()
+        limit, left = time.monotonic() + GRACE_S, set(_shared_memory()) - self._shared
+        while left and time.monotonic() < limit:
+            time.sleep(0.5)
+            left &= set(_shared_memory())
+            left = {name for name in left if not _is_mapped(name)}
+        return left
 
     def _next(self, how: str) -> Iterator[str]:
         if how in AT_ONCE:
@@ -233,6 +249,17 @@ def _shared_memory() -> Iterator[str]:
     return (path.name for kind in ("sem.*", "psm_*") for path in Path("/dev/shm").glob(kind))
 
 
+def _is_mapped(name: str) -> bool:
+    """Whether a living process uses it: it belongs to other work on this machine."""
+    for entry in Path("/proc").iterdir():
+        try:
+            if f"/dev/shm/{name}" in (entry / "maps").read_text():
+                return True
+        except OSError:
+            continue
+    return False
+
+
 def _tell(process: subprocess.Popen[str], how: str) -> None:
     """Send what a terminal or a scheduler sends: Ctrl-C goes to the whole group."""
     if process.poll() is not None:
@@ -250,41 +277,120 @@ def _tell(process: subprocess.Popen[str], how: str) -> None:
         process.send_signal(signal.SIGCONT)
 
 
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """One trial, as a line of the file that keeps them.
+
+    Args:
+        verb: Its name.
+        how: The signal.
+        seed: That of the moments.
+        number: Which moment.
+        after_s: When it was, seconds from the start.
+        troubles: What was wrong; none if nothing was.
+    """
+
+    verb: str
+    how: str
+    seed: int
+    number: int
+    after_s: float
+    troubles: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, str, int, int]:
+        """What identifies it."""
+        return self.verb, self.how, self.seed, self.number
+
+
+class Kept:
+    """The trials so far.
+
+    Args:
+        file: Where they are kept; None for this call only.
+    """
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        lines = file.read_bytes().splitlines() if file is not None and file.exists() else []
+        self.outcomes = [msgspec.json.decode(line, type=Outcome) for line in lines]
+        self._known = {outcome.key for outcome in self.outcomes}
+
+    def has(self, verb: str, how: str, seed: int, number: int) -> bool:
+        """Whether this trial is done."""
+        return (verb, how, seed, number) in self._known
+
+    def add(self, outcome: Outcome) -> None:
+        """Keep a trial."""
+        self.outcomes.append(outcome)
+        if self._file is not None:
+            with self._file.open("ab") as file:
+                file.write(msgspec.json.encode(outcome) + b"\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--moments", type=int, default=5, help="per verb and signal")
     parser.add_argument("--only", default="", help="verbs, separated by commas")
     parser.add_argument("--signals", default=",".join(SIGNALS))
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kept", type=Path, help="file of the trials: those in it are done")
+    parser.add_argument("--shard", default="1/1", help="which part of the trials, as 1/4")
     options = parser.parse_args()
     wanted = options.only.split(",") if options.only else []
     chosen = [verb for verb in verbs() if not wanted or verb.name in wanted]
+    kept = Kept(options.kept)
     base = Path(tempfile.mkdtemp(prefix="interrupt-", dir="/tmp"))  # short, for sockets
     print(machine())
-    num_bad = 0
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         for verb in chosen:
-            num_bad += _try(verb, options.signals.split(","), options, base)
+            _try(verb, options, base, kept)
     finally:
         shutil.rmtree(base, ignore_errors=True)
-    sys.exit(1 if num_bad else 0)
+    names = {verb.name for verb in chosen}
+    sys.exit(1 if _summarise([each for each in kept.outcomes if each.verb in names]) else 0)
 
 
-def _try(verb: Verb, signals: Sequence[str], options: argparse.Namespace, base: Path) -> int:
+def _try(verb: Verb, options: argparse.Namespace, base: Path, kept: Kept) -> None:
+    """Every trial of this shard that is not done."""
+    part, _, parts = options.shard.partition("/")
+    trials = list(product(options.signals.split(","), range(options.moments)))
+    left = [
+        (how, number)
+        for place, (how, number) in enumerate(trials)
+        if place % int(parts) == int(part) - 1
+        and not kept.has(verb.name, how, options.seed, number)
+    ]
+    if not left:
+        return
     lasts_s = Trial(verb, base / f"{verb.name}-whole").undisturbed_s()
-    draw, bad = random.Random(options.seed), 0
-    for how in signals:
-        wrong = []
-        for number in range(options.moments):
-            after_s = draw.uniform(0.02, 1.0) * lasts_s
-            folder = base / f"{uuid.uuid4().hex[:8]}"
-            found = list(Trial(verb, folder).troubles(how, after_s))
-            shutil.rmtree(folder, ignore_errors=True)
-            wrong += [f"    {number}: after {after_s:.2f} s: {text}" for text in found[:2]]
-        bad += bool(wrong)
-        print(f"{verb.name:20} {how:14} {options.moments:4} moments {len(wrong):4} troubles")
-        print("\n".join(wrong), end="\n" if wrong else "", flush=True)
-    return bad
+    for how, number in left:
+        draw = random.Random(f"{options.seed} {verb.name} {how} {number}")
+        after_s = draw.uniform(0.02, 1.0) * lasts_s
+        folder = base / f"{uuid.uuid4().hex[:8]}"
+        troubles = tuple(Trial(verb, folder).troubles(how, after_s))
+        shutil.rmtree(folder, ignore_errors=True)
+        kept.add(
+            Outcome(
+                verb=verb.name,
+                how=how,
+                seed=options.seed,
+                number=number,
+                after_s=round(after_s, 3),
+                troubles=troubles,
+            )
+        )
+        for text in troubles[:2]:
+            print(f"    {verb.name} {how} {number}: after {after_s:.2f} s: {text}", flush=True)
+
+
+def _summarise(outcomes: Sequence[Outcome]) -> int:
+    """Print one line for each verb and signal; the number of trials with trouble."""
+    for verb, how in dict.fromkeys((each.verb, each.how) for each in outcomes):
+        these = [each for each in outcomes if (each.verb, each.how) == (verb, how)]
+        wrong = sum(bool(each.troubles) for each in these)
+        print(f"{verb:20} {how:14} {len(these):4} moments {wrong:4} with trouble")
+    return sum(bool(each.troubles) for each in outcomes)
 
 
 if __name__ == "__main__":

@@ -49,6 +49,7 @@ def open_run(
     config: Config | Source | None = None,
     evidence: Sequence[Source] = (),
     progress: Progress | None = None,
+    bytes_read: Progress | None = None,
 ) -> Run:
     """Read a recording.
 
@@ -65,6 +66,7 @@ def open_run(
         evidence: Logs and tables that go with the recording, each of any kind in
             :mod:`distprof.ingest.source`.
         progress: Called after each rank.
+        bytes_read: Called with the bytes of traces that were read and of all, as stored.
 
     Returns:
         The run, with everything missing or damaged listed in ``gaps``.
@@ -73,6 +75,7 @@ def open_run(
         InputError: If nothing could be read, or with ``strict`` if anything is damaged.
         UsageError: If an option is wrong.
     """
+    from distprof.ingest.folders import files_of_evidence
     from distprof.ingest.open import open_run as ingest
     from distprof.ingest.rank import IngestOptions
     from distprof.ingest.source import with_evidence
@@ -90,8 +93,9 @@ def open_run(
         executor=executor if executor is not None else "process",
         progress=progress,
         ranks=ranks,
+        bytes_read=bytes_read,
     )
-    return with_evidence(run, [os.fspath(source) for source in evidence])
+    return with_evidence(run, files_of_evidence([os.fspath(source) for source in evidence]))
 
 
 def analyze(
@@ -203,7 +207,13 @@ def examine(
         bench=bench,
     )
     results: dict[str, Any] = explain_untraced(run, resolve(Report, inputs))
-    outcome = run_rules(results.values(), settings.limits, planner=bench.price, debug=debug)
+    outcome = run_rules(
+        results.values(),
+        settings.limits,
+        planner=bench.price,
+        site=settings.site,
+        debug=debug,
+    )
     report = Report(
         distprof_version=__version__,
         plan=bench.plan,

@@ -3,6 +3,7 @@
 ::
 
     fabric = "fabric.json"
+    documentation = "https://docs.example.org/distprof"
 
     [communication]
     patterns = [{ match = "acme_ring_sum", library = "acme", kind = "all_reduce" }]
@@ -37,6 +38,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from distprof.bounds import Bound, read_plain
+from distprof.documentation import is_web_address, published_site
 from distprof.errors import UsageError
 from distprof.options import convert, option, parse_toml
 from distprof.terms import CollectiveKind
@@ -231,6 +233,18 @@ class ConfigFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         TopologyConfig()
     )
     check: Annotated[CheckConfig, option("What distprof check gates.")] = CheckConfig()
+    documentation: Annotated[
+        str,
+        option(
+            "Address of the documentation site that findings link to; by default the package's.",
+            expects="an http or https address",
+        ),
+    ] = ""
+
+    def __post_init__(self) -> None:
+        """Refuse an address that is none."""
+        if self.documentation and not is_web_address(self.documentation):
+            raise ValueError(f"documentation = {self.documentation[:80]!r} is not a web address")
 
 
 class Config(ConfigFile, frozen=True, kw_only=True):
@@ -241,6 +255,11 @@ class Config(ConfigFile, frozen=True, kw_only=True):
     """
 
     source: str = ""
+
+    @property
+    def site(self) -> str:
+        """The documentation site that findings link to; empty where none is known."""
+        return self.documentation or published_site()
 
 
 BOUND = Bound(

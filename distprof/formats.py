@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FINDINGS",
+    "Displayed",
     "RenderOptions",
     "Reporter",
+    "check_reporter",
     "documents",
     "endings",
     "find_reporter",
@@ -41,6 +43,7 @@ _SUFFIXES = {
     ".md": "md",
     ".markdown": "md",
     ".html": "html",
+    ".htm": "html",
     ".txt": "text",
     ".xml": "junit",
 }
@@ -81,6 +84,19 @@ def is_reporter(name: str) -> bool:
     return name in _BUILT_IN or name in reporter_names()
 
 
+def check_reporter(name: str | None) -> None:
+    """Refuse before a job starts what could not be shown after it.
+
+    Args:
+        name: As a user gave it; None for the default.
+
+    Raises:
+        UsageError: If the format is unknown; the message lists the known ones.
+    """
+    if name is not None and not is_reporter(name):
+        raise UsageError(f"no format {name!r}: choose from {', '.join(reporter_names())}")
+
+
 def find_reporter(name: str) -> Reporter:
     """The reporter called ``name``; distprof's own take precedence.
 
@@ -106,6 +122,27 @@ def documents(reference: str) -> Any:
     """
     module, _, name = reference.partition(":")
     return getattr(import_module(f"distprof.documents.{module}"), name)
+
+
+class Displayed:
+    """A result that a notebook shows as figures, a shell in one line, and ``print`` as text.
+
+    A mixin of the structs of documents other than the report, which has its own.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        """One line: a result may hold thousands of rows."""
+        return str(documents("notebook:one_line")(self))
+
+    def __str__(self) -> str:
+        """The whole page as text, 100 columns wide."""
+        return str(documents("notebook:as_text")(self))
+
+    def _repr_html_(self) -> str:
+        """What a page shows of it, as a notebook shows it."""
+        return str(documents("notebook:result_html")(self))
 
 
 def format_of_file(name: str) -> str | None:

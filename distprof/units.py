@@ -12,6 +12,7 @@ __all__ = [
     "NS_PER_MS",
     "NS_PER_S",
     "NS_PER_US",
+    "capitalized",
     "fold_ranks",
     "format_bandwidth",
     "format_bytes",
@@ -19,6 +20,7 @@ __all__ = [
     "format_parts",
     "format_ratio",
     "name_ranks",
+    "signed",
 ]
 
 NS_PER_US = 1_000
@@ -39,6 +41,18 @@ def format_duration(ns: float | None) -> str:
         if abs(ns) >= _ROUNDED_UP * size:
             return f"{_three_digits(ns / size)} {unit}"
     return f"{ns:.0f} ns"
+
+
+def capitalized(text: str) -> str:
+    """The text with a capital at its beginning; the rest stays as it is."""
+    return text[:1].upper() + text[1:]
+
+
+def signed(ns: float | None) -> str:
+    """A change of time with its sign, for example ``+78.0 ms``; ``–`` for None."""
+    if ns is None:
+        return "–"
+    return f"{'+' if ns >= 0 else '−'}{format_duration(abs(ns))}"
 
 
 def format_bytes(count: float | None) -> str:

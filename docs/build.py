@@ -1,4 +1,4 @@
-"""Generates the reference pages in ``docs/reference/`` from the code, and the JSON Schema.
+"""Generates what follows from the code: reference pages, JSON Schemas, llms.txt, README's demo.
 
 ::
 
@@ -29,18 +29,34 @@ from distprof.schema import ABSENT, Column, TableSchema
 from distprof.verbs.bounds import all_bounds
 from distprof.verbs.documents import all_documents
 from docs.clock_picture import clock_picture
+from docs.contents import DOCS
+from docs.demo import with_demo
+from docs.llms import llms_text
 from docs.rule_examples import examples_text, rule_examples
 from docs.run_directory import run_directory_page, schema_files
 
 __all__ = ["columns_page", "limits_page", "main", "pages", "rule_page", "rules_index", "stale"]
 
-ROOT = Path(__file__).parent.parent
-REFERENCE = ROOT / "docs" / "reference"
-FORMULAS = ROOT / "docs" / "concepts" / "formulas.md"
+ROOT = DOCS.parent
+REFERENCE = DOCS / "reference"
+FORMULAS = DOCS / "concepts" / "formulas.md"
 
 
 def pages() -> Iterator[tuple[Path, str]]:
-    """Every generated page: its path and its text."""
+    """Every generated file: its path and its text."""
+    made = dict(_pages_of_code())
+    yield from made.items()
+
+    def read(page: str) -> str:
+        path = (DOCS / page).resolve()
+        return made[path] if path in made else path.read_text(encoding="utf-8")
+
+    yield DOCS / "llms.txt", llms_text(read)
+    readme = ROOT / "README.md"
+    yield readme, with_demo(readme.read_text(encoding="utf-8"))
+
+
+def _pages_of_code() -> Iterator[tuple[Path, str]]:
     rules = all_rules()
     examples = rule_examples(rules)
     yield EXAMPLES_FILE, examples_text(examples)
@@ -57,7 +73,7 @@ def pages() -> Iterator[tuple[Path, str]]:
     yield ROOT / "distprof" / "documents" / "schemas" / "config.schema.json", config_schema_text()
     yield from schema_files()
     yield REFERENCE / "run-directory.md", run_directory_page()
-    yield ROOT / "docs" / "how-to" / "one-clock.svg", clock_picture()
+    yield DOCS / "how-to" / "one-clock.svg", clock_picture()
 
 
 _LIMITS = """\

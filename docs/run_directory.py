@@ -144,6 +144,7 @@ _INTRODUCTION = f"""\
 RUN/
   {artefacts.RUN_FILE:22}what ran, where, how it ended
   {artefacts.REPORT_FILE:22}the report, after `distprof analyze RUN`
+  {artefacts.REPORT_PAGE_FILE:22}the same as a page, after `run` or `capture --format html`
   {artefacts.CACHE_DIR + "/":22}parsed tables; safe to delete
   rank00000/            one folder per rank, so that thousands of them do not collide
 ```

@@ -183,6 +183,7 @@ SCHEMA = json.loads(
 )
 EVERYTHING = {
     "fabric": "fabric.json",
+    "documentation": "https://docs.example.org/distprof",
     "communication": {
         "patterns": [{"match": "acme_ring_sum", "library": "acme", "kind": "all_reduce"}],
         "exclude": ["my_local_all_reduce"],

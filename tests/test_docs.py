@@ -1,9 +1,10 @@
 """The documentation does what it says: commands and snippets run, outputs are real, links resolve.
 
-Each page runs in a folder of its own, from top to bottom, in which ``traces/`` is a real recording
-and ``tests/`` leads to the samples. ``<!-- not run: why -->`` before a block excepts it;
-``<!-- exits with 3 -->`` tells an exit code. A line of output that is only ``⋮`` or ``…`` stands
-for lines left out.
+Each page runs in a folder of its own, from top to bottom, in which ``traces/`` is a real recording,
+``runs/`` holds run directories and ``tests/`` leads to the samples. Every command of every shell
+block runs. ``<!-- not run: why -->`` before a block excepts it, ``<!-- nightly: why -->`` leaves it
+to the nightly run; ``<!-- exits with 3 -->`` tells an exit code. A line of output that is only
+``⋮`` or ``…`` stands for lines left out.
 """
 
 import os
@@ -25,6 +26,7 @@ from distprof.config import parse_config
 from distprof.rules.engine import run_rules
 from distprof.rules.registry import find_rule
 from docs.build import REFERENCE, rule_page
+from tests.job_folders import START_NS, JobFolder
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -32,6 +34,18 @@ INDEX = DOCS / "index.md"
 SAMPLE = ROOT / "tests" / "golden" / "kineto" / "dlrm-v100-8gpu"
 WRITTEN = sorted(page for page in DOCS.rglob("*.md") if REFERENCE not in page.parents)
 PAGES = [ROOT / "README.md", *WRITTEN]
+NCCL_TESTS = ROOT / "tests" / "golden" / "nccl-tests" / "superbench-a100-40gb-8gpu-allreduce.log"
+SENSORS = "timestamp, index, clocks.sm [MHz]\n2026/11/23 10:00:00.000, 0, 1980 MHz\n"
+TRAINING = """
+import torch
+
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(200):
+    optimizer.zero_grad()
+    model(torch.ones(32, 64)).sum().backward()
+    optimizer.step()
+"""
 SHELL = ("", "sh", "bash", "console")
 LEFT_OUT = ("⋮", "…", "...")
 
@@ -54,7 +68,11 @@ class Block:
 
     @property
     def is_run(self) -> bool:
-        return not self.comment.startswith("not run: ")
+        return not self.comment.startswith(("not run: ", "nightly: "))
+
+    @property
+    def is_nightly(self) -> bool:
+        return self.comment.startswith("nightly: ")
 
     @property
     def exit_code(self) -> int | None:
@@ -63,11 +81,13 @@ class Block:
 
     @property
     def commands(self) -> list[str]:
-        """Its lines that call distprof, without prompt and remark."""
+        """What a reader types, without prompts and remarks; what follows a prompt is output."""
         if self.language not in SHELL:
             return []
-        lines = (line.removeprefix("$ ").strip() for line in self.text.splitlines())
-        return [line.split("  #")[0] for line in lines if line.startswith("distprof ")]
+        lines = self.text.replace("\\\n", " ").splitlines()
+        typed = [line for line in lines if line.startswith("$ ")] or lines
+        found = (line.removeprefix("$ ").split("  #")[0].strip() for line in typed)
+        return [command for command in found if command and not command.startswith("#")]
 
     @property
     def output(self) -> list[str]:
@@ -97,12 +117,28 @@ def anchors_of(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def make_runs(folder: Path) -> None:
+    """Two runs to compare, one of the reader's own, and eight of a series, on two ranks."""
+    series = [f"{number:02}" for number in range(1, 9)]
+    for number, name in enumerate(("before", "after", "mine", *series)):
+        job = JobFolder(
+            folder / name, mesh={"dp_replicate": 2}, ended_ns=START_NS + number * 10**12
+        )
+        for rank in range(2):
+            job.steps(rank, [100 + (number * 7 + step * 3) % 5 for step in range(12)])
+        job.write()
+
+
 @pytest.fixture
 def workplace(tmp_path, monkeypatch):
-    """A folder to run a page in."""
+    """A folder to run a page in, with what its readers have: traces, runs, tables."""
     (tmp_path / "traces").symlink_to(SAMPLE)
+    make_runs(tmp_path / "runs")
+    (tmp_path / "fabric.json").symlink_to(NCCL_TESTS)
+    (tmp_path / "gpu.csv").write_text(SENSORS)
     (tmp_path / "tests").symlink_to(ROOT / "tests")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))  # what a page writes there is not for this machine
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -119,7 +155,7 @@ def one_cache(tmp_path_factory):
 
 def run(command: str, capsys) -> tuple[int, str]:
     """Exit code and stdout of a command; a shell runs what only a shell can."""
-    if any(sign in command for sign in "|>$;"):
+    if not command.startswith("distprof ") or any(sign in command for sign in "|>$;"):
         done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
         return done.returncode, done.stdout
     capsys.readouterr()
@@ -155,6 +191,31 @@ def test_commands_run_and_their_output_is_as_shown(page, workplace, capsys):
                 assert_shown(block.output, printed)
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if "<!-- nightly: " in page.read_text("utf-8")],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
+def test_commands_that_train_run_too(page, workplace):
+    """Trainings on CPUs take a minute each; their times differ, so their output is not compared."""
+    pytest.importorskip("torch", reason="needs PyTorch: pip install 'distprof[run]'")
+    (workplace / "train.py").write_text(TRAINING)
+    for block in blocks_of(page):
+        for command in block.commands if block.is_nightly else ():
+            done = subprocess.run(
+                ["sh", "-c", command], capture_output=True, text=True, check=False, timeout=600
+            )
+            assert done.returncode == 0, f"{command}\n{done.stderr}"
+
+
+@each_page
+def test_a_block_of_the_shell_holds_commands(page):
+    """Output alone, or a table, has another language: nothing in it could be run."""
+    empty = [b.text for b in blocks_of(page) if b.language in SHELL and not b.commands]
+    assert empty == []
+
+
 @each_page
 def test_python_snippets_run_one_after_the_other(page, workplace):
     names = {"__name__": "acme_rules.launches_too_many_kernels"}
@@ -183,7 +244,20 @@ def passed_on_to(context: click.Context, verb: str, words: Sequence[str]) -> lis
 @each_page
 def test_commands_in_the_text_have_options_that_exist(page):
     blocks = blocks_of(page)
-    excepted = [command for block in blocks if not block.is_run for command in block.commands]
+    excepted = [
+        command
+        for block in blocks
+        if not block.is_run
+        for command in block.commands
+        if command.startswith("distprof ")
+    ]
+    in_recipes = [
+        command
+        for block in blocks
+        if block.language == "yaml"
+        for command in re.findall(r"(?<![\w/])distprof [a-z].*", block.text)
+    ]
+    excepted += in_recipes
     for command in (*_INLINE.findall(prose_of(page)), *excepted):
         verb, *words = shlex.split(re.split(r" [|>;]", command)[0])[1:]
         with click.Context(app) as context:
@@ -256,4 +330,13 @@ def test_output_that_is_not_printed_is_noticed():
 def test_an_exception_names_its_reason():
     reasons = [block.comment for page in PAGES for block in blocks_of(page) if not block.is_run]
     assert reasons
-    assert all(len(reason.removeprefix("not run: ")) > 8 for reason in reasons)
+    assert all(len(reason.partition(": ")[2]) > 8 for reason in reasons)
+
+
+def test_every_command_of_a_block_is_found():
+    """A command that is not found is never run: here is each way to write one."""
+    block = Block("sh", "# once\npip install x  # why\ndistprof a \\\n  --b\n\n", "")
+    assert block.commands == ["pip install x", "distprof a    --b"]
+    shown = Block("console", "$ distprof a\ndistprof is its output\n$ sed s/a/b/ c\n", "")
+    assert shown.commands == ["distprof a", "sed s/a/b/ c"]
+    assert Block("toml", "distprof = 1", "").commands == []

@@ -178,21 +178,24 @@ def test_a_cache_that_cannot_be_written_costs_the_cache_only(mode, tmp_path, mon
     assert "this run is not cached" in entry.note
 
 
-def test_many_ranks_need_few_open_files(tmp_path):
+@pytest.mark.parametrize(
+    ("num_ranks", "num_files"), [(120, 48), pytest.param(2_000, 256, marks=pytest.mark.nightly)]
+)
+def test_many_ranks_need_few_open_files(num_ranks, num_files, tmp_path):
     sample = Path(__file__).parent / "golden/kineto/mi210-gpu-only/gpu_only_trace.json.gz"
     traces = tmp_path / "traces"
     traces.mkdir()
-    for rank in range(120):
+    for rank in range(num_ranks):
         (traces / f"rank{rank}.json.gz").symlink_to(sample)
 
     def limit():
-        resource.setrlimit(resource.RLIMIT_NOFILE, (48, 48))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (num_files, num_files))
 
     words = ["analyze", str(traces), "--cache-dir", str(tmp_path / "cache"), "-q"]
     done = subprocess.run(
         [sys.executable, "-m", "distprof", *words, "--executor", "process:2"],
         preexec_fn=limit,
-        timeout=120,
+        timeout=600,
         capture_output=True,
         text=True,
         check=False,

@@ -103,7 +103,7 @@ def test_an_empty_table_keeps_its_columns_and_types() -> None:
 
 
 def test_a_notebook_shows_verdict_and_findings_escaped() -> None:
-    shown = straggler()._repr_html_()
+    shown = straggler()._repr_html_().replace("\u00a0", " ")
     assert "<b>Rank 2 is the straggler: the others wait 6.91 ms (31.0 %) of every step" in shown
     assert ">STR101</td>" in shown
     hostile = nasty()._repr_html_()

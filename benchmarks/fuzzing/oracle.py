@@ -156,19 +156,10 @@ def _of_page(text: str) -> str:
     return f"markup in a page: {found}" if found else ""
 
 
-_NOTEBOOK = ("p", "b", "table", "thead", "tbody", "tr", "th", "td")
-
-
-class _Tags(HTMLParser):
-    found = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        names = {name for name, _ in attrs}
-        if names - {"class", "scope"} or tag not in _NOTEBOOK:
-            self.found = tag
-
-
 def _of_html(text: str) -> str:
-    tags = _Tags()
-    tags.feed(text)
-    return f"markup in HTML: {tags.found}" if tags.found else ""
+    """What a notebook shows: parts of a page, with one style at most and no script."""
+    part = _Page()
+    part.feed(text)
+    part.close()
+    found = part.found or ("script" if part.count["script"] or part.count["style"] > 1 else "")
+    return f"markup in HTML: {found}" if found else ""

@@ -27,6 +27,7 @@ __all__ = [
     "RANK_FILE",
     "RANK_SCHEMA",
     "REPORT_FILE",
+    "REPORT_PAGE_FILE",
     "REPORT_SCHEMA",
     "RUN_FILE",
     "RUN_SCHEMA",
@@ -41,6 +42,7 @@ RUN_FILE = "run.json"
 RUN_SCHEMA = "distprof.run/1"
 REPORT_FILE = "report.json"
 REPORT_SCHEMA = "distprof.report/1"
+REPORT_PAGE_FILE = "report.html"  # of `distprof run` and `capture` with --format html
 CACHE_DIR = "cache"
 DIARY_FILE = "capture.jsonl"  # events of `distprof capture`'s hook in each process
 

@@ -102,6 +102,8 @@ class NvmlRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         nvlink_rx_bytes: Bytes received on all links since the counters started.
         ecc_uncorrected: Uncorrected errors since the driver was loaded.
         xid: Numbers of XID errors seen since the last sample.
+        num_processes: Processes that compute on the GPU, of the job and others, as far as the
+            driver shows them here.
     """
 
     t_ns: int
@@ -120,6 +122,7 @@ class NvmlRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     nvlink_rx_bytes: int | None = None
     ecc_uncorrected: int | None = None
     xid: tuple[int, ...] = ()
+    num_processes: int | None = None
 
 
 class MemoryRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

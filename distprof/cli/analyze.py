@@ -103,7 +103,7 @@ def _analyzed(source: str, *, quiet: bool, debug: bool, **options: Any) -> Repor
     from distprof.config import load_config
 
     settings = load_config(options["config"])
-    with progress_bar("reading ranks", quiet=quiet) as progress:
+    with progress_bar("reading traces", quiet=quiet, unit="bytes") as progress:
         run = api.open_run(
             source,
             rows="device" if options["device_only"] else "all",
@@ -114,7 +114,7 @@ def _analyzed(source: str, *, quiet: bool, debug: bool, **options: Any) -> Repor
             use_cache=not options["no_cache"],
             config=settings,
             evidence=options["evidence"],
-            progress=progress,
+            bytes_read=progress,
         )
     with progress_bar("measuring ranks", quiet=quiet) as progress:
         return api.analyze(

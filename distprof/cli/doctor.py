@@ -25,7 +25,12 @@ from distprof.version import __version__
 
 __all__ = ["Check", "doctor"]
 
-_REQUIRED = ("click", "fsspec", "msgspec", "numpy", "pandas", "pyarrow", "rich")
+_REQUIRED = (
+    *("click", "fsspec", "isal", "markdown-it-py", "msgspec", "numpy", "pandas", "pyarrow"),
+    "rich",
+)
+_NOT_EVERYWHERE = {"isal": "gzip is unpacked by zlib, which takes longer"}
+"""Required packages that some processors lack, and what happens without them."""
 _EXTRAS = {
     "run": "torch",
     "hta": "hta",
@@ -34,7 +39,6 @@ _EXTRAS = {
     "plot": "matplotlib",
     "s3": "s3fs",
     "gcs": "gcsfs",
-    "http": "aiohttp",
     "lightning": "lightning",
     "transformers": "transformers",
 }
@@ -109,13 +113,16 @@ def _versions() -> Iterator[Check]:
         found=f"{platform.python_version()} on {platform.system()} {platform.machine()}",
     )
     for name in _REQUIRED:
-        version = _version_of(name)
-        if version is None:
-            yield Check(
-                name=name, state="problem", found="not installed", fix=f"pip install {name}"
-            )
-        else:
-            yield Check(name=name, state="ok", found=version)
+        yield _package(name, _version_of(name))
+
+
+def _package(name: str, version: str | None) -> Check:
+    """A package that distprof requires, and its version, None where it is not installed."""
+    if version is not None:
+        return Check(name=name, state="ok", found=version)
+    if name in _NOT_EVERYWHERE:
+        return Check(name=name, state="absent", found=f"not installed: {_NOT_EVERYWHERE[name]}")
+    return Check(name=name, state="problem", found="not installed", fix=f"pip install {name}")
 
 
 def _torch() -> Iterator[Check]:

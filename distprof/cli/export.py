@@ -116,9 +116,9 @@ def _examined(
     from distprof.config import load_config
 
     settings = load_config(config)
-    with progress_bar("reading ranks", quiet=quiet) as progress:
+    with progress_bar("reading traces", quiet=quiet, unit="bytes") as progress:
         run = api.open_run(
-            source, cache_dir=cache_dir, config=settings, evidence=evidence, progress=progress
+            source, cache_dir=cache_dir, config=settings, evidence=evidence, bytes_read=progress
         )
     with progress_bar("measuring ranks", quiet=quiet) as progress:
         return api.examine(run, config=settings, progress=progress)

@@ -21,6 +21,7 @@ _NEVER, _STUCK, _IN_FLIGHT = "never", "stuck", "in_flight"
 @click.command()
 @click.argument("source", metavar="DIR", type=click.Path())
 @output_options
+@click.option("--full", is_flag=True, help="Show every table, not only what to do.")
 @click.option(
     "--fail-on",
     type=click.Choice([_STUCK, _IN_FLIGHT, _NEVER]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import click
@@ -26,7 +26,24 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 MAX_RANK = 10_000_000
 
 
-class FormatChoice(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5 only
+class _Named(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5 only
+    """One of some names, which the shell completes."""
+
+    def choices(self) -> Iterable[str]:
+        """The names."""
+        raise NotImplementedError
+
+    def shell_complete(
+        self,
+        ctx: click.Context,  # noqa: ARG002
+        param: click.Parameter,  # noqa: ARG002
+        incomplete: str,
+    ) -> list[CompletionItem]:
+        """Names that begin as typed."""
+        return [CompletionItem(name) for name in self.choices() if name.startswith(incomplete)]
+
+
+class FormatChoice(_Named):
     """The name of a reporter; names are looked up only when one is given."""
 
     name = "format"
@@ -36,18 +53,23 @@ class FormatChoice(click.ParamType):  # type: ignore[type-arg]  # generic since 
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Check that the reporter exists."""
-        from distprof.formats import is_reporter, reporter_names
+        from distprof.formats import is_reporter
 
         if not (value in self.names if self.names else is_reporter(value)):
-            names = self.names or reporter_names()
-            self.fail(f"{value!r} is not one of {', '.join(names)}", param, ctx)
+            self.fail(f"{value!r} is not one of {', '.join(self.choices())}", param, ctx)
         return str(value)
+
+    def choices(self) -> Iterable[str]:
+        """The formats of the command."""
+        from distprof.formats import reporter_names
+
+        return self.names or reporter_names()
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:  # noqa: ARG002
         return "|".join(self.names) or "text|json|md|html"
 
 
-class SectionName(click.ParamType):  # type: ignore[type-arg]
+class SectionName(_Named):
     """A section of the report, or ``findings``; the shell completes it."""
 
     name = "section"
@@ -59,14 +81,9 @@ class SectionName(click.ParamType):  # type: ignore[type-arg]
             self.fail(f"{value!r} is not one of {', '.join(names)}", param, ctx)
         return str(value)
 
-    def shell_complete(
-        self,
-        ctx: click.Context,  # noqa: ARG002
-        param: click.Parameter,  # noqa: ARG002
-        incomplete: str,
-    ) -> list[CompletionItem]:
-        """Names that begin as typed."""
-        return [CompletionItem(name) for name in _section_names() if name.startswith(incomplete)]
+    def choices(self) -> Iterable[str]:
+        """Sections and ``findings``."""
+        return _section_names()
 
 
 def _section_names() -> tuple[str, ...]:

@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from distprof.artefacts import RUN_FILE
 from distprof.cli.app import ExitCode
 from distprof.cli.output import in_encoding, note
 from distprof.errors import UsageError
 from distprof.escape import plain
+from distprof.units import capitalized, format_bytes
 
 if TYPE_CHECKING:
     from distprof.artefacts.sweep_file import SweepFile
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 __all__ = ["RUN_FAILED", "make_sweep", "progress_bar", "status_line"]
 
 PATIENCE_S = 1.0
+LINE_S = 30.0
+"""Time between lines where there is no terminal: a log of CI stays short, and shows life."""
+
+_REDRAW_S = 0.1
 _CELLS = 30
 _FEW_CELLS = 16
 _ERASE = "\r\x1b[2K"
@@ -34,29 +39,70 @@ RUN_FAILED = 4
 
 @contextmanager
 def progress_bar(
-    label: str, *, quiet: bool, clock: Callable[[], float] = time.monotonic
+    label: str,
+    *,
+    quiet: bool,
+    unit: Literal["ranks", "bytes"] = "ranks",
+    clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Callable[[int, int], None] | None]:
     """A bar that appears after a second of work and is erased at the end.
+
+    Where stderr is no terminal, for example in the log of a batch job, a line every half minute.
 
     Args:
         label: What is being done.
         quiet: Show nothing.
+        unit: What is counted.
         clock: Seconds.
 
     Yields:
-        A function that takes the number of items done and in total; None if nothing is shown.
+        A function that takes the number done and in total; None if nothing is shown.
     """
-    if quiet or not sys.stderr.isatty():
+    if quiet:
         yield None
-        return
-    started = clock()
-    with _line() as draw:
+    elif sys.stderr.isatty():
+        with _line() as draw:
+            yield _Paced(label, unit, clock, PATIENCE_S, _REDRAW_S, lambda bar, n: draw(bar + n))
+    else:
+        yield _Paced(label, unit, clock, LINE_S, LINE_S, lambda _, n: note(f"{label}: {n}"))
 
-        def progress(done: int, total: int) -> None:
-            if clock() - started >= PATIENCE_S and total > 1:
-                draw(f"{label} {_bar(done, total, _CELLS)} {done}/{total}")
 
-        yield progress
+class _Paced:
+    """Shows progress no more often than makes sense.
+
+    Args:
+        label: What is being done.
+        unit: What is counted.
+        clock: Seconds.
+        first_s: When it is shown first.
+        every_s: Time between two shows, except the last.
+        show: Takes the label with a bar, and the numbers.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        unit: str,
+        clock: Callable[[], float],
+        first_s: float,
+        every_s: float,
+        show: Callable[[str, str], None],
+    ) -> None:
+        self._label, self._unit, self._clock, self._show = label, unit, clock, show
+        self._next, self._every = clock() + first_s, every_s
+
+    def __call__(self, done: int, total: int) -> None:
+        """So much is done."""
+        now = self._clock()
+        if total <= 1 or now < self._next:
+            return
+        self._next = now + self._every
+        self._show(f"{self._label} {_bar(done, total, _CELLS)} ", self._numbers(done, total))
+
+    def _numbers(self, done: int, total: int) -> str:
+        if self._unit == "bytes":
+            return f"{format_bytes(done)} of {format_bytes(total)}"
+        return f"{done}/{total}"
 
 
 @contextmanager
@@ -184,5 +230,5 @@ def _failed(place: Path, outcome: Outcome, again: str) -> int:
     failed = next((run for run in outcome.sweep.runs if run.state == "failed"), None)
     if failed is not None and (place / failed.folder / RUN_FILE).is_file():
         note(f"To see what it recorded: distprof analyze {shlex.quote(str(place / failed.folder))}")
-    note(again[:1].upper() + again[1:])
+    note(capitalized(again))
     return RUN_FAILED

@@ -21,7 +21,7 @@ __all__ = ["listed_rules", "page_text", "rule"]
 
 
 class RuleCode(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5 only
-    """The code or name of a rule; the shell completes codes."""
+    """The code or name of a rule; the shell completes both."""
 
     name = "rule"
 
@@ -31,14 +31,15 @@ class RuleCode(click.ParamType):  # type: ignore[type-arg]  # generic since clic
         param: click.Parameter,  # noqa: ARG002
         incomplete: str,
     ) -> list[CompletionItem]:
-        """Codes that begin as typed, with the names of their rules."""
+        """Codes that begin as typed, with the names of their rules; else such names."""
         from distprof.rules.registry import all_rules
 
-        return [
-            CompletionItem(rule.code, help=rule.name)
-            for rule in all_rules()
-            if rule.code.startswith(incomplete.upper())
-        ]
+        rules = all_rules()
+        codes = [r for r in rules if r.code.startswith(incomplete.upper())]
+        if codes:
+            return [CompletionItem(rule.code, help=rule.name) for rule in codes]
+        named = [r for r in rules if r.name.startswith(incomplete)]
+        return [CompletionItem(rule.name, help=rule.code) for rule in named]
 
 
 @click.command()
@@ -72,6 +73,9 @@ def rule(code_or_name: str | None, list_all: bool, format_name: str) -> None:
 def _as_json(rules: tuple[Rule, ...], *, listed: bool) -> str:
     import msgspec
 
+    from distprof.config import load_config
+
+    site = load_config().site
     described = [
         {
             "code": r.code,
@@ -84,6 +88,7 @@ def _as_json(rules: tuple[Rule, ...], *, listed: bool) -> str:
                 for name, limit in r.limits.items()
             },
             "docs": r.docs,
+            "docs_url": r.docs_url(site),
             "page": r.page,
         }
         for r in rules

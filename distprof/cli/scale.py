@@ -222,13 +222,15 @@ def _show(
     from distprof.verbs.sweep.show import SCALING
 
     sweeps = {source: sweep for source in sources if (sweep := _sweep_in(source))}
+    settings = load_config(None)
     summaries = _summaries(sources, sweeps, quiet=output.quiet)
     report = report_scaling(
         summaries,
         source=", ".join(sources),
         mode=options["mode"] or _saved_mode(sweeps.values()),
         baseline_ranks=options["baseline_ranks"],
-        limits=load_config(None).limits,
+        limits=settings.limits,
+        site=settings.site,
         num_cpus=max((sweep.num_cpus or 0 for sweep in sweeps.values()), default=0) or None,
     )
     _keep(summaries, options["save_summaries"], quiet=output.quiet)

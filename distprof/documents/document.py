@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
@@ -22,7 +23,7 @@ from distprof.documents.schema import json_schema, schema_page, schema_text
 from distprof.errors import InputError, SchemaError, UsageError
 from distprof.formats import RenderOptions
 
-__all__ = ["Document", "Reporting", "write_file"]
+__all__ = ["Document", "Reporting", "document_of", "write_file"]
 
 T = TypeVar("T", bound=msgspec.Struct)
 Reporting: TypeAlias = Callable[[T, RenderOptions], str]
@@ -104,7 +105,7 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
                 "text": lambda result, options: page_text(make(result, options), options),
                 **found,
                 "md": lambda result, options: page_markdown(make(result, options), options),
-                "html": lambda result, options: _page_html(make(result, options)),
+                "html": lambda result, options: _page_html(result, make(result, options)),
             }
         return {**found, **self.formats}
 
@@ -228,6 +229,19 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         raise SchemaError(source, expected=self._expected, found=found, fix=fix)
 
 
+def document_of(kind: type[msgspec.Struct]) -> Document[Any]:
+    """The document of one kind of result, declared in the ``show.py`` next to its struct.
+
+    Raises:
+        LookupError: If there is none.
+    """
+    module = import_module(f"{kind.__module__.rpartition('.')[0]}.show")
+    for value in vars(module).values():
+        if isinstance(value, Document) and value.kind is kind:
+            return value
+    raise LookupError(f"no document holds a {kind.__name__}")
+
+
 def write_file(path: Path, data: bytes, *, fix: str = "choose another file with -o") -> Path:
     """Write a file, whole or not at all; returns the path.
 
@@ -246,10 +260,11 @@ def write_file(path: Path, data: bytes, *, fix: str = "choose another file with 
     return path
 
 
-def _page_html(page: Page) -> str:
+def _page_html(result: msgspec.Struct, page: Page) -> str:
+    from distprof.documents.html.figures import figures_of
     from distprof.documents.html.page import page_html
 
-    return page_html(page)
+    return page_html(page, figures_of(result))
 
 
 def _spelled_out(match: re.Match[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from distprof.documentation import is_web_address
 from distprof.documents.advice import MAX_FINDINGS_SHOWN, cost_text
 from distprof.escape import markdown_text, plain, shorten
 from distprof.formats import FINDINGS, RenderOptions
@@ -16,7 +17,7 @@ from distprof.sections.tables import tables_of
 from distprof.sections.time.show import waterfall_table
 from distprof.sections.verdict import judge
 
-__all__ = ["MAX_BYTES", "joined", "render", "sentence", "table"]
+__all__ = ["MAX_BYTES", "joined", "linked", "render", "sentence", "table"]
 
 MAX_BYTES = 60_000
 """GitHub refuses comments of more than 65,536 characters."""
@@ -84,7 +85,7 @@ def _finding_blocks(report: Report, options: RenderOptions) -> Iterator[str]:
 
 def _finding_row(finding: Finding, report: Report) -> str:
     mark = _SEVERITY_MARKS[finding.severity.value]
-    name = _cell(f"{finding.code} {finding.name}")
+    name = linked(_cell(f"{finding.code} {finding.name}"), finding)
     message, fix = sentence(finding.message), sentence(finding.fix)
     cells = (mark, name, cost_text(finding, report), message, fix)
     return "| " + " | ".join(cells) + " |"
@@ -118,6 +119,14 @@ def _drawn(cell: Cell) -> str:
     if isinstance(cell, Drawing):
         return f"`{plain(cell.draw(_DRAWING_CELLS))}`"
     return "█" * round(cell.ratio * _BAR_CELLS) if isinstance(cell, Bar) else _cell(cell)
+
+
+def linked(title: str, finding: Finding) -> str:
+    """The title of a finding as a link to its rule's page, where the finding names one.
+
+    A saved report may name anything: what is no web address is left out.
+    """
+    return f"[{title}]({finding.docs_url})" if is_web_address(finding.docs_url) else title
 
 
 def _cell(text: str) -> str:

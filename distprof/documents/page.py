@@ -81,7 +81,7 @@ def page_markdown(page: Page, options: RenderOptions) -> str:
 def _text_blocks(page: Page, width: int) -> Iterator[Any]:
     from rich.text import Text
 
-    from distprof.documents.text import sentence, table_blocks
+    from distprof.documents.text import command_line, sentence, table_blocks
     from distprof.escape import plain, wrapped
 
     yield Text(wrapped(plain(page.verdict), width), style="bold")
@@ -117,11 +117,11 @@ def _text_blocks(page: Page, width: int) -> Iterator[Any]:
         yield Text()
         yield Text("Next", style="bold")
     for command, purpose in page.commands:
-        yield sentence(f"{command}  # {purpose}", width)
+        yield command_line(command, purpose, width)
 
 
 def _markdown_blocks(page: Page) -> Iterator[str]:
-    from distprof.documents.markdown import sentence, table
+    from distprof.documents.markdown import linked, sentence, table
 
     yield f"### {sentence(page.verdict)}"
     if page.headline:
@@ -134,7 +134,8 @@ def _markdown_blocks(page: Page) -> Iterator[str]:
         yield f"**{sentence(listing.title)}**\n\n{_bullets(listing.sentences)}"
     if page.findings:
         yield "\n".join(
-            f"- **{sentence(_title(one))}**: {sentence(one.message)} *fix:* {sentence(one.fix)}"
+            f"- **{linked(sentence(_title(one)), one)}**: {sentence(one.message)}"
+            f" *fix:* {sentence(one.fix)}"
             for one in page.findings
         )
     for view in page.tables:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shlex
 from collections.abc import Iterable, Iterator
 
@@ -30,7 +31,16 @@ from distprof.sections.verdict import judge
 from distprof.terms import Severity
 from distprof.units import format_duration, format_ratio
 
-__all__ = ["MAX_BRIEF", "head", "printed", "render", "sentence", "table_blocks"]
+__all__ = [
+    "MAX_BRIEF",
+    "command_line",
+    "head",
+    "printed",
+    "render",
+    "rows_of",
+    "sentence",
+    "table_blocks",
+]
 
 MIN_WIDTH = 20
 WIDE = 100
@@ -47,6 +57,8 @@ LEAST = 0.01
 """Share of the step below which the short report leaves a finding to the full one."""
 
 _MAX_NAME = 400  # longer names are cut before they are laid out: a trace may hold megabytes
+
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 _SEVERITY_STYLES = {"error": "bold red", "warning": "bold yellow", "info": "cyan"}
 
@@ -67,7 +79,7 @@ def printed(blocks: Iterable[RenderableType], options: RenderOptions) -> str:
         _environ={} if options.color else os.environ,
     )
     for block in blocks:
-        console.print(block)
+        console.print(block, crop=False)
     return "\n".join(line.rstrip() for line in out.getvalue().rstrip("\n").split("\n")) + "\n"
 
 
@@ -86,9 +98,18 @@ def render(report: Report, options: RenderOptions) -> str:
         return printed(_blocks(report, options), options)
     for detail in _DETAILS:
         text = printed(_brief_blocks(report, options, detail), options)
-        if text.count("\n") <= MAX_BRIEF:
+        if rows_of(text, options.width) <= MAX_BRIEF:
             break
     return text
+
+
+def rows_of(text: str, width: int) -> int:
+    """Rows of a terminal that a text takes: a command may be longer than a row."""
+    return sum(max(1, -(-cell_len(line) // max(width, 1))) for line in _uncoloured(text))
+
+
+def _uncoloured(text: str) -> list[str]:
+    return _COLOR.sub("", text).splitlines()
 
 
 class _Detail(msgspec.Struct, frozen=True):
@@ -211,10 +232,16 @@ def _next_blocks(report: Report, options: RenderOptions) -> Iterator[RenderableT
     yield Text()
     yield Text("Next", style="bold")
     for command, purpose in commands:
-        line = Text(plain(command))
-        if _INDENT + line.cell_len + len(purpose) + 4 <= options.width:
-            line.append(f"  # {purpose}", style="dim")
-        yield _indented(line)
+        yield command_line(command, purpose, options.width)
+
+
+def command_line(command: str, purpose: str, width: int) -> RenderableType:
+    """A command on one line, however long, so that it can be copied; its purpose where it fits."""
+    text = shorten(plain(command), _MAX_NAME)
+    line = Text(" " * _INDENT + text, no_wrap=True, overflow="ignore")
+    if line.cell_len + len(purpose) + 4 <= width:
+        line.append(f"  # {purpose}", style="dim")
+    return Group(line)  # a text alone is printed as if it could be wrapped
 
 
 def _head_blocks(report: Report, options: RenderOptions) -> Iterator[RenderableType]:

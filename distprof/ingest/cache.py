@@ -94,6 +94,8 @@ _AWAY = ".old-"  # damaged entries, until they are deleted
 _LONG_AGO_S = 86_400
 _unfinished: set[Path] = set()  # entries that this process is making
 _held: list[int] = []  # locks of scratch folders, until this process ends
+_TRIES = 20
+"""To replace a damaged entry, which as many other processes may be replacing."""
 _ROW_GROUP = 1 << 17
 _MAX_SUMS_BYTES = 1 << 16
 _HASH_BLOCK = 1 << 18  # larger blocks are fresh memory each time, which is slower
@@ -160,6 +162,18 @@ def find_entry(root: Path, key: CacheKey) -> Path | None:
     return folder if _is_usable(folder) else None
 
 
+class _Contents(msgspec.Struct, frozen=True, kw_only=True):
+    """``entry.json``.
+
+    Args:
+        key: The key under which the entry was made.
+        files: Name of each file to its size and CRC-32.
+    """
+
+    key: str
+    files: dict[str, list[int]]
+
+
 class EntryWriter:
     """Makes one entry: write files into ``folder``, then :meth:`commit`.
 
@@ -178,6 +192,7 @@ class EntryWriter:
 
     def __init__(self, root: Path, key: CacheKey, problem: OSError | None = None) -> None:
         self._final = key.folder(root)
+        self._key = key.digest
         self.note = ""
         try:
             if problem is not None:
@@ -211,18 +226,23 @@ class EntryWriter:
     def commit(self) -> Path:
         """Give the entry its name, in place of a damaged one; where it is from now on."""
         sums = {path.name: _sum_of(path) for path in sorted(self.folder.iterdir())}
-        (self.folder / SUMS_FILE).write_text(json.dumps(sums), encoding="utf-8")
+        content = msgspec.json.encode(_Contents(key=self._key, files=sums))
+        (self.folder / SUMS_FILE).write_bytes(content)
         if self.folder == self._final:
             return self._final
-        if _is_usable(self._final):  # another process was first
-            shutil.rmtree(self.folder, ignore_errors=True)
-            self.folder = self._final
-            return self._final
-        try:
-            self.folder.rename(self._final)
-        except OSError:  # a damaged entry is in the way
-            _discard(self._final)
-            self.folder.rename(self._final)
+        for _ in range(_TRIES):
+            if _is_usable(self._final):  # another process was first
+                shutil.rmtree(self.folder, ignore_errors=True)
+                self.folder = self._final
+                return self._final
+            with contextlib.suppress(OSError):  # a damaged entry is in the way
+                return self._named()
+            with contextlib.suppress(OSError):  # another process may be moving it, too
+                _discard(self._final)
+        return self._named()
+
+    def _named(self) -> Path:
+        self.folder.rename(self._final)
         self.folder = self._final
         return self._final
 
@@ -231,7 +251,8 @@ def _discard(entry: Path) -> None:
     """Move an entry out of the way, in one step, and delete it."""
     away = Path(tempfile.mkdtemp(prefix=_AWAY, dir=entry.parent))
     try:
-        entry.rename(away / "entry")
+        with contextlib.suppress(FileNotFoundError):  # another process was first
+            entry.rename(away / "entry")
     finally:
         shutil.rmtree(away, ignore_errors=True)
 
@@ -448,7 +469,10 @@ def _is_intact(folder: Path) -> bool:
     try:
         if not _is_plain(folder / SUMS_FILE, most=_MAX_SUMS_BYTES):
             return False
-        sums = msgspec.json.decode((folder / SUMS_FILE).read_bytes(), type=dict[str, list[int]])
+        contents = msgspec.json.decode((folder / SUMS_FILE).read_bytes(), type=_Contents)
+        sums = contents.files
+        if contents.key != folder.name:  # moved or copied here from another key
+            return False
         if not sums.keys() <= _FILES or RANK_FILE not in sums:
             return False
         if sum(expected[0] for expected in sums.values() if expected) > BOUND.num_bytes:

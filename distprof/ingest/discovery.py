@@ -37,6 +37,9 @@ _TRACE_KEYS = (
     b'"displayTimeUnit"',
 )
 
+_OPERATION_SIGNS = (b'"model_chunk"', b'"mb_id"')
+"""What events of an operation timeline have (``kinds/operation_timeline.py``), and no kernel."""
+
 # rank-0, rank_3, rank00003, rank3_trace, worker3, _r3; dynolog and tensorboard_trace_handler write
 # a host and a process id instead, and neither is a rank.
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])(?:rank|worker|r)[-_.=]?(\d{1,7})(?!\d)", re.IGNORECASE)
@@ -318,6 +321,8 @@ def _judge_head(head: bytes) -> str:
         except zlib.error:
             return "damaged gzip"
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if all(sign in text for sign in _OPERATION_SIGNS):
+        return "a timeline of operations"
     if text[:1] == b"[":
         return "" if b'"ph"' in text else "another kind of JSON"
     if text[:1] != b"{":

@@ -24,6 +24,7 @@ from distprof.processors import available_processors
 __all__ = [
     "Failure",
     "Outcome",
+    "Progress",
     "SerialExecutor",
     "import_numpy",
     "make_executor",
@@ -218,6 +219,7 @@ def map_each(
     function: Callable[[T], R],
     items: Sequence[T],
     progress: Progress | None = None,
+    finished: Callable[[int], None] | None = None,
 ) -> list[Outcome[R]]:
     """Apply ``function`` to each item; what fails on one item costs that item only.
 
@@ -228,6 +230,7 @@ def map_each(
         function: Top-level function, so that it can be sent to another process.
         items: Its arguments.
         progress: Called with the number of items done and of all, after each.
+        finished: Called with the index of each item that is done.
 
     Returns:
         One outcome per item, in order. An item whose worker died was tried again alone, since the
@@ -243,13 +246,24 @@ def map_each(
             suspects.append(index)
             continue
         outcomes[index] = outcome
-        if progress:
-            progress(len(outcomes), len(items))
+        _tell(index, len(outcomes), len(items), progress, finished)
     for index in suspects:
         outcomes[index] = _outcome(executor.submit(function, items[index]))
-        if progress:
-            progress(len(outcomes), len(items))
+        _tell(index, len(outcomes), len(items), progress, finished)
     return [outcomes[index] for index in range(len(items))]
+
+
+def _tell(
+    index: int,
+    done: int,
+    total: int,
+    progress: Progress | None,
+    finished: Callable[[int], None] | None,
+) -> None:
+    if progress is not None:
+        progress(done, total)
+    if finished is not None:
+        finished(index)
 
 
 def _completed(

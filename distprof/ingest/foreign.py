@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import os
+import shlex
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from distprof.bounds import open_plain
 from distprof.errors import InputError
+from distprof.ingest.files import beginning
 
-__all__ = ["Foreign", "foreign_format", "refuse_foreign"]
+__all__ = ["Foreign", "foreign_format", "refuse_chrome_trace", "refuse_foreign"]
 
-_HEAD_BYTES = 4096
+_HEAD_BYTES = 1 << 14
 _MAX_ENTRIES = 1_000
 
 _OWN = b'"traceEvents"'
 """What the beginning of a trace of torch.profiler may hold, and none of the others."""
+
+_EXPECTED = "a trace of torch.profiler (*.json or *.json.gz)"
 
 _RECORD = "record the job with torch.profiler, or with distprof capture -- COMMAND"
 
@@ -26,32 +31,54 @@ class Foreign(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         name: What it is.
-        endings: Of file names.
-        begins: First bytes of a file.
-        holds: Bytes near the beginning of a text, all of them.
-        fix: What to do instead.
+        endings: Of file names, without ``.gz``.
+        begins: First bytes of a file, one of them.
+        holds: Bytes near the beginning, all of them; with ``begins`` both are needed.
+        fix: What to do instead; ``{path}`` is what the user named.
     """
 
     name: str
     endings: tuple[str, ...] = ()
-    begins: bytes = b""
+    begins: tuple[bytes, ...] = ()
     holds: tuple[bytes, ...] = ()
     fix: str = _RECORD
 
+    def is_of(self, name: str, head: bytes) -> bool:
+        """Whether a file is of this format.
+
+        Args:
+            name: Of the file, in small letters, without ``.gz``.
+            head: Its first bytes, unpacked.
+        """
+        if self.endings and name.endswith(self.endings):
+            return True
+        if not self.begins and not self.holds:
+            return False
+        fits = not self.begins or head.startswith(self.begins)
+        return fits and all(part in head for part in self.holds)
+
+
+_PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
 _KNOWN = (
     Foreign(
         name="a report of Nsight Systems",
-        endings=(".nsys-rep", ".qdrep"),
+        endings=(".nsys-rep", ".qdrep", ".qdstrm"),
         fix=f"open it in Nsight Systems; for distprof {_RECORD}",
     ),
     Foreign(name="a report of Nsight Compute", endings=(".ncu-rep",)),
     Foreign(
         name="an SQLite database, as Nsight Systems and rocprofv3 export",
         endings=(".sqlite", ".rpd"),
-        begins=b"SQLite format 3\0",
+        begins=(b"SQLite format 3\0",),
     ),
     Foreign(name="a trace of rocprofv3", holds=(b'"rocprofiler-sdk-tool"',)),
+    Foreign(
+        name="a table of rocprofv3",
+        begins=(b'"Kind","', b"Kind,", b'"Domain","', b"Domain,"),
+        holds=(b"Start_Timestamp", b"End_Timestamp"),
+    ),
+    Foreign(name="an OTF2 archive, as rocprofv3 and Score-P write", endings=(".otf2",)),
     Foreign(
         name="a Perfetto trace",
         endings=(".pftrace", ".perfetto-trace"),
@@ -66,15 +93,54 @@ _KNOWN = (
     ),
     Foreign(name="a log of NCCL Inspector", holds=(b'"coll_perf"', b'"coll_sn"')),
     Foreign(
+        name="output of nccl-tests",
+        holds=(b"out-of-place", b"algbw", b"busbw"),
+        fix="distprof fabric {path}; --fabric compares a job's traces with it",
+    ),
+    Foreign(
+        name="a dump of torch's Flight Recorder",
+        begins=_PICKLES,
+        holds=(b"version", b"pg_config"),
+        fix="distprof hang {path} finds the ranks that the others wait for",
+    ),
+    Foreign(
+        name="a dump of torch's Flight Recorder",
+        begins=(b"{",),
+        holds=(b'"pg_config"', b'"version"'),
+        fix="distprof hang {path} finds the ranks that the others wait for",
+    ),
+    Foreign(
+        name="one rank's part of a pipeline timeline",
+        begins=(b"{",),
+        holds=(b'"fwd_start"', b'"bwd_start"'),
+        fix="name the folder that holds the files of all ranks",
+    ),
+    Foreign(
         name="an event file of TensorBoard",
         holds=(b"brain.Event:",),
         fix="name the *.pt.trace.json files that tensorboard_trace_handler wrote",
     ),
+    Foreign(name="a profile for speedscope, as py-spy writes", holds=(b"speedscope.app/file",)),
     Foreign(
         name="a pickle",
         endings=(".pickle", ".pkl"),
+        begins=_PICKLES,
         fix="for dumps of the Flight Recorder, run distprof hang; memory snapshots belong to "
         "docs.pytorch.org/memory_viz",
+    ),
+    Foreign(
+        name="a pointer of Git LFS, which stands for the file",
+        begins=(b"version https://git-lfs",),
+        fix="fetch the file with git lfs pull",
+    ),
+    Foreign(
+        name="an HTML page",
+        begins=(b"<!DOCTYPE", b"<!doctype", b"<html"),
+        fix="download the trace again: a server may have sent this page instead of it",
+    ),
+    Foreign(name="a tar archive", endings=(".tar", ".tgz"), fix="unpack it: tar xf {path}"),
+    Foreign(
+        name="a gzip file inside a gzip file", begins=(b"\x1f\x8b",), fix="unpack it once: gunzip"
     ),
 )
 
@@ -84,17 +150,12 @@ def foreign_format(name: str, head: bytes = b"") -> Foreign | None:
 
     Args:
         name: Of the file.
-        head: Its first bytes; without them the name decides.
+        head: Its first bytes, unpacked; without them the name decides.
     """
-    small = name.lower()
     if _OWN in head:
         return None
-    for known in _KNOWN:
-        begins = bool(known.begins) and head.startswith(known.begins)
-        holds = bool(known.holds) and all(part in head for part in known.holds)
-        if begins or holds or (known.endings and small.endswith(known.endings)):
-            return known
-    return None
+    small = name.lower().removesuffix(".gz")
+    return next((known for known in _KNOWN if known.is_of(small, head)), None)
 
 
 def refuse_foreign(path: Path) -> None:
@@ -108,9 +169,9 @@ def refuse_foreign(path: Path) -> None:
         if found is not None:
             raise InputError(
                 str(file),
-                expected="a trace of torch.profiler (*.json or *.json.gz)",
+                expected=_EXPECTED,
                 found=found.name,
-                fix=found.fix,
+                fix=found.fix.replace("{path}", shlex.quote(str(path))),
             )
 
 
@@ -126,8 +187,47 @@ def _files(path: Path) -> list[Path]:
 
 
 def _head(file: Path) -> bytes:
-    try:
-        with open_plain(file) as stream:
-            return stream.read(_HEAD_BYTES)
-    except OSError:
-        return b""
+    return beginning(str(file), _HEAD_BYTES) if file.is_file() else b""
+
+
+# Chrome traces ------------------------------------------------------------------------------------
+
+_OF_TORCH = {"schemaVersion", "deviceProperties", "distributedInfo", "baseTimeNanoseconds"}
+_OF_TORCH |= {"traceName", "trace_id", "record_shapes", "with_stack", "cupti_version"}
+_MOST_NAMED = 4
+
+
+def refuse_chrome_trace(path: str, keys: Mapping[str, Any], categories: Collection[str]) -> None:
+    """Refuse a Chrome trace that another tool wrote; other programs use the format too.
+
+    Args:
+        path: The file.
+        keys: Its top-level keys but ``traceEvents``.
+        categories: Of its events, none of which distprof knows.
+
+    Raises:
+        InputError: If nothing in it is of torch.profiler.
+    """
+    if _OF_TORCH & keys.keys():
+        return
+    named = sorted(category[:40] for category in categories if category)[:_MOST_NAMED]
+    kinds = f", with events of {', '.join(named)}" if named else ""
+    tool = _tool(keys, categories)
+    raise InputError(
+        path, expected=_EXPECTED, found=f"a Chrome trace of {tool}{kinds}", fix=_RECORD
+    )
+
+
+def _tool(keys: Mapping[str, Any], categories: Collection[str]) -> str:
+    """Who wrote a Chrome trace, by what only it writes."""
+    told = keys.get("metadata")
+    inner = told.keys() if isinstance(told, Mapping) else ()
+    if "viztracer_metadata" in keys or "FEE" in categories:
+        return "VizTracer"
+    if "highres-ticks" in inner:
+        return "JAX, XLA or TensorFlow"
+    if "Op" in categories:
+        return "TensorFlow"
+    if "systemTraceEvents" in keys or "clock-domain" in inner or "trace-config" in inner:
+        return "Chrome or Perfetto"
+    return "another tool"

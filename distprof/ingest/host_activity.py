@@ -19,7 +19,7 @@ from distprof.run.tables import ACTIVITY, distinct
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.terms import ActivityKind
 
-__all__ = ["WAIT_MARK", "executed_activity", "host_activity"]
+__all__ = ["WAIT_MARK", "executed_activity", "host_activity", "with_collectives"]
 
 WAIT_MARK = "distprof:pp_wait"
 """The probes' mark around waiting for another pipeline stage."""
@@ -50,7 +50,7 @@ def host_activity(host: Table, classifier: Classifier) -> Table:
         computation rows of one thread never overlap.
     """
     executed = _executed_operations(host, classifier)
-    message = _is_message(host, executed)
+    message = _are_messages(host)[executed]
     runs = _communication_threads(host, executed[~message])
     operators = np.flatnonzero(host.coded("category").equals("cpu_op"))
     elsewhere = operators[~np.isin(host.coded("thread").codes[operators], runs)]
@@ -59,8 +59,7 @@ def host_activity(host: Table, classifier: Classifier) -> Table:
         _activity(host, executed[~message], ActivityKind.COMMUNICATION),
         _waiting(host, executed[message], operators),
     )
-    joined = Table.concat(ACTIVITY, parts)
-    return joined.take(np.lexsort((joined["end_ns"], joined["start_ns"])))
+    return _in_order(*parts)
 
 
 def executed_activity(host: Table, classifier: Classifier) -> Table:
@@ -73,6 +72,23 @@ def executed_activity(host: Table, classifier: Classifier) -> Table:
     return _activity(host, _executed_operations(host, classifier), ActivityKind.COMMUNICATION)
 
 
+def with_collectives(activity: Table, executed: Table) -> Table:
+    """ACTIVITY of a device with the collectives that a CPU backend executed for it.
+
+    Sends and receives are left out: their annotations last from posting, while others compute.
+
+    Args:
+        activity: ACTIVITY table of the device.
+        executed: As :func:`executed_activity` returns it.
+    """
+    return _in_order(activity, executed.take(~_are_messages(executed)))
+
+
+def _in_order(*parts: Table) -> Table:
+    joined = Table.concat(ACTIVITY, parts)
+    return joined.take(np.lexsort((joined["end_ns"], joined["start_ns"])))
+
+
 def _executed_operations(host: Table, classifier: Classifier) -> Int64Array:
     """Rows of ``host`` that are communication as executed by a CPU backend, in order of start."""
     rows = np.flatnonzero(
@@ -82,11 +98,10 @@ def _executed_operations(host: Table, classifier: Classifier) -> Int64Array:
     return rows[np.argsort(host["start_ns"][rows], kind="stable")].astype(np.int64)
 
 
-def _is_message(host: Table, rows: Int64Array) -> NDArray[np.bool_]:
-    """Which of the executed operations are sends and receives."""
-    names = host.coded("name")
-    message = names.where([collective_kind(n).is_point_to_point for n in names.values])
-    return message[rows]
+def _are_messages(rows: Table) -> NDArray[np.bool_]:
+    """Which rows have the name of a send or receive."""
+    names = rows.coded("name")
+    return names.where([collective_kind(n).is_point_to_point for n in names.values])
 
 
 def _communication_threads(host: Table, executed: Int64Array) -> NDArray[np.int32]:

@@ -33,6 +33,7 @@ class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
         device: The accelerators of the host; an empty name where none is listed.
         groups: Process groups that this rank belongs to.
         versions: Name of a software to its version.
+        with_stack: Whether Python stacks were recorded, which slows the CPU.
         notes: What was wrong, one sentence each.
     """
 
@@ -43,6 +44,7 @@ class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
     device: Device
     groups: tuple[ProcessGroup, ...]
     versions: Mapping[str, str]
+    with_stack: bool
     notes: tuple[str, ...]
 
 
@@ -69,6 +71,7 @@ def read_metadata(metadata: Mapping[str, Any]) -> TraceMetadata:
         device=_device(metadata.get("deviceProperties"), notes),
         groups=_groups(info.get("pg_config"), rank, world, notes),
         versions=_versions(metadata, info),
+        with_stack=metadata.get("with_stack") in (1, True),
         notes=tuple(notes),
     )
 

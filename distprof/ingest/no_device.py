@@ -19,7 +19,7 @@ from distprof.ingest.metadata import TraceMetadata
 from distprof.schema import Table
 from distprof.units import format_duration
 
-__all__ = ["UnreadCategory", "missing_device", "unread_categories"]
+__all__ = ["UnreadCategory", "is_known", "missing_device", "unread_categories"]
 
 _KNOWN = {*USUAL_CATEGORIES, *HOST_WORDS.values(), *DEVICE_KINDS, PYTHON_FRAME, ""}
 _CALLS = ("runtime", "driver", "sync")
@@ -61,6 +61,15 @@ def unread_categories(host: Table) -> tuple[UnreadCategory, ...]:
             total = int(length[rows].sum())
             found.append(UnreadCategory(name=name, count=int(rows.sum()), duration_ns=total))
     return tuple(sorted(found, key=lambda item: (-item.duration_ns, item.name)))
+
+
+def is_known(host: Table) -> bool:
+    """Whether any row is of a category that torch.profiler writes.
+
+    Args:
+        host: HOST table with every row.
+    """
+    return any(name and name in _KNOWN for name in host.coded("category").values)
 
 
 def missing_device(parsed: ParsedTrace, host: Table, metadata: TraceMetadata) -> str:

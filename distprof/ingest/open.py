@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import atexit
 import shutil
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Executor
+from contextlib import nullcontext
 from functools import partial
 
 from msgspec.structs import replace
@@ -15,8 +16,9 @@ from distprof.errors import DistprofError, InputError
 from distprof.ingest.assemble import assemble_run
 from distprof.ingest.cache import is_temporary, scratch_folder
 from distprof.ingest.discovery import Discovery, TraceFile, discover
-from distprof.ingest.executor import Outcome, map_each, running
+from distprof.ingest.executor import Outcome, Progress, SerialExecutor, map_each, running
 from distprof.ingest.files import Folder
+from distprof.ingest.folders import open_folder
 from distprof.ingest.job.run_directory import (
     RunDirectory,
     describe_rank,
@@ -25,6 +27,7 @@ from distprof.ingest.job.run_directory import (
     with_flight,
 )
 from distprof.ingest.kinds.nccl_log import read_rank_logs
+from distprof.ingest.kineto.source import watched
 from distprof.ingest.rank import IngestOptions, ingest_rank
 from distprof.ingest.source import open_source
 from distprof.join.windows import same_run
@@ -46,8 +49,9 @@ def open_run(
     source: str,
     options: IngestOptions | None = None,
     executor: str | Executor = "process",
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     ranks: Collection[int] | None = None,
+    bytes_read: Progress | None = None,
 ) -> Run:
     """Read a recording of a job.
 
@@ -59,6 +63,8 @@ def open_run(
             executor of ``concurrent.futures``, which stays open.
         progress: Called after each trace with the number done and of all.
         ranks: Only these ranks; None for all. Traces whose names tell another rank are not opened.
+        bytes_read: Called with the bytes of traces that were read and of all, as stored: as they
+            come where one process reads, else after each trace.
 
     Returns:
         The run. A trace that could not be read costs its rank only and is listed in ``gaps``.
@@ -73,14 +79,20 @@ def open_run(
         return other
     place = find_run_directory(source)
     directory = open_run_directory(place) if place is not None else None
-    found = discover(place or source, may_be_empty=directory is not None)
+    try:
+        found = discover(place or source, may_be_empty=directory is not None)
+    except InputError:
+        inside = open_folder(source) if directory is None else None
+        if inside is None:
+            raise
+        return inside
     options = _with_place(options or IngestOptions(), found)
     wanted = None if ranks is None else {*ranks}
     traces = [t for t in found.traces if _is_among(wanted, t.name_rank)]
     if directory is not None:
         traces = [with_flight(trace, directory) for trace in traces]
-    with running(_suitable(executor, traces)) as pool:
-        outcomes = map_each(pool, partial(ingest_rank, options=options), traces, progress)
+    told = _BytesRead(traces, bytes_read) if bytes_read is not None else None
+    outcomes = _read_each(traces, options, executor, progress, told)
     may_be_empty = directory is not None
     read, gaps = _sorted_out(
         source, traces, outcomes, strict=options.strict, may_be_empty=may_be_empty
@@ -102,6 +114,50 @@ def open_run(
         log = _nccl_logs(directory, wanted)
         run = run if log is None else run.having(log)
     return run if wanted is None else _as_chosen(run, wanted)
+
+
+class _BytesRead:
+    """Bytes of traces that were read, told as they come.
+
+    Args:
+        traces: All of them; one whose size is unknown counts as empty.
+        tell: What is told.
+    """
+
+    def __init__(self, traces: Sequence[TraceFile], tell: Progress) -> None:
+        self._sizes = [trace.size_bytes or 0 for trace in traces]
+        self._tell = tell
+        self._read = self._finished = 0
+
+    def read(self, count: int) -> None:
+        """Some more bytes of a trace that this process reads."""
+        self._read += count
+        self._tell_all()
+
+    def finished(self, index: int) -> None:
+        """A trace is done, perhaps without a read, because it is in the cache."""
+        self._finished += self._sizes[index]
+        self._tell_all()
+
+    def _tell_all(self) -> None:
+        total = sum(self._sizes)
+        self._tell(max(min(self._read, total), self._finished), total)
+
+
+def _read_each(
+    traces: Sequence[TraceFile],
+    options: IngestOptions,
+    executor: str | Executor,
+    progress: Progress | None,
+    told: _BytesRead | None,
+) -> list[Outcome[Rank]]:
+    """The rank of each trace. Only this process can tell what it reads of a trace."""
+    read = partial(ingest_rank, options=options)
+    with running(_suitable(executor, traces)) as pool:
+        is_here = len(traces) == 1 or isinstance(pool, SerialExecutor)
+        watching = watched(told.read) if told is not None and is_here else nullcontext()
+        with watching:
+            return map_each(pool, read, traces, progress, told.finished if told else None)
 
 
 def _nccl_logs(directory: RunDirectory, wanted: set[int] | None) -> NcclLog | None:

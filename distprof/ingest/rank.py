@@ -22,11 +22,12 @@ from distprof.ingest.collectives.group_columns import Membership
 from distprof.ingest.communication import Classifier, classifier_for, shipped_patterns
 from distprof.ingest.discovery import TraceFile, open_trace
 from distprof.ingest.flight.recorder import FlightEntries, read_flight
-from distprof.ingest.host_activity import executed_activity, host_activity
+from distprof.ingest.foreign import refuse_chrome_trace
+from distprof.ingest.host_activity import executed_activity, host_activity, with_collectives
 from distprof.ingest.kineto.parsed import ParsedTrace
 from distprof.ingest.kineto.reader import read_trace
 from distprof.ingest.metadata import TraceMetadata, read_metadata
-from distprof.ingest.no_device import missing_device
+from distprof.ingest.no_device import is_known, missing_device
 from distprof.ingest.steps import Steps, find_steps
 from distprof.run.run import Device, Quality, Rank
 from distprof.run.tables import COLLECTIVES, HOST, STEPS
@@ -43,7 +44,7 @@ __all__ = [
     "ingest_rank",
 ]
 
-CONCLUSIONS_VERSION = 6
+CONCLUSIONS_VERSION = 9
 """Raised whenever the same trace would lead to other conclusions: cached ones are not used then."""
 
 _MAX_NOTES = 12
@@ -94,8 +95,14 @@ def conclude(
     membership = Membership(groups=metadata.groups, world_size=metadata.world_size)
     if has_device_rows(parsed):
         activity = mark_communication(parsed.activity, parsed.comm_args, classifier)
-        records = device_records(activity, host, parsed.comm_args, membership, classifier)
         device, marked = metadata.device, activity
+        on_device = (activity["kind"] == ActivityKind.COMMUNICATION).any()
+        if not on_device and len(executed := executed_activity(host, classifier)):
+            # ranks with GPUs whose groups are gloo's: the GPU waits while a CPU thread reduces
+            activity = with_collectives(activity, executed)
+            records = gloo_records(executed, parsed.comm_args, membership, classifier, flight)
+        else:
+            records = device_records(activity, host, parsed.comm_args, membership, classifier)
     elif problem := missing_device(parsed, host, metadata):
         activity, device, marked = parsed.activity, metadata.device, parsed.activity
         records = device_records(activity, host, parsed.comm_args, membership, classifier)
@@ -127,6 +134,7 @@ def _quality(
     return replace(
         parsed.quality,
         no_device=problem,
+        with_stack=metadata.with_stack,
         notes=tuple(dict.fromkeys(notes))[:_MAX_NOTES],
     )
 
@@ -279,6 +287,9 @@ def _write_entry(
     host = parsed.host
     if not has_device_rows(parsed):
         host = cache.read_table(folder / cache.HOST_FILE, HOST)  # every operator counts
+        if not is_known(host):
+            categories = host.coded("category").values
+            refuse_chrome_trace(trace.path, parsed.metadata, categories)
     found = conclude(parsed, host, classifier_for(options.communication), flight)
     cache.write_table(folder / cache.ACTIVITY_FILE, found.activity)
     cache.write_table(folder / cache.CALLS_FILE, parsed.host)

@@ -9,7 +9,8 @@ ranks, or it goes with a recording (``--with``); the recording stays what it was
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any, Generic, Literal, Protocol, TypeVar
@@ -76,16 +77,43 @@ class Source(msgspec.Struct, Generic[_T], frozen=True, kw_only=True):
         """A recording with what this source says."""
         content = self.read(path)
         both = keep(run, content, self.notes) if self.join is None else self.join(run, content)
-        return _with_doubt(both, path, getattr(content, "world_size", None))
+        differs = _difference(run, content)
+        if not differs:
+            return both
+        message = f"Another job wrote {path}: {differs}."
+        return replace(both, gaps=(*both.gaps, Gap(what=ANOTHER_JOB, message=message)))
 
 
-def _with_doubt(run: Run, path: str, world_size: int | None) -> Run:
-    """A file of more ranks than the recording's job has is about another job; it is said first."""
-    known = run.topology.world_size
-    if world_size is None or known is None or world_size <= known:
-        return run
-    message = f"Another job wrote {path}: it had {world_size} ranks, the recorded one {known}."
-    return replace(run, gaps=(*run.gaps, Gap(what=ANOTHER_JOB, message=message)))
+def _difference(run: Run, content: Any) -> str:
+    """Why a file is about another job than the recording; empty where it may be about the same."""
+    world_size, known = getattr(content, "world_size", None), run.topology.world_size
+    if world_size is not None and known is not None and world_size > known:
+        return f"it had {world_size} ranks, the recorded one {known}"
+    hosts, recorded = getattr(content, "hosts", ()), {r.host for r in run.ranks if r.host}
+    if hosts and recorded and not {_short(name) for name in hosts} & set(map(_short, recorded)):
+        return f"it ran on {_first(hosts)}, the recorded one on {_first(recorded)}"
+    versions = {_release(version) for version in getattr(content, "versions", ())} - {""}
+    traced = {_release(rank.versions.get("nccl", "")) for rank in run.ranks} - {""}
+    if versions and traced and not versions & traced:
+        return f"it used NCCL {_first(versions)}, the recorded one {_first(traced)}"
+    return ""
+
+
+def _short(host: str) -> str:
+    """The name of a host without its domain."""
+    return host.partition(".")[0].lower()
+
+
+def _release(version: str) -> str:
+    """``2.20.5`` of ``2.20.5+cuda12.4``; empty where it is no version of three numbers."""
+    found = re.match(r"\d{1,4}\.\d{1,4}\.\d{1,4}", version)
+    return found[0] if found else ""
+
+
+def _first(names: Iterable[str]) -> str:
+    """The first name in order, with a number where there are more."""
+    first, *more = sorted(names)
+    return f"{first} and {len(more)} more" if more else first
 
 
 def keep(run: Run, content: Evidence, notes: Literal["damaged", "assumed"] | None) -> Run:

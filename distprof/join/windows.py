@@ -69,7 +69,7 @@ def _one_job(ranks: list[Rank]) -> _Selection:
         f"size {most[0]} and skips {_files(left)} of world size {sizes}. Analyse the folder of "
         "one job at a time."
     )
-    return kept, [Gap(what="mixed-runs", message=message)]
+    return kept, [Gap(what="mixed-runs", message=message, num_files=len(left))]
 
 
 def _job(rank: Rank) -> tuple[int, str]:
@@ -129,7 +129,7 @@ def _one_recording(ranks: list[Rank]) -> _Selection:
         "steps."
     )
     kept = [rank for rank in ranks if not rank.has_epoch] + best
-    return kept, [Gap(what="other-recordings", message=message)]
+    return kept, [Gap(what="other-recordings", message=message, num_files=len(left))]
 
 
 def _each_rank_once(ranks: list[Rank]) -> _Selection:
@@ -151,7 +151,8 @@ def _each_rank_once(ranks: list[Rank]) -> _Selection:
         f"There are several captures of {name_ranks(repeated)}: distprof analyses the newest "
         f"that most ranks share and skips {_files(left)}."
     )
-    return kept, [Gap(what="duplicate-ranks", message=message, ranks=tuple(repeated))]
+    gap = Gap(what="duplicate-ranks", message=message, ranks=tuple(repeated), num_files=len(left))
+    return kept, [gap]
 
 
 def _clusters(ranks: Sequence[Rank], tolerance_ns: int) -> list[list[Rank]]:

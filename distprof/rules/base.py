@@ -7,6 +7,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import msgspec
 
+from distprof.documentation import page_url
 from distprof.rules.page import Page, examples, parse_page
 from distprof.schema import Record
 from distprof.terms import Confidence, Severity, Subject
@@ -151,6 +152,11 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         """Path of the page, relative to the documentation."""
         return f"reference/rules/{self.name}.md"
 
+    def docs_url(self, site: str) -> str:
+        """Address of the page on a documentation site; empty for a plug-in's rule."""
+        is_own = self.check.__module__.partition(".")[0] == "distprof"
+        return page_url(self.docs, site) if is_own else ""
+
 
 def rule(
     *,
@@ -210,6 +216,8 @@ class Finding(Record, frozen=True, kw_only=True):
         evidence: Source of each number: section and key of the report.
         fix: What to do, one or two sentences.
         docs: Path of the rule's page, relative to the documentation.
+        docs_url: Address of that page, of the version that found the problem; empty where no site
+            is known, and for rules of plug-ins.
         recoverable_ns: How much shorter the simulated step is without this problem; None if that
             was not simulated. Without step marks it is the capture that is shorter.
         remaining_ns: How much of that is left after the findings above: for a finding of the plan,
@@ -228,6 +236,7 @@ class Finding(Record, frozen=True, kw_only=True):
     evidence: tuple[str, ...]
     fix: str
     docs: str
+    docs_url: str = ""
     recoverable_ns: int | None = None
     remaining_ns: int | None = None
 

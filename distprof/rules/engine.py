@@ -29,6 +29,9 @@ Overrides = Mapping[str, Mapping[str, float]]
 EXPLAINED = 0.8
 """A narrower finding that explains at least this share of a wide one's cost replaces it."""
 
+OUTWEIGHS = 5.0
+"""Times what a repair recovers from which a cost is not what it repairs."""
+
 MOSTLY = 0.5
 """At or above this share the narrower finding comes first, although it costs less."""
 
@@ -120,6 +123,7 @@ def run_rules(
     *,
     rules: Iterable[Rule] | None = None,
     planner: Planner | None = None,
+    site: str = "",
     debug: bool = False,
 ) -> RuleOutcome:
     """Judge the results with the rules of their subject.
@@ -129,6 +133,7 @@ def run_rules(
         overrides: Code or name of a rule to a mapping of limit name to value.
         rules: Rules to run instead of all known ones.
         planner: Plans repairs among the scenarios that findings name.
+        site: Documentation site that findings link to; empty for none.
         debug: Whether to raise the exception of a failing rule instead of listing the rule as not
             checked.
 
@@ -159,7 +164,7 @@ def run_rules(
             skipped.append(NotChecked(code=rule.code, name=rule.name, why=why))
     has_steps = all(result.marks_steps for result in by_type.values())
     priced = _priced(judged, planner)
-    findings = tuple(_finding(item, has_steps=has_steps) for item in in_order(priced))
+    findings = tuple(_finding(item, site, has_steps=has_steps) for item in in_order(priced))
     return RuleOutcome(findings, tuple(skipped))
 
 
@@ -195,15 +200,22 @@ def _with_scenarios(items: Sequence[Judged], prices: Prices) -> list[Judged]:
     planned = [item for item in items if item.draft.without in prices.order]
     found = []
     for item in items:
-        wide = [
-            other for other in planned if item.explains(other) and _share(item, other) >= EXPLAINED
-        ]
+        wide = [other for other in planned if item.explains(other) and _is_its_change(item, other)]
         if wide and item not in planned:
             like = max(wide, key=lambda other: other.draft.cost_ns_per_step or 0)
             draft = replace(item.draft, without=like.draft.without)
             item = replace(item, draft=draft, recoverable_ns=like.recoverable_ns)
         found.append(item)
     return found
+
+
+def _is_its_change(narrow: Judged, wide: Judged) -> bool:
+    """Whether the wide finding's change is the narrow one's: most of its cost, and some gain.
+
+    Where computation is short, overlapping recovers next to nothing, but sending half as much does.
+    """
+    cost = narrow.draft.cost_ns_per_step or 0
+    return _share(narrow, wide) >= EXPLAINED and (wide.recoverable_ns or 0) >= cost / OUTWEIGHS
 
 
 def _share(narrow: Judged, wide: Judged) -> float:
@@ -288,7 +300,7 @@ def _resolve(overrides: Overrides) -> dict[str, dict[str, float]]:
     return changed
 
 
-def _finding(judged: Judged, *, has_steps: bool) -> Finding:
+def _finding(judged: Judged, site: str, *, has_steps: bool) -> Finding:
     rule, draft = judged.rule, judged.draft
     # a cost from a training log is per iteration of that log, whichever steps traces mark
     has_cost = has_steps or any(need.has_own_steps for need in rule.needs)
@@ -304,6 +316,7 @@ def _finding(judged: Judged, *, has_steps: bool) -> Finding:
         evidence=draft.evidence,
         fix=draft.fix,
         docs=rule.docs,
+        docs_url=rule.docs_url(site),
         recoverable_ns=judged.recoverable_ns,
         remaining_ns=judged.remaining_ns,
     )
@@ -317,14 +330,15 @@ def in_order(judged: Iterable[Judged]) -> list[Judged]:
     """
     items = list(judged)
     common = _first_repair_of_nobody(items)
+    gain = max((item.remaining_ns or 0 for item in items if item.place is not None), default=0)
     placed: list[tuple[_Place, bool, _Place, Judged]] = []
     for item in items:
         narrower, share = _best_explanation(item, items)
         if _is_same_change(item, items) or (share >= EXPLAINED and item.place is None):
             continue
-        place = own = _place(item, common)
+        place = own = _place(item, common, gain)
         if narrower is not None and share >= MOSTLY and item.place is None:
-            place = max(place, _place(narrower, common))
+            place = max(place, _place(narrower, common, gain))
         placed.append((place, place > own, own, item))
     return [item for *_, item in sorted(placed, key=lambda entry: entry[:3])]
 
@@ -343,16 +357,27 @@ def _first_repair_of_nobody(items: Iterable[Judged]) -> int:
     return min((place for place in places if place not in named), default=len(named))
 
 
-def _place(item: Judged, common: int) -> _Place:
-    """Errors without a cost first, then the plan, then warnings on the job, then the rest."""
+def _place(item: Judged, common: int, gain: int) -> _Place:
+    """Errors without a cost first, then the plan, then warnings on the job, then the rest.
+
+    A plan of small repairs does not come before what costs many times as much and has no repair
+    that can be simulated, such as a network that is not used.
+    """
     if item.order[0] == -math.inf:
         return 0, 0, item.order
-    if item.draft.comes_first:
+    if item.draft.comes_first and (item.place is None or item.place >= common):
         return 1, common - 1, (math.inf, *item.order[1:])
     if item.place is not None:
         return 1, item.place, item.order
     is_on_job = item.severity is not Severity.INFO and not is_on_recording(item.rule.code)
+    if is_on_job and gain and _unsimulated_ns(item) >= OUTWEIGHS * gain:
+        return 1, -1, item.order
     return (2 if is_on_job else 3), 0, item.order
+
+
+def _unsimulated_ns(item: Judged) -> int:
+    """Its cost where no scenario says what mending it recovers."""
+    return 0 if item.recoverable_ns is not None else item.draft.cost_ns_per_step or 0
 
 
 def is_on_recording(code: str) -> bool:

@@ -181,6 +181,8 @@ class NcclLog(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         files: Files read.
+        num_jobs: Sets of processes that share neither a file nor a communicator; 0 without any
+            communicator.
         processes: Processes that wrote.
         versions: Version to the indexes of the processes that say it; rank 0 only in old versions.
         settings: Name of an environment variable to value to indexes of processes.
@@ -203,6 +205,7 @@ class NcclLog(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     files: tuple[str, ...] = ()
+    num_jobs: int = 0
     processes: tuple[NcclProcess, ...] = ()
     versions: Mapping[str, tuple[int, ...]] = msgspec.field(default_factory=dict)
     settings: Mapping[str, Mapping[str, tuple[int, ...]]] = msgspec.field(default_factory=dict)
@@ -227,6 +230,11 @@ class NcclLog(msgspec.Struct, frozen=True, kw_only=True):
     def world_size(self) -> int | None:
         """Ranks of the largest communicator; None without one."""
         return max((c.num_ranks for c in self.communicators), default=None)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Hosts of the processes, each once."""
+        return tuple(dict.fromkeys(process.host for process in self.processes))
 
 
 # Devices ------------------------------------------------------------------------------------------

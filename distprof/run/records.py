@@ -128,6 +128,7 @@ TELEMETRY = TableSchema(
         _count("nvlink_tx_bytes", "Sent since start of the counters, all links.", "B"),
         _count("nvlink_rx_bytes", "Received since start of the counters, all links.", "B"),
         _count("ecc_uncorrected", "Uncorrected errors since the driver was loaded."),
+        _count("num_processes", "Processes that compute on the GPU."),
         Column(
             name="xid",
             dtype="category",

@@ -45,11 +45,13 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True):
         what: Short stable word, for example ``missing-ranks`` or ``truncated``.
         message: One sentence for the user.
         ranks: Ranks concerned; empty when it is about the whole run.
+        num_files: Files that were left out because they are of another job or recording.
     """
 
     what: str
     message: str
     ranks: tuple[int, ...] = ()
+    num_files: int = 0
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +73,7 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True):
         num_unlaunched: Device activities without a launch record in the trace.
         lost_bytes: Uncompressed bytes after the last complete event of a truncated file.
         truncated: Whether the file ends before its end.
+        with_stack: Whether Python stacks were recorded.
         no_device: Why what ran on the device is unknown, in a sentence; empty where it was recorded
             or the host did the work.
         notes: What was done about oddities, one sentence each, at most a few.
@@ -83,6 +86,7 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True):
     num_unlaunched: int = 0
     lost_bytes: int = 0
     truncated: bool = False
+    with_stack: bool = False
     no_device: str = ""
     notes: tuple[str, ...] = ()
 

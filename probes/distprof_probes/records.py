@@ -17,6 +17,7 @@ from typing import Protocol
 import msgspec
 
 from distprof.artefacts.records import Header
+from distprof_probes.own_files import OwnFile
 
 __all__ = ["Deferred", "RecordWriter"]
 
@@ -66,7 +67,7 @@ class RecordWriter:
         self._num_bytes = 0  # of whole lines in the file
         self._is_closed = False
         self._pid = os.getpid()
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+        self._file = OwnFile(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
         if background:
             _Flusher.serve(self)
 
@@ -110,7 +111,7 @@ class RecordWriter:
             self.flush()
         self.flush(is_last_chance=True)
         with self._lock:
-            os.close(self._fd)
+            self._file.close()
 
     def _take(self, is_last_chance: bool) -> list[bytes]:
         lines: list[bytes] = []
@@ -142,7 +143,7 @@ class RecordWriter:
 
     def _append(self, lines: list[bytes]) -> None:
         """Write whole lines; drop and count those that the disk does not accept."""
-        if os.fstat(self._fd).st_nlink == 0:
+        if not self._file.is_usable() or os.fstat(self._file.number).st_nlink == 0:
             self._lose(len(lines), f"{self.path.name} was deleted while it was written")
             return
         if self._header is not None:
@@ -151,7 +152,7 @@ class RecordWriter:
         try:
             written = 0
             while written < len(data):
-                written += os.write(self._fd, data[written:])
+                written += os.write(self._file.number, data[written:])
         except OSError as error:
             self._keep_whole_lines(lines, error)
             return
@@ -159,13 +160,13 @@ class RecordWriter:
         self._count(len(lines))
 
     def _keep_whole_lines(self, lines: list[bytes], error: OSError) -> None:
-        size = os.fstat(self._fd).st_size
+        size = os.fstat(self._file.number).st_size
         kept = 0
         while kept < len(lines) and self._num_bytes + len(lines[kept]) <= size:
             self._num_bytes += len(lines[kept])
             kept += 1
         try:
-            os.ftruncate(self._fd, self._num_bytes)
+            os.ftruncate(self._file.number, self._num_bytes)
         except OSError:
             self._num_bytes = size  # the broken line stays; readers count it
         has_header = self._header is not None

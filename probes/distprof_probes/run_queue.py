@@ -6,6 +6,8 @@ import os
 import threading
 from typing import NamedTuple
 
+from distprof_probes.own_files import OwnFile
+
 __all__ = ["CpuTime", "RunQueue"]
 
 _SCHEDSTAT = "/proc/thread-self/schedstat"
@@ -30,7 +32,7 @@ class RunQueue:
     def __init__(self, file: str = _SCHEDSTAT) -> None:
         self._file = file
         self._thread = 0
-        self._open: int | None = None
+        self._open: OwnFile | None = None
         self._before: tuple[int, int] | None = None
 
     def since_last(self) -> CpuTime:
@@ -46,7 +48,7 @@ class RunQueue:
     def close(self) -> None:
         """Close the file."""
         if self._open is not None:
-            os.close(self._open)
+            self._open.close()
         self._open, self._thread = None, 0
 
     def _begin(self) -> None:
@@ -54,15 +56,15 @@ class RunQueue:
         self.close()
         self._thread, self._before = threading.get_native_id(), None
         try:
-            self._open = os.open(self._file, os.O_RDONLY | os.O_CLOEXEC)
+            self._open = OwnFile(self._file, os.O_RDONLY)
         except OSError:
             self._open = None
 
     def _times(self) -> tuple[int, int] | None:
-        if self._open is None:
+        if self._open is None or not self._open.is_usable():
             return None
         try:
-            ran, waited, *_ = os.pread(self._open, _MOST_BYTES, 0).split()
+            ran, waited, *_ = os.pread(self._open.number, _MOST_BYTES, 0).split()
             return int(ran), int(waited)
         except (OSError, ValueError, IndexError):
             return None

@@ -7,14 +7,16 @@ records. A separate thread notices the signal at once, because it reads the wake
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import threading
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
-__all__ = ["Terminated", "close_on_sigterm"]
+__all__ = ["Terminated", "close_on_sigterm", "not_in_children"]
 
 EXIT_CODE = 128 + signal.SIGTERM
 _PATIENCE_S = 2.0  # time for the main thread to exit by itself
@@ -39,8 +41,9 @@ def close_on_sigterm(close: Callable[[], None], *, patience_s: float = _PATIENCE
     """
     reader, writer = socket.socketpair()
     writer.setblocking(False)
-    signal.signal(signal.SIGTERM, _terminate)
+    before = signal.signal(signal.SIGTERM, _terminate)
     signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    not_in_children(writer.fileno(), _terminate, before)
     threading.Thread(
         target=_wait_for_signal,
         args=(reader, writer, close, patience_s),
@@ -49,9 +52,66 @@ def close_on_sigterm(close: Callable[[], None], *, patience_s: float = _PATIENCE
     ).start()
 
 
+class _Children:
+    """Gives forked children the signals that they would have without distprof.
+
+    A child shares the wake-up file: a helper process that is terminated would look like this one's
+    end. SIGTERM is blocked around the fork, because Python drops what reaches a child before it is
+    ready.
+
+    Args:
+        wakeup: The wake-up file of this process.
+        handler: Its handler of SIGTERM.
+        before: The handler that a child gets instead.
+    """
+
+    def __init__(self, wakeup: int, handler: object, before: Any) -> None:
+        self._wakeup, self._handler, self._before = wakeup, handler, before
+        self._here = threading.local()
+
+    def about_to_fork(self) -> None:
+        """Block SIGTERM in the thread that forks."""
+        self._here.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def go_on(self) -> None:
+        """In the parent: as before."""
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._here.mask)
+
+    def begin(self) -> None:
+        """In the child: forget what belongs to the parent."""
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            current = signal.set_wakeup_fd(-1)
+            if current not in (-1, self._wakeup):
+                signal.set_wakeup_fd(current)
+            if signal.getsignal(signal.SIGTERM) == self._handler:
+                signal.signal(signal.SIGTERM, self._before)
+        self.go_on()
+
+
+def not_in_children(wakeup: int, handler: object, before: Any) -> None:
+    """Let forked children have their signals to themselves; the arguments are those of the parent.
+
+    Args:
+        wakeup: The wake-up file of this process.
+        handler: Its handler of SIGTERM.
+        before: The handler that a child gets instead.
+    """
+    children = _Children(wakeup, handler, before)
+    os.register_at_fork(
+        before=children.about_to_fork,
+        after_in_parent=children.go_on,
+        after_in_child=children.begin,
+    )
+
+
 def _terminate(_number: int, _frame: FrameType | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough
     raise Terminated
+
+
+def _is_ours() -> bool:
+    """Whether the program has set no handler of its own since."""
+    return signal.getsignal(signal.SIGTERM) in (_terminate, signal.SIG_IGN)
 
 
 def _wait_for_signal(
@@ -60,7 +120,7 @@ def _wait_for_signal(
     close: Callable[[], None],
     patience_s: float,
 ) -> None:
-    while signal.SIGTERM not in reader.recv(64):
+    while signal.SIGTERM not in reader.recv(64) or not _is_ours():
         pass
     if not threading.main_thread().is_alive():
         return

@@ -14,8 +14,10 @@ from typing import Any
 import click
 from distprof_probes.options import ProbeOptions
 
+from distprof.formats import check_reporter
 from distprof.options import Option, options_of
 from distprof.terms import Severity
+from distprof.units import capitalized
 from distprof_runs.options import ModelOptions, TrainingOptions
 from distprof_runs.registry import WORKLOADS
 from distprof_runs.settings import LaunchOptions, read_settings_file, resolve, to_toml
@@ -134,7 +136,7 @@ def _command(workload: str) -> click.Command:
         workload,
         params=params,
         callback=call,
-        help=f"{kind.summary[0].upper()}{kind.summary[1:]}.",
+        help=f"{capitalized(kind.summary)}.",
         short_help=kind.summary,
         context_settings={"show_default": False},
     )
@@ -205,8 +207,8 @@ def _other_options() -> list[click.Parameter]:
         ),
         GroupedOption(
             ["--format", "format_name"],
-            metavar="text|json|md",
-            help="Format of the report.  [text]",
+            metavar="text|json|md|html",
+            help="Format of the report; html is written to DIR/report.html.  [text]",
             section=report,
         ),
         GroupedOption(
@@ -260,6 +262,7 @@ def _run(workload: str, given: dict[str, dict[str, Any]], values: dict[str, Any]
     if values.pop("dry_run"):
         click.echo(to_toml(settings), nl=False)
         return 0
+    check_reporter(values["format_name"])
     from distprof_probes.job.ending import ReportOptions
 
     from distprof_runs.launching.job import run_job

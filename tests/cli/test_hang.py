@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import jsonschema
@@ -47,7 +48,7 @@ def test_never_failing_is_a_choice(tmp_path: Path) -> None:
 def test_text_fits_the_terminal(
     folder: Path, width: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["hang", str(folder), "--width", str(width)]) == 1
+    assert main(["hang", str(folder), "--width", str(width), "--full"]) == 1
     text = capsys.readouterr().out
     assert max(len(line) for line in text.splitlines()) <= width
     for heading in (
@@ -58,6 +59,58 @@ def test_text_fits_the_terminal(
         "Ranks",
     ):
         assert f"\n{heading}" in text
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("folder", [GPU_ERROR, LOCK_GIL], ids=lambda folder: folder.name)
+def test_the_first_screen_says_what_to_do(
+    folder: Path, width: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Tables of 65 groups went past the verdict and the steps to take."""
+    assert main(["hang", str(folder), "--width", str(width)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 30
+    assert max(map(len, lines)) <= width
+    assert lines[0].startswith("Stuck: rank")
+    assert "Next steps" in lines
+    assert any("16 dumps (0-15)" in line for line in lines)
+    assert any("--full" in line for line in lines)
+    assert "Process groups" not in "".join(lines)
+
+
+def test_a_hang_whose_page_is_short_is_shown_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(tmp_path, job({rank: [op(1)] for rank in range(2)}))
+    assert main(["hang", str(tmp_path)]) == 0
+    short = capsys.readouterr().out
+    assert main(["hang", str(tmp_path), "--full"]) == 0
+    assert capsys.readouterr().out == short
+
+
+def test_however_much_there_is_to_say_it_is_short(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """64 ranks that wait for 8 others in 8 groups, and lines of trouble in every log."""
+    ranks = {
+        rank: [op(1), *([] if rank % 8 == 0 else [op(2, state="scheduled")])] for rank in range(64)
+    }
+    written(tmp_path, job(ranks))
+    for rank in range(64):
+        (tmp_path / f"rank{rank}.log").write_text("NCCL WARN Call to ibv_modify_qp failed\n" * 20)
+    assert main(["hang", str(tmp_path), "--width", "80"]) == 1
+    assert capsys.readouterr().out.count("\n") <= 30
+
+
+def test_older_dumps_are_counted_in_the_line_of_evidence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They may be another job's: who mixed two has to see it."""
+    for name in ("one", "two"):
+        shutil.copytree(LOCK_GIL, tmp_path / name)
+    assert main(["hang", str(tmp_path)]) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "16 older dumps of these ranks left out" in shown
 
 
 def test_json_is_as_its_schema_says_and_can_be_read_back(

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import io
 import sys
+from pathlib import Path
 
 import pytest
 
+from distprof import open_run
 from distprof.cli.output import has_color
 from distprof.cli.progress import _left, _told, progress_bar, status_line
 from distprof.verbs.sweep.running import Progress
+
+DLRM = Path(__file__).parents[1] / "golden" / "kineto" / "dlrm-v100-8gpu"
 
 
 class Terminal(io.StringIO):
@@ -56,6 +60,56 @@ def test_no_terminal_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     bar_of(monkeypatch, stream, [0.0, 5.0])
     assert stream.getvalue() == ""
+
+
+def test_without_a_terminal_a_line_comes_every_half_minute(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A log of a batch job has to show that hours of reading go on, and no more."""
+    times = iter([0.0, 29.0, 31.0, 40.0, 62.0])
+    with progress_bar("reading", quiet=False, clock=lambda: next(times)) as progress:
+        assert progress is not None
+        for done in range(1, 5):
+            progress(done, 10)
+    assert capsys.readouterr().err == "reading: 2/10\nreading: 4/10\n"
+    with progress_bar("reading", quiet=True) as progress:
+        assert progress is None
+
+
+def test_bytes_are_shown_as_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    times = iter([0.0, 2.0, 2.01])
+    with progress_bar("reading", quiet=False, unit="bytes", clock=lambda: next(times)) as progress:
+        assert progress is not None
+        progress(3_000_000, 12_000_000)
+        progress(3_000_001, 12_000_000)  # not drawn again at once
+    assert stream.getvalue().count("3.00 MB of 12.0 MB") == 1
+
+
+@pytest.mark.parametrize("executor", ["serial", "process:2"])
+def test_bytes_of_traces_are_told_until_all_are_read(executor: str, tmp_path: Path) -> None:
+    """One large trace moves while it is read; a trace that another process reads, at its end."""
+    told: list[tuple[int, int]] = []
+    folder = DLRM
+    open_run(
+        folder,
+        executor=executor,
+        cache_dir=tmp_path,
+        bytes_read=lambda done, total: told.append((done, total)),
+    )
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    assert told[-1] == (size, size)
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert len(told) >= (8 if executor == "serial" else 4)
+
+
+def test_a_single_trace_moves_while_it_is_read(tmp_path: Path) -> None:
+    told: list[int] = []
+    trace = DLRM.parent / "tp8-b200-rank0" / "eager_trace.json.gz"
+    open_run(trace, cache_dir=tmp_path, bytes_read=lambda done, _: told.append(done))
+    assert len(set(told)) > 10
+    assert max(told) == told[-1] == trace.stat().st_size
 
 
 def test_a_status_line_is_no_wider_than_the_terminal_and_goes_away(

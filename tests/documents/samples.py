@@ -657,7 +657,11 @@ def nasty() -> Report:
     base = straggler()
     row = base.kernels.kernels[0]
     hostile = finding(
-        message=NASTY, fix=NASTY, name="hostile-name", docs="reference/rules/hostile-name.md"
+        message=NASTY,
+        fix=NASTY,
+        name="hostile-name",
+        docs="reference/rules/hostile-name.md",
+        docs_url="javascript:alert(1)//https://x",
     )
     names = KernelsResult(
         categories=base.kernels.categories,

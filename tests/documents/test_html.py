@@ -19,13 +19,14 @@ from distprof.documents.html.heat_map import (
     _bounds,
     heat_figure,
     heats_of,
+    node_heats_of,
     shade_paths,
 )
 from distprof.documents.html.markup import Markup, element
 from distprof.documents.html.rows import columns, plan_figure, step_figure
 from distprof.documents.html.rule_page import markdown_html, rule_page
 from distprof.documents.html.scatter import collectives_figure, expected_ns
-from distprof.documents.html.schedule import schedule_figure
+from distprof.documents.html.schedule import MAX_SLOTS, schedule_figure, schedule_figures
 from distprof.documents.html.subjects import workers_figure
 from distprof.escape import plain
 from distprof.formats import RenderOptions, find_reporter
@@ -331,11 +332,46 @@ def test_too_many_steps_are_put_together_without_losing_any() -> None:
     assert heats is not None
     lost: Heat = heats[0]
     assert lost.values.size <= MAX_CELLS
-    assert lost.columns[0] == "0 to 1"
-    assert lost.columns[-1].endswith("1499")
+    assert lost.grid.columns[0] == "0 to 1"
+    assert lost.grid.columns[-1].endswith("1499")
     cells = report.breakdown.steps[:2]
     expected = np.mean([1 - c.computation_ns / c.span_ns for c in cells])
     assert lost.values[0, 0] == pytest.approx(expected)
+
+
+def test_a_node_has_the_mean_of_its_ranks_and_the_pace_of_the_slowest() -> None:
+    report = made(80, 3)
+    heats = node_heats_of(report)
+    assert heats is not None
+    lost, pace = heats
+    assert lost.grid.rows == tuple(f"node-{i}" for i in range(10))
+    steps = {(c.rank, c.step): c for c in report.breakdown.steps}
+    for node in range(10):
+        for step in range(3):
+            cells = [steps[rank, step] for rank in range(8 * node, 8 * node + 8)]
+            shares = [1 - c.computation_ns / c.span_ns for c in cells]
+            assert lost.values[node, step] == pytest.approx(sum(shares) / 8)
+            middle = float(np.median([steps[rank, step].computation_ns for rank in range(80)]))
+            slowest = max(c.computation_ns for c in cells)
+            assert pace.values[node, step] == pytest.approx(slowest / middle)
+
+
+def test_a_small_job_and_one_of_unknown_nodes_have_no_map_by_node() -> None:
+    assert node_heats_of(made(64, 3)) is None
+    report = made(80, 3)
+    unknown = msgspec.structs.replace(report, run=run_info(tuple(range(80)), nodes={}))
+    assert node_heats_of(unknown) is None
+    assert "Lost time by node" not in shown(unknown)
+    assert "Lost time by node" in shown(report)
+
+
+def test_a_map_names_the_first_row_of_each_node() -> None:
+    heats = heats_of(made(20, 3))
+    assert heats is not None
+    assert heats[0].grid.groups == ((0, "node-0"), (8, "node-1"), (16, "node-2"))
+    figure = heat_figure(heats[0], "x")
+    assert figure.count('class="node"') == 2  # lines between them
+    assert "[[0,&quot;node-0&quot;],[8,&quot;node-1&quot;],[16,&quot;node-2&quot;]]" in figure
 
 
 def test_a_slow_worker_is_dark_in_its_stage_and_replica() -> None:
@@ -373,12 +409,36 @@ def test_the_fabrics_line_is_what_its_bandwidth_promises() -> None:
 
 def test_slots_of_a_pipeline_are_as_long_as_their_time() -> None:
     figure = schedule_figure(pipeline())
-    boxes = re.findall(
-        r'<rect x="([\d.]+)" y="(\d+)" width="([\d.]+)" height="26" class="w-', figure
-    )
-    widths = [float(width) for _, _, width in boxes]
-    assert widths == pytest.approx([790 * 0.2, 790 * 0.25, 790 * 0.5], abs=0.01)
-    assert {y for _, y, _ in boxes} == {"0", "30"}
+    boxes = re.findall(r'x="([\d.]+)%" y="(\d+)" width="([\d.]+)%" height="26" class="w-', figure)
+    assert boxes == [("0", "0", "20"), ("25", "30", "25"), ("50", "30", "50")]
+
+
+def test_a_number_appears_at_the_first_size_that_has_room_for_it() -> None:
+    width = 790
+    rows = [
+        PictureRow(rank=0, stage=0, kind="forward", micro_batch=i, start_ns=start, end_ns=end)
+        for i, (start, end) in enumerate(((0, 12), (12, 20), (20, 24), (24, 25), (25, width)))
+    ]
+    figure = schedule_figure(msgspec.structs.replace(pipeline(), picture=tuple(rows)))
+    numbers = re.findall(r"<text x=\"[\d.]+%\" y=\"17\"(?: class=\"(\w+)\")?>(\d)<", figure)
+    assert numbers == [("", "0"), ("z2", "1"), ("z4", "2"), ("z16", "3"), ("", "4")]
+
+
+def test_of_many_pipelines_those_with_the_largest_bubbles_are_drawn() -> None:
+    slots = tuple(pipeline().picture[0] for _ in range(MAX_SLOTS // 4))
+    groups = [
+        msgspec.structs.replace(pipeline(), picture=slots, bubble_fraction=share / 100)
+        for share in (5, 30, 10, 20, 1, 40)
+    ]
+    figure = schedule_figures(groups)
+    assert re.findall(r"<figcaption>.*?bubble ([\d.]+)", figure) == ["40.0", "30.0", "20.0", "10.0"]
+    assert "2 other pipelines with smaller bubbles not drawn." in figure
+    assert schedule_figures([msgspec.structs.replace(pipeline(), picture=())]) == ""
+
+
+def test_one_pipeline_is_drawn_however_large() -> None:
+    slots = tuple(pipeline().picture[0] for _ in range(MAX_SLOTS + 1))
+    assert "<figure" in schedule_figures([msgspec.structs.replace(pipeline(), picture=slots)])
 
 
 def test_each_rules_page_becomes_html_without_dead_links() -> None:

@@ -8,18 +8,27 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
 import json
 import re
 import shutil
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from distprof.formats import RenderOptions, find_reporter
+from distprof.sections.pipeline.result import PictureRow
+from distprof.sections.report import Report
+from distprof.verbs.documents import all_documents
+from tests.contracts.test_documents import SAMPLES
 from tests.documents.html_pages import Seen
 from tests.documents.samples import nasty
-from tests.documents.test_html import made
+from tests.documents.test_figures import FIGURES, hang_of
+from tests.documents.test_html import made, pipeline
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
@@ -59,15 +68,15 @@ addEventListener("error", (event) => refused.push(String(event.message)));
 """
 
 
-def with_probe(page: str) -> str:
+def with_probe(page: str, probe: str = PROBE) -> str:
     """The page with our two scripts before and after its own, allowed by the policy."""
     hashes = [
-        base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in (FIRST, PROBE)
+        base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in (FIRST, probe)
     ]
     allowed = " ".join(f"'sha256-{value}'" for value in hashes)
     page = page.replace("script-src ", f"script-src {allowed} ", 1)
     page = page.replace("<body>", f"<body><script>{FIRST}</script>", 1)
-    return page.replace("</body>", f"<script>{PROBE}</script></body>", 1)
+    return page.replace("</body>", f"<script>{probe}</script></body>", 1)
 
 
 def opened(file: Path, *options: str) -> tuple[str, str]:
@@ -93,27 +102,210 @@ def opened(file: Path, *options: str) -> tuple[str, str]:
     return finished.stdout, "\n".join(logged)
 
 
-@pytest.fixture(scope="module")
-def acted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
-    file = tmp_path_factory.mktemp("page") / "page.html"
-    page = find_reporter("html")(made(9, 3), RenderOptions())
-    file.write_text(with_probe(page), encoding="utf-8")
-    document, logged = opened(file, "--window-size=500,800")
+def found_by(page: str, probe: str, folder: Path, *options: str) -> dict[str, Any]:
+    """What a probe found on a page, without anything logged."""
+    file = folder / "page.html"
+    file.write_text(with_probe(page, probe), encoding="utf-8")
+    document, logged = opened(file, *options)
     assert logged == ""
     (found,) = re.findall(r'data-found="([^"]*)"', document)
-    result: dict[str, object] = json.loads(found.replace("&quot;", '"'))
+    result: dict[str, Any] = json.loads(html.unescape(found))
     return result
 
 
-def test_nothing_is_refused_and_no_script_fails(acted: dict[str, object]) -> None:
+@pytest.fixture(scope="module")
+def acted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    page = find_reporter("html")(made(9, 3), RenderOptions())
+    return found_by(page, PROBE, tmp_path_factory.mktemp("page"), "--window-size=500,800")
+
+
+ZOOM = """
+const found = {};
+const maps = [...document.querySelectorAll("figure.heat")];
+const figure = maps.find((one) => one.dataset.row === "rank");
+const region = figure.querySelector(".wide");
+const svg = region.querySelector("svg.cells");
+const size = () => [svg.clientWidth, svg.clientHeight];
+const press = (key) => region.dispatchEvent(
+  new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));
+const button = (name) => figure.querySelector(`button[aria-label="${name}"]`);
+found.before = size();
+found.labels = region.querySelectorAll(".labels")[0].childElementCount;
+button("Larger").click();
+found.larger = size();
+press("0");
+found.whole = size();
+found.room = region.clientHeight;
+press("1");
+found.again = size();
+press("+");
+press("+");
+press("+");
+found.largest = size();
+found.more = region.querySelectorAll(".labels")[0].childElementCount;
+const list = figure.querySelector(".zoom select");
+list.selectedIndex = 64;
+list.dispatchEvent(new Event("change"));
+found.nodes = list.options.length;
+found.top = region.scrollTop / svg.clientHeight;
+found.rank = figure.querySelector(".chosen select").value;
+const from = region.scrollTop;
+const mouse = (type, clientX, clientY) => svg.dispatchEvent(new PointerEvent(
+  type, { clientX, clientY, pointerType: "mouse", button: 0, bubbles: true }));
+mouse("pointerdown", 300, 300);
+mouse("pointermove", 300, 200);
+mouse("pointerup", 300, 200);
+found.dragged = region.scrollTop - from;
+const schedule = document.querySelector("figure.schedule");
+const slots = schedule.querySelector("svg.slots");
+const isSeen = (one) => getComputedStyle(one).display !== "none";
+const seen = () => [...slots.querySelectorAll("text")].filter(isSeen).length;
+found.slots = [slots.clientWidth, seen()];
+const larger = schedule.querySelector('button[aria-label="Larger"]');
+for (let i = 0; i < 4; i += 1) larger.click();
+found.wider = [slots.clientWidth, seen(), slots.clientHeight];
+found.blocked = refused.length;
+document.body.dataset.found = JSON.stringify(found);
+"""
+
+
+def large() -> Report:
+    """1,024 ranks on 128 nodes, with 128 pipelines of 8 stages and 64 micro-batches."""
+    slots = [
+        PictureRow(
+            rank=stage,
+            stage=stage,
+            kind=kind,
+            micro_batch=number,
+            start_ns=10 * (stage + number) + late,
+            end_ns=10 * (stage + number) + late + 10,
+        )
+        for stage in range(8)
+        for kind, late in (("forward", 0), ("backward", 700))
+        for number in range(64)
+    ]
+    group = replace(
+        pipeline(), ranks=tuple(range(8)), stages=8, num_micro_batches=64, picture=tuple(slots)
+    )
+    report = made(1_024, 60)
+    return replace(report, pipeline=replace(report.pipeline, groups=(group,) * 128))
+
+
+@pytest.fixture(scope="module")
+def zoomed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    page = find_reporter("html")(large(), RenderOptions())
+    assert len(page.encode()) < 4e6
+    return found_by(page, ZOOM, tmp_path_factory.mktemp("zoom"), "--window-size=1200,900")
+
+
+def test_a_large_map_zooms_by_buttons_and_keys(zoomed: dict[str, Any]) -> None:
+    assert zoomed["blocked"] == 0
+    assert zoomed["larger"] == pytest.approx([1.5 * each for each in zoomed["before"]], abs=2)
+    assert zoomed["again"] == zoomed["before"]
+    assert zoomed["largest"][1] == pytest.approx(1.5**3 * zoomed["before"][1], abs=2)
+    assert zoomed["more"] > zoomed["labels"]  # with more room there are more labels
+
+
+def test_the_whole_map_fits_without_scrolling(zoomed: dict[str, Any]) -> None:
+    assert zoomed["before"][1] > zoomed["room"]
+    assert 0.5 * zoomed["room"] < zoomed["whole"][1] <= zoomed["room"]
+
+
+def test_a_node_is_found_by_its_name(zoomed: dict[str, Any]) -> None:
+    assert zoomed["nodes"] == 128
+    assert zoomed["top"] == pytest.approx(0.5, abs=0.01)
+    assert zoomed["rank"] == "512"
+
+
+def test_a_map_is_dragged(zoomed: dict[str, Any]) -> None:
+    assert zoomed["dragged"] == pytest.approx(100, abs=1)
+
+
+def test_a_schedule_gets_wider_and_shows_more_numbers(zoomed: dict[str, Any]) -> None:
+    (width, numbers), (wider, more, height) = zoomed["slots"], zoomed["wider"]
+    assert wider == pytest.approx(1.5**4 * width, abs=2)
+    assert more > numbers
+    assert more - 2 == 2 * 8 * 64  # every slot, and both ends of the time line
+    assert height == 8 * 30 + 24
+
+
+AXE = find_spec("axe_core_python")
+AXE_RUN = """
+const serious = (result) => result.violations
+  .filter((one) => ["serious", "critical"].includes(one.impact))
+  .map((one) => [one.id, one.nodes.length, one.nodes[0].html.slice(0, 200)]);
+(async () => {
+  const found = {};
+  for (const theme of ["light", "dark"]) {
+    document.documentElement.dataset.theme = theme;
+    found[theme] = serious(await axe.run(document, { resultTypes: ["violations"] }));
+  }
+  document.body.dataset.found = JSON.stringify(found);
+})();
+"""
+
+
+needs_axe = pytest.mark.skipif(
+    AXE is None, reason="axe-core is not installed: pip install axe-core-python"
+)
+
+
+def axe_probe() -> str:
+    """The script of axe-core, which judges the page in both themes."""
+    assert AXE is not None
+    assert AXE.origin is not None
+    return (Path(AXE.origin).parent / "axe.min.js").read_text(encoding="utf-8") + AXE_RUN
+
+
+def shown(name: str) -> str:
+    """The page of a verb with figures, or of a report."""
+    if name == "report":
+        return find_reporter("html")(made(9, 3), RenderOptions())
+    documents = {document.name: document for document in all_documents()}
+    if name == "large hang":
+        return documents["hang"].reporter("html")(hang_of(128), RenderOptions())
+    return documents[name].reporter("html")(SAMPLES[name](), RenderOptions())
+
+
+@needs_axe
+@pytest.mark.parametrize("name", [*FIGURES, "report", "large hang"])
+def test_axe_finds_nothing_serious(name: str, tmp_path: Path) -> None:
+    """Contrast, names and roles, light and dark, as axe-core (Deque) judges them in a browser."""
+    found = found_by(shown(name), axe_probe(), tmp_path, "--virtual-time-budget=20000")
+    assert found == {"light": [], "dark": []}
+
+
+@needs_axe
+def test_axe_finds_what_is_serious(tmp_path: Path) -> None:
+    """A list without a name and pale text are found, so that finding nothing means something."""
+    bad = "<main><select></select><p class='pale'>pale</p>"
+    page = shown("check").replace("<main", bad.replace("<main>", "") + "<main", 1)
+    page = page.replace("</style>", ".pale { color: #eee; background: #fff; }</style>")
+    page = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page)
+    found = found_by(page, axe_probe(), tmp_path, "--virtual-time-budget=20000")
+    assert {name for name, *_ in found["light"]} == {"select-name", "color-contrast"}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_the_page_of_a_verb_is_not_wider_than_a_phone(name: str, tmp_path: Path) -> None:
+    probe = """
+const wide = document.documentElement.scrollWidth - innerWidth;
+document.body.dataset.found = JSON.stringify([wide, refused.length]);
+"""
+    found = found_by(shown(name), probe, tmp_path, "--window-size=500,900")
+    assert found[0] <= 0
+    assert found[1] == 0
+
+
+def test_nothing_is_refused_and_no_script_fails(acted: dict[str, Any]) -> None:
     assert acted["blocked"] == 0
 
 
-def test_a_button_switches_the_colours(acted: dict[str, object]) -> None:
+def test_a_button_switches_the_colours(acted: dict[str, Any]) -> None:
     assert (acted["theme"], acted["switched"]) == ("system", "dark")
 
 
-def test_a_click_and_a_list_show_the_value_of_a_cell(acted: dict[str, object]) -> None:
+def test_a_click_and_a_list_show_the_value_of_a_cell(acted: dict[str, Any]) -> None:
     steps = made(9, 3).breakdown.steps
     for key, rank in (("clicked", 4), ("chosen", 0)):
         (cell,) = [c for c in steps if (c.rank, c.step) == (rank, 2)]
@@ -122,11 +314,11 @@ def test_a_click_and_a_list_show_the_value_of_a_cell(acted: dict[str, object]) -
     assert acted["lists"] == ["4", "2"]
 
 
-def test_everything_opens_at_once(acted: dict[str, object]) -> None:
+def test_everything_opens_at_once(acted: dict[str, Any]) -> None:
     assert acted["closed"] == 0
 
 
-def test_a_narrow_page_does_not_scroll_sideways(acted: dict[str, object]) -> None:
+def test_a_narrow_page_does_not_scroll_sideways(acted: dict[str, Any]) -> None:
     assert int(str(acted["wide"])) <= 0  # less by a scroll bar
 
 

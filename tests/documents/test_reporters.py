@@ -16,7 +16,9 @@ from distprof.documents.step_bar import GROUPS
 from distprof.documents.text import MAX_BRIEF
 from distprof.errors import UsageError
 from distprof.formats import RenderOptions, find_reporter, format_of_file, reporter_names
-from distprof.sections.report import Report
+from distprof.sections.capture.result import NodeClock
+from distprof.sections.capture.show import headline
+from distprof.sections.report import Report, RunInfo
 from distprof.sections.whatif.result import RepairPlan
 from tests.documents.job_samples import SAMPLES, failed_job, hostile_job, reference_run, untraced
 from tests.documents.samples import (
@@ -49,6 +51,77 @@ def test_text_is_as_agreed(name: str, width: int, golden: Callable[[Path, str], 
     golden(GOLDEN / f"{name}-{width}.txt", text)
 
 
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("full", [True, False])
+def test_a_command_is_one_line_that_can_be_copied(full: bool, width: int) -> None:
+    """A path that is longer than the line was cut in two, and the copied command was not it."""
+    report = straggler()
+    path = f"/data/{'long/' * 30}run"
+    text = shown(msgspec.structs.replace(report, run=_at(report, path)), width=width, full=full)
+    commands = text.partition("\nNext\n")[2].splitlines()
+    assert any(line.startswith(f"  distprof analyze {path} --") for line in commands)
+
+
+def test_python_stacks_are_in_the_line_of_evidence_unless_their_cost_is_known() -> None:
+    """They slow launches by an unknown share, and a CPU that is late is then the profiler's."""
+    plain = reference_run()
+    traced = msgspec.structs.replace(
+        plain, capture=msgspec.structs.replace(plain.capture, has_python_stacks=True)
+    )
+    unknown = msgspec.structs.replace(traced, job=msgspec.structs.replace(traced.job, overhead=()))
+    told = "Python stacks slowed the CPU"
+    assert [told in shown(one, full=False) for one in (plain, traced, unknown)] == [
+        False,
+        False,
+        True,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("residuals", "violated", "told"),
+    [
+        ((3_100, 5_200), 0, "clocks agree to 5.20 µs"),
+        ((3_100, 5_200), 4, "clocks agree to 5.20 µs"),
+        ((3_100, 5_200), 6, "clocks doubtful: 6 of 100 collectives end before all ranks start"),
+        ((3_100, None), 0, "1 of 2 clocks not compared"),
+        ((3_100,), 0, ""),
+        ((3_100,), 50, "clocks doubtful: 50 of 100 collectives end before all ranks start"),
+    ],
+)
+def test_doubtful_clocks_are_in_the_line_of_evidence(
+    residuals: tuple[int | None, ...], violated: int, told: str
+) -> None:
+    report = healthy()
+    clocks = tuple(
+        NodeClock(name=f"n{i}", ranks=(i,), offset_ns=0, drift_ppm=0.0, residual_ns=residual)
+        for i, residual in enumerate(residuals)
+    )
+    changed = msgspec.structs.replace(
+        report.capture,
+        clocks=clocks,
+        num_causality_checked=100,
+        num_causality_violations=violated,
+    )
+    line = headline(msgspec.structs.replace(report, capture=changed))
+    assert line.endswith(f" · {told}") if told else "clock" not in line
+
+
+@pytest.mark.parametrize("color", [True, False])
+def test_a_long_path_counts_for_the_rows_it_takes(color: bool) -> None:
+    """Thirty lines of which three are longer than the terminal would push the verdict out."""
+    for make in SAMPLES.values():
+        report = make()
+        path = f"/data/{'long/' * 45}run"
+        there = msgspec.structs.replace(report, run=_at(report, path))
+        text = shown(there, width=80, full=False, color=color)
+        rows = [-(-len(COLOR.sub("", line)) // 80) or 1 for line in text.splitlines()]
+        assert sum(rows) <= MAX_BRIEF
+
+
+def _at(report: Report, path: str) -> RunInfo:
+    return msgspec.structs.replace(report.run, source=path)
+
+
 @pytest.mark.parametrize("name", SAMPLES)
 def test_markdown_is_as_agreed(name: str, golden: Callable[[Path, str], None]) -> None:
     golden(GOLDEN / f"{name}.md", shown(SAMPLES[name](), "md"))
@@ -57,8 +130,8 @@ def test_markdown_is_as_agreed(name: str, golden: Callable[[Path, str], None]) -
 @pytest.mark.parametrize("name", SAMPLES)
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 200])
 def test_no_line_is_wider_than_the_terminal(name: str, width: int) -> None:
-    lines = shown(SAMPLES[name](), width=width).splitlines()
-    assert max(map(len, lines)) <= width
+    told, _, _ = shown(SAMPLES[name](), width=width).partition("\nNext\n")
+    assert max(map(len, told.splitlines())) <= width
 
 
 @pytest.mark.parametrize("name", sorted(SAMPLES))
@@ -231,6 +304,7 @@ def test_a_healthy_report_says_that_there_are_no_findings() -> None:
 def test_formats_are_found_by_name_and_by_file_ending() -> None:
     assert reporter_names() == ("text", "json", "md", "html")
     assert format_of_file("out/REPORT.MD") == "md"
+    assert format_of_file("report.htm") == "html"
     assert format_of_file("report") is None
     with pytest.raises(UsageError, match="choose from text, json, md, html"):
         find_reporter("pdf")

@@ -214,3 +214,13 @@ def test_the_shares_of_the_drawn_line_are_those_of_the_step():
     assert drawn.count("#") / len(drawn) == pytest.approx(
         100 * MS / (100 + 20 + 6 + 5) / MS, abs=0.02
     )
+
+
+def test_findings_link_to_their_rules_where_a_site_is_known():
+    report = report_scaling(LOSSY, source="x", site="https://docs.example.org")
+    assert report.findings
+    for finding in report.findings:
+        assert finding.docs_url.endswith(f"/{finding.docs.removesuffix('.md')}.html")
+        assert f"]({finding.docs_url})" in shown(report, "md")
+        assert f'href="{finding.docs_url}"' in shown(report, "html")
+    assert "](http" not in shown(report_scaling(LOSSY, source="x"), "md")

@@ -206,8 +206,23 @@ def test_a_link_of_known_rate_and_delay_is_measured_as_such(
             if is_near and fits[-1].alpha_low_ns < most_ns + excess_ns:
                 break
         else:
+            if taken_cpu() > BUSY_PERCENT:
+                pytest.skip(f"other processes take the CPUs for {taken_cpu():.0f} % of the time")
             pytest.fail(f"{link}: {fits}")
         assert fits[-1].alpha_ns > milliseconds * 0.95e6
+
+
+BUSY_PERCENT = 5.0
+"""Share of the last ten seconds in which some process waited for a CPU."""
+
+
+def taken_cpu() -> float:
+    """That share, by the kernel's pressure-stall information; 0 where it has none."""
+    try:
+        pressure = Path("/proc/pressure/cpu").read_text(encoding="utf-8")
+    except OSError:
+        return 0.0
+    return float(pressure.split("avg10=")[1].split()[0])
 
 
 def fit_of(link: Link, warm: WarmPython, folder: Path) -> FabricFit:

@@ -32,6 +32,24 @@ def test_the_last_line_says_where_everything_is(run_cold: RunOnce) -> None:
     assert "distprof report" in last
 
 
+def test_a_page_is_written_into_the_run_directory_and_named_last(run_once: RunOnce) -> None:
+    job = run_once(*COMMAND, "--format", "html")
+    assert job.exit_code == 0, job.stderr
+    page = (job.dir / "report.html").read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>")
+    assert "2 of 2 ranks" in page
+    assert job.stdout == ""
+    assert "report.html" in job.stderr.splitlines()[-1]
+    assert job.report["run"]["world_size"] == 2  # next to report.json, which other commands read
+
+
+def test_a_format_that_is_none_is_refused_before_the_job(run_once: RunOnce) -> None:
+    job = run_once(*COMMAND, "--format", "pdf")
+    assert job.exit_code == 2
+    assert "no format 'pdf': choose from text, json, md, html" in job.stderr
+    assert job.run is None
+
+
 def test_stderr_is_short_where_it_is_no_terminal(run_cold: RunOnce) -> None:
     assert len(run_cold(*COMMAND).stderr.splitlines()) == 2
 

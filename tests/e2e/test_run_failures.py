@@ -15,6 +15,7 @@ import pytest
 
 from distprof.artefacts import ATTACH_FILE
 from tests.e2e.jobs import Job, RunOnce, command_of, job_in, run_job
+from tests.small_disk import needs_mounts, small_disk
 from tests.warm import LIMIT_S, Starter, WarmPython
 
 pytestmark = pytest.mark.distributed
@@ -125,17 +126,10 @@ def test_sigterm_is_as_orderly(tmp_path: Path, warm_python: WarmPython) -> None:
     assert job.run.outcome == "interrupted"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small file system")
+@needs_mounts
 def test_a_disk_that_fills_up_does_not_stop_training(tmp_path: Path, started_warm: Starter) -> None:
-    small = tmp_path / "small"
-    small.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", str(small)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("this root cannot mount a small file system")
-    try:
+    with small_disk(tmp_path / "small") as small:
         job = run_job(small / "run", "ddp", "--ranks", "2", "--no-report", start=started_warm)
-    finally:
-        subprocess.run(["umount", "-l", str(small)], check=True)
     assert "Traceback" not in job.stderr
     assert job.exit_code == 0
 

@@ -1,7 +1,10 @@
+import contextlib
 import errno
 import io
 import json
+import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -243,7 +246,8 @@ def test_the_cache_lies_where_asked_else_beside_the_run_else_at_home(tmp_path, m
 def test_an_entry_that_leads_elsewhere_is_not_opened(tmp_path, key, what):
     """A run directory brings its own cache, and may come from somebody else."""
     folder = make_entry(tmp_path, key)
-    sums = json.loads((folder / "entry.json").read_bytes())
+    contents = json.loads((folder / "entry.json").read_bytes())
+    sums = contents["files"]
     file = folder / HOST_FILE
     if what == "outside":
         other = tmp_path / "other"
@@ -255,11 +259,32 @@ def test_an_entry_that_leads_elsewhere_is_not_opened(tmp_path, key, what):
             os.mkfifo(file)
         else:
             file.symlink_to("/dev/zero" if what == "device" else kept)
-    (folder / "entry.json").write_text(json.dumps(sums))
+    (folder / "entry.json").write_text(json.dumps(contents))
 
     assert find_entry(tmp_path, key) is None
     again = make_entry(tmp_path, key, names=("c",))
     assert find_entry(tmp_path, key) == again
+
+
+@pytest.mark.parametrize("how", ["moved", "copied", "swapped"])
+def test_an_entry_of_another_trace_is_not_believed(tmp_path, key, how):
+    """It is whole, and the user's own; its place says that it belongs to another trace."""
+    other = CacheKey.of(io.BytesIO(b"another trace"), {"rows": "all"})
+    mine, its = make_entry(tmp_path, key), make_entry(tmp_path, other, names=("other",))
+    if how == "swapped":
+        mine.rename(tmp_path / "between")
+        its.rename(mine)
+        (tmp_path / "between").rename(its)
+    else:
+        shutil.rmtree(mine)
+        shutil.copytree(its, mine)
+        if how == "moved":
+            shutil.rmtree(its)
+
+    assert find_entry(tmp_path, key) is None
+    again = make_entry(tmp_path, key)
+    assert find_entry(tmp_path, key) == again
+    assert CachedTables(str(again), has_host=True).load().host.coded("name").decode() == ["a", "b"]
 
 
 def test_sums_without_end_are_not_read(tmp_path, key):
@@ -333,3 +358,27 @@ def test_what_a_killed_process_left_is_deleted_by_the_next_and_what_is_in_use_is
         assert (left.exists(), used.exists(), own.exists()) == (True, True, False)
         mine = scratch_folder()
         assert (left.exists(), used.exists(), mine.exists()) == (False, True, True)
+
+
+def damages_and_makes(root, key, rounds):
+    """What a process does that meets a damaged entry, again and again."""
+    for _ in range(rounds):
+        with contextlib.suppress(OSError):
+            (key.folder(root) / RANK_FILE).write_text("damaged")
+        made = make_entry(root, key)
+        assert made == key.folder(root)
+
+
+def test_processes_that_repair_one_entry_at_a_time_do_not_fail(tmp_path, key):
+    context = multiprocessing.get_context("fork")
+    workers = [
+        context.Process(target=damages_and_makes, args=(tmp_path, key, 40)) for _ in range(3)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(120)
+    assert [worker.exitcode for worker in workers] == [0, 0, 0]
+    assert find_entry(tmp_path, key) is not None or make_entry(tmp_path, key)
+    parent = key.folder(tmp_path).parent
+    assert [path.name for path in parent.iterdir()] == [key.folder(tmp_path).name]

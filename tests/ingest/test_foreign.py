@@ -1,5 +1,7 @@
 """Recordings of other tools are named, with what to do instead."""
 
+import gzip
+import json
 import sqlite3
 from pathlib import Path
 
@@ -18,6 +20,30 @@ FILES = {
     "inspector.jsonl": (b'{"header":{"rank":0},"coll_perf":{"coll_sn":1}}', "NCCL Inspector"),
     "events.out.tfevents.1": (b"\x18\0\0\0\0\0\0\0brain.Event:2", "TensorBoard"),
     "snapshot.pickle": (b"\x80\x04}", "pickle"),
+    "job.qdstrm": (b"\0", "Nsight Systems"),
+    "trace.otf2": (b"OTF2", "OTF2"),
+    "1_kernel_trace.csv": (
+        b'"Kind","Agent_Id","Kernel_Name","Start_Timestamp","End_Timestamp"\n',
+        "a table of rocprofv3",
+    ),
+    "all_reduce.log": (
+        b"# nThread 1 nGpus 8\nNCCL version 2.20.5+cuda12.4\n#  out-of-place  in-place\n"
+        b"#  size time algbw busbw\n",
+        "distprof fabric",
+    ),
+    "_dump_0": (
+        b"\x80\x02}(X\7\0\0\0versionX\3\0\0\x002.1X\x09\0\0\0pg_config}",
+        "distprof hang",
+    ),
+    "nccl_trace_rank_0": (b'{"version": "2.9", "pg_config": {}, "entries": []}', "distprof hang"),
+    "part_of_rank_0.json": (b'{"1": {"total": 3.0, "fwd_start": [], "bwd_start": []}}', "folder"),
+    "py-spy.json": (
+        b'{"$schema":"https://www.speedscope.app/file-format-schema.json"}',
+        "speedscope",
+    ),
+    "rank0.json": (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "git lfs pull"),
+    "rank1.json": (b"<!DOCTYPE html><html><body>404", "HTML page"),
+    "traces.tgz": (b"\x1f\x8b", "tar xf"),
 }
 
 
@@ -32,6 +58,54 @@ def test_the_tool_is_named(
     said = capsys.readouterr().err
     assert tool in said
     assert name in said
+
+
+@pytest.mark.parametrize("name", ["results.json", "et.json", "inspector.jsonl", "all_reduce.log"])
+def test_a_file_that_was_packed_is_named_too(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content, tool = FILES[name]
+    (tmp_path / f"{name}.gz").write_bytes(gzip.compress(content))
+    assert main(["analyze", str(tmp_path / f"{name}.gz")]) == 3
+    assert tool in capsys.readouterr().err
+
+
+CHROME = {
+    "VizTracer": {"traceEvents": [{"cat": "FEE"}], "viztracer_metadata": {"overflow": False}},
+    "JAX": {"metadata": {"highres-ticks": True}, "traceEvents": [{"args": {"hlo_op": "fusion.1"}}]},
+    "TensorFlow": {"traceEvents": [{"cat": "Op", "args": {"op": "MatMul"}}]},
+    "Chrome or Perfetto": {"metadata": {"clock-domain": "MONO"}, "traceEvents": [{"cat": "blink"}]},
+    "another tool, with events of mine": {"traceEvents": [{"cat": "mine"}]},
+}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("tool", CHROME)
+def test_a_chrome_trace_of_another_tool_is_no_trace_of_a_gpu(
+    tool: str, packed: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such a file has the same format, and was reported as a rank that lost its GPU."""
+    content = dict(CHROME[tool])
+    usual = {"ph": "X", "name": "work", "ts": 1.0, "dur": 2.0, "pid": 1, "tid": 1}
+    content["traceEvents"] = [{**usual, **event} for event in content["traceEvents"]]
+    text = json.dumps(content).encode()
+    file = tmp_path / ("trace.json.gz" if packed else "trace.json")
+    file.write_bytes(gzip.compress(text) if packed else text)
+    assert main(["analyze", str(file)]) == 3
+    said = capsys.readouterr().err
+    assert f"a Chrome trace of {tool}" in said
+    assert "torch.profiler" in said
+
+
+def test_a_trace_of_an_unknown_accelerator_is_not_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It holds what torch.profiler says about itself, so its unknown events are a device's."""
+    event = {"ph": "X", "cat": "npu_kernel", "name": "k", "ts": 1.0, "dur": 2.0, "pid": 1, "tid": 1}
+    content = {"schemaVersion": 1, "traceEvents": [event]}
+    (tmp_path / "trace.json").write_text(json.dumps(content))
+    assert main(["analyze", str(tmp_path / "trace.json")]) == 0
+    assert "npu_kernel" in capsys.readouterr().out
 
 
 def test_a_database_is_named_by_its_first_bytes(

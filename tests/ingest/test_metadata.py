@@ -168,3 +168,11 @@ def test_an_undescribed_group_of_every_rank_is_the_world():
 )
 def test_ranks_of_a_group(value, ranks):
     assert parse_ranks(value) == ranks
+
+
+@pytest.mark.parametrize(
+    ("value", "recorded"), [(1, True), (True, True), (0, False), ("1", False), ([], False)]
+)
+def test_python_stacks_are_known_from_the_profilers_own_key(value: object, recorded: bool) -> None:
+    assert read_metadata({"with_stack": value}).with_stack is recorded
+    assert not read_metadata({}).with_stack

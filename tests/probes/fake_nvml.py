@@ -23,6 +23,7 @@ class FakeGpu:
     uuid: str = "GPU-11111111-2222-3333-4444-555555555555"
     bus_id: str = "00000000:1B:00.0"
     throttle: int = 0
+    processes: int = 1
     nvlink_kib: int | None = None  # None: no NVLink
     xids: list[int] = field(default_factory=list)
     broken: dict[str, int | Callable[[int], int | None]] = field(default_factory=dict)
@@ -54,6 +55,10 @@ class FakeNvml(types.ModuleType):
 
     def nvmlDeviceGetCount(self) -> int:
         return len(self.gpus)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, gpu: FakeGpu) -> list[int]:
+        processes = list(range(gpu.processes))
+        return self._answer(gpu, "nvmlDeviceGetComputeRunningProcesses", processes)
 
     def nvmlSystemGetDriverVersion(self) -> str:
         return "570.86.15"

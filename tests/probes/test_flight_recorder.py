@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from distprof_probes.probes.flight_recorder import merge_dumps
+from distprof_probes.probes.flight_recorder import join_dumps, merge_dumps
 
 from tests.probes.sessions import status_of
 from tests.warm import Starter
@@ -51,6 +51,48 @@ def test_what_the_ring_has_lost_is_kept_from_the_dump_before(
 
     assert [entry["record_id"] for entry in merged["entries"]] == expected
     assert merged["pg_status"] == "new"
+
+
+def test_groups_on_nccl_and_on_gloo_are_in_one_file_in_order_of_time() -> None:
+    """NCCL's groups have a recorder of their own, which numbers its entries anew."""
+    nccl = {
+        "version": "2.10",
+        "pg_config": {"0": {"desc": "default_pg"}},
+        "pg_status": {"0": {"last_enqueued_collective": 2}},
+        "entries": [
+            {"record_id": 0, "time_created_ns": 10},
+            {"record_id": 1, "time_created_ns": 30},
+        ],
+    }
+    gloo = {
+        "version": "2.9",
+        "pg_config": {"1": {"desc": "control"}},
+        "pg_status": {},
+        "entries": [{"record_id": 0, "time_created_ns": 20}],
+    }
+
+    joined = join_dumps([nccl, gloo])
+
+    assert [entry["time_created_ns"] for entry in joined["entries"]] == [10, 20, 30]
+    assert joined["pg_config"] == {"0": {"desc": "default_pg"}, "1": {"desc": "control"}}
+    assert joined["pg_status"] == nccl["pg_status"]
+    assert joined["version"] == "2.10"
+    assert join_dumps([nccl]) == nccl
+
+
+@pytest.mark.gpu
+@pytest.mark.distributed
+def test_collectives_on_nccl_are_recorded(tmp_path: Path, started_warm: Starter) -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    program = PROGRAM.format(run_dir=str(tmp_path), steps=12, entries=100)
+    program = program.replace('"gloo"', '"nccl"').replace("step + 1)", 'step + 1, device="cuda")')
+    succeeds(started_warm, program)
+    flight = json.loads((tmp_path / "rank00000/flight.json").read_text())
+
+    assert {entry["profiling_name"] for entry in flight["entries"]} == {"nccl:all_reduce"}
+    assert status_of(tmp_path, "flight_recorder").state == "on"
 
 
 def succeeds(start: Starter, program: str) -> None:

@@ -64,7 +64,7 @@ def test_the_loss_may_be_a_tensor_of_any_shape_with_one_element(tmp_path: Path) 
 @pytest.mark.parametrize("_", [pytest.param(0, marks=needs_gpu)])
 def test_nothing_waits_for_a_gpu_that_is_busy(tmp_path: Path, dtype: str, _: int) -> None:
     loss = torch.full((), 0.5, device="cuda", dtype=getattr(torch, dtype))
-    HostCopy(loss)  # pinned memory is made once, which may wait
+    HostCopy(loss * 2)  # pinned memory is made, and the kernels are loaded, once: both may wait
     torch.cuda.synchronize()
     with open_session(tmp_path) as session:
         session.step(loss=loss)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +185,9 @@ def test_counts_on_a_gpu_are_copied_without_waiting(tmp_path: Path) -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     session = _session(tmp_path)
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
+        torch.cuda.set_sync_debug_mode("error")
     try:
         counts = torch.ones(4, dtype=torch.int64, device="cuda")
         session.record_routing(0, counts, num_tokens=2, top_k=2)

@@ -106,6 +106,7 @@ def test_every_field_has_the_unit_that_its_name_says() -> None:
         nvlink_tx_bytes=1_024_000,
         nvlink_rx_bytes=1_025_024,
         ecc_uncorrected=0,
+        num_processes=1,
         xid=(79, 48),
     )
 

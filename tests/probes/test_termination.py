@@ -65,3 +65,24 @@ def test_a_program_whose_main_thread_hangs_in_native_code_is_saved_all_the_same(
     assert code == 143
     assert time.monotonic() - began < 60
     check_what_is_left(tmp_path)
+
+
+def test_a_handler_that_the_program_sets_later_decides(tmp_path: Path) -> None:
+    program = PROGRAM.replace("with session:", "import signal\nwith session:").format(
+        run_dir=str(tmp_path),
+        body="""
+    heard = []
+    signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
+    print("set", flush=True)
+    while not heard: time.sleep(0.01)
+    time.sleep(2.5)  # longer than the watcher is patient
+    session.step(loss=2.0)
+""",
+    )
+    started = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    with ended(started) as process:
+        assert process.stdout is not None
+        assert [process.stdout.readline() for _ in range(2)] == ["ready\n", "set\n"]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=120) == 0
+    assert len(steps_of(tmp_path)) == 2

@@ -399,6 +399,8 @@ def _sensors(rank: int, changes: dict[str, Any]) -> RankTelemetry:
         "nvlink_rx_bytes_per_s": None,
         "ecc_uncorrected": 0,
         "xid": (),
+        "uuid": f"GPU-{rank}",
+        "num_processes": 1,
     }
     window = WindowSensors(**{**in_steps, **{k: v for k, v in changes.items() if k in in_steps}})
     known = {k: v for k, v in changes.items() if k in whole}

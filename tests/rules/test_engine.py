@@ -6,10 +6,12 @@ from distprof.errors import UsageError
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Rule
 from distprof.rules.engine import run_rules
 from distprof.rules.page import parse_page
+from distprof.rules.registry import find_rule
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import Confidence, Severity
 from distprof.verbs.plan.configuration import ConfigurationResult
 from distprof.verbs.plan.layout import Layout
+from distprof.version import __version__
 from tests.rules.samples import healthy
 
 
@@ -48,6 +50,18 @@ def test_a_finding_carries_its_rules_code_name_severity_and_page():
     assert (finding.cost_ns_per_step, finding.ranks) == (5, (3,))
     assert finding.docs == "reference/rules/test-rule.md"
     assert finding.confidence is Confidence.MEASURED
+
+
+def test_only_own_rules_have_a_page_on_the_documentation_site():
+    site = "https://docs.example.org/distprof/"
+    (plugged_in,) = run(rule_of(yields(draft(5))), site=site).findings
+    assert plugged_in.docs_url == ""
+    own = find_rule("HST101").docs_url(site)
+    assert own == (
+        f"https://docs.example.org/distprof/{__version__}/reference/rules/launch-bound-host.html"
+    )
+    assert own == find_rule("HST101").docs_url(site.rstrip("/"))
+    assert find_rule("HST101").docs_url("") == ""
 
 
 def test_a_draft_may_raise_the_severity():

@@ -152,3 +152,26 @@ def test_a_capture_without_steps_is_planned_too() -> None:
     prices = [(one.code, one.recoverable_ns, one.remaining_ns) for one in findings]
     assert prices == [("TST101", 100, 100), ("TST102", 60, 55)]
     assert {one.cost_ns_per_step for one in findings} == {None}
+
+
+def test_a_cost_without_a_scenario_that_outweighs_the_plan_comes_first() -> None:
+    """A network that is not used costs six times what the plan's only repair recovers."""
+    network = of("TST107", draft(600, without=""))
+    assert [one.code for one in found(RANK, network)] == ["TST107", "TST101"]
+    network = of("TST107", draft(400, without=""))
+    assert [one.code for one in found(RANK, network)] == ["TST101", "TST107"]
+
+
+def test_a_narrow_finding_does_not_take_a_change_that_recovers_next_to_nothing() -> None:
+    """Half the bytes save 450 of an exposed 500; overlapping them would recover 60."""
+    wide = of("TST102", draft(500, without="overlap"))
+    narrow = of("TST106", draft(450, explains=("TST102",)))
+    prices = {one.code: one.recoverable_ns for one in found(wide, narrow)}
+    assert prices["TST106"] is None
+
+
+def test_what_comes_first_does_not_lose_its_own_place_in_the_plan() -> None:
+    """It asks for the first repair of the plan; another finding names ranks, too."""
+    shared = of("TST108", draft(90, without="rank 3", ranks=(0, 1), comes_first=True))
+    overlap = of("TST102", draft(200, without="overlap", ranks=(2,)))
+    assert [one.code for one in found(overlap, shared)] == ["TST108", "TST102"]

@@ -86,6 +86,23 @@ def test_a_device_that_is_hotter_and_slower_than_its_peers_is_hot():
     assert finding.ranks == (3,)
 
 
+def test_a_gpu_with_another_process_is_noted_and_ranks_on_one_gpu_are_a_warning():
+    """Of three processes on the GPU of ranks 4 and 5, two are these ranks."""
+    (crowded,) = found(telemetry({3: {"num_processes": 2}}), "TEL107")
+    assert (crowded.ranks, crowded.severity) == ((3,), Severity.INFO)
+    assert "On the GPU of rank 3, a process" in crowded.message
+
+    both = {rank: {"uuid": "GPU-1b2c", "num_processes": 3} for rank in (4, 5)}
+    shared, crowded = found(telemetry(both), "TEL107")
+    assert (shared.ranks, shared.severity) == ((4, 5), Severity.WARNING)
+    assert (crowded.ranks, crowded.severity) == ((4, 5), Severity.INFO)
+
+
+def test_the_drivers_count_of_processes_alone_proves_no_other():
+    """Inside a container the driver may show none at all."""
+    assert not found(telemetry({rank: {"num_processes": 0} for rank in RANKS}), "TEL107")
+
+
 def device(index, **figures):
     row = telemetry().ranks[0]
     sensors = RankTelemetry(

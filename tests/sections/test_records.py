@@ -165,6 +165,13 @@ def test_sensors_over_the_whole_run(job):
     assert row.gpu_utilization_ratio is row.pcie_tx_bytes_per_s is row.memory_used_bytes is None
 
 
+def test_the_gpu_of_a_rank_and_the_most_processes_on_it_are_known(job):
+    """The slow sensors are read in some samples only."""
+    counts = (None, 1, 3, None)
+    job.nvml(0, *(NvmlRecord(t_ns=START_NS + i, num_processes=n) for i, n in enumerate(counts)))
+    assert measure_telemetry(records_of(job)).num_processes == 3
+
+
 def test_a_device_that_tells_nothing_has_no_zeros(job):
     row = measure_telemetry(records_of(job.nvml(0, NvmlRecord(t_ns=START_NS))))
     numbers = [getattr(row, n) for n in row.__struct_fields__ if n not in ("rank", "num_samples")]

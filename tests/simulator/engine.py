@@ -157,20 +157,21 @@ class RankProcess:
         """The host launches something; returns when the device could start it at the earliest."""
         self.correlation += 1
         depth = self.job.queue_depth
-        if depth and len(self.ends) >= depth:
-            self.host = max(self.host, self.ends[-depth])
         start = self.host
+        if depth and len(self.ends) >= depth:  # the call returns when there is room
+            self.host = max(self.host, self.ends[-depth])
+        ready = self.host
         self.log.host.append(
             HostEvent(
                 start=start,
-                end=start + LAUNCH_CALL_NS,
+                end=ready + LAUNCH_CALL_NS,
                 name=call,
                 category="runtime",
                 correlation=self.correlation,
             )
         )
         self.host += max(self.launch_ns, LAUNCH_CALL_NS)
-        return start + LAUNCH_LATENCY_NS
+        return ready + LAUNCH_LATENCY_NS
 
     def _input(self, op: Input, step: int) -> None:
         start = self.host

@@ -27,6 +27,7 @@ __all__ = [
     "section",
     "sentence",
     "slug",
+    "upright",
 ]
 
 _MAX_SENTENCE = 2_000
@@ -151,7 +152,12 @@ def edges(ratios: Iterable[float], scale: int) -> list[int]:
 
 
 def bar(
-    segments: Sequence[Segment], *, label: str, start: float = 0.0, is_tall: bool = False
+    segments: Sequence[Segment],
+    *,
+    label: str,
+    start: float = 0.0,
+    marks: Sequence[float] = (),
+    is_tall: bool = False,
 ) -> Markup:
     """A horizontal bar whose pieces are shares of its container's width.
 
@@ -159,6 +165,7 @@ def bar(
         segments: The pieces, from the left.
         label: What a screen reader says.
         start: Where the first begins, as a share.
+        marks: Places of lines across the bar, such as a limit, as shares.
         is_tall: Whether it is the one that readers look at first.
     """
     at = edges([start, *(piece.ratio for piece in segments)], 10_000)[1:]
@@ -174,7 +181,14 @@ def bar(
         for piece, (low, high) in zip(segments, pairwise(at), strict=True)
         if high > low
     ]
-    return picture(*pieces, label=label, class_="bar tall" if is_tall else "bar")
+    lines = [upright(place) for place in marks]
+    return picture(*pieces, *lines, label=label, class_="bar tall" if is_tall else "bar")
+
+
+def upright(place: float) -> Markup:
+    """A line across a bar at a share of its width."""
+    at = f"{100 * place:.4g}%"
+    return element("line", x1=at, x2=at, y1=0, y2="100%", class_="mark-line")
 
 
 def slug(text: str) -> str:

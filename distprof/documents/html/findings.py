@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from distprof.documentation import is_web_address
 from distprof.documents.html.blocks import folded, sentence, slug
 from distprof.documents.html.markup import Markup, element, joined
 from distprof.documents.html.rule_page import rule_page
@@ -58,6 +59,9 @@ def _article(one: Finding, anchor: str, cost: str, *, has_page: bool) -> Markup:
         sentence(one.fix, class_="fix"),
         sentence(_facts(one, cost), class_="dim"),
     ]
+    if is_web_address(one.docs_url):  # a saved report may say anything
+        link = element("a", "The rule in the documentation", href=one.docs_url, rel="noreferrer")
+        parts.append(element("p", link))
     page = rule_page(one.code) if has_page else Markup("")
     if page:
         title = "What it means, how it is computed, when it is wrong"

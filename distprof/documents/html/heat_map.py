@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import groupby, pairwise
+from collections.abc import Sequence
+from itertools import pairwise
 
 import msgspec
 import numpy as np
 
-from distprof.documents.html.blocks import grid, scrolled
-from distprof.documents.html.markup import EMPTY, Markup, element, picture
+from distprof.documents.html.blocks import grid as table
+from distprof.documents.html.cells import Grid, cell_map, grid_data, strokes, two_digits
+from distprof.documents.html.markup import EMPTY, Markup, element
 from distprof.sections.report import Report
 from distprof.sections.table import Column
 from distprof.units import format_ratio
 
-__all__ = ["Heat", "heat_figure", "heats_of", "shade_paths"]
+__all__ = ["Heat", "heat_figure", "heats_of", "node_heats_of", "shade_paths"]
 
 SHADES = 8
+_KINDS = tuple(f"h{shade}" for shade in range(SHADES))
 MAX_CELLS = 60_000
 """More cells are put together: 1,024 ranks keep 58 steps, and the file stays below 1 MB."""
 MAX_ROWS = 2_048
-BAND = 16
+FEW_RANKS = 64
+"""A map of 64 ranks fits on a screen; larger jobs have a map by node first."""
 LEAST_SPREAD = 0.1
 """Ten percent of a step: differences beyond it are worth the whole scale."""
 _MOST_SHOWN = 12
+_LOST = "of the step is not computation"
+_PACE = "of the computation of the step's median rank"
 _HIGHEST = 1_294
 """Per mille; two digits of base 36 hold up to 1,295, of which the last stands for unknown."""
 _UNKNOWN = "zz"
-_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 class Heat(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,21 +39,13 @@ class Heat(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         values: Rows times columns, 0 to 1 and more; NaN where nothing was recorded.
-        rows: Name of each row.
-        columns: Name of each column.
-        breaks: Rows before which a new node begins.
+        grid: Names of rows and columns.
         what: What the shares are, for labels.
-        row_word: What a row is.
-        column_word: What a column is.
     """
 
     values: np.ndarray
-    rows: tuple[str, ...]
-    columns: tuple[str, ...]
-    breaks: tuple[int, ...] = ()
+    grid: Grid
     what: str
-    row_word: str = "rank"
-    column_word: str = "step"
 
 
 class _Cells(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,12 +75,49 @@ def heats_of(report: Report) -> tuple[Heat, Heat] | None:
     cells = _cells_of(report)
     if cells is None:
         return None
-    middle = np.nanmedian(cells.computation, axis=0)
-    lost = 1 - cells.computation / cells.span
-    pace = cells.computation / np.where(middle > 0, middle, np.nan)
+    lost, pace = _shares_of(cells)
+    return _of_bounded_size(lost, cells, _LOST), _of_bounded_size(pace, cells, _PACE)
+
+
+def node_heats_of(report: Report) -> tuple[Heat, Heat] | None:
+    """The same by node: the mean of its ranks, and the pace of the slowest of them.
+
+    None for a job whose ranks are seen at once, or whose nodes are not known.
+    """
+    cells = _cells_of(report)
+    if cells is None or len(cells.ranks) <= FEW_RANKS or len(set(cells.nodes)) < 2:
+        return None
+    lost, pace = _shares_of(cells)
+    begins = _begins(cells.nodes)
+    slowest = np.fmax.reduceat(pace, begins, axis=0)
+    nodes = [f"{cells.nodes[i] or 'unknown node'}" for i in begins]
     return (
-        _of_bounded_size(lost, cells, "of the step is not computation"),
-        _of_bounded_size(pace, cells, "of the computation of the step's median rank"),
+        _by_node(_means_from(lost, begins, 0), nodes, cells.steps, _LOST),
+        _by_node(slowest, nodes, cells.steps, _PACE),
+    )
+
+
+def _by_node(values: np.ndarray, nodes: list[str], steps: list[int], what: str) -> Heat:
+    per_column = -(-len(steps) // max(MAX_CELLS // len(nodes), 1))
+    grid = Grid(
+        rows=tuple(nodes),
+        columns=_names([str(step) for step in steps], per_column),
+        row_word="node",
+    )
+    return Heat(values=_means(values, per_column, 1), grid=grid, what=what)
+
+
+def _begins(nodes: Sequence[str]) -> list[int]:
+    """The first row of each node."""
+    return [0, *(i for i, pair in enumerate(pairwise(nodes), 1) if pair[0] != pair[1])]
+
+
+def _shares_of(cells: _Cells) -> tuple[np.ndarray, np.ndarray]:
+    """What is not computation as a share of the step, and computation over the median rank's."""
+    middle = np.nanmedian(cells.computation, axis=0)
+    return (
+        1 - cells.computation / cells.span,
+        cells.computation / np.where(middle > 0, middle, np.nan),
     )
 
 
@@ -116,12 +149,15 @@ def _of_bounded_size(values: np.ndarray, cells: _Cells, what: str) -> Heat:
         f"{r} ({node})" if several and node else str(r)
         for r, node in zip(cells.ranks, cells.nodes, strict=True)
     ]
-    breaks = [i for i, pair in enumerate(pairwise(cells.nodes), 1) if pair[0] != pair[1]]
-    return Heat(
-        values=_means(_means(values, per_row, 0), per_column, 1),
+    groups = tuple((i // per_row, cells.nodes[i] or "unknown node") for i in _begins(cells.nodes))
+    grid = Grid(
         rows=_names(names, per_row),
         columns=_names([str(step) for step in cells.steps], per_column),
-        breaks=tuple(i // per_row for i in breaks) if several else (),
+        groups=groups if several else (),
+    )
+    return Heat(
+        values=_means(_means(values, per_row, 0), per_column, 1),
+        grid=grid,
         what=what,
     )
 
@@ -130,10 +166,14 @@ def _means(values: np.ndarray, size: int, axis: int) -> np.ndarray:
     """Means of ``size`` neighbours along an axis, without what is unknown."""
     if size == 1:
         return values
-    starts = np.arange(0, values.shape[axis], size)
+    return _means_from(values, range(0, values.shape[axis], size), axis)
+
+
+def _means_from(values: np.ndarray, starts: Sequence[int], axis: int) -> np.ndarray:
+    """Means of the neighbours from each start to the next, without what is unknown."""
     known = ~np.isnan(values)
-    sums = np.add.reduceat(np.where(known, values, 0.0), starts, axis=axis)
-    counts = np.add.reduceat(known.astype(np.int64), starts, axis=axis)
+    sums = np.add.reduceat(np.where(known, values, 0.0), list(starts), axis=axis)
+    counts = np.add.reduceat(known.astype(np.int64), list(starts), axis=axis)
     means: np.ndarray = np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0)
     return means
 
@@ -151,22 +191,21 @@ def heat_figure(heat: Heat, caption: str) -> Markup:
     A click, or two lists that keys reach, show the number of a cell.
     """
     least, most = _bounds(heat.values)
-    label = f"{heat.row_word} by {heat.column_word}: share that {heat.what}, up to " + format_ratio(
+    grid = heat.grid
+    label = f"{grid.row_word} by {grid.column_word}: share that {heat.what}, up to " + format_ratio(
         most
     )
+    shades = _shades(heat.values, least, most)
     return element(
         "figure",
         element("figcaption", caption),
         _scale(least, most),
-        scrolled(_map(heat, least, most, label), label),
+        cell_map(shades, _KINDS, grid, label),
         _largest(heat),
         class_="heat",
-        data_rows=_listed(heat.rows),
-        data_columns=_listed(heat.columns),
         data_values=_encoded(heat.values),
-        data_row=heat.row_word,
-        data_column=heat.column_word,
         data_unit=f"% {heat.what}",
+        **grid_data(grid),
     )
 
 
@@ -181,54 +220,13 @@ def _bounds(values: np.ndarray) -> tuple[float, float]:
     return (least if most - least >= LEAST_SPREAD else 0.0), most
 
 
-def _listed(names: Sequence[str]) -> str:
-    from distprof.escape import plain
-
-    return msgspec.json.encode([plain(name[:200]) for name in names]).decode()
-
-
 def _encoded(values: np.ndarray) -> str:
     """Per mille of each cell, row by row, two digits of base 36 each."""
     known = np.nan_to_num(values.ravel(), nan=-1.0)
     return "".join(
-        _UNKNOWN if value < 0 else _two_digits(min(round(1_000 * value), _HIGHEST))
+        _UNKNOWN if value < 0 else two_digits(min(round(1_000 * value), _HIGHEST))
         for value in known.tolist()
     )
-
-
-def _two_digits(value: int) -> str:
-    return _DIGITS[value // 36] + _DIGITS[value % 36]
-
-
-def _map(heat: Heat, least: float, most: float, label: str) -> Markup:
-    num_rows, num_columns = heat.values.shape
-    high = max(4, min(20, 400 // num_rows))
-    wide = max(4, min(40, 720 // num_columns))
-    lines = [element("line", x1=0, x2=num_columns, y1=i, y2=i, class_="node") for i in heat.breaks]
-    cells = picture(
-        *_bands(heat.values, least, most),
-        *lines,
-        element("rect", class_="cursor", width=1, height=1, visibility="hidden"),
-        label=label,
-        class_="cells",
-        viewBox=f"0 0 {num_columns} {num_rows}",
-        preserveAspectRatio="none",
-        width=wide * num_columns,
-        height=high * num_rows,
-    )
-    rows = _axis(heat.rows, high, is_down=True)
-    columns = _axis(heat.columns, wide, is_down=False)
-    return element("div", rows, cells, element("span"), columns, class_="map")
-
-
-def _bands(values: np.ndarray, least: float, most: float) -> Iterator[Markup]:
-    """Rows by sixteens, so that a browser draws only those that are on the screen."""
-    for first in range(0, len(values), BAND):
-        for shade, path in enumerate(
-            shade_paths(values[first : first + BAND], least, most, first=first)
-        ):
-            if path:
-                yield element("path", d=path, class_=f"h{shade}")
 
 
 def shade_paths(values: np.ndarray, least: float, most: float, *, first: int = 0) -> list[Markup]:
@@ -240,15 +238,7 @@ def shade_paths(values: np.ndarray, least: float, most: float, *, first: int = 0
         most: Value at which the last one ends.
         first: Place of the first row.
     """
-    paths: list[list[str]] = [[] for _ in range(SHADES)]
-    for y, shades in enumerate(_shades(values, least, most).tolist(), first):
-        x = 0
-        for shade, run in groupby(shades):
-            length = len(list(run))
-            if shade >= 0:
-                paths[shade].append(f"M{x} {y}.5h{length}")
-            x += length
-    return [Markup("".join(path)) for path in paths]
+    return strokes(_shades(values, least, most), SHADES, first=first)
 
 
 def _shades(values: np.ndarray, least: float, most: float) -> np.ndarray:
@@ -257,26 +247,6 @@ def _shades(values: np.ndarray, least: float, most: float) -> np.ndarray:
     scaled = np.nan_to_num((values - least) / width if width > 0 else values * 0, nan=-1.0)
     shades = np.clip(np.ceil(scaled * SHADES).astype(np.int64) - 1, 0, SHADES - 1)
     return np.where(scaled < 0, -1, shades)
-
-
-def _axis(names: Sequence[str], size: int, *, is_down: bool) -> Markup:
-    """Some of the names along a side, as many as there is room for."""
-    longest = max(len(name[:24]) for name in names)
-    every = -(-14 // size) if is_down else -(-(7 * longest + 8) // size)
-    width = 7 * longest + 8 if is_down else size * len(names) + 40
-    height = size * len(names) if is_down else 16
-    texts = [
-        element(
-            "text",
-            name[:24],
-            x=width - 6 if is_down else i * size,
-            y=(i + 0.5) * size + 4 if is_down else 12,
-            text_anchor="end" if is_down else None,
-        )
-        for i, name in enumerate(names)
-        if i % every == 0
-    ]
-    return element("svg", *texts, width=width, height=height, class_="labels", aria_hidden="true")
 
 
 def _scale(least: float, most: float) -> Markup:
@@ -301,16 +271,16 @@ def _largest(heat: Heat) -> Markup:
     order = np.argsort(-flat, kind="stable")[:_MOST_SHOWN].tolist()
     width = heat.values.shape[1]
     found = [
-        (heat.rows[i // width], heat.columns[i % width], format_ratio(float(flat[i])))
+        (heat.grid.rows[i // width], heat.grid.columns[i % width], format_ratio(float(flat[i])))
         for i in order
         if flat[i] >= 0
     ]
     if not found:
         return EMPTY
     titles = (
-        Column(heat.row_word, left=True),
-        Column(heat.column_word, left=True),
+        Column(heat.grid.row_word, left=True),
+        Column(heat.grid.column_word, left=True),
         Column("share"),
     )
     summary = element("summary", f"The {len(found)} cells with most")
-    return element("details", summary, grid(titles, found), class_="table")
+    return element("details", summary, table(titles, found), class_="table")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from distprof.documents.html.blocks import Part, bounded, bullets, drawn_table, sentence, slug
 from distprof.documents.html.findings import anchors, finding_articles
@@ -14,8 +14,13 @@ from distprof.units import format_duration
 __all__ = ["page_html"]
 
 
-def page_html(page: Page) -> str:
-    """What the page holds, drawn from the same parts as its text and its Markdown."""
+def page_html(page: Page, figures: Sequence[Part] = ()) -> str:
+    """What the page holds, drawn from the same parts as its text and its Markdown.
+
+    Args:
+        page: The page.
+        figures: Parts that only HTML has; they come first.
+    """
     header = [
         element("h1", bounded(page.verdict)),
         *([sentence(page.headline, class_="evidence")] if page.headline else []),
@@ -23,7 +28,7 @@ def page_html(page: Page) -> str:
         bullets(page.sentences),
         bullets(page.points),
     ]
-    return document(page.verdict, header, tuple(_parts(page)))
+    return document(page.verdict, header, (*figures, *_parts(page)))
 
 
 def _parts(page: Page) -> Iterator[Part]:

@@ -15,11 +15,11 @@ from distprof.documents.html.blocks import (
     sentence,
 )
 from distprof.documents.html.findings import anchors, finding_articles, to_do
-from distprof.documents.html.heat_map import heat_figure, heats_of
+from distprof.documents.html.heat_map import heat_figure, heats_of, node_heats_of
 from distprof.documents.html.markup import Markup, element, joined
 from distprof.documents.html.rows import plan_figure, step_figure
 from distprof.documents.html.scatter import collectives_figure
-from distprof.documents.html.schedule import schedule_figure
+from distprof.documents.html.schedule import schedule_figures
 from distprof.documents.html.shell import document
 from distprof.documents.html.subjects import (
     experts_figure,
@@ -172,22 +172,40 @@ def _heat(drawn: _Drawn) -> Markup:
         return Markup("")
     lost, pace = heats
     word = window_word(drawn.report)
-    return joined(
-        (
-            heat_figure(
-                lost,
-                f"Lost time: share of each {word} in which a rank does not compute, but waits, "
-                "transfers, copies or is idle. The others wait for a late rank, so the late rank "
-                "itself is pale.",
-            ),
+    figures = [*_node_heat(drawn.report, word)]
+    figures.append(
+        heat_figure(
+            lost,
+            f"Lost time: share of each {word} in which a rank does not compute, but waits, "
+            "transfers, copies or is idle. The others wait for a late rank, so the late rank "
+            "itself is pale.",
+        )
+    )
+    if len(lost.grid.rows) > 1:
+        figures.append(
             heat_figure(
                 pace,
                 f"Computation of each rank over that of the median rank of the {word}: a slow rank,"
                 " or one with more work, is dark.",
             )
-            if len(lost.rows) > 1
-            else Markup(""),
         )
+    return joined(figures)
+
+
+def _node_heat(report: Report, word: str) -> Iterator[Markup]:
+    """An overview of a large job, a row per node."""
+    heats = node_heats_of(report)
+    if heats is None:
+        return
+    lost, pace = heats
+    yield heat_figure(
+        lost,
+        f"Lost time by node: mean over its ranks of the share of the {word} without computation.",
+    )
+    yield heat_figure(
+        pace,
+        "Slowest rank of each node: its computation over that of the median rank of the "
+        f"{word}. The maps of all ranks follow.",
     )
 
 
@@ -196,7 +214,7 @@ def _workers(drawn: _Drawn) -> Markup:
 
 
 def _schedules(drawn: _Drawn) -> Markup:
-    return joined(schedule_figure(group) for group in drawn.report.pipeline.groups)
+    return schedule_figures(drawn.report.pipeline.groups)
 
 
 _SUBJECTS: Sequence[_Subject] = (

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
-from distprof.documents.html.blocks import Segment, bar
+from distprof.documents.html.blocks import Segment, bar, upright
 from distprof.documents.html.markup import EMPTY, Markup, element, figure_number, joined, picture
 from distprof.documents.step_bar import GROUPS, group_of, group_shares
 from distprof.sections.parts import mean_span_ns, window_word
 from distprof.sections.report import Report
 from distprof.sections.whatif.result import RepairPlan
-from distprof.units import format_duration, format_ratio
+from distprof.units import format_duration, format_ratio, signed
 
-__all__ = ["columns", "legend", "plan_figure", "row", "rows", "step_figure"]
+__all__ = [
+    "changes",
+    "columns",
+    "interval_bar",
+    "legend",
+    "plan_figure",
+    "row",
+    "rows",
+    "step_figure",
+]
 
 _COLUMN, _MOST_WIDE = 40, 736
 """Pixels of a column, and of all of them; more ranks than fit make columns narrower."""
@@ -49,6 +59,60 @@ def legend(entries: Sequence[tuple[str, str]]) -> Markup:
         for kind, text in entries
     ]
     return element("ul", *items, class_="legend")
+
+
+def changes(found: Sequence[tuple[str, int]]) -> Markup:
+    """Changes one after another, each bar beginning where the last one ended, then their sum.
+
+    Args:
+        found: Name and ns of each change; positive ones are drawn to the right, as losses.
+    """
+    ends = [0, *accumulate(ns for _, ns in found)]
+    least, width = min(ends), (max(ends) - min(ends)) or 1
+    lines = [
+        _change(name, ns, (min(pair) - least) / width, abs(ns) / width, -least / width)
+        for (name, ns), pair in zip(found, pairwise(ends), strict=True)
+    ]
+    total = ends[-1]
+    edge = (min(0, total) - least) / width
+    lines.append(_change("sum", total, edge, abs(total) / width, -least / width))
+    return rows(lines)
+
+
+def _change(name: str, ns: int, start: float, ratio: float, zero: float) -> Markup:
+    kind, value = "worse" if ns >= 0 else "better", signed(ns)
+    piece = Segment(kind=kind, ratio=ratio, title=f"{name}: {value}")
+    return row(name, bar((piece,), label=f"{name}: {value}", start=start, marks=(zero,)), value)
+
+
+def interval_bar(
+    place: float,
+    ends: tuple[float, float] | None,
+    *,
+    label: str,
+    zone: tuple[float, float] | None = None,
+    marks: Sequence[float] = (),
+) -> Markup:
+    """A dot with its interval on a line; all places are shares of the width, 0 to 1.
+
+    Args:
+        place: Of the dot.
+        ends: Of the interval; None where it is unknown.
+        label: What a screen reader says.
+        zone: What is shaded, such as accepted changes.
+        marks: Places of lines across, such as no change.
+    """
+    drawn = []
+    if zone is not None:
+        low, width = f"{100 * zone[0]:.4g}%", f"{100 * (zone[1] - zone[0]):.4g}%"
+        drawn.append(element("rect", x=low, width=width, height="100%", class_="zone"))
+    drawn += [upright(mark) for mark in marks]
+    if ends is not None:
+        low, high = (f"{100 * end:.4g}%" for end in ends)
+        drawn.append(element("line", x1=low, x2=high, y1="50%", y2="50%", class_="whisker"))
+    at = f"{100 * place:.4g}%"
+    dot = element("circle", element("title", label), cx=at, cy="50%", r="5", class_="point")
+    return picture(*drawn, dot, label=label, class_="bar interval")
 
 
 def step_figure(report: Report) -> Markup:

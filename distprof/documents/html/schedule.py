@@ -4,45 +4,78 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distprof.documents.html.blocks import scrolled, slug
-from distprof.documents.html.markup import EMPTY, Markup, element, picture
+from distprof.documents.html.blocks import scrolled, sentence, slug
+from distprof.documents.html.markup import EMPTY, Markup, element, joined, picture
 from distprof.documents.html.rows import legend
+from distprof.escape import short_ranks
 from distprof.sections.pipeline.result import PictureRow, PipelineGroup
+from distprof.sections.table import counted
 from distprof.units import format_duration, format_ratio
 
-__all__ = ["schedule_figure"]
+__all__ = ["MAX_SLOTS", "schedule_figure", "schedule_figures"]
 
-WIDTH = 900
-_LEFT, _ROW, _GAP = 110, 26, 4
-_DIGIT, _MARGIN = 6, 3
-_MOST_LINES = 64
+WIDTH = 790
+_ROW, _GAP = 26, 4
+_LETTER, _DIGIT, _MARGIN = 7, 6, 3
+_MOST_LINES = 256
+_ZOOMS = (2, 4, 8, 16, 32)
+"""Sizes that the script offers: a slot's number appears at the first that has room."""
+MAX_SLOTS = 6_000
+"""Slots drawn of all pipelines: each takes 0.2 kB, and a page of 1,024 ranks stays below 4 MB."""
+
+
+def schedule_figures(groups: Sequence[PipelineGroup]) -> Markup:
+    """The pictures of as many pipelines as there is room for, the largest bubble first."""
+    pictured = [group for group in groups if group.picture]
+    order = sorted(pictured, key=lambda group: -(group.bubble_fraction or 0.0))
+    drawn: list[Markup] = []
+    slots = 0
+    for group in order:
+        slots += len(group.picture)
+        if drawn and slots > MAX_SLOTS:
+            break
+        drawn.append(schedule_figure(group))
+    left_out = len(pictured) - len(drawn)
+    if left_out:
+        drawn.append(
+            sentence(f"{counted(left_out, 'other pipeline')} with smaller bubbles not drawn.")
+        )
+    return joined(drawn)
 
 
 def schedule_figure(group: PipelineGroup) -> Markup:
     """The picture of one pipeline's step; empty where the report holds none."""
     if not group.picture:
         return EMPTY
-    ranks = [rank for rank in group.ranks if any(slot.rank == rank for slot in group.picture)]
+    present = {slot.rank for slot in group.picture}
+    ranks = [rank for rank in group.ranks if rank in present]
     line_of = {rank: number for number, rank in enumerate(ranks[:_MOST_LINES])}
     span = max(slot.end_ns for slot in group.picture) or 1
-    scale = (WIDTH - _LEFT) / span
     slots = [slot for slot in group.picture if slot.rank in line_of]
     height = len(line_of) * (_ROW + _GAP) + 24
-    label = f"One step of the pipeline of ranks {', '.join(map(str, line_of))}: {_facts(group)}"
+    label = f"One step of the pipeline of ranks {short_ranks(ranks, 80)}: {_facts(group)}"
     drawn = picture(
-        *(_line(rank, number, slots) for rank, number in line_of.items()),
-        *(_slot(slot, line_of[slot.rank], scale) for slot in slots),
+        *(_ground(number) for number in line_of.values()),
+        *(_slot(slot, line_of[slot.rank], span) for slot in slots),
         _times(span, height),
         label=label,
         width=WIDTH,
         height=height,
-        viewBox=f"0 0 {WIDTH} {height}",
         class_="slots",
     )
+    content = element("div", _names(line_of, slots, height), drawn, class_="map")
     kinds = dict.fromkeys(slot.kind for slot in slots)
     named = legend([(f"w-{slug(kind)}", kind) for kind in kinds])
-    caption = f"One step of median length: {_facts(group)}. Numbers are micro-batches."
-    return element("figure", element("figcaption", caption), scrolled(drawn, label), named)
+    caption = element("figcaption", _caption(group, len(ranks) - len(line_of)))
+    return element("figure", caption, scrolled(content, label), named, class_="schedule")
+
+
+def _caption(group: PipelineGroup, left_out: int) -> str:
+    text = (
+        f"Ranks {short_ranks(group.ranks, 60)}, one step of median length: {_facts(group)}. "
+        "Numbers are micro-batches."
+    )
+    return f"{text} {counted(left_out, 'further rank')} not drawn." if left_out else text
 
 
 def _facts(group: PipelineGroup) -> str:
@@ -56,17 +89,34 @@ def _facts(group: PipelineGroup) -> str:
     return f"{text}, bubble {format_ratio(group.bubble_fraction)}{known}"
 
 
-def _line(rank: int, number: int, slots: Sequence[PictureRow]) -> Markup:
-    y = number * (_ROW + _GAP)
-    stages = sorted({slot.stage for slot in slots if slot.rank == rank})
+def _names(line_of: dict[int, int], slots: Sequence[PictureRow], height: int) -> Markup:
+    """Rank and stages of each line; they stay in sight while the slots move."""
+    stages: dict[int, set[int]] = {}
+    for slot in slots:
+        stages.setdefault(slot.rank, set()).add(slot.stage)
+    names = [_name(rank, sorted(stages[rank])) for rank in line_of]
+    texts = [
+        element("text", name, x=0, y=number * (_ROW + _GAP) + _ROW / 2 + 4)
+        for number, name in enumerate(names)
+    ]
+    width = _LETTER * max(map(len, names)) + 8
+    return element(
+        "svg", *texts, width=width, height=height, class_="labels lines", aria_hidden="true"
+    )
+
+
+def _name(rank: int, stages: Sequence[int]) -> str:
     held = ", ".join(map(str, stages[:4])) + (", …" if len(stages) > 4 else "")
-    words = element("text", f"rank {rank} · stage {held}", x=0, y=y + _ROW / 2 + 4)
-    ground = element("rect", x=_LEFT, y=y, width=WIDTH - _LEFT, height=_ROW, class_="idle")
-    return element("g", words, ground, class_="axis")
+    return f"rank {rank} · stage {held}"
 
 
-def _slot(slot: PictureRow, number: int, scale: float) -> Markup:
-    x, width = _LEFT + slot.start_ns * scale, (slot.end_ns - slot.start_ns) * scale
+def _ground(number: int) -> Markup:
+    y = number * (_ROW + _GAP)
+    return element("rect", x=0, y=y, width="100%", height=_ROW, class_="idle")
+
+
+def _slot(slot: PictureRow, number: int, span: int) -> Markup:
+    share = (slot.end_ns - slot.start_ns) / span
     y = number * (_ROW + _GAP)
     length = format_duration(slot.end_ns - slot.start_ns)
     text = (
@@ -76,18 +126,36 @@ def _slot(slot: PictureRow, number: int, scale: float) -> Markup:
     box = element(
         "rect",
         element("title", text),
-        x=x,
+        x=_percent(slot.start_ns / span),
         y=y,
-        width=width,
+        width=_percent(share),
         height=_ROW,
         class_=f"w-{slug(slot.kind)}",
     )
-    if width < _DIGIT * len(str(slot.micro_batch)) + _MARGIN:
-        return box
-    return Markup(box + element("text", str(slot.micro_batch), x=x + width / 2, y=y + _ROW / 2 + 4))
+    return joined((box, _number(slot, share, span, y)))
+
+
+def _number(slot: PictureRow, share: float, span: int, y: int) -> Markup:
+    """The micro-batch of a slot, shown where it has room; none where it never has."""
+    needed = _DIGIT * len(str(slot.micro_batch)) + _MARGIN
+    sizes = [zoom for zoom in (1, *_ZOOMS) if share * WIDTH * zoom >= needed]
+    if not sizes:
+        return EMPTY
+    middle = _percent((slot.start_ns + slot.end_ns) / 2 / span)
+    return element(
+        "text",
+        str(slot.micro_batch),
+        x=middle,
+        y=y + _ROW / 2 + 4,
+        class_=None if sizes[0] == 1 else f"z{sizes[0]}",
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.5g}%"
 
 
 def _times(span: int, height: int) -> Markup:
-    first = element("text", "0", x=_LEFT, y=height - 6)
-    last = element("text", format_duration(span), x=WIDTH - 60, y=height - 6)
+    first = element("text", "0", x=0, y=height - 6)
+    last = element("text", format_duration(span), x="100%", y=height - 6, class_="end")
     return element("g", first, last, class_="axis")

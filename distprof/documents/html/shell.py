@@ -13,7 +13,7 @@ from distprof.documents.html.markup import Markup, element, joined, untouched
 from distprof.escape import plain, shorten
 from distprof.version import __version__
 
-__all__ = ["document", "policy"]
+__all__ = ["document", "hatchings", "parts_style", "policy"]
 
 _MAX_TITLE = 120
 
@@ -22,6 +22,8 @@ _PATTERNS = {
     "exposed_comm_unsplit": "M-2 2l4 -4M0 8l8 -8M6 10l4 -4",
     "exposed_copy": "M-2 6l4 4M0 0l8 8M6 -2l4 4",
     "idle": "M4 0v8",
+    "bubble": "M1 2h3M5 6h3",
+    "input": "M4 0v8M0 4h8",
 }
 """Lines of a hatching, in a square of 8: groups of a step can be distinguished without colour."""
 
@@ -42,13 +44,13 @@ def document(verdict: str, header: Sequence[str], parts: Sequence[Part]) -> str:
         element("meta", name="color-scheme", content="light dark"),
         element("meta", name="generator", content=f"distprof {__version__}"),
         element("title", shorten(plain(verdict), _MAX_TITLE)),
-        element("style", _asset("style.css")),
+        element("style", joined((_asset("parts.css"), _asset("style.css")))),
     )
     main = element("main", element("header", *header), *map(section, parts), id="top")
     body = element(
         "body",
         element("a", "Skip to the report", href="#top", class_="skip"),
-        _hatchings(),
+        hatchings(),
         element("div", _contents(parts), main, class_="layout"),
         element("script", _asset("script.js")),
     )
@@ -58,11 +60,17 @@ def document(verdict: str, header: Sequence[str], parts: Sequence[Part]) -> str:
 @cache
 def policy() -> str:
     """Nothing may be loaded, and only this style and this script apply, known by their hashes."""
-    style, script = (_hash(_asset(name)) for name in ("style.css", "script.js"))
+    style = _hash(_asset("parts.css") + _asset("style.css"))
+    script = _hash(_asset("script.js"))
     return (
         f"default-src 'none'; style-src '{style}'; script-src '{script}'; "
         "base-uri 'none'; form-action 'none'"
     )
+
+
+def parts_style() -> Markup:
+    """The style of what pages are made of, without that of the page around it."""
+    return _asset("parts.css")
 
 
 @cache
@@ -87,7 +95,7 @@ def _contents(parts: Sequence[Part]) -> Markup:
     return element("nav", brand, element("ul", *links), tools, aria_label="Contents")
 
 
-def _hatchings() -> Markup:
+def hatchings() -> Markup:
     """Patterns that the style sheet refers to."""
     patterns = [
         element(

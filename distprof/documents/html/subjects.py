@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from distprof.documents.html.blocks import Segment, bar, bullets, folded, sentence
+from distprof.documents.html.cells import Grid
 from distprof.documents.html.heat_map import Heat, heat_figure
 from distprof.documents.html.markup import EMPTY, Markup, element, joined
 from distprof.documents.html.rows import columns, legend, row, rows
@@ -132,11 +133,13 @@ def workers_figure(result: WhatIfResult) -> Markup:
         values[at] = np.fmax(values[at], max(worker.slowdown - 1, 0.0))
     heat = Heat(
         values=values,
-        rows=tuple(map(str, stages)),
-        columns=tuple(map(str, replicas)),
+        grid=Grid(
+            rows=tuple(map(str, stages)),
+            columns=tuple(map(str, replicas)),
+            row_word="stage",
+            column_word="data-parallel rank",
+        ),
         what="of the ideal step is added",
-        row_word="stage",
-        column_word="data-parallel rank",
     )
     caption = (
         "What each worker adds to the ideal step if only its operations take as long as they did, "
@@ -196,10 +199,7 @@ def _traffic(result: MoeResult) -> Markup:
     names = tuple(map(str, ranks))
     heat = Heat(
         values=values,
-        rows=names,
-        columns=names,
+        grid=Grid(rows=names, columns=names, row_word="sender", column_word="receiver"),
         what="of the largest amount is sent",
-        row_word="sender",
-        column_word="receiver",
     )
     return heat_figure(heat, "What ranks send one another in exchanges of tokens, per step")

@@ -6,6 +6,7 @@ line. What is not understood is counted and some of it kept, so that nothing is 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from distprof.bounds import Bound
@@ -27,7 +28,14 @@ _MAX_FILES_ASKED = 8
 """Number of NCCL logs that are checked for training iterations."""
 
 _SNIFFED_BYTES = 1 << 22
-_SIGNS = (b"NCCL INFO ", b"NCCL WARN ", b"NCCL version ", b"RCCL version ")
+_LINE = re.compile(rb"(?:\d\]?|\S:\d+) NCCL (?:INFO|WARN|TRACE|ABORT) ")
+"""A message behind its process, GPU or source line, and no text about such messages."""
+
+_VERSION = re.compile(rb"(?:^|[^A-Za-z `\"'(])\s*[NR]CCL version \S*\d", re.MULTILINE)
+_OF_TESTS = (b"out-of-place", b"algbw", b"busbw")
+"""Output of nccl-tests, which is for ``distprof fabric`` unless NCCL's initialisation is in it."""
+
+_OF_INITIALISATION = (b"NCCL INFO Bootstrap", b"NCCL INFO Channel ", b"NCCL INFO NET/")
 _OTHER_KINDS = (".json", ".json.gz", ".jsonl", ".pkl", ".parquet", ".csv", ".tar", ".zip", ".py")
 
 
@@ -80,7 +88,9 @@ def _read(paths: Mapping[str, int | None]) -> NcclLog:
     assembler = Assembler()
     counts = {"lines": 0, "bytes": 0}
     notes: list[str] = []
+    files: dict[str, range] = {}
     for path, rank in paths.items():
+        before = assembler.num_processes
         try:
             with opened(path) as stream:
                 lines = Lines(stream)
@@ -90,13 +100,15 @@ def _read(paths: Mapping[str, int | None]) -> NcclLog:
         except DAMAGE as error:
             notes.append(f"Cannot read {path}: {' '.join(str(error).split())}.")
             continue
+        finally:
+            files[path] = range(before, assembler.num_processes)
         counts["lines"] += lines.num_lines
         counts["bytes"] += lines.num_bytes
         if lines.damage:
             notes.append(f"{path} was read only up to the damage: {lines.damage}.")
         if lines.num_shortened:
             notes.append(f"Lines of {path} above 64 KiB, cut: {lines.num_shortened:,}.")
-    return assembler.result(tuple(paths), counts, notes)
+    return assembler.result(files, counts, notes)
 
 
 def _is_log(path: str) -> bool:
@@ -107,13 +119,20 @@ def _is_log(path: str) -> bool:
             start, _ = read_some(stream, _SNIFFED_BYTES)
     except DAMAGE:
         return False
-    return any(sign in start for sign in _SIGNS) and not start.lstrip().startswith(b"{")
+    if start.lstrip().startswith(b"{"):
+        return False
+    if all(sign in start for sign in _OF_TESTS):
+        return any(sign in start for sign in _OF_INITIALISATION)
+    return _LINE.search(start) is not None or _VERSION.search(start) is not None
 
 
 def _with_iterations(run: Run) -> Run:
-    """The run with what the training program printed among NCCL's lines, if it did."""
+    """The run with what the training program printed among NCCL's lines, if it did.
+
+    Iterations of one job among the logs of several would be taken for those of all.
+    """
     log = run.get(NcclLog)
-    files = log.files[:_MAX_FILES_ASKED] if log is not None else ()
+    files = log.files[:_MAX_FILES_ASKED] if log is not None and log.num_jobs < 2 else ()
     found = next((path for path in files if training_log.SOURCE.fits(path)), None)
     return run if found is None else training_log.SOURCE.joined(run, found)
 

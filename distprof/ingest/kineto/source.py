@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -16,7 +18,7 @@ try:
 except ImportError:  # no wheel for this machine: the standard library is 2.5 times slower
     _fast_zlib = zlib
 
-__all__ = ["ByteSource"]
+__all__ = ["ByteSource", "watched"]
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _BOM = b"\xef\xbb\xbf"
@@ -34,6 +36,23 @@ _OTHER_FORMATS = {
     b"\x7fELF": "a program",
 }
 _GZIP_ERRORS: tuple[type[Exception], ...] = (zlib.error, _fast_zlib.error, EOFError)
+
+
+_watchers: list[Callable[[int], None]] = []
+
+
+@contextmanager
+def watched(watcher: Callable[[int], None]) -> Iterator[None]:
+    """Tell how many bytes are read, as stored, while a large file is read in this process.
+
+    Args:
+        watcher: Called with the size of each block.
+    """
+    _watchers.append(watcher)
+    try:
+        yield
+    finally:
+        _watchers.remove(watcher)
 
 
 class ByteSource:
@@ -111,10 +130,13 @@ class ByteSource:
 
     def _read_file(self, size: int) -> bytes:
         try:
-            return self._file.read(size)
+            block = self._file.read(size)
         except OSError as error:
             self.damage = f"reading failed ({error.strerror or error})"
             return b""
+        for watcher in _watchers:
+            watcher(len(block))
+        return block
 
     def _without_bom(self) -> bytes:
         first = b""

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 
 from distprof.ingest.nccl.communicators import Communicators
+from distprof.ingest.nccl.jobs import count_jobs
 from distprof.ingest.nccl.lines import Said, Splitter
 from distprof.ingest.nccl.messages import (
     CUT,
@@ -72,6 +73,11 @@ class Assembler:
         self._warnings: dict[str, tuple[str, Counter[int]]] = {}
         self._counts: Counter[str] = Counter()
         self._unknown: dict[str, None] = {}
+
+    @property
+    def num_processes(self) -> int:
+        """Processes that wrote so far."""
+        return len(self._processes)
 
     def take_lines(self, lines: list[bytes], splitter: Splitter, rank: int | None) -> None:
         """Lines of a file in order.
@@ -200,12 +206,12 @@ class Assembler:
             self._count_unknown(event, text, int(level == b"INFO"))
 
     def result(
-        self, files: tuple[str, ...], counts: Mapping[str, int], notes: list[str]
+        self, files: Mapping[str, range], counts: Mapping[str, int], notes: list[str]
     ) -> NcclLog:
         """Everything, once all texts were taken.
 
         Args:
-            files: Files read.
+            files: Files read, to indexes of the processes that each names first.
             counts: ``lines`` and ``bytes`` read.
             notes: What was damaged.
         """
@@ -215,7 +221,8 @@ class Assembler:
         if left := self._counts["left"] + self._communicators.num_left:
             notes = [*notes, f"{left:,} messages exceed the memory limit and were skipped."]
         return NcclLog(
-            files=files,
+            files=tuple(files),
+            num_jobs=count_jobs(tuple(files.values()), communicators),
             processes=tuple(
                 NcclProcess(host=_text(host), pid=pid, rank=ranks.get(index))
                 for (host, pid), index in self._processes.items()

@@ -385,7 +385,8 @@ _READERS: tuple[tuple[str, Callable[[str], Event | None]], ...] = (
 
 _NOISE = re.compile(
     r"Connected all (?:rings|trees)|threadThresholds |Setting affinity for GPU "
-    r"|Using non-device net"
+    r"|Using non-device net|Topology detection ?: |TOPO/NET : |ncclTopo\w+ ?: |ncclP2pSchedule: "
+    r"|dlvsym failed on |Failed to initialize NET plugin "
     r"|P2P Chunksize set to|Bootstrap ?:|Bootstrap timings|bootstrapSplit: .* - DONE|Launch mode "
     r"|cudaDriverVersion \d|Plugin Path : |P2P plugin |NVLS |NVLS[/ ]?[Tt]ree|DMA-BUF is "
     r"|NET/(?:Plugin|OFI|IB|Socket|\w+) ?:? |TUNER/Plugin|PROFILER/Plugin|ENV/Plugin|GIN/Plugin"

@@ -10,10 +10,13 @@ from distprof.sections.capture.result import CaptureGap, CaptureResult, NodeCloc
 from distprof.terms import CollectiveKind
 from distprof.units import format_bytes, name_ranks
 
-__all__ = ["NO_DEVICE", "analyze_capture"]
+__all__ = ["NO_DEVICE", "TRUNCATED", "analyze_capture"]
 
 NO_DEVICE = "no-device-activity"
 """The gap of ranks whose device was not recorded."""
+
+TRUNCATED = "truncated"
+"""The gap of ranks whose traces end early."""
 
 
 def analyze_capture(run: Run) -> CaptureResult:
@@ -40,6 +43,7 @@ def analyze_capture(run: Run) -> CaptureResult:
         num_quarantined=sum(quality.num_quarantined for quality in qualities),
         num_clamped=sum(quality.num_clamped for quality in qualities),
         num_unlaunched=sum(quality.num_unlaunched for quality in qualities),
+        has_python_stacks=any(quality.with_stack for quality in qualities),
         gaps=(*_without_device(run), *_gaps(run), *_truncated(run)),
         notes=_notes(run),
         unavailable=_unavailable(run),
@@ -78,7 +82,10 @@ def _known(value: np.int64) -> int | None:
 
 
 def _gaps(run: Run) -> tuple[CaptureGap, ...]:
-    return tuple(CaptureGap(what=g.what, message=g.message, ranks=g.ranks) for g in run.gaps)
+    return tuple(
+        CaptureGap(what=g.what, message=g.message, ranks=g.ranks, num_files=g.num_files)
+        for g in run.gaps
+    )
 
 
 def _without_device(run: Run) -> tuple[CaptureGap, ...]:
@@ -110,7 +117,7 @@ def _truncated(run: Run) -> tuple[CaptureGap, ...]:
         f"{traces} of {name_ranks(ranks)} {end} early: {format_bytes(lost)} after the last "
         "complete event, and everything that was never written, are lost."
     )
-    return (CaptureGap(what="truncated", message=message, ranks=ranks),)
+    return (CaptureGap(what=TRUNCATED, message=message, ranks=ranks),)
 
 
 def _notes(run: Run) -> tuple[str, ...]:

@@ -40,11 +40,13 @@ class CaptureGap(Record, frozen=True, kw_only=True):
         what: Kind of gap, for example ``missing-ranks`` or ``unreadable``.
         message: What is missing or damaged, one sentence.
         ranks: Ranks concerned; empty for all or unknown.
+        num_files: Files that were left out because they are of another job or recording.
     """
 
     what: str
     message: str
     ranks: tuple[int, ...]
+    num_files: int = 0
 
 
 class CaptureResult(Result, frozen=True, kw_only=True):
@@ -80,6 +82,8 @@ class CaptureResult(Result, frozen=True, kw_only=True):
         num_quarantined: Events that could not be read and were left out.
         num_clamped: Events with a negative or absurd duration, kept with duration 0.
         num_unlaunched: GPU activities without a launch record in the trace.
+        has_python_stacks: Whether Python stacks were recorded, which slows the CPU by an unknown
+            share.
         gaps: What is missing or damaged.
         notes: Remarks on how the recording was read, one sentence each.
     """
@@ -105,5 +109,6 @@ class CaptureResult(Result, frozen=True, kw_only=True):
     num_quarantined: int
     num_clamped: int
     num_unlaunched: int
+    has_python_stacks: bool = False
     gaps: tuple[CaptureGap, ...]
     notes: tuple[str, ...]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from distprof.escape import short_ranks
 from distprof.run.run import ANOTHER_JOB
-from distprof.sections.capture.measure import NO_DEVICE
+from distprof.sections.capture.measure import NO_DEVICE, TRUNCATED
 from distprof.sections.capture.result import CaptureResult
 from distprof.sections.job.show import mesh_text
 from distprof.sections.parts import (
@@ -15,7 +15,7 @@ from distprof.sections.parts import (
 from distprof.sections.shows import Told, declared, table, verdict, why
 from distprof.sections.table import Column, TableView, counted, facts_table, rows_table
 from distprof.terms import StepSource
-from distprof.units import format_duration, format_ratio
+from distprof.units import capitalized, format_duration, format_ratio
 
 if TYPE_CHECKING:
     from distprof.sections.report import Report
@@ -25,20 +25,37 @@ __all__ = ["clocks_table", "headline", "not_checked_table", "quality_table"]
 
 MAX_NOTES_SHOWN = 12
 
+_DOUBTFUL = 0.05
+"""Share of collectives that may end too early: a clock's residual is a 95th percentile."""
+
 
 def headline(report: Report) -> str:
     """What was recorded, on one line: ranks, steps, backend, device, clocks."""
-    run = report.run
     of_subject = (make(report) for make in declared(report, "headline"))
-    known = next(filter(None, of_subject), "")
-    if known:
-        return known
+    known = next(filter(None, of_subject), "") or _of_traces(report)
+    return " · ".join(fact for fact in (known, _damage_fact(report)) if fact)
+
+
+def _damage_fact(report: Report) -> str:
+    """That files were cut short or damaged, and where that is described."""
+    gaps = report.capture.gaps
+    cut = [rank for gap in gaps if gap.what == TRUNCATED for rank in gap.ranks]
+    if cut:
+        return f"{counted(len(cut), 'trace')} cut short"
+    is_damaged = any(gap.what == "damaged" for gap in gaps)
+    return "damaged in part" if is_damaged else ""
+
+
+def _of_traces(report: Report) -> str:
+    """What traces or records of a run hold."""
+    run = report.run
     recorded = len(run.ranks)
     ranks = f"{recorded} of {run.world_size} ranks" if run.world_size else f"{recorded} ranks"
     if recorded == 1 and run.world_size in (1, None):
         ranks = "1 rank"
     if recorded == 0 and report.job.kind is not None:
-        ranks = f"{run.world_size} ranks, none traced" if run.world_size else "no rank traced"
+        world = run.world_size
+        ranks = f"{counted(world, 'rank')}, none traced" if world else "no rank traced"
     steps = report.step_time.num_steps
     window = counted(steps, "step")
     if is_whole_capture(report):
@@ -49,7 +66,8 @@ def headline(report: Report) -> str:
         window = f"{counted(report.step_log.num_steps, 'step')} logged"
     what = run.strategy or report.job.workload
     mesh = mesh_text(run.mesh, what) if report.job.kind is not None else ""
-    facts = [what, mesh, ranks, window, run.backend, run.device, _clock_fact(report)]
+    facts = [what, mesh, ranks, window, _left_out(report), run.backend, run.device]
+    facts += [_clock_fact(report), _stacks_fact(report)]
     return " · ".join(fact for fact in facts if fact)
 
 
@@ -149,7 +167,7 @@ def limits_sentence(report: Report) -> str:
     if not limits:
         return ""
     text = "; ".join(limits)
-    return f"{text[0].upper()}{text[1:]}."
+    return f"{capitalized(text)}."
 
 
 def _why_no_steps(report: Report) -> str:
@@ -170,13 +188,43 @@ def _sentences(notes: tuple[str, ...], report: Report) -> tuple[str, ...]:
 def _as_sentence(note: str) -> str:
     """The note with a capital letter, unless its first word is a name or a path."""
     starts_with_a_word = note.split(" ", 1)[0].isalpha()
-    return (note[:1].upper() + note[1:] if starts_with_a_word else note).rstrip(".")
+    return (capitalized(note) if starts_with_a_word else note).rstrip(".")
+
+
+def _left_out(report: Report) -> str:
+    """How many files are of other jobs or recordings, whether in the numbers or not."""
+    gaps = report.capture.gaps
+    number = sum(gap.num_files for gap in gaps)
+    others = sum(gap.what == ANOTHER_JOB for gap in gaps)
+    facts = [
+        f"{counted(number, 'file')} of other runs left out" if number else "",
+        f"{counted(others, 'log')} of another job" if others else "",
+    ]
+    return " · ".join(fact for fact in facts if fact)
+
+
+def _stacks_fact(report: Report) -> str:
+    """That Python stacks were recorded; empty where what tracing costs was measured."""
+    is_known = any(cost.mode == "tracing" for cost in report.job.overhead)
+    if not report.capture.has_python_stacks or is_known:
+        return ""
+    return "Python stacks slowed the CPU"
 
 
 def _clock_fact(report: Report) -> str:
-    residuals = [c.residual_ns for c in report.capture.clocks if c.residual_ns is not None]
-    if len(report.capture.clocks) < 2 or not residuals:
+    """How far clocks can be trusted; always there where they cannot."""
+    capture = report.capture
+    violated, checked = capture.num_causality_violations, capture.num_causality_checked
+    if checked and violated > _DOUBTFUL * checked:
+        return (
+            f"clocks doubtful: {violated:,} of {checked:,} collectives end before all ranks start"
+        )
+    if len(capture.clocks) < 2:
         return ""
+    residuals = [clock.residual_ns for clock in capture.clocks if clock.residual_ns is not None]
+    unknown = len(capture.clocks) - len(residuals)
+    if unknown:
+        return f"{unknown:,} of {len(capture.clocks):,} clocks not compared"
     return f"clocks agree to {format_duration(max(residuals))}"
 
 

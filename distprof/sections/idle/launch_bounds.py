@@ -4,7 +4,10 @@ A GPU that waits for other ranks hides how slowly its CPU launches: the CPU catc
 the others came sooner, the GPU would wait for launches instead. So a segment starts no sooner than
 its kernels had been launched, counted from when the CPU last waited for the GPU: from there it goes
 at its own pace. Up to the first such call it counts from the start of the line. A CPU that never
-waits bounds nothing: a full queue may have held it back, which no record shows.
+waits bounds nothing.
+
+A launch call that waits for room in the queue waits for the GPU, too, though only for where the GPU
+was about a thousand launches before.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from distprof.sections.idle.gaps import (
     rows_by_thread,
     sync_stats,
 )
+from distprof.sections.idle.launch_queue import waits_for_room
 from distprof.sections.idle.result import IdleResult, PausesResult, RankIdle, RankPauses, SyncCall
 from distprof.sections.time.measure import Timeline
 from distprof.sections.time.result import StepBreakdown
@@ -265,7 +266,8 @@ class IdleCauses(msgspec.Struct, frozen=True, kw_only=True):
             before the first recorded one of a graph launch that was made in time.
         sync_calls: Synchronising calls inside the windows.
         launches: The launch call of each activity.
-        released_ns: int64, ascending: when calls returned that had waited for the device.
+        released_ns: int64, ascending: when calls returned that had waited for the device, or for
+            room in its queue.
     """
 
     causes: dict[IdleCause, Intervals]
@@ -336,7 +338,7 @@ def rank_causes(tables: RankTables, timeline: Timeline, windows: Intervals) -> I
         launched=_first_of_launch(tables.activity, launches),
         sync_calls=sync_stats(calls, inside, blame.call, sync_ns),
         launches=launches,
-        released_ns=_released(calls),
+        released_ns=_released(calls, waits_for_room(tables.activity, launches)),
     )
 
 
@@ -459,9 +461,9 @@ def _join(parts: list[Intervals]) -> Intervals:
     )
 
 
-def _released(calls: Table) -> Int64Array:
+def _released(calls: Table, for_room: Intervals) -> Int64Array:
     start, end = intervals_of(calls)
-    return np.sort(end[end - start >= DRAINING_NS])
+    return np.sort(np.concatenate((end[end - start >= DRAINING_NS], for_room.end)))
 
 
 def _first_of_launch(activity: Table, launches: Launches) -> NDArray[np.bool_]:

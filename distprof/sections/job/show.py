@@ -9,7 +9,7 @@ from distprof.escape import short_ranks, shorten
 from distprof.sections.job.result import JobExit, JobResult, ProbeOverhead, ProbeState
 from distprof.sections.shows import table
 from distprof.sections.table import TableView, facts_table
-from distprof.units import format_duration, format_ratio, name_ranks
+from distprof.units import capitalized, format_duration, format_ratio, name_ranks
 
 if TYPE_CHECKING:
     from distprof.sections.report import Report
@@ -28,7 +28,7 @@ def end_line(report: Report) -> str:
     job = report.job
     if job.failure is not None:
         message = " ".join(job.failure.message.split()).rstrip(".")
-        return f"{message[:1].upper()}{message[1:]}." if message else "The job failed."
+        return f"{capitalized(message)}." if message else "The job failed."
     if job.outcome == "failed":
         return "The job failed; it is unknown which rank failed first."
     last = report.step_log.last_step

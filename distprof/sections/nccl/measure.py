@@ -20,6 +20,7 @@ from distprof.sections.nccl.result import (
     NcclTransport,
     NcclWarnings,
 )
+from distprof.units import capitalized
 
 __all__ = ["BETWEEN", "INSIDE", "NO_LOG", "analyze_nccl"]
 
@@ -43,11 +44,12 @@ def analyze_nccl(run: Run) -> NcclResult:
     """
     log = run.get(NcclLog)
     if log is None:
-        why = f"{NO_LOG[:1].upper()}{NO_LOG[1:]}."
+        why = f"{capitalized(NO_LOG)}."
         return NcclResult(is_missing=_uses_nccl(run), unavailable=(why,))
     places = _Places(log)
     return NcclResult(
         num_files=len(log.files),
+        num_jobs=log.num_jobs,
         num_processes=len(log.processes),
         num_hosts=len({process.host for process in log.processes}),
         num_lines=log.num_lines,

@@ -153,6 +153,8 @@ class NcclResult(Result, frozen=True, kw_only=True):
     Args:
         is_missing: Whether the job uses NCCL but no log of it was read.
         num_files: Log files that were read.
+        num_jobs: Sets of processes that share neither a file nor a communicator: more than one
+            means logs of several jobs, or groups of one job that never meet.
         num_processes: Processes that wrote them.
         num_hosts: Hosts of these processes.
         num_lines: Lines in the files.
@@ -174,6 +176,7 @@ class NcclResult(Result, frozen=True, kw_only=True):
 
     is_missing: bool = False
     num_files: int = 0
+    num_jobs: int = 0
     num_processes: int = 0
     num_hosts: int = 0
     num_lines: int = 0

@@ -17,7 +17,7 @@ from distprof.sections.nccl.result import (
 from distprof.sections.parts import is_recorded
 from distprof.sections.shows import Told, headline, table, verdict
 from distprof.sections.table import Column, TableView, counted, rows_table
-from distprof.units import format_bytes, format_duration, format_ratio
+from distprof.units import capitalized, format_bytes, format_duration, format_ratio
 
 if TYPE_CHECKING:
     from distprof.sections.report import Report
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "choices_table",
     "communicators_table",
+    "jobs_fact",
     "nccl_hosts_table",
     "nccl_settings_table",
     "nccl_verdict",
@@ -54,7 +55,15 @@ def nccl_headline(report: Report) -> str:
     """How many logs there are."""
     if not _is_alone(report):
         return ""
-    return f"NCCL logs from {counted(report.nccl.num_files, 'file')} · no timings"
+    facts = (f"NCCL logs from {counted(report.nccl.num_files, 'file')}", jobs_fact(report.nccl))
+    return " · ".join([*filter(None, facts), "no timings"])
+
+
+def jobs_fact(result: NcclResult) -> str:
+    """That the logs are of several jobs, which share no communicator; empty for one."""
+    if result.num_jobs < 2:
+        return ""
+    return f"{result.num_jobs:,} jobs that share no communicator"
 
 
 def transport_name(way: NcclTransport) -> str:
@@ -67,7 +76,7 @@ def _line(result: NcclResult) -> str:
     line = "; ".join(part for part in parts if part)
     if not line:
         return "The log names no connection between ranks."
-    return f"{line[:1].upper()}{line[1:]}."
+    return f"{capitalized(line)}."
 
 
 def _share(result: NcclResult, where: str) -> str:

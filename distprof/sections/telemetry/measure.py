@@ -175,13 +175,24 @@ def measure_telemetry(records: RankRecords, windows: Intervals = EMPTY) -> RankT
     table = records.telemetry
     if len(table) == 0:
         return None
-    origin = records.about.get("telemetry", {}).get("origin")
-    origin = origin if isinstance(origin, str) else None
-    return measure_device(records.rank, table, windows, origin=origin)
+    about = records.about.get("telemetry", {})
+    origin, uuid = about.get("origin"), about.get("uuid")
+    return measure_device(
+        records.rank,
+        table,
+        windows,
+        origin=origin if isinstance(origin, str) else None,
+        uuid=uuid if isinstance(uuid, str) else None,
+    )
 
 
 def measure_device(
-    rank: int, table: Table, windows: Intervals = EMPTY, *, origin: str | None = None
+    rank: int,
+    table: Table,
+    windows: Intervals = EMPTY,
+    *,
+    origin: str | None = None,
+    uuid: str | None = None,
 ) -> RankTelemetry:
     """The figures of one device with at least one sample.
 
@@ -190,11 +201,12 @@ def measure_device(
         table: TELEMETRY, ascending in time.
         windows: The analysed steps on the same clock, in order.
         origin: Where the samples come from, if not from the rank's own probe.
+        uuid: Of the GPU, where it is known.
     """
     throttled, reasons = throttling(table)
     clocks = _known(table["sm_clock_mhz"])
     power, heat = _known(table["power_w"]), _known(table["temperature_c"])
-    used = _known(table["memory_used_bytes"])
+    used, processes = _known(table["memory_used_bytes"]), _known(table["num_processes"])
     return RankTelemetry(
         rank=rank,
         num_samples=len(table),
@@ -216,6 +228,8 @@ def measure_device(
         xid=_xids(table),
         in_steps=sensors_in(table, windows),
         origin=origin,
+        uuid=uuid,
+        num_processes=int(processes.max()) if len(processes) else None,
     )
 
 

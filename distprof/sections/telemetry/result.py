@@ -71,6 +71,8 @@ class RankTelemetry(Record, frozen=True, kw_only=True):
         xid: Numbers of XID errors during the run, ascending, each once.
         in_steps: The same device inside the analysed steps; None where no sample is of their time.
         origin: File and device that the samples come from; None for those of the rank's probe.
+        uuid: Of the GPU, or of its MIG slice; None where the samples do not say.
+        num_processes: Most processes that computed on the GPU at once, the job's own included.
     """
 
     rank: int
@@ -93,6 +95,8 @@ class RankTelemetry(Record, frozen=True, kw_only=True):
     xid: tuple[int, ...]
     in_steps: WindowSensors | None = None
     origin: str | None = None
+    uuid: str | None = None
+    num_processes: int | None = None
 
 
 class DeviceTelemetry(Record, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distprof.sections.nccl.show import nccl_verdict
+from distprof.sections.nccl.show import jobs_fact, nccl_verdict
 from distprof.sections.parts import is_recorded
 from distprof.sections.shows import Told, headline, table, verdict
 from distprof.sections.table import Bar, Column, TableView, counted, facts_table, rows_table
@@ -60,6 +60,7 @@ def training_headline(report: Report) -> str:
         counted(log.world_size, "rank") if log.world_size else "",
         counted(log.num_reports, "report"),
         f"NCCL logs from {counted(num_nccl, 'file')}" if num_nccl else "",
+        jobs_fact(report.nccl),
         "no traces",
     ]
     return " · ".join(fact for fact in facts if fact)

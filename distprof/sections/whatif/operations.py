@@ -35,6 +35,7 @@ from distprof.sections.whatif.result import (
     WhatIfResult,
     WorkerSlowdown,
 )
+from distprof.units import capitalized
 
 __all__ = [
     "MIN_SLOWDOWN",
@@ -148,7 +149,7 @@ def simulate_operations(
 
 
 def _without(why: str) -> WhatIfResult:
-    return WhatIfResult(unavailable=(f"{why[0].upper()}{why[1:]}.",))
+    return WhatIfResult(unavailable=(f"{capitalized(why)}.",))
 
 
 def _answer(

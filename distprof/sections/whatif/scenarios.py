@@ -33,6 +33,9 @@ __all__ = [
 MIN_RANK_RATIO = 0.005
 """Share of the step from which a single rank is worth a scenario."""
 
+UNUSUAL_HOLD = 1.25
+"""Times the median of its peers from which a rank's CPU holds its GPU back on its own account."""
+
 ALIKE_RATIO = 0.02
 """Relative differences of work between pipeline stages that no other split would remove."""
 
@@ -188,7 +191,7 @@ def _late_ranks(
         what="late ranks",
         title=title,
         own_ns=even,
-        delay_ns=graph.launched_in_time(),
+        delay_ns=launched_as_peers(graph, sections),
         release_ns=release,
     )
     num_windows = graph.opens.shape[1]
@@ -209,6 +212,22 @@ def _late_ranks(
             delay_ns=graph.launched_in_time([position]),
             release_ns=beginning(graph, begins, [position]),
         )
+
+
+def launched_as_peers(graph: TraceGraph, sections: Sections) -> Int64Array | None:
+    """Delays of edges where no CPU holds its GPU back more than those of its peers do.
+
+    What the CPUs of all peers have in common makes none of them late.
+    """
+    freed: list[int] = []
+    for group in sections.peers:
+        positions = np.array(group)
+        if len(group) > 1:
+            held = graph.held_ns[positions]
+            usual = median_of_others(held[:, None].astype(np.float64))[:, 0]
+            positions = positions[held > UNUSUAL_HOLD * usual]
+        freed += positions.tolist()
+    return graph.launched_in_time(freed)
 
 
 def in_time(graph: TraceGraph, sections: Sections) -> Int64Array:
@@ -328,7 +347,8 @@ def _transfers(
     if len(graph.ranks) > 1:
         even = _as_peers(graph, sections)
         title = "moving data took no time, and no rank was later than its peers"
-        yield _free(graph, joined, "communication", title, own_ns=even)
+        launched = launched_as_peers(graph, sections)
+        yield _free(graph, joined, "communication", title, own_ns=even, delay_ns=launched)
     for number, name in enumerate(graph.axis_names):
         along = joined & (transfers.axis == number)
         if (along & (transfers.duration_ns > 0)).any():
@@ -382,14 +402,14 @@ def _free(
     title: str,
     *,
     own_ns: Int64Array | None = None,
+    delay_ns: Int64Array | None = None,
     most_ns: int | None = None,
     left_ns: Int64Array | None = None,
 ) -> TraceChange:
     """These transfers take no time, or what is left of them, and their members end together."""
     of_edge = graph.edge_transfer
     freed = (of_edge != ABSENT) & chosen[np.maximum(of_edge, 0)]
-    delay = graph.launched_in_time() if own_ns is not None else None
-    delay = graph.delay_ns if delay is None else delay
+    delay = graph.delay_ns if delay_ns is None else delay_ns
     return TraceChange(
         what=what,
         title=title,

@@ -15,7 +15,7 @@ from distprof.sections.time.show import dominant_part
 from distprof.sections.whatif.operations import Cause, CauseKind, causes_of, limiting_stage
 from distprof.sections.whatif.result import PathShare, Scenario, WhatIfResult
 from distprof.terms import StepSource
-from distprof.units import format_duration, format_ratio
+from distprof.units import capitalized, format_duration, format_ratio
 
 if TYPE_CHECKING:
     from distprof.sections.report import Report
@@ -324,7 +324,7 @@ def _shares_sentence(whatif: WhatIfResult) -> str:
     if not parts:
         return ""
     text = ", ".join(parts) + " of the slowdown (shares overlap and may exceed 100 %)."
-    return text[0].upper() + text[1:]
+    return capitalized(text)
 
 
 def _share(share: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from distprof.formats import Displayed
 from distprof.schema import Record
 from distprof.sections.base import Result
 
@@ -165,7 +166,7 @@ class FindingChange(Record, frozen=True, kw_only=True):
     second_cost_ns_per_step: int | None
 
 
-class Comparison(Result, frozen=True, kw_only=True):
+class Comparison(Displayed, Result, frozen=True, kw_only=True):
     """The comparison of two runs.
 
     Args:

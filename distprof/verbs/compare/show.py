@@ -10,7 +10,7 @@ from distprof.documents.page import Page
 from distprof.formats import RenderOptions
 from distprof.sections.report import Report
 from distprof.sections.table import Column, TableView, counted
-from distprof.units import format_bandwidth, format_bytes, format_duration, format_ratio
+from distprof.units import format_bandwidth, format_bytes, format_duration, format_ratio, signed
 from distprof.verbs.compare.measure import FoundProblem, Side, compare
 from distprof.verbs.compare.result import (
     COMPARISON_SCHEMA,
@@ -32,7 +32,6 @@ __all__ = [
     "comparison_sentences",
     "comparison_tables",
     "comparison_verdict",
-    "signed",
 ]
 
 _FEW = 8
@@ -53,13 +52,6 @@ PARTS = {
 """Part of a step to its name in reports."""
 
 T = TypeVar("T")
-
-
-def signed(ns: float | None) -> str:
-    """A change of time with its sign, for example ``+78.0 ms``; ``–`` for None."""
-    if ns is None:
-        return "–"
-    return f"{'+' if ns >= 0 else '−'}{format_duration(abs(ns))}"
 
 
 def comparison_verdict(comparison: Comparison) -> str:

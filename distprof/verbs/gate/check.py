@@ -10,6 +10,7 @@ import numpy as np
 
 from distprof.artefacts.baseline_file import BaselineFile, BaselineSession
 from distprof.artefacts.summary_file import Fingerprint, StepParts
+from distprof.formats import Displayed
 from distprof.verbs.gate.baseline import acknowledgement, baseline_values
 from distprof.verbs.gate.decide import ALPHA, Decision, decide
 from distprof.verbs.gate.metrics import METRICS, Metric
@@ -86,7 +87,7 @@ class PartLoss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     change_ns: int
 
 
-class CheckResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CheckResult(Displayed, msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The result of a check.
 
     Args:

@@ -11,8 +11,8 @@ from distprof.documents.page import Page
 from distprof.escape import plain
 from distprof.formats import RenderOptions
 from distprof.sections.table import Column, TableView, counted
-from distprof.units import format_bytes, format_duration, format_ratio
-from distprof.verbs.compare.show import PARTS, signed
+from distprof.units import format_bytes, format_duration, format_ratio, signed
+from distprof.verbs.compare.show import PARTS
 from distprof.verbs.gate.check import CHECK_SCHEMA, CheckResult, MetricCheck, fails
 from distprof.verbs.gate.decide import LEVEL, NOT_BY_REPEATS
 from distprof.verbs.gate.metrics import find_metric

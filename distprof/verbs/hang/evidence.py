@@ -19,6 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from distprof.artefacts import FLIGHT_FILE, STACKS_FILE
+from distprof.artefacts.stacks import FRAME, LIBRARY, main_stack
 from distprof.errors import DistprofError, InputError
 from distprof.ingest.executor import Outcome, Progress, map_each, running
 from distprof.ingest.files import Folder
@@ -98,12 +99,6 @@ _RANK = re.compile(rb"\[?\b[Rr]ank[ :=]?(\d{1,7})\]?")
 
 _NOISE = re.compile(rb"NCCL INFO|NCCL TRACE|DEBUG")
 
-_STACK_FRAME = re.compile(r'^\s+File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$')
-
-_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|^<frozen")
-
-_STACK_THREAD = re.compile(r"^(?:Current t|T)hread 0x[0-9a-f]+")
-
 
 class LogFile(msgspec.Struct, frozen=True, kw_only=True):
     """A log to scan, picklable so that another process can read it.
@@ -181,15 +176,12 @@ def calls_of_stacks(text: str) -> tuple[str, ...]:
     Python prints the main thread last. Threads without Python code are left out, and so are calls
     inside libraries where there are others.
     """
-    threads: list[list[tuple[str, bool]]] = []
-    for line in text.splitlines():
-        if _STACK_THREAD.match(line):
-            threads.append([])
-        elif threads and (match := _STACK_FRAME.match(line)) and len(threads[-1]) < MAX_CALLS:
+    calls: list[tuple[str, bool]] = []
+    for line in main_stack(text.splitlines())[:MAX_CALLS]:
+        if match := FRAME.match(line):
             path = match["file"]
             call = f"{match['name']} ({path.rpartition('/')[2]}:{match['line']})"[:MAX_TEXT]
-            threads[-1].append((call, _LIBRARY.search(path) is None))
-    calls = next((calls for calls in reversed(threads) if calls), [])
+            calls.append((call, LIBRARY.search(path) is None))
     has_own = any(is_own for _, is_own in calls)
     return tuple(call for call, is_own in calls if is_own or not has_own)
 
@@ -272,6 +264,7 @@ def read_evidence(
             log_lines=_scanned(logs),
             stacks={rank: calls for rank, calls in _stacks(stacks) if calls},
             notes=tuple(notes),
+            num_other_dumps=sum(one.result is not None for one in outcomes) - len(good),
         ),
         root,
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from distprof.units import format_duration, name_ranks
+from distprof.units import capitalized, format_duration, name_ranks
 from distprof.verbs.hang.divergence import Point, waits
 from distprof.verbs.hang.progress import Stop
 from distprof.verbs.hang.result import HangEvidence, HangKind, HangState
@@ -110,7 +110,7 @@ def _places(evidence: HangEvidence) -> Iterator[str]:
     for call, ranks in list(by_call.items())[:_MOST_NAMED]:
         if call:
             text = name_ranks(ranks)
-            yield f"{text[:1].upper()}{text[1:]} {'are' if len(ranks) > 1 else 'is'} in {call}."
+            yield f"{capitalized(text)} {'are' if len(ranks) > 1 else 'is'} in {call}."
 
 
 def _in_flight(found: Diagnosis) -> Explanation:
@@ -154,7 +154,7 @@ def _verdict(roots: Sequence[str], suspects: Sequence[int]) -> str:
         parts.append(f"{len(others) - _MOST_ROOTS + 1} more independent causes are listed below.")
     if suspects:
         also = "suspects too" if len(suspects) > 1 else "a suspect too"
-        parts.append(f"{_capital(name_ranks(suspects))} left no dump: {also}.")
+        parts.append(f"{capitalized(name_ranks(suspects))} left no dump: {also}.")
     return " ".join(parts)
 
 
@@ -203,11 +203,11 @@ def _why(found: Diagnosis, first: Root, evidence: HangEvidence) -> Iterator[str]
     point = first.point
     if point.seq is not None:
         yield from _positions(point)
-    yield from (f"{told[0].upper()}{told[1:]}." for told in point.others)
+    yield from (f"{capitalized(told)}." for told in point.others)
     yield from _roots(found)
     if found.unfinished is not None:
         yield (
-            f"{_capital(name_ranks(found.unfinished.missing))} did not finish "
+            f"{capitalized(name_ranks(found.unfinished.missing))} did not finish "
             f"{operation_text(found.unfinished)} and later ones, which the others finished: "
             "their GPUs had stopped before."
         )
@@ -220,10 +220,6 @@ def _why(found: Diagnosis, first: Root, evidence: HangEvidence) -> Iterator[str]
     yield from _messages(found)
 
 
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
 def _positions(point: Point) -> Iterator[str]:
     if point.kind is not HangKind.NEVER_LAUNCHED:
         return
@@ -233,7 +229,7 @@ def _positions(point: Point) -> Iterator[str]:
             latest.setdefault(member.enqueued, []).append(member.rank)
     if len(latest) < 2:
         yield (
-            f"{_capital(name_ranks(point.waiting))} of {point.group.label} "
+            f"{capitalized(name_ranks(point.waiting))} of {point.group.label} "
             f"launched up to {max(latest, default=point.seq or 0)}."
         )
         return
@@ -249,7 +245,7 @@ def _roots(found: Diagnosis) -> Iterator[str]:
     others = sorted(behind & graph.keys())
     if others and first is not None and not first.in_circle:
         yield (
-            f"{_capital(name_ranks(others))} lag too, but they wait for others; "
+            f"{capitalized(name_ranks(others))} lag too, but they wait for others; "
             f"{name_ranks(found.culprits)} wait for no rank."
         )
 
@@ -276,7 +272,7 @@ def _messages(found: Diagnosis) -> Iterator[str]:
     senders = sorted({rank for point in mine for rank in point.missing} - set(found.culprits))
     if senders and found.unfinished is None:
         yield (
-            f"{_capital(name_ranks(found.culprits))} may itself be waiting for a message from "
+            f"{capitalized(name_ranks(found.culprits))} may itself be waiting for a message from "
             f"{name_ranks(senders)}."
         )
 
@@ -287,7 +283,7 @@ def _alternatives(found: Diagnosis, first: Root, evidence: HangEvidence) -> Iter
         suspects = sorted(set(found.unfinished.missing) - set(found.culprits))
         if suspects:
             yield (
-                f"{_capital(name_ranks(suspects))} may be at fault as well: "
+                f"{capitalized(name_ranks(suspects))} may be at fault as well: "
                 "nothing has finished there since, although the CPU continued."
             )
     agrees = evidence.log_lines or set(found.culprits) & evidence.stacks.keys()
@@ -298,7 +294,7 @@ def _alternatives(found: Diagnosis, first: Root, evidence: HangEvidence) -> Iter
         )
     unknown = sorted(set(point.silent) - set(found.culprits))
     if unknown:
-        yield f"{_capital(name_ranks(unknown))} left no dump and may be further behind."
+        yield f"{capitalized(name_ranks(unknown))} left no dump and may be further behind."
     if point.example is None:
         yield "No ring holds the operation any more. Set a larger TORCH_FR_BUFFER_SIZE to keep it."
     if not point.group.knows_ranks:

@@ -120,6 +120,7 @@ def diagnose(evidence: HangEvidence, *, version: str) -> HangReport:
         next_steps=said.next_steps,
         dumps=tuple(dump.rank for dump in evidence.dumps),
         missing_dumps=missing,
+        num_other_dumps=evidence.num_other_dumps,
         groups=_progress(found),
         ranks=tuple(_position(dump, evidence, graph) for dump in evidence.dumps),
         log_lines=evidence.log_lines,

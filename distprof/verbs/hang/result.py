@@ -6,6 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
+from distprof.formats import Displayed
 from distprof.run.records import FlightDump
 from distprof.terms import Confidence
 from distprof.verbs.hang.progress import Stop
@@ -58,6 +59,7 @@ class HangEvidence(msgspec.Struct, frozen=True, kw_only=True):
         has_ended_well: Whether the job is known to have completed.
         stop: Since when no step has ended; None where steps continued, or are unknown.
         notes: Damaged or omitted input, one sentence each.
+        num_other_dumps: Older dumps of the same ranks, left out.
     """
 
     source: str
@@ -70,6 +72,7 @@ class HangEvidence(msgspec.Struct, frozen=True, kw_only=True):
     has_ended_well: bool = False
     stop: Stop | None = None
     notes: tuple[str, ...] = ()
+    num_other_dumps: int = 0
 
 
 # The hang report ----------------------------------------------------------------------------------
@@ -252,7 +255,7 @@ class Cadence(_Record, frozen=True, kw_only=True):
     longest_ns: int
 
 
-class HangReport(_Record, frozen=True, kw_only=True):
+class HangReport(Displayed, _Record, frozen=True, kw_only=True):
     """Whether a job hangs, in which operation, and because of which ranks.
 
     Args:
@@ -273,6 +276,8 @@ class HangReport(_Record, frozen=True, kw_only=True):
         next_steps: What to do, most useful first.
         dumps: Ranks whose dumps were read.
         missing_dumps: Ranks that must exist but left no dump.
+        num_other_dumps: Dumps that were left out because the same ranks left newer ones, perhaps
+            those of another job.
         groups: Progress per group, waiting groups first.
         ranks: Position of each rank.
         log_lines: Trouble in logs next to the dumps, by rank and line.
@@ -298,6 +303,7 @@ class HangReport(_Record, frozen=True, kw_only=True):
     next_steps: tuple[str, ...] = ()
     dumps: tuple[int, ...] = ()
     missing_dumps: tuple[int, ...] = ()
+    num_other_dumps: int = 0
     groups: tuple[GroupProgress, ...] = ()
     ranks: tuple[RankPosition, ...] = ()
     log_lines: tuple[LogLine, ...] = ()

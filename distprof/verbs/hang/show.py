@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from distprof.documents.document import Document
-from distprof.documents.page import Listing, Page
+from distprof.documents.page import Listing, Page, page_text
+from distprof.documents.text import MAX_BRIEF, rows_of
 from distprof.escape import short_ranks
 from distprof.formats import RenderOptions
 from distprof.sections.table import Column, TableView, counted
@@ -24,6 +27,9 @@ _FEW_CADENCES = 5
 
 _FEW_CALLS = 6
 
+_FEW_SENTENCES = 3
+"""Of the evidence, in the short text."""
+
 _ALL = 1_000_000
 
 
@@ -32,6 +38,8 @@ def headline(report: HangReport) -> str:
     entries = sum(position.entries for position in report.ranks)
     parts = [f"{counted(len(report.dumps), 'dump')} ({short_ranks(report.dumps)})"]
     parts.append(f"{counted(entries, 'operation')} in {counted(len(report.groups), 'group')}")
+    if report.num_other_dumps:
+        parts.append(f"{counted(report.num_other_dumps, 'older dump')} of these ranks left out")
     if report.missing_dumps:
         parts.append(f"no dump of {name_ranks(report.missing_dumps)}")
     if report.confidence is not None:
@@ -274,6 +282,34 @@ def _page(report: HangReport, options: RenderOptions) -> Page:
     )
 
 
+def _text(report: HangReport, options: RenderOptions) -> str:
+    """The page for a terminal; by default at most :data:`MAX_BRIEF` lines on 80 columns.
+
+    What to do comes before where it was seen: tables go first, then further evidence.
+    """
+    whole = page_text(_page(report, options), options)
+    if options.full or options.show_all or rows_of(whole, options.width) <= MAX_BRIEF:
+        return whole
+    for page in _shorter(_page(report, options)):
+        text = page_text(page, options)
+        if rows_of(text, options.width) <= MAX_BRIEF:
+            break
+    return text
+
+
+def _shorter(page: Page) -> Iterator[Page]:
+    """The same page with less and less on it."""
+    more = replace(page, remarks=("Groups, ranks, logs and stacks: --full.",))
+    yield from (replace(more, tables=page.tables[:number]) for number in (2, 1, 0))
+    steps = tuple(one for one in page.listings if one.is_numbered)
+    few = replace(more, tables=(), sentences=page.sentences[:_FEW_SENTENCES])
+    yield replace(few, listings=steps)
+    short = tuple(replace(one, sentences=one.sentences[:_FEW_SENTENCES]) for one in steps)
+    yield replace(few, listings=short)
+    yield replace(few, listings=short, sentences=page.sentences[:1])
+    yield replace(few, listings=(), sentences=())
+
+
 HANG = Document(
     kind=HangReport,
     schema=HANG_SCHEMA,
@@ -281,6 +317,7 @@ HANG = Document(
     title="distprof hang",
     again="make it again with: distprof hang DIR --format json",
     page=_page,
+    formats={"text": _text},
     about=f"""\
 # The hang report
 

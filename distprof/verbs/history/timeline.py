@@ -21,6 +21,7 @@ import numpy as np
 
 from distprof.artefacts.summary_file import Fingerprint, SummaryFile
 from distprof.costs.repeats import compare_pairs, pseudo_median
+from distprof.formats import Displayed
 from distprof.run.fingerprint import differences
 from distprof.verbs.gate.decide import FEWEST_SESSIONS, Decision, decide
 from distprof.verbs.gate.metrics import METRICS, Metric
@@ -144,7 +145,7 @@ class HistorySeries(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     num_without: int = 0
 
 
-class History(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class History(Displayed, msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A metric over commits.
 
     Args:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from distprof.formats import Displayed
 from distprof.verbs.plan.layout import Layout
 
 __all__ = [
@@ -162,7 +163,7 @@ class ClusterFacts(_Record, frozen=True, kw_only=True):
     inter_node_bandwidth: float
 
 
-class Plan(_Record, frozen=True, kw_only=True):
+class Plan(Displayed, _Record, frozen=True, kw_only=True):
     """A plan: layouts by step time, and why others were refused.
 
     Args:

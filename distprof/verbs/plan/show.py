@@ -12,11 +12,11 @@ from distprof.units import format_bandwidth, format_bytes, format_duration, form
 from distprof.verbs.plan.layout import Layout
 from distprof.verbs.plan.result import PLAN_SCHEMA, Estimate, MemoryParts, Plan
 
-__all__ = ["PLAN", "headline", "plan_tables", "reasons", "verdict"]
+__all__ = ["MEMORY", "PLAN", "headline", "layout_name", "plan_tables", "reasons", "verdict"]
 
 _FEW = 10
 
-_MEMORY = {
+MEMORY = {
     "weights_bytes": "weights",
     "gradients_bytes": "gradients",
     "optimizer_bytes": "optimizer",
@@ -24,6 +24,7 @@ _MEMORY = {
     "activations_bytes": "activations",
     "logits_bytes": "logits",
 }
+"""Part of a GPU's memory to its name in reports."""
 
 
 _SHARDING = {
@@ -48,10 +49,10 @@ def verdict(plan: Plan) -> str:
     if plan.considered == 1:
         return f"{best.layout.text}: {costs}, {room} of memory."
     feasible = counted(plan.fitting, "feasible layout")
-    return f"Fastest of {feasible}: {_layout_name(best.layout)}, {costs}, {room} of memory."
+    return f"Fastest of {feasible}: {layout_name(best.layout)}, {costs}, {room} of memory."
 
 
-def _layout_name(layout: Layout) -> str:
+def layout_name(layout: Layout) -> str:
     """A layout as people name it, for example ``dp=128 × tp=4, FSDP``."""
     degrees = {axis: getattr(layout, axis) for axis in ("dp", "tp", "pp", "cp", "ep")}
     kept = [f"{axis}={size}" for axis, size in degrees.items() if size > 1 or axis == "dp"]
@@ -157,7 +158,7 @@ def _layout_row(found: Estimate) -> tuple[str, ...]:
 
 def _memory_table(found: Estimate) -> TableView:
     memory: MemoryParts = found.memory
-    rows = [(label, getattr(memory, key)) for key, label in _MEMORY.items()]
+    rows = [(label, getattr(memory, key)) for key, label in MEMORY.items()]
     shown = [(label, format_bytes(size)) for label, size in rows if size]
     return TableView(
         title="Memory",

@@ -29,7 +29,7 @@ from distprof.costs.scaling import (
 from distprof.rules.engine import run_rules
 from distprof.run.fingerprint import unlike
 from distprof.terms import MeshAxis
-from distprof.units import NS_PER_S
+from distprof.units import NS_PER_S, capitalized
 from distprof.verbs.sweep.result import (
     CAUSES,
     Mode,
@@ -267,7 +267,7 @@ def _laws(sweep: Sweep, base: int) -> tuple[tuple[ScalingLaw, ...], list[str]]:
         try:
             fit = fit_scaling(law, ranks, throughput)
         except NoScalingFitError as reason:
-            refused.append(f"{str(reason)[0].upper()}{str(reason)[1:]}.")
+            refused.append(f"{capitalized(str(reason))}.")
             continue
         fitted.append(_law(law, fit, sorted(sweep.runs), base))
     return tuple(fitted), refused
@@ -340,6 +340,7 @@ def report_scaling(
     mode: Mode | None = None,
     baseline_ranks: int | None = None,
     limits: Mapping[str, Mapping[str, float]] | None = None,
+    site: str = "",
     num_cpus: int | None = None,
 ) -> ScalingReport:
     """Analyse a sweep and judge it.
@@ -350,10 +351,11 @@ def report_scaling(
         mode: Weak or strong; None to infer it.
         baseline_ranks: Size with efficiency 1; None for the smallest size.
         limits: Code or name of a rule to limit name to value.
+        site: Documentation site that findings link to; empty for none.
         num_cpus: CPUs of the machine, if all runs were made on one; None if unknown.
     """
     result = analyze_scaling(summaries, mode=mode, baseline_ranks=baseline_ranks)
-    outcome = run_rules([result], limits)
+    outcome = run_rules([result], limits, site=site)
     first = min(summaries, key=lambda summary: summary.fingerprint.world_size or 0, default=None)
     return ScalingReport(
         distprof_version=__version__,

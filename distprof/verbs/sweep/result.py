@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 import msgspec
 
 from distprof.artefacts.summary_file import Fingerprint
+from distprof.formats import Displayed
 from distprof.rules.base import Finding, NotChecked
 from distprof.schema import Record
 from distprof.sections.base import Result
@@ -190,7 +191,9 @@ class ScalingResult(Result, frozen=True, kw_only=True):
 SCALING_SCHEMA = "distprof.scaling/1"
 
 
-class ScalingReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ScalingReport(
+    Displayed, msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
+):
     """A sweep: its result, its findings, and its runs.
 
     Args:

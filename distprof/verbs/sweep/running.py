@@ -425,8 +425,8 @@ def _clear(run_dir: Path) -> None:
 
 def _into(verb: str, run_dir: Path, others: Sequence[str]) -> list[str]:
     out = ["-o", str(run_dir), "--quiet"]
-    if verb == "capture":  # its own options end at the program
-        return ["-o", str(run_dir), *others]
+    if verb == "capture":  # its own options end at the program; without steps it is to fail
+        return ["-o", str(run_dir), "--fail-on", "error", *others]
     return [*others, *out]
 
 

@@ -10,8 +10,7 @@ from distprof.documents.document import Document
 from distprof.documents.page import Page
 from distprof.formats import RenderOptions
 from distprof.sections.table import Bar, Cell, Column, Drawing, TableView, counted
-from distprof.units import format_duration, format_ratio
-from distprof.verbs.compare.show import signed
+from distprof.units import format_duration, format_ratio, signed
 from distprof.verbs.sweep.result import (
     CAUSES,
     SCALING_SCHEMA,

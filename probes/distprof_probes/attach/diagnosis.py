@@ -51,7 +51,21 @@ def notes_of(diary: Sequence[DiaryLine], ended: Exit) -> list[str]:
             notes.append(f"A process (pid {line.pid}) could not be recorded: {line.detail}.")
         elif line.event == "closed" and line.detail:
             notes.append(f"Rank {line.rank}: {line.detail}")
-    return _few(notes)
+    return _few([*notes, *_never_closed(diary)])
+
+
+def _never_closed(diary: Sequence[DiaryLine]) -> list[str]:
+    """A note on ranks whose last records may be missing."""
+    ended = {line.rank for line in diary if line.event == "closed"}
+    open_ = {line.rank for line in diary if line.event == "recording"} - ended
+    ranks = sorted(rank for rank in open_ if rank is not None)
+    if not ranks:
+        return []
+    which = f"Rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks, rank {ranks[0]} first,"
+    return [
+        f"{which} did not close the records (os._exit, a signal, or still running): what was"
+        " recorded last, and a trace that had not ended, are missing."
+    ]
 
 
 def _few(notes: list[str], limit: int = 12) -> list[str]:

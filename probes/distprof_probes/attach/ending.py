@@ -17,6 +17,9 @@ import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
+from distprof_probes.own_files import out_of_the_way
+from distprof_probes.termination import not_in_children
+
 __all__ = ["Finish", "when_it_ends"]
 
 Finish = Callable[[BaseException | None], None]
@@ -98,6 +101,14 @@ def _at_exception(finish: Finish) -> None:
     sys.excepthook = keep_and_go_on
 
 
+def _read(reading: int) -> bytes:
+    """The signals that arrive next; nothing if the program closed the pipe."""
+    try:
+        return os.read(reading, 64)
+    except OSError:
+        return b""
+
+
 class _OnTermination:
     """Saves the records on SIGTERM, then lets the signal end the process as it would have.
 
@@ -116,7 +127,7 @@ class _OnTermination:
         """Handle SIGTERM, unless the program has its own handler or wake-up file."""
         if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
             return
-        reading, writing = os.pipe()
+        reading, writing = (out_of_the_way(number) for number in os.pipe())
         os.set_blocking(writing, False)
         others = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         if others != -1:
@@ -124,6 +135,7 @@ class _OnTermination:
             os.close(reading)
             os.close(writing)
             return
+        not_in_children(writing, self._in_main_thread, signal.SIG_DFL)
         threading.Thread(
             target=self._watch, args=(reading,), daemon=True, name="distprof-end"
         ).start()
@@ -142,7 +154,7 @@ class _OnTermination:
                 self._end(None)
 
     def _watch(self, reading: int) -> None:
-        while news := os.read(reading, 64):
+        while news := _read(reading):
             if signal.SIGTERM in news and not self._answered.wait(PATIENCE_S):
                 if signal.getsignal(signal.SIGTERM) != self._in_main_thread:
                     continue

@@ -64,8 +64,8 @@ class Watch:
 
     def _find(self) -> None:
         try:
-            found = look(self.run_dir)
-        except OSError:
+            found = look(self.run_dir, at_steps=False)
+        except Exception:  # the program may do anything to its run directory
             return
         self._pids |= {
             each.rank: each.pid
@@ -87,7 +87,9 @@ def rank_ends(
         told: Reports of the captures of other ranks.
     """
     words = {each.rank: each for each in told}
-    found = {rank.rank: _evidence(run_dir, rank, watch) for rank in look(run_dir)} | words
+    found = {
+        rank.rank: _evidence(run_dir, rank, watch) for rank in look(run_dir, at_steps=False)
+    } | words
     if own is not None and own in found:
         end = structs.replace(ending.exit, by_launcher=ending.was_interrupted)
         told_ns = end.ended_ns if ending.was_interrupted else None

@@ -66,21 +66,27 @@ class LivingRank:
         return self.process is not None and self.process.letter in "Tt"
 
 
-def look(run_dir: Path) -> list[LivingRank]:
-    """Every rank that has a directory, ascending."""
+def look(run_dir: Path, *, at_steps: bool = True) -> list[LivingRank]:
+    """Every rank that has a directory, ascending.
+
+    Args:
+        run_dir: The run directory.
+        at_steps: Whether to read the step logs, which are long in a long job.
+    """
     found = []
     for folder in run_dir.iterdir():
         match = _RANK_DIR.match(folder.name)
         if match is not None and folder.is_dir():
-            found.append(_look_at(folder, int(match[1])))
+            found.append(_look_at(folder, int(match[1]), at_steps=at_steps))
     return sorted(found, key=lambda rank: rank.rank)
 
 
 def remove_sockets(run_dir: Path) -> None:
     """Remove sockets left by ranks of this host that did not end cleanly; keep those in use."""
-    for rank in look(run_dir):
-        if rank.is_here and rank.process is None and rank.socket:
-            _remove(Path(rank.socket))
+    with contextlib.suppress(FileNotFoundError):  # a rank deleted the run directory
+        for rank in look(run_dir, at_steps=False):
+            if rank.is_here and rank.process is None and rank.socket:
+                _remove(Path(rank.socket))
 
 
 def _remove(path: Path) -> None:
@@ -91,11 +97,12 @@ def _remove(path: Path) -> None:
             path.parent.rmdir()
 
 
-def _look_at(folder: Path, rank: int) -> LivingRank:
+def _look_at(folder: Path, rank: int, *, at_steps: bool) -> LivingRank:
     attach = _read(folder / ATTACH_FILE, AttachFile)
     said = _read(folder / RANK_FILE, RankFile)
     tail = StepTail(folder / STEPS_FILE)
-    tail.read()
+    if at_steps:
+        tail.read()
     host = (attach.host if attach else "") or (said.host if said else "")
     pid = attach.pid if attach else said.pid if said else None
     is_here = host in ("", socket.gethostname())

@@ -27,6 +27,7 @@ from distprof.artefacts.files import write_atomically
 from distprof.artefacts.rank_file import AttachFile
 from distprof_probes.attach.ranks import SOCKET_PREFIX
 from distprof_probes.job.process import process_state
+from distprof_probes.own_files import high_numbers
 from distprof_probes.probe import Probe, Unavailable
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class WorkerServerProbe(Probe):
         path = self._folder / "s"
         path.unlink(missing_ok=True)
         try:
-            with _quiet_log():
+            with _quiet_log(), high_numbers():
                 started = server(str(path))
         except (RuntimeError, OSError) as error:
             self.stop()

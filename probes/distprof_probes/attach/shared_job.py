@@ -44,10 +44,10 @@ class SharedJob:
 
     def own_rank(self, ending: Ending) -> int | None:
         """The rank of the captured program; None if it started ranks, or was not a rank."""
-        if self.place.origin == "alone":
-            return None
-        pids = {each.rank: each.pid for each in look(self.run_dir) if each.is_here}
-        return self.place.rank if pids.get(self.place.rank) == ending.pid else None
+        here = [each for each in look(self.run_dir, at_steps=False) if each.is_here]
+        own = [each.rank for each in here if each.pid == ending.pid]
+        is_known = self.place.origin == "alone" or self.place.rank in own
+        return own[0] if own and is_known else None
 
     def other_endings(self, ending: Ending) -> list[RankEvidence]:
         """On rank 0: how the ranks of other captures ended, where reported.
@@ -55,7 +55,7 @@ class SharedJob:
         Args:
             ending: How this capture's program ended.
         """
-        if self.own_rank(ending) is None:
+        if self.place.origin == "alone" or self.own_rank(ending) is None:
             return []
         patience_s = ANSWER_S if ending.exit.code or ending.exit.signal else _OTHERS_S
         patience_s = _INTERRUPTED_S if ending.was_interrupted else patience_s

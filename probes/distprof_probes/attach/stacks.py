@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from distprof.artefacts.stacks import FRAME, LIBRARY
+
 __all__ = ["Frame", "Stack", "fold", "own_frame", "parse_stacks", "training_stack"]
 
 MAX_FRAMES = 1_000
 
-_FRAME = re.compile(r'^\s+File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$')
 _THREAD = re.compile(r"^(?P<current>Current t|T)hread (?P<id>0x[0-9a-f]+)(?: \[(?P<name>.*?)\])?")
-_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|^<frozen")
 _PROBES = f"{Path(__file__).resolve().parents[1]}/"
 
 
@@ -58,7 +58,7 @@ def parse_stacks(text: str) -> tuple[Stack, ...]:
     for line in text.splitlines():
         if (thread := _THREAD.match(line)) is not None:
             stacks.append((thread, []))
-        elif stacks and (found := _FRAME.match(line)) and len(stacks[-1][1]) < MAX_FRAMES:
+        elif stacks and (found := FRAME.match(line)) and len(stacks[-1][1]) < MAX_FRAMES:
             number = int(found["line"]) if found["line"].isdecimal() else None
             stacks[-1][1].append(Frame(file=found["file"], line=number, name=found["name"]))
     return tuple(
@@ -79,7 +79,7 @@ def own_frame(stack: Stack) -> Frame | None:
 
 
 def _is_library(file: str) -> bool:
-    return _LIBRARY.search(file) is not None or file.startswith(_PROBES)
+    return LIBRARY.search(file) is not None or file.startswith(_PROBES)
 
 
 def fold(stacks: Mapping[int, Stack]) -> list[tuple[tuple[int, ...], Stack]]:

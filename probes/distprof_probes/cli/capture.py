@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import os
-import sys
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import msgspec
 
 from distprof.artefacts.run_file import Coverage, Exit, RunFile
-from distprof.errors import UsageError
+from distprof.errors import DistprofError, InputError, UsageError
+from distprof.formats import check_reporter
 from distprof.options import click_options, options_of
 from distprof.terms import Severity
 from distprof_probes.attach.replica import parse_mesh, parse_ranks, replica_ranks
+from distprof_probes.job.messages import one_line, say
 from distprof_probes.options import ProbeOptions
+
+if TYPE_CHECKING:
+    from distprof_probes.attach.failure import Watch
+    from distprof_probes.attach.launch import Ending
 
 __all__ = ["capture"]
 
@@ -45,7 +52,8 @@ _IN_SHORT = {
     "settings": "Read the configuration of data loaders, modules and optimizers.",
     "attach": "Open a socket per rank for distprof attach.",
 }
-_NOTHING_RECORDED = 3
+_NO_VERDICT = InputError.exit_code
+_WITH_REPORT = (0, 1)  # without and with findings
 
 
 def _switches(command: _Command) -> _Command:
@@ -104,7 +112,12 @@ def _switches(command: _Command) -> _Command:
     help="The job's device mesh, slowest axis first.",
 )
 @_switches
-@click.option("--format", "format_name", metavar="text|json|md", help="Format of the report.")
+@click.option(
+    "--format",
+    "format_name",
+    metavar="text|json|md|html",
+    help="Format of the report; html: RUN_DIR/report.html.",
+)
 @click.option(
     "--fail-on",
     type=click.Choice([severity.value for severity in Severity]),
@@ -124,28 +137,80 @@ def capture(
     """Run a training program with probes, and report where the time of its steps goes.
 
     The program needs no changes: distprof finds steps by the optimizer. Its output, signals and
-    exit code pass through.
+    exit code pass through. With --fail-on, a program that ended with 0 gives 1 if there are such
+    findings, and 3 if there is no report or no step.
 
     \b
       distprof capture -- torchrun --nproc-per-node 8 train.py --lr 3e-4
       distprof capture --start-step 100 --steps 4 -o runs/mine -- python train.py
     """  # noqa: D301 - click reads it
-    from distprof_probes.attach.launch import check_program
+    from distprof_probes.attach.launch import check_program, shell_code
     from distprof_probes.attach.shared_job import SharedJob
 
+    check_reporter(format_name)
     program = check_program(command)
     sizes = parse_mesh(mesh) if mesh else {}
     coverage = _coverage(profile_ranks, sizes)
     options = ProbeOptions(**probes, profile_ranks=_as_option(coverage))
     run_dir = _new_run(out, command, options, sizes, coverage)
-    if not _is_first_launcher(command):
-        return _run(program, command, run_dir, options)
-    _say(f"Recording in {run_dir}")
+    is_first = _is_first_launcher(command)
+    if is_first:
+        _say(f"Recording in {run_dir}")
     try:
-        code = _run(program, command, run_dir, options)
-        return code if no_report else _report(run_dir, format_name, fail_on, code)
+        ending, watch = _run(program, command, run_dir, options)
+        code = shell_code(ending.exit)
+        with _AfterTheProgram(run_dir, passes_on=bool(fail_on) and not code) as after:
+            has_steps = _complete(run_dir, ending, watch, is_first=is_first)
+            after.verdict = 0 if has_steps or code else _NO_VERDICT
+            if is_first and not no_report:
+                after.verdict = _report(run_dir, format_name, fail_on) or after.verdict
+        return code or (after.verdict if fail_on else 0)
     finally:
-        SharedJob.of(run_dir).release_others()
+        if is_first:
+            SharedJob.of(run_dir).release_others()
+
+
+class _AfterTheProgram:
+    """What fails once the program has ended is said, and is not the program's failure.
+
+    Args:
+        run_dir: The run directory.
+        passes_on: Whether a signal is passed on: the caller asked for a verdict, and has none.
+
+    Attributes:
+        verdict: Exit code for those who asked for one.
+    """
+
+    def __init__(self, run_dir: Path, *, passes_on: bool) -> None:
+        self.verdict: int = _NO_VERDICT
+        self._run_dir = run_dir
+        self._passes_on = passes_on
+
+    def __enter__(self) -> _AfterTheProgram:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        if error is None:
+            return False
+        self.verdict = _NO_VERDICT
+        if not isinstance(error, Exception):
+            _say(f"The report was interrupted. It can be made with: {_analyze(self._run_dir)}")
+            return not self._passes_on
+        _say(f"There is no report: {_why(error, self._run_dir)}")
+        return True
+
+
+def _why(error: Exception, run_dir: Path) -> str:
+    if not run_dir.is_dir():
+        return f"{run_dir} was deleted while the program ran"
+    if isinstance(error, DistprofError):
+        return one_line(error)
+    return f"unexpected error in distprof ({type(error).__name__}: {error})"
 
 
 def _coverage(asked: str, mesh: dict[str, int]) -> Coverage:
@@ -185,7 +250,7 @@ def _new_run(
     is_alone = place.origin == "alone" or place.world_size == 1
     if is_alone and is_first:
         run_dir = new_run_directory(out, f"capture-{name}")
-        write_run_file(run_dir, describe())
+        write_run_file(run_dir, describe(), is_new=True)
         return run_dir
     if out is None and (is_alone or not job_name()):
         raise UsageError("one capture per node or rank: give all the same new folder with -o")
@@ -231,68 +296,89 @@ def _name_of(command: Sequence[str]) -> str:
     return Path(script).stem or (modules[-1] if modules else Path(command[0]).name)
 
 
-def _run(program: str, command: Sequence[str], run_dir: Path, options: ProbeOptions) -> int:
-    """Run the program and complete run.json.
+def _run(
+    program: str, command: Sequence[str], run_dir: Path, options: ProbeOptions
+) -> tuple[Ending, Watch]:
+    """Run the program to its end, and observe its ranks."""
+    from distprof_probes.attach.environment import captured_environment
+    from distprof_probes.attach.failure import Watch
+    from distprof_probes.attach.launch import run_program
 
-    Returns:
-        Its exit code; 3 if it succeeded but nothing was recorded.
-    """
+    watch = Watch(run_dir)
+    environment = captured_environment(os.environ, run_dir, options)
+    return run_program(program, command, environment, meanwhile=watch.look), watch
+
+
+def _complete(run_dir: Path, ending: Ending, watch: Watch, *, is_first: bool) -> bool:
+    """Complete run.json, or report to the capture that does; return whether there are steps."""
     from distprof_probes.attach.diagnosis import notes_of, why_nothing
     from distprof_probes.attach.diary import read_diary
-    from distprof_probes.attach.environment import captured_environment
-    from distprof_probes.attach.failure import Watch, outcome_of, rank_ends
-    from distprof_probes.attach.launch import run_program, shell_code
+    from distprof_probes.attach.failure import outcome_of, rank_ends
     from distprof_probes.attach.ranks import look, remove_sockets
     from distprof_probes.attach.shared_job import SharedJob
     from distprof_probes.job.finish import conclude
 
-    watch = Watch(run_dir)
-    environment = captured_environment(os.environ, run_dir, options)
-    ending = run_program(program, command, environment, meanwhile=watch.look)
     remove_sockets(run_dir)
     diary = read_diary(run_dir)
     has_steps = any(rank.last_step is not None for rank in look(run_dir))
     nothing = "" if has_steps else why_nothing(diary)
     notes = notes_of(diary, ending.exit) + ([f"No step: {nothing}."] if nothing else [])
-    is_first, job = _is_first_launcher(command), SharedJob.of(run_dir)
+    job = SharedJob.of(run_dir)
     own, told = job.own_rank(ending), job.other_endings(ending) if is_first else []
     evidence = rank_ends(run_dir, ending, watch, own=own, told=told)
     if is_first:
         outcome, failure = outcome_of(ending, evidence)
         ends = {each.rank: each.exit for each in evidence if each.exit is not None}
         known = {rank: end for rank, end in ends.items() if end.ended_ns is not None}
-        conclude(run_dir, outcome=outcome, exits=known, failure=failure, notes=notes)
+        try:
+            conclude(run_dir, outcome=outcome, exits=known, failure=failure, notes=notes)
+        except InputError as error:  # a full disk: the files that exist can be reported
+            _say(f"Error: {one_line(error)}")
     else:
         job.report_own_ending(ending, evidence)
-    code = shell_code(ending.exit)
-    if nothing and code:
-        _say(f"The program ended with {_way(ending.exit)}, and no step was recorded.")
-    elif nothing:
-        _say(f"No step was recorded: {nothing}")
-        return _NOTHING_RECORDED
-    return code
+    if nothing:
+        _say(_without_steps(ending.exit, nothing))
+    return has_steps
 
 
-def _way(ended: Exit) -> str:
-    return ended.signal or f"exit code {ended.code}"
+def _without_steps(ended: Exit, why: str) -> str:
+    if ended.signal or ended.code:
+        way = ended.signal or f"exit code {ended.code}"
+        return f"The program ended with {way}, and no step was recorded."
+    return f"No step was recorded: {why}"
 
 
-def _report(run_dir: Path, format_name: str | None, fail_on: str | None, code: int) -> int:
-    """Show the report; the program's own exit code takes precedence."""
-    from distprof_probes.job.finish import report
+def _report(run_dir: Path, format_name: str | None, fail_on: str | None) -> int:
+    """Show the report, and return its exit code."""
+    from distprof_probes.job.finish import page_of, report
 
-    arguments = ["--format", format_name] if format_name else []
-    arguments += ["--fail-on", fail_on] if fail_on else []
-    reported = report(run_dir, arguments) if _has_evidence(run_dir) else 0
-    _say(f"The run is in {run_dir}")
-    return code or reported
+    arguments = ["--fail-on", fail_on] if fail_on else []
+    is_told = _has_evidence(run_dir) and not _ended_before_a_step(run_dir)
+    reported = report(run_dir, arguments, format_name=format_name) if is_told else 0
+    if reported not in _WITH_REPORT:
+        _say(f"There is no report. It can be made with: {_analyze(run_dir)}")
+    page = page_of(run_dir)
+    _say(f"The run is in {run_dir}{f', the report in {page}' if page else ''}")
+    return reported
+
+
+def _analyze(run_dir: Path) -> str:
+    return f"distprof analyze {shlex.quote(str(run_dir))}"
 
 
 def _has_evidence(run_dir: Path) -> bool:
     return any(run_dir.glob("rank[0-9]*"))
 
 
+def _ended_before_a_step(run_dir: Path) -> bool:
+    """Whether the user stopped the program before its first step: there is nothing to report."""
+    from distprof_probes.attach.ranks import look
+    from distprof_probes.job.directory import read_run_file
+
+    was_stopped = read_run_file(run_dir).outcome == "interrupted"
+    return was_stopped and all(rank.last_step is None for rank in look(run_dir))
+
+
 def _say(text: str) -> None:
     """Print one line on stderr; stdout belongs to the program and then to the report."""
-    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-    print(f"distprof: {shown}", file=sys.stderr, flush=True)  # noqa: T201
+    say(f"distprof: {text}")

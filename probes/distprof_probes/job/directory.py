@@ -95,10 +95,16 @@ def rank_directory(run_dir: Path, rank: int) -> Path:
     return run_dir / RANK_DIR_FORMAT.format(rank=rank)
 
 
-def write_run_file(run_dir: Path, run: RunFile) -> None:
+def write_run_file(run_dir: Path, run: RunFile, *, is_new: bool = False) -> None:
     """Replace run.json atomically, so that a reader never sees half of it.
 
+    Args:
+        run_dir: The run directory.
+        run: What to write.
+        is_new: Whether a job begins here: of two that found the folder empty, only one may.
+
     Raises:
+        UsageError: If another job has begun here.
         InputError: If it cannot be written.
     """
     content = msgspec.json.format(msgspec.json.encode(run), indent=2) + b"\n"
@@ -106,7 +112,14 @@ def write_run_file(run_dir: Path, run: RunFile) -> None:
     temporary = run_dir / f".{RUN_FILE}.{os.getpid()}"
     try:
         temporary.write_bytes(content)
-        temporary.replace(file)
+        if is_new:
+            _claim(temporary, file)
+        else:
+            temporary.replace(file)
+    except FileExistsError as error:
+        raise UsageError(
+            f"another job has begun in {run_dir}: choose another folder with -o"
+        ) from error
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise InputError(
@@ -115,6 +128,24 @@ def write_run_file(run_dir: Path, run: RunFile) -> None:
             found=error.strerror or str(error),
             fix="free disk space, or choose another folder with -o",
         ) from error
+
+
+def _claim(temporary: Path, file: Path) -> None:
+    """Give a file its name, unless that is taken.
+
+    Raises:
+        FileExistsError: If it is.
+    """
+    try:
+        file.hardlink_to(temporary)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links: check, and hope that no other job is as quick
+        if file.exists():
+            raise FileExistsError(file) from None
+        temporary.replace(file)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def read_run_file(run_dir: Path) -> RunFile:

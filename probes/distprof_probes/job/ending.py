@@ -11,7 +11,7 @@ from distprof.errors import InputError
 from distprof_probes.job.evidence import RankEvidence
 from distprof_probes.job.finish import conclude, report
 from distprof_probes.job.interrupts import Interrupts
-from distprof_probes.job.messages import print_failure, print_next_steps, say, shown_path
+from distprof_probes.job.messages import one_line, print_failure, print_next_steps, say, shown_path
 from distprof_probes.job.supervise import Supervisor
 
 __all__ = ["JOB_FAILED", "ReportOptions", "end_job"]
@@ -41,13 +41,13 @@ class ReportOptions:
     @property
     def arguments(self) -> list[str]:
         """The same options, without the directory, for another ``distprof run``."""
-        return [*self.report_arguments, *(["--no-report"] if self.no_report else [])]
+        arguments = ["--format", self.format_name] if self.format_name else []
+        return [*self.report_arguments, *arguments, *(["--no-report"] if self.no_report else [])]
 
     @property
     def report_arguments(self) -> list[str]:
-        """The options for ``distprof analyze``."""
+        """The options for ``distprof analyze``, without the format."""
         arguments = ["--quiet"] if self.quiet else []
-        arguments += ["--format", self.format_name] if self.format_name else []
         return arguments + (["--fail-on", self.fail_on] if self.fail_on else [])
 
 
@@ -71,8 +71,11 @@ def end_job(
         elsewhere: Evidence about ranks on other hosts.
 
     Returns:
-        The exit code: 0, the report's own, 4 for a failed job, 130 or 143 when interrupted.
+        The exit code: 0, the report's own, 4 for a failed job, 130 or 143 when interrupted, 3 if
+        the run directory was deleted.
     """
+    if not run_dir.is_dir():
+        return _without_directory(run_dir, supervisor, interrupts)
     failure = supervisor.failure(elsewhere)
     if failure is None and problem:
         failure = Failure(
@@ -87,7 +90,7 @@ def end_job(
             run_dir, outcome=outcome, exits=exits, failure=failure, notes=supervisor.notes
         )
     except InputError as error:  # a full disk: a report of the existing files is still possible
-        say(f"Error: {error}")
+        say(f"Error: {one_line(error)}")
         run = None
     if failure is not None:
         print_failure(run_dir, failure)
@@ -108,9 +111,19 @@ def end_job(
     return interrupts.exit_code if interrupts.signal is not None else code
 
 
+def _without_directory(run_dir: Path, supervisor: Supervisor, interrupts: Interrupts) -> int:
+    """The exit code of a job whose records are lost."""
+    say(f"Error: {shown_path(run_dir)} was deleted while the job ran: there is no report.")
+    if interrupts.signal is not None:
+        return interrupts.exit_code
+    ended_well = supervisor.exits and all(end.code == 0 for end in supervisor.exits.values())
+    return InputError.exit_code if ended_well else JOB_FAILED
+
+
 def _reported(run_dir: Path, report_options: ReportOptions) -> int:
     """The report's exit code. An interrupted report does not fail the job."""
     try:
-        return report(run_dir, report_options.report_arguments)
+        options = report_options
+        return report(run_dir, options.report_arguments, format_name=options.format_name)
     except KeyboardInterrupt:
         return 130

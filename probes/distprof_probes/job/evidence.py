@@ -12,6 +12,7 @@ import msgspec
 from distprof.artefacts import ERROR_FILE, FLIGHT_FILE, OUTPUT_FILE, STACKS_FILE, STEPS_FILE
 from distprof.artefacts.rank_file import ErrorFile
 from distprof.artefacts.run_file import Exit
+from distprof.artefacts.stacks import main_stack
 from distprof_probes.job.directory import rank_directory
 from distprof_probes.job.progress import StepTail
 
@@ -19,9 +20,9 @@ __all__ = [
     "RankEvidence",
     "last_lines",
     "latest_collective",
-    "main_stack",
     "rank_evidence",
     "read_error",
+    "stack_of",
     "where_it_is",
 ]
 
@@ -125,24 +126,15 @@ def last_lines(file: Path, number: int) -> list[str]:
 
 def where_it_is(file: Path) -> str:
     """The innermost frame of the user's own code in the last Python stack of a rank."""
-    frames = [frame for line in main_stack(file) if (frame := _FRAME.match(line)) is not None]
+    frames = [frame for line in stack_of(file) if (frame := _FRAME.match(line)) is not None]
     own = next((f for f in frames if not any(part in f["file"] for part in _NOT_OWN)), None)
     shown = own or (frames[0] if frames else None)
     return f"{shown['name']} ({Path(shown['file']).name}:{shown['line']})" if shown else ""
 
 
-def main_stack(file: Path) -> list[str]:
-    """The main thread's frames in the last stacks of a rank, innermost first.
-
-    The main thread is the oldest, which :mod:`faulthandler` names last.
-    """
-    frames: list[str] = []
-    for line in last_lines(file, 400):
-        if line.startswith(("Current thread", "Thread 0x")):
-            frames = []
-        elif line.startswith("  File "):
-            frames.append(line)
-    return frames
+def stack_of(file: Path) -> list[str]:
+    """The main thread's frames in the stacks of a rank, innermost first."""
+    return main_stack(last_lines(file, 2_000))
 
 
 def _bounded(file: Path) -> bytes:

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import msgspec
 
-from distprof.artefacts import RANK_FILE, RANK_SCHEMA
+from distprof.artefacts import RANK_FILE, RANK_SCHEMA, REPORT_PAGE_FILE
 from distprof.artefacts.rank_file import RankFile, with_ranks
 from distprof.artefacts.run_file import Exit, Failure, Outcome, RankEntry, RunFile
 from distprof_probes.job.directory import read_run_file, write_run_file
 
-__all__ = ["analyze_command", "conclude", "rank_files", "report"]
+__all__ = ["analyze_command", "conclude", "page_of", "rank_files", "report"]
 
 _MAX_RANK_FILE_BYTES = 16 * 2**20
+_PAGE_FORMAT = "html"
 
 
 def conclude(
@@ -95,7 +96,13 @@ def analyze_command(run_dir: Path, arguments: Sequence[str] = ()) -> list[str]:
     return [sys.executable, "-m", "distprof", "analyze", str(run_dir), *arguments]
 
 
-def report(run_dir: Path, arguments: Sequence[str] = ()) -> int:
+def page_of(run_dir: Path) -> Path | None:
+    """The report as a page, where one was written."""
+    page = run_dir / REPORT_PAGE_FILE
+    return page if page.is_file() else None
+
+
+def report(run_dir: Path, arguments: Sequence[str] = (), *, format_name: str | None = None) -> int:
     """Analyse the run and show the report on this terminal.
 
     It runs in a separate process. Analysis and measurement share no code, so a fault in one cannot
@@ -104,13 +111,29 @@ def report(run_dir: Path, arguments: Sequence[str] = ()) -> int:
     Args:
         run_dir: The run directory.
         arguments: Further arguments for ``distprof analyze``.
+        format_name: Format of the report, None for text. A page of HTML is not for a
+            terminal: it becomes a file in the run directory.
 
     Returns:
         Its exit code.
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    below = Path.cwd() in run_dir.parents  # the report names the folder: use the shorter path
-    shown = run_dir.relative_to(Path.cwd()) if below else run_dir
-    finished = subprocess.run(analyze_command(shown, arguments), check=False)
+    here = _here()
+    below = here in run_dir.parents  # the report names the folder: use the shorter path
+    shown = run_dir.relative_to(here) if below and here else run_dir
+    if format_name is not None:
+        arguments = [*arguments, "--format", format_name]
+    if format_name == _PAGE_FORMAT:
+        arguments = [*arguments, "-o", str(shown / REPORT_PAGE_FILE), "--force"]
+    place = None if here else "/"
+    finished = subprocess.run(analyze_command(shown, arguments), check=False, cwd=place)
     return finished.returncode
+
+
+def _here() -> Path | None:
+    """The working directory; None if the program deleted it."""
+    try:
+        return Path.cwd()
+    except OSError:
+        return None

@@ -50,8 +50,10 @@ class Interrupts:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Restore the previous handlers."""
+        """Restore the previous handlers; a SIGTERM that ended the block is theirs."""
         self.release()
+        if isinstance(error, KeyboardInterrupt) and self.signal is signal.SIGTERM:
+            signal.raise_signal(signal.SIGTERM)
 
     def release(self) -> None:
         """Restore the handlers now: what follows may be interrupted like any program."""

@@ -10,9 +10,10 @@ from pathlib import Path
 from distprof.artefacts import ERROR_FILE, OUTPUT_FILE, STACKS_FILE
 from distprof.artefacts.run_file import Failure, RunFile
 from distprof_probes.job.directory import rank_directory
-from distprof_probes.job.evidence import last_lines, main_stack, read_error
+from distprof_probes.job.evidence import last_lines, read_error, stack_of
+from distprof_probes.job.finish import page_of
 
-__all__ = ["plain", "print_failure", "print_next_steps", "say", "shown_path"]
+__all__ = ["one_line", "plain", "print_failure", "print_next_steps", "say", "shown_path"]
 
 _LINES = 12
 _PLUMBING = ('"<frozen ', "/distprof_probes/job/rank_main.py")
@@ -25,9 +26,14 @@ def plain(text: str) -> str:
     )
 
 
+def one_line(error: Exception) -> str:
+    """The text of an error that has several lines."""
+    return "; ".join(line.strip() for line in str(error).splitlines())
+
+
 def say(text: str, *, quiet: bool = False) -> None:
     """Print one line on stderr."""
-    if quiet:
+    if quiet or sys.stderr is None:  # None: it was closed before the start
         return
     encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
     line = f"{plain(text)}\n".encode(encoding, "replace").decode(encoding)
@@ -63,7 +69,7 @@ def print_failure(run_dir: Path, failure: Failure) -> None:
 def _last_words(folder: Path, failure: Failure) -> list[str]:
     """The traceback of a rank that raised, or the stack of one that made no progress."""
     if failure.kind in ("hung", "stopped"):
-        stack = main_stack(folder / STACKS_FILE)
+        stack = stack_of(folder / STACKS_FILE)
         return [line for line in stack if not any(name in line for name in _PLUMBING)][:_LINES]
     error = read_error(folder / ERROR_FILE)
     is_its_own = error is not None and failure.kind in ("exception", "out_of_memory")
@@ -71,11 +77,13 @@ def _last_words(folder: Path, failure: Failure) -> list[str]:
 
 
 def print_next_steps(run: RunFile, run_dir: Path, *, has_report: bool) -> None:
-    """Print the folder, and the two most useful next commands."""
+    """Print the folder, the report's page, if any, and the two most useful next commands."""
     folder = shown_path(run_dir)
     analyze = f"distprof analyze {folder} --format md -o report.md"
     again = f"distprof report {folder}" if has_report else f"distprof analyze {folder}"
     if run.failure is not None and run.failure.rank is not None:
         output = rank_directory(run_dir, run.failure.rank) / OUTPUT_FILE
         analyze = f"less {shown_path(output)}"
-    say(f"Everything is in {folder}. Next: {again}  |  {analyze}")
+    page = page_of(run_dir) if has_report else None
+    shown = f", the report in {shown_path(page)}" if page else ""
+    say(f"Everything is in {folder}{shown}. Next: {again}  |  {analyze}")

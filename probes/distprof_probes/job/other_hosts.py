@@ -54,7 +54,7 @@ def agreed_directory(
     """
     if is_first:
         run_dir = new_run_directory(folder, folder.name)
-        write_run_file(run_dir, describe())
+        write_run_file(run_dir, describe(), is_new=True)
         return run_dir
     until = time.monotonic() + patience_s
     while time.monotonic() < until:

@@ -43,6 +43,11 @@ class StepTail:
     _offset: int = 0
     _rest: bytes = field(default=b"", repr=False)
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the file was deleted after steps were read from it."""
+        return self.last_step is not None and not self.file.exists()
+
     def read(self) -> bool:
         """Read new lines; return whether another step was completed."""
         before = self.last_step

@@ -282,6 +282,8 @@ class Supervisor:
             return False
         if each.exit.signal or each.exit.code:
             return True
+        if each.tail.is_lost:  # how far it came is unknown
+            return False
         last = each.tail.last_step
         return self.num_steps is not None and (last is None or last + 1 < self.num_steps)
 

@@ -17,6 +17,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from distprof_probes.own_files import out_of_the_way
+
 __all__ = ["Exchange", "TimeServer", "ask", "best", "connect"]
 
 TOKEN_BYTES = 16
@@ -113,7 +115,7 @@ def connect(host: str, port: int) -> socket.socket | None:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[
             0
         ]
-        asker = socket.socket(family, kind, protocol)
+        asker = _out_of_the_way(socket.socket(family, kind, protocol))
     except OSError:
         return None
     try:
@@ -184,7 +186,11 @@ def _server_socket(host: str) -> socket.socket:
         server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         server.bind(("", 0))
     _ask_for_stamps(server)
-    return server
+    return _out_of_the_way(server)
+
+
+def _out_of_the_way(made: socket.socket) -> socket.socket:
+    return socket.socket(fileno=out_of_the_way(made.detach()))
 
 
 def _ask_for_stamps(sock: socket.socket) -> None:

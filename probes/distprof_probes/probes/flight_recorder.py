@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from distprof.artefacts import FLIGHT_FILE
@@ -16,7 +16,10 @@ from distprof_probes.probe import Tracer, Unavailable
 if TYPE_CHECKING:
     from distprof_probes.session import Session
 
-__all__ = ["FlightRecorder", "merge_dumps"]
+__all__ = ["FlightRecorder", "join_dumps", "merge_dumps"]
+
+_DUMPERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
+"""Groups on NCCL have a recorder of their own; those of other backends share the second one."""
 
 _SIZE_VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
@@ -33,7 +36,7 @@ class FlightRecorder(Tracer):
     def __init__(self) -> None:
         super().__init__()
         self._session: Session
-        self._dump: dict[str, Any] | None = None
+        self._dumps: dict[str, dict[str, Any]] = {}
         self._had_group = False
 
     def start(self, session: Session) -> None:
@@ -59,22 +62,39 @@ class FlightRecorder(Tracer):
 
     def stop(self) -> None:
         """Dump, unless there is a dump already."""
-        if self._dump is None and not self._save():
+        if not self._dumps and not self._save():
             raise Unavailable("no collective was recorded: there was no process group")
 
     def _save(self) -> bool:
         if not (self._had_group or _is_initialized()):
             return False  # the call would create an empty recorder
-        dump = _dumper()
-        if dump is None:
+        for name, dumper in _dumpers():
+            now = json.loads(dumper())
+            if now.get("entries"):
+                self._dumps[name] = merge_dumps(self._dumps.get(name), now)
+        if not self._dumps:
             return False
-        now = json.loads(dump())
-        if not now.get("entries"):
-            return False
-        self._dump = merge_dumps(self._dump, now)
-        self.num_records = len(self._dump["entries"])
-        write_atomically(self._session.rank_dir / FLIGHT_FILE, json.dumps(self._dump).encode())
+        joined = join_dumps(list(self._dumps.values()))
+        self.num_records = len(joined["entries"])
+        write_atomically(self._session.rank_dir / FLIGHT_FILE, json.dumps(joined).encode())
         return True
+
+
+def join_dumps(dumps: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One dump with the groups and entries of several recorders of a process.
+
+    Args:
+        dumps: At least one; the first one decides everything but groups and entries.
+    """
+    joined = dict(dumps[0])
+    for dump in dumps[1:]:
+        for groups in ("pg_config", "pg_status"):
+            joined[groups] = {**dump.get(groups, {}), **joined.get(groups, {})}
+        joined["entries"] = sorted(
+            [*joined["entries"], *dump["entries"]],
+            key=lambda entry: entry.get("time_created_ns", 0),
+        )
+    return joined
 
 
 def merge_dumps(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:
@@ -103,13 +123,12 @@ def _is_initialized() -> bool:
     return dist is not None and dist.is_available() and dist.is_initialized()
 
 
-def _dumper() -> Callable[[], bytes | str] | None:
-    """The dump function of torch; None without torch.distributed."""
+def _dumpers() -> list[tuple[str, Callable[[], bytes | str]]]:
+    """The dump functions of this torch, by name; none without torch.distributed."""
     module = sys.modules.get("torch._C._distributed_c10d")
     if module is None:
-        return None
-    for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
-        function: Callable[[], bytes | str] | None = getattr(module, name, None)
-        if function is not None:
-            return function
-    raise Unavailable("this torch's Flight Recorder cannot write JSON")
+        return []
+    found = [(name, getattr(module, name)) for name in _DUMPERS if hasattr(module, name)]
+    if not found:
+        raise Unavailable("this torch's Flight Recorder cannot write JSON")
+    return found

@@ -298,6 +298,7 @@ READINGS: dict[str, Callable[[Any, Any], Any]] = {
     "ecc_uncorrected": lambda nvml, gpu: nvml.nvmlDeviceGetTotalEccErrors(
         gpu, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
     ),
+    "num_processes": lambda nvml, gpu: len(nvml.nvmlDeviceGetComputeRunningProcesses(gpu)),
 }
 
 SLOW_FIELDS = frozenset(
@@ -308,5 +309,6 @@ SLOW_FIELDS = frozenset(
         "nvlink_tx_bytes",
         "nvlink_rx_bytes",
         "ecc_uncorrected",
+        "num_processes",
     }
 )

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import threading
+import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -320,7 +321,9 @@ class ProfilerProbe(Tracer):
         self._watch_exports()
         self._thread = threading.get_ident()
         self._profile = _make_profile(self._session)
-        with self._watch.ours():
+        with self._watch.ours(), warnings.catch_warnings():
+            # torch 2.11 says so of a first cycle too, on the stderr of a program that asked nothing
+            warnings.filterwarnings("ignore", "Warning: Profiler clears events")
             self._profile.prepare_trace()
 
     def _record(self) -> None:

@@ -75,7 +75,7 @@ def _directory(settings: Settings, report_options: ReportOptions) -> Path:
     launch = settings.launch
     if launch.nodes == 1:
         run_dir = new_run_directory(report_options.out, settings.configuration.workload.name)
-        write_run_file(run_dir, described(settings, launch.world_size))
+        write_run_file(run_dir, described(settings, launch.world_size), is_new=True)
         return run_dir
     if report_options.out is None:
         raise UsageError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
@@ -38,9 +39,15 @@ def run_and_leave(
         if note is not None:
             note(error)
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        _flush()
         os._exit(code)
+
+
+def _flush() -> None:
+    """Write out what was printed; the streams may be closed, replaced, or on a full disk."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
 
 
 def _say(error: Exception) -> int:

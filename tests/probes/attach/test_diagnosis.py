@@ -53,3 +53,13 @@ def test_thousands_of_notes_become_a_few_and_a_count() -> None:
     notes = notes_of(diary, Exit(code=0))
     assert len(notes) == 13
     assert notes[-1].startswith("capture.jsonl has 4988 more")
+
+
+def test_ranks_that_left_without_closing_are_noted() -> None:
+    diary = [_line("recording", rank=rank) for rank in range(4)]
+    diary += [_line("closed", rank=rank, steps=4) for rank in (0, 2)]
+    (note,) = notes_of(diary, Exit(code=0))
+    assert note.startswith("2 ranks, rank 1 first, did not close the records (os._exit")
+    (note,) = notes_of(diary[:1], Exit(code=0))
+    assert note.startswith("Rank 0 did not close")
+    assert notes_of([*diary[:1], *diary[4:5]], Exit(code=0)) == []

@@ -138,3 +138,21 @@ def test_a_child_of_multiprocessing_hands_its_exception_over() -> None:
     """
     done = _ends(code)
     assert done.stdout == "kept KeyError\n1\n"
+
+
+def test_a_forked_process_that_is_terminated_ends_alone() -> None:
+    """It inherits the file that wakes this process's watcher."""
+    code = """
+        ending.when_it_ends(finish)
+        child = os.fork()
+        if child == 0:
+            threading.Event().wait(30)
+            os._exit(0)
+        os.kill(child, signal.SIGTERM)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        threading.Event().wait(3 * ending.PATIENCE_S)
+        print("went on", flush=True)
+    """
+    done = _ends(code)
+    assert done.stdout == "-15\nwent on\nkept NoneType\n"
+    assert done.returncode == 0

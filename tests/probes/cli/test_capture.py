@@ -51,6 +51,28 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Captured:
     return captured(tmp_path_factory.mktemp("alone") / "run", program=program)
 
 
+def test_a_page_is_written_into_the_run_directory_and_named_last(
+    tmp_path: Path, started_warm: Starter
+) -> None:
+    program = [sys.executable, str(SCRIPTS / "endings.py")]
+    run = captured(tmp_path / "run", "--format", "html", program=program, start=started_warm)
+    assert run.code == 0, run.err
+    page = (run.folder / "report.html").read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>")
+    assert f"the report in {run.folder}/report.html" in run.err.splitlines()[-1]
+    assert run.report["run"]["world_size"] == 1
+
+
+def test_a_format_that_is_none_is_refused_before_the_program(
+    tmp_path: Path, started_warm: Starter
+) -> None:
+    program = [sys.executable, str(SCRIPTS / "endings.py")]
+    run = captured(tmp_path / "run", "--format", "pdf", program=program, start=started_warm)
+    assert run.code == 2
+    assert "no format 'pdf': choose from text, json, md, html" in run.err
+    assert not run.folder.exists()
+
+
 def test_each_update_is_one_step_whatever_is_accumulated(group: tuple[Captured, Path]) -> None:
     run, _ = group
     assert run.code == 0, run.err
@@ -209,6 +231,34 @@ def test_sigterm_keeps_the_evidence_and_still_ends_the_program(tmp_path: Path) -
     assert len(run.lines(0)) == 20
 
 
+def test_ctrl_c_before_the_first_step_prints_three_lines(tmp_path: Path) -> None:
+    """A report on nothing pushed the program's own words off the screen."""
+    program = [sys.executable, "-c", _WAITS_BEFORE_ITS_FIRST_STEP]
+    started = subprocess.Popen(
+        capture_command(tmp_path / "run", program=program),
+        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with ended(started) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 130
+    assert out == ""
+    told = [line for line in err.splitlines() if line.startswith("distprof: ")]
+    assert len(told) == 3
+    assert "SIGINT, and no step was recorded" in told[1]
+
+
+_WAITS_BEFORE_ITS_FIRST_STEP = """
+import signal, time, torch
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have had it ignored
+torch.optim.SGD(torch.nn.Linear(4, 4).parameters(), lr=0.1)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
 def test_the_users_own_profiler_has_priority(tmp_path: Path, started_warm: Starter) -> None:
     program = [sys.executable, str(SCRIPTS / "endings.py"), "--own-profiler"]
     run = captured(tmp_path / "run", "--no-report", program=program, start=started_warm)
@@ -240,10 +290,15 @@ def test_a_run_shorter_than_the_plan_is_recorded(tmp_path: Path, started_warm: S
     assert (run.folder / "report.json").is_file()
 
 
-def test_a_program_that_trains_nothing_is_told_so(tmp_path: Path) -> None:
-    run = captured(tmp_path / "run", program=[sys.executable, "-c", "print('hello')"])
+@pytest.mark.parametrize(("options", "code"), [((), 0), (("--fail-on", "error"), 3)])
+def test_a_program_that_trains_nothing_is_told_so(
+    tmp_path: Path, options: tuple[str, ...], code: int
+) -> None:
+    """Its exit code stays its own, unless a verdict was asked for that cannot be given."""
+    program = [sys.executable, "-c", "print('hello')"]
+    run = captured(tmp_path / "run", *options, program=program)
     assert run.out == "hello\n"
-    assert run.code == 3
+    assert run.code == code
     assert "No step was recorded: no Python process of the program imported torch" in run.err
 
 
@@ -253,3 +308,70 @@ def test_a_wrong_command_is_told_before_anything_is_made(tmp_path: Path) -> None
         assert run.code == 2
         assert run.err.startswith("Error: ")
         assert not run.folder.exists()
+
+
+RECORDS = """
+import os, sys
+folder = os.path.join(os.environ["DISTPROF_RUN_DIR"], "rank00000")
+os.mkdir(folder)
+with open(os.path.join(folder, "steps.jsonl"), "w") as file:
+    file.write('{"schema":"distprof.steps/1","rank":0}\\n{"step":0,"start_ns":1,"end_ns":2}\\n')
+sys.exit(int(sys.argv[1]))
+"""
+"""A program that is recorded without torch."""
+
+
+WITH_REPORT = """
+import sys
+from distprof_probes.job import finish
+from distprof.cli import main
+
+def report(*_, **__):
+    if sys.argv[1].isdigit():
+        return int(sys.argv[1])
+    raise getattr(__builtins__, sys.argv[1])("broken")
+
+finish.report = report
+sys.exit(main(sys.argv[2:]))
+"""
+"""``distprof`` whose report ends in some way."""
+
+FAIL_ON = ("--fail-on", "error")
+
+
+@pytest.mark.parametrize(
+    ("program", "report", "options", "code"),
+    [
+        (0, "0", (), 0),
+        (0, "3", (), 0),
+        (0, "OSError", (), 0),
+        (0, "KeyboardInterrupt", (), 0),
+        (0, "1", FAIL_ON, 1),
+        (0, "3", FAIL_ON, 3),
+        (0, "OSError", FAIL_ON, 3),
+        (0, "KeyboardInterrupt", FAIL_ON, 130),
+        (7, "3", (), 7),
+        (7, "1", FAIL_ON, 7),
+        (7, "OSError", FAIL_ON, 7),
+        (7, "KeyboardInterrupt", FAIL_ON, 7),
+    ],
+)
+def test_the_exit_code_is_the_programs_own_whatever_the_report_does(
+    program: int, report: str, options: tuple[str, ...], code: int, tmp_path: Path
+) -> None:
+    """Only who asks for a verdict gets one, of a program that ended with 0."""
+    recorded = [sys.executable, "-c", RECORDS, str(program)]
+    words = capture_command(tmp_path / "run", *options, program=recorded)[3:]
+    done = subprocess.run(
+        [sys.executable, "-c", WITH_REPORT, report, *words],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    if report in ("3", "OSError"):
+        assert "There is no report" in done.stderr
+    if report == "KeyboardInterrupt":
+        assert "The report was interrupted. It can be made with: distprof analyze " in done.stderr

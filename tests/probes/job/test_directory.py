@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
+import msgspec
 import pytest
 from distprof_probes.job.directory import (
     new_run_directory,
@@ -56,6 +58,24 @@ def test_an_empty_folder_may_be_asked_for_and_a_full_one_not(tmp_path: Path) -> 
 
 def test_run_json_comes_back_as_written_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
     write_run_file(tmp_path, RUN)
+    assert read_run_file(tmp_path) == RUN
+    assert [file.name for file in tmp_path.iterdir()] == ["run.json"]
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_of_two_jobs_that_found_a_folder_empty_one_begins(
+    tmp_path: Path, has_links: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_links:
+
+        def refuse(*_: object) -> None:
+            raise OSError(errno.EPERM, "Operation not permitted")
+
+        monkeypatch.setattr(Path, "hardlink_to", refuse)
+    first, second = new_run_directory(tmp_path, "x"), new_run_directory(tmp_path, "x")
+    write_run_file(first, RUN, is_new=True)
+    with pytest.raises(UsageError, match="another job has begun"):
+        write_run_file(second, msgspec.structs.replace(RUN, started_ns=7), is_new=True)
     assert read_run_file(tmp_path) == RUN
     assert [file.name for file in tmp_path.iterdir()] == ["run.json"]
 

@@ -239,6 +239,25 @@ def test_an_interruption_before_any_rank_raises_once(tmp_path: Path) -> None:
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+def test_sigterm_before_any_rank_goes_to_the_handler_before() -> None:
+    """The program then ends with its code for SIGTERM, not with that for Ctrl-C."""
+
+    class EndedError(Exception):
+        pass
+
+    def end(*_: object) -> None:
+        raise EndedError
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        with pytest.raises(EndedError), Interrupts(lambda _: None):
+            signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt), Interrupts(lambda _: None):
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_a_rank_ends_with_its_launcher(tmp_path: Path) -> None:
     """However the launcher goes: here by SIGKILL."""
     launcher = f"""

@@ -34,7 +34,7 @@ from collections.abc import Iterator
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.capture.result import CaptureResult
 from distprof.terms import Severity
-from distprof.units import format_ratio, name_ranks
+from distprof.units import capitalized, format_ratio, name_ranks
 
 
 @rule(
@@ -55,7 +55,7 @@ def check(capture: CaptureResult, limits: Limits) -> Iterator[Draft]:
         return
     text = "; ".join(problems)
     yield Draft(
-        message=f"{text[0].upper()}{text[1:]}.",
+        message=f"{capitalized(text)}.",
         fix=(
             "Record all ranks of a replica over the same steps with one profiler schedule, and end "
             "the job only after the files are written."

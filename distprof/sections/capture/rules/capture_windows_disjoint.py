@@ -33,7 +33,7 @@ from collections.abc import Iterator
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.capture.result import CaptureResult
 from distprof.terms import Confidence, Severity
-from distprof.units import fold_ranks, format_ratio
+from distprof.units import capitalized, fold_ranks, format_ratio
 
 
 @rule(
@@ -60,7 +60,7 @@ def check(capture: CaptureResult, limits: Limits) -> Iterator[Draft]:
     )
     shared = "" if ratio is None else f": they share {format_ratio(ratio)} of the recorded time"
     yield Draft(
-        message=f"{common[0].upper()}{common[1:]}{shared}.",
+        message=f"{capitalized(common)}{shared}.",
         fix=(
             "Start the profiler at the same step on all ranks (torch.profiler.schedule after a "
             "barrier) and record at least three steps."

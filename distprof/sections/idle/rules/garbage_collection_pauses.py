@@ -35,7 +35,7 @@ from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.idle.result import PausesResult, RankPauses
 from distprof.sections.step_log.result import StepLogResult
 from distprof.terms import Severity
-from distprof.units import format_duration, format_ratio, name_ranks
+from distprof.units import capitalized, format_duration, format_ratio, name_ranks
 
 
 @rule(
@@ -77,7 +77,7 @@ def _who(ranks: tuple[int, ...]) -> str:
     if len(ranks) == 1:
         return f"Rank {ranks[0]} spends"
     names = name_ranks(ranks)
-    return f"{names[:1].upper()}{names[1:]} spend up to"
+    return f"{capitalized(names)} spend up to"
 
 
 def _longest(rank: RankPauses) -> str:

@@ -38,7 +38,7 @@ from distprof.sections.idle.result import PausesResult
 from distprof.sections.step_log.result import StepLogResult
 from distprof.sections.stragglers.result import StragglersResult
 from distprof.terms import Severity, StragglerCause, StragglerPattern
-from distprof.units import format_duration, format_ratio, name_ranks
+from distprof.units import capitalized, format_duration, format_ratio, name_ranks
 
 
 @rule(
@@ -132,4 +132,4 @@ def _who(ranks: tuple[int, ...]) -> str:
     if len(ranks) == 1:
         return f"Rank {ranks[0]} waits"
     names = name_ranks(ranks)
-    return f"{names[:1].upper()}{names[1:]} wait up to"
+    return f"{capitalized(names)} wait up to"

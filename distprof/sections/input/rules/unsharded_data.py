@@ -38,7 +38,7 @@ from distprof.sections.collectives.result import CollectivesResult
 from distprof.sections.settings.result import SettingsResult
 from distprof.sections.stragglers.result import MessagesResult
 from distprof.terms import MeshAxis, Severity
-from distprof.units import name_ranks
+from distprof.units import capitalized, name_ranks
 
 _SAME_DATA = frozenset((MeshAxis.TP, MeshAxis.PP, MeshAxis.CP, MeshAxis.EP))
 """Axes whose ranks share the work on the same samples."""
@@ -69,7 +69,7 @@ def check(
         how = "an IterableDataset" if one.is_iterable else f"{one.sampler} over all of it"
         yield Draft(
             message=(
-                f"{_capital(name_ranks(one.ranks))} begin with the same batch of {one.dataset} "
+                f"{capitalized(name_ranks(one.ranks))} begin with the same batch of {one.dataset} "
                 f"({how}): replicas that read the same data learn no faster than a single one."
             ),
             fix=(
@@ -87,7 +87,3 @@ def _is_data_parallel(settings: SettingsResult) -> bool:
     wrapped += [(one.group_size, one.ranks) for one in settings.fsdp]
     num_ranks = settings.num_ranks
     return num_ranks > 1 and any(size == num_ranks == len(ranks) for size, ranks in wrapped)
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

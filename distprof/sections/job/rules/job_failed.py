@@ -35,6 +35,7 @@ from collections.abc import Iterator
 from distprof.rules.base import Draft, Limits, rule
 from distprof.sections.job.result import JobResult
 from distprof.terms import Severity
+from distprof.units import capitalized
 
 _FIXES = {
     "out_of_memory": (
@@ -88,7 +89,7 @@ def check(job: JobResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001 - 
         words = " ".join(own.message.split())[:200]
         message += "" if words in message else f": {own.kind}: {words}"
     yield Draft(
-        message=f"{message[:1].upper()}{message[1:]}.",
+        message=f"{capitalized(message)}.",
         fix=_fix(job),
         ranks=(failure.rank,) if failure and failure.rank is not None else (),
         evidence=("job.failure", "job.exits", "job.errors"),

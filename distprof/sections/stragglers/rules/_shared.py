@@ -7,7 +7,7 @@ from distprof.sections.collectives.result import CollectivesResult
 from distprof.sections.moe.result import MoeResult
 from distprof.sections.stragglers.result import RankStraggler, StragglerSet, StragglersResult
 from distprof.terms import StragglerCause, StragglerPattern
-from distprof.units import name_ranks
+from distprof.units import capitalized, name_ranks
 
 __all__ = ["because", "fix_of", "is_for_experts", "of_pattern", "sets_of_pattern", "who"]
 
@@ -114,7 +114,7 @@ def who(found: StragglerSet) -> str:
     """For example ``Ranks 4-7 (node1)``."""
     shared = {"node": f" (node {found.name})", "": ""}.get(found.shares, f" ({found.name})")
     ranks = name_ranks(found.ranks)
-    return f"{ranks[:1].upper()}{ranks[1:]}{shared}"
+    return f"{capitalized(ranks)}{shared}"
 
 
 def _because(rank: _Slow) -> str:

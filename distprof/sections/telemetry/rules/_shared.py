@@ -12,7 +12,7 @@ from distprof.run.logs import name_of_device
 from distprof.sections.stragglers.result import StragglersResult
 from distprof.sections.telemetry.result import RankTelemetry, TelemetryResult, WindowSensors
 from distprof.terms import Confidence
-from distprof.units import name_ranks
+from distprof.units import capitalized, name_ranks
 
 __all__ = [
     "NO_SENSORS",
@@ -105,7 +105,7 @@ def named(units: Sequence[Unit]) -> str:
         more = f" and {len(others) - 4} more" if len(others) > 4 else ""
         parts.append(", ".join(others[:4]) + more)
     text = " and ".join(parts)
-    return text[:1].upper() + text[1:]
+    return capitalized(text)
 
 
 def ranks_of(units: Sequence[Unit]) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from distprof.rules.base import Draft, Limits, Rule
 from distprof.rules.page import HEADINGS, Page, parse_page
 from distprof.terms import Confidence, Severity
+from distprof.units import capitalized
 from distprof.verbs.plan.configuration import ConfigurationResult
 
 __all__ = ["RULES"]
@@ -43,7 +44,7 @@ def _row(*, code: str, name: str, severity: Severity, kind: str, fix: str, page:
             if objection.kind == kind:
                 message = f"{kind}: {objection.message}."
                 yield Draft(
-                    message=message[0].upper() + message[1:],
+                    message=capitalized(message),
                     fix=fix,
                     confidence=Confidence.MODELLED,
                     evidence=("configuration.objections",),

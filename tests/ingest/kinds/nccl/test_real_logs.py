@@ -8,10 +8,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from distprof import open_run
 from distprof.cli import main
 from distprof.ingest.kinds.nccl_log import fits_nccl_log, read_nccl_log
+from distprof.ingest.source import with_evidence
 from distprof.run.logs import NcclLog
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "nccl"
@@ -227,5 +229,25 @@ def test_a_log_of_more_ranks_than_the_recorded_job_has_is_of_another_job(
     assert main(["analyze", traces, "--with", others, "--no-cache"]) == 0
     first_screen = " ".join(capsys.readouterr().out.partition("Findings")[0].split())
     assert f"another job wrote {others}: it had 16 ranks, the recorded one 8." in first_screen
+    assert "4 of 8 ranks · 1 step · 1 log of another job · nccl" in first_screen
     same_size = open_run(traces, evidence=[own], use_cache=False)
     assert [gap for gap in same_size.gaps if gap.what == "another-job"] == []
+
+
+@pytest.mark.parametrize(
+    ("rank", "differs"),
+    [
+        ({"host": "gpu07.cluster"}, "it ran on node071, the recorded one on gpu07.cluster"),
+        ({"host": "node071.cluster"}, ""),
+        ({"versions": {"nccl": "2.20.5"}}, "it used NCCL 2.11.4, the recorded one 2.20.5"),
+        ({"versions": {"nccl": "2.11.4"}}, ""),
+        ({"host": None, "versions": {"nccl": "2.11"}}, ""),
+    ],
+)
+def test_hosts_and_versions_show_that_a_log_is_of_another_job(rank, differs):
+    """A log of as many ranks may still be of another day's job."""
+    recorded = open_run(str(GOLDEN.parent / "kineto" / "dlrm-v100-8gpu"), use_cache=False)
+    ranks = tuple(replace(one, **rank) for one in recorded.ranks)
+    run = with_evidence(replace(recorded, ranks=ranks), [str(GOLDEN / PCIE)])
+    told = [gap.message for gap in run.gaps if gap.what == "another-job"]
+    assert told == ([f"Another job wrote {GOLDEN / PCIE}: {differs}."] if differs else [])

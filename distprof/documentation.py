@@ -1,0 +1,44 @@
+"""Addresses of documentation pages: the site, a folder for each version, the page.
+
+The site is ``Documentation`` under ``[project.urls]`` in pyproject.toml, which the installed
+package knows. ``documentation`` in ``distprof.toml`` names another one, for example a copy inside a
+cluster. Where neither names a site, findings have no link.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib import metadata
+
+from distprof.version import __version__
+
+__all__ = ["is_web_address", "page_url", "published_site"]
+
+_ADDRESS = re.compile(r"https?://[\w.:@-]+(/[\w.~%+@:-]*)*(#[\w.~%-]*)?", re.ASCII)
+
+
+def is_web_address(text: str) -> bool:
+    """Whether it is an ``http`` or ``https`` address that needs no escaping in any document."""
+    return _ADDRESS.fullmatch(text) is not None
+
+
+def published_site() -> str:
+    """The site that the installed package names; empty without one."""
+    try:
+        urls = metadata.metadata("distprof").get_all("Project-URL") or ()
+    except metadata.PackageNotFoundError:  # run from a source tree that is not installed
+        return ""
+    named = (str(url).partition(", ") for url in urls)
+    return next((address for name, _, address in named if name == "Documentation"), "")
+
+
+def page_url(page: str, site: str) -> str:
+    """The address of a page as this version has it; empty without a site.
+
+    Args:
+        page: Path of the page's source, relative to the documentation.
+        site: The site, with or without a slash at its end.
+    """
+    if not site:
+        return ""
+    return f"{site.rstrip('/')}/{__version__}/{page.removesuffix('.md')}.html"

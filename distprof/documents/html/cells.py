@@ -1,0 +1,164 @@
+"""Maps of cells, rows by columns: strokes by shade, names along two sides, what a script needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+import msgspec
+import numpy as np
+
+from distprof.documents.html.blocks import scrolled
+from distprof.documents.html.markup import Markup, element, figure_number, picture
+from distprof.escape import plain
+
+__all__ = ["Grid", "cell_map", "grid_data", "strokes", "two_digits"]
+
+BAND = 16
+"""Rows that are drawn together, so that a browser paints only those that are on the screen."""
+_MAX_NAME = 200
+_MAX_TURNED = 28
+_LINE = 14
+"""Pixels that a line of text takes."""
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+
+
+class Grid(msgspec.Struct, frozen=True, kw_only=True):
+    """Names of the rows and columns of a map.
+
+    Args:
+        rows: Name of each row.
+        columns: Name of each column.
+        groups: First row and name of each group of rows, such as a node; empty for none.
+        row_word: What a row is.
+        column_word: What a column is.
+        is_turned: Whether names of columns are long, and stand upright.
+        group_word: What a group is.
+    """
+
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    groups: tuple[tuple[int, str], ...] = ()
+    row_word: str = "rank"
+    column_word: str = "step"
+    is_turned: bool = False
+    group_word: str = "node"
+
+
+def cell_map(shades: np.ndarray, kinds: Sequence[str], grid: Grid, label: str) -> Markup:
+    """The cells of a map with names along its sides, in a region that scrolls.
+
+    The page contains the whole picture; a script only changes its size.
+
+    Args:
+        shades: Rows times columns, index into ``kinds``; -1 for cells that stay empty.
+        kinds: Classes of the style sheet.
+        grid: Names.
+        label: What a screen reader says.
+    """
+    num_rows, num_columns = shades.shape
+    high = max(4, min(20, 400 // num_rows))
+    wide = max(4, min(40, 720 // num_columns))
+    breaks = [first for first, _ in grid.groups if first]
+    lines = [element("line", x1=0, x2=num_columns, y1=i, y2=i, class_="node") for i in breaks]
+    cells = picture(
+        *_bands(shades, kinds),
+        *lines,
+        element("rect", class_="cursor", width=1, height=1, visibility="hidden"),
+        label=label,
+        class_="cells",
+        viewBox=f"0 0 {num_columns} {num_rows}",
+        preserveAspectRatio="none",
+        width=wide * num_columns,
+        height=high * num_rows,
+    )
+    rows = _axis(grid.rows, high, is_down=True)
+    columns = (_turned if grid.is_turned else _axis)(grid.columns, wide)
+    drawn = element("div", rows, cells, element("span"), columns, class_="map")
+    return scrolled(drawn, label)
+
+
+def grid_data(grid: Grid) -> dict[str, str]:
+    """Attributes of a map's figure, from which the script makes lists and labels."""
+    return {
+        "data_rows": _listed(grid.rows),
+        "data_columns": _listed(grid.columns),
+        "data_groups": msgspec.json.encode(
+            [(first, plain(name[:_MAX_NAME])) for first, name in grid.groups]
+        ).decode(),
+        "data_row": grid.row_word,
+        "data_column": grid.column_word,
+        "data_group": grid.group_word,
+    }
+
+
+def _listed(names: Sequence[str]) -> str:
+    return msgspec.json.encode([plain(name[:_MAX_NAME]) for name in names]).decode()
+
+
+def two_digits(value: int) -> str:
+    """A number below 1,296 in two digits of base 36."""
+    return _DIGITS[value // 36] + _DIGITS[value % 36]
+
+
+def _bands(shades: np.ndarray, kinds: Sequence[str]) -> Iterator[Markup]:
+    for first in range(0, len(shades), BAND):
+        paths = strokes(shades[first : first + BAND], len(kinds), first=first)
+        for kind, path in zip(kinds, paths, strict=True):
+            if path:
+                yield element("path", d=path, class_=kind)
+
+
+def strokes(shades: np.ndarray, num_kinds: int, *, first: int = 0) -> list[Markup]:
+    """A path of horizontal strokes for each kind, neighbours of one kind as one stroke.
+
+    Args:
+        shades: Rows times columns, 0 to ``num_kinds``; -1 for cells that stay empty.
+        num_kinds: Number of paths.
+        first: Place of the first row.
+    """
+    paths: list[list[str]] = [[] for _ in range(num_kinds)]
+    for y, row in enumerate(shades.tolist(), first):
+        x = 0
+        for shade, run in groupby(row):
+            length = len(list(run))
+            if shade >= 0:
+                paths[shade].append(f"M{x} {y}.5h{length}")
+            x += length
+    return [Markup("".join(path)) for path in paths]
+
+
+def _turned(names: Sequence[str], size: int) -> Markup:
+    """Names below columns, reading downwards; the largest ones are cut."""
+    short = [name[:_MAX_TURNED] for name in names]
+    every = -(-_LINE // size)
+    texts = [
+        element(
+            "text", name, transform=f"translate({figure_number((i + 0.3) * size)} 6) rotate(90)"
+        )
+        for i, name in enumerate(short)
+        if i % every == 0
+    ]
+    width, height = size * len(names) + 16, 7 * max(map(len, short)) + 12
+    name = "labels turned"
+    return element("svg", *texts, width=width, height=height, class_=name, aria_hidden="true")
+
+
+def _axis(names: Sequence[str], size: int, *, is_down: bool = False) -> Markup:
+    """Some of the names along a side, as many as there is room for."""
+    longest = max(len(name[:_MAX_TURNED]) for name in names)
+    every = -(-_LINE // size) if is_down else -(-(7 * longest + 8) // size)
+    width = 7 * longest + 8 if is_down else size * len(names) + 40
+    height = size * len(names) if is_down else 16
+    texts = [
+        element(
+            "text",
+            name[:_MAX_TURNED],
+            x=width - 6 if is_down else i * size,
+            y=(i + 0.5) * size + 4 if is_down else 12,
+            text_anchor="end" if is_down else None,
+        )
+        for i, name in enumerate(names)
+        if i % every == 0
+    ]
+    return element("svg", *texts, width=width, height=height, class_="labels", aria_hidden="true")

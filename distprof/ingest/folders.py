@@ -1,0 +1,165 @@
+"""Folders whose files are sources one by one: the files of one job are read, of several refused.
+
+A kind that reads folders itself (logs of NCCL, sensors, a pipeline's ranks) is found before. Here
+are folders without a trace whose files are of a kind that is read file by file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
+
+from distprof.errors import InputError
+from distprof.ingest.discovery import rank_in_name
+from distprof.ingest.kinds import training_log
+from distprof.ingest.source import Source, known_sources
+from distprof.run.logs import TrainingLog
+from distprof.run.run import Gap, Run
+
+__all__ = ["files_of_evidence", "open_folder"]
+
+_MAX_FILES = 256
+"""Files that are looked at: a folder with more holds something else."""
+
+_MAX_NAMED = 4
+
+Found = tuple[Source[Any], str]
+"""A kind of source, and the file or folder of it."""
+
+
+def open_folder(source: str) -> Run | None:
+    """The run that the files of a folder hold; None where none is a source.
+
+    One file of each kind is read, and what can go with it is joined. Several logs of a training
+    program are one job's where they report the same iterations.
+
+    Args:
+        source: Path of a folder; for anything else the answer is None.
+
+    Raises:
+        InputError: If files of one kind are of several jobs.
+    """
+    found = _sources_inside(source)
+    if not found:
+        return None
+    chosen = _one_of_each(source, found)
+    (kind, path), *others = chosen
+    run = kind.run_of(path)
+    for other, place in others:
+        run = other.joined(run, place) if other.name else run
+    return _with_note(run, path, len(found) - len(chosen))
+
+
+def files_of_evidence(sources: Sequence[str]) -> list[str]:
+    """What goes with a recording: a folder that no kind reads whole stands for its files.
+
+    Args:
+        sources: As the user named them.
+
+    Raises:
+        InputError: If files of one kind are of several jobs.
+    """
+    found: list[str] = []
+    for source in sources:
+        inside = () if _kind_of(source) is not None else _sources_inside(source)
+        chosen = _one_of_each(source, [one for one in inside if one[0].name])
+        found += [path for _, path in chosen] or [source]
+    return found
+
+
+def _one_of_each(source: str, found: Sequence[Found]) -> list[Found]:
+    """One file of each kind, in the order of kinds.
+
+    Raises:
+        InputError: If files of one kind are of several jobs.
+    """
+    by_kind: dict[int, list[Found]] = {}
+    for one in sorted(found, key=lambda one: (one[0].place, one[1])):
+        by_kind.setdefault(one[0].place, []).append(one)
+    return [_only_one(source, several) for several in by_kind.values()]
+
+
+def _sources_inside(source: str) -> list[Found]:
+    """Files and folders below a folder that are of a known kind."""
+    root = Path(source).expanduser()
+    if "://" in source or not root.is_dir():
+        return []
+    found: list[Found] = []
+    number = 0
+    for parent, folders, names in os.walk(root):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        whole = _kind_of(parent) if Path(parent) != root else None
+        if whole is not None:
+            folders.clear()
+            found.append((whole, parent))
+            continue
+        files = [str(Path(parent, name)) for name in sorted(names) if not name.startswith(".")]
+        number += len(files)
+        if number > _MAX_FILES:
+            return []
+        found += [(kind, path) for path in files if (kind := _kind_of(path)) is not None]
+    return found
+
+
+def _kind_of(path: str) -> Source[Any] | None:
+    return next((kind for kind in known_sources() if kind.fits(path)), None)
+
+
+def _only_one(source: str, several: Sequence[Found]) -> Found:
+    """The file to read of those of one kind.
+
+    Raises:
+        InputError: If they are of several jobs, as far as can be known.
+    """
+    if len(several) == 1:
+        return several[0]
+    kind = several[0][0]
+    if kind is training_log.SOURCE:
+        logs = [(path, training_log.SOURCE.read(path)) for _, path in several]
+        if _same_job(logs):
+            return kind, max(logs, key=lambda one: one[1].num_reports)[0]
+    names = [str(Path(path).relative_to(Path(source).expanduser())) for _, path in several]
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    raise InputError(
+        source,
+        expected="the files of one job",
+        found=f"{len(names)} sources of one kind ({kind.origin}): "
+        f"{', '.join(names[:_MAX_NAMED])}{more}",
+        fix=f"name one of them: distprof analyze {several[0][1]}",
+    )
+
+
+def _same_job(logs: Sequence[tuple[str, TrainingLog]]) -> bool:
+    """Whether logs report the same iterations, with the same losses or as several ranks.
+
+    Ranks may print no loss; then names such as ``rank3.log`` have to say that they are ranks.
+    """
+    ranks = {rank_in_name(path) for path, _ in logs} - {None}
+    are_ranks = len(ranks) == len(logs)
+    _, first = logs[0]
+    return all(_agree(first, other, are_ranks=are_ranks) for _, other in logs[1:])
+
+
+def _agree(one: TrainingLog, other: TrainingLog, *, are_ranks: bool) -> bool:
+    """Whether two logs have iterations in common, and no loss differs there."""
+    common, here, there = np.intersect1d(one.iteration, other.iteration, return_indices=True)
+    losses = one.loss[here], other.loss[there]
+    known = ~np.isnan(losses[0]) & ~np.isnan(losses[1])
+    if not len(common) or one.origin != other.origin:
+        return False
+    if not known.any():
+        return are_ranks
+    return bool(np.allclose(losses[0][known], losses[1][known], rtol=1e-4))
+
+
+def _with_note(run: Run, path: str, num_others: int) -> Run:
+    """The run with a note where further files report the same."""
+    if not num_others:
+        return run
+    message = f"{num_others} more logs report the same iterations: distprof reads {path}."
+    return replace(run, gaps=(*run.gaps, Gap(what="assumed", message=message)))

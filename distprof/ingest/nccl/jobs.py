@@ -1,0 +1,44 @@
+"""How many jobs logs are of: processes of one job share a file or a communicator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from distprof.run.logs import NcclCommunicator
+
+__all__ = ["count_jobs"]
+
+
+def count_jobs(files: Sequence[range], communicators: Sequence[NcclCommunicator]) -> int:
+    """Sets of processes with a communicator that share neither a file nor a communicator.
+
+    A job whose groups never meet counts as several, so a caller may not refuse them.
+
+    Args:
+        files: Indexes of the processes that each file names first.
+        communicators: Communicators with their members.
+    """
+    sets = _Sets()
+    for file in files:
+        sets.join(file)
+    for communicator in communicators:
+        sets.join([member.process for member in communicator.members])
+    return len({sets.root(c.members[0].process) for c in communicators if c.members})
+
+
+class _Sets:
+    """Disjoint sets of numbers, joined step by step."""
+
+    def __init__(self) -> None:
+        self._parent: dict[int, int] = {}
+
+    def root(self, item: int) -> int:
+        """The number that stands for the set of ``item``."""
+        while self._parent.setdefault(item, item) != item:
+            self._parent[item] = item = self._parent[self._parent[item]]
+        return item
+
+    def join(self, items: Sequence[int]) -> None:
+        """Make one set of those of all items."""
+        for item in items:
+            self._parent[self.root(item)] = self.root(items[0])

@@ -1,0 +1,62 @@
+"""Launch calls that waited for room in the GPU's queue.
+
+A CPU that never waits for results runs ahead of its GPU until the queue of launched work is full:
+about a thousand entries on CUDA. From then on a launch call returns only when an earlier activity
+has started, so what it lasts is the GPU's time, not the CPU's. A long call with few activities
+pending has another cause: a lock, a module that is loaded, a CPU that was taken.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from distprof.intervals import Intervals
+from distprof.run.tables import Launches
+from distprof.schema import Int64Array, Table
+from distprof.terms import ActivityKind
+
+__all__ = ["waits_for_room"]
+
+LONG_NS = 20_000
+"""A call that returns sooner hardly waited. CPUs that need as long do not get far ahead."""
+
+LEAST_PENDING = 512
+"""Fewer activities fill no queue; CUDA's takes about 1,024."""
+
+NEARLY_FULL = 0.9
+"""Of the most that was pending in such a call: each stream has its queue, so full is no number."""
+
+
+def waits_for_room(activity: Table, launches: Launches) -> Intervals:
+    """Launch calls during which the queue was full, in order of their end.
+
+    Args:
+        activity: ACTIVITY table.
+        launches: The launch of each row.
+    """
+    rows = np.flatnonzero(launches.known & (launches.end - launches.start >= LONG_NS))
+    _, first = np.unique(launches.row[rows], return_index=True)
+    start, end = launches.start[rows[first]], launches.end[rows[first]]
+    if len(start) == 0:
+        return Intervals(start, end)
+    pending = _pending(activity, launches, end)
+    kept = np.flatnonzero(pending >= max(LEAST_PENDING, NEARLY_FULL * float(pending.max())))
+    kept = kept[np.argsort(end[kept], kind="stable")]
+    return Intervals(start[kept], end[kept])
+
+
+def _pending(activity: Table, launches: Launches, at: Int64Array) -> Int64Array:
+    """Activities that had been launched by each moment and had not started.
+
+    Those without a recorded launch were launched before the capture.
+    """
+    runs = activity["kind"] != ActivityKind.ANNOTATION
+    started = np.sort(activity["start_ns"][runs], kind="stable")
+    launched = np.sort(launches.end[runs & launches.known], kind="stable")
+    earlier = int((runs & ~launches.known).sum())
+    pending: Int64Array = (
+        earlier
+        + np.searchsorted(launched, at, side="right")
+        - np.searchsorted(started, at, side="right")
+    )
+    return pending

@@ -1,0 +1,140 @@
+"""# shared-gpu
+
+## What it detects
+Ranks that run on one GPU, and GPUs on which another process computes as well.
+
+## Why it costs time
+Without MPS, processes take turns on a GPU: while the kernels of one run, those of the other wait,
+although they were launched in time. The trace of each rank shows idle time without a cause, and its
+collectives wait for ranks whose turn has not come. A process that an earlier job left behind, or a
+neighbour on the same machine, does this to a single rank, and all others wait for it.
+
+## Evidence needed
+The UUID of each rank's GPU, or the number of processes that compute on it, from distprof's probe. A
+container may show its own processes only.
+
+## How the cost is computed
+Idle time of these ranks although kernels were launched in time, mean per step, less the median of
+ranks that have a GPU to themselves. Kernels that were interrupted last longer, too, which no trace
+shows.
+
+## How to fix
+Give each rank a GPU of its own: set the device from LOCAL_RANK, and start as many ranks as there
+are GPUs (`CUDA_VISIBLE_DEVICES`, `--gpus-per-task`). Stop processes that are left over
+(`nvidia-smi`, `fuser -v /dev/nvidia*`).
+
+## When it is wrong
+Ranks share a GPU on purpose in tests. Under MPS their kernels run side by side, which costs less.
+Processes that the job starts for other work, such as writing checkpoints, count as others.
+
+## Sources
+NVIDIA, "Multi-Process Service" (time-slicing of contexts). NVML API reference,
+nvmlDeviceGetComputeRunningProcesses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import mean, median
+
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.sections.idle.result import IdleResult
+from distprof.sections.shares import MeanStep, mean_step
+from distprof.sections.telemetry.result import RankTelemetry, TelemetryResult
+from distprof.sections.telemetry.rules._shared import NO_SENSORS
+from distprof.sections.time.result import StepTimeResult, WaterfallResult
+from distprof.terms import Confidence, Severity
+from distprof.units import capitalized, name_ranks
+
+_WIDER = ("HST109", "STR110", "COM103")
+
+
+@rule(
+    code="TEL107",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    needs=(TelemetryResult, IdleResult, WaterfallResult, StepTimeResult),
+    limits={
+        "dominates_ratio": Limit(0.05, "share of the step from which it comes before all else"),
+    },
+)
+def check(
+    telemetry: TelemetryResult,
+    idle: IdleResult,
+    waterfall: WaterfallResult,
+    step_time: StepTimeResult,
+    limits: Limits,
+) -> Iterator[Draft]:
+    """Yield at most one finding on shared GPUs, and one on other processes."""
+    if telemetry.is_missing:
+        raise InsufficientEvidenceError(NO_SENSORS)
+    step = mean_step(waterfall, step_time)
+    by_gpu: dict[str, list[RankTelemetry]] = {}
+    for one in telemetry.ranks:
+        by_gpu.setdefault(one.uuid or f"of rank {one.rank}", []).append(one)
+    shared = [sharers for sharers in by_gpu.values() if len(sharers) > 1]
+    crowded = [sharers for sharers in by_gpu.values() if _num_others(sharers) > 0]
+    for groups, text in ((shared, _of_ranks), (crowded, _of_others)):
+        if not groups:
+            continue
+        ranks = tuple(sorted(one.rank for sharers in groups for one in sharers))
+        cost = _idle_ns(idle, ranks, step)
+        is_costly = step.ratio(cost) >= limits["dominates_ratio"]
+        yield Draft(
+            message=f"{capitalized(text(groups))} {_effect(cost, step)}",
+            fix=(
+                "Give each rank a GPU of its own (device from LOCAL_RANK, as many ranks as GPUs), "
+                "and stop processes that earlier jobs left on it."
+            ),
+            cost_ns_per_step=cost or None,
+            confidence=Confidence.INFERRED,
+            ranks=ranks,
+            evidence=("telemetry.ranks", "idle.ranks"),
+            severity=None if groups is shared or is_costly else Severity.INFO,
+            explains=_WIDER,
+            comes_first=is_costly,
+        )
+
+
+def _num_others(sharers: Sequence[RankTelemetry]) -> int:
+    """Processes on a GPU that are none of the job's ranks."""
+    return max(one.num_processes or 0 for one in sharers) - len(sharers)
+
+
+def _of_ranks(groups: Sequence[Sequence[RankTelemetry]]) -> str:
+    sharers = groups[0]
+    others = f", and {len(groups) - 1} more GPUs are shared" if len(groups) > 1 else ""
+    return (
+        f"{name_ranks(one.rank for one in sharers)} share one GPU ({sharers[0].uuid}){others}: "
+        "their kernels take turns."
+    )
+
+
+def _of_others(groups: Sequence[Sequence[RankTelemetry]]) -> str:
+    worst = max(groups, key=_num_others)
+    number = _num_others(worst)
+    processes = "a process" if number == 1 else f"{number} processes"
+    belong = "belongs" if number == 1 else "belong"
+    return (
+        f"On the GPU of {name_ranks(one.rank for one in worst)}, {processes} that {belong} to no "
+        "rank may compute."
+    )
+
+
+def _effect(cost: int, step: MeanStep) -> str:
+    if not cost:
+        return "Their traces do not show what it costs."
+    return f"For {step.share(cost)} the GPU runs nothing of theirs, although kernels are launched."
+
+
+def _idle_ns(idle: IdleResult, ranks: Sequence[int], step: MeanStep) -> int:
+    """Idle time without a cause beyond that of ranks with a GPU to themselves, mean per step."""
+    if idle.is_cpu:
+        return 0
+    own = [rank.unknown_ns for rank in idle.ranks if rank.rank in ranks]
+    others = [rank.unknown_ns for rank in idle.ranks if rank.rank not in ranks]
+    if not own:
+        return 0
+    num_steps = max(1, step.num_samples // len(idle.ranks))
+    usual = median(others) if others else 0
+    return max(0, round((mean(own) - usual) / num_steps))

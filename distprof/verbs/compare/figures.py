@@ -1,0 +1,118 @@
+"""A comparison drawn: both steps by part, what each part adds, the uncertainty of the medians."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from distprof.documents.html.blocks import Part, Segment, bar
+from distprof.documents.html.figures import figure
+from distprof.documents.html.markup import EMPTY, Markup, element, joined
+from distprof.documents.html.rows import changes, interval_bar, legend, row, rows
+from distprof.units import format_duration
+from distprof.verbs.compare.result import Comparison, PartChange, StepChange
+from distprof.verbs.compare.show import PARTS
+
+__all__ = ["KINDS", "change_figure", "medians_figure", "pair_figure"]
+
+KINDS = {
+    "computation": "computation",
+    "exposed_transfer": "exposed_transfer",
+    "exposed_wait": "exposed_wait",
+    "bubble": "bubble",
+    "unsplit_comm": "exposed_comm_unsplit",
+    "host": "idle",
+    "input": "input",
+    "copy": "exposed_copy",
+}
+"""Part of a step to its colour and hatching in the style sheet; ``other`` for the rest."""
+
+_MARGIN = 0.08
+"""Share of the width that stays free on both sides of the medians."""
+
+
+@figure(place=10)
+def step_figures(comparison: Comparison) -> Part | None:
+    """Both steps, and from the first to the second part by part."""
+    content = joined((pair_figure(comparison.parts), medians_figure(comparison.step)))
+    if not content:
+        return None
+    return Part(anchor="both-steps", title="The step of both runs", content=content)
+
+
+@figure(place=20)
+def part_figures(comparison: Comparison) -> Part | None:
+    """The change of each part."""
+    drawn = change_figure([(part.part, part.change_ns) for part in comparison.parts])
+    return Part(anchor="changes", title="What changed", content=drawn) if drawn else None
+
+
+def pair_figure(parts: Sequence[PartChange]) -> Markup:
+    """The traced step of both runs on one scale; empty without traces."""
+    sums = {
+        "first": [(part.part, part.first_ns) for part in parts],
+        "second": [(part.part, part.second_ns) for part in parts],
+    }
+    most = max((sum(ns for _, ns in each) for each in sums.values()), default=0)
+    if most <= 0:
+        return EMPTY
+    lines = [_step_row(name, each, most) for name, each in sums.items()]
+    used = [part.part for part in parts if part.first_ns or part.second_ns]
+    named = legend([(f"k-{KINDS.get(key, 'other')}", PARTS.get(key, key)) for key in used])
+    caption = "Mean traced step of both runs by part, on one scale"
+    return element("figure", element("figcaption", caption), rows(lines), named)
+
+
+def _step_row(name: str, parts: Sequence[tuple[str, int]], most: int) -> Markup:
+    length = format_duration(sum(ns for _, ns in parts))
+    texts = [f"{PARTS.get(key, key)} {format_duration(ns)}" for key, ns in parts]
+    pieces = [
+        Segment(kind=KINDS.get(key, "other"), ratio=max(ns, 0) / most, title=text)
+        for (key, ns), text in zip(parts, texts, strict=True)
+    ]
+    return row(name, bar(pieces, label=f"{name}: {length}: {', '.join(texts)}"), length)
+
+
+def change_figure(found: Sequence[tuple[str, int]]) -> Markup:
+    """What each part adds to the step, one after another; empty where nothing changed.
+
+    Args:
+        found: Key of each part and its change, ns.
+    """
+    changed = [(PARTS.get(key, key), ns) for key, ns in found if ns]
+    if not changed:
+        return EMPTY
+    caption = (
+        "Change of the mean traced step by part. Each bar begins where the one before it ends; "
+        "the line is no change, and bars to its right make the step longer."
+    )
+    return element("figure", element("figcaption", caption), changes(changed))
+
+
+def medians_figure(step: StepChange) -> Markup:
+    """Median step of both runs with intervals; empty where steps are too few for any."""
+    found = {
+        "first": (step.first_ns, step.first_low_ns, step.first_high_ns),
+        "second": (step.second_ns, step.second_low_ns, step.second_high_ns),
+    }
+    known = [value for each in found.values() for value in each if value is not None]
+    if step.first_ns is None or step.second_ns is None or max(known) <= min(known):
+        return EMPTY
+    if step.first_low_ns is None and step.second_low_ns is None:
+        return EMPTY
+    least, most = min(known), max(known)
+    lines = [_median_row(name, *each, least, most) for name, each in found.items()]
+    caption = "Median step and its 95 % interval; the axis does not begin at 0"
+    return element("figure", element("figcaption", caption), rows(lines))
+
+
+def _median_row(
+    name: str, middle: int | None, low: int | None, high: int | None, least: int, most: int
+) -> Markup:
+    def place(ns: int) -> float:
+        return _MARGIN + (1 - 2 * _MARGIN) * (ns - least) / (most - least)
+
+    value = format_duration(middle)
+    ends = (place(low), place(high)) if low is not None and high is not None else None
+    span = f", 95 % {format_duration(low)} to {format_duration(high)}" if ends else ""
+    drawn = interval_bar(place(middle or 0), ends, label=f"{name}: {value}{span}")
+    return row(name, drawn, value)

@@ -1,0 +1,106 @@
+"""A check drawn: the change of each metric against its tolerance, and that of each part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from distprof.documents.html.blocks import Part
+from distprof.documents.html.figures import figure
+from distprof.documents.html.markup import EMPTY, Markup, element
+from distprof.documents.html.rows import interval_bar, row, rows
+from distprof.verbs.compare.figures import change_figure
+from distprof.verbs.gate.check import CheckResult, MetricCheck
+from distprof.verbs.gate.decide import LEVEL
+from distprof.verbs.gate.metrics import find_metric
+from distprof.verbs.gate.show import amount, change_text
+
+__all__ = ["metrics_figure", "tolerances_worse"]
+
+_NARROWEST, _WIDEST = 2.0, 12.0
+"""Tolerances from no change to the edge of the picture, at least and at most."""
+
+
+@figure(place=10)
+def metric_figures(result: CheckResult) -> Part | None:
+    """Gated metrics first, the others under them."""
+    gated = metrics_figure(
+        [check for check in result.metrics if check.is_gated],
+        f"Gated metrics: the estimated change with its {LEVEL} % interval. The lines are no change "
+        "and the tolerance; the shaded changes are within it. Right is worse.",
+    )
+    others = metrics_figure(
+        [check for check in result.metrics if not check.is_gated],
+        "Informational metrics, drawn in the same way; they do not decide the outcome.",
+    )
+    if not gated and not others:
+        return None
+    return Part(anchor="metrics", title="Metrics", content=Markup(gated + others))
+
+
+@figure(place=20)
+def part_figures(result: CheckResult) -> Part | None:
+    """What each part adds to the step."""
+    drawn = change_figure([(part.part, part.change_ns) for part in result.parts])
+    return Part(anchor="changes", title="What changed", content=drawn) if drawn else None
+
+
+def metrics_figure(checks: Sequence[MetricCheck], caption: str) -> Markup:
+    """A row per metric, in units of its tolerance; empty without any."""
+    furthest = [abs(place) for check in checks for place in _places(check) if place is not None]
+    if not furthest:
+        return EMPTY
+    widest = min(max(_NARROWEST, 1.1 * max(furthest)), _WIDEST)
+    if max(furthest) > widest:
+        caption += " A mark at the edge is a larger change."
+    lines = [_metric_row(check, widest) for check in checks]
+    return element("figure", element("figcaption", caption), rows(lines))
+
+
+def _places(check: MetricCheck) -> list[float | None]:
+    """The estimate and the ends of its interval, in tolerances."""
+    changes = (check.change, check.low, check.high)
+    return [None if each is None else tolerances_worse(each, check) for each in changes]
+
+
+def tolerances_worse(change: float, check: MetricCheck) -> float | None:
+    """How many tolerances worse a change is, negative where it is better.
+
+    On the scale that the decision uses: differences as they are, quotients as logarithms, so that
+    1 is exactly where a loss is no longer accepted. None where that is unknown: the metric is of
+    another version, or nothing is tolerated.
+    """
+    metric = find_metric(check.metric)
+    if metric is None or not check.tolerance > 0 or (check.scale == "ratio" and change <= 0):
+        return None
+    sign = 1 if metric.better == "lower" else -1
+    if check.scale != "ratio":
+        return sign * change / check.tolerance
+    if sign < 0 and check.tolerance >= 1:
+        return None
+    limit = math.log1p(check.tolerance) if sign > 0 else -math.log1p(-check.tolerance)
+    return sign * math.log(change) / limit
+
+
+def _metric_row(check: MetricCheck, widest: float) -> Markup:
+    """A metric's name, its change and interval, and both in words; empty where unknown."""
+    middle, *ends = (None if at is None else _share(at, widest) for at in _places(check))
+    if middle is None:
+        return EMPTY
+    known = sorted(end for end in ends if end is not None)
+    drawn = interval_bar(
+        middle,
+        (known[0], known[1]) if len(known) == 2 else None,
+        label=f"{check.label}: {change_text(check)}; {check.state}",
+        zone=(_share(-1, widest), _share(1, widest)),
+        marks=(_share(0, widest), _share(1, widest)),
+    )
+    unit = "%" if check.scale == "ratio" else "points"
+    value = f"{amount(check.change, check.scale)} {unit}"
+    return row(check.label, drawn, f"{value}, {check.state}" if check.is_gated else value)
+
+
+def _share(tolerances: float, widest: float) -> float:
+    """Share of the width; what is beyond the picture is drawn at its edge."""
+    kept = min(max(tolerances, -widest), widest)
+    return 0.02 + 0.96 * (kept + widest) / (2 * widest)

@@ -1,0 +1,198 @@
+"""A hang drawn: where each rank is in each kind of group, and how far groups have come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+import numpy as np
+
+from distprof.documents.html.blocks import Part, Segment, bar
+from distprof.documents.html.cells import Grid, cell_map, grid_data, two_digits
+from distprof.documents.html.figures import figure
+from distprof.documents.html.markup import EMPTY, Markup, element
+from distprof.documents.html.rows import legend, row, rows
+from distprof.escape import short_ranks
+from distprof.sections.table import counted
+from distprof.verbs.hang.result import GroupProgress, HangReport, HangState
+
+__all__ = ["places_figure", "progress_figure"]
+
+_KINDS = ("g0", "g1", "g2", "g3", "g4")
+_WORDS = (
+    "launched what the others did",
+    "waits in it",
+    "behind the others",
+    "left no dump",
+    "blamed: others wait for it",
+)
+_LAUNCHED, _WAITS, _BEHIND, _SILENT, _BLAMED = range(5)
+_EMPTY = "not a member, or not blamed"
+_UNKNOWN = "zz"
+_MAX_ROWS = 2_048
+"""More ranks than that share rows, of which the worst state is drawn."""
+_MAX_COLUMNS = 48
+_MOST_GROUPS = 32
+_MAX_NAME = 60
+
+
+class _Column(msgspec.Struct):
+    """Groups that share no rank, such as those of one mesh axis, in one column."""
+
+    name: str
+    groups: list[GroupProgress]
+    ranks: set[int]
+
+
+@figure(place=10)
+def place_figures(report: HangReport) -> Part | None:
+    """Ranks and groups."""
+    if report.state is HangState.NO_HANG:
+        return None
+    drawn = places_figure(report)
+    return Part(anchor="places", title="Where each rank is", content=drawn) if drawn else None
+
+
+@figure(place=20)
+def progress_figures(report: HangReport) -> Part | None:
+    """Progress of the groups."""
+    if report.state is HangState.NO_HANG:
+        return None
+    drawn = progress_figure(report.groups)
+    return Part(anchor="progress", title="Progress of the groups", content=drawn) if drawn else None
+
+
+def places_figure(report: HangReport) -> Markup:
+    """Ranks by kinds of groups: who launched, waits, is behind, left no dump or is blamed."""
+    columns = list(_columns(report.groups))[:_MAX_COLUMNS]
+    hosts = {position.rank: position.host for position in report.ranks}
+    ranks = sorted({rank for each in columns for rank in each.ranks}, key=_by_host(hosts))
+    if not ranks:
+        return EMPTY
+    states = np.stack([_states(report, each, ranks) for each in columns], axis=1)
+    blamed = np.where(np.isin(ranks, report.culprits), _BLAMED, -1)[:, None]
+    states = np.hstack([blamed, states])
+    per_row = -(-len(ranks) // _MAX_ROWS)
+    states = np.maximum.reduceat(states, np.arange(0, len(ranks), per_row), axis=0)
+    grid = _grid(ranks, hosts, ("cause", *(each.name for each in columns)), per_row)
+    label = f"Ranks by process groups. {_summary(report)}"
+    return element(
+        "figure",
+        element("figcaption", _caption(report)),
+        cell_map(states, _KINDS, grid, label),
+        legend([(f"k-{kind}", word) for kind, word in zip(_KINDS, _WORDS, strict=True)]),
+        class_="heat",
+        data_values="".join(
+            _UNKNOWN if value < 0 else two_digits(value) for value in states.ravel().tolist()
+        ),
+        data_words=msgspec.json.encode(_WORDS).decode(),
+        data_unit=_EMPTY,
+        **grid_data(grid),
+    )
+
+
+def _columns(groups: Sequence[GroupProgress]) -> Iterator[_Column]:
+    """Groups of one description side by side as long as they share no rank."""
+    found: dict[str, list[_Column]] = {}
+    for group in groups:
+        name = group.description or group.group or "(unnamed)"
+        same = found.setdefault(name, [])
+        free = next((each for each in same if each.ranks.isdisjoint(group.ranks)), None)
+        if free is None:
+            free = _Column(name=name, groups=[], ranks=set())
+            same.append(free)
+        free.groups.append(group)
+        free.ranks |= set(group.ranks)
+    for same in found.values():
+        yield from same
+
+
+def _by_host(hosts: dict[int, str]) -> Callable[[int], tuple[int, int]]:
+    """Ranks of one host together, hosts in the order of their first rank."""
+    first: dict[str, int] = {}
+    for rank in sorted(hosts):
+        first.setdefault(hosts[rank], rank)
+    return lambda rank: (first.get(hosts.get(rank, ""), -1) if hosts.get(rank) else -1, rank)
+
+
+def _states(report: HangReport, column: _Column, ranks: Sequence[int]) -> np.ndarray:
+    """The state of each rank in the groups of a column, -1 for those in none."""
+    at = dict.fromkeys(column.ranks, _LAUNCHED)
+    waiting = {p.rank for p in report.ranks if p.waits_for and p.last_group == column.name}
+    at |= dict.fromkeys(waiting & column.ranks, _WAITS)
+    at |= {rank: _BEHIND for group in column.groups for rank in group.behind}
+    silent = set(report.missing_dumps) & column.ranks
+    at |= {rank: _SILENT for group in column.groups for rank in group.unknown}
+    at |= dict.fromkeys(silent, _SILENT)
+    return np.array([at.get(rank, -1) for rank in ranks])
+
+
+def _grid(
+    ranks: Sequence[int], hosts: dict[int, str], columns: tuple[str, ...], per_row: int
+) -> Grid:
+    names = [hosts.get(rank, "") for rank in ranks]
+    begins = [i for i, host in enumerate(names) if i == 0 or host != names[i - 1]]
+    several = len(set(names)) > 1
+    parts = [ranks[i : i + per_row] for i in range(0, len(ranks), per_row)]
+    return Grid(
+        rows=tuple(short_ranks(part) if len(part) > 1 else str(part[0]) for part in parts),
+        columns=tuple(name[:_MAX_NAME] for name in columns),
+        groups=tuple((i // per_row, names[i] or "unknown host") for i in begins) if several else (),
+        row_word="rank",
+        column_word="group",
+        is_turned=True,
+        group_word="host",
+    )
+
+
+def _caption(report: HangReport) -> str:
+    return (
+        f"A row per rank, a column per kind of process group. {_summary(report)} "
+        "The first column marks the ranks at fault."
+    )
+
+
+def _summary(report: HangReport) -> str:
+    """The roots in words."""
+    if not report.culprits:
+        return "No rank is blamed."
+    causes = counted(max(len(report.roots), 1), "independent cause")
+    return f"Blamed: {short_ranks(report.culprits, 60)} ({causes})."
+
+
+def progress_figure(groups: Sequence[GroupProgress]) -> Markup:
+    """How many collectives the last member of each group is behind its first; empty without any.
+
+    Groups that are furthest apart come first.
+    """
+    apart = [(group, *ends) for group in groups if (ends := _ends(group))]
+    apart.sort(key=lambda each: each[1] - each[2])
+    most = max((high - low for _, low, high in apart), default=0)
+    shown = [each for each in apart if each[1] < each[2] or each[0].waits_on][:_MOST_GROUPS]
+    if not shown:
+        return EMPTY
+    lines = [_progress_row(group, low, high, most) for group, low, high in shown]
+    left_out = len(apart) - len(shown)
+    caption = (
+        "Latest collective that members of each group launched, by sequence number. The bar is how "
+        "far the last member is behind the first."
+    )
+    if left_out:
+        caption += f" {counted(left_out, 'other group')} not drawn."
+    return element("figure", element("figcaption", caption), rows(lines))
+
+
+def _ends(group: GroupProgress) -> tuple[int, int] | None:
+    if group.lowest_seq is None or group.highest_seq is None:
+        return None
+    return group.lowest_seq, group.highest_seq
+
+
+def _progress_row(group: GroupProgress, low: int, high: int, most: int) -> Markup:
+    name = f"{group.description or group.group or '(unnamed)'} ({short_ranks(group.ranks, 24)})"
+    value = f"{low:,} to {high:,}" if low < high else f"all at {high:,}"
+    behind = f", behind: {short_ranks(group.behind, 40)}" if group.behind else ""
+    ratio = (high - low) / most if most else 0.0
+    piece = Segment(kind="worse", ratio=ratio, title=f"{value}{behind}")
+    drawn = bar((piece,), label=f"{name}: {value}{behind}", start=1 - ratio)
+    return row(name[:_MAX_NAME], drawn, value)

@@ -1,0 +1,125 @@
+"""A history drawn: a metric over commits with intervals, and the commits where it changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from distprof.documents.html.blocks import Part
+from distprof.documents.html.chart import Chart, Tick, nice_ticks
+from distprof.documents.html.figures import figure
+from distprof.documents.html.markup import EMPTY, Markup, element, joined
+from distprof.escape import shorten
+from distprof.sections.table import counted
+from distprof.units import capitalized
+from distprof.verbs.history.show import (
+    day,
+    metric_text,
+    point_name,
+    series_name,
+    state_shown,
+)
+from distprof.verbs.history.timeline import History, HistoryPoint, HistorySeries
+
+__all__ = ["series_figure"]
+
+_MOST_SERIES = 6
+_MOST_POINTS = 400
+"""More do not fit in the width of the picture; the newest are drawn."""
+_MOST_TICKS = 8
+_MOST_NAMED = 8
+_WIDEST = 2.0
+"""An interval that ends above twice the value means nothing: two repeats, for example."""
+_MARGIN = 0.08
+_KINDS = {"regressed": "worse", "improved": "better", "open": "open"}
+
+
+@figure(place=10)
+def history_figures(history: History) -> Part | None:
+    """A curve for each series, those with the newest runs first."""
+    drawn = [series for series in history.series if series.points][:_MOST_SERIES]
+    if not drawn:
+        return None
+    content = joined(series_figure(history, series) for series in drawn)
+    title = f"{capitalized(history.label)} over commits"
+    return Part(anchor="over-time", title=title, content=content)
+
+
+def series_figure(history: History, series: HistorySeries) -> Markup:
+    """The points of one series in order of time; empty without any."""
+    points = series.points[-_MOST_POINTS:]
+    if not points:
+        return EMPTY
+    chart = _chart(points)
+    changes = [i for i, point in enumerate(points) if point.state in ("regressed", "improved")]
+    label = f"{history.label} over {counted(len(points), 'point')}, " + _said(points, changes)
+    drawn = chart.drawn(
+        chart.axes(_x_ticks(points), _y_ticks(chart, history.unit), "commits by time"),
+        chart.curve([(i, point.value) for i, point in enumerate(points)], "thin"),
+        *(_flag(chart, i, points[i]) for i in changes[-_MOST_NAMED:]),
+        *(_point(chart, i, point, history) for i, point in enumerate(points)),
+        label=label,
+    )
+    caption = element("figcaption", _caption(history, series, len(points)))
+    return element("figure", caption, drawn)
+
+
+def _chart(points: Sequence[HistoryPoint]) -> Chart:
+    ends = [value for point in points for value in (point.value, *(_interval(point) or ()))]
+    least, most = min(ends), max(ends)
+    room = _MARGIN * ((most - least) or abs(most) or 1)
+    return Chart(left=-0.5, right=len(points) - 0.5, least=least - room, most=most + room)
+
+
+def _interval(point: HistoryPoint) -> tuple[float, float] | None:
+    """The interval of a point's centre, where it is narrow enough to mean something."""
+    if point.low is None or point.high is None or point.high > _WIDEST * point.value:
+        return None
+    return point.low, point.high
+
+
+def _said(points: Sequence[HistoryPoint], changes: Sequence[int]) -> str:
+    if not changes:
+        return "no change"
+    named = [f"{points[i].state} at {point_name(points[i])}" for i in changes[-_MOST_NAMED:]]
+    return ", ".join(named)
+
+
+def _caption(history: History, series: HistorySeries, num_points: int) -> str:
+    name = shorten(series_name(series.fingerprint), 120)
+    text = (
+        f"{name}: median of the repeats at each commit with the 95 % interval of its centre; "
+        f"{history.better} is better. A dashed line marks a change that is neither chance nor "
+        "within the tolerance. The axis does not begin at 0."
+    )
+    left_out = len(series.points) - num_points
+    return f"{text} {counted(left_out, 'earlier point')} not drawn." if left_out > 0 else text
+
+
+def _x_ticks(points: Sequence[HistoryPoint]) -> Iterator[Tick]:
+    every = -(-len(points) // _MOST_TICKS)
+    places = range(len(points) - 1, -1, -every)
+    return ((i, shorten(point_name(points[i]), 11)) for i in places)
+
+
+def _y_ticks(chart: Chart, unit: str) -> Iterator[Tick]:
+    ticks = nice_ticks(chart.least, chart.most, 5)
+    return ((value, metric_text(value, unit)) for value in ticks if value >= 0)
+
+
+def _flag(chart: Chart, at: int, point: HistoryPoint) -> Markup:
+    return chart.flag(at, f"{point.state} at {point_name(point)}", _KINDS[point.state])
+
+
+def _point(chart: Chart, at: int, point: HistoryPoint, history: History) -> Markup:
+    value, found = metric_text(point.value, history.unit), _interval(point)
+    text = f"{point_name(point)} ({day(point.created_ns)}): {value}"
+    whisker = EMPTY
+    if found is not None:
+        whisker = chart.whisker(at, *found)
+        text += ", 95 % " + " to ".join(metric_text(end, history.unit) for end in found)
+    state = state_shown(history, point)
+    kind = _KINDS.get(state, "")
+    dot = chart.dot(
+        (at, point.value), f"{text}{state and f', {state}'}", kind, radius=6 if kind else 3.5
+    )
+    return joined((whisker, dot))

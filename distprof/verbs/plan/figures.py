@@ -1,0 +1,112 @@
+"""A plan drawn: the step of each layout by part, and its memory against the limit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from distprof.documents.html.blocks import Part, Segment, bar
+from distprof.documents.html.figures import figure
+from distprof.documents.html.markup import EMPTY, Markup, element
+from distprof.documents.html.rows import legend, row, rows
+from distprof.units import format_bytes, format_duration, format_ratio
+from distprof.verbs.plan.result import Estimate, Plan
+from distprof.verbs.plan.show import MEMORY, layout_name
+
+__all__ = ["memory_figure", "steps_figure"]
+
+_MOST = 32
+"""Layouts drawn: beyond, they differ by less than the model's own error."""
+_PARTS = {
+    "compute_ns": ("computation", "computation"),
+    "exposed_ns": ("exposed_transfer", "exposed communication"),
+    "bubble_ns": ("bubble", "pipeline bubble"),
+    "optimizer_ns": ("optimizer", "optimizer"),
+}
+
+
+@figure(place=10)
+def step_figures(plan: Plan) -> Part | None:
+    """The step of each layout."""
+    drawn = steps_figure(plan.best[:_MOST])
+    return Part(anchor="steps", title="Step by layout", content=drawn) if drawn else None
+
+
+@figure(place=20)
+def memory_figures(plan: Plan) -> Part | None:
+    """Memory of each layout."""
+    drawn = memory_figure(plan.best[:_MOST], plan.cluster.usable_bytes)
+    return Part(anchor="memory", title="Memory by layout", content=drawn) if drawn else None
+
+
+def steps_figure(found: Sequence[Estimate]) -> Markup:
+    """Modelled steps on one scale, fastest first; empty without any."""
+    most = max((one.step_ns for one in found), default=0)
+    if most <= 0:
+        return EMPTY
+    lines = [_step_row(one, most) for one in found]
+    used = [key for key in _PARTS if any(getattr(one, key) for one in found)]
+    named = legend([(f"k-{_PARTS[key][0]}", _PARTS[key][1]) for key in used])
+    caption = "Modelled step by part, fastest layout first"
+    return element("figure", element("figcaption", caption), rows(lines), named)
+
+
+def _step_row(one: Estimate, most: int) -> Markup:
+    pieces = [
+        Segment(
+            kind=kind,
+            ratio=getattr(one, key) / most,
+            title=f"{text} {format_duration(getattr(one, key))}",
+        )
+        for key, (kind, text) in _PARTS.items()
+    ]
+    name = _name(one)
+    value = f"{format_duration(one.step_ns)}, {format_ratio(one.mfu)} MFU"
+    texts = ", ".join(piece.title for piece in pieces)
+    return row(name, bar(pieces, label=f"{name}: {value}: {texts}"), value)
+
+
+def _name(one: Estimate) -> str:
+    layout = one.layout
+    many = layout.micro_batches != 1
+    facts = [layout_name(layout)]
+    facts.append(
+        f"{layout.micro_batches} micro-batch{'es' if many else ''} of {layout.micro_batch}"
+    )
+    if layout.virtual_stages > 1:
+        facts.append(f"{layout.virtual_stages} stages per rank")
+    if layout.recomputation != "selective":
+        facts.append(f"recomputation: {layout.recomputation}")
+    return ", ".join(facts)
+
+
+def memory_figure(found: Sequence[Estimate], usable_bytes: int) -> Markup:
+    """Memory of the fullest GPU by part, with a line at the limit; empty without any."""
+    most = max([usable_bytes, *(one.memory.total_bytes for one in found)])
+    if not found or most <= 0:
+        return EMPTY
+    lines = [_memory_row(one, most, usable_bytes) for one in found]
+    used = [key for key in MEMORY if any(getattr(one.memory, key) for one in found)]
+    kinds = {key: f"k-m{number}" for number, key in enumerate(MEMORY)}
+    named = legend([(kinds[key], MEMORY[key]) for key in used])
+    caption = (
+        f"Memory of the fullest GPU of each layout; the line is what may be used, "
+        f"{format_bytes(usable_bytes)}."
+    )
+    return element("figure", element("figcaption", caption), rows(lines), named)
+
+
+def _memory_row(one: Estimate, most: int, usable_bytes: int) -> Markup:
+    pieces = [
+        Segment(
+            kind=f"m{number}",
+            ratio=getattr(one.memory, key) / most,
+            title=f"{text} {format_bytes(getattr(one.memory, key))}",
+        )
+        for number, (key, text) in enumerate(MEMORY.items())
+    ]
+    total = one.memory.total_bytes
+    share = f"{format_bytes(total)}, {format_ratio(total / max(usable_bytes, 1))}"
+    name = _name(one)
+    texts = ", ".join(piece.title for piece in pieces)
+    drawn = bar(pieces, label=f"{name}: {share}: {texts}", marks=(usable_bytes / most,))
+    return row(name, drawn, share)
