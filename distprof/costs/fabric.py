@@ -262,7 +262,8 @@ def _robust_line(size: Floats, time: Floats) -> _Line:
     quarter = max(len(size) // 4, 1)
     start = float(np.median(time[order[:quarter]]))
     last = order[-quarter:]
-    slope = max(float(np.median((time[last] - start) / size[last])), start * 1e-6 / size.max())
+    level = start * 1e-6 / float(size.max())
+    slope = max(float(np.median((time[last] - start) / size[last])), level)
     weight = np.ones_like(size)
     for number in range(2 * _ROUNDS):
         wrong = time / (start + slope * size) - 1

@@ -62,9 +62,13 @@ def test_every_golden_trace_gives_a_report_that_fits_the_schema(
 @pytest.mark.parametrize("folder", sorted(p.name for p in GOLDEN.iterdir() if p.is_dir()))
 @pytest.mark.parametrize("width", [80, 120])
 def test_every_golden_trace_is_shown_within_the_width(
-    folder: str, width: int, capsys: pytest.CaptureFixture[str]
+    folder: str,
+    width: int,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert main(["analyze", str(GOLDEN / folder), "--width", str(width)]) == 0
+    monkeypatch.chdir(GOLDEN)  # commands are never wrapped, however long their path is
+    assert main(["analyze", folder, "--width", str(width)]) == 0
     captured = capsys.readouterr()
     assert max(map(len, captured.out.splitlines())) <= width
     assert captured.err == ""

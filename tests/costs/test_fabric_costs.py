@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -136,6 +137,12 @@ def test_sizes_of_one_regime_are_refused(sizes, says):
 def test_a_flat_curve_is_latency_alone():
     with pytest.raises(NoFitError, match="are all latency-bound"):
         fit_alpha_beta(CollectiveKind.BROADCAST, 2, SIZES, [30_000.0] * len(SIZES))
+
+
+def test_a_fit_whose_smallest_size_took_longest_can_be_written_as_json():
+    times = [426_447, 21_502, 32_009, 81_861, 103_343, 349_100]
+    fit = fit_alpha_beta(CollectiveKind.ALL_REDUCE, 2, [4**k for k in range(5, 11)], times)
+    assert msgspec.json.decode(msgspec.json.encode(fit), type=type(fit)) == fit
 
 
 def test_one_rank_alone_sends_nothing():
