@@ -107,6 +107,8 @@ def _of_traces(
     sections = Sections.of(graph, held_stages(analyses, run), has_experts=has_experts)
     slow = slowdowns(graph.without_launch_bounds(), sections, replayed_ns)
     named = {r.rank for r in stragglers.ranks if r.pattern is not StragglerPattern.NONE}
+    if graph.is_sample:  # ranks that are slow in some steps may not be so in these
+        named = {r.rank for r in stragglers.ranks if r.pattern is StragglerPattern.PERSISTENT}
     sets = set_changes(graph, sections, analyses, stragglers.sets)
     links = link_changes(graph, run.topology.groups, stragglers.links)
     changes = scenarios(graph, sections, analyses, replayed_ns, named, (*sets, *links))
@@ -136,6 +138,7 @@ def _replayed(graph: TraceGraph, times: Times) -> _Replayed:
         source="traces",
         num_operations=graph.graph.num_operations,
         num_steps=graph.measured_ns.shape[1],
+        num_left_out=graph.num_analysed - graph.opens.shape[1] if graph.is_sample else None,
         step_ns=round(graph.measured_ns.mean()),
         replayed_ns=round(spans.mean()),
         model_error_ratio=whole,

@@ -435,7 +435,7 @@ def _alone(analyses: Mapping[int, RankAnalysis], graph: TraceGraph) -> int:
         analyses[rank].overlap.computation_ns - analyses[rank].overlap.overlapped_ns
         for rank in graph.ranks
     ]
-    return int(sum(alone) / graph.measured_ns.size)
+    return int(sum(alone) / (len(graph.ranks) * graph.num_analysed))
 
 
 def _at_best_speed(
