@@ -5,6 +5,7 @@ Source of the definitions of S, S_t, S_w, M_W and M_S: formula sheet, "What-if".
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -88,7 +89,7 @@ def _of_traces(
     from distprof.sections.whatif.scenarios import is_worth_showing, scenarios
     from distprof.sections.whatif.sets import link_changes, set_changes
     from distprof.sections.whatif.slowdowns import slowdowns
-    from distprof.sections.whatif.trace_changes import TraceModel
+    from distprof.sections.whatif.trace_changes import TraceModel, packed
     from distprof.sections.whatif.trace_graph import path_shares, trace_graph
 
     try:
@@ -111,8 +112,9 @@ def _of_traces(
         named = {r.rank for r in stragglers.ranks if r.pattern is StragglerPattern.PERSISTENT}
     sets = set_changes(graph, sections, analyses, stragglers.sets)
     links = link_changes(graph, run.topology.groups, stragglers.links)
-    changes = scenarios(graph, sections, analyses, replayed_ns, named, (*sets, *links))
-    model = TraceModel(graph=graph, changes={change.what: change for change in changes})
+    changes = scenarios(graph, sections, analyses, replayed_ns, named, chain(sets, links))
+    kept = {change.what: packed(graph, change) for change in changes}
+    model = TraceModel(graph=graph, changes=kept)
     bench.simulation = Simulation.of(model, model.changes, refill)
     found = sorted(bench.simulation.scenarios(), key=lambda s: (-s.recoverable_ns, s.what))
     return msgspec.structs.replace(

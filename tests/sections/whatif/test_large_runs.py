@@ -17,6 +17,7 @@ from distprof.run.run import Run
 from distprof.schema import ABSENT
 from distprof.sections import measure_run
 from distprof.sections.matched import RowIndex
+from distprof.sections.whatif.trace_changes import _Difference
 from distprof.sections.whatif.trace_graph import trace_graph
 from tests.sections.measured import measure
 from tests.simulator import Collective, Compute, Input, SimulatedJob, SlowDevice
@@ -143,3 +144,16 @@ CUT = assemble_run("simulated", job(num_steps=2).run().to_ranks())
 
 def measure_of_all(run: Run) -> dict[int, None]:
     return dict.fromkeys(rank.rank for rank in run.ranks)
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.1, 0.9]), st.sampled_from([9, 2**40]))
+def test_a_change_is_kept_as_its_difference(seed: int, share: float, most: int) -> None:
+    dice = np.random.default_rng(seed)
+    usual = dice.integers(0, 2**50, int(dice.integers(0, 40)))
+    more = dice.integers(-most, most, len(usual)) * (dice.random(len(usual)) < share)
+    kept = _Difference.of(usual, usual + more)
+    assert kept is not None
+    assert kept.on(usual).tolist() == (usual + more).tolist()
+    assert kept.on(usual).dtype == np.int64
+    assert kept.more.itemsize == (8 if abs(more).max(initial=0) >= 2**31 else 4)
+    assert _Difference.of(usual, None) is None
