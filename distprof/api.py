@@ -104,6 +104,7 @@ def analyze(
     config: Config | Source | None = None,
     fabric: Source | None = None,
     window: Literal["steps", "capture"] = "steps",
+    every_step: bool = False,
     executor: Any = None,
     progress: Progress | None = None,
     debug: bool = False,
@@ -117,6 +118,8 @@ def analyze(
             nccl-tests: the speed that collectives should reach. None for the configuration's.
         window: ``steps`` analyses the steps that all ranks recorded completely, or the whole
             capture if nothing marks steps; ``capture`` always analyses the whole capture.
+        every_step: Whether the report holds every step of every rank of a run that is so large
+            that it holds those of some ranks otherwise.
         executor: As in :func:`open_run`.
         progress: Called after each rank that was read, then after each that was measured.
         debug: Whether to raise the exception of a failing rule.
@@ -133,6 +136,7 @@ def analyze(
         config=config,
         fabric=fabric,
         window=window,
+        every_step=every_step,
         executor=executor,
         progress=progress,
         debug=debug,
@@ -162,6 +166,7 @@ def examine(
     config: Config | Source | None = None,
     fabric: Source | None = None,
     window: Literal["steps", "capture"] = "steps",
+    every_step: bool = False,
     executor: Any = None,
     progress: Progress | None = None,
     debug: bool = False,
@@ -172,6 +177,7 @@ def examine(
     from distprof.hardware import load_sheet
     from distprof.ingest.executor import running
     from distprof.rules.engine import run_rules
+    from distprof.sections.context import Detail
     from distprof.sections.efficiency.models import known_model
     from distprof.sections.engine import Inputs, resolve
     from distprof.sections.measure_records import measure_records
@@ -205,6 +211,7 @@ def examine(
         topology=settings.topology,
         model=known_model(run.job, settings.model, settings.source),
         bench=bench,
+        detail=Detail(every_step=every_step),
     )
     results: dict[str, Any] = explain_untraced(run, resolve(Report, inputs))
     outcome = run_rules(

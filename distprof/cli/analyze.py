@@ -34,6 +34,11 @@ __all__ = ["analyze"]
     show_default=True,
     help="Analyse complete steps, or the whole capture as one window.",
 )
+@click.option(
+    "--every-step",
+    is_flag=True,
+    help="Report every step of every rank, also of a run with more than 32,768 of them.",
+)
 @click.option("--ranks", type=RankList(), metavar="0-3,8", help="Only these ranks; all by default.")
 @click.option(
     "--device-only", is_flag=True, help="Read only GPU activity: faster, but no causes on the CPU."
@@ -122,6 +127,7 @@ def _analyzed(source: str, *, quiet: bool, debug: bool, **options: Any) -> Repor
             config=settings,
             fabric=options["fabric"],
             window=options["window"],
+            every_step=options["every_step"],
             executor=options["executor"],
             progress=progress,
             debug=debug,

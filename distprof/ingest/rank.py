@@ -31,7 +31,7 @@ from distprof.ingest.no_device import is_known, missing_device
 from distprof.ingest.steps import Steps, find_steps
 from distprof.run.run import Device, Quality, Rank
 from distprof.run.tables import COLLECTIVES, HOST, STEPS
-from distprof.run.topology import ProcessGroup
+from distprof.run.topology import shared_group
 from distprof.schema import ABSENT, Table
 from distprof.terms import ActivityKind, StepSource
 
@@ -172,7 +172,7 @@ class _Summary(msgspec.Struct, frozen=True, kw_only=True):
     host: str | None
     backend: str
     device: Device
-    groups: tuple[ProcessGroup, ...]
+    groups: tuple[msgspec.Raw, ...]  # JSON of ProcessGroups, most of which other ranks have too
     versions: Mapping[str, str]
     capture_start_ns: int
     capture_end_ns: int
@@ -328,7 +328,7 @@ def _summary(parsed: ParsedTrace, found: Conclusions, *, has_host: bool, note: s
         host=found.metadata.host,
         backend=found.metadata.backend,
         device=found.device,
-        groups=found.metadata.groups,
+        groups=tuple(msgspec.Raw(msgspec.json.encode(group)) for group in found.metadata.groups),
         versions=found.metadata.versions,
         capture_start_ns=parsed.first_ns,
         capture_end_ns=parsed.last_ns,
@@ -348,12 +348,13 @@ def _rank(
     shared: dict[str, Any] = {
         name: getattr(summary, name)
         for name in _Summary.__struct_fields__
-        if name not in ("rank", "has_host")
+        if name not in ("rank", "groups", "has_host")
     }
     return Rank(
         rank=number,
         path=trace.path,
         rank_origin=origin,
+        groups=tuple(shared_group(bytes(group)) for group in summary.groups),
         steps=steps,
         collectives=collectives,
         tables=cache.CachedTables(str(entry), summary.has_host, collectives, steps),

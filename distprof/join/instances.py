@@ -122,11 +122,18 @@ def _may_be_ahead(table: Table, window: Int64Array) -> NDArray[np.bool_]:
 def _group_index(ranks: Sequence[Rank], groups: Sequence[ProcessGroup]) -> NDArray[np.int32]:
     known = {group_key(group): index for index, group in enumerate(groups)}
     world_size = world_size_of(ranks)
+    seen: dict[int, tuple[ProcessGroup, int]] = {}  # a key is as long as the group is large
+
+    def number(group: ProcessGroup) -> int:
+        if id(group) not in seen:
+            seen[id(group)] = group, known[group_key(group)]
+        return seen[id(group)][1]
+
     parts = []
     for rank in ranks:
         found, index = groups_of_rows(rank, world_size)
         try:
-            lookup = np.array([known[group_key(group)] for group in found], np.int32)
+            lookup = np.array([number(group) for group in found], np.int32)
         except KeyError as error:
             raise ValueError(f"rank {rank.rank}: group {error} is not in the topology") from None
         parts.append(lookup[index] if len(found) else np.empty(0, np.int32))

@@ -296,38 +296,81 @@ def _group_of_row(
     if not members and not name and (size < 0 or size == world_size):
         return _world(rank, world_size)
     if not members and size == world_size and world_size is not None:
-        members = tuple(range(world_size))
-    if own is not None and own.ranks == members:
+        members = _everybody(world_size)
+    if own is not None and _are_equal(_Same(own.ranks), _Same(members)):
         return own
+    return _named(name, description, _Same(members), size, rank.backend, world_size)
+
+
+class _Same:
+    """A tuple that equals only itself, so that looking it up costs nothing."""
+
+    def __init__(self, ranks: tuple[int, ...]) -> None:
+        self.ranks = ranks
+
+    def __hash__(self) -> int:
+        return id(self.ranks)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.ranks is other.ranks
+
+
+@lru_cache(maxsize=1 << 12)
+def _are_equal(first: _Same, second: _Same) -> bool:
+    """Whether two groups have the same members; thousands of ranks ask about the same two."""
+    return first.ranks == second.ranks
+
+
+@lru_cache(maxsize=1 << 12)
+def _everybody(world_size: int) -> tuple[int, ...]:
+    return tuple(range(world_size))
+
+
+@lru_cache(maxsize=1 << 12)
+def _named(
+    name: str, description: str, held: _Same, size: int, backend: str, world_size: int | None
+) -> ProcessGroup:
+    """A group that only collectives name; one object for all its ranks."""
+    members = held.ranks
     known_size = len(members) or (size if size >= 0 else None)
     return ProcessGroup(
         name=name,
         description=description,
         ranks=members,
         size=known_size,
-        backend=rank.backend,
+        backend=backend,
         axis=axis_of(description, members, known_size, world_size),
     )
 
 
 def _world(rank: Rank, world_size: int | None) -> ProcessGroup:
     """The group of all ranks, for collectives of which nothing else is known."""
-    members = tuple(range(world_size)) if world_size else ()
-    listed = next((group for group in rank.groups if members and group.ranks == members), None)
-    return listed or ProcessGroup(
+    members = _everybody(world_size) if world_size else ()
+    whole = _Same(members)
+    listed = next((g for g in rank.groups if members and _are_equal(_Same(g.ranks), whole)), None)
+    return listed or _unnamed_world(whole, world_size, rank.backend)
+
+
+@lru_cache(maxsize=1 << 12)
+def _unnamed_world(members: _Same, world_size: int | None, backend: str) -> ProcessGroup:
+    return ProcessGroup(
         name="",
         description="",
-        ranks=members,
+        ranks=members.ranks,
         size=world_size,
-        backend=rank.backend,
+        backend=backend,
         axis=MeshAxis.WORLD,
     )
 
 
 def _groups(ranks: Sequence[Rank], world_size: int | None) -> tuple[ProcessGroup, ...]:
     merged: dict[GroupKey, ProcessGroup] = {}
+    seen: dict[int, ProcessGroup] = {}  # by identity: a key is as long as the group is large
     for rank in ranks:
         for group in (*rank.groups, *groups_of_rows(rank, world_size)[0]):
+            if id(group) in seen:
+                continue
+            seen[id(group)] = group
             key = group_key(group)
             merged[key] = _merge(merged[key], group) if key in merged else group
     return tuple(merged.values())

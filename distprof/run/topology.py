@@ -6,9 +6,11 @@ By what traces say, or by the run.json of a job.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from math import prod
 from typing import Literal
+from weakref import WeakValueDictionary
 
 import msgspec
 from msgspec.structs import replace
@@ -26,6 +28,7 @@ __all__ = [
     "coordinates_of",
     "is_unnamed",
     "nodes_of_job",
+    "shared_group",
     "with_axis",
     "world_size_of_job",
 ]
@@ -33,8 +36,11 @@ __all__ = [
 NodeOrigin = Literal["host_name", "device_count", "run.json", "launcher", "unknown"]
 
 
-class ProcessGroup(msgspec.Struct, frozen=True, kw_only=True):
+class ProcessGroup(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
     """One process group of the job.
+
+    A group of all ranks is known to each of them: kept once (:func:`shared_group`), it takes memory
+    in proportion to ranks, and it stays one when ranks come from other processes.
 
     Args:
         name: PyTorch's name of it; unique only together with ``ranks``.
@@ -53,8 +59,26 @@ class ProcessGroup(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
     axis: MeshAxis | None
 
+    def __reduce__(self) -> tuple[Callable[[bytes], ProcessGroup], tuple[bytes]]:
+        return shared_group, (msgspec.json.encode(self),)
 
-class Topology(msgspec.Struct, frozen=True, kw_only=True):
+
+_groups: WeakValueDictionary[bytes, ProcessGroup] = WeakValueDictionary()
+
+
+def shared_group(encoded: bytes) -> ProcessGroup:
+    """The group that this JSON describes: one object for equal text, as long as it is in use.
+
+    Raises:
+        msgspec.MsgspecError: If it describes none.
+    """
+    known = _groups.get(encoded)
+    if known is None:
+        known = _groups[encoded] = msgspec.json.decode(encoded, type=ProcessGroup)
+    return known
+
+
+class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Ranks, nodes and process groups of a run.
 
     Args:
@@ -71,7 +95,15 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
 
     def node_of(self, rank: int) -> str | None:
         """Name of the node that ``rank`` runs on, None when unknown."""
-        return next((name for name, ranks in self.nodes.items() if rank in ranks), None)
+        return self._node_by_rank.get(rank)
+
+    @cached_property
+    def _node_by_rank(self) -> dict[int, str]:
+        found: dict[int, str] = {}
+        for name, ranks in self.nodes.items():
+            for rank in ranks:
+                found.setdefault(rank, name)
+        return found
 
 
 # Mesh axes by the names of groups -----------------------------------------------------------------

@@ -53,6 +53,7 @@ class RankContext(msgspec.Struct, frozen=True, kw_only=True):
         axis_names: Mesh axes or group descriptions.
         is_cpu: Whether the host's threads are what was measured, for want of a device.
         is_capture: Whether the one window is the whole capture rather than a step.
+        simulated: First window that is simulated, and the one after the last; None for all.
     """
 
     rank: int
@@ -63,6 +64,7 @@ class RankContext(msgspec.Struct, frozen=True, kw_only=True):
     axis_names: tuple[str, ...]
     is_cpu: bool = False
     is_capture: bool = False
+    simulated: tuple[int, int] | None = None
 
 
 class KernelStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -205,9 +207,11 @@ class MainLine(msgspec.Struct, frozen=True, kw_only=True):
         opens: int64 per window: the segment that it starts with.
         closes: The segment that starts at its end.
         bounds: How early the CPU's launches let segments start.
-        held_ns: int64 per window: how much longer it would be by these launches than by its own
-            time, if the rank never waited for another.
+        held_ns: int64 per analysed window: how much longer it would be by these launches than by
+            its own time, if the rank never waited for another.
         begin_ns: int64 per segment: when it started, since ``start_ns``.
+        first_window: Index of the first window among the analysed ones, of which a line may be a
+            part (``RankContext.simulated``).
     """
 
     start_ns: int
@@ -225,6 +229,7 @@ class MainLine(msgspec.Struct, frozen=True, kw_only=True):
     bounds: LaunchBounds
     held_ns: Int64Array
     begin_ns: Int64Array
+    first_window: int = 0
 
     def __len__(self) -> int:
         return len(self.own_ns)
@@ -336,6 +341,16 @@ class RankTrain(msgspec.Struct, frozen=True, kw_only=True):
     busy_ns: int
     gap_ns: int
     median_ns: int
+
+
+class Detail(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of what was measured a report holds.
+
+    Args:
+        every_step: Every step of every rank, however many that are.
+    """
+
+    every_step: bool = False
 
 
 class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,7 +30,7 @@ from distprof.costs.trained_model import TrainedModel
 from distprof.hardware.sheet import Sheet
 from distprof.run.run import Run
 from distprof.sections.base import Result
-from distprof.sections.context import ProbeRecords, RankAnalyses
+from distprof.sections.context import Detail, ProbeRecords, RankAnalyses
 from distprof.sections.whatif.plan import Workbench
 
 __all__ = [
@@ -73,6 +73,7 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
     topology: TopologyConfig
     model: TrainedModel | None
     bench: Workbench
+    detail: Detail
 
 
 class Analyzer(msgspec.Struct, frozen=True):

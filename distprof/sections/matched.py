@@ -71,11 +71,14 @@ class RowIndex(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         ranks: Ranks that were analysed, ascending.
-        base: int64, shape ``(len(ranks) + 1,)``: first row of each rank.
+        base: int64, shape ``(len(ranks) + 1,)``: number of each rank's first row.
+        low: int64, shape ``(len(ranks),)``: that row in the rank's table; rows before it, and those
+            after the last that is numbered, are left out.
     """
 
     ranks: tuple[Rank, ...]
     base: Int64Array
+    low: Int64Array
 
     @staticmethod
     def of(run: Run, analyses: Mapping[int, RankAnalysis]) -> RowIndex:
@@ -83,8 +86,16 @@ class RowIndex(msgspec.Struct, frozen=True, kw_only=True):
         ranks = tuple(rank for rank in run.ranks if rank.rank in analyses)
         lengths = [len(rank.collectives) for rank in ranks]
         return RowIndex(
-            ranks=ranks, base=np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
+            ranks=ranks,
+            base=np.concatenate(([0], np.cumsum(lengths))).astype(np.int64),
+            low=np.zeros(len(ranks), dtype=np.int64),
         )
+
+    def cut(self, low: Int64Array, high: Int64Array) -> RowIndex:
+        """These ranks with some of their rows, from ``low`` to below ``high`` of each table."""
+        lengths = np.maximum(high - low, 0)
+        base = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
+        return RowIndex(ranks=self.ranks, base=base, low=low)
 
     def __len__(self) -> int:
         return int(self.base[-1])
@@ -94,13 +105,19 @@ class RowIndex(msgspec.Struct, frozen=True, kw_only=True):
         """Position of each row's rank in ``ranks``."""
         return np.repeat(np.arange(len(self.ranks), dtype=np.int32), np.diff(self.base))
 
+    @property
+    def _is_whole(self) -> bool:
+        """Whether all rows have a number."""
+        return len(self) == sum(len(rank.collectives) for rank in self.ranks)
+
     def column(self, of: Callable[[Rank], NDArray[Any]]) -> NDArray[Any]:
         """A per-row array of all ranks, joined."""
-        parts = [of(rank) for rank in self.ranks]
+        spans = zip(self.ranks, self.low.tolist(), np.diff(self.base).tolist(), strict=True)
+        parts = [of(rank)[low : low + length] for rank, low, length in spans]
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def members(self, matches: CollectiveMatches) -> Members:
-        """Members of the matched instances; those of ranks without an analysis are left out."""
+        """Members of the matched instances; those of rows without a number are left out."""
         highest = max((rank.rank for rank in self.ranks), default=-1)
         if len(matches.member_rank):
             highest = max(highest, int(matches.member_rank.max()))
@@ -108,10 +125,14 @@ class RowIndex(msgspec.Struct, frozen=True, kw_only=True):
         position[[rank.rank for rank in self.ranks]] = np.arange(len(self.ranks))
         rank_index = position[matches.member_rank]
         known = rank_index >= 0
+        if not self._is_whole:
+            row = matches.member_row - np.append(self.low, 0)[rank_index]
+            known &= (row >= 0) & (row < np.append(np.diff(self.base), 0)[rank_index])
         kept = np.concatenate(([0], np.cumsum(known)))
+        rank_index = rank_index[known]
         return Members(
-            row=self.base[rank_index[known]] + matches.member_row[known],
-            rank_index=rank_index[known],
+            row=(self.base[:-1] - self.low)[rank_index] + matches.member_row[known],
+            rank_index=rank_index,
             offsets=kept[matches.offsets].astype(np.int64),
         )
 

@@ -94,6 +94,7 @@ def _jobs_of(
 ) -> tuple[list[_Job], list[str]]:
     """One job per rank that can be measured, and a sentence for each that cannot."""
     groups = _groups_of(run.topology)
+    simulated = _simulated(run) if by_step else None
     jobs: list[_Job] = []
     problems: list[str] = []
     for rank in run.ranks:
@@ -105,9 +106,24 @@ def _jobs_of(
         if problem:
             problems.append(f"Rank {rank.rank} {problem}: left out.")
             continue
-        context = _context(groups, rank, steps, windows, wait_ends.get(rank.rank))
+        context = _context(groups, rank, steps, windows, wait_ends.get(rank.rank), simulated)
         jobs.append(_Job(path=rank.path, source=rank.tables, context=context))
     return jobs, problems
+
+
+MOST_SIMULATED = 1_000_000
+"""Collectives of all ranks that are simulated at most; about a kilobyte of memory for each."""
+
+
+def _simulated(run: Run) -> tuple[int, int] | None:
+    """The steps in the middle that are simulated, of a run that is too large for all of them."""
+    steps = len(run.window.steps)
+    recorded = sum(len(rank.collectives) for rank in run.ranks)
+    if recorded <= MOST_SIMULATED or steps < 2:
+        return None
+    count = max(steps * MOST_SIMULATED // recorded, 1)
+    low = (steps - count) // 2
+    return low, low + count
 
 
 _WHOLE_CAPTURE = (np.zeros(1, dtype=np.int64), EMPTY)
@@ -131,7 +147,12 @@ def _window_problem(windows: Intervals, wanted: int) -> str:
 
 
 def _context(
-    groups: _Groups, rank: Rank, steps: Int64Array, windows: Intervals, wait_end: Int64Array | None
+    groups: _Groups,
+    rank: Rank,
+    steps: Int64Array,
+    windows: Intervals,
+    wait_end: Int64Array | None,
+    simulated: tuple[int, int] | None,
 ) -> RankContext:
     rows = len(rank.collectives)
     axis, names = _axes(rank.collectives, groups)
@@ -143,6 +164,7 @@ def _context(
         axis=axis,
         axis_names=names,
         is_cpu=rank.device.name == "cpu",
+        simulated=simulated,
     )
 
 

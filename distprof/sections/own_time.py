@@ -184,16 +184,21 @@ class OwnTime(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """All parts together, beyond the median of peers, shape ``(P, S)``."""
         return self.beyond_peers(np.sum(list(self.parts.values()), axis=0, dtype=np.int64))
 
-    def without(self, slow: Collection[int]) -> OwnTime:
+    def without(self, slow: Collection[int], asked: Collection[int] | None = None) -> OwnTime:
         """The same with these positions compared with peers that are not among them.
 
         A rank all of whose peers are slow is compared with all other ranks.
+
+        Args:
+            slow: Positions of slow ranks.
+            asked: Those of them that are compared anew; None for all.
         """
         everybody = tuple(range(len(self.ranks)))
+        left_out, anew = frozenset(slow), frozenset(slow if asked is None else asked)
 
         def others(position: int) -> tuple[int, ...]:
             for group in (self.peers[position], everybody):
-                left = {other for other in group if other not in slow}
+                left = {other for other in group if other not in left_out}
                 if left - {position}:
                     return tuple(sorted({*left, position}))
             return self.peers[position]
@@ -203,7 +208,7 @@ class OwnTime(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             parts=self.parts,
             hidden=self.hidden,
             peers=tuple(
-                others(position) if position in slow else self.peers[position]
+                others(position) if position in anew else self.peers[position]
                 for position in everybody
             ),
         )
@@ -211,11 +216,21 @@ class OwnTime(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def beyond_peers(self, values: Int64Array) -> NDArray[np.float64]:
         """Each value, shape ``(P, S)``, less the median of its rank's peers in the step."""
         result = np.zeros(values.shape)
-        for group in dict.fromkeys(self.peers):
-            members = [row for row, peers in enumerate(self.peers) if peers == group]
+        for group, members in self.groups:
             rows = np.searchsorted(group, members)
             result[members] = over_peers(values[list(group)])[rows]
         return result
+
+    @cached_property
+    def groups(self) -> tuple[tuple[tuple[int, ...], list[int]], ...]:
+        """Peers, and the positions that are compared with them.
+
+        Ranks of a group share one tuple: to compare what tuples hold would be quadratic in ranks.
+        """
+        members: dict[int, list[int]] = {}
+        for row, peers in enumerate(self.peers):
+            members.setdefault(id(peers), []).append(row)
+        return tuple((self.peers[rows[0]], rows) for rows in members.values())
 
 
 def _peers(stages: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:

@@ -36,6 +36,7 @@ from distprof.sections.parts import window_word
 from distprof.sections.report import Report
 from distprof.sections.shows import declared
 from distprof.sections.table import TableView
+from distprof.sections.time.show import left_out_steps
 from distprof.sections.verdict import judge
 
 __all__ = ["ALL_RANKS", "render"]
@@ -178,7 +179,7 @@ def _heat(drawn: _Drawn) -> Markup:
             lost,
             f"Lost time: share of each {word} in which a rank does not compute, but waits, "
             "transfers, copies or is idle. The others wait for a late rank, so the late rank "
-            "itself is pale.",
+            f"itself is pale.{_left_out(drawn.report)}",
         )
     )
     if len(lost.grid.rows) > 1:
@@ -190,6 +191,10 @@ def _heat(drawn: _Drawn) -> Markup:
             )
         )
     return joined(figures)
+
+
+def _left_out(report: Report) -> str:
+    return "".join(f" {text.capitalize()}." for text in left_out_steps(report))
 
 
 def _node_heat(report: Report, word: str) -> Iterator[Markup]:

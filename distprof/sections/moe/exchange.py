@@ -12,7 +12,7 @@ Each section is measured on each rank's own clock, so that clocks need not agree
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -87,9 +87,16 @@ class GroupExchanges(msgspec.Struct, frozen=True, kw_only=True):
     calls_per_step: Int64Array
 
     @property
+    def has_no_size(self) -> bool:
+        """Whether nothing says who sends whom how much."""
+        return _is_unknown(self.sent) and _is_unknown(self.received)
+
+    @property
     def has_sizes(self) -> bool:
         """Whether the traffic between all pairs of ranks is known in every section."""
-        return bool(len(self.dispatch)) and not np.isnan(self.sent[self.dispatch]).any()
+        if not len(self.dispatch) or _is_unknown(self.sent):
+            return False
+        return not np.isnan(self.sent[self.dispatch]).any()
 
     @property
     def is_whole(self) -> bool:
@@ -269,8 +276,15 @@ def _split_sizes(codes: Int64Array, texts: tuple[str, ...], size: int) -> _Sizes
     return sizes
 
 
+def _is_unknown(sizes: _Sizes) -> bool:
+    """Whether no size is known, which takes no memory: one NaN stands for all."""
+    return not any(sizes.strides) and bool(sizes.size) and bool(np.isnan(sizes[0, 0, 0]))
+
+
 def _unit_bytes(size: Int64Array, sent: _Sizes) -> _Floats:
     """Bytes of one token of each exchange, by the member that sends most."""
+    if _is_unknown(sent):
+        return np.full(len(size), np.nan)
     total = sent.sum(axis=2, dtype=np.float64)
     known = (size > 0) & (total > 0)
     each = np.divide(size, total, out=np.zeros(total.shape), where=known)
@@ -345,7 +359,7 @@ def _is_expert(group: ProcessGroup, sections: _Sections, sent: _Sizes) -> bool:
     """
     if group.axis is MeshAxis.EP or _EXPERT_GROUP.search(group.description):
         return True
-    if not len(sections.num_alike) or np.isnan(sent).all():
+    if not len(sections.num_alike) or _is_unknown(sent) or np.isnan(sent).all():
         return False
     uneven = (sent != sent[:, :, :1])[~np.isnan(sent).any(axis=(1, 2))].any()
     return bool(uneven and np.median(sections.num_alike) >= _CALLS_TWICE)
@@ -364,22 +378,17 @@ def exchange_of(group: GroupExchanges, num_steps: int) -> MoeExchange:
         group: Its exchanges.
         num_steps: Analysed steps.
     """
-    whole = _amounts(group)
     unit = "bytes" if _has_bytes(group) else "tokens"
     forward = group.dispatch[group.is_first]
-    off_rank = whole[forward if len(forward) else slice(None)] * ~np.eye(
-        len(group.ranks), dtype=np.bool_
-    )
-    sent, received = off_rank.sum(axis=2), off_rank.sum(axis=1)
-    known = ~np.isnan(off_rank).any(axis=(1, 2)) & (sent.sum(axis=1) > 0)
-    sent, received = sent[known], received[known]
-    total = np.nan_to_num(whole).sum(axis=0)
+    sent, received = _off_rank(group, forward if len(forward) else np.arange(len(group.step)))
+    total = _sum(group, np.arange(len(group.step)))
+    moved = 0.0 if total is None else total.sum() - np.trace(total)
     return MoeExchange(
         ranks=group.ranks,
         num_per_step=len(group.step) / num_steps,
         num_sections_per_step=len(group.dispatch) / num_steps,
         unit=unit,
-        amount_per_step=round(min((total.sum() - np.trace(total)) / num_steps, MOST)),
+        amount_per_step=round(min(moved / num_steps, MOST)),
         sent_max_over_mean=float(load_imbalance(sent).mean()) if len(sent) else None,
         received_max_over_mean=float(load_imbalance(received).mean()) if len(sent) else None,
         busiest_sender=group.ranks[int(sent.sum(axis=0).argmax())] if len(sent) else None,
@@ -392,10 +401,14 @@ def pairs_of(groups: Sequence[GroupExchanges], num_steps: int) -> tuple[MoePair,
     """Every pair of ranks of a group that moves something, senders ascending."""
     pairs = []
     for group in groups:
-        amounts = np.nan_to_num(_amounts(group))
-        total = np.rint(np.minimum(amounts.sum(axis=0) / num_steps, MOST)).astype(np.int64)
-        forward = amounts[group.dispatch[group.is_first]]
-        dispatched = np.rint(np.minimum(forward.sum(axis=0) / num_steps, MOST)).astype(np.int64)
+        every = _sum(group, np.arange(len(group.step)))
+        forward = _sum(group, group.dispatch[group.is_first])
+        if every is None or forward is None:
+            continue
+        total, dispatched = (
+            np.rint(np.minimum(amounts / num_steps, MOST)).astype(np.int64)
+            for amounts in (every, forward)
+        )
         pairs += [
             MoePair(
                 sender=group.ranks[sender],
@@ -408,25 +421,57 @@ def pairs_of(groups: Sequence[GroupExchanges], num_steps: int) -> tuple[MoePair,
     return tuple(sorted(pairs, key=lambda pair: (pair.sender, pair.receiver)))
 
 
-def _amounts(group: GroupExchanges) -> _Floats:
-    """Sender by receiver in each exchange, shape ``(n, g, g)``, in bytes if they are all known.
+_CELLS = 4_000_000
+"""Amounts in memory at once: pairs of ranks of a group times exchanges."""
+
+
+def _sum(group: GroupExchanges, chosen: Int64Array) -> _Floats | None:
+    """Sender by receiver over these exchanges, what is unknown left out; None if all is."""
+    if group.has_no_size:
+        return None
+    total: _Floats = np.zeros((len(group.ranks), len(group.ranks)))
+    for amounts in _amounts(group, chosen):
+        total += np.nan_to_num(amounts).sum(axis=0)
+    return total
+
+
+def _off_rank(group: GroupExchanges, chosen: Int64Array) -> tuple[_Floats, _Floats]:
+    """What each member sends and gets from others, of exchanges that are known and move some."""
+    size = len(group.ranks)
+    none = np.empty((0, size))
+    sent, received = [none], [none]
+    for amounts in () if group.has_no_size else _amounts(group, chosen):
+        off_rank = amounts * ~np.eye(size, dtype=np.bool_)
+        known = ~np.isnan(off_rank).any(axis=(1, 2)) & (off_rank.sum(axis=(1, 2)) > 0)
+        sent.append(off_rank[known].sum(axis=2))
+        received.append(off_rank[known].sum(axis=1))
+    return np.concatenate(sent), np.concatenate(received)
+
+
+def _amounts(group: GroupExchanges, chosen: Int64Array) -> Iterator[_Floats]:
+    """Sender by receiver in exchanges, shape ``(some, g, g)``, in bytes if they are all known.
 
     Members that were not recorded are known by what the others sent and got.
     """
     size = len(group.ranks)
-    if np.isnan(group.sent).all():
-        return np.broadcast_to(np.nan, (len(group.step), size, size))
-    amounts = np.full((len(group.step), size, size), np.nan)
-    amounts[:, :, group.members] = group.received.swapaxes(1, 2)
-    amounts[:, group.members, :] = np.where(
-        np.isnan(group.sent), amounts[:, group.members, :], group.sent
-    )
-    if _has_bytes(group):
-        amounts = amounts * np.nan_to_num(group.unit_bytes)[:, np.newaxis, np.newaxis]
-    return amounts
+    unit = np.nan_to_num(group.unit_bytes) if _has_bytes(group) else np.ones(len(group.step))
+    height = max(_CELLS // size**2, 1)
+    is_told = not np.isnan(group.sent).all()
+    for low in range(0, len(chosen), height):
+        some = chosen[low : low + height]
+        amounts = np.full((len(some), size, size), np.nan)
+        if is_told:
+            sent = group.sent[some]
+            amounts[:, :, group.members] = group.received[some].swapaxes(1, 2)
+            amounts[:, group.members, :] = np.where(
+                np.isnan(sent), amounts[:, group.members, :], sent
+            )
+        yield amounts * unit[some][:, np.newaxis, np.newaxis]
 
 
 def _has_bytes(group: GroupExchanges) -> bool:
+    if _is_unknown(group.sent):
+        return False
     moves = np.nansum(group.sent, axis=(1, 2)) > 0
     return bool(moves.any()) and not np.isnan(group.unit_bytes[moves]).any()
 

@@ -193,7 +193,9 @@ def _wait_of_rank(waits: Int64Array, num_steps: int) -> int | None:
 
 def _moved_bytes(group: GroupExchanges) -> tuple[_Floats | None, _Floats | None]:
     """Bytes that each member sent to others and got from them; None where not all is known."""
-    if not len(group.sent) or np.isnan(group.sent).any() or np.isnan(group.received).any():
+    if not len(group.sent) or group.has_no_size:
+        return None, None
+    if np.isnan(group.sent).any() or np.isnan(group.received).any():
         return None, None
     empty = group.sent.sum(axis=(1, 2)) == 0
     if (np.isnan(group.unit_bytes) & ~empty).any():

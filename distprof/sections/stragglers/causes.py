@@ -117,6 +117,10 @@ EXPLAINS = 0.5
 """Part of the lateness that a cause must explain."""
 
 
+MOST_PEERS = 512
+"""Peers whose kernels a rank's are compared with, evenly spread over them."""
+
+
 class Cause(msgspec.Struct, frozen=True):
     """A cause, what of it where that is known, the sentences it rests on, and how sure it is."""
 
@@ -219,7 +223,8 @@ def _without_queue(
         exchanged=_over_median(rank, peers, exchanged or {}),
     )
     longer = largest.ns / max(largest.peers_ns, 1.0)
-    among = {other: analyses[other] for other in peers}
+    some = peers[:: -(-len(peers) // MOST_PEERS)]
+    among = {other: analyses[other] for other in (*some, rank)}
     found = why_it_computes_longer(rank, longer, steps, among, work)
     sensed: tuple[str, ...] = ()
     detail = found.detail

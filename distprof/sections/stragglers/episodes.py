@@ -148,12 +148,12 @@ def _slow_set(values: _Floats, limits: Limits) -> NDArray[np.bool_]:
     ordered = level[order]
     error = SIGMA * float(np.median(abs(apart - level[:, None]))) / np.sqrt(values.shape[1])
     best = np.zeros(number, dtype=np.bool_)
-    for size in range(number // 2, 0, -1):
-        fast = ordered[: number - size]
-        gap = ordered[number - size] - fast[-1]
-        above = ordered[number - size] - float(np.median(fast))
-        if above < limits.lasting_ns or gap < max(GAP * above, BEYOND_NOISE * error):
-            continue
+    sizes = np.arange(number // 2, 0, -1)
+    fast = number - sizes  # as many ranks are not slow, the first in order
+    gap = ordered[fast] - ordered[fast - 1]
+    above = ordered[fast] - (ordered[(fast - 1) // 2] + ordered[fast // 2]) / 2
+    wide = gap >= np.maximum(GAP * above, BEYOND_NOISE * error)
+    for size in sizes[wide & (above >= limits.lasting_ns)].tolist():
         slow = np.zeros(number, dtype=np.bool_)
         slow[order[number - size :]] = True
         if _chance(values, slow, limits) <= CHANCE:
@@ -226,7 +226,9 @@ def _since(
 def _begins(series: _Floats, limits: Limits) -> int | None:
     """Index of the step from which a series is higher to its end; None where it is not."""
     number = len(series)
-    for at in range(1, number - 1):
+    highest = np.maximum.accumulate(series[:-2])
+    lowest = np.minimum.accumulate(series[::-1])[-2:0:-1]
+    for at in (np.flatnonzero(highest < lowest) + 1).tolist():  # no other step divides them
         before, after = series[:at], series[at:]
         low, high = float(np.median(before)), float(np.median(after))
         step = high - low

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 
 import msgspec
 import numpy as np
@@ -68,6 +69,9 @@ __all__ = [
     "rank_attention_ns",
 ]
 
+MOST_ASKED = 64
+"""Ranks of a set of slow ranks whose causes are looked for."""
+
 NO_MESSAGES = "no rank waits in sends and receives"
 
 
@@ -102,18 +106,24 @@ def analyze_messages(analyses: RankAnalyses) -> MessagesResult:
 # Ranks that leave their device idle while others wait for their messages -------------------------
 
 
-class _Evidence(msgspec.Struct, frozen=True, kw_only=True):
+class _Evidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """What may tell why a rank is late."""
 
     run: Run
     analyses: Mapping[int, RankAnalysis]
     stages: Mapping[int, tuple[int, ...]]
+    mean_step: float
     own_time: OwnTime
     pauses: Mapping[int, HostPauses]
     telemetry: TelemetryResult
     sequences: SequenceImbalance | None
     exchanged: Mapping[int, float]
     even: Mapping[int, float]
+
+    @cached_property
+    def leads(self) -> dict[int, float]:
+        """How far each rank's CPU runs ahead."""
+        return launch_leads(self.run)
 
 
 def analyze_stragglers(
@@ -146,6 +156,7 @@ def analyze_stragglers(
         run=run,
         analyses=analyses,
         stages=stages,
+        mean_step=mean_step,
         own_time=own_time,
         pauses=pauses,
         telemetry=telemetry or TelemetryResult(),
@@ -157,15 +168,16 @@ def analyze_stragglers(
         analyses, own_time, stages, mean_step, computes_unevenly=sequences is not None
     )
     sets = joined_by_pipelines(
-        _merged([_set(one, blame, known, mean_step) for one in slow]), run, own_time.ranks, stages
+        _merged([_set(one, blame, known) for one in slow]), run, own_time.ranks, stages
     )
     if blame.num_judged == 0 and not sets:
         return replace(_nobody(_why_nothing(run, analyses, blame)), sequences=sequences)
     verdicts: dict[int, Verdict] = {}
     if not sets:
         blame, verdicts = _verdicts(blame, run, own_time, _typical_step(analyses, step_time))
+    by_rank = {rank: one for one in reversed(sets) for rank in one.ranks}
     ranks = [
-        _of_set(position, blame, sets, known)
+        _of_set(position, blame, by_rank, known)
         if sets
         else _straggler(position, blame, verdicts.get(position), known)
         for position in range(len(blame.ranks))
@@ -199,7 +211,7 @@ def _exchanged(
 # Sets of ranks that are slow for one reason -------------------------------------------------------
 
 
-def _set(slow: Slowness, blame: Blame, known: _Evidence, mean_step: float) -> StragglerSet:
+def _set(slow: Slowness, blame: Blame, known: _Evidence) -> StragglerSet:
     step_numbers = _step_numbers(known.analyses)
     episode, own_time = slow.episode, known.own_time
     ranks = tuple(own_time.ranks[position] for position in episode.positions)
@@ -225,7 +237,7 @@ def _set(slow: Slowness, blame: Blame, known: _Evidence, mean_step: float) -> St
         exchange_ratio=_exchange_ratio(ranks, known),
         is_hidden=slow.is_hidden,
         lost_ns_per_step=int(lost_ns),
-        share_of_step_ratio=lost_ns / mean_step,
+        share_of_step_ratio=lost_ns / known.mean_step,
         confidence=min(0.99, 1 - episode.chance) * _seen(blame),
         cause_confidence=cause.confidence,
         evidence=(*_evidence_of(slow, step_numbers, since), *cause.evidence, *_lack(blame)),
@@ -296,12 +308,15 @@ def _evidence_of(slow: Slowness, step_numbers: Sequence[int], since: int | None)
 
 
 def _cause_of_set(slow: Slowness, known: _Evidence) -> Cause:
-    """The cause that most of the ranks show, each next to ranks that are not slow."""
-    own_time = known.own_time.without(slow.episode.positions)
-    causes = [
-        _cause_in(slow, position, replace(known, own_time=own_time))
-        for position in slow.episode.positions
-    ]
+    """The cause that most of the ranks show, each next to ranks that are not slow.
+
+    Of a large set, :data:`MOST_ASKED` ranks show it, evenly spread over the set: each is compared
+    with all others.
+    """
+    positions = slow.episode.positions
+    asked = positions[:: -(-len(positions) // MOST_ASKED)]
+    own_time = known.own_time.without(positions, asked)
+    causes = [_cause_in(slow, position, replace(known, own_time=own_time)) for position in asked]
     order = Counter((cause.cause, cause.detail) for cause in causes)
     most = order.most_common(1)[0][0]
     return next(cause for cause in causes if (cause.cause, cause.detail) == most)
@@ -334,11 +349,10 @@ COUNTED = "it launches more kernels than its peers in these steps, whatever time
 
 
 def _of_set(
-    position: int, blame: Blame, sets: Sequence[StragglerSet], known: _Evidence
+    position: int, blame: Blame, sets: Mapping[int, StragglerSet], known: _Evidence
 ) -> RankStraggler:
-    """A rank's record, where sets say who is slow."""
-    rank = blame.ranks[position]
-    own = next((one for one in sets if rank in one.ranks), None)
+    """A rank's record, where sets say who is slow: the first set of each slow rank."""
+    own = sets.get(blame.ranks[position])
     plain = _straggler(position, blame, None, known)
     if own is None:
         return plain
@@ -416,7 +430,7 @@ def _straggler(
     return RankStraggler(
         rank=blame.ranks[position],
         lost_ns_per_step=int(lost.mean()),
-        share_of_step_ratio=float(lost.mean()) / _mean_step(known.analyses),
+        share_of_step_ratio=float(lost.mean()) / known.mean_step,
         late_ratio=float(blame.late[position]) / judged if judged else None,
         pattern=StragglerPattern.NONE if verdict is None else verdict.pattern,
         cause=cause.cause,
@@ -456,7 +470,7 @@ def _cause(
     )
     if found.cause is not StragglerCause.UNKNOWN:
         return found
-    return cannot_run_ahead(blame.ranks[position], launch_leads(known.run)) or found
+    return cannot_run_ahead(blame.ranks[position], known.leads) or found
 
 
 def _lack(blame: Blame) -> tuple[str, ...]:

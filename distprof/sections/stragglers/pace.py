@@ -10,7 +10,7 @@ compared, which run the same kernels in different numbers.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -161,10 +161,36 @@ def _are_other_mixtures(
     wide = ~(usual[:, 2] < WIDE * usual[:, 0])
     times = np.median(relative if wide.all() else relative[:, ~wide], axis=1)
     share = relative / np.maximum(times, 1e-9)[:, None]
-    near = abs(share[:, None] / np.maximum(share, 1e-9)[None] - 1) <= EQUAL_COUNTS
-    lonely = 2 * near.sum(axis=1) <= len(known)
-    result: NDArray[np.bool_] = lonely & wide
+    near = np.zeros(share.shape, dtype=np.int64)
+    for kernel in np.flatnonzero(wide).tolist():
+        near[:, kernel] = number_near(share[:, kernel])
+    result: NDArray[np.bool_] = (2 * near <= len(known)) & wide
     return result
+
+
+def number_near(values: NDArray[np.float64]) -> NDArray[np.int64]:
+    """How many values, itself included, each is near to: relative to those, ``EQUAL_COUNTS``.
+
+    Args:
+        values: Not negative. By bisection in the values in order; to compare all pairs takes
+            memory and time that is quadratic in ranks.
+    """
+    measure = np.sort(np.maximum(values, 1e-9))
+
+    def first(is_over: Callable[[NDArray[np.float64]], NDArray[np.bool_]]) -> NDArray[np.int64]:
+        """Where in order the relative difference, which only falls, is no longer over a bound."""
+        low = np.zeros(len(values), dtype=np.int64)
+        high = np.full(len(values), len(values), dtype=np.int64)
+        while (low < high).any():
+            middle = np.minimum((low + high) // 2, len(values) - 1)
+            over = is_over(values / measure[middle] - 1) & (low < high)
+            low, high = (
+                np.where(over, middle + 1, low),
+                np.where(over, high, np.minimum(middle, high)),
+            )
+        return low
+
+    return first(lambda off: off >= -EQUAL_COUNTS) - first(lambda off: off > EQUAL_COUNTS)
 
 
 def _median(values: NDArray[np.float64], axis: int) -> NDArray[np.float64]:

@@ -97,15 +97,14 @@ def find_sequence_imbalance(
 def _beyond_mean(values: NDArray[np.float64], own_time: OwnTime) -> NDArray[np.float64]:
     """Each value less the mean of its rank's peers in the step."""
     result = np.empty_like(values)
-    for row, peers in enumerate(own_time.peers):
-        result[row] = values[row] - values[list(peers)].mean(axis=0)
+    for peers, members in own_time.groups:
+        result[members] = values[members] - values[list(peers)].mean(axis=0)
     return result
 
 
 def _most(more: NDArray[np.float64], own_time: OwnTime) -> NDArray[np.float64]:
     """The largest excess of each set of peers, one row each."""
-    sets = dict.fromkeys(own_time.peers)
-    return np.stack([more[list(peers)].max(axis=0) for peers in sets])
+    return np.stack([more[list(peers)].max(axis=0) for peers, _ in own_time.groups])
 
 
 def _persists(more: NDArray[np.float64]) -> bool:

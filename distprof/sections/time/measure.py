@@ -13,7 +13,7 @@ from distprof.run.evidence import OperationLog
 from distprof.run.run import Run
 from distprof.run.tables import intervals_of
 from distprof.schema import ABSENT, Int64Array, Table
-from distprof.sections.context import RankAnalyses, RankContext, RankCopies
+from distprof.sections.context import Detail, RankAnalyses, RankContext, RankCopies
 from distprof.sections.idle.result import RankIdle
 from distprof.sections.time.copies import exposed_copies, measure_copies
 from distprof.sections.time.result import (
@@ -133,14 +133,38 @@ def rank_steps(context: RankContext, timeline: Timeline) -> tuple[StepBreakdown,
     )
 
 
-def analyze_breakdown(analyses: RankAnalyses) -> BreakdownResult:
-    """All ranks' steps, and each rank's steps added up; says which ranks could not be measured."""
-    steps: list[StepBreakdown] = []
-    ranks: list[RankBreakdown] = []
-    for analysis in analyses.values():
-        steps.extend(analysis.steps)
-        ranks.append(_add_up(analysis.rank, analysis.steps))
-    return BreakdownResult(ranks=tuple(ranks), steps=tuple(steps), unavailable=analyses.unavailable)
+MOST_STEPS = 32_768
+"""Steps of ranks in a report; 150 bytes each."""
+
+DIFFERENT = 8
+"""One of this many listed ranks is there because it computes unlike the others."""
+
+
+def analyze_breakdown(analyses: RankAnalyses, detail: Detail | None = None) -> BreakdownResult:
+    """Ranks' steps, and each rank's steps added up; says which ranks could not be measured."""
+    ranks = [_add_up(analysis.rank, analysis.steps) for analysis in analyses.values()]
+    num_steps = sum(len(analysis.steps) for analysis in analyses.values())
+    listed: Sequence[int] = range(len(ranks))
+    if num_steps > MOST_STEPS and not (detail is not None and detail.every_step):
+        listed = _some(ranks, max(len(ranks) * MOST_STEPS // num_steps, 1))
+    chosen = [analyses[ranks[position].rank].steps for position in listed]
+    return BreakdownResult(
+        ranks=tuple(ranks),
+        steps=tuple(step for steps in chosen for step in steps),
+        num_ranks_left_out=len(ranks) - len(listed),
+        unavailable=analyses.unavailable,
+    )
+
+
+def _some(ranks: Sequence[RankBreakdown], count: int) -> Sequence[int]:
+    """Positions of ``count`` ranks, ascending: those that differ most, and others evenly spaced."""
+    computation = np.array([rank.computation_ns for rank in ranks])
+    apart = abs(computation - np.median(computation))
+    unlike = np.argsort(-apart, kind="stable")[: count // DIFFERENT]
+    others = np.setdiff1d(np.arange(len(ranks)), unlike)
+    even = others[np.linspace(0, len(others) - 1, count - len(unlike)).astype(np.int64)]
+    chosen: list[int] = np.sort(np.concatenate((unlike, even))).tolist()
+    return chosen
 
 
 def analyze_step_time(run: Run, analyses: RankAnalyses) -> StepTimeResult:

@@ -104,13 +104,16 @@ class BreakdownResult(Result, frozen=True, kw_only=True):
 
     Args:
         ranks: Each rank over all analysed steps.
-        steps: Each rank and step.
+        steps: Each rank and step; of a large run, each step of some ranks, an eighth of them those
+            whose computation differs most from the median rank's and the rest evenly spaced.
+        num_ranks_left_out: Ranks of which ``steps`` has no rows; ``--every-step`` leaves none out.
     """
 
     needs_traces = True
 
     ranks: tuple[RankBreakdown, ...]
     steps: tuple[StepBreakdown, ...]
+    num_ranks_left_out: int = 0
 
 
 class StepTimeResult(Result, frozen=True, kw_only=True):

@@ -29,7 +29,13 @@ from distprof.units import format_duration, format_parts, format_ratio
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
-__all__ = ["breakdown_table", "dominant_line", "dominant_part", "waterfall_table"]
+__all__ = [
+    "breakdown_table",
+    "dominant_line",
+    "dominant_part",
+    "left_out_steps",
+    "waterfall_table",
+]
 
 SMALL_RATIO = 0.0005
 _BREAKDOWN_PARTS = ("computation_ns", "exposed_comm_ns", "exposed_copy_ns", "idle_ns")
@@ -183,6 +189,18 @@ def breakdown_table(report: Report, *, show_all: bool) -> TableView | None:
             ),
         ),
         rows=folded_ranks([r.rank for r in ranks], values, _breakdown_cells, show_all=show_all),
+        notes=left_out_steps(report),
+    )
+
+
+def left_out_steps(report: Report) -> tuple[str, ...]:
+    """What the report does not hold of a large run, and how to get it."""
+    whole, missing = len(report.breakdown.ranks), report.breakdown.num_ranks_left_out
+    if not missing:
+        return ()
+    return (
+        f"single steps of {whole - missing} of {whole} ranks are in the report: "
+        "--every-step keeps those of all",
     )
 
 

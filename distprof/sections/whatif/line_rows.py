@@ -56,7 +56,8 @@ class LineRows(msgspec.Struct, frozen=True, kw_only=True):
             for rank, line in zip(index.ranks, lines, strict=True)
         ]
         epoch = min(begin)
-        axis, names = _axes([analyses[rank.rank] for rank in index.ranks])
+        axis, names = _axes(index, analyses)
+        line_of = {rank.rank: line for rank, line in zip(index.ranks, lines, strict=True)}
 
         def times(column: str) -> Int64Array:
             def of_rank(rank: Rank) -> Int64Array:
@@ -64,12 +65,10 @@ class LineRows(msgspec.Struct, frozen=True, kw_only=True):
 
             return index.column(of_rank).astype(np.int64)
 
-        def numbered(parts: Sequence[Int64Array], first: Int64Array) -> Int64Array:
-            moved = [
-                np.where(part == ABSENT, ABSENT, part + low)
-                for part, low in zip(parts, first.tolist(), strict=False)
-            ]
-            return np.concatenate(moved).astype(np.int64)
+        def numbered(column: str) -> Int64Array:
+            segment = index.column(lambda rank: getattr(line_of[rank.rank], column))
+            first = np.repeat(base[:-1], np.diff(index.base))
+            return np.where(segment == ABSENT, ABSENT, segment + first).astype(np.int64)
 
         return LineRows(
             index=index,
@@ -83,10 +82,10 @@ class LineRows(msgspec.Struct, frozen=True, kw_only=True):
             bytes=index.column(lambda rank: rank.collectives["bytes"]),
             axis=axis,
             axis_names=names,
-            issue=numbered([line.issue for line in lines], base),
-            leader=numbered([line.leader for line in lines], index.base),
-            resume=numbered([line.resume for line in lines], base),
-            exposed=np.concatenate([line.exposed for line in lines]),
+            issue=numbered("issue"),
+            leader=_leaders(index, line_of),
+            resume=numbered("resume"),
+            exposed=index.column(lambda rank: line_of[rank.rank].exposed),
             begin_ns=np.array(begin, dtype=np.int64) - epoch,
             epoch_ns=epoch,
             is_needless=index.column(lambda rank: needless_rows(analyses[rank.rank])).astype(
@@ -104,17 +103,29 @@ class LineRows(msgspec.Struct, frozen=True, kw_only=True):
         return some
 
 
-def _axes(analyses: Sequence[RankAnalysis]) -> tuple[NDArray[np.int32], tuple[str, ...]]:
+def _leaders(index: RowIndex, line_of: Mapping[int, MainLine]) -> Int64Array:
+    """The row that each waited for, numbered through; ABSENT for none, and for one left out."""
+    length = np.diff(index.base)
+    row = index.column(lambda rank: line_of[rank.rank].leader)
+    inside = row - np.repeat(index.low, length)
+    known = (row != ABSENT) & (inside >= 0) & (inside < np.repeat(length, length))
+    return np.where(known, inside + np.repeat(index.base[:-1], length), ABSENT).astype(np.int64)
+
+
+def _axes(
+    index: RowIndex, analyses: Mapping[int, RankAnalysis]
+) -> tuple[NDArray[np.int32], tuple[str, ...]]:
     """Axis of each row among the names of all ranks."""
-    names = tuple(sorted({name for analysis in analyses for name in analysis.row_axis_names}))
+    found = [analyses[rank.rank].row_axis_names for rank in index.ranks]
+    names = tuple(sorted({name for of_rank in found for name in of_rank}))
     number = {name: i for i, name in enumerate(names)}
-    parts = [
-        np.array([number[name] for name in analysis.row_axis_names] or [0], dtype=np.int32)[
-            analysis.row_axis
-        ]
-        for analysis in analyses
-    ]
-    return np.concatenate(parts).astype(np.int32), names
+
+    def of_rank(rank: Rank) -> NDArray[np.int32]:
+        analysis = analyses[rank.rank]
+        numbers = [number[name] for name in analysis.row_axis_names] or [0]
+        return np.array(numbers, dtype=np.int32)[analysis.row_axis]
+
+    return index.column(of_rank).astype(np.int32), names
 
 
 # What is transferred between ranks, and who takes part: from matched collectives and messages ----

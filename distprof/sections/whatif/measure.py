@@ -5,6 +5,7 @@ Source of the definitions of S, S_t, S_w, M_W and M_S: formula sheet, "What-if".
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -88,7 +89,7 @@ def _of_traces(
     from distprof.sections.whatif.scenarios import is_worth_showing, scenarios
     from distprof.sections.whatif.sets import link_changes, set_changes
     from distprof.sections.whatif.slowdowns import slowdowns
-    from distprof.sections.whatif.trace_changes import TraceModel
+    from distprof.sections.whatif.trace_changes import TraceModel, packed
     from distprof.sections.whatif.trace_graph import path_shares, trace_graph
 
     try:
@@ -107,10 +108,13 @@ def _of_traces(
     sections = Sections.of(graph, held_stages(analyses, run), has_experts=has_experts)
     slow = slowdowns(graph.without_launch_bounds(), sections, replayed_ns)
     named = {r.rank for r in stragglers.ranks if r.pattern is not StragglerPattern.NONE}
+    if graph.is_sample:  # ranks that are slow in some steps may not be so in these
+        named = {r.rank for r in stragglers.ranks if r.pattern is StragglerPattern.PERSISTENT}
     sets = set_changes(graph, sections, analyses, stragglers.sets)
     links = link_changes(graph, run.topology.groups, stragglers.links)
-    changes = scenarios(graph, sections, analyses, replayed_ns, named, (*sets, *links))
-    model = TraceModel(graph=graph, changes={change.what: change for change in changes})
+    changes = scenarios(graph, sections, analyses, replayed_ns, named, chain(sets, links))
+    kept = {change.what: packed(graph, change) for change in changes}
+    model = TraceModel(graph=graph, changes=kept)
     bench.simulation = Simulation.of(model, model.changes, refill)
     found = sorted(bench.simulation.scenarios(), key=lambda s: (-s.recoverable_ns, s.what))
     return msgspec.structs.replace(
@@ -136,6 +140,7 @@ def _replayed(graph: TraceGraph, times: Times) -> _Replayed:
         source="traces",
         num_operations=graph.graph.num_operations,
         num_steps=graph.measured_ns.shape[1],
+        num_left_out=graph.num_analysed - graph.opens.shape[1] if graph.is_sample else None,
         step_ns=round(graph.measured_ns.mean()),
         replayed_ns=round(spans.mean()),
         model_error_ratio=whole,

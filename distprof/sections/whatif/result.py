@@ -159,6 +159,8 @@ class WhatIfResult(Result, frozen=True, kw_only=True):
         source: What the graph was made of: ``traces`` or ``operations``.
         num_operations: In the graph.
         num_steps: Steps that the figures are means over.
+        num_left_out: Analysed steps that are not among them, half before and half after, because
+            the run is large; null where all are.
         step_ns: Mean measured step.
         replayed_ns: Mean simulated step, nothing changed.
         model_error_ratio: Simulated over measured, less 1.
@@ -180,6 +182,7 @@ class WhatIfResult(Result, frozen=True, kw_only=True):
     source: str | None = None
     num_operations: int | None = None
     num_steps: int | None = None
+    num_left_out: int | None = None
     step_ns: int | None = None
     replayed_ns: int | None = None
     model_error_ratio: float | None = None

@@ -7,6 +7,7 @@ causes may hide each other.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +44,7 @@ MAX_RANKS = 32
 MAX_CLASSES = 12
 SMALL_BYTES = 500_000
 _BEST = 90  # percentile of bandwidth that counts as the best seen: single ones may be clock errors
-_CELLS = 4_000_000  # numbers of a simulation in memory at once
+_CELLS = 1_000_000  # numbers of a simulation in memory at once
 _MOST_CELLS = 8_000_000  # numbers of all simulations of single ranks together
 _ON_THE_WAY = (MeshAxis.TP, MeshAxis.CP, MeshAxis.EP, MeshAxis.PP)
 _HIDEABLE = (
@@ -76,8 +77,8 @@ def scenarios(
     replayed_ns: int,
     named: Collection[int] = (),
     further: Iterable[TraceChange] = (),
-) -> tuple[TraceChange, ...]:
-    """All changes that fit the run.
+) -> Iterator[TraceChange]:
+    """All changes that fit the run, made one by one: each is as large as the run.
 
     A rank that recovers nothing alone is among them: it may once a slower rank is mended.
 
@@ -89,13 +90,11 @@ def scenarios(
         named: Ranks that get their own scenario, however little they cost.
         further: Changes of sets of ranks.
     """
-    return (
-        *_idle(graph, sections),
-        *_late_ranks(graph, sections, replayed_ns, named),
-        *further,
-        *_imbalance(graph, sections),
-        *_transfers(graph, sections, analyses),
-    )
+    yield from _idle(graph, sections)
+    yield from _late_ranks(graph, sections, replayed_ns, named)
+    yield from further
+    yield from _imbalance(graph, sections)
+    yield from _transfers(graph, sections, analyses)
 
 
 def is_worth_showing(scenario: Scenario, replayed_ns: int, named: Collection[int]) -> bool:
@@ -105,13 +104,13 @@ def is_worth_showing(scenario: Scenario, replayed_ns: int, named: Collection[int
     return scenario.recoverable_ns >= MIN_RANK_RATIO * replayed_ns
 
 
-def step_times(graph: TraceGraph, changes: Sequence[TraceChange]) -> list[int]:
+def step_times(graph: TraceGraph, changes: Iterable[TraceChange]) -> list[int]:
     """Mean step of each change, ns. As many are simulated at once as memory allows."""
     height = max(_CELLS // max(graph.graph.num_operations, 1), 1)
     result: list[int] = []
-    for low in range(0, len(changes), height):
-        chosen = changes[low : low + height]
-        own = graph.own_ns.sum(axis=1)
+    waiting = iter(changes)
+    own = graph.own_ns.sum(axis=1)
+    while chosen := list(islice(waiting, height)):
         delays = releases = None
         if any(change.delay_ns is not None for change in chosen):
             delays = _columns([change.delay_ns for change in chosen], graph.delay_ns)
@@ -435,7 +434,7 @@ def _alone(analyses: Mapping[int, RankAnalysis], graph: TraceGraph) -> int:
         analyses[rank].overlap.computation_ns - analyses[rank].overlap.overlapped_ns
         for rank in graph.ranks
     ]
-    return int(sum(alone) / graph.measured_ns.size)
+    return int(sum(alone) / (len(graph.ranks) * graph.num_analysed))
 
 
 def _at_best_speed(

@@ -74,7 +74,13 @@ def rank_line(
             needed_ns=needed_at(tables.collectives, slots, int(windows.start[0])),
         )
     lag_ns = NOTED_LATE_NS if context.is_cpu else 0
-    return main_line(tables, windows, timeline, causes, stages, lag_ns=lag_ns)
+    line = main_line(tables, windows, timeline, causes, stages, lag_ns=lag_ns)
+    if line is None or context.simulated is None:
+        return line
+    low, high = context.simulated
+    some = Intervals(windows.start[low:high], windows.end[low:high])
+    part = main_line(tables, some, timeline, causes, stages, lag_ns=lag_ns)
+    return None if part is None else replace(part, held_ns=line.held_ns, first_window=low)
 
 
 def main_line(

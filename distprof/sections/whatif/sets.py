@@ -52,6 +52,8 @@ def set_changes(
     """
     own = graph.own_ns.sum(axis=1)
     for one in sets:
+        if graph.is_sample and (one.steps or one.since_step is not None):
+            continue  # some of its steps may not be simulated: what they cost is measured
         slow = _cells(graph, analyses, one)
         if one.scenario == f"rank {one.ranks[0]}" or not slow.any():
             continue
@@ -148,7 +150,7 @@ def _cells(
     steps_of: dict[int, tuple[int, ...]] = dict.fromkeys(one.ranks, ())
     steps_of.update(zip(one.ranks, one.steps_by_rank, strict=False))
     for position, rank in enumerate(graph.ranks):
-        numbers = np.array([step.step for step in analyses[rank].steps])
+        numbers = np.array([step.step for step in analyses[rank].steps[graph.windows]])
         if rank in steps_of and len(numbers) == slow[position].size:
             slow[position] = np.isin(numbers, steps_of[rank]) if steps_of[rank] else True
             if one.since_step is not None:
@@ -183,15 +185,15 @@ def _paced(
 ) -> Int64Array:
     """Own time where slow ranks without peers compute at the pace of the others."""
     pace = pace_of(analyses, same_stages(sections.stages.values()))
-    if pace is None or not alone or pace.factor.shape != slow.shape or len(pace.groups) != 1:
+    if pace is None or not alone or len(pace.groups) != 1:
         return own
-    fit_ranks = ~slow.any(axis=1)
-    if not fit_ranks.any():
+    factors, fit_ranks = pace.factor[:, graph.windows], ~slow.any(axis=1)
+    if factors.shape != slow.shape or not fit_ranks.any():
         return own
-    usual = np.median(pace.factor[fit_ranks], axis=0)
+    usual = np.median(factors[fit_ranks], axis=0)
     factor: _Floats = np.ones(slow.shape)
     for position in alone:
-        ratio = np.minimum(usual / np.maximum(pace.factor[position], 1e-9), 1.0)
+        ratio = np.minimum(usual / np.maximum(factors[position], 1e-9), 1.0)
         factor[position] = np.where(slow[position], ratio, 1.0)
     work = graph.own_ns[:, Own.COMPUTATION]
     less = np.rint(work * (1 - sections.of_windows(factor))).astype(np.int64)

@@ -64,8 +64,16 @@ def plan_sentence(report: Report) -> str:
         error = f", {format_ratio(abs(off))} off the measured one"
     return (
         f"Plan: {format_duration(plan.step_ns)} → {after}. The {window_word(report)} is "
-        f"simulated{error}."
+        f"simulated{_sample(report.whatif)}{error}."
     )
+
+
+def _sample(result: WhatIfResult) -> str:
+    """For example ``, from the 16 in the middle of 512``; empty where all steps are simulated."""
+    if not result.num_left_out or result.num_steps is None:
+        return ""
+    whole = result.num_steps + result.num_left_out
+    return f", from the {result.num_steps} in the middle of {whole}"
 
 
 @why(place=20)
@@ -132,7 +140,7 @@ def _notes(result: WhatIfResult, num_left_out: int) -> tuple[str, ...]:
         notes.append(
             f"with nothing changed, the simulation is "
             f"{format_ratio(abs(result.model_error_ratio))} off the measured mean of "
-            f"{counted(result.num_steps, 'step')}"
+            f"{counted(result.num_steps, 'step')}{_sample(result)}"
         )
     if result.slowdown is not None:
         text = f"{result.slowdown:.3f} times the step of identical ranks"

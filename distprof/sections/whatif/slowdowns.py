@@ -10,7 +10,8 @@ Source:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from math import ceil
 from typing import Any
 
@@ -77,10 +78,11 @@ def slowdowns(graph: TraceGraph, sections: Sections, replayed_ns: int) -> Slowdo
         own_ns=np.stack([sections.mean(graph.own_ns[:, column]) for column in Own], axis=1),
         transfer_ns=_median_transfers(graph),
     )
-    kinds = _kinds(graph, ideal)
     rows = _rows(graph, sections.stages, ideal)
-    workers = [_only(graph, ideal, keep) for keep in rows.masks]
-    (ideal_ns, *steps) = step_times(graph, [_only(graph, ideal, []), *kinds.values(), *workers])
+    workers = (_only(graph, ideal, keep) for keep in rows.masks)
+    kinds: list[str] = []
+    of_kinds = _noted(_kinds(graph, ideal), kinds)
+    (ideal_ns, *steps) = step_times(graph, chain([_only(graph, ideal, [])], of_kinds, workers))
     if ideal_ns <= 0:
         return None
     by_kind = zip(kinds, steps, strict=False)
@@ -116,21 +118,24 @@ def _median_transfers(graph: TraceGraph) -> Int64Array:
     return result
 
 
-def _kinds(graph: TraceGraph, ideal: _Ideal) -> dict[str, TraceChange]:
+def _noted(changes: Iterable[TraceChange], names: list[str]) -> Iterator[TraceChange]:
+    """The changes as they are, with their names added to a list."""
+    for change in changes:
+        names.append(change.what)
+        yield change
+
+
+def _kinds(graph: TraceGraph, ideal: _Ideal) -> Iterator[TraceChange]:
     """All ideal but one kind of own time, or one class of transfers."""
     own = ideal.own_ns.sum(axis=1)
-    changes: dict[str, TraceChange] = {}
     for column, name in _NAMES.items():
         actual = graph.own_ns[:, column]
         if actual.any():
             kept = own - ideal.own_ns[:, column] + actual
-            changes[name] = TraceChange(
-                what=name, title=name, own_ns=kept, transfer_ns=ideal.transfer_ns
-            )
+            yield TraceChange(what=name, title=name, own_ns=kept, transfer_ns=ideal.transfer_ns)
     for label, members in graph.classes()[:12]:
         kept = np.where(members, graph.transfers.duration_ns, ideal.transfer_ns)
-        changes[label] = TraceChange(what=label, title=label, own_ns=own, transfer_ns=kept)
-    return changes
+        yield TraceChange(what=label, title=label, own_ns=own, transfer_ns=kept)
 
 
 def _only(graph: TraceGraph, ideal: _Ideal, positions: Sequence[int]) -> TraceChange:

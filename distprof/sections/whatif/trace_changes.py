@@ -6,14 +6,88 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
-from msgspec.structs import replace
+from msgspec.structs import fields, replace
+from numpy.typing import NDArray
 
 from distprof.schema import Int64Array
-from distprof.sections.whatif.changes import Made, lower
+from distprof.sections.whatif.changes import Change, Made, lower
 from distprof.sections.whatif.scenarios import TraceChange, step_times
 from distprof.sections.whatif.trace_graph import TraceGraph
 
-__all__ = ["TraceModel"]
+__all__ = ["PackedChange", "TraceModel", "packed"]
+
+
+class _Difference(msgspec.Struct, frozen=True):
+    """What is changed of an array, in as few bytes as that takes.
+
+    Args:
+        index: int32 positions of what changes; None for all.
+        more: What is added there, int32 where that suffices, else int64.
+    """
+
+    index: NDArray[np.int32] | None
+    more: NDArray[np.int32] | Int64Array
+
+    @staticmethod
+    def of(values: Int64Array, changed: Int64Array | None) -> _Difference | None:
+        """None for an array that stays."""
+        if changed is None:
+            return None
+        more = changed - values
+        index = np.flatnonzero(more)
+        if 2 * len(index) > len(more):
+            return _Difference(None, _narrow(more))
+        return _Difference(index.astype(np.int32), _narrow(more[index]))
+
+    def on(self, values: Int64Array) -> Int64Array:
+        """The changed array."""
+        if self.index is None:
+            return values + self.more
+        result = values.copy()
+        result[self.index] += self.more
+        return result
+
+
+_WIDEST = np.iinfo(np.int32).max
+
+
+def _narrow(values: Int64Array) -> NDArray[np.int32] | Int64Array:
+    fits = not len(values) or max(-int(values.min()), int(values.max())) <= _WIDEST
+    return values.astype(np.int32) if fits else values
+
+
+class PackedChange(Change, frozen=True, kw_only=True):
+    """A :class:`TraceChange` as it is kept: tens of them are, and each is as large as the run."""
+
+    own: _Difference | None
+    transfer: _Difference | None
+    delay: _Difference | None
+    release: _Difference | None
+
+    def on(self, graph: TraceGraph) -> TraceChange:
+        """The change of this run."""
+
+        def whole(values: Int64Array, part: _Difference | None) -> Int64Array | None:
+            return None if part is None else part.on(values)
+
+        return TraceChange(
+            **{field.name: getattr(self, field.name) for field in fields(Change)},
+            own_ns=whole(graph.own_ns.sum(axis=1), self.own),
+            transfer_ns=whole(graph.transfers.duration_ns, self.transfer),
+            delay_ns=whole(graph.delay_ns, self.delay),
+            release_ns=whole(graph.release_ns, self.release),
+        )
+
+
+def packed(graph: TraceGraph, change: TraceChange) -> PackedChange:
+    """The change in as few bytes as it takes."""
+    return PackedChange(
+        **{field.name: getattr(change, field.name) for field in fields(Change)},
+        own=_Difference.of(graph.own_ns.sum(axis=1), change.own_ns),
+        transfer=_Difference.of(graph.transfers.duration_ns, change.transfer_ns),
+        delay=_Difference.of(graph.delay_ns, change.delay_ns),
+        release=_Difference.of(graph.release_ns, change.release_ns),
+    )
 
 
 class TraceModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,11 +99,11 @@ class TraceModel(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     graph: TraceGraph
-    changes: Mapping[str, TraceChange]
+    changes: Mapping[str, PackedChange]
 
     def step_times(self, made: Sequence[Made]) -> list[int]:
         """Mean step of each set of changes, ns."""
-        return step_times(self.graph, [self._together(one) for one in made])
+        return step_times(self.graph, map(self._together, made))
 
     def stage_work(self, made: Made) -> Mapping[int, float]:
         """Own time of each rank in the segments in which it works in marked stages."""
@@ -42,7 +116,10 @@ class TraceModel(msgspec.Struct, frozen=True, kw_only=True):
         return dict(zip(graph.ranks, total.tolist(), strict=True))
 
     def _together(self, made: Made) -> TraceChange:
-        parts = [_partly(self.graph, self.changes[what], share) for what, share in made.items()]
+        parts = [
+            _partly(self.graph, self.changes[what].on(self.graph), share)
+            for what, share in made.items()
+        ]
         return _combined(self.graph, parts)
 
 

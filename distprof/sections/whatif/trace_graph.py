@@ -20,7 +20,7 @@ could not be matched and messages whose other end was not seen.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from distprof.replay import Graph, Times, critical_path, simulate
 from distprof.run.run import Run
 from distprof.schema import ABSENT, Int64Array
-from distprof.sections.context import LaunchBounds, Own, RankAnalysis
+from distprof.sections.context import LaunchBounds, MainLine, Own, RankAnalysis
 from distprof.sections.matched import RowIndex
 from distprof.sections.whatif.line_rows import LineRows, TransferParts, Transfers, transfers_of
 from distprof.sections.whatif.result import PathShare
@@ -59,7 +59,7 @@ class TraceGraph(msgspec.Struct, frozen=True, kw_only=True):
         launcher: int32 per edge, position of the rank whose CPU lets the target start no sooner;
             ABSENT for others.
         held_ns: int64, shape ``(P,)``: how much longer launches would make a window of each rank
-            than its own time, mean over windows.
+            than its own time, mean over analysed windows.
         release_ns: int64 per node.
         opens: int64, shape ``(P, W)``, the segment that each window starts with.
         closes: int64, the segment that starts at its end.
@@ -69,6 +69,8 @@ class TraceGraph(msgspec.Struct, frozen=True, kw_only=True):
         asked_kind: int8, its kind.
         asked_axis: int32, its axis.
         asked_bytes: int64, its size.
+        first_window: Index of the first of the W windows among the analysed ones.
+        num_analysed: Analysed windows, W unless these are a sample of them.
     """
 
     ranks: tuple[int, ...]
@@ -90,6 +92,18 @@ class TraceGraph(msgspec.Struct, frozen=True, kw_only=True):
     asked_kind: NDArray[np.int8]
     asked_axis: NDArray[np.int32]
     asked_bytes: Int64Array
+    first_window: int
+    num_analysed: int
+
+    @property
+    def is_sample(self) -> bool:
+        """Whether some analysed windows are not part of it."""
+        return bool(self.opens.shape[1] < self.num_analysed)
+
+    @property
+    def windows(self) -> slice:
+        """Its windows among the analysed ones."""
+        return slice(self.first_window, self.first_window + self.opens.shape[1])
 
     @property
     def num_segments(self) -> int:
@@ -182,12 +196,31 @@ def trace_graph(run: Run, analyses: Mapping[int, RankAnalysis]) -> TraceGraph | 
         CycleError: If what was matched contradicts itself.
     """
     lines = {rank: analysis.line for rank, analysis in analyses.items() if analysis.line}
-    num_windows = {len(line.opens) for line in lines.values()}
-    if len(num_windows) != 1:
+    spans = {(line.first_window, len(line.opens)) for line in lines.values()}
+    if len(spans) != 1:
         return None
     index = RowIndex.of(run, {rank: analyses[rank] for rank in lines})
-    rows = LineRows.of(run, index, [lines[rank.rank] for rank in index.ranks], analyses)
+    of_ranks = [lines[rank.rank] for rank in index.ranks]
+    num_analysed = max(len(analysis.steps) for analysis in analyses.values())
+    if next(iter(spans))[1] < num_analysed:
+        index = _near(index, of_ranks)
+    rows = LineRows.of(run, index, of_ranks, analyses)
     return _assemble(rows, transfers_of(run, rows), analyses)
+
+
+MARGIN = 64
+"""Rows before and after a line that may have partners in it: captures are cut raggedly."""
+
+
+def _near(index: RowIndex, lines: Sequence[MainLine]) -> RowIndex:
+    """The rows that matter to lines which are a part of what was recorded."""
+    low, high = np.zeros((2, len(lines)), dtype=np.int64)
+    for position, line in enumerate(lines):
+        inside = np.flatnonzero((line.issue != ABSENT) | (line.resume != ABSENT))
+        if len(inside):
+            low[position] = max(inside[0] - MARGIN, 0)
+            high[position] = min(inside[-1] + 1 + MARGIN, len(line.issue))
+    return index.cut(low, high)
 
 
 # The graph ---------------------------------------------------------------------------------------
@@ -233,6 +266,7 @@ def _assemble(
     asked = np.flatnonzero(rows.issue != ABSENT)
     asked = asked[np.argsort(rows.issue[asked], kind="stable")]  # one may start before its turn
     ranks = tuple(rank.rank for rank in rows.index.ranks)
+    first, num = rows.lines[0].first_window, len(rows.lines[0].opens)
     owner = np.repeat(np.arange(len(ranks), dtype=np.int32), np.diff(rows.base))
     launcher = np.full(len(source), ABSENT, dtype=np.int32)
     launcher[len(source) - len(launched.after) :] = owner[launched.segment]
@@ -251,11 +285,15 @@ def _assemble(
         release_ns=release,
         opens=np.stack([line.opens for line in rows.lines]) + rows.base[:-1, None],
         closes=np.stack([line.closes for line in rows.lines]) + rows.base[:-1, None],
-        measured_ns=np.array([[s.span_ns for s in analyses[r].steps] for r in ranks], np.int64),
+        measured_ns=np.array(
+            [[s.span_ns for s in analyses[r].steps[first : first + num]] for r in ranks], np.int64
+        ),
         asked_segment=rows.issue[asked],
         asked_kind=rows.kind[asked],
         asked_axis=rows.axis[asked],
         asked_bytes=rows.bytes[asked],
+        first_window=first,
+        num_analysed=max(len(analyses[r].steps) for r in ranks),
     )
 
 
