@@ -63,3 +63,13 @@ class Decoder:
     def decode(
         self, data: bytes | bytearray, stop: int, exact: bool, device_only: bool
     ) -> Chunk | None: ...
+
+def select(
+    data: bytes | bytearray,
+    stop: int,
+    edge: bytes,
+    opening: int,
+    category: bytes,
+    on_device: tuple[bytes, ...],
+    step: bytes,
+) -> tuple[bytes, int]: ...

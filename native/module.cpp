@@ -2,7 +2,7 @@
 //
 // Optional when distprof is installed and when it runs: distprof/kernel.py says when it is used,
 // and everything here has a Python twin that gives the same. See _kernel.pyi for the interface,
-// chunk.hpp and replay.hpp for what is computed; this file only converts objects.
+// chunk.hpp and search.hpp for what is computed; this file only converts objects.
 //
 // No function here keeps a reference to an argument, and none holds the GIL while it computes.
 #define PY_SSIZE_T_CLEAN
@@ -15,6 +15,7 @@
 #include <random>
 
 #include "chunk.hpp"
+#include "search.hpp"
 
 namespace {
 
@@ -191,6 +192,22 @@ long long integer_of(PyObject* object) {
     return value;
 }
 
+std::string bytes_of(PyObject* object) {
+    char* data = nullptr;
+    Py_ssize_t size = 0;
+    if (PyBytes_AsStringAndSize(object, &data, &size) != 0) throw PythonError{};
+    return std::string(data, static_cast<size_t>(size));
+}
+
+/// The first bytes of a buffer.
+std::string_view text_in(const Buffer& buffer, Py_ssize_t stop) {
+    if (stop < 0 || stop > buffer.size()) {
+        PyErr_SetString(PyExc_ValueError, "stop is outside the data");
+        throw PythonError{};
+    }
+    return std::string_view(buffer.data(), static_cast<size_t>(stop));
+}
+
 /// Calls `take` with each item of a tuple.
 template <typename Take>
 void each(PyObject* tuple, Take take) {
@@ -315,11 +332,7 @@ PyObject* decoder_decode(PyObject* self, PyObject* args) {
     if (PyArg_ParseTuple(args, "Onpp:decode", &data, &stop, &exact, &device_only) == 0) return nullptr;
     return guarded([&]() -> PyObject* {
         const Buffer buffer(data);
-        if (stop < 0 || stop > buffer.size()) {
-            PyErr_SetString(PyExc_ValueError, "stop is outside the data");
-            throw PythonError{};
-        }
-        const std::string_view text(buffer.data(), static_cast<size_t>(stop));
+        const std::string_view text = text_in(buffer, stop);
         const Settings& settings = *reinterpret_cast<Decoder*>(self)->settings;
         const std::optional<Chunk> chunk = read_unlocked(text, settings, exact != 0, device_only != 0);
         return chunk ? to_dict(*chunk).release() : Py_NewRef(Py_None);
@@ -343,6 +356,40 @@ PyType_Slot decoder_slots[] = {
 PyType_Spec decoder_spec = {
     "distprof._kernel.Decoder", sizeof(Decoder), 0, Py_TPFLAGS_DEFAULT, decoder_slots};
 
+// select() ----------------------------------------------------------------------------------------
+
+distprof::Found select_unlocked(std::string_view text, const distprof::Search& search) {
+    const WithoutLock unlocked;
+    return distprof::EventSearch(text, search).select();
+}
+
+PyObject* select_events(PyObject*, PyObject* args) {
+    PyObject *data, *edge, *category, *on_device, *step;
+    Py_ssize_t stop, opening;
+    if (PyArg_ParseTuple(args, "OnSnSO!S:select", &data, &stop, &edge, &opening, &category,
+                         &PyTuple_Type, &on_device, &step) == 0)
+        return nullptr;
+    return guarded([&]() -> PyObject* {
+        const Buffer buffer(data);
+        const std::string_view text = text_in(buffer, stop);
+        distprof::Search search;
+        search.edge = bytes_of(edge);
+        search.category = bytes_of(category);
+        search.step = bytes_of(step);
+        each(on_device, [&](PyObject* word) { search.on_device.push_back(bytes_of(word)); });
+        const bool is_edge = opening > 0 && static_cast<size_t>(opening) < search.edge.size();
+        if (!is_edge || search.category.empty() || search.step.empty()) {
+            PyErr_SetString(PyExc_ValueError, "there is nothing to look for");
+            throw PythonError{};
+        }
+        search.opening = static_cast<size_t>(opening);
+        const distprof::Found found = select_unlocked(text, search);
+        const Object array = to_raw(found.array);
+        const Object count = owned(PyLong_FromSize_t(found.num_device_rows));
+        return owned(PyTuple_Pack(2, array.get(), count.get())).release();
+    });
+}
+
 // The module --------------------------------------------------------------------------------------
 
 int add_types(PyObject* module) {
@@ -352,6 +399,13 @@ int add_types(PyObject* module) {
     Py_DECREF(type);
     return added;
 }
+
+PyMethodDef module_functions[] = {
+    {"select", select_events, METH_VARARGS,
+     "select(data, stop, edge, opening, category, on_device, step)\n--\n\n"
+     "Device rows and step marks as a JSON array, and the number of device rows."},
+    {nullptr, nullptr, 0, nullptr},
+};
 
 PyModuleDef_Slot module_slots[] = {
     {Py_mod_exec, reinterpret_cast<void*>(add_types)},
@@ -363,7 +417,7 @@ PyModuleDef module_definition = {
     "_kernel",
     "The hot loops of distprof; see distprof/kernel.py.",
     0,
-    nullptr,
+    module_functions,
     module_slots,
     nullptr,
     nullptr,

@@ -17,6 +17,8 @@ from benchmarks.fuzzing.chunks import answer_of, is_declined, mutated_chunk, swi
 from distprof import kernel as switch
 from distprof.errors import InputError
 from distprof.ingest.kineto import native
+from distprof.ingest.kineto.device import DeviceSearch
+from distprof.ingest.kineto.framing import Boundary
 from distprof.ingest.kineto.parsed import SymbolTable
 from distprof.ingest.kineto.reader import read_trace
 from distprof.schema import ABSENT
@@ -273,6 +275,26 @@ def test_every_decimal_number_becomes_the_same_time(digits, decimals, negative):
         assert answer_of(chunk, kernel=True, exact=exact) == answer_of(
             chunk, kernel=False, exact=exact
         )
+
+
+def selected(chunk, *, kernel):
+    search = DeviceSearch(Boundary.learn(chunk))
+    search.usable = True  # wherever it finds something: a compact trace is searched in another way
+    with switched(kernel):
+        return search.select(bytearray(chunk) + b"kernel", len(chunk)), search.usable
+
+
+@given(st.integers(0, 2**63), st.sampled_from([*SEEDS, *TRACES]))
+def test_a_search_finds_what_python_finds(seed, source):
+    whole = source if isinstance(source, bytes) else chunk_in(source, 40)
+    chunk = mutated_chunk(whole, Random(seed))
+    assert selected(chunk, kernel=True) == selected(chunk, kernel=False)
+
+
+@pytest.mark.parametrize("path", TRACES, ids=lambda path: path.parent.name)
+def test_a_search_finds_every_device_row_of_a_trace(path):
+    chunk = chunk_in(path)
+    assert selected(chunk, kernel=True) == selected(chunk, kernel=False)
 
 
 def test_threads_read_at_once_as_one_after_another():
