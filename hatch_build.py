@@ -25,7 +25,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOT = Path(__file__).resolve().parent
 SOURCE = "native/module.cpp"
-HEADERS = ("native/chunk.hpp", "native/search.hpp")
+HEADERS = ("native/chunk.hpp", "native/replay.hpp", "native/search.hpp")
 EXTENSION = "distprof/_kernel.abi3.so"
 OLDEST = "cp311"
 """The first CPython whose stable ABI has what the extension uses."""

@@ -2,6 +2,8 @@
 
 from typing import TypedDict, final
 
+from typing_extensions import Buffer
+
 class DeviceColumns(TypedDict):
     start_ns: bytes  # int64, the file's base not added; so are all times
     end_ns: bytes
@@ -60,12 +62,10 @@ class Decoder:
         largest_ns: int,
         exact_below_us: int,
     ) -> Decoder: ...
-    def decode(
-        self, data: bytes | bytearray, stop: int, exact: bool, device_only: bool
-    ) -> Chunk | None: ...
+    def decode(self, data: Buffer, stop: int, exact: bool, device_only: bool) -> Chunk | None: ...
 
 def select(
-    data: bytes | bytearray,
+    data: Buffer,
     stop: int,
     edge: bytes,
     opening: int,
@@ -73,3 +73,16 @@ def select(
     on_device: tuple[bytes, ...],
     step: bytes,
 ) -> tuple[bytes, int]: ...
+def simulate(
+    num_operations: int,
+    width: int,  # simulations at once
+    is_float: bool,  # times are float64, else int64
+    source: Buffer,
+    target: Buffer,
+    edge: Buffer,
+    duration: Buffer,
+    delay: Buffer | None,
+    start: Buffer,
+    end: Buffer,
+) -> None: ...
+def depths(num_operations: int, source: Buffer, target: Buffer) -> tuple[bytes, bytes]: ...

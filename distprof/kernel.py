@@ -44,4 +44,4 @@ def explain() -> tuple[bool, str]:
         return False, f"{_problem}: {_SLOWER}"
     if _is_switched_off():
         return False, f"switched off by {KERNEL_ENVIRONMENT}: {_SLOWER}"
-    return True, "used to read traces"
+    return True, "used to read traces and to simulate"

@@ -2,7 +2,7 @@
 //
 // Optional when distprof is installed and when it runs: distprof/kernel.py says when it is used,
 // and everything here has a Python twin that gives the same. See _kernel.pyi for the interface,
-// chunk.hpp and search.hpp for what is computed; this file only converts objects.
+// chunk.hpp, search.hpp and replay.hpp for what is computed; this file only converts objects.
 //
 // No function here keeps a reference to an argument, and none holds the GIL while it computes.
 #define PY_SSIZE_T_CLEAN
@@ -15,6 +15,7 @@
 #include <random>
 
 #include "chunk.hpp"
+#include "replay.hpp"
 #include "search.hpp"
 
 namespace {
@@ -54,8 +55,8 @@ PyObject* guarded(Function function) {
 /// The bytes of an argument, for the time of a call.
 class Buffer {
 public:
-    explicit Buffer(PyObject* object) {
-        if (PyObject_GetBuffer(object, &view_, PyBUF_SIMPLE) != 0) throw PythonError{};
+    explicit Buffer(PyObject* object, int flags = PyBUF_SIMPLE) {
+        if (PyObject_GetBuffer(object, &view_, flags) != 0) throw PythonError{};
     }
     Buffer(const Buffer&) = delete;
     Buffer& operator=(const Buffer&) = delete;
@@ -63,6 +64,15 @@ public:
 
     const char* data() const { return static_cast<const char*>(view_.buf); }
     Py_ssize_t size() const { return view_.len; }
+
+    template <typename Item>
+    Item* items() const {
+        return static_cast<Item*>(view_.buf);
+    }
+    template <typename Item>
+    size_t count() const {
+        return static_cast<size_t>(view_.len) / sizeof(Item);
+    }
 
 private:
     Py_buffer view_;
@@ -400,7 +410,99 @@ int add_types(PyObject* module) {
     return added;
 }
 
+// simulate() and depths() -------------------------------------------------------------------------
+
+void require_that(bool is_so, const char* otherwise) {
+    if (is_so) return;
+    PyErr_SetString(PyExc_ValueError, otherwise);
+    throw PythonError{};
+}
+
+/// Edges whose ends are operations of the graph.
+distprof::Edges edges_of(const Buffer& source, const Buffer& target, size_t num_operations) {
+    const distprof::Edges edges{source.items<std::int64_t>(), target.items<std::int64_t>(),
+                                source.count<std::int64_t>()};
+    require_that(edges.size == target.count<std::int64_t>() &&
+                     distprof::are_below(edges.source, edges.size, num_operations) &&
+                     distprof::are_below(edges.target, edges.size, num_operations),
+                 "an edge names an operation outside the graph");
+    return edges;
+}
+
+/// An argument that may be None, as rows of one value or of `width`.
+template <typename Time>
+distprof::Rows<Time> rows_of(const std::optional<Buffer>& buffer, size_t num_rows, size_t width) {
+    if (!buffer) return {nullptr, 1};
+    const size_t count = buffer->count<Time>();
+    require_that(count == num_rows || count == num_rows * width, "rows of an unexpected length");
+    return {buffer->items<Time>(), count == num_rows ? 1 : width};
+}
+
+template <typename Time>
+void simulate_with(PyObject* const* given, size_t num_operations, size_t width) {
+    const Buffer source(given[0]), target(given[1]), number(given[2]);
+    const distprof::Edges edges = edges_of(source, target, num_operations);
+    require_that(number.count<std::int64_t>() == edges.size &&
+                     distprof::are_below(number.items<std::int64_t>(), edges.size, edges.size),
+                 "an edge has no number");
+    std::optional<Buffer> duration(std::in_place, given[3]), delay;
+    if (given[4] != Py_None) delay.emplace(given[4]);
+    const Buffer start(given[5], PyBUF_WRITABLE), end(given[6], PyBUF_WRITABLE);
+    require_that(start.count<Time>() == num_operations * width &&
+                     end.count<Time>() == num_operations * width,
+                 "results of an unexpected length");
+    const auto durations = rows_of<Time>(duration, num_operations, width);
+    const auto delays = rows_of<Time>(delay, edges.size, width);
+    const WithoutLock unlocked;
+    distprof::simulate(edges, number.items<std::int64_t>(), width, durations, delays,
+                       start.items<Time>(), end.items<Time>());
+}
+
+PyObject* simulate_graph(PyObject*, PyObject* args) {
+    PyObject* given[7];
+    Py_ssize_t num_operations, width;
+    int is_float = 0;
+    if (PyArg_ParseTuple(args, "nnpOOOOOOO:simulate", &num_operations, &width, &is_float, &given[0],
+                         &given[1], &given[2], &given[3], &given[4], &given[5], &given[6]) == 0)
+        return nullptr;
+    return guarded([&]() -> PyObject* {
+        require_that(num_operations >= 0 && width >= 1, "a graph of an impossible size");
+        const auto operations = static_cast<size_t>(num_operations);
+        const auto columns = static_cast<size_t>(width);
+        if (is_float != 0)
+            simulate_with<double>(given, operations, columns);
+        else
+            simulate_with<std::int64_t>(given, operations, columns);
+        return Py_NewRef(Py_None);
+    });
+}
+
+PyObject* graph_depths(PyObject*, PyObject* args) {
+    PyObject *sources, *targets;
+    Py_ssize_t num_operations;
+    if (PyArg_ParseTuple(args, "nOO:depths", &num_operations, &sources, &targets) == 0) return nullptr;
+    return guarded([&]() -> PyObject* {
+        require_that(num_operations >= 0, "a graph of an impossible size");
+        const Buffer source(sources), target(targets);
+        const auto operations = static_cast<size_t>(num_operations);
+        const distprof::Edges edges = edges_of(source, target, operations);
+        const distprof::Depths found = [&] {
+            const WithoutLock unlocked;
+            return distprof::depths(operations, edges);
+        }();
+        const Object depth = to_bytes(found.depth);
+        const Object waiting_for = to_bytes(found.waiting_for);
+        return owned(PyTuple_Pack(2, depth.get(), waiting_for.get())).release();
+    });
+}
+
 PyMethodDef module_functions[] = {
+    {"simulate", simulate_graph, METH_VARARGS,
+     "simulate(num_operations, width, is_float, source, target, edge, duration, delay, start, end)"
+     "\n--\n\nMove start and end to when operations of a graph start and end."},
+    {"depths", graph_depths, METH_VARARGS,
+     "depths(num_operations, source, target)\n--\n\n"
+     "Depth of each operation, and for how many others it waits in the end."},
     {"select", select_events, METH_VARARGS,
      "select(data, stop, edge, opening, category, on_device, step)\n--\n\n"
      "Device rows and step marks as a JSON array, and the number of device rows."},

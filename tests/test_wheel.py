@@ -106,7 +106,7 @@ def test_the_kernel_makes_it_a_wheel_of_one_platform(wheel: Path, tmp_path: Path
     assert wheel.name.endswith(f"-cp311-abi3-{platform}.whl")
     zipfile.ZipFile(wheel).extractall(tmp_path)
     asked = "from distprof.kernel import explain; print(*explain())"
-    for switch, answer in (("on", "True used"), ("off", "False switched off")):
+    for switch, answer in (("on", "True used to read"), ("off", "False switched off")):
         ran = subprocess.run(
             [sys.executable, "-P", "-c", asked],
             cwd=tmp_path,
