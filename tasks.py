@@ -113,6 +113,12 @@ def unit(*arguments: str) -> None:
     run("pytest", *IN_PARALLEL, *arguments)
 
 
+def kernel() -> None:
+    """Compile distprof._kernel into the checkout, as an installation does."""
+    install("dev")
+    run("python", "hatch_build.py")
+
+
 def nightly(*arguments: str) -> None:
     """Run examples and cases that ``unit`` skips, and many more examples of each property."""
     install("dev")
@@ -204,6 +210,7 @@ TASKS: tuple[Callable[..., None], ...] = (
     site,
     gate,
     unit,
+    kernel,
     nightly,
     programs,
     coverage,
@@ -266,7 +273,7 @@ def into(folder: Path, *packages: str, what: Sequence[str]) -> None:
         what: Names of what is installed, for the stamp and the line of progress.
     """
     stamp, python = folder / f".installed-{'-'.join(what)}", folder / BIN.name / "python"
-    pins = hash_of("pyproject.toml", "constraints.txt", PROGRAMS_PINS)
+    pins = hash_of("pyproject.toml", "constraints.txt", PROGRAMS_PINS, *compiled_from())
     if stamp.is_file() and stamp.read_text() == pins:
         return
     if not python.exists():
@@ -282,6 +289,12 @@ def into(folder: Path, *packages: str, what: Sequence[str]) -> None:
 def hash_of(*names: str) -> str:
     """What these files of the project pin."""
     return hashlib.sha256(b"".join((ROOT / name).read_bytes() for name in names)).hexdigest()
+
+
+def compiled_from() -> list[str]:
+    """What an installation compiles: when it changes, so must the installation."""
+    native = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "native").iterdir())
+    return ["hatch_build.py", *native]
 
 
 def compiled() -> None:

@@ -8,11 +8,15 @@ of durations are simulated at once: each costs little more than the first.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
+from distprof.kernel import kernel
 
 __all__ = ["CycleError", "Graph", "Times", "critical_path", "simulate"]
 
@@ -114,8 +118,12 @@ def simulate(
     start = np.zeros(shape, np.result_type(*parts))
     if release is not None:
         start += _as_wide(release, shape)
-    end = start + _as_wide(duration, shape)
     wide_duration = _as_wide(duration, shape)
+    end = np.add(start, wide_duration, order="C")
+    compiled = kernel()
+    if compiled is not None and start.size and _is_for_kernel(start.dtype, parts):
+        _simulate_compiled(compiled, graph, duration, delay, start, end)
+        return Times(start=start, end=end)
     on_edge = None if delay is None else _as_wide(delay, shape)[graph.edge]
     for low, high in graph.levels:
         target = graph.target[low:high]
@@ -129,6 +137,38 @@ def simulate(
         start[target] = begins
         end[target] = begins + wide_duration[target]
     return Times(start=start, end=end)
+
+
+def _is_for_kernel(dtype: np.dtype[Any], parts: Sequence[NDArray[Any]]) -> bool:
+    """Whether the kernel knows this type; it compares nothing with what is not a number."""
+    if dtype == np.int64:
+        return True
+    return dtype == np.float64 and all(bool(np.isfinite(part).all()) for part in parts)
+
+
+def _simulate_compiled(
+    compiled: ModuleType,
+    graph: Graph,
+    duration: NDArray[Any],
+    delay: NDArray[Any] | None,
+    start: NDArray[Any],
+    end: NDArray[Any],
+) -> None:
+    """The same by the kernel, addition by addition, into ``start`` and ``end``."""
+
+    def as_time(values: NDArray[Any]) -> NDArray[Any]:
+        return np.ascontiguousarray(values, start.dtype)
+
+    compiled.simulate(
+        graph.num_operations,
+        start.shape[1] if start.ndim > 1 else 1,
+        start.dtype == np.float64,
+        *(np.ascontiguousarray(ends) for ends in (graph.source, graph.target, graph.edge)),
+        as_time(duration),
+        None if delay is None else as_time(delay),
+        start,
+        end,
+    )
 
 
 def critical_path(
@@ -169,23 +209,35 @@ def _depths(
     num_operations: int, source: NDArray[np.int64], target: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """Length of the longest chain that leads to each operation."""
+    compiled = kernel()
+    if compiled is None:
+        depth, open_edges = _depths_by_level(num_operations, source, target)
+    else:
+        found = compiled.depths(num_operations, *map(np.ascontiguousarray, (source, target)))
+        depth, open_edges = (np.frombuffer(values, np.int64) for values in found)
+    if open_edges.any():
+        raise CycleError(tuple(np.flatnonzero(open_edges > 0)[:100].tolist()))
+    return depth
+
+
+def _depths_by_level(
+    num_operations: int, source: NDArray[np.int64], target: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Depths, and for how many others each operation waits in the end: for none without a cycle."""
     order = np.argsort(source, kind="stable")
     followers = target[order]
     first = np.searchsorted(source[order], np.arange(num_operations + 1))
     open_edges = np.bincount(target, minlength=num_operations)
     depth = np.zeros(num_operations, dtype=np.int64)
     ready = np.flatnonzero(open_edges == 0)
-    num_done, level = len(ready), 0
+    level = 0
     while len(ready):
         reached = followers[_ranges(first[ready], first[ready + 1])]
         level += 1
         depth[reached] = level
         np.subtract.at(open_edges, reached, 1)
         ready = np.unique(reached[open_edges[reached] == 0])
-        num_done += len(ready)
-    if num_done < num_operations:
-        raise CycleError(tuple(np.flatnonzero(open_edges > 0)[:100].tolist()))
-    return depth
+    return depth, open_edges
 
 
 def _ranges(low: NDArray[np.int64], high: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -7,7 +7,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.fuzzing.chunks import switched
+from distprof import kernel as switch
 from distprof.replay import CycleError, Graph, critical_path, simulate
+from tests.built_kernel import built_kernel
+
+
+@pytest.fixture(scope="module", params=["python", "kernel"], autouse=True)
+def _by(request):
+    """Every test here holds for both."""
+    if request.param == "python":
+        with switched(False):
+            yield
+        return
+    with pytest.MonkeyPatch.context() as patch, switched(True):
+        patch.setattr(switch, "_compiled", built_kernel())
+        yield
 
 
 def graph_of(number, *edges):
@@ -110,3 +125,83 @@ def test_the_critical_path_has_no_gap(job):
         waits[edge] = max(waits[edge], wait)
     for before, after in itertools.pairwise(path):
         assert times.start[after] == times.end[before] + waits[before, after]
+
+
+def by_both(function):
+    with switched(False):
+        expected = function()
+    with switched(True):
+        return expected, function()
+
+
+@given(
+    jobs(),
+    st.sampled_from([(), (1,), (3,)]),
+    st.sampled_from([(), (1,), (3,)]),
+    st.sampled_from([np.int64, np.float64, np.int32]),
+    st.sampled_from([np.int64, np.float64]),
+    st.integers(0, 2**32),
+)
+def test_the_kernel_adds_as_numpy_does(job, wide, delay_wide, dtype, delay_dtype, seed):
+    number, edges, _, _ = job
+    drawn = np.random.default_rng(seed)
+    duration = (drawn.integers(-5, 2**30, (number, *wide)) / 3).astype(dtype)
+    delay = (drawn.integers(0, 2**40, (len(edges), *delay_wide)) / 7).astype(delay_dtype)
+    release = drawn.integers(-3, 100, number)
+
+    def times():
+        graph = graph_of(number, *edges)
+        return [
+            simulate(graph, duration, delay=d, release=r)
+            for d in (None, delay if delay_wide in ((), wide) or not wide else None)
+            for r in (None, release)
+        ]
+
+    expected, found = by_both(times)
+    for one, other in zip(expected, found, strict=True):
+        assert (one.start.dtype, one.start.tobytes()) == (other.start.dtype, other.start.tobytes())
+        assert (one.end.dtype, one.end.tobytes()) == (other.end.dtype, other.end.tobytes())
+
+
+@given(st.integers(1, 8), st.data())
+def test_graphs_with_cycles_are_refused_alike(number, data):
+    operation = st.integers(0, number - 1)
+    edges = data.draw(st.lists(st.tuples(operation, operation), max_size=12))
+
+    def levels():
+        try:
+            graph = graph_of(number, *edges)
+        except CycleError as error:
+            return error.operations
+        return graph.levels, graph.edge.tolist()
+
+    expected, found = by_both(levels)
+    assert expected == found
+
+
+def test_what_is_no_number_is_left_to_numpy():
+    graph = graph_of(3, (0, 2), (1, 2))
+
+    def ends():
+        return simulate(graph, np.array([np.nan, 5.0, 1.0])).end.tolist()
+
+    expected, found = by_both(ends)
+    assert str(expected) == str(found) == "[nan, 5.0, nan]"
+
+
+def test_the_kernel_refuses_edges_outside_the_graph():
+    compiled = built_kernel()
+    one = np.array([0])
+    with pytest.raises(ValueError, match="outside"):
+        compiled.depths(1, one, np.array([1]))
+    with pytest.raises(ValueError, match="outside"):
+        compiled.depths(1, one, np.array([-1]))
+    times = np.zeros(1, np.int64)
+    for wrong in (
+        (1, 1, False, one, np.array([1]), one, times, None, times, times),
+        (1, 1, False, one, one, np.array([1]), times, None, times, times),
+        (1, 2, False, one, one, one, times, None, times, times),
+        (1, 1, False, one, one, one, times, np.zeros(3), times, times),
+    ):
+        with pytest.raises(ValueError, match=r"outside|number|length"):
+            compiled.simulate(*wrong)

@@ -6,11 +6,15 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
+import tarfile
 import zipfile
 from pathlib import Path
 from shutil import copyfile
 
 import pytest
+
+from tests.built_kernel import built_kernel
 
 ROOT = Path(__file__).resolve().parent.parent
 NO_SOURCE = (".git", ".venv*", ".*_cache", ".hypothesis", "__pycache__", "dist")
@@ -80,6 +84,52 @@ def test_the_demo_needs_nothing_but_the_wheel(wheel: Path, tmp_path: Path) -> No
     assert "4 of 8 ranks" in ran.stdout
 
 
+def built(out: Path, **environment: str) -> Path:
+    subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, ROOT],
+        env={**os.environ, **environment},
+        check=True,
+        capture_output=True,
+    )
+    (wheel,) = out.glob("*.whl")
+    return wheel
+
+
+def extensions_in(wheel: Path) -> list[str]:
+    return [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".so")]
+
+
+def test_the_kernel_makes_it_a_wheel_of_one_platform(wheel: Path, tmp_path: Path) -> None:
+    built_kernel()  # skips where nothing can compile
+    assert extensions_in(wheel) == ["distprof/_kernel.abi3.so"]
+    platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    assert wheel.name.endswith(f"-cp311-abi3-{platform}.whl")
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    asked = "from distprof.kernel import explain; print(*explain())"
+    for switch, answer in (("on", "True used to read"), ("off", "False switched off")):
+        ran = subprocess.run(
+            [sys.executable, "-P", "-c", asked],
+            cwd=tmp_path,
+            env={"PYTHONPATH": str(tmp_path), "DISTPROF_KERNEL": switch},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert ran.stdout.startswith(answer)
+
+
+@pytest.mark.parametrize("why", [{"CXX": "/no/such/compiler"}, {"DISTPROF_KERNEL": "off"}])
+def test_without_a_compiler_the_wheel_is_plain_python(why: dict[str, str], tmp_path: Path) -> None:
+    wheel = built(tmp_path, **why)
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert extensions_in(wheel) == []
+
+
+def test_a_build_that_needs_the_kernel_fails_without_a_compiler(tmp_path: Path) -> None:
+    with pytest.raises(subprocess.CalledProcessError):
+        built(tmp_path, CXX="/no/such/compiler", DISTPROF_KERNEL="required")
+
+
 @pytest.mark.slow
 def test_two_builds_are_the_same_to_the_byte(tmp_path: Path) -> None:
     """Wherever, and under whatever permissions, time zone and order of sets they are made."""
@@ -106,3 +156,8 @@ def test_two_builds_are_the_same_to_the_byte(tmp_path: Path) -> None:
         builds.append({file.name: file.read_bytes() for file in out.iterdir()})
     assert len(builds[0]) == 2
     assert builds[0] == builds[1]
+    (archive,) = (tmp_path / "out-0").glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        names = {name.partition("/")[2] for name in opened.getnames()}
+    assert {"hatch_build.py", "native/module.cpp", "native/chunk.hpp"} <= names
+    assert not [name for name in names if name.endswith(".so")]

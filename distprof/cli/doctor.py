@@ -19,6 +19,7 @@ from distprof.cli.app import ExitCode
 from distprof.cli.options import debug_option
 from distprof.cli.output import has_color, to_stdout
 from distprof.escape import plain
+from distprof.kernel import explain
 from distprof.processors import available_processors
 from distprof.units import format_bytes
 from distprof.version import __version__
@@ -114,6 +115,8 @@ def _versions() -> Iterator[Check]:
     )
     for name in _REQUIRED:
         yield _package(name, _version_of(name))
+    is_used, found = explain()
+    yield Check(name="kernel", state="ok" if is_used else "absent", found=found)
 
 
 def _package(name: str, version: str | None) -> Check:

@@ -16,7 +16,15 @@ from distprof.ingest.kineto.framing import Boundary
 from distprof.ingest.kineto.parsed import COMM_ARGS, Symbols, SymbolTable, compact
 from distprof.schema import ABSENT, Coded, Table
 
-__all__ = ["CommRow", "CommRows", "Wanted", "find_arguments"]
+__all__ = [
+    "INTEGER_KEYS",
+    "TEXT_KEYS",
+    "CommColumns",
+    "CommRow",
+    "CommRows",
+    "Wanted",
+    "find_arguments",
+]
 
 COLLECTIVE_KEY = b'"Collective name"'
 
@@ -24,7 +32,7 @@ _NAME_KEY = b'"name": '
 _SAMPLE = 1 << 16
 _NEAR = 1 << 14
 
-_INTEGERS = {
+INTEGER_KEYS = {
     "external_id": ("External id", "external id"),
     "in_nelems": ("In msg nelems",),
     "out_nelems": ("Out msg nelems",),
@@ -33,7 +41,9 @@ _INTEGERS = {
     "src_rank": ("Src Rank",),
     "dst_rank": ("Dst Rank",),
 }
-_TEXTS = {
+"""Integer columns of COMM_ARGS to the keys of their arguments; the first that is there counts."""
+
+TEXT_KEYS = {
     "collective": ("Collective name",),
     "dtype": ("dtype",),
     "group": ("Process Group Name",),
@@ -46,6 +56,7 @@ _TEXTS = {
     "input_types": ("Input type",),
     "concrete_inputs": ("Concrete Inputs",),
 }
+"""The same for columns of texts, and of other values as JSON."""
 
 
 class Wanted(NamedTuple):
@@ -73,6 +84,20 @@ class CommRow(NamedTuple):
     arguments: Mapping[str, Any]
 
 
+class CommColumns(NamedTuple):
+    """COMM_ARGS rows of a chunk as columns.
+
+    Args:
+        integers: int64 columns.
+        codes: int32 codes of names, categories and threads.
+        texts: For each column of texts, int32 codes and the texts that they index.
+    """
+
+    integers: Mapping[str, NDArray[np.int64]]
+    codes: Mapping[str, NDArray[np.int32]]
+    texts: Mapping[str, tuple[NDArray[np.int32], Sequence[str]]]
+
+
 class CommRows:
     """Collects COMM_ARGS rows as columns.
 
@@ -83,27 +108,42 @@ class CommRows:
     def __init__(self, symbols: SymbolTable) -> None:
         self._symbols = symbols
         self._integers: dict[str, array[int]] = {
-            name: array("q") for name in ("start_ns", "end_ns", "stream", "correlation", *_INTEGERS)
+            name: array("q")
+            for name in ("start_ns", "end_ns", "stream", "correlation", *INTEGER_KEYS)
         }
         self._codes: dict[str, array[int]] = {
-            name: array("i") for name in ("name", "category", "thread", *_TEXTS)
+            name: array("i") for name in ("name", "category", "thread", *TEXT_KEYS)
         }
-        self._texts = {name: Symbols() for name in _TEXTS}
+        self._texts = {name: Symbols() for name in TEXT_KEYS}
 
-    def extend(self, rows: Sequence[CommRow]) -> None:
+    def extend(self, rows: Sequence[CommRow] | CommColumns) -> None:
         """Add rows."""
-        if not rows:
-            return
+        if isinstance(rows, CommColumns):
+            self._extend_columns(rows)
+        elif rows:
+            self._extend_rows(rows)
+
+    def _extend_columns(self, columns: CommColumns) -> None:
+        for name, values in columns.integers.items():
+            self._integers[name].frombytes(values.tobytes())
+        for name, codes in columns.codes.items():
+            self._codes[name].frombytes(codes.tobytes())
+        for name, (codes, texts) in columns.texts.items():
+            known = self._texts[name]
+            mapped = np.array([known[text] for text in texts], np.int32)
+            self._codes[name].frombytes(mapped[codes].tobytes())
+
+    def _extend_rows(self, rows: Sequence[CommRow]) -> None:
         for name in ("start_ns", "end_ns", "stream", "correlation"):
             self._integers[name].extend([getattr(row, name) for row in rows])
         for name in ("name", "category", "thread"):
             self._codes[name].extend([getattr(row, name) for row in rows])
         arguments = [row.arguments for row in rows]
-        for name, keys in _INTEGERS.items():
+        for name, keys in INTEGER_KEYS.items():
             self._integers[name].extend(
                 [ABSENT if value is None else as_int(value) for value in _values(arguments, keys)]
             )
-        for name, keys in _TEXTS.items():
+        for name, keys in TEXT_KEYS.items():
             codes = self._texts[name]
             self._codes[name].extend([codes[as_text(value)] for value in _values(arguments, keys)])
 

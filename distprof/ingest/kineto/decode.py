@@ -1,7 +1,8 @@
-"""A chunk of bytes to columns: the one function that a compiled kernel could replace.
+"""A chunk of bytes to columns.
 
-The usual chunk is decoded by one call into typed structs, and columns are filled from those: host
-rows, device rows, communication rows. A chunk with unusual types goes event by event
+Where the compiled kernel is installed, it reads the usual chunk (:mod:`.native`). Without it, and
+for a chunk that it declines, one call decodes into typed structs, and columns are filled from
+those: host rows, device rows, communication rows. A chunk with unusual types goes event by event
 (:mod:`.damage`); a chunk that is no JSON at all is cut up by :mod:`.reader`.
 """
 
@@ -19,11 +20,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from distprof.ingest.kineto.comm import CommRow, Wanted, find_arguments
+from distprof.ingest.kineto.comm import CommColumns, CommRow, Wanted, find_arguments
 from distprof.ingest.kineto.damage import NO_STREAM, as_int, as_stream, decode_permissively
 from distprof.ingest.kineto.events import (
     DECODE_RAW,
     INVALID_NS,
+    LONGEST_NS,
     NO_COLLECTIVE,
     Arguments,
     Complete,
@@ -36,9 +38,9 @@ from distprof.ingest.kineto.events import (
     texts_to_ns,
 )
 from distprof.ingest.kineto.framing import Boundary
+from distprof.ingest.kineto.native import native_chunk
 from distprof.ingest.kineto.parsed import DROPPED, Symbols, SymbolTable
 from distprof.schema import ABSENT, Int64Array
-from distprof.units import NS_PER_S
 
 __all__ = [
     "Columns",
@@ -54,9 +56,6 @@ __all__ = [
     "host_columns",
     "integers",
 ]
-
-LONGEST_NS = 7 * 24 * 3600 * NS_PER_S
-"""A longer event is a broken record: no profiler records for a week."""
 
 Columns = dict[str, NDArray[Any]]
 
@@ -296,7 +295,7 @@ class EventColumns(msgspec.Struct, frozen=True, kw_only=True):
     device: Columns
     host: Columns
     kept: NDArray[np.bool_]
-    comm: Sequence[CommRow]
+    comm: Sequence[CommRow] | CommColumns
     metadata: Sequence[Metadata]
     num_events: int
     num_repaired: int = 0
@@ -316,12 +315,32 @@ def decode_events(data: bytes | bytearray, stop: int, state: DecodeState) -> Eve
         RecursionError: If it is nested absurdly deep.
     """
     if not state.permissive:
+        columns = _decode_natively(data, stop, state)
+        if columns is not None:
+            return columns
         try:
             return _decode_typed(data, stop, state)
         except (msgspec.ValidationError, UnicodeDecodeError):
             pass  # unusual types, or a name that is not UTF-8: event by event
     texts = DECODE_RAW(memoryview(data)[:stop])
     return decode_texts([bytes(text) for text in texts], state)
+
+
+def _decode_natively(data: bytes | bytearray, stop: int, state: DecodeState) -> EventColumns | None:
+    """What :func:`_decode_typed` gives, by the kernel; None where that must do it."""
+    symbols = state.symbols
+    chunk = native_chunk(data, stop, symbols, exact=state.exact, device_only=state.device_only)
+    if chunk is None:
+        return None
+    return EventColumns(
+        device=chunk.device,
+        host=chunk.host,
+        kept=_is_kept(chunk.host["category"], chunk.host["name"], symbols),
+        comm=chunk.comm,
+        metadata=chunk.metadata,
+        num_events=chunk.num_events,
+        num_clamped=chunk.num_clamped,
+    )
 
 
 def decode_texts(texts: Sequence[bytes], state: DecodeState) -> EventColumns:
@@ -411,18 +430,24 @@ def _columns(rows: Rows, state: DecodeState, arguments: FindArguments) -> EventC
     on_device = rows.kind >= 0
     device_rows, host_rows = rows.where(on_device), rows.where(~on_device)
     device = device_columns(device_rows)
-    operators = symbols.is_operator.of(host_rows.category)
     stream = np.full(len(rows), ABSENT)
     stream[on_device] = device["stream"]
     return EventColumns(
         device=device,
         host=host_columns(host_rows, symbols),
-        kept=~operators | symbols.is_kept.of(host_rows.name),
+        kept=_is_kept(host_rows.category, host_rows.name, symbols),
         comm=_comm_rows(rows, _is_comm(rows, device_rows, symbols), stream, symbols, arguments),
         metadata=(),
         num_events=len(rows),
         num_clamped=rows.num_clamped,
     )
+
+
+def _is_kept(
+    category: NDArray[np.int32], name: NDArray[np.int32], symbols: SymbolTable
+) -> NDArray[np.bool_]:
+    """Host rows that analyses need: all but most operators."""
+    return ~symbols.is_operator.of(category) | symbols.is_kept.of(name)
 
 
 def _is_comm(rows: Rows, device_rows: Rows, symbols: SymbolTable) -> NDArray[np.bool_]:

@@ -20,7 +20,7 @@ import re
 import threading
 from collections.abc import Sequence
 from decimal import ROUND_HALF_EVEN, Decimal
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -29,24 +29,27 @@ from numpy.typing import NDArray
 
 from distprof.schema import ABSENT, Int64Array
 from distprof.terms import ActivityKind
-from distprof.units import NS_PER_US
+from distprof.units import NS_PER_S, NS_PER_US
 
 __all__ = [
-    "COMM_NAME",
+    "COMM_PREFIXES",
     "DECODE_ANY",
     "DECODE_LOOSE",
     "DECODE_OBJECT",
     "DECODE_RAW",
     "DEVICE_KINDS",
+    "EXACT_BELOW_US",
     "HOST_WORDS",
     "INVALID_NS",
     "KEPT_OPERATOR_NAME",
     "LARGEST_NS",
+    "LONGEST_NS",
     "NO_ARGUMENTS",
     "NO_COLLECTIVE",
     "NO_DURATION",
     "NO_TIME",
     "PYTHON_FRAME",
+    "SKIPPED_PHASES",
     "SOME_COLLECTIVE",
     "STEP_PREFIX",
     "USUAL_CATEGORIES",
@@ -98,10 +101,19 @@ PYTHON_FRAME = "python_function"
 
 STEP_PREFIX = "ProfilerStep#"
 
-COMM_NAME = re.compile(
-    r"c10d::|_?c10d_functional::|symm_mem::|(gloo|nccl|xccl|ucc|mpi):|record_param_comms"
+COMM_PREFIXES = (
+    "c10d::",
+    "_c10d_functional::",
+    "c10d_functional::",
+    "symm_mem::",
+    "gloo:",
+    "nccl:",
+    "xccl:",
+    "ucc:",
+    "mpi:",
+    "record_param_comms",
 )
-"""Matches (from the start) names of host rows that enter COMM_ARGS even without arguments."""
+"""How names of host rows begin that enter COMM_ARGS even without arguments."""
 
 KEPT_OPERATOR_NAME = re.compile(
     r"(c10d::|_?c10d_functional::|gloo:|nccl:|record_param_comms|ProfilerStep#|Optimizer\.)"
@@ -135,6 +147,9 @@ EXACT_BELOW_US = 2.0**43
 
 LARGEST_NS = 4 * 10**18
 """Times beyond this (the year 2096) are nonsense; a base of the same size can still be added."""
+
+LONGEST_NS = 7 * 24 * 3600 * NS_PER_S
+"""A longer event is a broken record: no profiler records for a week."""
 
 INVALID_NS = np.iinfo(np.int64).min
 """Stands for a time that could not be read."""
@@ -295,15 +310,12 @@ class _MetMetadata(Metadata, gc=False, tag_field="ph", tag="M"):
         _MET.events.append(self)
 
 
-class _Skipped(Struct, gc=False):
-    """Flow, counter, instant, async and begin/end events: validated, nothing kept."""
-
-    phases: ClassVar[str] = "stfiICBEbenNODPRcvVapSTF(),"
-
+SKIPPED_PHASES = "stfiICBEbenNODPRcvVapSTF(),"
+"""Flow, counter, instant, async and begin/end events: validated, nothing kept."""
 
 _SKIPPED = tuple(
     msgspec.defstruct(f"Skipped{code}", [], tag_field="ph", tag=phase, gc=False)
-    for code, phase in enumerate(dict.fromkeys(_Skipped.phases))
+    for code, phase in enumerate(dict.fromkeys(SKIPPED_PHASES))
 )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.ingest.kineto.events import (
-    COMM_NAME,
+    COMM_PREFIXES,
     DEVICE_KINDS,
     KEPT_OPERATOR_NAME,
     PYTHON_FRAME,
@@ -31,6 +31,7 @@ __all__ = [
     "SymbolTable",
     "Symbols",
     "compact",
+    "kind_of",
 ]
 
 Scalar = TypeVar("Scalar", np.int8, np.bool_)
@@ -126,9 +127,9 @@ class SymbolTable:
         self.names = Symbols()
         self.categories = Symbols(normalise)
         self.threads = Symbols(lambda key: f"{key[0]}/{key[1]}")
-        self.kinds = Verdicts(self.categories, _kind, np.int8)
+        self.kinds = Verdicts(self.categories, kind_of, np.int8)
         self.is_operator = Verdicts(self.categories, lambda word: word == "cpu_op", np.bool_)
-        self.is_comm = Verdicts(self.names, _matches(COMM_NAME), np.bool_)
+        self.is_comm = Verdicts(self.names, lambda name: name.startswith(COMM_PREFIXES), np.bool_)
         self.is_kept = Verdicts(self.names, _matches(KEPT_OPERATOR_NAME), np.bool_)
         self.is_step = Verdicts(self.names, lambda name: name.startswith(STEP_PREFIX), np.bool_)
 
@@ -145,7 +146,12 @@ def compact(codes: NDArray[np.int32], texts: list[str]) -> Coded:
     return Coded(remap[codes], tuple(texts[code] for code in np.flatnonzero(used).tolist()))
 
 
-def _kind(word: str) -> int:
+def kind_of(word: str) -> int:
+    """What rows of a category do: an ActivityKind of device rows, else HOST or DROPPED.
+
+    Args:
+        word: Our word for the category.
+    """
     if word == PYTHON_FRAME:
         return DROPPED
     return int(DEVICE_KINDS.get(word, HOST))

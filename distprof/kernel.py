@@ -1,0 +1,47 @@
+"""The compiled kernel, where it is installed and not switched off.
+
+``distprof._kernel`` (C++, in ``native/``) does a few hot loops faster than Python. It is optional
+twice: an installation without a compiler has none, and ``DISTPROF_KERNEL=off`` switches it off. The
+results are the same to the byte either way.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from types import ModuleType
+
+__all__ = ["KERNEL_ENVIRONMENT", "explain", "kernel"]
+
+KERNEL_ENVIRONMENT = "DISTPROF_KERNEL"
+
+_OFF = ("off", "0", "no", "false")
+
+_SLOWER = "Python reads traces, which takes twice as long"
+
+_compiled: ModuleType | None = None
+_problem = ""
+try:
+    _compiled = import_module("distprof._kernel")
+except ModuleNotFoundError:
+    _problem = "not compiled when distprof was installed"
+except ImportError as error:  # a C++ library that is missing or too old
+    _problem = f"cannot be loaded ({error})"
+
+
+def _is_switched_off() -> bool:
+    return os.environ.get(KERNEL_ENVIRONMENT, "").strip().lower() in _OFF
+
+
+def kernel() -> ModuleType | None:
+    """The kernel; None where Python does its work."""
+    return None if _compiled is None or _is_switched_off() else _compiled
+
+
+def explain() -> tuple[bool, str]:
+    """Whether the kernel is used, and a sentence on what was found."""
+    if _compiled is None:
+        return False, f"{_problem}: {_SLOWER}"
+    if _is_switched_off():
+        return False, f"switched off by {KERNEL_ENVIRONMENT}: {_SLOWER}"
+    return True, "used to read traces and to simulate"

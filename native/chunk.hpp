@@ -1,0 +1,1158 @@
+// One chunk of a Kineto trace, a JSON array of events, to columns. Plain C++17, no Python.
+//
+// Contract
+// --------
+// - `read_chunk` gives exactly what distprof/ingest/kineto/decode.py gives for the same bytes, to
+//   the last nanosecond and in the same order, or it throws `Declined`: then that Python code
+//   reads the chunk. Declining is always allowed, so everything unusual is declined.
+// - The text is untrusted. It is proved to be one JSON array of objects up to its last byte: a
+//   chunk that was cut in the wrong place never passes. Nothing outside [begin, end) is read.
+// - A call shares nothing with another one but `Settings`, which is constant: any number of
+//   threads may read chunks at once.
+// - Texts in the result are views of the chunk, which must outlive it.
+//
+// What is kept and what words mean is declared once, in Python, and comes in `Settings`.
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+namespace distprof {
+
+using std::size_t;
+using std::string_view;
+
+/// Stands for an integer that the trace does not have.
+constexpr std::int64_t ABSENT = -1;
+
+/// How an unsigned writer prints stream -1.
+constexpr std::int64_t NO_STREAM = 4294967295;
+
+/// Thrown where the Python code shall read the chunk.
+struct Declined {};
+
+#if defined(__GNUC__)
+#define DISTPROF_RARE __attribute__((cold, noinline))
+#define DISTPROF_INLINE inline __attribute__((always_inline))
+#else
+#define DISTPROF_RARE
+#define DISTPROF_INLINE inline
+#endif
+
+[[noreturn]] DISTPROF_RARE inline void decline() { throw Declined{}; }
+
+DISTPROF_INLINE void require(bool usual) {
+    if (!usual) decline();
+}
+
+// Dictionaries ------------------------------------------------------------------------------------
+
+/// Hash of a text. The seed differs between processes: a trace cannot be made to collide.
+inline std::uint64_t hash_of(string_view text, std::uint64_t seed) {
+    constexpr std::uint64_t odd = 0x9E3779B97F4A7C15u;
+    std::uint64_t hash = (seed ^ text.size()) * odd;
+    const char* at = text.data();
+    size_t left = text.size();
+    const auto mix = [&hash](std::uint64_t word) {
+        hash = (hash ^ word) * odd;
+        hash ^= hash >> 29;
+    };
+    for (; left >= 8; at += 8, left -= 8) {
+        std::uint64_t word;
+        std::memcpy(&word, at, 8);
+        mix(word);
+    }
+    std::uint64_t rest = 0;
+    if (left > 0) std::memcpy(&rest, at, left);
+    mix(rest);
+    return hash ^ (hash >> 32);
+}
+
+/// Codes of texts, given out in order of first appearance.
+class Dictionary {
+public:
+    explicit Dictionary(std::uint64_t seed) : seed_(seed), slots_(256, 0) {}
+
+    /// The code of `text`, and whether it was unknown until now.
+    std::pair<std::int32_t, bool> enter(string_view text) {
+        const std::uint64_t hash = hash_of(text, seed_);
+        size_t slot = find(text, hash);
+        if (slots_[slot] != 0) return {static_cast<std::int32_t>(slots_[slot] - 1), false};
+        if (2 * texts_.size() >= slots_.size()) {
+            grow();
+            slot = find(text, hash);
+        }
+        texts_.push_back(text);
+        hashes_.push_back(hash);
+        slots_[slot] = static_cast<std::uint32_t>(texts_.size());
+        return {static_cast<std::int32_t>(texts_.size() - 1), true};
+    }
+
+    std::int32_t code_of(string_view text) { return enter(text).first; }
+
+    const std::vector<string_view>& texts() const { return texts_; }
+
+    /// Let the text of a code live elsewhere.
+    void move_text(std::int32_t code, string_view text) { texts_[static_cast<size_t>(code)] = text; }
+
+private:
+    /// The slot that holds the text, or the empty one in which it belongs.
+    size_t find(string_view text, std::uint64_t hash) const {
+        size_t slot = hash & (slots_.size() - 1);
+        while (slots_[slot] != 0) {
+            const size_t code = slots_[slot] - 1;
+            if (hashes_[code] == hash && texts_[code] == text) break;
+            slot = (slot + 1) & (slots_.size() - 1);
+        }
+        return slot;
+    }
+
+    void grow() {
+        std::vector<std::uint32_t> larger(2 * slots_.size(), 0);
+        for (size_t code = 0; code < hashes_.size(); ++code) {
+            size_t slot = hashes_[code] & (larger.size() - 1);
+            while (larger[slot] != 0) slot = (slot + 1) & (larger.size() - 1);
+            larger[slot] = static_cast<std::uint32_t>(code + 1);
+        }
+        slots_.swap(larger);
+    }
+
+    std::uint64_t seed_;
+    std::vector<std::uint32_t> slots_;  // code + 1, 0 for an empty slot; a power of two of them
+    std::vector<std::uint64_t> hashes_;
+    std::vector<string_view> texts_;
+};
+
+// Settings ----------------------------------------------------------------------------------------
+
+/// What a category's rows are; other values are an ActivityKind of a device row.
+constexpr std::int8_t HOST = -1;
+constexpr std::int8_t DROPPED = -2;
+
+/// Arguments that tables need of every event, in this order before those of collectives.
+enum Argument : size_t { NAME, STREAM, CORRELATION, DEVICE, BYTES, GRID, COLLECTIVE, NUM_ALWAYS };
+
+constexpr size_t MOST_ARGUMENTS = 64;  // one bit each
+
+/// A column of a collective's arguments: the keys it may stand under, the first one preferred.
+struct CommColumn {
+    size_t first;
+    size_t other;  // the same as `first` where there is one key only
+};
+
+struct Settings {
+    std::uint64_t seed = 0;
+    std::vector<std::pair<std::string, std::int8_t>> categories;  // kinds of the trace's words
+    std::string step_prefix;
+    std::vector<std::string> comm_prefixes;  // of host rows that are communication
+    std::string skipped_phases;
+    std::vector<std::string> arguments;  // keys; the first are those of `Argument`
+    std::vector<CommColumn> comm_integers;
+    std::vector<CommColumn> comm_texts;
+    std::int64_t longest_ns = 0;
+    std::int64_t largest_ns = 0;
+    std::int64_t exact_below_us = 0;
+
+    /// Make the table that `argument_of` looks into; call after `arguments` is filled.
+    void index_arguments() {
+        for (size_t number = 0; number < arguments.size(); ++number) {
+            size_t slot = slot_of(arguments[number]);
+            while (slots_[slot].number != MOST_ARGUMENTS) slot = (slot + 1) % slots_.size();
+            slots_[slot] = {arguments[number], number};
+        }
+    }
+
+    /// The number of a key among `arguments`, MOST_ARGUMENTS for any other.
+    size_t argument_of(string_view key) const {
+        size_t slot = slot_of(key);
+        while (slots_[slot].number != MOST_ARGUMENTS && slots_[slot].key != key)
+            slot = (slot + 1) % slots_.size();
+        return slots_[slot].number;
+    }
+
+    std::int8_t kind_of(string_view category) const {
+        for (const auto& [word, kind] : categories)
+            if (word == category) return kind;
+        return HOST;
+    }
+
+    bool is_communication(string_view name) const {
+        for (const std::string& prefix : comm_prefixes)
+            if (name.substr(0, prefix.size()) == prefix) return true;
+        return false;
+    }
+
+    bool is_step(string_view name) const {
+        return name.substr(0, step_prefix.size()) == step_prefix;
+    }
+
+private:
+    struct Slot {
+        string_view key;
+        size_t number = MOST_ARGUMENTS;
+    };
+
+    static size_t slot_of(string_view key) {
+        if (key.empty()) return 0;
+        const auto first = static_cast<unsigned char>(key.front());
+        const auto last = static_cast<unsigned char>(key.back());
+        return (key.size() * 37u + first * 5u + last * 11u) % 512u;
+    }
+
+    std::array<Slot, 512> slots_{};
+};
+
+// Values as they stand in the text ----------------------------------------------------------------
+
+enum class Kind : std::uint8_t { String, Number, Null, Boolean, Array, Object };
+
+/// A number whose grammar was checked. The mantissa is right up to 19 digits.
+struct Number {
+    std::uint64_t mantissa = 0;
+    std::uint32_t digits = 0;
+    std::uint32_t decimals = 0;
+    bool negative = false;
+    bool has_point = false;
+    bool has_exponent = false;
+};
+
+struct Value {
+    Kind kind = Kind::Null;
+    bool escaped = false;  // a string with a backslash
+    bool ascii = true;
+    string_view raw;   // all of the text, quotes included
+    Number number;
+
+    /// What a string holds, between its quotes.
+    string_view text() const { return raw.substr(1, raw.size() - 2); }
+};
+
+/// Whether bytes are UTF-8 as Python decodes it: nothing overlong, no surrogates.
+inline bool is_utf8(string_view text) {
+    const auto* at = reinterpret_cast<const unsigned char*>(text.data());
+    const auto* const end = at + text.size();
+    const auto follows = [&](int count) {
+        for (int n = 1; n <= count; ++n)
+            if (end - at <= n || (at[n] & 0xC0) != 0x80) return false;
+        return true;
+    };
+    while (at < end) {
+        const unsigned char lead = *at;
+        if (lead < 0x80) {
+            ++at;
+        } else if (lead >= 0xC2 && lead <= 0xDF) {
+            if (!follows(1)) return false;
+            at += 2;
+        } else if (lead >= 0xE0 && lead <= 0xEF) {
+            if (!follows(2)) return false;
+            if (lead == 0xE0 && at[1] < 0xA0) return false;
+            if (lead == 0xED && at[1] >= 0xA0) return false;
+            at += 3;
+        } else if (lead >= 0xF0 && lead <= 0xF4) {
+            if (!follows(3)) return false;
+            if (lead == 0xF0 && at[1] < 0x90) return false;
+            if (lead == 0xF4 && at[1] >= 0x90) return false;
+            at += 4;
+        } else {
+            return false;
+        }
+    }
+    return true;
+}
+
+inline bool is_ascii(string_view text) {
+    unsigned char any = 0;
+    for (const char byte : text) any = static_cast<unsigned char>(any | static_cast<unsigned char>(byte));
+    return any < 0x80;
+}
+
+/// Walks JSON text; every function leaves the place after what it read, or declines.
+class Scanner {
+public:
+    Scanner(const char* begin, const char* end) : at_(begin), end_(end) {}
+
+    const char* place() const { return at_; }
+    bool is_done() const { return at_ == end_; }
+
+    /// Numbers with an exponent or too many digits met so far: their value may not be readable.
+    std::uint64_t num_odd_numbers() const { return num_odd_numbers_; }
+
+    /// Mostly there is none, or a single space after a colon.
+    DISTPROF_INLINE void skip_space() {
+        if (end_ - at_ >= 2) {
+            if (static_cast<unsigned char>(at_[0]) > ' ') return;
+            if (at_[0] == ' ' && static_cast<unsigned char>(at_[1]) > ' ') {
+                ++at_;
+                return;
+            }
+        }
+        skip_some_space();
+    }
+
+    char peek() const {
+        require(at_ < end_);
+        return *at_;
+    }
+
+    void expect(char wanted) {
+        require(at_ < end_ && *at_ == wanted);
+        ++at_;
+    }
+
+    /// After an opening bracket or an element: whether another element follows. Consumes the comma
+    /// or the closing bracket.
+    DISTPROF_INLINE bool has_another(char closing, bool is_first) {
+        skip_space();
+        if (peek() == closing) {
+            ++at_;
+            return false;
+        }
+        if (!is_first) {
+            expect(',');
+            skip_space();
+        }
+        return true;
+    }
+
+    /// A key and its colon. Keys with escapes or beyond ASCII are unusual.
+    DISTPROF_INLINE string_view read_key() {
+        expect('"');
+        const char* const begin = at_;
+        const bool high = pass_plain_text();
+        const string_view key(begin, static_cast<size_t>(at_ - begin));
+        require(!high);
+        expect('"');
+        pass_colon();
+        return key;
+    }
+
+    DISTPROF_INLINE void pass_colon() {
+        skip_space();
+        expect(':');
+        skip_space();
+    }
+
+    DISTPROF_INLINE void read_string(Value& value) {
+        value.kind = Kind::String;
+        const char* const begin = at_;
+        const unsigned met = pass_string();
+        value.escaped = (met & ESCAPE) != 0;
+        value.ascii = (met & HIGH) == 0;
+        value.raw = string_view(begin, static_cast<size_t>(at_ - begin));
+    }
+
+    /// Go to the end of a string; what it holds.
+    DISTPROF_INLINE unsigned pass_string() {
+        expect('"');
+        unsigned met = pass_plain_text() ? HIGH : 0;
+        if (at_ < end_ && *at_ == '"')
+            ++at_;
+        else
+            met |= pass_escaped_text();
+        return met;
+    }
+
+    Value read_value(int depth) {
+        Value value;
+        read_value(depth, value);
+        return value;
+    }
+
+    /// The same into a value that lives elsewhere: copies of it would be felt.
+    void read_value(int depth, Value& value) {
+        const char first = peek();
+        const char* const begin = at_;
+        if (first == '"') {
+            read_string(value);
+            return;
+        }
+        if (first == '{' || first == '[') {
+            value.kind = first == '{' ? Kind::Object : Kind::Array;
+            skip_composite(depth);
+        } else if (first == 'n') {
+            value.kind = Kind::Null;
+            pass_word("null");
+        } else if (first == 't' || first == 'f') {
+            value.kind = Kind::Boolean;
+            pass_word(first == 't' ? "true" : "false");
+        } else {
+            value.kind = Kind::Number;
+            read_number(value.number);
+        }
+        value.raw = string_view(begin, static_cast<size_t>(at_ - begin));
+    }
+
+    DISTPROF_INLINE void skip_value(int depth) {
+        if (peek() == '"')
+            pass_string();
+        else
+            skip_other(depth);
+    }
+
+private:
+    static constexpr unsigned ESCAPE = 1;
+    static constexpr unsigned HIGH = 2;
+    static constexpr int DEEPEST = 64;
+    static constexpr std::uint32_t MOST_DIGITS = 20;
+
+    void skip_other(int depth) {
+        if (*at_ == '{' || *at_ == '[')
+            skip_composite(depth);
+        else
+            read_value(depth);
+    }
+
+    void skip_composite(int depth) {
+        require(depth < DEEPEST);
+        const bool is_object = *at_++ == '{';
+        for (bool is_first = true; has_another(is_object ? '}' : ']', is_first); is_first = false) {
+            if (is_object) pass_key();
+            skip_value(depth + 1);
+        }
+    }
+
+    void pass_key() {
+        pass_string();
+        pass_colon();
+    }
+
+    void skip_some_space() {
+        while (at_ < end_) {
+            if (*at_ == ' ')
+                pass_spaces();
+            else if (*at_ == '\n' || *at_ == '\r' || *at_ == '\t')
+                ++at_;
+            else
+                return;
+        }
+    }
+
+    /// Indents are several spaces: eight are compared at once.
+    void pass_spaces() {
+#if defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+        while (end_ - at_ >= 8) {
+            std::uint64_t word;
+            std::memcpy(&word, at_, 8);
+            word ^= 0x2020202020202020u;
+            if (word != 0) {
+                at_ += __builtin_ctzll(word) / 8;
+                return;
+            }
+            at_ += 8;
+        }
+#endif
+        while (at_ < end_ && *at_ == ' ') ++at_;
+    }
+
+    static bool is_plain(char byte) {
+        return byte != '"' && byte != '\\' && static_cast<unsigned char>(byte) >= ' ';
+    }
+
+    /// The rest of a string whose next character is no quote.
+    unsigned pass_escaped_text() {
+        unsigned met = 0;
+        do {
+            require(at_ < end_ && *at_ == '\\');  // else a control character
+            met |= ESCAPE;
+            pass_escape();
+            if (pass_plain_text()) met |= HIGH;
+            require(at_ < end_);
+        } while (*at_ != '"');
+        ++at_;
+        return met;
+    }
+
+    /// Go to the next quote, backslash or control character; whether a byte beyond ASCII was met.
+    DISTPROF_INLINE bool pass_plain_text() {
+        bool high = false;
+#if defined(__SSE2__)
+        while (end_ - at_ >= 16) {
+            const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at_));
+            const __m128i control = _mm_cmpeq_epi8(_mm_min_epu8(bytes, _mm_set1_epi8(31)), bytes);
+            const __m128i quote = _mm_cmpeq_epi8(bytes, _mm_set1_epi8('"'));
+            const __m128i slash = _mm_cmpeq_epi8(bytes, _mm_set1_epi8('\\'));
+            const auto stops = static_cast<unsigned>(
+                _mm_movemask_epi8(_mm_or_si128(control, _mm_or_si128(quote, slash))));
+            const auto highs = static_cast<unsigned>(_mm_movemask_epi8(bytes));
+            if (stops == 0) {
+                high |= highs != 0;
+                at_ += 16;
+                continue;
+            }
+            const auto count = static_cast<unsigned>(__builtin_ctz(stops));
+            at_ += count;
+            return high || (highs & ((1u << count) - 1)) != 0;
+        }
+#endif
+        while (at_ < end_ && is_plain(*at_)) {
+            high |= static_cast<unsigned char>(*at_) >= 0x80;
+            ++at_;
+        }
+        return high;
+    }
+
+    /// One escape. Halves of surrogate pairs are unusual, and so are pairs. So are escapes of ASCII
+    /// letters, which could spell a word that means something.
+    void pass_escape() {
+        require(end_ - at_ >= 2);
+        const char escaped = at_[1];
+        at_ += 2;
+        if (escaped != 'u') {
+            require(std::strchr("\"\\/bfnrt", escaped) != nullptr && escaped != '\0');
+            return;
+        }
+        require(end_ - at_ >= 4);
+        unsigned code = 0;
+        for (int n = 0; n < 4; ++n) code = 16 * code + hex_digit(at_[n]);
+        require((code < 0xD800 || code > 0xDFFF) && (code >= 0x80 || !is_word(code)));
+        at_ += 4;
+    }
+
+    static bool is_word(unsigned code) {
+        const auto letter = static_cast<char>(code);
+        return (letter >= 'a' && letter <= 'z') || (letter >= 'A' && letter <= 'Z') ||
+               (letter >= '0' && letter <= '9') || letter == '_' || letter == ':' || letter == '#';
+    }
+
+    static unsigned hex_digit(char digit) {
+        if (digit >= '0' && digit <= '9') return static_cast<unsigned>(digit - '0');
+        if (digit >= 'a' && digit <= 'f') return static_cast<unsigned>(digit - 'a' + 10);
+        if (digit >= 'A' && digit <= 'F') return static_cast<unsigned>(digit - 'A' + 10);
+        decline();
+    }
+
+    void pass_word(string_view word) {
+        require(static_cast<size_t>(end_ - at_) >= word.size() &&
+                std::memcmp(at_, word.data(), word.size()) == 0);
+        at_ += word.size();
+    }
+
+    bool at_digit() const { return at_ < end_ && *at_ >= '0' && *at_ <= '9'; }
+
+    /// Eight digits at a time in three multiplications: times have twelve and more.
+    void pass_eight_digits(std::uint64_t& mantissa) {
+#if defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+        while (end_ - at_ >= 8) {
+            std::uint64_t word;
+            std::memcpy(&word, at_, 8);
+            const std::uint64_t digits = word - 0x3030303030303030u;
+            // a byte is a digit where neither it nor it plus 6 leaves the low four bits
+            if (((digits | (digits + 0x0606060606060606u)) & 0xF0F0F0F0F0F0F0F0u) != 0) return;
+            const std::uint64_t pairs = digits * 10 + (digits >> 8);
+            const std::uint64_t low = (pairs & 0x000000FF000000FFu) * 0x000F424000000064u;
+            const std::uint64_t high = ((pairs >> 16) & 0x000000FF000000FFu) * 0x0000271000000001u;
+            mantissa = 100000000u * mantissa + ((low + high) >> 32);
+            at_ += 8;
+        }
+#endif
+    }
+
+    /// Digits into the mantissa, at least one; how many.
+    std::uint32_t pass_digits(std::uint64_t& mantissa) {
+        const char* const begin = at_;
+        pass_eight_digits(mantissa);
+        while (at_digit()) mantissa = 10 * mantissa + static_cast<std::uint64_t>(*at_++ - '0');
+        require(at_ > begin && at_ - begin < 1000);
+        return static_cast<std::uint32_t>(at_ - begin);
+    }
+
+    DISTPROF_INLINE void read_number(Number& number) {
+        number = Number{};
+        if (*at_ == '-') {
+            number.negative = true;
+            ++at_;
+        }
+        const bool leads_with_zero = at_ < end_ && *at_ == '0';
+        number.digits = pass_digits(number.mantissa);
+        require(!leads_with_zero || number.digits == 1);
+        if (at_ < end_ && *at_ == '.') {
+            ++at_;
+            number.has_point = true;
+            number.decimals = pass_digits(number.mantissa);
+            number.digits += number.decimals;
+        }
+        if (at_ < end_ && (*at_ == 'e' || *at_ == 'E')) {
+            number.has_exponent = true;
+            pass_exponent();
+        }
+        if (number.has_exponent || number.digits > MOST_DIGITS) ++num_odd_numbers_;
+    }
+
+    void pass_exponent() {
+        ++at_;
+        if (at_ < end_ && (*at_ == '+' || *at_ == '-')) ++at_;
+        std::uint64_t ignored = 0;
+        pass_digits(ignored);
+    }
+
+    const char* at_;
+    const char* const end_;
+    std::uint64_t num_odd_numbers_ = 0;
+};
+
+// Values to numbers -------------------------------------------------------------------------------
+
+constexpr std::int64_t INT64_LARGEST = std::numeric_limits<std::int64_t>::max();
+
+/// An integer; ABSENT for one beyond int64.
+inline std::int64_t as_integer(const Number& number) {
+    require(!number.has_point && !number.has_exponent && number.digits <= 20);
+    const bool is_small = number.digits <= 18;
+    if (!is_small && (number.digits == 20 || number.mantissa > static_cast<std::uint64_t>(INT64_LARGEST))) {
+        require(!number.negative);
+        return ABSENT;
+    }
+    const auto magnitude = static_cast<std::int64_t>(number.mantissa);
+    require(!number.negative || magnitude != 0);  // -0
+    return number.negative ? -magnitude : magnitude;
+}
+
+/// What a text says as a decimal integer; ABSENT for one with a letter, such as `0x0`.
+inline std::int64_t text_as_integer(string_view text) {
+    if (text.empty()) return ABSENT;
+    bool all_digits = true;
+    bool has_letter = false;
+    std::int64_t value = 0;
+    for (const char byte : text) {
+        const bool is_digit = byte >= '0' && byte <= '9';
+        all_digits = all_digits && is_digit;
+        has_letter = has_letter || (byte >= 'a' && byte <= 'z') || (byte >= 'A' && byte <= 'Z');
+        if (all_digits && text.size() <= 18) value = 10 * value + (byte - '0');
+    }
+    if (has_letter) return ABSENT;
+    require(all_digits && text.size() <= 18);
+    return value;
+}
+
+/// The same of a value that may be either.
+inline std::int64_t as_integer(const Value& value) {
+    if (value.kind == Kind::Number) return as_integer(value.number);
+    require(value.kind == Kind::String && value.ascii && !value.escaped);
+    return text_as_integer(value.text());
+}
+
+constexpr std::array<std::int64_t, 4> POWERS{1, 10, 100, 1000};
+constexpr std::uint32_t DECIMALS_OF_NS = 3;
+
+/// Microseconds to ns, as the conversion by way of a double gives them: exact up to three decimals
+/// below `exact_below_us`, because a double is then nearer than half a nanosecond.
+inline std::int64_t micros_to_ns(const Number& number, const Settings& settings) {
+    require(!number.has_exponent && number.digits <= 18);
+    const auto mantissa = static_cast<std::int64_t>(number.mantissa);
+    if (number.decimals <= DECIMALS_OF_NS) {
+        const std::int64_t scale = POWERS[number.decimals];
+        const std::int64_t whole = mantissa / scale;
+        require(whole < settings.largest_ns / 1000);
+        require(whole < settings.exact_below_us || mantissa % scale == 0);
+        const std::int64_t ns = mantissa * POWERS[DECIMALS_OF_NS - number.decimals];
+        return number.negative ? -ns : ns;
+    }
+    // Up to 2**53 the quotient of two exact doubles is the double nearest to the decimal number.
+    require(number.mantissa <= (std::uint64_t{1} << 53) && number.decimals <= 17);
+    double power = 1.0;
+    for (std::uint32_t n = 0; n < number.decimals; ++n) power *= 10.0;
+    const double magnitude = static_cast<double>(mantissa) / power;
+    const double micros = number.negative ? -magnitude : magnitude;
+    const double whole = std::floor(micros);
+    const double rest = (micros - whole) * 1000.0;
+    return static_cast<std::int64_t>(whole) * 1000 + static_cast<std::int64_t>(std::nearbyint(rest));
+}
+
+/// Microseconds to ns from the text alone, for times that no double holds.
+inline std::int64_t text_to_ns(const Number& number, const Settings& settings) {
+    require(!number.has_exponent && number.decimals <= DECIMALS_OF_NS && number.digits <= 19);
+    const std::int64_t scale = POWERS[DECIMALS_OF_NS - number.decimals];
+    require(number.mantissa < static_cast<std::uint64_t>(settings.largest_ns / scale));
+    const std::int64_t ns = static_cast<std::int64_t>(number.mantissa) * scale;
+    return number.negative ? -ns : ns;
+}
+
+// Columns -----------------------------------------------------------------------------------------
+
+struct DeviceColumns {
+    std::vector<std::int64_t> start_ns, end_ns;
+    std::vector<std::int32_t> name;
+    std::vector<std::int8_t> kind;
+    std::vector<std::int64_t> stream;
+    std::vector<std::int32_t> device;
+    std::vector<std::int64_t> correlation, bytes;
+    std::vector<std::int32_t> blocks;
+};
+
+struct HostColumns {
+    std::vector<std::int64_t> start_ns, end_ns;
+    std::vector<std::int32_t> name, category, thread;
+    std::vector<std::int64_t> correlation;
+};
+
+struct CommColumns {
+    std::vector<std::int64_t> start_ns, end_ns;
+    std::vector<std::int32_t> name, category, thread;
+    std::vector<std::int64_t> stream, correlation;
+    std::vector<std::vector<std::int64_t>> integers;  // in the order of Settings::comm_integers
+    std::vector<std::vector<std::int32_t>> texts;     // codes into `raw_texts`
+    std::vector<Dictionary> raw_texts;                // JSON values as they stand in the text
+};
+
+/// The name that a metadata event gives a thread.
+struct ThreadName {
+    string_view process, thread, name;  // the name with its quotes
+};
+
+struct Chunk {
+    explicit Chunk(const Settings& settings)
+        : names(settings.seed), categories(settings.seed), threads(settings.seed) {
+        comm.integers.resize(settings.comm_integers.size());
+        comm.texts.resize(settings.comm_texts.size());
+        comm.raw_texts.assign(settings.comm_texts.size(), Dictionary(settings.seed));
+    }
+
+    Dictionary names;  // with their quotes and escapes
+    Dictionary categories;
+    Dictionary threads;  // as `process/thread`
+    std::deque<std::string> made_texts;  // of threads, which stand nowhere in the text
+    DeviceColumns device;
+    HostColumns host;
+    CommColumns comm;
+    std::vector<ThreadName> thread_names;
+    std::int64_t num_events = 0;
+    std::int64_t num_clamped = 0;
+};
+
+// Events ------------------------------------------------------------------------------------------
+
+/// Members of an event, one bit each.
+enum Field : unsigned { PHASE, EVENT_NAME, CATEGORY, PROCESS, THREAD, START, DURATION, ARGUMENTS, NUM_FIELDS };
+
+struct Event {
+    unsigned seen = 0;
+    std::uint64_t seen_arguments = 0;
+    std::array<Value, NUM_FIELDS> field;
+    std::array<Value, MOST_ARGUMENTS> argument;  // those that are not seen hold old values
+
+    bool has(Field which) const { return (seen >> which & 1u) != 0; }
+    bool has_argument(size_t which) const { return (seen_arguments >> which & 1u) != 0; }
+};
+
+class ChunkReader {
+public:
+    ChunkReader(string_view text, const Settings& settings, bool exact, bool device_only)
+        : settings_(settings),
+          exact_(exact),
+          device_only_(device_only),
+          scanner_(text.data(), text.data() + text.size()),
+          chunk_(settings) {}
+
+    Chunk read() {
+        scanner_.skip_space();
+        scanner_.expect('[');
+        for (bool is_first = true; scanner_.has_another(']', is_first); is_first = false) {
+            read_event();
+            ++chunk_.num_events;
+        }
+        scanner_.skip_space();
+        require(scanner_.is_done());
+        enter_threads_of_device_rows();
+        return std::move(chunk_);
+    }
+
+private:
+    // One event ------------------------------------------------------------------------------------
+
+    void read_event() {
+        event_.seen = 0;
+        event_.seen_arguments = 0;
+        const char* const begin = scanner_.place();
+        const std::uint64_t num_odd = scanner_.num_odd_numbers();
+        scanner_.expect('{');
+        for (bool is_first = true; scanner_.has_another('}', is_first); is_first = false) {
+            read_member(scanner_.read_key());
+            if (event_.seen == 1u << PHASE && is_skipped()) {
+                skip_rest_of_event();
+                return;
+            }
+        }
+        require(event_.has(PHASE));
+        if (phase() == 'X') {
+            text_ = string_view(begin, static_cast<size_t>(scanner_.place() - begin));
+            is_odd_ = scanner_.num_odd_numbers() != num_odd;
+            add_complete();
+        } else if (phase() == 'M') {
+            add_metadata(scanner_.num_odd_numbers() != num_odd);
+        } else {
+            require(is_skipped());
+        }
+    }
+
+    void skip_rest_of_event() {
+        while (scanner_.has_another('}', false)) {
+            require(scanner_.read_key() != "ph");
+            scanner_.skip_value(1);
+        }
+    }
+
+    char phase() const { return event_.field[PHASE].text().front(); }
+
+    bool is_skipped() const {
+        return settings_.skipped_phases.find(phase()) != std::string::npos;
+    }
+
+    static DISTPROF_INLINE Field field_of(string_view key) {
+        switch (key.size()) {
+            case 2:
+                if (key == "ph") return PHASE;
+                if (key == "ts") return START;
+                break;
+            case 3:
+                if (key == "cat") return CATEGORY;
+                if (key == "pid") return PROCESS;
+                if (key == "tid") return THREAD;
+                if (key == "dur") return DURATION;
+                break;
+            case 4:
+                if (key == "name") return EVENT_NAME;
+                if (key == "args") return ARGUMENTS;
+                break;
+            default:
+                break;
+        }
+        return NUM_FIELDS;
+    }
+
+    void read_member(string_view key) {
+        const Field field = field_of(key);
+        if (field == NUM_FIELDS) {
+            scanner_.skip_value(1);
+            return;
+        }
+        require(!event_.has(field));
+        event_.seen |= 1u << field;
+        if (field == ARGUMENTS && scanner_.peek() == '{') {
+            event_.field[ARGUMENTS].kind = Kind::Object;
+            read_arguments();
+            return;
+        }
+        scanner_.read_value(1, event_.field[field]);
+        if (field == PHASE) require_phase(event_.field[PHASE]);
+    }
+
+    static void require_phase(const Value& phase) {
+        require(phase.kind == Kind::String && !phase.escaped && phase.text().size() == 1);
+    }
+
+    void read_arguments() {
+        scanner_.expect('{');
+        for (bool is_first = true; scanner_.has_another('}', is_first); is_first = false) {
+            const size_t number = settings_.argument_of(scanner_.read_key());
+            if (number == MOST_ARGUMENTS) {
+                scanner_.skip_value(2);
+                continue;
+            }
+            require(!event_.has_argument(number));
+            event_.seen_arguments |= std::uint64_t{1} << number;
+            scanner_.read_value(2, event_.argument[number]);
+        }
+    }
+
+    // Types that the usual decoder asks for --------------------------------------------------------
+
+    static void require_text(const Value& value) {
+        require(value.kind == Kind::String && (value.ascii || is_utf8(value.raw)));
+    }
+
+    /// A process or thread: a plain text or an integer.
+    void require_identity(Field field) const {
+        if (!event_.has(field)) return;
+        const Value& value = event_.field[field];
+        if (value.kind == Kind::Number) {
+            as_integer(value.number);
+            require(value.number.digits <= 18);
+            return;
+        }
+        require_text(value);
+        require(!value.escaped);
+    }
+
+    string_view identity(Field field) const {
+        if (!event_.has(field)) return {};
+        const Value& value = event_.field[field];
+        return value.kind == Kind::Number ? value.raw : value.text();
+    }
+
+    /// An argument that is an integer, or where that is allowed one written as a text.
+    std::int64_t integer_argument(Argument which, bool or_text) const {
+        if (!event_.has_argument(which)) return ABSENT;
+        const Value& value = event_.argument[which];
+        require(or_text || value.kind == Kind::Number);
+        return as_integer(value);
+    }
+
+    /// Thread blocks of a grid; ABSENT where there is none, or none that can be.
+    std::int32_t blocks() const {
+        if (!event_.has_argument(GRID) || event_.argument[GRID].kind == Kind::Null)
+            return static_cast<std::int32_t>(ABSENT);
+        const Value& value = event_.argument[GRID];
+        require(value.kind == Kind::Array);
+        Scanner scanner(value.raw.data(), value.raw.data() + value.raw.size());
+        scanner.expect('[');
+        constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max();
+        std::int64_t product = 1;
+        int dimensions = 0;
+        for (; scanner.has_another(']', dimensions == 0); ++dimensions) {
+            const Value size = scanner.read_value(0);
+            require(size.kind == Kind::Number && size.number.digits <= 10);
+            const std::int64_t extent = as_integer(size.number);
+            const bool is_possible = product > 0 && extent > 0 && extent <= most;
+            product = is_possible && product * extent <= most ? product * extent : 0;
+        }
+        const bool is_grid = dimensions >= 1 && dimensions <= 3 && product > 0;
+        return static_cast<std::int32_t>(is_grid ? product : ABSENT);
+    }
+
+    // Complete events ------------------------------------------------------------------------------
+
+    /// What all complete events have, types checked.
+    struct Row {
+        std::int64_t start_ns, end_ns, correlation;
+        std::int32_t name, category;
+        std::int8_t kind;
+    };
+
+    void add_complete() {
+        require(event_.has(EVENT_NAME) && event_.has(START));
+        const Value& name = event_.field[EVENT_NAME];
+        const Value& start = event_.field[START];
+        require_text(name);
+        require(start.kind == Kind::Number);
+        require_identity(PROCESS);
+        require_identity(THREAD);
+        require(!event_.has(ARGUMENTS) || event_.field[ARGUMENTS].kind == Kind::Object);
+        Row row{};
+        row.start_ns = exact_ ? text_to_ns(start.number, settings_) : micros_to_ns(start.number, settings_);
+        const std::int64_t duration_ns = duration();
+        row.correlation = integer_argument(CORRELATION, false);
+        const std::int64_t stream = integer_argument(STREAM, true);
+        const std::int64_t device = integer_argument(DEVICE, false);
+        const std::int64_t bytes = integer_argument(BYTES, true);
+        const std::int32_t num_blocks = blocks();
+        require(stream >= ABSENT);
+        enter_category(row);
+        if (row.kind == DROPPED) return;
+        enter_name(row, name);
+        if (device_only_ && row.kind < 0 && !is_step_[static_cast<size_t>(row.name)]) return;
+        row.end_ns = row.start_ns + clamped(duration_ns);
+        if (row.kind >= 0)
+            add_device(row, stream, device, bytes, num_blocks);
+        else
+            add_host(row);
+    }
+
+    /// Duration in ns, negative for none.
+    std::int64_t duration() const {
+        if (!event_.has(DURATION)) return ABSENT;
+        const Value& value = event_.field[DURATION];
+        require(value.kind == Kind::Number);
+        return micros_to_ns(value.number, settings_);
+    }
+
+    /// A duration that cannot be becomes none, and is counted.
+    std::int64_t clamped(std::int64_t duration_ns) {
+        const bool is_absurd = duration_ns < 0 || duration_ns > settings_.longest_ns;
+        chunk_.num_clamped += is_absurd;
+        return is_absurd ? 0 : duration_ns;
+    }
+
+    void enter_name(Row& row, const Value& name) {
+        const auto [code, is_new] = chunk_.names.enter(name.raw);
+        if (is_new) {
+            is_step_.push_back(settings_.is_step(name.text()));
+            is_communication_.push_back(settings_.is_communication(name.text()));
+        }
+        row.name = code;
+    }
+
+    void enter_category(Row& row) {
+        string_view word;
+        if (event_.has(CATEGORY)) {
+            const Value& category = event_.field[CATEGORY];
+            require_text(category);
+            require(!category.escaped);
+            word = category.text();
+        }
+        if (word != last_word_ || kinds_.empty()) {
+            const auto [code, is_new] = chunk_.categories.enter(word);
+            if (is_new) kinds_.push_back(settings_.kind_of(word));
+            last_word_ = word;
+            last_category_ = code;
+        }
+        row.category = last_category_;
+        row.kind = kinds_[static_cast<size_t>(row.category)];
+    }
+
+    void add_device(
+        const Row& row, std::int64_t stream, std::int64_t device, std::int64_t bytes, std::int32_t num_blocks) {
+        if (stream == NO_STREAM || stream == ABSENT) stream = stream_in(THREAD);
+        if (device == ABSENT) device = integer_in(PROCESS);
+        if (device < 0 || device > std::numeric_limits<std::int32_t>::max()) device = ABSENT;
+        DeviceColumns& columns = chunk_.device;
+        columns.start_ns.push_back(row.start_ns);
+        columns.end_ns.push_back(row.end_ns);
+        columns.name.push_back(row.name);
+        columns.kind.push_back(row.kind);
+        columns.stream.push_back(stream);
+        columns.device.push_back(static_cast<std::int32_t>(device));
+        columns.correlation.push_back(row.correlation);
+        columns.bytes.push_back(bytes);
+        columns.blocks.push_back(num_blocks);
+        if (event_.has_argument(COLLECTIVE) && event_.argument[COLLECTIVE].kind != Kind::Null) {
+            waiting_.push_back({chunk_.comm.start_ns.size(), identity(PROCESS), identity(THREAD)});
+            add_communication(row, 0, stream);
+        }
+    }
+
+    /// A process or thread read as an integer.
+    std::int64_t integer_in(Field field) const {
+        return event_.has(field) ? as_integer(event_.field[field]) : ABSENT;
+    }
+
+    std::int64_t stream_in(Field field) const {
+        const std::int64_t stream = integer_in(field);
+        return stream == NO_STREAM || stream < 0 ? ABSENT : stream;
+    }
+
+    void add_host(const Row& row) {
+        const std::int32_t thread = thread_code(identity(PROCESS), identity(THREAD));
+        HostColumns& columns = chunk_.host;
+        columns.start_ns.push_back(row.start_ns);
+        columns.end_ns.push_back(row.end_ns);
+        columns.name.push_back(row.name);
+        columns.category.push_back(row.category);
+        columns.thread.push_back(thread);
+        columns.correlation.push_back(row.correlation);
+        if (is_communication_[static_cast<size_t>(row.name)])
+            add_communication(row, thread, ABSENT);
+    }
+
+    /// Profilers write thread by thread: few events begin another.
+    std::int32_t thread_code(string_view process, string_view thread) {
+        if (has_last_thread_ && process == last_process_ && thread == last_thread_)
+            return last_thread_code_;
+        made_.assign(process).append("/").append(thread);
+        const auto [code, is_new] = chunk_.threads.enter(made_);
+        if (is_new) {
+            chunk_.made_texts.push_back(made_);  // a deque never moves what it holds
+            chunk_.threads.move_text(code, chunk_.made_texts.back());
+        }
+        has_last_thread_ = true;
+        last_process_ = process;
+        last_thread_ = thread;
+        last_thread_code_ = code;
+        return code;
+    }
+
+    // Communication --------------------------------------------------------------------------------
+
+    /// All of such an event must be readable, because its arguments may be asked for later.
+    void add_communication(const Row& row, std::int32_t thread, std::int64_t stream) {
+        require(!is_odd_);
+        require(is_ascii(text_) || is_utf8(text_));
+        CommColumns& columns = chunk_.comm;
+        columns.start_ns.push_back(row.start_ns);
+        columns.end_ns.push_back(row.end_ns);
+        columns.name.push_back(row.name);
+        columns.category.push_back(row.category);
+        columns.thread.push_back(thread);
+        columns.stream.push_back(stream);
+        columns.correlation.push_back(row.correlation);
+        for (size_t n = 0; n < columns.integers.size(); ++n)
+            columns.integers[n].push_back(comm_integer(settings_.comm_integers[n]));
+        for (size_t n = 0; n < columns.texts.size(); ++n)
+            columns.texts[n].push_back(columns.raw_texts[n].code_of(comm_text(settings_.comm_texts[n])));
+    }
+
+    /// The key under which a column stands in this event.
+    size_t key_of(const CommColumn& column) const {
+        return event_.has_argument(column.first) ? column.first : column.other;
+    }
+
+    std::int64_t comm_integer(const CommColumn& column) const {
+        const size_t key = key_of(column);
+        if (!event_.has_argument(key)) return ABSENT;
+        const Value& value = event_.argument[key];
+        return value.kind == Kind::Null ? ABSENT : as_integer(value);
+    }
+
+    string_view comm_text(const CommColumn& column) const {
+        const size_t key = key_of(column);
+        return event_.has_argument(key) ? event_.argument[key].raw : string_view("null");
+    }
+
+    /// Codes of threads are given to host rows first, as the Python code does.
+    void enter_threads_of_device_rows() {
+        for (const Waiting& row : waiting_)
+            chunk_.comm.thread[row.place] = thread_code(row.process, row.thread);
+    }
+
+    // Metadata -------------------------------------------------------------------------------------
+
+    void add_metadata(bool is_odd) {
+        require_identity(PROCESS);
+        require_identity(THREAD);
+        if (event_.has(EVENT_NAME)) require_text(event_.field[EVENT_NAME]);
+        if (event_.has(EVENT_NAME)) require(!event_.field[EVENT_NAME].escaped);
+        require(!event_.has(ARGUMENTS) || event_.field[ARGUMENTS].kind == Kind::Object);
+        if (!event_.has_argument(NAME)) return;
+        const Value& name = event_.argument[NAME];
+        require(!is_odd && name.kind != Kind::Array && name.kind != Kind::Object);
+        if (name.kind != Kind::String) return;
+        require_text(name);
+        if (event_.has(EVENT_NAME) && event_.field[EVENT_NAME].text() == "thread_name")
+            chunk_.thread_names.push_back({identity(PROCESS), identity(THREAD), name.raw});
+    }
+
+    struct Waiting {
+        size_t place;
+        string_view process, thread;
+    };
+
+    const Settings& settings_;
+    const bool exact_;
+    const bool device_only_;
+    Scanner scanner_;
+    Chunk chunk_;
+    Event event_;
+    string_view text_;     // of the event
+    bool is_odd_ = false;  // whether a number in it may not be readable
+    std::vector<std::int8_t> kinds_;                // by category
+    std::vector<bool> is_step_, is_communication_;  // by name
+    string_view last_word_;
+    std::int32_t last_category_ = 0;
+    std::vector<Waiting> waiting_;  // device rows of communication, until their threads have codes
+    std::string made_;
+    bool has_last_thread_ = false;
+    string_view last_process_, last_thread_;
+    std::int32_t last_thread_code_ = 0;
+};
+
+/// Columns of a chunk.
+///
+/// @param exact        Whether times are converted from their text (see events.py).
+/// @param device_only  Keep device rows and step marks only.
+/// @throws Declined    Where the Python code shall read the chunk.
+inline Chunk read_chunk(string_view text, const Settings& settings, bool exact, bool device_only) {
+    return ChunkReader(text, settings, exact, device_only).read();
+}
+
+}  // namespace distprof

@@ -1,0 +1,45 @@
+"""The compiled kernel as its sources are now, whatever is installed."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+STRICT = ("-Wall", "-Wextra", "-Wconversion", "-Wsign-conversion", "-Wshadow", "-Werror")
+
+
+@cache
+def built_kernel() -> ModuleType:
+    """The extension, compiled without a warning; skips the test where nothing can compile."""
+    sys.path.insert(0, str(ROOT))
+    try:
+        import hatch_build
+    finally:
+        sys.path.remove(str(ROOT))
+    sources = [ROOT / name for name in (hatch_build.SOURCE, *hatch_build.HEADERS)]
+    digest = hashlib.sha1(b"".join(path.read_bytes() for path in sources)).hexdigest()
+    folder = Path(tempfile.gettempdir()) / f"distprof-kernel-{os.getuid()}-{digest[:16]}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    target = folder / Path(hatch_build.EXTENSION).name
+    if not target.exists():
+        try:
+            hatch_build.compile_extension(target, *STRICT)
+        except hatch_build.CannotCompileError as error:
+            if "failed" in str(error):
+                raise
+            pytest.skip(f"the kernel cannot be compiled here: {error}")
+    spec = importlib.util.spec_from_file_location("distprof._kernel", target)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

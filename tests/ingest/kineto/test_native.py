@@ -1,0 +1,331 @@
+"""The compiled kernel reads a chunk as Python does, or leaves it to Python."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.fuzzing.chunks import answer_of, is_declined, mutated_chunk, switched
+from distprof import kernel as switch
+from distprof.errors import InputError
+from distprof.ingest.kineto import native
+from distprof.ingest.kineto.device import DeviceSearch
+from distprof.ingest.kineto.framing import Boundary
+from distprof.ingest.kineto.parsed import SymbolTable
+from distprof.ingest.kineto.reader import read_trace
+from distprof.schema import ABSENT
+from tests.built_kernel import built_kernel
+from tests.ingest.kineto.traces import (
+    COPY,
+    FLOW,
+    KERNEL,
+    LAUNCH,
+    OPERATOR,
+    PARAMS,
+    REDUCE,
+    STEP,
+)
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "kineto"
+TRACES = sorted(GOLDEN.glob("*/*.json.gz"))
+NAMED = {"ph": "M", "name": "thread_name", "pid": 10, "tid": 11, "args": {"name": 'main "1"'}}
+FRAME = {**OPERATOR, "cat": "python_function", "name": "frame.py(1): f"}
+EVENTS = [NAMED, STEP, OPERATOR, LAUNCH, FLOW, FRAME, PARAMS, KERNEL, COPY, REDUCE]
+
+
+@pytest.fixture(autouse=True)
+def _built(monkeypatch):
+    monkeypatch.setattr(switch, "_compiled", built_kernel())
+
+
+def chunk_of(*events, **layout) -> bytes:
+    return json.dumps(list(events), **layout).encode()
+
+
+def changed(event, **fields):
+    return chunk_of({**event, **fields})
+
+
+def without(event, *names):
+    return {name: value for name, value in event.items() if name not in names}
+
+
+def read(chunk, **how):
+    with switched(True):
+        return native.native_chunk(
+            chunk, len(chunk), SymbolTable(), **{"exact": False, "device_only": False, **how}
+        )
+
+
+def test_columns_of_known_events():
+    found = read(chunk_of(*EVENTS))
+    assert found.num_events == 10
+    device, host = found.device, found.host
+    assert device["start_ns"].tolist() == [130_999, 180_000, 190_500]
+    assert device["end_ns"].tolist() == [171_000, 182_002, 200_000]
+    assert device["stream"].tolist() == [7, 22, 24]
+    assert device["correlation"].tolist() == [77, 78, 79]
+    assert device["bytes"].tolist() == [ABSENT, 4096, ABSENT]
+    assert device["blocks"].tolist() == [6, ABSENT, ABSENT]
+    assert host["start_ns"].tolist() == [99_000, 100_001, 105_250, 110_000]
+    assert host["correlation"].tolist() == [ABSENT, ABSENT, 77, ABSENT]
+    comm = found.comm
+    assert comm.integers["in_nelems"].tolist() == [1024, 1024]
+    assert comm.integers["seq"].tolist() == [3, ABSENT]
+    codes, texts = comm.texts["group_ranks"]
+    assert [texts[code] for code in codes] == ["[0,1]", "[0, 1]"]
+    assert [event.args.name for event in found.metadata] == ['main "1"']
+
+
+@pytest.mark.parametrize("layout", [{}, {"indent": 2}, {"indent": 4}, {"separators": (",", ":")}])
+@pytest.mark.parametrize("device_only", [False, True])
+def test_it_says_what_python_says_in_every_layout(layout, device_only):
+    chunk = chunk_of(*EVENTS, **layout)
+    assert not is_declined(chunk, device_only=device_only)
+    how = {"device_only": device_only}
+    assert answer_of(chunk, kernel=True, **how) == answer_of(chunk, kernel=False, **how)
+
+
+ODD = {
+    "no ph": chunk_of(without(OPERATOR, "ph")),
+    "an unknown phase": changed(OPERATOR, ph="Q"),
+    "a phase of two letters": changed(OPERATOR, ph="XX"),
+    "no name": chunk_of(without(OPERATOR, "name")),
+    "no time": chunk_of(without(OPERATOR, "ts")),
+    "a time as text": changed(OPERATOR, ts="100.5"),
+    "a time with an exponent": b'[{"ph":"X","name":"a","ts":1e3}]',
+    "a large time with decimals": changed(OPERATOR, ts=8796093022208.25),
+    "a time beyond int64": b'[{"ph":"X","name":"a","ts":99999999999999999999}]',
+    "a duration as text": changed(OPERATOR, dur="5"),
+    "a null duration": changed(OPERATOR, dur=None),
+    "arguments that are no object": changed(OPERATOR, args=[]),
+    "a float correlation": changed(KERNEL, args={"correlation": 1.5}),
+    "a correlation as text": changed(KERNEL, args={"correlation": "1"}),
+    "a negative stream": changed(KERNEL, args={"stream": -7}),
+    "a stream with a sign": changed(KERNEL, args={"stream": "+7"}),
+    "a grid of texts": changed(KERNEL, args={"grid": ["1"]}),
+    "a duplicate key": b'[{"ph":"X","name":"a","name":"b","ts":1}]',
+    "a duplicate phase": b'[{"ph":"s","ph":"X","name":"b","ts":1}]',
+    "a duplicate argument": b'[{"ph":"X","name":"a","ts":1,"args":{"stream":1,"stream":2}}]',
+    "an escape in a key": b'[{"ph":"X","n\\u0061me":"a","ts":1}]',
+    "an escaped letter in a name": b'[{"ph":"X","name":"\\u006310d::a","ts":1}]',
+    "half a surrogate pair": b'[{"ph":"X","name":"\\ud800","ts":1}]',
+    "an unknown escape": b'[{"ph":"X","name":"\\x","ts":1}]',
+    "a name that is not UTF-8": b'[{"ph":"X","name":"\xff","ts":1}]',
+    "a raw control character": b'[{"ph":"X","name":"a\tb","ts":1}]',
+    "not a number": b'[{"ph":"X","name":"a","ts":1,"dur":NaN}]',
+    "a leading zero": b'[{"ph":"X","name":"a","ts":01}]',
+    "a missing comma": b'[{"ph":"X" "name":"a","ts":1}]',
+    "a trailing comma": b'[{"ph":"X","name":"a","ts":1},]',
+    "a trailing comma in an event": b'[{"ph":"X","name":"a","ts":1,}]',
+    "more after the array": b'[{"ph":"X","name":"a","ts":1}]]',
+    "an array that does not end": b'[{"ph":"X","name":"a","ts":1}',
+    "a string that does not end": b'[{"ph":"X","name":"a]',
+    "an event that is no object": b"[1]",
+    "nesting": b'[{"ph":"s","x":' + b"[" * 100 + b"]" * 100 + b"}]",
+    "nothing": b"",
+    "a communication argument with an exponent": changed(REDUCE, args={
+        "Collective name": "a", "Seq": 1, "rate": 1.5e300}),
+    "a communication argument that is not UTF-8": chunk_of(REDUCE).replace(b"Float", b"\xff"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_what_is_unusual_is_left_to_python(name):
+    assert is_declined(ODD[name])
+    assert answer_of(ODD[name], kernel=True) == answer_of(ODD[name], kernel=False)
+
+
+USUAL = {
+    "no events": b"[ \n]",
+    "missing fields": b'[{"ph":"X","name":"a","ts":1}]',
+    "arguments before the phase": chunk_of(KERNEL, sort_keys=True),
+    "texts as threads": changed(OPERATOR, pid="Spans", tid="PyTorch Profiler"),
+    "a stream as text": changed(KERNEL, args={"stream": "22", "bytes": "7"}),
+    "a stream that is a pointer": changed(KERNEL, args={"stream": "0x0"}),
+    "stream -1 of an unsigned writer": changed(KERNEL, args={"stream": 4294967295}),
+    "a device beyond int32": changed(KERNEL, args={"device": 2**31}),
+    "a correlation beyond int64": changed(KERNEL, args={"correlation": 2**63}),
+    "a grid without blocks": changed(KERNEL, args={"grid": [1, 0, 3]}),
+    "a grid of four": changed(KERNEL, args={"grid": [1, 1, 1, 1]}),
+    "a huge grid": changed(KERNEL, args={"grid": [2147483647, 2, 1]}),
+    "a null grid": changed(KERNEL, args={"grid": None}),
+    "a negative time": changed(OPERATOR, ts=-0.5),
+    "a negative duration": changed(OPERATOR, dur=-1),
+    "a duration of weeks": changed(OPERATOR, dur=604_800_000_001),
+    "many decimals": b'[{"ph":"X","name":"a","ts":100.12345,"dur":0.0005},'
+    b'{"ph":"X","name":"a","ts":7.0015,"dur":2.00150}]',
+    "large whole microseconds": changed(OPERATOR, ts=1_760_000_000_000_000),
+    "escapes in a name": changed(OPERATOR, name='a"b\\c\né'),
+    "UTF-8 in a name": chunk_of({**OPERATOR, "name": "é😀"}, ensure_ascii=False),
+    "a category of its own": chunk_of({**OPERATOR, "cat": "Ünusual"}, ensure_ascii=False),
+    "a name that only flows have": changed(FLOW, name=5, args=None),
+    "not UTF-8 where nothing is read": chunk_of(FLOW).replace(b"ac2g", b"\xff"),
+    "null arguments of a collective": changed(REDUCE, args={"Collective name": None, "Seq": 1}),
+    "arguments of another spelling": changed(PARAMS, args={"external id": 4, "Input dims": [[1]]}),
+    "both spellings": changed(PARAMS, args={"External id": None, "external id": 4}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", USUAL)
+@pytest.mark.parametrize("device_only", [False, True])
+def test_what_real_traces_hold_is_read(name, device_only):
+    assert not is_declined(USUAL[name], device_only=device_only)
+    how = {"device_only": device_only}
+    assert answer_of(USUAL[name], kernel=True, **how) == answer_of(USUAL[name], kernel=False, **how)
+
+
+@pytest.mark.parametrize("ts", ["1760000000000000.123", "1760000000000000", "5.5", "-3.25", "7"])
+def test_times_from_their_text_are_exact(ts):
+    chunk = b'[{"ph":"X","name":"a","ts":%b,"dur":2}]' % ts.encode()
+    assert not is_declined(chunk, exact=True)
+    found = read(chunk, exact=True)
+    whole, _, decimals = ts.partition(".")
+    sign = -1 if ts.startswith("-") else 1
+    expected = int(whole) * 1000 + sign * int(decimals.ljust(3, "0") or 0)
+    assert found.host["start_ns"].tolist() == [expected]
+    assert answer_of(chunk, kernel=True, exact=True) == answer_of(chunk, kernel=False, exact=True)
+
+
+@pytest.mark.parametrize("path", TRACES, ids=lambda path: f"{path.parent.name}/{path.name[:20]}")
+@pytest.mark.parametrize("rows", ["all", "device"])
+def test_real_traces_give_equal_tables(path, rows):
+    mine, theirs = result_of(path, rows, kernel=True), result_of(path, rows, kernel=False)
+    if isinstance(mine, str):
+        assert mine == theirs
+        return
+    for name in mine.__struct_fields__:
+        one, other = getattr(mine, name), getattr(theirs, name)
+        if hasattr(one, "schema"):
+            assert plain(one) == plain(other), name
+        else:
+            assert one == other, name
+
+
+def result_of(path, rows, *, kernel):
+    with switched(kernel):
+        try:
+            return read_trace(path, rows=rows)
+        except InputError as error:
+            return str(error)
+
+
+def plain(table):
+    return {
+        column.name: (table.coded(column.name).values, table.coded(column.name).codes.tolist())
+        if column.dtype == "category"
+        else (str(table[column.name].dtype), table[column.name].tolist())
+        for column in table.schema
+    }
+
+
+def test_real_traces_are_seldom_left_to_python():
+    declined = [path.parent.name for path in TRACES if is_declined(chunk_in(path))]
+    assert set(declined) <= {"torch213-bad-quote"}
+
+
+@cache
+def chunk_in(path: Path, count: int = 400) -> bytes:
+    """The first events of a trace, in its own text form as far as that is JSON."""
+    text = gzip.decompress(path.read_bytes()).decode("utf-8", "replace")
+    start = text.index("[", text.index('"traceEvents"')) + 1
+    decoder = json.JSONDecoder(strict=False)
+    events = []
+    position = start
+    while len(events) < count:
+        while text[position] in " \n\r\t,":
+            position += 1
+        if text[position] != "{":
+            break
+        try:
+            _, end = decoder.raw_decode(text, position)
+        except ValueError:
+            break
+        events.append(text[position:end])
+        position = end
+    return b"[" + ",\n".join(events).encode() + b"]"
+
+
+SEEDS = (chunk_of(*EVENTS), chunk_of(*EVENTS, indent=2))
+
+
+@given(st.integers(0, 2**63), st.sampled_from([*SEEDS, *TRACES]), st.booleans(), st.booleans())
+def test_a_damaged_chunk_is_read_as_python_reads_it_or_not_at_all(seed, source, exact, device_only):
+    whole = source if isinstance(source, bytes) else chunk_in(source, 12)
+    chunk = mutated_chunk(whole, Random(seed))
+    how = {"exact": exact, "device_only": device_only}
+    assert answer_of(chunk, kernel=True, **how) == answer_of(chunk, kernel=False, **how)
+
+
+@given(st.integers(0, 10**16), st.integers(0, 8), st.booleans())
+def test_every_decimal_number_becomes_the_same_time(digits, decimals, negative):
+    text = f"{digits:0{decimals + 1}d}"
+    number = text[: len(text) - decimals] + ("." + text[len(text) - decimals :]) * (decimals > 0)
+    sign = b"-" * negative
+    chunk = b'[{"ph":"X","name":"a","ts":%b%b,"dur":%b}]' % (sign, *[number.encode()] * 2)
+    for exact in (False, True):
+        assert answer_of(chunk, kernel=True, exact=exact) == answer_of(
+            chunk, kernel=False, exact=exact
+        )
+
+
+def selected(chunk, *, kernel):
+    search = DeviceSearch(Boundary.learn(chunk))
+    search.usable = True  # wherever it finds something: a compact trace is searched in another way
+    with switched(kernel):
+        return search.select(bytearray(chunk) + b"kernel", len(chunk)), search.usable
+
+
+@given(st.integers(0, 2**63), st.sampled_from([*SEEDS, *TRACES]))
+def test_a_search_finds_what_python_finds(seed, source):
+    whole = source if isinstance(source, bytes) else chunk_in(source, 40)
+    chunk = mutated_chunk(whole, Random(seed))
+    assert selected(chunk, kernel=True) == selected(chunk, kernel=False)
+
+
+@pytest.mark.parametrize("path", TRACES, ids=lambda path: path.parent.name)
+def test_a_search_finds_every_device_row_of_a_trace(path):
+    chunk = chunk_in(path)
+    assert selected(chunk, kernel=True) == selected(chunk, kernel=False)
+
+
+def test_threads_read_at_once_as_one_after_another():
+    chunk = chunk_of(*EVENTS * 50)
+    expected = answer_of(chunk, kernel=True)
+    with switched(True), ThreadPoolExecutor(4) as threads:
+        found = [threads.submit(read, chunk) for _ in range(40)]
+    assert all(f.result().num_events == expected[2][0] for f in found)
+
+
+def test_a_stop_outside_the_data_is_an_error():
+    decoder = native._decoder(built_kernel())
+    for stop in (-1, 3):
+        with pytest.raises(ValueError, match="outside"):
+            decoder.decode(b"[]", stop, False, False)
+    with pytest.raises(TypeError):
+        decoder.decode("[]", 2, False, False)
+
+
+def test_it_can_be_switched_off_and_says_so(monkeypatch):
+    monkeypatch.setenv(switch.KERNEL_ENVIRONMENT, "off")
+    assert switch.kernel() is None
+    is_used, found = switch.explain()
+    assert (is_used, "DISTPROF_KERNEL" in found) == (False, True)
+    monkeypatch.delenv(switch.KERNEL_ENVIRONMENT)
+    assert switch.kernel() is built_kernel()
+    assert switch.explain()[0]
+
+
+def test_an_installation_without_it_reads_all_the_same(monkeypatch):
+    monkeypatch.setattr(switch, "_compiled", None)
+    assert switch.kernel() is None
+    assert not switch.explain()[0]
+    assert is_declined(chunk_of(*EVENTS))
