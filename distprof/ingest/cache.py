@@ -118,11 +118,12 @@ class CacheKey(msgspec.Struct, frozen=True):
     digest: str
 
     @staticmethod
-    def of(trace: str | Path | BinaryIO, options: Mapping[str, Any]) -> CacheKey:
+    def of(trace: str | Path | bytes | BinaryIO, options: Mapping[str, Any]) -> CacheKey:
         """The key of a file.
 
         Args:
-            trace: A path, or a binary file object at its start, which is left at its end.
+            trace: A path, or a binary file object at its start, which is left at its end; or what
+                names its content as its bytes do, such as the version of an object in a store.
             options: Everything else that the tables depend on; JSON values.
         """
         settings = json.dumps([CACHE_VERSION, dict(options)], sort_keys=True)
@@ -130,6 +131,8 @@ class CacheKey(msgspec.Struct, frozen=True):
         if isinstance(trace, (str, Path)):
             with open_plain(trace) as file:
                 _hash_into(digest, file)
+        elif isinstance(trace, bytes):
+            digest.update(trace)
         else:
             _hash_into(digest, trace)
         return CacheKey(digest.hexdigest())
