@@ -7,6 +7,7 @@ tables stay on disk and are loaded one rank at a time.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -200,7 +201,7 @@ def ingest_rank(trace: TraceFile, options: IngestOptions) -> Rank:
         key = _key(trace, opened, options, flight)
         entry = cache.find_entry(root, key)
         if entry is not None:
-            kept = _from_entry(trace, entry)
+            kept = _from_entry(trace, options, entry)
             if kept is not None:
                 return kept
         source = _Source(trace=trace, opened=opened, flight=flight)
@@ -229,7 +230,8 @@ class _Source(msgspec.Struct, frozen=True, kw_only=True):
 def _made(source: _Source, options: IngestOptions, writer: cache.EntryWriter) -> Rank:
     with writer:
         summary, found = _write_entry(source, options, writer.folder, writer.note)
-        return _rank(source.trace, summary, writer.commit(), found.steps.table, found.collectives)
+        entry = writer.commit()
+        return _rank(source.trace, options, summary, entry, found.steps.table, found.collectives)
 
 
 def _made_elsewhere(source: _Source, options: IngestOptions, writer: cache.EntryWriter) -> Rank:
@@ -270,15 +272,22 @@ def _key(
         ) from error
 
 
-def _from_entry(trace: TraceFile, entry: Path) -> Rank | None:
+def _from_entry(trace: TraceFile, options: IngestOptions, entry: Path) -> Rank | None:
     """The rank of a cache entry; None where this version cannot read it."""
     try:
         summary = msgspec.json.decode((entry / cache.RANK_FILE).read_bytes(), type=_Summary)
         steps = cache.read_table(entry / cache.STEPS_FILE, STEPS)
         collectives = cache.read_table(entry / cache.COLLECTIVES_FILE, COLLECTIVES)
-        return _rank(trace, summary, entry, steps, collectives)
+        return _rank(trace, options, summary, entry, steps, collectives)
     except (OSError, msgspec.MsgspecError, cache.DamagedCacheError):
         return None
+
+
+def _remade(trace: TraceFile, options: IngestOptions) -> cache.CachedTables:
+    """The tables of a trace, read again where an entry is not on this machine or is gone."""
+    tables = ingest_rank(trace, options).tables
+    assert isinstance(tables, cache.CachedTables)
+    return tables
 
 
 def _write_entry(
@@ -350,7 +359,12 @@ def _summary(parsed: ParsedTrace, found: Conclusions, *, has_host: bool, note: s
 
 
 def _rank(
-    trace: TraceFile, summary: _Summary, entry: Path, steps: Table, collectives: Table
+    trace: TraceFile,
+    options: IngestOptions,
+    summary: _Summary,
+    entry: Path,
+    steps: Table,
+    collectives: Table,
 ) -> Rank:
     """The rank that an entry holds, under the name of the file asked for."""
     number, origin = _number(trace, summary.rank)
@@ -365,7 +379,9 @@ def _rank(
         rank_origin=origin,
         steps=steps,
         collectives=collectives,
-        tables=cache.CachedTables(str(entry), summary.has_host, collectives, steps),
+        tables=cache.CachedTables(
+            str(entry), summary.has_host, collectives, steps, partial(_remade, trace, options)
+        ),
         **shared,
     )
 
