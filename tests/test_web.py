@@ -15,7 +15,7 @@ from distprof.bounds import TooLargeError
 from distprof.cli import main
 from distprof.ingest.discovery import discover
 from distprof.ingest.files import beginning, opened
-from distprof.remote import file_system
+from distprof.remote.system import file_system
 from distprof.web import BLOCK_BYTES, WebError, WebFileSystem
 from tests.cli.test_special_files import limited
 

@@ -145,8 +145,10 @@ def _save(report: Report, source: str, wanted: str | None, *, quiet: bool) -> st
         save_report(report, wanted)
         note(f"Wrote {wanted}", quiet=quiet)
         return wanted
+    if "://" in source:
+        return ""
     folder = Path(find_run_directory(source) or "")
-    if not (folder / RUN_FILE).is_file() or "://" in source:
+    if not (folder / RUN_FILE).is_file():
         return ""
     try:
         save_report(report, folder / REPORT_FILE)

@@ -40,6 +40,7 @@ _EXTRAS = {
     "plot": "matplotlib",
     "s3": "s3fs",
     "gcs": "gcsfs",
+    "azure": "adlfs",
     "lightning": "lightning",
     "transformers": "transformers",
 }

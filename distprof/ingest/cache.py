@@ -25,7 +25,7 @@ import stat
 import tempfile
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.artefacts import CACHE_DIR, RUN_FILE
@@ -118,11 +119,12 @@ class CacheKey(msgspec.Struct, frozen=True):
     digest: str
 
     @staticmethod
-    def of(trace: str | Path | BinaryIO, options: Mapping[str, Any]) -> CacheKey:
+    def of(trace: str | Path | bytes | BinaryIO, options: Mapping[str, Any]) -> CacheKey:
         """The key of a file.
 
         Args:
-            trace: A path, or a binary file object at its start, which is left at its end.
+            trace: A path, or a binary file object at its start, which is left at its end; or what
+                names its content as its bytes do, such as the version of an object in a store.
             options: Everything else that the tables depend on; JSON values.
         """
         settings = json.dumps([CACHE_VERSION, dict(options)], sort_keys=True)
@@ -130,6 +132,8 @@ class CacheKey(msgspec.Struct, frozen=True):
         if isinstance(trace, (str, Path)):
             with open_plain(trace) as file:
                 _hash_into(digest, file)
+        elif isinstance(trace, bytes):
+            digest.update(trace)
         else:
             _hash_into(digest, trace)
         return CacheKey(digest.hexdigest())
@@ -325,12 +329,18 @@ class CachedTables(msgspec.Struct, frozen=True):
         has_host: Whether host rows were read.
         collectives: The COLLECTIVES table where it is in memory already, as it is with a rank.
         steps: The same for the STEPS table.
+        remake: Makes the entry again, where it is not on this machine or is gone.
     """
 
     folder: str
     has_host: bool
     collectives: Table | None = None
     steps: Table | None = None
+    remake: Callable[[], CachedTables] | None = None
+
+    def light(self) -> CachedTables:
+        """The same without tables in memory: whoever gets it reads them."""
+        return replace(self, collectives=None, steps=None)
 
     def load(self, *, every_host_row: bool = False) -> RankTables:
         """Read the tables.
@@ -339,8 +349,21 @@ class CachedTables(msgspec.Struct, frozen=True):
             every_host_row: Read every operator too.
 
         Raises:
-            DamagedCacheError: If a file was damaged since the entry was found.
+            DamagedCacheError: If a file was damaged since the entry was found, and the trace gives
+                other tables by now.
+            InputError: If the trace cannot be read again.
         """
+        try:
+            return self._load(every_host_row=every_host_row)
+        except DamagedCacheError:
+            if self.remake is None:
+                raise
+        made = self.remake()
+        if Path(made.folder).name != Path(self.folder).name:
+            raise DamagedCacheError(f"{self.folder} is gone, and the trace is another one by now")
+        return made._load(every_host_row=every_host_row)
+
+    def _load(self, *, every_host_row: bool) -> RankTables:
         folder = Path(self.folder)
         host = HOST_FILE if every_host_row else CALLS_FILE
         return RankTables(

@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import msgspec
 
 from distprof import artefacts
 from distprof.artefacts import CACHE_DIR
-from distprof.bounds import open_plain
+from distprof.bounds import NotAFileError, open_plain
 from distprof.errors import InputError
 from distprof.ingest.foreign import refuse_foreign
-from distprof.remote import file_system
+from distprof.remote.download import download
+from distprof.remote.listing import Stored, beginnings, find
+from distprof.remote.system import without_login
 from distprof.run.run import Gap
 
-__all__ = ["Discovery", "TraceFile", "discover", "open_trace", "rank_in_name"]
+__all__ = [
+    "Discovery",
+    "TraceFile",
+    "check_whole",
+    "discover",
+    "open_trace",
+    "rank_in_name",
+    "version_of",
+]
 
 _TRACE_NAME = re.compile(r"\.json(\.gz)?$", re.IGNORECASE)
 _OWN_FILES = {getattr(artefacts, name) for name in artefacts.__all__ if name.endswith("_FILE")}
 _NOT_TRACES = (_OWN_FILES - {artefacts.TRACE_FILE}) | {"package.json", "tsconfig.json"}
 _SNIFF_BYTES = 1 << 16
+_SNIFF_BYTES_THERE = 1 << 14  # of an object in a store: all that is downloaded twice
 _SPECIAL = "a pipe or device"
 _MAX_NAMED = 5  # files that a message names
 _TRACE_KEYS = (
@@ -52,12 +64,14 @@ class TraceFile(msgspec.Struct, frozen=True, kw_only=True):
         path: Local path or fsspec URL.
         name_rank: Rank by the name of the file or its folder, None where they name none.
         size_bytes: Size as stored, None where the file system does not say.
+        tag: The version that a store listed; empty for local files, and where a store has none.
         flight: The Flight Recorder's dump of the same rank, empty where there is none.
     """
 
     path: str
     name_rank: int | None = None
     size_bytes: int | None = None
+    tag: str = ""
     flight: str = ""
 
     @property
@@ -148,13 +162,35 @@ def open_trace(trace: TraceFile) -> Iterator[str | BinaryIO]:
     if trace.is_local:
         yield trace.path
         return
-    system, path = _file_system(trace.path)
     try:
-        stream = system.open(path, "rb")
+        stream = download(_stored(trace))
     except (OSError, ValueError) as error:
         raise _unreadable(trace.path, error) from error
     with stream:
         yield stream
+
+
+def check_whole(trace: TraceFile, opened: str | BinaryIO) -> None:
+    """Refuse what was read of a download that failed: the rest of the file may be fine.
+
+    Raises:
+        InputError: If it failed.
+    """
+    failure = getattr(opened, "failure", None)
+    if failure is not None:
+        raise _unreadable(trace.path, failure) from failure
+
+
+def version_of(opened: str | BinaryIO) -> str:
+    """What names the content of a file without reading it; empty where only its bytes do."""
+    stored = getattr(opened, "stored", None)
+    if stored is None or not stored.tag:
+        return ""
+    return json.dumps([without_login(stored.url), stored.size, stored.tag])
+
+
+def _stored(trace: TraceFile) -> Stored:
+    return Stored(url=trace.path, size=trace.size_bytes, tag=trace.tag)
 
 
 def _local(path: Path) -> TraceFile:
@@ -203,38 +239,44 @@ def _path(source: str) -> Path:
 
 
 def _discover_url(source: str, *, may_be_empty: bool) -> Discovery:
-    system, path = _file_system(source)
     try:
-        if system.isfile(path):
-            trace = TraceFile(path=source, name_rank=rank_in_name(path))
-            return Discovery(source=source, folder=None, traces=(trace,))
-        is_glob = any(sign in path for sign in "*?[")
-        names = system.glob(path) if is_glob else system.find(path)
+        found = find(source)
     except (OSError, ValueError) as error:
         raise _unreadable(source, error) from error
-    traces = [
-        TraceFile(path=system.unstrip_protocol(name), name_rank=rank_in_name(name))
-        for name in map(str, names)
-        if _may_be_trace(PurePosixPath(name).name)
-        and CACHE_DIR not in PurePosixPath(name).parts[:-1]
-    ]
+    if isinstance(found, Stored):
+        return Discovery(source=source, folder=None, traces=(_of_store(found),))
+    traces = [_of_store(stored) for stored in found if _may_be_trace_at(stored.url)]
     return _select(source, None, traces, may_be_empty=may_be_empty)
 
 
-def _file_system(url: str) -> tuple[Any, str]:
-    try:
-        return file_system(url)
-    except (ValueError, OSError) as error:
-        raise _unreadable(url, error) from error
+def _may_be_trace_at(url: str) -> bool:
+    *folders, name = PurePosixPath(url.partition("://")[2]).parts or ("",)
+    return _may_be_trace(name) and CACHE_DIR not in folders
+
+
+def _of_store(stored: Stored) -> TraceFile:
+    return TraceFile(
+        path=stored.url,
+        name_rank=rank_in_name(stored.url),
+        size_bytes=stored.size,
+        tag=stored.tag,
+    )
 
 
 def _unreadable(source: str, error: Exception) -> InputError:
     return InputError(
         source,
         expected="a readable file",
-        found=str(error) if _is_ours(error) else f"{type(error).__name__}: {error}",
-        fix="check the name and your permissions",
+        found=_reason(error),
+        fix=getattr(error, "fix", "") or "check the name and your permissions",
     )
+
+
+def _reason(error: Exception) -> str:
+    """Why, in words where it was said in words."""
+    if _is_ours(error):
+        return str(error)
+    return f"{type(error).__name__}: {getattr(error, 'strerror', None) or error}"
 
 
 def _is_ours(error: Exception) -> bool:
@@ -261,19 +303,50 @@ def _select(
                 "write traces with torch.profiler: export_chrome_trace or tensorboard_trace_handler"
             ),
         )
-    verdicts = {trace.path: _sniff(trace) for trace in candidates}
-    traces = [trace for trace in candidates if verdicts[trace.path] == ""]
+    heads = _heads(candidates)
+    unread = {path: head for path, head in heads.items() if isinstance(head, OSError)}
+    verdicts = {path: _judge_head(head) for path, head in heads.items() if isinstance(head, bytes)}
+    for path in [path for path, error in unread.items() if isinstance(error, NotAFileError)]:
+        verdicts[path] = _SPECIAL
+        del unread[path]
+    traces = [trace for trace in candidates if verdicts.get(trace.path) == ""]
     if not traces and not may_be_empty:
-        if folder is not None:
-            refuse_foreign(folder)
-        raise InputError(
-            source,
-            expected="at least one Kineto trace",
-            found=_named([f"{_name(p)} ({why})" for p, why in verdicts.items()]),
-            fix="name a folder or file that torch.profiler wrote",
-        )
+        _refuse(source, folder, verdicts, unread)
     order = sorted(traces, key=lambda t: (t.name_rank is None, t.name_rank or 0, t.path))
-    return Discovery(source=source, folder=folder, traces=tuple(order), gaps=_left_out(verdicts))
+    gaps = (*_left_out(verdicts), *_unread_gaps(unread))
+    return Discovery(source=source, folder=folder, traces=tuple(order), gaps=gaps)
+
+
+def _refuse(
+    source: str, folder: Path | None, verdicts: dict[str, str], unread: dict[str, OSError]
+) -> None:
+    """Say why no file is a trace.
+
+    Raises:
+        InputError: Always.
+    """
+    if folder is not None:
+        refuse_foreign(folder)
+    reasons = {**verdicts, **{path: f"cannot be read: {_reason(e)}" for path, e in unread.items()}}
+    fixes = () if verdicts else (getattr(error, "fix", "") for error in unread.values())
+    raise InputError(
+        source,
+        expected="at least one Kineto trace",
+        found=_named([f"{_name(p)} ({why})" for p, why in reasons.items()]),
+        fix=next(iter(fixes), "") or "name a folder or file that torch.profiler wrote",
+    )
+
+
+def _unread_gaps(unread: dict[str, OSError]) -> list[Gap]:
+    """What could not be opened; its name may show whose it is."""
+    return [
+        Gap(
+            what="unreadable",
+            message=f"{path} is unreadable and was skipped: {_reason(error)}",
+            ranks=tuple(rank for rank in [rank_in_name(path)] if rank is not None),
+        )
+        for path, error in unread.items()
+    ]
 
 
 def _left_out(verdicts: dict[str, str]) -> tuple[Gap, ...]:
@@ -296,20 +369,22 @@ def _name(path: str) -> str:
     return "/".join(PurePosixPath(path.replace("\\", "/")).parts[-2:])
 
 
-def _sniff(trace: TraceFile) -> str:
-    """Why the beginning of a file is not that of a Kineto trace; empty where it may be one."""
+def _heads(candidates: Sequence[TraceFile]) -> dict[str, bytes | OSError]:
+    """The beginning of each file, or why it cannot be read; objects of a store are read at once."""
+    heads: dict[str, bytes | OSError] = {
+        trace.path: _head(trace.path) for trace in candidates if trace.is_local
+    }
+    stored = [_stored(trace) for trace in candidates if not trace.is_local]
+    found = beginnings(stored, _SNIFF_BYTES_THERE)
+    return heads | {one.url: head for one, head in zip(stored, found, strict=True)}
+
+
+def _head(path: str) -> bytes | OSError:
     try:
-        with open_trace(trace) as opened:
-            if isinstance(opened, str):
-                if not Path(opened).is_file():  # opening a pipe would wait for its writer
-                    return _SPECIAL
-                with open_plain(opened) as stream:
-                    head = stream.read(_SNIFF_BYTES)
-            else:
-                head = opened.read(_SNIFF_BYTES)
-    except (OSError, InputError) as error:
-        return f"cannot be read: {type(error).__name__}"
-    return _judge_head(head)
+        with open_plain(path) as stream:  # never a pipe: opening one would wait for its writer
+            return stream.read(_SNIFF_BYTES)
+    except OSError as error:
+        return error
 
 
 def _judge_head(head: bytes) -> str:

@@ -17,7 +17,8 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from distprof.errors import DistprofError, MissingExtraError, UsageError
+from distprof.errors import DistprofError, UsageError
+from distprof.ingest.cluster import ClusterError, connect
 from distprof.options import whole_number
 from distprof.processors import available_processors
 
@@ -36,10 +37,10 @@ T = TypeVar("T")
 R = TypeVar("R")
 Progress = Callable[[int, int], None]
 
-_CONNECT_SECONDS = 5
 _IN_FLIGHT_PER_WORKER = 2
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 MAX_WORKERS = 4_096
+_CLUSTERS = ("dask", "tcp", "tls")
 _FORMS = "serial, process, process:N or dask://HOST:PORT"
 
 
@@ -151,31 +152,13 @@ def _main_hidden() -> Iterator[None]:
             main.update(kept)
 
 
-class DaskExecutor(Executor):
-    """Dask distributed's own executor, closed together with its connection."""
-
-    def __init__(self, client: Any) -> None:
-        self._client = client
-        self._inner = client.get_executor(pure=False)
-        self.workers = max(1, sum(client.nthreads().values()))
-
-    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Run ``fn`` on the cluster."""
-        future: Future[T] = self._inner.submit(fn, *args, **kwargs)
-        return future
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Leave the cluster, which keeps running."""
-        self._inner.shutdown(wait=wait and not cancel_futures)
-        self._client.close()
-
-
 def make_executor(spec: str) -> Executor:
     """The executor that ``spec`` names.
 
     Args:
         spec: ``serial``; ``process`` (a process per processor) or ``process:N``;
-            ``dask://HOST:PORT`` of a running Dask scheduler, whose workers see the same files.
+            ``dask://HOST:PORT`` (or ``tcp://``, ``tls://``) of a running Dask scheduler, whose
+            workers see the same files.
 
     Raises:
         UsageError: If it names none, or the scheduler does not answer within seconds.
@@ -189,8 +172,8 @@ def make_executor(spec: str) -> Executor:
     workers = whole_number(rest, most=MAX_WORKERS) if kind == "process" else None
     if workers:
         return ProcessExecutor(workers)
-    if spec.startswith("dask://") and ":" in spec.removeprefix("dask://"):
-        return _dask(spec.removeprefix("dask://").rstrip("/"))
+    if kind in _CLUSTERS and ":" in rest:
+        return connect(spec)
     raise UsageError(f"executor {spec!r} is not one of {_FORMS}")
 
 
@@ -235,6 +218,9 @@ def map_each(
     Returns:
         One outcome per item, in order. An item whose worker died was tried again alone, since the
         pool cannot tell which of several running items killed it.
+
+    Raises:
+        ClusterError: If a whole cluster is lost.
     """
     if len(items) <= 1:
         executor = SerialExecutor()
@@ -292,6 +278,8 @@ def _outcome(future: Future[R]) -> Outcome[R]:
         return Outcome(result=future.result())
     except BrokenExecutor as error:
         return Outcome(failure=Failure(reason="its worker process died", error=error))
+    except ClusterError:
+        raise
     except DistprofError as error:
         return Outcome(failure=Failure(reason=str(error), error=error))
     except Exception as error:
@@ -367,20 +355,3 @@ def _leave() -> None:
 
     discard_unfinished()
     os._exit(1)
-
-
-def _dask(address: str) -> DaskExecutor:
-    try:
-        from distributed import Client
-    except ImportError as error:
-        raise MissingExtraError("An executor on a Dask cluster", "dask") from error
-    try:
-        client = Client(  # type: ignore[no-untyped-call]
-            f"tcp://{address}", timeout=_CONNECT_SECONDS
-        )
-    except (OSError, TimeoutError, ValueError) as error:
-        raise UsageError(
-            f"no Dask scheduler answered at {address} within {_CONNECT_SECONDS} s "
-            f"({type(error).__name__}); start one with: dask scheduler"
-        ) from error
-    return DaskExecutor(client)

@@ -19,7 +19,7 @@ import msgspec
 
 from distprof.bounds import GzipLimit, UnpackedTooLargeError, open_plain, within
 from distprof.errors import UsageError
-from distprof.remote import file_system
+from distprof.remote.system import ask
 
 __all__ = [
     "DAMAGE",
@@ -60,8 +60,19 @@ class Folder(msgspec.Struct, frozen=True):
         try:
             if self.is_local:
                 return sorted(entry.name for entry in Path(self.path).iterdir())
-            system, path = file_system(self.path)
-            return sorted(str(n).rstrip("/").rpartition("/")[2] for n in system.ls(path, False))
+            found = ask(self.path, lambda system, path: system.ls(path, False))
+            return sorted(str(name).rstrip("/").rpartition("/")[2] for name in found)
+        except (OSError, ValueError):
+            return []
+
+    def folders(self) -> list[str]:
+        """Names of the folders inside, ascending; empty where it is no folder or cannot be read."""
+        try:
+            if self.is_local:
+                return sorted(entry.name for entry in Path(self.path).iterdir() if entry.is_dir())
+            found = ask(self.path, lambda system, path: system.ls(path, True))
+            inside = (str(info["name"]) for info in found if info["type"] == "directory")
+            return sorted(name.rstrip("/").rpartition("/")[2] for name in inside)
         except (OSError, ValueError):
             return []
 
@@ -71,8 +82,7 @@ class Folder(msgspec.Struct, frozen=True):
             if self.is_local:
                 path = Path(self.path, name)
                 return path.stat().st_size if path.is_file() else None
-            system, path_there = file_system(self.child(name).path)
-            info = system.info(path_there)
+            info = ask(self.child(name).path, lambda system, path: system.info(path))
             return int(info["size"]) if info.get("type") == "file" else None
         except (OSError, ValueError, TypeError, KeyError):
             return None
@@ -90,8 +100,7 @@ class Folder(msgspec.Struct, frozen=True):
             with open_plain(Path(self.path, name)) as stream:
                 yield stream
             return
-        system, path = file_system(self.child(name).path)
-        with system.open(path, "rb") as stream:
+        with ask(self.child(name).path, lambda system, path: system.open(path, "rb")) as stream:
             yield stream
 
     def read(self, name: str, limit: int) -> bytes:

@@ -7,8 +7,9 @@ tables stay on disk and are loaded one rank at a time.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -20,7 +21,7 @@ from distprof.ingest.collectives.device_records import Records, device_records, 
 from distprof.ingest.collectives.gloo_records import gloo_records
 from distprof.ingest.collectives.group_columns import Membership
 from distprof.ingest.communication import Classifier, classifier_for, shipped_patterns
-from distprof.ingest.discovery import TraceFile, open_trace
+from distprof.ingest.discovery import TraceFile, check_whole, open_trace, version_of
 from distprof.ingest.flight.recorder import FlightEntries, read_flight
 from distprof.ingest.foreign import refuse_chrome_trace
 from distprof.ingest.host_activity import executed_activity, host_activity, with_collectives
@@ -196,52 +197,61 @@ def ingest_rank(trace: TraceFile, options: IngestOptions) -> Rank:
     """
     root = cache.cache_root(options.run_dir, options.cache_dir)
     flight = read_flight(trace.flight) if trace.flight else None
-    key = _key(trace, options, flight)
-    entry = cache.find_entry(root, key)
-    if entry is not None:
-        kept = _from_entry(trace, entry)
-        if kept is not None:
-            return kept
-    try:
-        return _made(trace, options, cache.EntryWriter(root, key), flight)
-    except OSError as error:
-        if error.errno not in cache.NO_ROOM:
-            raise
-        return _made_elsewhere(trace, options, cache.EntryWriter(root, key, error), flight)
+    with open_trace(trace) as opened:  # nothing of a URL is read yet
+        key = _key(trace, opened, options, flight)
+        entry = cache.find_entry(root, key)
+        if entry is not None:
+            kept = _from_entry(trace, options, entry)
+            if kept is not None:
+                return kept
+        source = _Source(trace=trace, opened=opened, flight=flight)
+        try:
+            return _made(source, options, cache.EntryWriter(root, key))
+        except OSError as error:
+            if error.errno not in cache.NO_ROOM:
+                raise
+            return _made_elsewhere(source, options, cache.EntryWriter(root, key, error))
 
 
-def _made(
-    trace: TraceFile,
-    options: IngestOptions,
-    writer: cache.EntryWriter,
-    flight: FlightEntries | None,
-) -> Rank:
+class _Source(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank is read from.
+
+    Args:
+        trace: Its trace.
+        opened: The trace, as the reader takes it.
+        flight: What the Flight Recorder knows of it, None without its dump.
+    """
+
+    trace: TraceFile
+    opened: Any
+    flight: FlightEntries | None
+
+
+def _made(source: _Source, options: IngestOptions, writer: cache.EntryWriter) -> Rank:
     with writer:
-        summary, found = _write_entry(trace, options, writer.folder, writer.note, flight)
-        return _rank(trace, summary, writer.commit(), found.steps.table, found.collectives)
+        summary, found = _write_entry(source, options, writer.folder, writer.note)
+        entry = writer.commit()
+        return _rank(source.trace, options, summary, entry, found.steps.table, found.collectives)
 
 
-def _made_elsewhere(
-    trace: TraceFile,
-    options: IngestOptions,
-    writer: cache.EntryWriter,
-    flight: FlightEntries | None,
-) -> Rank:
+def _made_elsewhere(source: _Source, options: IngestOptions, writer: cache.EntryWriter) -> Rank:
     """A full cache costs no rank, unless the place for temporary files is full too."""
     try:
-        return _made(trace, options, writer, flight)
+        return _made(source, options, writer)
     except OSError as error:
         if error.errno not in cache.NO_ROOM:
             raise
         raise InputError(
-            trace.path,
+            source.trace.path,
             expected="disk space for the parsed tables",
             found=f"none, neither in the cache nor in {writer.folder.parent}",
             fix="free some space, or name a folder with enough space with --cache-dir",
         ) from error
 
 
-def _key(trace: TraceFile, options: IngestOptions, flight: FlightEntries | None) -> cache.CacheKey:
+def _key(
+    trace: TraceFile, opened: str | BinaryIO, options: IngestOptions, flight: FlightEntries | None
+) -> cache.CacheKey:
     """What the tables of this file under these options are kept by."""
     depends = {
         "rows": options.rows,
@@ -251,9 +261,9 @@ def _key(trace: TraceFile, options: IngestOptions, flight: FlightEntries | None)
         "flight": flight.digest if flight is not None else "",
     }
     try:
-        with open_trace(trace) as opened:
-            return cache.CacheKey.of(opened, depends)
+        return cache.CacheKey.of(version_of(opened).encode() or opened, depends)
     except OSError as error:
+        check_whole(trace, opened)
         raise InputError(
             trace.path,
             expected="a readable trace",
@@ -262,35 +272,38 @@ def _key(trace: TraceFile, options: IngestOptions, flight: FlightEntries | None)
         ) from error
 
 
-def _from_entry(trace: TraceFile, entry: Path) -> Rank | None:
+def _from_entry(trace: TraceFile, options: IngestOptions, entry: Path) -> Rank | None:
     """The rank of a cache entry; None where this version cannot read it."""
     try:
         summary = msgspec.json.decode((entry / cache.RANK_FILE).read_bytes(), type=_Summary)
         steps = cache.read_table(entry / cache.STEPS_FILE, STEPS)
         collectives = cache.read_table(entry / cache.COLLECTIVES_FILE, COLLECTIVES)
-        return _rank(trace, summary, entry, steps, collectives)
+        return _rank(trace, options, summary, entry, steps, collectives)
     except (OSError, msgspec.MsgspecError, cache.DamagedCacheError):
         return None
 
 
+def _remade(trace: TraceFile, options: IngestOptions) -> cache.CachedTables:
+    """The tables of a trace, read again where an entry is not on this machine or is gone."""
+    tables = ingest_rank(trace, options).tables
+    assert isinstance(tables, cache.CachedTables)
+    return tables
+
+
 def _write_entry(
-    trace: TraceFile,
-    options: IngestOptions,
-    folder: Path,
-    note: str,
-    flight: FlightEntries | None,
+    source: _Source, options: IngestOptions, folder: Path, note: str
 ) -> tuple[_Summary, Conclusions]:
     """Parse the trace and write its tables and summary to ``folder``."""
-    parsed = _parse(trace, options, folder)
+    parsed = _parse(source, options, folder)
     if options.rows == "device" and not has_device_rows(parsed):
-        parsed = _parse(trace, replace(options, rows="all"), folder)  # the host did the work
+        parsed = _parse(source, replace(options, rows="all"), folder)  # the host did the work
     host = parsed.host
     if not has_device_rows(parsed):
         host = cache.read_table(folder / cache.HOST_FILE, HOST)  # every operator counts
         if not is_known(host):
             categories = host.coded("category").values
-            refuse_chrome_trace(trace.path, parsed.metadata, categories)
-    found = conclude(parsed, host, classifier_for(options.communication), flight)
+            refuse_chrome_trace(source.trace.path, parsed.metadata, categories)
+    found = conclude(parsed, host, classifier_for(options.communication), source.flight)
     cache.write_table(folder / cache.ACTIVITY_FILE, found.activity)
     cache.write_table(folder / cache.CALLS_FILE, parsed.host)
     cache.write_table(folder / cache.COLLECTIVES_FILE, found.collectives)
@@ -300,16 +313,21 @@ def _write_entry(
     return summary, found
 
 
-def _parse(trace: TraceFile, options: IngestOptions, folder: Path) -> ParsedTrace:
+def _parse(source: _Source, options: IngestOptions, folder: Path) -> ParsedTrace:
     """Read the file, its host rows going to ``folder`` as they come."""
-    with open_trace(trace) as opened, cache.ParquetHostSink(folder / cache.HOST_FILE) as sink:
-        return read_trace(
-            opened,
-            rows=options.rows,
-            strict=options.strict,
-            host_sink=sink,
-            source=trace.path,
-        )
+    if not source.trace.is_local:
+        source.opened.seek(0)
+    try:
+        with cache.ParquetHostSink(folder / cache.HOST_FILE) as sink:
+            return read_trace(
+                source.opened,
+                rows=options.rows,
+                strict=options.strict,
+                host_sink=sink,
+                source=source.trace.path,
+            )
+    finally:
+        check_whole(source.trace, source.opened)  # counts for more than what it led to
 
 
 def _has_host(parsed: ParsedTrace, options: IngestOptions) -> bool:
@@ -341,7 +359,12 @@ def _summary(parsed: ParsedTrace, found: Conclusions, *, has_host: bool, note: s
 
 
 def _rank(
-    trace: TraceFile, summary: _Summary, entry: Path, steps: Table, collectives: Table
+    trace: TraceFile,
+    options: IngestOptions,
+    summary: _Summary,
+    entry: Path,
+    steps: Table,
+    collectives: Table,
 ) -> Rank:
     """The rank that an entry holds, under the name of the file asked for."""
     number, origin = _number(trace, summary.rank)
@@ -357,7 +380,9 @@ def _rank(
         groups=tuple(shared_group(bytes(group)) for group in summary.groups),
         steps=steps,
         collectives=collectives,
-        tables=cache.CachedTables(str(entry), summary.has_host, collectives, steps),
+        tables=cache.CachedTables(
+            str(entry), summary.has_host, collectives, steps, partial(_remade, trace, options)
+        ),
         **shared,
     )
 

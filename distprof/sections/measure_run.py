@@ -50,6 +50,11 @@ class _Job(msgspec.Struct, frozen=True, kw_only=True):
         """Whose tables they are."""
         return self.context.rank
 
+    def light(self) -> _Job:
+        """The same for a worker on another machine, which reads all tables where it is."""
+        source = getattr(self.source, "light", lambda: self.source)()
+        return replace(self, source=source)
+
 
 def measure_run(
     run: Run,

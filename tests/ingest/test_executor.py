@@ -1,5 +1,4 @@
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from distprof.errors import InputError, MissingExtraError, UsageError
+from distprof.errors import InputError, UsageError
 from distprof.ingest.executor import (
     ProcessExecutor,
     SerialExecutor,
@@ -16,8 +15,6 @@ from distprof.ingest.executor import (
     map_each,
     running,
 )
-from distprof.ingest.open import open_run
-from distprof.ingest.rank import IngestOptions
 from distprof.processors import available_processors
 from tests.ingest import work
 
@@ -223,101 +220,3 @@ def test_specifications():
 def test_another_specification_is_an_error_that_lists_them(spec):
     with pytest.raises(UsageError, match="process:N"):
         make_executor(spec)
-
-
-def test_without_dask_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "distributed", None)
-    with pytest.raises(MissingExtraError, match=r"distprof\[dask\]"):
-        make_executor("dask://localhost:8786")
-
-
-def free_port():
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        return held.getsockname()[1]
-
-
-SCHEDULER = """
-import asyncio, sys
-from distributed import Scheduler
-
-async def main(port):
-    async with Scheduler(host="127.0.0.1", port=port, dashboard=False) as scheduler:
-        print("ready", flush=True)
-        await scheduler.finished()
-
-asyncio.run(main(int(sys.argv[1])))
-"""
-
-WORKER = """
-import asyncio, sys
-from distributed import Worker
-
-async def main(address):
-    async with Worker(address, nthreads=1, dashboard=False) as worker:
-        print("ready", flush=True)
-        await worker.finished()
-
-asyncio.run(main(sys.argv[1]))
-"""
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    """A Dask scheduler and two workers, each a process of its own."""
-    pytest.importorskip("distributed", reason="needs the extra dask")
-    port = free_port()
-    started = [start(SCHEDULER, str(port))]
-    try:
-        started.append(start(WORKER, f"tcp://127.0.0.1:{port}"))
-        started.append(start(WORKER, f"tcp://127.0.0.1:{port}"))
-        yield f"dask://127.0.0.1:{port}"
-    finally:
-        for process in reversed(started):
-            process.kill()
-            process.wait()
-            process.stdout.close()
-
-
-def start(code, argument):
-    process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", code, argument],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert process.stdout.readline().strip() == "ready"
-    return process
-
-
-@pytest.mark.dask
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_dask_cluster_serves(cluster):
-    with make_executor(cluster) as pool:
-        assert pool.workers == 2
-        outcomes = map_each(pool, work.process_id, range(8))
-        assert len(set(results(outcomes)) - {os.getpid(), None}) == 2
-        assert map_each(pool, work.refuse_odd, range(3))[1].failure.reason == "ValueError: 1 is odd"
-
-
-@pytest.mark.dask
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_run_is_read_on_a_dask_cluster(cluster, tmp_path):
-    told = []
-    run = open_run(
-        str(GOLDEN / "dlrm-v100-8gpu"),
-        IngestOptions(cache_dir=str(tmp_path)),
-        executor=cluster,
-        progress=lambda done, total: told.append((done, total)),
-    )
-    assert [len(rank.collectives) for rank in run] == [8, 8, 8, 8]
-    assert told[-1] == (4, 4)
-    assert len(run.rank(3).tables.load().activity) > 0
-
-
-@pytest.mark.dask
-def test_a_scheduler_that_does_not_answer_is_a_sentence(monkeypatch):
-    pytest.importorskip("distributed", reason="needs the extra dask")
-    monkeypatch.setattr("distprof.ingest.executor._CONNECT_SECONDS", 1)
-    with pytest.raises(UsageError, match="no Dask scheduler answered at 127"):
-        make_executor(f"dask://127.0.0.1:{free_port()}")

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 
 from distprof.ingest.cache import RANK_FILE, CacheKey, EntryWriter
 
@@ -40,3 +41,18 @@ def make_an_entry_for_ever(root, started):
         (writer.folder / RANK_FILE).write_text("{}")
         started.touch()
         threading.Event().wait()
+
+
+DIES_ONCE = ".dies"
+
+
+def die_once(path):
+    """The name; of one that says so, the first process that gets it dies."""
+    if path.endswith(DIES_ONCE) and not os.path.exists(path):  # noqa: PTH110
+        open(path, "w").close()  # noqa: PTH123
+        os.kill(os.getpid(), signal.SIGKILL)
+    return path
+
+
+def sleep_for_ever(_):
+    time.sleep(3_600)

@@ -91,7 +91,7 @@ def find_run_directory(source: str) -> str | None:
     names = folder.names()
     if RUN_FILE in names or any(_RANK_FOLDER.match(name) for name in names):
         return folder.path if _is_run(folder, names) else None
-    inside = [name for name in names if folder.child(name).size(RUN_FILE) is not None]
+    inside = [name for name in folder.folders() if folder.child(name).size(RUN_FILE) is not None]
     if len(inside) > 1:
         newest = max(inside, key=lambda name: (_started(folder.child(name)), name))
         more = f" and {len(inside) - _MAX_NAMED} more" if len(inside) > _MAX_NAMED else ""

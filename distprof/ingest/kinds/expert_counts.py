@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from distprof.bounds import Bound, num_parts, open_plain
 from distprof.errors import InputError
 from distprof.ingest.source import Source
-from distprof.remote import file_system
+from distprof.remote.system import ask
 from distprof.run.evidence import ExpertCounts
 
 __all__ = ["SOURCE", "fits_expert_counts", "read_expert_counts"]
@@ -94,8 +94,7 @@ def _read(source: str, limit: int) -> bytes:
     if "://" not in source:
         with open_plain(source) as stream:
             return stream.read(limit)
-    system, place = file_system(source)
-    with system.open(place, "rb") as remote:
+    with ask(source, lambda system, place: system.open(place, "rb")) as remote:
         return bytes(remote.read(limit))
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from distprof.bounds import Bound, open_plain
 from distprof.errors import InputError
 from distprof.ingest.source import Source
-from distprof.remote import file_system
+from distprof.remote.system import ask
 from distprof.run.evidence import OPERATIONS, OperationLog
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 
@@ -298,10 +298,9 @@ def _opened(path: str) -> Any:
     if "://" not in path:
         return open_plain(path)
     try:
-        system, place = file_system(path)
+        return ask(path, lambda system, place: system.open(place, "rb"))
     except ValueError as error:
         raise OSError(str(error)) from error
-    return system.open(place, "rb")
 
 
 def _check_bytes(path: str, stream: Any) -> None:

@@ -18,7 +18,7 @@ from distprof.artefacts.files import write_atomically
 from distprof.artefacts.summary_file import SummaryFile
 from distprof.bounds import Bound, read_plain, within
 from distprof.errors import DistprofError, InputError
-from distprof.remote import file_system
+from distprof.remote.system import file_system
 from distprof.verbs.history.timeline import series_of
 
 __all__ = [

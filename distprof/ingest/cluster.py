@@ -1,0 +1,231 @@
+"""Per-rank work on a Dask cluster: an executor that ends when the cluster does.
+
+Dask itself moves the tasks of a worker that died to another one. What it does not do is give up: it
+waits without end for workers, and for minutes for a scheduler that is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Executor, Future
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from distprof.errors import DistprofError, MissingExtraError, UsageError
+
+__all__ = ["ClusterError", "ClusterExecutor", "connect"]
+
+T = TypeVar("T")
+
+CONNECT_S = 5
+"""In this time a scheduler has to answer."""
+
+ANSWER_S = 30.0
+"""For this long a scheduler that has answered before may be silent."""
+
+WORKER_S = 60.0
+"""For this long work may wait for a worker."""
+
+_LOOK_S = 0.5
+_PROTOCOLS = ("tcp", "tls")
+_QUIET = ("distributed.client", "distributed.comm", "distributed.core")
+_places: dict[tuple[str, str], str] = {}
+"""Scheduler and path of a trace to the worker that read it, which has its tables at hand."""
+
+
+class ClusterError(DistprofError):
+    """The cluster as a whole is of no use any more; no rank is to blame."""
+
+
+def connect(spec: str) -> ClusterExecutor:
+    """An executor on a running cluster.
+
+    Args:
+        spec: ``dask://HOST:PORT``, or the address as Dask writes it: ``tcp://`` or ``tls://``.
+
+    Raises:
+        UsageError: If no scheduler answers within seconds.
+        MissingExtraError: If Dask is not installed.
+    """
+    try:
+        from distributed import Client
+    except ImportError as error:
+        raise MissingExtraError("An executor on a Dask cluster", "dask") from error
+    protocol, _, place = spec.rstrip("/").partition("://")
+    address = f"{protocol if protocol in _PROTOCOLS else 'tcp'}://{place}"
+    levels = _quietened()
+    try:
+        client = Client(  # type: ignore[no-untyped-call]
+            address, timeout=CONNECT_S, set_as_default=False
+        )
+    except (OSError, TimeoutError, ValueError) as error:
+        _restore(levels)
+        raise UsageError(
+            f"no Dask scheduler answered at {place} within {CONNECT_S} s "
+            f"({type(error).__name__}); start one with: dask scheduler"
+        ) from error
+    return ClusterExecutor(client, address, levels)
+
+
+class ClusterExecutor(Executor):
+    """Runs functions on the workers of a cluster, and watches the cluster.
+
+    Args:
+        client: The connection, which is closed with this.
+        address: Of the scheduler.
+        levels: Levels of Dask's own loggers, to be set again when this is closed.
+
+    Attributes:
+        workers: Threads of all workers, at least 1.
+    """
+
+    def __init__(self, client: Any, address: str, levels: dict[str, int]) -> None:
+        self._client, self._address, self._levels = client, address, levels
+        self._pending: dict[Future[Any], Any] = {}
+        self._lock = threading.Lock()
+        self._problem: ClusterError | None = None
+        self._closed = threading.Event()
+        self.workers = max(1, sum(client.nthreads().values()))
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Run ``fn`` on the cluster: on the worker that read the same trace, if it is idle.
+
+        Raises:
+            ClusterError: If the cluster is lost.
+        """
+        path = getattr(args[0], "path", "") if args else ""
+        place = _places.get((self._address, path))
+        light = [argument.light() if hasattr(argument, "light") else argument for argument in args]
+        ours: Future[T] = Future()
+        with self._lock:
+            if self._problem is not None:
+                raise self._problem
+            theirs = self._client.submit(
+                _on_worker,
+                fn,
+                light,
+                kwargs,
+                pure=False,
+                workers=[place] if place else None,
+                allow_other_workers=bool(place),
+            )
+            self._pending[ours] = theirs
+        theirs.add_done_callback(lambda done: self._take(ours, done, path))
+        return ours
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Leave the cluster, which keeps running."""
+        del wait  # nothing of ours would run on
+        self._closed.set()
+        with self._lock:
+            left = list(self._pending.values())
+        with suppress(Exception):  # a connection that is lost cannot be closed in order
+            if cancel_futures and left and self._problem is None:
+                self._client.cancel(left, force=True)
+            self._client.close(timeout=CONNECT_S if self._problem is None else 0.1)
+        _restore(self._levels)
+
+    def _take(self, ours: Future[Any], done: Any, path: str) -> None:
+        """Hand on what a worker returned; called in a thread of Dask."""
+        with self._lock:
+            known = self._pending.pop(ours, None) is not None
+        if not known:
+            return
+        try:
+            result, place = done.result(timeout=ANSWER_S)
+        except BaseException as error:
+            if isinstance(error, CancelledError) or done.status == "cancelled":
+                self._lose(self._gone(), ours)
+            else:
+                ours.set_exception(_explained(error))
+            return
+        if path:
+            _places[self._address, path] = place
+        ours.set_result(result)
+
+    def _watch(self) -> None:
+        """Look after the cluster until this is closed."""
+        waiting_since = answered = time.monotonic()
+        while not self._closed.wait(_LOOK_S):
+            now = time.monotonic()
+            try:
+                if self._client.status != "running":
+                    return self._lose(self._gone())
+                threads = self._threads()
+            except Exception:  # Dask's own, of many kinds
+                if self._closed.is_set():
+                    return None
+                if self._client.status != "running" or now - answered > ANSWER_S:
+                    return self._lose(self._gone())
+                continue
+            answered = time.monotonic()
+            if threads or not self._pending:
+                waiting_since = answered
+                self.workers = max(1, sum(threads.values()))
+            elif answered - waiting_since > WORKER_S:
+                return self._lose(self._deserted())
+        return None
+
+    def _threads(self) -> dict[str, int]:
+        """Workers and their threads, as the scheduler knows them now."""
+        found = self._client.sync(self._client.scheduler.ncores, callback_timeout=ANSWER_S)
+        return dict(found)
+
+    def _gone(self) -> ClusterError:
+        return ClusterError(
+            f"the Dask scheduler at {self._address} is gone; ranks that were read are in the "
+            "cache: start it again and repeat the command"
+        )
+
+    def _deserted(self) -> ClusterError:
+        return ClusterError(
+            f"the Dask scheduler at {self._address} has had no worker for {WORKER_S:g} s; "
+            f"start one with: dask worker {self._address}"
+        )
+
+    def _lose(self, problem: ClusterError, *more: Future[Any]) -> None:
+        """Fail everything that is waited for."""
+        with self._lock:
+            if self._problem is None:
+                self._problem = problem
+            waiting = [*self._pending, *more]
+            self._pending.clear()
+        for future in waiting:
+            future.set_exception(self._problem)
+
+
+def _on_worker(fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, str]:
+    """What a worker runs: the result, and where it was made."""
+    from distributed import get_worker
+
+    from distprof.ingest.executor import import_numpy
+
+    import_numpy()
+    return fn(*args, **kwargs), str(get_worker().address)
+
+
+def _explained(error: BaseException) -> BaseException:
+    """The error of one item, in words where Dask gave up on it."""
+    if type(error).__name__ == "KilledWorker":
+        tries = getattr(error, "allowed_failures", 3) + 1
+        return DistprofError(
+            f"{tries} workers died while they worked on it; they may have had too little memory"
+        )
+    return error
+
+
+def _quietened() -> dict[str, int]:
+    """Keep Dask from writing what distprof says in a sentence; the levels as they were."""
+    levels = {name: logging.getLogger(name).level for name in _QUIET}
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    return levels
+
+
+def _restore(levels: dict[str, int]) -> None:
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)

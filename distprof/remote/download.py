@@ -1,0 +1,269 @@
+"""An object as a file that is read from start to end: in parallel ranges, each byte once.
+
+Blocks are asked for before they are needed, so that reading them and using them overlap. Every
+answer is of the version that was listed, has the length that it must have, and comes in time; else
+it is asked for again, a few times. What came is kept on disk, so that going back, as salvaging a
+damaged archive does, downloads nothing again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import io
+import tempfile
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from itertools import islice
+from typing import Any, BinaryIO, Final, cast
+
+from distprof.bounds import Bound, TooLargeError
+from distprof.remote.listing import Stored, stat
+from distprof.remote.problems import ChangedError, StoreError, explained, is_final
+from distprof.remote.system import LIMIT_S, ask, file_system, is_async
+
+__all__ = ["BLOCK_BYTES", "Download", "download"]
+
+BOUND: Final = Bound(
+    reads="an object of a store (s3://, gs://, az://)", num_bytes=1 << 36, beyond="refused"
+)
+
+BLOCK_BYTES = 1 << 22
+_AHEAD = 6
+"""Blocks on their way: 24 MiB of memory at most."""
+TRIES = 3
+PAUSE_S = 0.5
+_HERE = ("memory", "file", "local")
+"""Protocols of this machine, whose files are read where they are."""
+
+_Read = Callable[[int, int], Awaitable[bytes]]
+
+
+class Download(io.RawIOBase):
+    """What has come of an object, and what is still to come.
+
+    Args:
+        stored: The object.
+        blocks: Its bytes, from the start.
+
+    Attributes:
+        failure: What ended the download; None while nothing did.
+    """
+
+    def __init__(self, stored: Stored, blocks: Iterator[bytes]) -> None:
+        self.stored = stored
+        self.failure: OSError | None = None
+        self._blocks = blocks
+        self._kept = tempfile.TemporaryFile(prefix="distprof-")  # noqa: SIM115 - closed with this
+        self._at = self._length = 0
+
+    def close(self) -> None:
+        """Close the file; what is still to come is not asked for."""
+        if not self.closed:
+            self._kept.close()
+            getattr(self._blocks, "close", lambda: None)()
+        super().close()
+
+    def readable(self) -> bool:
+        """Yes."""
+        return True
+
+    def seekable(self) -> bool:
+        """Yes, from what is kept."""
+        return True
+
+    def tell(self) -> int:
+        """The place."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a place; from the end, everything has to come first."""
+        if whence == io.SEEK_END:
+            while self._more():
+                pass
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._length}
+        self._at = max(0, base[whence] + offset)
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill ``buffer`` with what is there, at least a byte of it unless this is the end.
+
+        Raises:
+            OSError: If the download fails.
+        """
+        while self._at >= self._length and self._more():
+            pass
+        self._kept.seek(self._at)
+        count = self._kept.readinto(memoryview(buffer)[: max(0, self._length - self._at)])
+        self._at += count
+        return count
+
+    def _more(self) -> bool:
+        if self.failure is not None:
+            raise self.failure
+        try:
+            block = next(self._blocks, b"")
+            self._kept.seek(self._length)
+            self._kept.write(block)
+        except OSError as error:
+            self.failure = _disk_full() if error.errno == errno.ENOSPC else error
+            raise self.failure from error
+        self._length += len(block)
+        return bool(block)
+
+
+def download(stored: Stored) -> BinaryIO:
+    """An object, open for reading; what fails later is in its ``failure``, too.
+
+    Args:
+        stored: The object; its size and tag are asked for where they are not known.
+
+    Raises:
+        OSError: If it cannot be read.
+        ValueError: If the protocol is unknown.
+        UsageError: If a package is missing.
+    """
+    if stored.url.partition("://")[0] in _HERE:
+        return cast("BinaryIO", ask(stored.url, lambda system, path: system.open(path, "rb")))
+    known = stored if stored.tag or stored.size is not None else stat(stored.url)
+    return cast("BinaryIO", Download(known, _blocks_of(known)))
+
+
+def _disk_full() -> StoreError:
+    place = tempfile.gettempdir()
+    return StoreError(f"no disk space for the download in {place}", "free some, or set TMPDIR")
+
+
+def _blocks_of(stored: Stored) -> Iterator[bytes]:
+    system, path = file_system(stored.url)
+    if stored.size is not None and stored.size > BOUND.num_bytes:
+        raise TooLargeError(errno.EFBIG, f"more than {BOUND.num_bytes:,} bytes", stored.url)
+    if not is_async(system) or stored.size is None:
+        return _in_turn(stored.url)
+    if "s3" in system.protocol and stored.tag:
+        return _ahead(system, stored, _S3Reader(system, path, stored.tag))
+    return _checked(stored, _ahead(system, stored, _reader(system, path)))
+
+
+def _in_turn(url: str) -> Iterator[bytes]:
+    """Blocks one after another, where no two can be asked for at once or the size is unknown."""
+    with ask(url, lambda system, path: system.open(path, "rb")) as stream:
+        while block := _block_of(url, stream):
+            yield block
+
+
+def _block_of(url: str, stream: BinaryIO) -> bytes:
+    try:
+        return stream.read(BLOCK_BYTES)
+    except Exception as error:  # each package has its own errors
+        raise explained(url, error) from error
+
+
+def _ahead(system: Any, stored: Stored, read: _Read) -> Iterator[bytes]:
+    """Blocks in order, several on their way at a time."""
+    size = stored.size or 0
+    parts = ((start, min(start + BLOCK_BYTES, size)) for start in range(0, size, BLOCK_BYTES))
+    pending: deque[Any] = deque()
+
+    def begin(part: tuple[int, int]) -> None:
+        coroutine = _persistently(read, *part, size)
+        pending.append(asyncio.run_coroutine_threadsafe(coroutine, system.loop))
+
+    try:
+        for part in islice(parts, _AHEAD):
+            begin(part)
+        while pending:
+            yield _result(stored.url, pending.popleft())
+            for part in islice(parts, 1):
+                begin(part)
+    finally:
+        for future in pending:
+            future.cancel()
+
+
+def _result(url: str, future: Any) -> bytes:
+    try:
+        return bytes(future.result(TRIES * (LIMIT_S + 10)))
+    except Exception as error:  # each package has its own errors
+        raise explained(url, error) from error
+
+
+async def _persistently(read: _Read, start: int, end: int, size: int) -> bytes:
+    """A block; what fails for a moment is asked for again."""
+    problem: Exception | None = None
+    for number in range(TRIES):
+        if number:
+            await asyncio.sleep(PAUSE_S * 2 ** (number - 1))
+        try:
+            block = await asyncio.wait_for(read(start, end), LIMIT_S)
+        except Exception as error:
+            if is_final(error):
+                raise
+            problem = error
+            continue
+        if len(block) == end - start:
+            return block
+        how = "ends after" if len(block) < end - start else "continues after"
+        problem = StoreError(f"an answer that {how} {start + len(block):,} of {size:,} bytes")
+    raise problem or AssertionError
+
+
+def _reader(system: Any, path: str) -> _Read:
+    async def read(start: int, end: int) -> bytes:
+        return bytes(await system._cat_file(path, start=start, end=end))
+
+    return read
+
+
+def _checked(stored: Stored, blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """The blocks, unless the object changed while they were read.
+
+    Raises:
+        ChangedError: If it did.
+    """
+    yield from blocks
+    now = stat(stored.url)
+    if (now.tag, now.size) != (stored.tag, stored.size):
+        raise ChangedError("an object that changed while it was read")
+
+
+class _S3Reader:
+    """Ranges of one version of an object, which S3 refuses when there is another."""
+
+    def __init__(self, system: Any, path: str, tag: str) -> None:
+        self._system, self._tag = system, tag
+        self._bucket, self._key, version = system.split_path(path)
+        self._version = {"VersionId": version} if version else {}
+
+    async def __call__(self, start: int, end: int) -> bytes:
+        """The bytes from ``start`` up to ``end``.
+
+        Raises:
+            ChangedError: If the object is another one by now.
+        """
+        try:
+            answer = await self._system._call_s3(
+                "get_object",
+                Bucket=self._bucket,
+                Key=self._key,
+                Range=f"bytes={start}-{end - 1}",
+                IfMatch=self._tag,
+                **self._version,
+            )
+        except OSError as error:
+            if getattr(error.__cause__, "response", {}).get("Error", {}).get("Code") in _CHANGED:
+                raise ChangedError from error
+            raise
+        async with answer["Body"] as body:
+            return await _all_of(body, end - start)
+
+
+async def _all_of(body: Any, size: int) -> bytes:
+    """An answer, as long as it should be; of a longer one, a byte more."""
+    data = bytearray()
+    while len(data) <= size and (part := await body.read(size + 1 - len(data))):
+        data += part
+    return bytes(data)
+
+
+_CHANGED = ("PreconditionFailed", "412", "InvalidRange", "416")

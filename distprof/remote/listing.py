@@ -1,0 +1,137 @@
+"""What a URL names: an object, all objects below a folder, or those that fit a pattern."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+
+from distprof.remote.problems import explained
+from distprof.remote.system import ask, file_system, is_async
+
+__all__ = ["Stored", "beginnings", "find", "stat"]
+
+LIST_LIMIT_S = 600.0
+"""In this time a store lists what is below a folder: a million objects take some minutes."""
+
+_AT_ONCE = 64
+_THREADS = 8
+_PATTERN = "*?["
+_TAGS = ("generation", "ETag", "etag")
+"""What stores call the version of an object, the exact one first."""
+
+
+class Stored(msgspec.Struct, frozen=True, kw_only=True):
+    """An object as its store describes it.
+
+    Args:
+        url: Its address.
+        size: Bytes; None where the store does not say.
+        tag: Its version: another content has another tag. Empty where the store has none.
+    """
+
+    url: str
+    size: int | None = None
+    tag: str = ""
+
+
+def stat(url: str) -> Stored:
+    """An object.
+
+    Raises:
+        OSError: If it does not exist, is a folder, or cannot be asked for.
+    """
+    return _stored(url, ask(url, _fresh_info))
+
+
+def find(url: str) -> tuple[Stored, ...] | Stored:
+    """An object, or all objects of a folder or pattern, by name.
+
+    Raises:
+        OSError: If the store cannot be used.
+        ValueError: If the protocol is unknown.
+        UsageError: If a package is missing.
+    """
+    try:
+        return stat(url)
+    except (FileNotFoundError, IsADirectoryError):
+        found = ask(url, _listed, LIST_LIMIT_S)
+    system, _ = file_system(url)
+    pairs = sorted((str(name), info) for name, info in found.items())
+    return tuple(
+        _stored(system.unstrip_protocol(name), info)
+        for name, info in pairs
+        if info.get("type") == "file"
+    )
+
+
+def beginnings(stored: Sequence[Stored], size: int) -> list[bytes | OSError]:
+    """The first bytes of each object, or why they cannot be read; many are asked for at once.
+
+    Args:
+        stored: Objects of one store.
+        size: As many bytes, unless there are fewer.
+    """
+    if not stored:
+        return []
+    system, _ = file_system(stored[0].url)
+    if not is_async(system):
+        with ThreadPoolExecutor(_THREADS) as threads:
+            return list(threads.map(lambda one: _opened_beginning(one.url, size), stored))
+    found = ask(stored[0].url, lambda system, _: _all_beginnings(system, stored, size), 3_600)
+    return [
+        explained(one.url, part) if isinstance(part, BaseException) else bytes(part)
+        for one, part in zip(stored, found, strict=True)
+    ]
+
+
+async def _all_beginnings(system: Any, stored: Sequence[Stored], size: int) -> list[Any]:
+    places = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(object_: Stored) -> Any:
+        end = size if object_.size is None else min(size, object_.size)
+        if end == 0:
+            return b""
+        path = system._strip_protocol(object_.url)
+        async with places:
+            return await asyncio.wait_for(system._cat_file(path, start=0, end=end), 60)
+
+    return await asyncio.gather(*map(one, stored), return_exceptions=True)
+
+
+def _opened_beginning(url: str, size: int) -> bytes | OSError:
+    try:
+        return bytes(ask(url, lambda system, path: _read(system, path, size)))
+    except OSError as error:
+        return error
+
+
+def _read(system: Any, path: str, size: int) -> bytes:
+    with system.open(path, "rb") as stream:
+        return bytes(stream.read(size))
+
+
+def _fresh_info(system: Any, path: str) -> Any:
+    """What the store says now: a file system keeps what it listed before."""
+    system.invalidate_cache(path)
+    return system._info(path) if is_async(system) else system.info(path)
+
+
+def _listed(system: Any, path: str) -> Any:
+    name = "glob" if any(sign in path for sign in _PATTERN) else "find"
+    return getattr(system, f"_{name}" if is_async(system) else name)(path, detail=True)
+
+
+def _stored(url: str, info: dict[str, Any]) -> Stored:
+    if info.get("type") != "file":
+        raise IsADirectoryError(21, "a folder", url)
+    tag = next((str(info[name]) for name in _TAGS if info.get(name)), "")
+    size = info.get("size")
+    return Stored(
+        url=url,
+        size=int(size) if size is not None else None,
+        tag="" if tag.startswith("W/") else tag,  # which says only that it means the same
+    )

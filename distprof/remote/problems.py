@@ -1,0 +1,119 @@
+"""What goes wrong with a store, in a sentence, with a fix.
+
+Every package that opens a store has errors of its own, most of which name neither the file nor what
+to do. They are translated here, and nothing else of distprof knows their names.
+"""
+
+from __future__ import annotations
+
+import errno
+
+from distprof.bounds import TooLargeError
+from distprof.errors import DistprofError
+from distprof.escape import plain
+from distprof.web import WebError
+
+__all__ = ["ChangedError", "StoreError", "UnusableStoreError", "explained", "is_final"]
+
+_NO_CREDENTIALS = {
+    "NoCredentialsError",  # botocore
+    "PartialCredentialsError",
+    "ProfileNotFound",
+    "CredentialRetrievalError",
+    "TokenRetrievalError",
+    "SSOTokenLoadError",
+    "UnauthorizedSSOTokenError",
+    "DefaultCredentialsError",  # google.auth
+    "RefreshError",
+    "ClientAuthenticationError",  # azure
+    "CredentialUnavailableError",
+}
+_WORDS_OF_NO_CREDENTIALS = ("with credentials", "could not authenticate", "anonymous caller")
+
+_WAYS = {
+    "s3": "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; "
+    "for a public bucket FSSPEC_S3_ANON=true",
+    "gs": "run: gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS; "
+    "for a public bucket FSSPEC_GS_TOKEN=anon",
+    "az": "set AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT_NAME with "
+    "AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN",
+}
+"""How each store's package is given credentials, by the protocol's usual name."""
+
+_USUAL_NAMES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "adl": "az"}
+
+_MAX_WORDS = 300
+
+
+class StoreError(OSError):
+    """A store, or one of its objects, cannot be used.
+
+    Args:
+        why: The reason, as the end of a sentence.
+        fix: What the user can do about it.
+    """
+
+    def __init__(self, why: str, fix: str = "") -> None:
+        super().__init__(errno.EIO, why)
+        self.fix = fix
+
+    def __str__(self) -> str:
+        """The reason alone: whoever shows it names the file."""
+        return self.strerror or ""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Support pickling: ``OSError`` would pass its number on."""
+        return type(self), (self.strerror, self.fix)
+
+
+class ChangedError(StoreError):
+    """An object is no longer the one that was listed, or changed while it was read."""
+
+    def __init__(self, why: str = "another version than was listed", fix: str = "") -> None:
+        super().__init__(why, fix or "analyse again, when nothing writes there any more")
+
+
+class UnusableStoreError(StoreError):
+    """A store as a whole cannot be used: there are no credentials, or it does not answer."""
+
+
+def explained(url: str, error: BaseException) -> OSError:
+    """The reason in words; errors that are in words already stay as they are.
+
+    Args:
+        url: What was asked for.
+        error: What its package raised.
+    """
+    if isinstance(error, (StoreError, WebError, TooLargeError)):
+        return error
+    name, words = type(error).__name__, _words(error)
+    protocol = url.partition("://")[0]
+    if name in _NO_CREDENTIALS or any(sign in words.lower() for sign in _WORDS_OF_NO_CREDENTIALS):
+        way = _WAYS.get(_USUAL_NAMES.get(protocol, protocol), "")
+        return UnusableStoreError(f"no credentials for {protocol}:// ({words or name})", way)
+    if isinstance(error, PermissionError) or getattr(error, "status", None) in (401, 403):
+        return StoreError(
+            f"access denied ({words or name})",
+            "check which credentials are used, and that they may list and read it",
+        )
+    if isinstance(error, FileNotFoundError):
+        return FileNotFoundError(errno.ENOENT, "no object of this name", url)
+    if isinstance(error, TimeoutError) or "Timeout" in name or "Connect" in name:
+        return UnusableStoreError(f"no answer ({words or name})", "check the address, then repeat")
+    return StoreError(f"{name}: {words}" if words else name)
+
+
+def is_final(error: BaseException) -> bool:
+    """Whether asking again is of no use."""
+    if isinstance(error, (DistprofError, PermissionError, FileNotFoundError, IsADirectoryError)):
+        return True
+    if (
+        isinstance(error, (ChangedError, UnusableStoreError))
+        or type(error).__name__ in _NO_CREDENTIALS
+    ):
+        return True
+    return isinstance(error, OSError) and error.errno == errno.EINVAL
+
+
+def _words(error: BaseException) -> str:
+    return plain(" ".join(str(error).split()))[:_MAX_WORDS]
