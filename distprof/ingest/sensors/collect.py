@@ -234,6 +234,7 @@ class Collector(msgspec.Struct):
     Args:
         file: Its name, for people.
         written_ns: When it was last written, None where that is not known.
+        is_kernel_log: Whether it is a kernel log, so that the absence of errors means something.
     """
 
     file: str
@@ -241,6 +242,7 @@ class Collector(msgspec.Struct):
     num_lines: int = 0
     num_samples: int = 0
     num_events: int = 0
+    is_kernel_log: bool = False
     events: list[DeviceEvent] = msgspec.field(default_factory=list)
     links: list[DeviceLinks] = msgspec.field(default_factory=list)
     uuids: dict[str, str] = msgspec.field(default_factory=dict)
@@ -305,6 +307,7 @@ class Collector(msgspec.Struct):
             series=series,
             events=tuple(self.events),
             links=tuple(self.links),
+            kernel_logs=(self.file,) if self.is_kernel_log else (),
             num_lines=self.num_lines,
             written_ns={} if self.written_ns is None else {self.file: self.written_ns},
             notes=tuple(notes),

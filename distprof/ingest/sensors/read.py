@@ -14,15 +14,21 @@ from typing import BinaryIO
 from distprof.errors import InputError
 from distprof.ingest.files import DAMAGE, opened
 from distprof.ingest.sensors.collect import Collector
+from distprof.ingest.sensors.kernel import (
+    JOURNAL,
+    SNIFFED_LINES,
+    holds_marks,
+    is_kernel_log,
+    take_journal,
+    take_kernel,
+)
 from distprof.ingest.sensors.messages import (
     FABRIC,
-    KERNEL,
     MARK,
     PREFIX,
     NvlinkStatus,
     Scrapes,
     take_fabric_line,
-    take_kernel_line,
     take_monitor_line,
 )
 from distprof.ingest.sensors.tables import (
@@ -42,11 +48,12 @@ MAX_BYTES = 1 << 36
 """Unpacked; a small file of gzip can hold more than a day's work."""
 
 _SNIFFED_LINES = 20_000
+_SNIFFED_CHARACTERS = 500
 _BLOCK_BYTES = 1 << 20
 EXPECTED = (
     "GPU sensors or errors: nvidia-smi --query-gpu as csv, nvidia-smi dmon, dcgmi dmon, metrics "
-    "of dcgm-exporter, the SuperBench monitor, nvidia-smi nvlink --status, a kernel log or a "
-    "fabric manager log"
+    "of dcgm-exporter, the SuperBench monitor, nvidia-smi nvlink --status, a kernel log "
+    "(dmesg -T, journalctl -k) or a fabric manager log"
 )
 
 
@@ -66,6 +73,7 @@ def read_file(path: str, shown: str) -> DeviceLog:
         with opened(path) as stream:
             for line in _lines(stream, collector):
                 dispatcher.take(line)
+        collector.is_kernel_log |= is_kernel_log(dispatcher.beginning)
     except _HeadlessError:
         raise InputError(
             path,
@@ -103,6 +111,9 @@ class _Dispatcher:
 
     Args:
         collector: Where readers put what they find.
+
+    Attributes:
+        beginning: First lines, by which a kernel log is known.
     """
 
     def __init__(self, collector: Collector) -> None:
@@ -111,21 +122,26 @@ class _Dispatcher:
         self._scrapes = Scrapes(collector)
         self._links = NvlinkStatus(collector)
         self._num_rows = 0
+        self.beginning = ""
 
     def take(self, line: str) -> None:
         """Read one line."""
+        if self._collector.num_lines <= SNIFFED_LINES:
+            self.beginning += f"{line[:_SNIFFED_CHARACTERS]}\n"
         first = line[:1]
-        if first.isdigit() and isinstance(self._table, QueryCsv) and KERNEL not in line:
+        if first.isdigit() and isinstance(self._table, QueryCsv) and not holds_marks(line):
             self._num_rows += 1  # by far the most lines
             self._table.take(line)
         elif first == "#":
             self._comment(line)
         elif line.startswith(PREFIX):
             self._scrapes.take(line)
+        elif first == "{" and JOURNAL in line:
+            take_journal(line, self._collector)
         elif first == "{" and MARK in line:
             take_monitor_line(line, self._collector)
-        elif KERNEL in line:
-            take_kernel_line(line, self._collector)
+        elif holds_marks(line):
+            take_kernel(line, self._collector)
         elif first == "[" and FABRIC.match(line):
             take_fabric_line(line, self._collector)
         elif not self._links.take(line):
@@ -190,7 +206,7 @@ def _lines(stream: BinaryIO, collector: Collector) -> Iterator[str]:
 def content_of(start: bytes) -> str:
     """``samples``, ``errors`` or nothing, by the marks in a file's beginning."""
     text = start.decode("utf-8", "replace")
-    if KERNEL in text:
+    if "NVRM: " in text or is_kernel_log(text):
         return "errors"
     is_first = True
     for line in text.split("\n", _SNIFFED_LINES)[:_SNIFFED_LINES]:
