@@ -13,6 +13,7 @@ from tests.broken_inputs import (
     files,
     found,
     heavy,
+    inspector_records,
     machines,
     nccl_logs,
     not_traces,
@@ -33,6 +34,7 @@ CASES: list[Case] = [
     *training_logs.CASES,
     *machines.CASES,
     *device_logs.CASES,
+    *inspector_records.CASES,
     *found.CASES,
 ]
 """Inputs that the test's own process can be shown."""

@@ -12,6 +12,7 @@ from distprof.rules.page import HEADINGS
 from distprof.rules.registry import all_rules
 from distprof.rules.retired import RETIRED
 from distprof.sections.capture.result import CaptureResult
+from distprof.sections.collective_log.result import CollectiveLogResult
 from distprof.sections.collectives.result import CollectivesResult
 from distprof.sections.efficiency.result import EfficiencyResult
 from distprof.sections.gradients.result import GradientsResult
@@ -71,6 +72,7 @@ SECTIONS = {
     "efficiency": EfficiencyResult,
     "settings": SettingsResult,
     "training_log": TrainingLogResult,
+    "collective_log": CollectiveLogResult,
     "collective_summary": CollectiveSummaryResult,
     "input_readiness": InputReadinessResult,
     "scaling": ScalingResult,

@@ -12,6 +12,7 @@ import msgspec
 
 from distprof.sections.base import Result
 from distprof.sections.capture.result import CaptureResult, NodeClock
+from distprof.sections.collective_log.result import CollectiveLogResult
 from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
 from distprof.sections.efficiency.result import DeviceMemory, EfficiencyResult
 from distprof.sections.gradients.result import GradientGroup, GradientsResult
@@ -144,6 +145,7 @@ def healthy(*, communication_ms: float = 8.0, steps: bool = True, **parts_ms: fl
         ShardingResult(),
         TrainingLogResult(),
         CollectiveSummaryResult(),
+        CollectiveLogResult(),
         InputReadinessResult(),
     )
     return {type(result): result for result in results}
