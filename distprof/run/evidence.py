@@ -31,6 +31,11 @@ __all__ = [
     "Machine",
     "Machines",
     "OperationLog",
+    "RasGroup",
+    "RasLaunches",
+    "RasRank",
+    "RasStatus",
+    "RasTrouble",
     "SummaryClass",
 ]
 
@@ -245,6 +250,119 @@ class InspectorLog(msgspec.Struct, frozen=True, kw_only=True):
     def hosts(self) -> tuple[str, ...]:
         """Hosts of the members, each once."""
         return tuple(dict.fromkeys(member.host for member in self.members if member.host))
+
+
+# NCCL's RAS ---------------------------------------------------------------------------------------
+
+
+class RasRank(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank of a communicator, or a process of the job.
+
+    Args:
+        rank: In its communicator; None for a process of which this is not told.
+        host: Address of its node, empty where not told.
+        pid: Process id, None where not told.
+        gpu: Number of its GPU as CUDA counts, None where not told.
+    """
+
+    rank: int | None
+    host: str = ""
+    pid: int | None = None
+    gpu: int | None = None
+
+
+class RasTrouble(msgspec.Struct, frozen=True, kw_only=True):
+    """Something wrong with a rank.
+
+    Args:
+        kind: ``dead``, ``unresponsive``, ``error``, or ``status`` for one that most others of the
+            communicator do not have.
+        communicator: Hash, empty for a process of the job.
+        size: Ranks of the communicator, None where not told.
+        rank: Which one.
+        text: The error or the status.
+    """
+
+    kind: str
+    communicator: str
+    size: int | None
+    rank: RasRank
+    text: str = ""
+
+
+class RasLaunches(msgspec.Struct, frozen=True, kw_only=True):
+    """Ranks of a communicator that have launched as many operations of a kind as each other.
+
+    Args:
+        communicator: Hash.
+        size: Its ranks, None where not told.
+        operation: As NCCL calls it: ``AllReduce``.
+        launched: How many they have launched.
+        num_ranks: How many they are.
+        ranks: Those of them that are named.
+    """
+
+    communicator: str
+    size: int | None
+    operation: str
+    launched: int
+    num_ranks: int = 0
+    ranks: tuple[RasRank, ...] = ()
+
+
+class RasGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Communicators that are alike.
+
+    Args:
+        num_communicators: How many.
+        num_nodes: Nodes of each.
+        size: Ranks of each.
+        status: For example ``RUNNING``.
+        errors: Of ``INCOMPLETE``, ``ERROR``, ``MISMATCH``.
+    """
+
+    num_communicators: int
+    num_nodes: int
+    size: int
+    status: str
+    errors: tuple[str, ...]
+
+
+class RasStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What NCCL's RAS says of a job at one moment.
+
+    Args:
+        version: NCCL's version, empty where not told.
+        time: As printed, empty where not told.
+        num_nodes: None where not told.
+        num_processes: None where not told.
+        num_gpus: None where not told.
+        num_timeouts: Timeouts while it gathered this.
+        groups: Communicators, the largest first.
+        troubles: What is wrong with ranks.
+        launches: Where ranks of a communicator have launched unequally often.
+        num_snapshots: In the file; the last counts.
+        stands: Whether the unequal launches are as in the snapshot before, None with one snapshot.
+        notes: What was damaged or left out, one sentence each.
+    """
+
+    version: str = ""
+    time: str = ""
+    num_nodes: int | None = None
+    num_processes: int | None = None
+    num_gpus: int | None = None
+    num_timeouts: int = 0
+    groups: tuple[RasGroup, ...] = ()
+    troubles: tuple[RasTrouble, ...] = ()
+    launches: tuple[RasLaunches, ...] = ()
+    num_snapshots: int = 1
+    stands: bool | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def world_size(self) -> int | None:
+        """Ranks of the largest communicator; None without one."""
+        return max((group.size for group in self.groups), default=None)
 
 
 class InputReadiness(msgspec.Struct, frozen=True, kw_only=True):

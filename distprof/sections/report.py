@@ -25,6 +25,7 @@ from distprof.sections.nccl.result import NcclResult
 from distprof.sections.overlap.result import OverlapResult
 from distprof.sections.pipeline.result import PipelineResult
 from distprof.sections.placement.result import PlacementResult
+from distprof.sections.ras.result import RasResult
 from distprof.sections.settings.result import SettingsResult
 from distprof.sections.sharding.result import ShardingResult
 from distprof.sections.step_log.result import StepLogResult
@@ -135,6 +136,7 @@ class Report(Record, frozen=True, kw_only=True):
         collective_summary: A table of collectives by rank from another tool; empty without one.
         collective_log: Collectives over hours or days, as ranks recorded them; empty without
             such records.
+        ras: What NCCL's RAS says of a running job; empty without output of ncclras.
         input_readiness: Measured readiness of each rank's input over time; empty without it.
         findings: Problems, each with its cost and fix, most important first.
         not_checked: Rules that lacked their evidence, and why.
@@ -172,6 +174,7 @@ class Report(Record, frozen=True, kw_only=True):
     training_log: TrainingLogResult = TrainingLogResult()
     collective_summary: CollectiveSummaryResult = CollectiveSummaryResult()
     collective_log: CollectiveLogResult = CollectiveLogResult()
+    ras: RasResult = RasResult()
     input_readiness: InputReadinessResult = InputReadinessResult()
     findings: tuple[Finding, ...]
     not_checked: tuple[NotChecked, ...]

@@ -18,6 +18,7 @@ from tests.broken_inputs import (
     nccl_logs,
     not_traces,
     operation_tables,
+    ras,
     training_logs,
 )
 from tests.broken_inputs.intact import Case, Outcome, intact
@@ -35,6 +36,7 @@ CASES: list[Case] = [
     *machines.CASES,
     *device_logs.CASES,
     *inspector_records.CASES,
+    *ras.CASES,
     *found.CASES,
 ]
 """Inputs that the test's own process can be shown."""

@@ -25,6 +25,7 @@ from distprof.sections.nccl.result import NcclResult
 from distprof.sections.overlap.result import OverlapResult
 from distprof.sections.pipeline.result import PipelineResult
 from distprof.sections.placement.result import PlacementResult
+from distprof.sections.ras.result import RasResult
 from distprof.sections.report import RunInfo
 from distprof.sections.settings.result import SettingsResult
 from distprof.sections.sharding.result import ShardingResult
@@ -73,6 +74,7 @@ SECTIONS = {
     "settings": SettingsResult,
     "training_log": TrainingLogResult,
     "collective_log": CollectiveLogResult,
+    "ras": RasResult,
     "collective_summary": CollectiveSummaryResult,
     "input_readiness": InputReadinessResult,
     "scaling": ScalingResult,

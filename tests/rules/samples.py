@@ -32,6 +32,7 @@ from distprof.sections.pipeline.result import (
     PipelineResult,
 )
 from distprof.sections.placement.result import PlacedAxis, PlacedNode, PlacementResult
+from distprof.sections.ras.result import RasResult
 from distprof.sections.settings.result import (
     DdpSetup,
     HostSetup,
@@ -146,6 +147,7 @@ def healthy(*, communication_ms: float = 8.0, steps: bool = True, **parts_ms: fl
         TrainingLogResult(),
         CollectiveSummaryResult(),
         CollectiveLogResult(),
+        RasResult(),
         InputReadinessResult(),
     )
     return {type(result): result for result in results}
