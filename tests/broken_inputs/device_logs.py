@@ -74,5 +74,20 @@ CASES.add(
         "journal.json",
     ),
 )
+CASES.add(
+    "sensors behind names of very many hosts",
+    EITHER,
+    log(b"".join(b"node-%d: %snode-%d: %s" % (n, HEAD, n, ROW) for n in range(6_000))),
+)
+CASES.add(
+    "json of AMD's sensors, cut",
+    EITHER,
+    log(b'[{"gpu": 0, "usage": {"gfx_activity": {"value": 9', "amd.json"),
+)
+CASES.add(
+    "json of AMD's sensors with other types",
+    EITHER,
+    log(b'[{"gpu": {}, "usage": {"gfx_activity": [1e999, {}]}}, {"gpu": "card9"}, 7]', "amd.json"),
+)
 for seed in range(5):
     CASES.add(f"pieces of lines of sensors {seed}", EITHER, log(random_log(seed)))

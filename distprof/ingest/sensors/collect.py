@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.artefacts.throttling import throttle_reasons
@@ -28,6 +29,7 @@ __all__ = [
     "LAST_NS",
     "Collector",
     "Identity",
+    "Labelled",
     "Samples",
     "bus_id",
     "mask_of",
@@ -312,3 +314,46 @@ class Collector(msgspec.Struct):
             written_ns={} if self.written_ns is None else {self.file: self.written_ns},
             notes=tuple(notes),
         )
+
+
+class Labelled:
+    """A collector of what lines behind a host's name tell.
+
+    Args:
+        collector: Where everything goes.
+        host: The name; a device whose line names another keeps that.
+    """
+
+    def __init__(self, collector: Collector, host: str) -> None:
+        self._collector = collector
+        self._host = host
+        self._named: dict[Identity, Identity] = {}
+        self.file = collector.file
+        self.uuids = collector.uuids
+        self.left_out = collector.left_out
+        self.notes = collector.notes
+        self.links = collector.links
+
+    @property
+    def num_samples(self) -> int:
+        """Of the whole file."""
+        return self._collector.num_samples
+
+    def sample(
+        self,
+        device: Identity,
+        when: tuple[int, Clock] | None,
+        values: Mapping[str, float | None],
+        reasons: str = "",
+    ) -> None:
+        """Add a sample."""
+        named = self._named.get(device)
+        if named is None:
+            named = replace(device, host=device.host or self._host)
+            if len(self._named) < MAX_DEVICES:
+                self._named[device] = named
+        self._collector.sample(named, when, values, reasons)
+
+    def event(self, event: DeviceEvent) -> None:
+        """Add an error."""
+        self._collector.event(replace(event, host=event.host or self._host))

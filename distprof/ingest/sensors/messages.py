@@ -21,6 +21,7 @@ from distprof.ingest.sensors.collect import (
     LAST_NS,
     Collector,
     Identity,
+    Labelled,
     bus_id,
     number,
     reasons_of,
@@ -52,7 +53,7 @@ _SWITCH = re.compile(r"pci bus id ([0-9a-fA-F:.]{5,20})")
 _BAD = {"ERROR", "CRITICAL", "FATAL"}
 
 
-def take_fabric_line(line: str, collector: Collector) -> None:
+def take_fabric_line(line: str, collector: Collector | Labelled) -> None:
     """Read a line of the fabric manager; those below an error are left alone."""
     match = FABRIC.match(line)
     if match is None or match[2] not in _BAD:
@@ -89,7 +90,7 @@ _MONITOR_COLUMNS: dict[str, tuple[str, float]] = {
 }
 
 
-def take_monitor_line(line: str, collector: Collector) -> None:
+def take_monitor_line(line: str, collector: Collector | Labelled) -> None:
     """Read one sample of all GPUs of a host."""
     try:
         said: Any = msgspec.json.decode(line)
@@ -140,7 +141,7 @@ class NvlinkStatus:
         collector: Where links go.
     """
 
-    def __init__(self, collector: Collector) -> None:
+    def __init__(self, collector: Collector | Labelled) -> None:
         self._collector = collector
         self._gpu: tuple[int, str, str] | None = None
         self._speeds: dict[int, float | None] = {}
@@ -223,7 +224,7 @@ class Scrapes:
         collector: Where samples go.
     """
 
-    def __init__(self, collector: Collector) -> None:
+    def __init__(self, collector: Collector | Labelled) -> None:
         self._collector = collector
         self._open: dict[Identity, _Scrape] = {}
         self._instances: dict[Identity, str] = {}

@@ -311,7 +311,7 @@ def with_devices(result: TelemetryResult, run: Run) -> TelemetryResult:
 
 
 def _has_sensors(name: str) -> bool:
-    """Whether a device is of a kind whose sensors can be read; AMD's tools are not known yet."""
+    """Whether a device is of a kind whose sensors distprof's own probe can read."""
     return name not in ("", "cpu") and not name.startswith(("AMD", "Instinct"))
 
 

@@ -9,8 +9,8 @@ Every member of a communicator waits for such a rank: the job hangs until its wa
 
 ## Evidence needed
 Output of `ncclras -v`, as text, or of `ncclras -f json`. Launches are compared within one snapshot.
-With two snapshots in one file the rule knows whether the job made progress between them, and is silent
-about launches if it did.
+With two snapshots in one file the rule knows whether the job made progress between them, and is
+silent about launches if it did.
 
 ## How the cost is computed
 Not computed: a snapshot has no times.
