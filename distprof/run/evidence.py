@@ -19,14 +19,23 @@ from distprof.terms import CollectiveKind
 
 __all__ = [
     "ACROSS_SOCKETS",
+    "INSPECTED",
     "OPERATIONS",
     "PATHS",
     "CollectiveSummary",
     "ExpertCounts",
     "InputReadiness",
+    "InspectedClass",
+    "InspectedMember",
+    "InspectorLog",
     "Machine",
     "Machines",
     "OperationLog",
+    "RasGroup",
+    "RasLaunches",
+    "RasRank",
+    "RasStatus",
+    "RasTrouble",
     "SummaryClass",
 ]
 
@@ -143,6 +152,217 @@ class CollectiveSummary(msgspec.Struct, frozen=True, kw_only=True):
     num_calls: Int64Array
     mean_ns: Int64Array
     notes: tuple[str, ...] = ()
+
+
+INSPECTED = TableSchema(
+    name="inspected",
+    doc="Collectives as one of their members timed them, by class, number and member.",
+    columns=(
+        Column(name="class_index", dtype="int32", doc="Index into the classes."),
+        Column(
+            name="seq", dtype="int64", doc="Number among those of its kind in its communicator."
+        ),
+        Column(name="member", dtype="int32", doc="Index into the members."),
+        Column(name="t_ns", dtype="int64", unit="ns", doc="When it was written, since the epoch."),
+        Column(name="duration_ns", dtype="int64", unit="ns", doc="Its duration on this member."),
+    ),
+)
+
+
+class InspectedMember(msgspec.Struct, frozen=True, kw_only=True):
+    """One member of one communicator.
+
+    Args:
+        communicator: Index of the communicator.
+        number: Its rank in the communicator.
+        host: Host name.
+        pid: Process id.
+        rank: Global rank, ABSENT where it is not known: its rank in the largest communicator that
+            its process is in.
+    """
+
+    communicator: int
+    number: int
+    host: str
+    pid: int
+    rank: int
+
+
+class InspectedClass(msgspec.Struct, frozen=True, kw_only=True):
+    """Operations of one kind and size in one communicator.
+
+    Args:
+        communicator: Index of the communicator.
+        group: Its name where it has one, else its hash.
+        kind: Operation.
+        num_bytes: What each member passes in, as NCCL counts it.
+        num_ranks: Members of the communicator.
+        num_nodes: Nodes that they are on.
+        num_records: Records of all members.
+        total_ns: Their durations together.
+    """
+
+    communicator: int
+    group: str
+    kind: CollectiveKind
+    num_bytes: int
+    num_ranks: int
+    num_nodes: int
+    num_records: int
+    total_ns: int
+
+
+class InspectorLog(msgspec.Struct, frozen=True, kw_only=True):
+    """What NCCL Inspector wrote on all ranks.
+
+    Args:
+        classes: Operations that are alike.
+        members: Members of communicators.
+        table: INSPECTED: all records of a part of the collectives, the same ones on each rank.
+        sampled_one_in: One of how many collectives is in the table; 1 where all are.
+        first_ns: First time stamp, ns since the epoch; None without one.
+        last_ns: Last time stamp.
+        num_records: Records of operations.
+        num_dropped: Operations that the writer dropped by its own count.
+        num_bytes: Bytes read, unpacked.
+        formats: Versions of the format, each once.
+        notes: What was damaged or left out, one sentence each.
+    """
+
+    classes: tuple[InspectedClass, ...]
+    members: tuple[InspectedMember, ...]
+    table: Table
+    sampled_one_in: int = 1
+    first_ns: int | None = None
+    last_ns: int | None = None
+    num_records: int = 0
+    num_dropped: int = 0
+    num_bytes: int = 0
+    formats: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def world_size(self) -> int | None:
+        """Ranks of the largest communicator; None without one."""
+        return max((one.num_ranks for one in self.classes), default=None)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Hosts of the members, each once."""
+        return tuple(dict.fromkeys(member.host for member in self.members if member.host))
+
+
+# NCCL's RAS ---------------------------------------------------------------------------------------
+
+
+class RasRank(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank of a communicator, or a process of the job.
+
+    Args:
+        rank: In its communicator; None for a process of which this is not told.
+        host: Address of its node, empty where not told.
+        pid: Process id, None where not told.
+        gpu: Number of its GPU as CUDA counts, None where not told.
+    """
+
+    rank: int | None
+    host: str = ""
+    pid: int | None = None
+    gpu: int | None = None
+
+
+class RasTrouble(msgspec.Struct, frozen=True, kw_only=True):
+    """Something wrong with a rank.
+
+    Args:
+        kind: ``dead``, ``unresponsive``, ``error``, or ``status`` for one that most others of the
+            communicator do not have.
+        communicator: Hash, empty for a process of the job.
+        size: Ranks of the communicator, None where not told.
+        rank: Which one.
+        text: The error or the status.
+    """
+
+    kind: str
+    communicator: str
+    size: int | None
+    rank: RasRank
+    text: str = ""
+
+
+class RasLaunches(msgspec.Struct, frozen=True, kw_only=True):
+    """Ranks of a communicator that have launched as many operations of a kind as each other.
+
+    Args:
+        communicator: Hash.
+        size: Its ranks, None where not told.
+        operation: As NCCL calls it: ``AllReduce``.
+        launched: How many they have launched.
+        num_ranks: How many they are.
+        ranks: Those of them that are named.
+    """
+
+    communicator: str
+    size: int | None
+    operation: str
+    launched: int
+    num_ranks: int = 0
+    ranks: tuple[RasRank, ...] = ()
+
+
+class RasGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Communicators that are alike.
+
+    Args:
+        num_communicators: How many.
+        num_nodes: Nodes of each.
+        size: Ranks of each.
+        status: For example ``RUNNING``.
+        errors: Of ``INCOMPLETE``, ``ERROR``, ``MISMATCH``.
+    """
+
+    num_communicators: int
+    num_nodes: int
+    size: int
+    status: str
+    errors: tuple[str, ...]
+
+
+class RasStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What NCCL's RAS says of a job at one moment.
+
+    Args:
+        version: NCCL's version, empty where not told.
+        time: As printed, empty where not told.
+        num_nodes: None where not told.
+        num_processes: None where not told.
+        num_gpus: None where not told.
+        num_timeouts: Timeouts while it gathered this.
+        groups: Communicators, the largest first.
+        troubles: What is wrong with ranks.
+        launches: Where ranks of a communicator have launched unequally often.
+        num_snapshots: In the file; the last counts.
+        stands: Whether the unequal launches are as in the snapshot before, None with one snapshot.
+        notes: What was damaged or left out, one sentence each.
+    """
+
+    version: str = ""
+    time: str = ""
+    num_nodes: int | None = None
+    num_processes: int | None = None
+    num_gpus: int | None = None
+    num_timeouts: int = 0
+    groups: tuple[RasGroup, ...] = ()
+    troubles: tuple[RasTrouble, ...] = ()
+    launches: tuple[RasLaunches, ...] = ()
+    num_snapshots: int = 1
+    stands: bool | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def world_size(self) -> int | None:
+        """Ranks of the largest communicator; None without one."""
+        return max((group.size for group in self.groups), default=None)
 
 
 class InputReadiness(msgspec.Struct, frozen=True, kw_only=True):

@@ -272,11 +272,12 @@ class DeviceSeries(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """An error that a driver or a switch's manager logged.
+    """An error that a kernel, a driver or a switch's manager logged.
 
     Args:
         file: Where it stands.
-        kind: ``xid`` of a GPU, ``fabric`` of an NVSwitch.
+        kind: ``xid`` of a GPU, ``fabric`` of an NVSwitch, ``crash`` of a process (a segmentation
+            fault or another trap), ``oom`` for a process that the kernel killed to free memory.
         number: Of the error; None where the line has none.
         text: The line, without its time.
         t_ns: When, on ``clock``; None where the line does not tell.
@@ -286,11 +287,15 @@ class DeviceEvent(msgspec.Struct, frozen=True, kw_only=True):
         bus_id: Of the GPU or the switch, as in DeviceSeries.
         uuid: Of the GPU, empty where not told.
         index: Of the GPU, None where not told.
-        rank: Global rank on that device, None where that is not known.
+        rank: Global rank on that device, or of that process, None where that is not known.
+        process: Name of the process, at most 15 letters as the kernel keeps it; empty where not
+            told.
+        pid: Of the process; for a crash, of the thread that crashed. None where not told.
+        memory_bytes: What a killed process held in memory, None where not told.
     """
 
     file: str
-    kind: Literal["xid", "fabric"]
+    kind: Literal["xid", "fabric", "crash", "oom"]
     number: int | None
     text: str
     t_ns: int | None = None
@@ -301,6 +306,9 @@ class DeviceEvent(msgspec.Struct, frozen=True, kw_only=True):
     uuid: str = ""
     index: int | None = None
     rank: int | None = None
+    process: str = ""
+    pid: int | None = None
+    memory_bytes: int | None = None
 
 
 class DeviceLinks(msgspec.Struct, frozen=True, kw_only=True):
@@ -333,6 +341,7 @@ class DeviceLog(msgspec.Struct, frozen=True, kw_only=True):
         series: Sensors, one entry per device and clock.
         events: Errors, in order of the files.
         links: NVLink, one entry per device.
+        kernel_logs: Of the files, those that are kernel logs.
         num_lines: Lines read.
         written_ns: File to when it was last written, ns since the epoch; without packed ones and
             those that are not on this machine.
@@ -343,6 +352,7 @@ class DeviceLog(msgspec.Struct, frozen=True, kw_only=True):
     series: tuple[DeviceSeries, ...] = ()
     events: tuple[DeviceEvent, ...] = ()
     links: tuple[DeviceLinks, ...] = ()
+    kernel_logs: tuple[str, ...] = ()
     num_lines: int = 0
     written_ns: Mapping[str, int] = msgspec.field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -355,6 +365,7 @@ class DeviceLog(msgspec.Struct, frozen=True, kw_only=True):
             series=tuple(series for log in logs for series in log.series),
             events=tuple(event for log in logs for event in log.events),
             links=tuple(links for log in logs for links in log.links),
+            kernel_logs=tuple(file for log in logs for file in log.kernel_logs),
             num_lines=sum(log.num_lines for log in logs),
             written_ns={file: ns for log in logs for file, ns in log.written_ns.items()},
             notes=tuple(dict.fromkeys(note for log in logs for note in log.notes)),

@@ -12,6 +12,7 @@ from distprof.rules.base import Finding, NotChecked
 from distprof.schema import Record, records_to_pandas
 from distprof.sections.base import Verdict
 from distprof.sections.capture.result import CaptureResult
+from distprof.sections.collective_log.result import CollectiveLogResult
 from distprof.sections.collectives.result import CollectivesResult
 from distprof.sections.efficiency.result import EfficiencyResult
 from distprof.sections.gradients.result import GradientsResult
@@ -24,6 +25,7 @@ from distprof.sections.nccl.result import NcclResult
 from distprof.sections.overlap.result import OverlapResult
 from distprof.sections.pipeline.result import PipelineResult
 from distprof.sections.placement.result import PlacementResult
+from distprof.sections.ras.result import RasResult
 from distprof.sections.settings.result import SettingsResult
 from distprof.sections.sharding.result import ShardingResult
 from distprof.sections.step_log.result import StepLogResult
@@ -132,6 +134,9 @@ class Report(Record, frozen=True, kw_only=True):
         training_log: What a training program printed about its iterations; empty without such a
             log.
         collective_summary: A table of collectives by rank from another tool; empty without one.
+        collective_log: Collectives over hours or days, as ranks recorded them; empty without
+            such records.
+        ras: What NCCL's RAS says of a running job; empty without output of ncclras.
         input_readiness: Measured readiness of each rank's input over time; empty without it.
         findings: Problems, each with its cost and fix, most important first.
         not_checked: Rules that lacked their evidence, and why.
@@ -168,6 +173,8 @@ class Report(Record, frozen=True, kw_only=True):
     settings: SettingsResult = SettingsResult()
     training_log: TrainingLogResult = TrainingLogResult()
     collective_summary: CollectiveSummaryResult = CollectiveSummaryResult()
+    collective_log: CollectiveLogResult = CollectiveLogResult()
+    ras: RasResult = RasResult()
     input_readiness: InputReadinessResult = InputReadinessResult()
     findings: tuple[Finding, ...]
     not_checked: tuple[NotChecked, ...]

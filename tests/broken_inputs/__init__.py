@@ -13,10 +13,12 @@ from tests.broken_inputs import (
     files,
     found,
     heavy,
+    inspector_records,
     machines,
     nccl_logs,
     not_traces,
     operation_tables,
+    ras,
     training_logs,
 )
 from tests.broken_inputs.intact import Case, Outcome, intact
@@ -33,6 +35,8 @@ CASES: list[Case] = [
     *training_logs.CASES,
     *machines.CASES,
     *device_logs.CASES,
+    *inspector_records.CASES,
+    *ras.CASES,
     *found.CASES,
 ]
 """Inputs that the test's own process can be shown."""

@@ -53,5 +53,41 @@ CASES.add(
     EITHER,
     log(HEAD + b"".join(ROW.replace(b", 0,", b", %d," % index) for index in range(30_000))),
 )
+KERNEL = b"Feb 23 16:24:18 node-1 kernel: "
+CASES.add(
+    "process with control characters that the kernel killed",
+    EITHER,
+    log(KERNEL + b"Out of memory: Killed process 1 (" + EVIL + b") anon-rss:9kB\n", "dmesg.log"),
+)
+CASES.add(
+    "crash of a process with absurd numbers",
+    EITHER,
+    log(KERNEL + b"a[" + b"9" * 40 + b"]: segfault at " + b"f" * 5_000 + b"\n", "dmesg.log"),
+)
+CASES.add(
+    "journal with fields of other types",
+    EITHER,
+    log(
+        b'{"__REALTIME_TIMESTAMP": {}, "_HOSTNAME": 7, "MESSAGE": "a[1]: segfault at 0"}\n'
+        b'{"__REALTIME_TIMESTAMP": "-1", "_HOSTNAME": "' + EVIL + b'", '
+        b'"MESSAGE": [75, 105, "Killed process "]}\n',
+        "journal.json",
+    ),
+)
+CASES.add(
+    "sensors behind names of very many hosts",
+    EITHER,
+    log(b"".join(b"node-%d: %snode-%d: %s" % (n, HEAD, n, ROW) for n in range(6_000))),
+)
+CASES.add(
+    "json of AMD's sensors, cut",
+    EITHER,
+    log(b'[{"gpu": 0, "usage": {"gfx_activity": {"value": 9', "amd.json"),
+)
+CASES.add(
+    "json of AMD's sensors with other types",
+    EITHER,
+    log(b'[{"gpu": {}, "usage": {"gfx_activity": [1e999, {}]}}, {"gpu": "card9"}, 7]', "amd.json"),
+)
 for seed in range(5):
     CASES.add(f"pieces of lines of sensors {seed}", EITHER, log(random_log(seed)))

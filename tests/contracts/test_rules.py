@@ -12,6 +12,7 @@ from distprof.rules.page import HEADINGS
 from distprof.rules.registry import all_rules
 from distprof.rules.retired import RETIRED
 from distprof.sections.capture.result import CaptureResult
+from distprof.sections.collective_log.result import CollectiveLogResult
 from distprof.sections.collectives.result import CollectivesResult
 from distprof.sections.efficiency.result import EfficiencyResult
 from distprof.sections.gradients.result import GradientsResult
@@ -24,6 +25,7 @@ from distprof.sections.nccl.result import NcclResult
 from distprof.sections.overlap.result import OverlapResult
 from distprof.sections.pipeline.result import PipelineResult
 from distprof.sections.placement.result import PlacementResult
+from distprof.sections.ras.result import RasResult
 from distprof.sections.report import RunInfo
 from distprof.sections.settings.result import SettingsResult
 from distprof.sections.sharding.result import ShardingResult
@@ -71,6 +73,8 @@ SECTIONS = {
     "efficiency": EfficiencyResult,
     "settings": SettingsResult,
     "training_log": TrainingLogResult,
+    "collective_log": CollectiveLogResult,
+    "ras": RasResult,
     "collective_summary": CollectiveSummaryResult,
     "input_readiness": InputReadinessResult,
     "scaling": ScalingResult,

@@ -12,6 +12,7 @@ import msgspec
 
 from distprof.sections.base import Result
 from distprof.sections.capture.result import CaptureResult, NodeClock
+from distprof.sections.collective_log.result import CollectiveLogResult
 from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
 from distprof.sections.efficiency.result import DeviceMemory, EfficiencyResult
 from distprof.sections.gradients.result import GradientGroup, GradientsResult
@@ -31,6 +32,7 @@ from distprof.sections.pipeline.result import (
     PipelineResult,
 )
 from distprof.sections.placement.result import PlacedAxis, PlacedNode, PlacementResult
+from distprof.sections.ras.result import RasResult
 from distprof.sections.settings.result import (
     DdpSetup,
     HostSetup,
@@ -144,6 +146,8 @@ def healthy(*, communication_ms: float = 8.0, steps: bool = True, **parts_ms: fl
         ShardingResult(),
         TrainingLogResult(),
         CollectiveSummaryResult(),
+        CollectiveLogResult(),
+        RasResult(),
         InputReadinessResult(),
     )
     return {type(result): result for result in results}

@@ -7,6 +7,8 @@ from pathlib import Path, PurePosixPath
 from distprof.bounds import Bound
 from distprof.errors import InputError
 from distprof.ingest.files import beginning, paths_of_logs
+from distprof.ingest.sensors.amd import is_amd_json
+from distprof.ingest.sensors.kernel import JOURNAL
 from distprof.ingest.source import Source
 from distprof.run.logs import DeviceLog
 from distprof.run.run import Run
@@ -23,7 +25,9 @@ BOUND = Bound(
     seconds_per_mb=5,
 )
 _SNIFFED_BYTES = 1 << 20
-_OTHER_KINDS = (".json", ".json.gz", ".pkl", ".parquet", ".tar", ".zip", ".py", ".toml", ".md")
+_SNIFFED_JSON = 1 << 14
+_JSON = (".json", ".json.gz")
+_NEVER = (".pkl", ".parquet", ".tar", ".zip", ".py", ".toml", ".md")
 _WORDS = (b"NCCL INFO", b"NCCL WARN", b"traceEvents", b'"distprof.')  # of other kinds of files
 
 
@@ -72,9 +76,9 @@ def _shown(path: str, root: str) -> str:
 
 def _content(path: str) -> str:
     """``samples``, ``errors`` or nothing, by the file's name and its beginning."""
-    if path.lower().endswith(_OTHER_KINDS):
-        return ""
-    start = beginning(path, _SNIFFED_BYTES)
+    start = b"" if path.lower().endswith(_NEVER) else beginning(path, _SNIFFED_BYTES)
+    if path.lower().endswith(_JSON) and JOURNAL.encode() not in start.split(b"\n", 1)[0]:
+        return "samples" if is_amd_json(start[:_SNIFFED_JSON].decode("utf-8", "replace")) else ""
     if not start or b"\0" in start[:4096] or any(word in start for word in _WORDS):
         return ""
     from distprof.ingest.sensors.read import content_of

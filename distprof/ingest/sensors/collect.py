@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.artefacts.throttling import throttle_reasons
@@ -28,6 +29,7 @@ __all__ = [
     "LAST_NS",
     "Collector",
     "Identity",
+    "Labelled",
     "Samples",
     "bus_id",
     "mask_of",
@@ -234,6 +236,7 @@ class Collector(msgspec.Struct):
     Args:
         file: Its name, for people.
         written_ns: When it was last written, None where that is not known.
+        is_kernel_log: Whether it is a kernel log, so that the absence of errors means something.
     """
 
     file: str
@@ -241,6 +244,7 @@ class Collector(msgspec.Struct):
     num_lines: int = 0
     num_samples: int = 0
     num_events: int = 0
+    is_kernel_log: bool = False
     events: list[DeviceEvent] = msgspec.field(default_factory=list)
     links: list[DeviceLinks] = msgspec.field(default_factory=list)
     uuids: dict[str, str] = msgspec.field(default_factory=dict)
@@ -305,7 +309,51 @@ class Collector(msgspec.Struct):
             series=series,
             events=tuple(self.events),
             links=tuple(self.links),
+            kernel_logs=(self.file,) if self.is_kernel_log else (),
             num_lines=self.num_lines,
             written_ns={} if self.written_ns is None else {self.file: self.written_ns},
             notes=tuple(notes),
         )
+
+
+class Labelled:
+    """A collector of what lines behind a host's name tell.
+
+    Args:
+        collector: Where everything goes.
+        host: The name; a device whose line names another keeps that.
+    """
+
+    def __init__(self, collector: Collector, host: str) -> None:
+        self._collector = collector
+        self._host = host
+        self._named: dict[Identity, Identity] = {}
+        self.file = collector.file
+        self.uuids = collector.uuids
+        self.left_out = collector.left_out
+        self.notes = collector.notes
+        self.links = collector.links
+
+    @property
+    def num_samples(self) -> int:
+        """Of the whole file."""
+        return self._collector.num_samples
+
+    def sample(
+        self,
+        device: Identity,
+        when: tuple[int, Clock] | None,
+        values: Mapping[str, float | None],
+        reasons: str = "",
+    ) -> None:
+        """Add a sample."""
+        named = self._named.get(device)
+        if named is None:
+            named = replace(device, host=device.host or self._host)
+            if len(self._named) < MAX_DEVICES:
+                self._named[device] = named
+        self._collector.sample(named, when, values, reasons)
+
+    def event(self, event: DeviceEvent) -> None:
+        """Add an error."""
+        self._collector.event(replace(event, host=event.host or self._host))

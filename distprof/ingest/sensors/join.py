@@ -215,7 +215,13 @@ def _placed(one: _Placed, places: Places, hosts: dict[str, str]) -> _Placed:
     bus = "" if isinstance(one, DeviceLinks) else one.bus_id
     if isinstance(one, DeviceEvent) and one.kind == "fabric":
         return replace(one, host=host)
-    return replace(one, host=host, rank=places.rank_of(host, one.index, bus, one.uuid))
+    of_process = None
+    if isinstance(one, DeviceEvent):
+        of_process = places.rank_of_process(host, one.pid)
+        if one.kind in ("crash", "oom"):
+            return replace(one, host=host, rank=of_process)
+    on_device = places.rank_of(host, one.index, bus, one.uuid)
+    return replace(one, host=host, rank=of_process if on_device is None else on_device)
 
 
 def _known_by_sensors(log: DeviceLog) -> DeviceLog:

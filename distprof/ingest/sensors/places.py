@@ -24,12 +24,14 @@ class Places(msgspec.Struct, frozen=True):
         by_index: Node and number of the device as the driver counts, to the rank there.
         by_uuid: UUID to the rank there; where ``CUDA_VISIBLE_DEVICES`` names devices so.
         nodes: Names of the nodes; a single empty name if they are unknown.
+        by_pid: Host and process id to the rank; from run.json.
     """
 
     by_bus: Mapping[tuple[str, str], int]
     by_index: Mapping[tuple[str, int], int]
     by_uuid: Mapping[str, int]
     nodes: tuple[str, ...]
+    by_pid: Mapping[tuple[str, int], int]
 
     @staticmethod
     def of(run: Run) -> Places:
@@ -52,6 +54,11 @@ class Places(msgspec.Struct, frozen=True):
             by_index=by_index,
             by_uuid=by_uuid,
             nodes=tuple(nodes),
+            by_pid={
+                (entry.host, entry.pid): entry.rank
+                for entry in (() if run.job is None else run.job.ranks)
+                if entry.pid is not None
+            },
         )
 
     def rank_of(self, host: str, index: int | None, bus: str, uuid: str) -> int | None:
@@ -75,6 +82,19 @@ class Places(msgspec.Struct, frozen=True):
                 return found.pop()
         node = self.node_named(host)
         return None if node is None or index is None else self.by_index.get((node, index))
+
+    def rank_of_process(self, host: str, pid: int | None) -> int | None:
+        """The rank that was a process; None where that is not known for sure.
+
+        Args:
+            host: As the file names it; empty where it does not, which is sure for one node only.
+            pid: Process id as the host counts; inside of a container others may be used.
+        """
+        found = {
+            rank for (at, number), rank in self.by_pid.items() if number == pid and _same(at, host)
+        }
+        is_sure = bool(host) or len({at for at, _ in self.by_pid}) == 1
+        return found.pop() if len(found) == 1 and is_sure else None
 
     def node_named(self, host: str) -> str | None:
         """The node that a host name means; the only one where none is named."""

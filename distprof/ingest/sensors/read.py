@@ -6,23 +6,32 @@ lines between): each line goes to the reader whose mark it bears, else to the ta
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from distprof.bounds import within
 from distprof.errors import InputError
 from distprof.ingest.files import DAMAGE, opened
-from distprof.ingest.sensors.collect import Collector
+from distprof.ingest.sensors.amd import AmdCsv, amd_header, is_amd_json, take_amd_json
+from distprof.ingest.sensors.collect import Collector, Labelled
+from distprof.ingest.sensors.kernel import (
+    JOURNAL,
+    SNIFFED_LINES,
+    holds_marks,
+    is_kernel_log,
+    take_journal,
+    take_kernel,
+)
 from distprof.ingest.sensors.messages import (
     FABRIC,
-    KERNEL,
     MARK,
     PREFIX,
     NvlinkStatus,
     Scrapes,
     take_fabric_line,
-    take_kernel_line,
     take_monitor_line,
 )
 from distprof.ingest.sensors.tables import (
@@ -33,20 +42,32 @@ from distprof.ingest.sensors.tables import (
     header_of,
     is_headless,
 )
+from distprof.ingest.sensors.tables_for_people import TITLE, SmiTables, is_date
 from distprof.run.logs import DeviceLog
 
 __all__ = ["EXPECTED", "content_of", "read_file"]
 
 MAX_LINE_BYTES = 1 << 18
+JSON_ENDINGS = (".json", ".json.gz")
+MAX_JSON_BYTES = 1 << 26
+_SNIFFED_JSON = 1 << 14
 MAX_BYTES = 1 << 36
 """Unpacked; a small file of gzip can hold more than a day's work."""
 
 _SNIFFED_LINES = 20_000
+_SNIFFED_CHARACTERS = 500
+_MOST_BEFORE = 10_000
+_MAX_HOSTS = 4_096
+_LABEL = re.compile(r"([A-Za-z0-9][\w.-]{0,80}): ?(?=[#|+\w ])")
+"""A host's name, or a task's number, as pdsh, clush and ``srun --label`` put it before lines."""
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,80}")
+_RULE = re.compile(r"-{4,80}")
 _BLOCK_BYTES = 1 << 20
 EXPECTED = (
-    "GPU sensors or errors: nvidia-smi --query-gpu as csv, nvidia-smi dmon, dcgmi dmon, metrics "
-    "of dcgm-exporter, the SuperBench monitor, nvidia-smi nvlink --status, a kernel log or a "
-    "fabric manager log"
+    "GPU sensors or errors: nvidia-smi, its --query-gpu as csv, its dmon, amd-smi or rocm-smi as "
+    "csv or json, dcgmi dmon, metrics of dcgm-exporter, the SuperBench monitor, nvidia-smi nvlink "
+    "--status, a kernel log (dmesg -T, journalctl -k) or a fabric manager log"
 )
 
 
@@ -63,9 +84,12 @@ def read_file(path: str, shown: str) -> DeviceLog:
     collector = Collector(shown, _written_ns(path))
     dispatcher = _Dispatcher(collector)
     try:
+        if path.lower().endswith(JSON_ENDINGS) and _read_amd_json(path, collector):
+            return collector.result()
         with opened(path) as stream:
             for line in _lines(stream, collector):
                 dispatcher.take(line)
+        collector.is_kernel_log |= is_kernel_log(dispatcher.beginning)
     except _HeadlessError:
         raise InputError(
             path,
@@ -84,6 +108,23 @@ def read_file(path: str, shown: str) -> DeviceLog:
     return collector.result()
 
 
+def _read_amd_json(path: str, collector: Collector) -> bool:
+    """Read JSON of AMD's tools, if it is that.
+
+    Raises:
+        ValueError: If it is damaged or too large.
+    """
+    with opened(path) as stream:
+        start = stream.read(_SNIFFED_JSON).decode("utf-8", "replace")
+        if not is_amd_json(start):
+            return False
+        data = start.encode() + stream.read(MAX_JSON_BYTES + 1)
+        text = within(data, min(MAX_JSON_BYTES, MAX_BYTES), path).decode("utf-8", "replace")
+    collector.num_lines = text.count("\n") + 1
+    take_amd_json(text, collector)
+    return True
+
+
 def _written_ns(path: str) -> int | None:
     """When a plain file was last written: with its last sample, unless it was packed or copied."""
     if "://" in path or path.lower().endswith(".gz"):
@@ -99,42 +140,118 @@ class _HeadlessError(Exception):
 
 
 class _Dispatcher:
-    """Gives each line to its reader.
+    """Gives each line to its reader, those of each host to readers of their own.
 
     Args:
         collector: Where readers put what they find.
+
+    Attributes:
+        beginning: First lines, by which a kernel log is known.
     """
 
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
-        self._table: QueryCsv | Dmon | None = None
-        self._scrapes = Scrapes(collector)
-        self._links = NvlinkStatus(collector)
+        self._hosts: dict[str, _Host] = {"": _Host(collector, "")}
+        self._open = self._hosts[""]
+        self._last = ["", ""]
+        self.beginning = ""
+
+    def take(self, line: str) -> None:
+        """Read one line."""
+        if self._collector.num_lines <= SNIFFED_LINES:
+            self.beginning += f"{line[:_SNIFFED_CHARACTERS]}\n"
+        if self._open.take_row(line):  # by far the most lines
+            return
+        if line[:1] == "{" and JOURNAL in line:
+            take_journal(line, self._collector)
+        elif holds_marks(line):
+            take_kernel(line, self._collector)
+        else:
+            self._dispatch(line)
+
+    def _dispatch(self, line: str) -> None:
+        label = _LABEL.match(line)
+        if label is not None and self._is_host(label[1], line[label.end() :]):
+            self._hosts[label[1]].take(line[label.end() :])
+            return
+        before, name = self._last
+        self._last = [name, line]
+        if _RULE.fullmatch(line) and _RULE.fullmatch(before) and _NAME.fullmatch(name):
+            self._open = self._host(name)  # as dshbak writes
+            return
+        self._open.take(line)
+
+    def _is_host(self, name: str, rest: str) -> bool:
+        """Whether a line begins with a host's name: one behind which a table has begun."""
+        if name in self._hosts:
+            return True
+        if not _begins_table(rest) or len(self._hosts) > _MAX_HOSTS:
+            return False
+        self._host(name)
+        return True
+
+    def _host(self, name: str) -> _Host:
+        shown = f"task {name}" if name.isdecimal() else name
+        return self._hosts.setdefault(name, _Host(self._collector, shown))
+
+    def close(self) -> None:
+        """End what is open."""
+        for host in self._hosts.values():
+            host.close()
+        if not self._collector.num_samples:
+            for host in self._hosts.values():
+                host.close_tables()
+
+
+class _Host:
+    """Readers of the lines of one host.
+
+    Args:
+        collector: Where readers put what they find.
+        name: Of the host, empty where not told.
+    """
+
+    def __init__(self, collector: Collector, name: str) -> None:
+        self._name = name
+        self._collector: Collector | Labelled = Labelled(collector, name) if name else collector
+        self._table: QueryCsv | Dmon | AmdCsv | None = None
+        self._scrapes = Scrapes(self._collector)
+        self._links = NvlinkStatus(self._collector)
+        self._tables = SmiTables(self._collector, name)
         self._num_rows = 0
+
+    def take_row(self, line: str) -> bool:
+        """Read a row of the open table; False where another reader must look at the line."""
+        if not (line[:1].isdigit() and isinstance(self._table, QueryCsv)) or holds_marks(line):
+            return False
+        self._num_rows += 1
+        self._table.take(line)
+        return True
 
     def take(self, line: str) -> None:
         """Read one line."""
         first = line[:1]
-        if first.isdigit() and isinstance(self._table, QueryCsv) and KERNEL not in line:
-            self._num_rows += 1  # by far the most lines
-            self._table.take(line)
-        elif first == "#":
+        if self.take_row(line):
+            return
+        if first == "#":
             self._comment(line)
         elif line.startswith(PREFIX):
             self._scrapes.take(line)
         elif first == "{" and MARK in line:
             take_monitor_line(line, self._collector)
-        elif KERNEL in line:
-            take_kernel_line(line, self._collector)
         elif first == "[" and FABRIC.match(line):
             take_fabric_line(line, self._collector)
-        elif not self._links.take(line):
+        elif not (self._links.take(line) or self._tables.take(line)):
             self._row(line)
 
     def close(self) -> None:
         """End what is open."""
         self._scrapes.close()
         self._links.close()
+
+    def close_tables(self) -> None:
+        """Hand over tables for people, where the file has nothing better."""
+        self._tables.close()
 
     def _comment(self, line: str) -> None:
         """A header of dmon, its line of units, the end of a section, or something else."""
@@ -152,7 +269,10 @@ class _Dispatcher:
         if not line.strip():
             return
         if "," in line:
-            names = header_of(line)
+            names, of_amd = header_of(line), amd_header(line)
+            if of_amd is not None:
+                self._table = AmdCsv(of_amd, self._collector)
+                return
             if names is not None:
                 self._table = QueryCsv(names, self._collector)
                 return
@@ -161,6 +281,15 @@ class _Dispatcher:
         if self._table is not None:
             self._num_rows += 1
             self._table.take(line)
+
+
+def _begins_table(line: str) -> bool:
+    """Whether a line is the first of a table, a scrape or the tables of nvidia-smi."""
+    if line.startswith((TITLE, PREFIX, f"# HELP {PREFIX}")):
+        return True
+    if line.startswith("#"):
+        return dmon_header(line) is not None
+    return "," in line and (header_of(line) is not None or amd_header(line) is not None)
 
 
 def _lines(stream: BinaryIO, collector: Collector) -> Iterator[str]:
@@ -190,8 +319,10 @@ def _lines(stream: BinaryIO, collector: Collector) -> Iterator[str]:
 def content_of(start: bytes) -> str:
     """``samples``, ``errors`` or nothing, by the marks in a file's beginning."""
     text = start.decode("utf-8", "replace")
-    if KERNEL in text:
+    if "NVRM: " in text or is_kernel_log(text):
         return "errors"
+    if _begins_with_tables(text):
+        return "samples"
     is_first = True
     for line in text.split("\n", _SNIFFED_LINES)[:_SNIFFED_LINES]:
         kind = _kind(line.rstrip("\r"), is_first=is_first)
@@ -201,7 +332,28 @@ def content_of(start: bytes) -> str:
     return ""
 
 
+def _begins_with_tables(text: str) -> bool:
+    """Whether nothing but hosts, dates and rules precede a table of nvidia-smi.
+
+    Below other words it may be in the log of a program.
+    """
+    for line in text.split("\n", _MOST_BEFORE)[:_MOST_BEFORE]:
+        label = _LABEL.match(line)
+        rest = (line if label is None else line[label.end() :]).strip()
+        if rest.startswith(TITLE):
+            return True
+        is_quiet = not rest or rest[0] in "+|" or is_date(rest)
+        if not (is_quiet or _RULE.fullmatch(rest) or _NAME.fullmatch(rest)):
+            return False
+    return False
+
+
 def _kind(line: str, *, is_first: bool) -> str:
+    label = _LABEL.match(line)
+    if label is not None and _begins_table(line[label.end() :]):
+        line = line[label.end() :]
+    if "," in line and amd_header(line) is not None:
+        return "samples"
     if FABRIC.match(line):
         return "errors"
     if line.startswith(PREFIX) or line.startswith(f"# HELP {PREFIX}"):

@@ -19,6 +19,7 @@ import msgspec
 from distprof.ingest.sensors.collect import (
     Collector,
     Identity,
+    Labelled,
     bus_id,
     mask_of,
     number,
@@ -103,7 +104,7 @@ class Dmon:
         collector: Where samples go.
     """
 
-    def __init__(self, names: Sequence[str], collector: Collector) -> None:
+    def __init__(self, names: Sequence[str], collector: Collector | Labelled) -> None:
         self._names = list(names)
         self._collector = collector
         self._is_dcgm = names[0] == "Entity"
@@ -256,7 +257,7 @@ class QueryCsv:
         collector: Where samples go.
     """
 
-    def __init__(self, names: Sequence[str], collector: Collector) -> None:
+    def __init__(self, names: Sequence[str], collector: Collector | Labelled) -> None:
         self._count = len(names)
         self._collector = collector
         at = {name: i for i, name in reversed(list(enumerate(names)))}

@@ -21,7 +21,12 @@ from distprof.ingest.training_logs.tables import (
     ColumnsGrammar,
     GoldenValues,
 )
-from distprof.ingest.training_logs.trainers import BarGrammar, MllogGrammar, TrainerGrammar
+from distprof.ingest.training_logs.trainers import (
+    BarGrammar,
+    MllogGrammar,
+    NemoGrammar,
+    TrainerGrammar,
+)
 from distprof.run.logs import TrainingLog
 
 __all__ = ["grammars", "holds_iterations", "read_training_log"]
@@ -39,6 +44,7 @@ def grammars() -> tuple[Grammar, ...]:
         SpeedrunGrammar(),
         IterGrammar(),
         TokGrammar(),
+        NemoGrammar(),
         MllogGrammar(),
         BarGrammar(),
         TrainerGrammar(),

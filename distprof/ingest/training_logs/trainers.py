@@ -8,7 +8,16 @@ Hugging Face's Trainer, and progress bars, in which programs that print no times
 
 MLPerf's lines, ``:::MLLOG {"time_ms": …, "key": "train_loss", "value": …, "metadata": {…}}``.
 Losses come with the number of samples so far: their distance in time is that of as many iterations
-as their samples make. Some programs print throughput too.
+as their samples make. Some programs print throughput too, and NVIDIA's print ``train_step_time``
+(mlcommons/training, ``MLPerfLoggingCallback`` and ``DeltaTimingCallback``).
+
+NeMo's lines, and those of BioNeMo, as its progress printer, its progress bar and DLLogger write
+them::
+
+    Training epoch 0, iteration 120/149 | lr: 3e-05 | consumed_samples: 121 | global_batch_size: 1 |
+        global_step: 120 | reduced_train_loss: 1.233 | train_step_timing in s: 0.03146
+    Epoch 0: 1%| | 7/100 [00:10<02:00, reduced_train_loss=3.0, train_step_timing in s=1.20]
+    DLLL {"type": "LOG", "step": 16, "data": {"train_step_timing in s": 92.28, …}}
 """
 
 from __future__ import annotations
@@ -19,9 +28,17 @@ from typing import Any
 
 import msgspec
 
-from distprof.ingest.training_logs.grammar import NUMBER, Grammar, Row, s_to_ns, to_float
+from distprof.ingest.training_logs.grammar import (
+    MAX_ROWS,
+    NUMBER,
+    Grammar,
+    Row,
+    s_to_ns,
+    to_float,
+    to_int,
+)
 
-__all__ = ["BarGrammar", "MllogGrammar", "TrainerGrammar"]
+__all__ = ["BarGrammar", "MllogGrammar", "NemoGrammar", "TrainerGrammar"]
 
 _SUMMARY = re.compile(rb"\{[^{}\n]{0,400}?'train_runtime': [^{}\n]{0,800}\}")
 
@@ -140,11 +157,65 @@ class BarGrammar(Grammar):
         )
 
 
+# NeMo ---------------------------------------------------------------------------------------------
+
+_TIMED = re.compile(rb"^[^\n]{0,4000}?train_step_timing in s\W{1,4}[^\n]{0,2000}", re.MULTILINE)
+
+_SAID = re.compile(
+    rb"\b(train_step_timing in s|global_step|reduced_train_loss|global_batch_size)[\"']?[:=] ?"
+    rb"(" + NUMBER + rb")"
+)
+
+_ITERATION = re.compile(rb"Training epoch \d{1,9}, iteration (\d{1,15})/")
+
+
+class NemoGrammar(Grammar):
+    """Reports of NeMo, each once: a progress bar prints the last step again."""
+
+    @property
+    def name(self) -> str:
+        """Whose words they are."""
+        return "NeMo"
+
+    @property
+    def signs(self) -> tuple[bytes, ...]:
+        """A block without any of these holds nothing of the grammar."""
+        return (b"train_step_timing in s",)
+
+    def take(self, block: bytes) -> None:
+        """Gather one report per line."""
+        for match in _TIMED.finditer(block):
+            said = dict(_SAID.findall(match[0]))
+            ns = s_to_ns(to_float(said.get(b"train_step_timing in s")))
+            if ns is None:
+                self.num_unknown += 1
+                continue
+            told = to_float(said.get(b"global_step"))
+            step = _ITERATION.search(match[0])
+            number = int(told) if told is not None and told >= 0 else to_int(step and step[1])
+            size = to_float(said.get(b"global_batch_size"))
+            if size is not None and 1 <= size < 1 << 40:
+                self.facts["global_batch_size"] = int(size)
+            batch = self.facts.get("global_batch_size")
+            row = Row(
+                iteration=number,
+                duration_ns=ns,
+                samples_per_s=batch * 1e9 / ns if batch and ns else None,
+                loss=to_float(said.get(b"reduced_train_loss")),
+            )
+            if not self.rows or number is None or self.rows[-1].iteration != number:
+                self.add(row)
+
+
 # MLPerf -------------------------------------------------------------------------------------------
 
 _LINE = re.compile(rb":::MLLOG (\{[^\n]{1,20000})")
 
 _RATES = ("throughput", "imgs_sec", "samples_per_sec", "samples_per_second")
+
+_STEP_TIME = "train_step_time"
+
+_LOSSES = ("reduced_train_loss", "train_loss")
 
 _BREAKS = ("block_start", "block_stop", "eval_start", "eval_stop", "run_start", "run_stop")
 
@@ -157,6 +228,8 @@ class MllogGrammar(Grammar):
     """Reports of MLPerf's logging library."""
 
     _before: tuple[float, float] | None = None  # seconds and samples of the last loss
+    _steps: list[Row] = msgspec.field(default_factory=list)
+    _samples: float = 0.0  # of the last time of a step
 
     @property
     def name(self) -> str:
@@ -200,10 +273,37 @@ class MllogGrammar(Grammar):
             self._before = None
         elif key == "train_loss":
             self._take_loss(event.get("time_ms"), _number(value), metadata)
+        elif key in _RATES:
+            self._take_rate({str(key): value})
         elif key == "tracked_stats" and isinstance(value, dict):
-            if "train_loss" in value:
+            if _STEP_TIME in value:
+                self._take_step(value, metadata)
+            elif "train_loss" in value:
                 self._take_loss(event.get("time_ms"), _number(value["train_loss"]), metadata)
             self._take_rate(value)
+
+    def _take_step(self, value: dict[str, Any], metadata: dict[str, Any]) -> None:
+        """The time of a step, in seconds: of the last one, or a mean since the last report.
+
+        ``samples_count`` counts from the start, or since the last report.
+        """
+        seconds, samples = _number(value[_STEP_TIME]), _number(metadata.get("samples_count"))
+        ns = None if seconds is None else s_to_ns(seconds)
+        if ns is None or len(self._steps) >= MAX_ROWS:
+            return
+        batch = self.facts.get("global_batch_size")
+        number = round(samples / batch) if batch and samples and samples > 0 else None
+        is_total = samples is not None and samples > self._samples
+        self._samples = samples if samples is not None else self._samples
+        self._steps.append(
+            Row(
+                iteration=number if is_total else None,
+                duration_ns=ns,
+                span=None if is_total else number,
+                samples_per_s=batch / seconds if batch and seconds else None,
+                loss=next((_number(value[name]) for name in _LOSSES if name in value), None),
+            )
+        )
 
     def _take_rate(self, value: dict[str, Any]) -> None:
         rate = next((_number(value[name]) for name in _RATES if name in value), None)
@@ -234,7 +334,13 @@ class MllogGrammar(Grammar):
         )
 
     def finish(self) -> None:
-        """Where only throughput was printed, an iteration is a batch at that rate."""
+        """Times of steps count, if there are any.
+
+        Where only throughput was printed, an iteration is a batch at that rate.
+        """
+        if self._steps:
+            self.rows = self._steps
+            return
         batch = self.facts.get("global_batch_size")
         if self.rows or not self.rates or not batch:
             return

@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.run.evidence import CollectiveSummary, InputReadiness
+from distprof.join.inspected import compared, summary_of
+from distprof.run.evidence import CollectiveSummary, InputReadiness, InspectorLog
 from distprof.run.run import Run
 from distprof.schema import Int64Array
 from distprof.sections.summaries.result import (
@@ -29,12 +30,15 @@ CLEAR_RATIO = 0.5
 
 
 def analyze_collective_summary(run: Run) -> CollectiveSummaryResult:
-    """Who waits for whom, by a table of durations.
+    """Who waits for whom, by a table of durations, or by the records of all ranks.
 
     Args:
         run: The recording, or the table alone.
     """
     summary = run.get(CollectiveSummary)
+    log = run.get(InspectorLog)
+    if summary is None and log is not None:
+        summary = summary_of(log, compared(log))
     if summary is None:
         return CollectiveSummaryResult()
     made = [_class(summary, index) for index in range(len(summary.classes))]

@@ -276,6 +276,8 @@ MAX_DEVICES = 4_096
 
 MAX_ERRORS = 1_000
 
+_OF_PROCESSES = ("crash", "oom")
+
 _GB = 1e9
 
 # Kinds that are sold with all of their links, by the names that the driver gives them.
@@ -299,14 +301,17 @@ def with_devices(result: TelemetryResult, run: Run) -> TelemetryResult:
         result,
         devices=_devices(log),
         errors=_errors(log.events)[:MAX_ERRORS],
+        kernel_logs=log.kernel_logs[:MAX_ERRORS],
         nvlinks=tuple(_nvlink(links) for links in log.links[:MAX_DEVICES]),
         is_missing=is_missing,
-        unavailable=() if run.job is None and log.series else result.unavailable,
+        unavailable=()
+        if run.job is None and (log.series or log.kernel_logs)
+        else result.unavailable,
     )
 
 
 def _has_sensors(name: str) -> bool:
-    """Whether a device is of a kind whose sensors can be read; AMD's tools are not known yet."""
+    """Whether a device is of a kind whose sensors distprof's own probe can read."""
     return name not in ("", "cpu") and not name.startswith(("AMD", "Instinct"))
 
 
@@ -330,24 +335,30 @@ def _errors(events: Sequence[DeviceEvent]) -> tuple[DeviceError, ...]:
     """Identical ones of a GPU in one row, in order of their first."""
     alike: dict[tuple[object, ...], list[DeviceEvent]] = {}
     for event in events:
-        device = event.bus_id or event.uuid or event.index
-        alike.setdefault((event.kind, event.number, event.host, device), []).append(event)
+        who: object = event.bus_id or event.uuid or event.index
+        if event.kind in _OF_PROCESSES:
+            who = (event.process, event.rank)
+        alike.setdefault((event.kind, event.number, event.host, who), []).append(event)
     return tuple(_error(group) for group in alike.values())
 
 
 def _error(alike: Sequence[DeviceEvent]) -> DeviceError:
     first = alike[0]
     name = name_of_device(first.host, first.index, first.bus_id, first.uuid)
+    name = name.replace("GPU", "NVSwitch", 1) if first.kind == "fabric" else name
     return DeviceError(
         kind=first.kind,
         number=first.number,
-        device=name.replace("GPU", "NVSwitch", 1) if first.kind == "fabric" else name,
+        device=first.host if first.kind in _OF_PROCESSES else name,
         rank=first.rank,
         count=len(alike),
         text=first.text,
         time=first.time,
         is_dated=first.t_ns is not None,
         file=first.file,
+        process=first.process,
+        pid=first.pid,
+        memory_bytes=max((e.memory_bytes for e in alike if e.memory_bytes), default=None),
     )
 
 

@@ -122,18 +122,22 @@ class DeviceTelemetry(Record, frozen=True, kw_only=True):
 
 
 class DeviceError(Record, frozen=True, kw_only=True):
-    """Errors of one kind that one device's driver, or a switch's manager, logged.
+    """Errors of one kind that a kernel, a device's driver or a switch's manager logged.
 
     Args:
-        kind: ``xid`` of a GPU, ``fabric`` of an NVSwitch.
+        kind: ``xid`` of a GPU, ``fabric`` of an NVSwitch, ``crash`` of a process, ``oom`` for a
+            process that the kernel killed to free memory.
         number: Of the error, None where not told.
-        device: For people: ``GPU 3 of node-1``.
+        device: For people: ``GPU 3 of node-1``; of a process, its host, empty where not told.
         rank: Who ran there, None where that is not known.
         count: How many.
         text: Of the first.
         time: Of the first, as the log has it; empty where it has none.
         is_dated: Whether the log tells when, so that those of other times are left out.
         file: Where it stands.
+        process: Name of the first's process, empty where not told.
+        pid: Of that process; for a crash, of the thread that crashed. None where not told.
+        memory_bytes: The most that such a process held when it was killed, None where not told.
     """
 
     kind: str
@@ -145,6 +149,9 @@ class DeviceError(Record, frozen=True, kw_only=True):
     time: str
     is_dated: bool
     file: str
+    process: str = ""
+    pid: int | None = None
+    memory_bytes: int | None = None
 
 
 class DeviceNvlink(Record, frozen=True, kw_only=True):
@@ -178,7 +185,8 @@ class TelemetryResult(Result, frozen=True, kw_only=True):
     Args:
         ranks: One row per rank with sensors.
         devices: Devices in sensor files of which no rank is known.
-        errors: Errors in logs of drivers and switches during the recording.
+        errors: Errors in logs of kernels, drivers and switches during the recording.
+        kernel_logs: Kernel logs that were read, with errors in them or without.
         nvlinks: What ``nvidia-smi nvlink --status`` shows.
         energy_per_step_j: All devices together, mean of the analysed steps; None unless it is known
             of every rank's device. Ranks that were not traced count in the time of one that was.
@@ -194,6 +202,7 @@ class TelemetryResult(Result, frozen=True, kw_only=True):
     ranks: tuple[RankTelemetry, ...] = ()
     devices: tuple[DeviceTelemetry, ...] = ()
     errors: tuple[DeviceError, ...] = ()
+    kernel_logs: tuple[str, ...] = ()
     nvlinks: tuple[DeviceNvlink, ...] = ()
     energy_per_step_j: float | None = None
     energy_per_token_j: float | None = None

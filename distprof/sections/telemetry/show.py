@@ -144,12 +144,12 @@ def devices_table(report: Report, *, show_all: bool) -> TableView | None:
 
 @table(place=400)
 def device_errors_table(report: Report, *, show_all: bool) -> TableView | None:
-    """Errors that drivers and switches logged."""
+    """Errors that kernels, drivers and switches logged."""
     errors = report.telemetry.errors
     shown = errors if show_all else errors[:MAX_ROWS]
     more = len(errors) - len(shown)
     return rows_table(
-        "GPU and switch errors",
+        "Errors of GPUs, switches and processes",
         (
             Column("error", _error_name, left=True),
             Column("device", _error_place, left=True),
@@ -163,11 +163,16 @@ def device_errors_table(report: Report, *, show_all: bool) -> TableView | None:
 
 
 def _error_name(error: DeviceError) -> str:
-    return f"{'XID' if error.kind == 'xid' else 'switch'} {error.number or ''}".rstrip()
+    name = {"xid": "XID", "fabric": "switch", "oom": "out of memory"}.get(error.kind, error.kind)
+    return f"{name} {error.number or ''}".rstrip()
 
 
 def _error_place(error: DeviceError) -> str:
-    return error.device if error.rank is None else f"{error.device} (rank {error.rank})"
+    place = error.device
+    if error.process:
+        pid = "" if error.pid is None else f" {error.pid}"
+        place = f"{place}: {error.process}{pid}" if place else f"{error.process}{pid}"
+    return place if error.rank is None else f"{place} (rank {error.rank})"
 
 
 @table(place=410)
@@ -209,7 +214,7 @@ def _joules(energy: float) -> str:
 def devices_verdict(report: Report) -> Told:
     """The verdict and the numbers behind it; None for a report on anything else."""
     result = report.telemetry
-    if result.ranks or not (result.devices or result.errors or result.nvlinks):
+    if result.ranks or not _contents(result):
         return None
     return _line(result), tuple(
         sentence for sentence in (_heat(result), _slowed(result)) if sentence
@@ -236,6 +241,9 @@ def _contents(result: TelemetryResult) -> list[str]:
         parts.append(f"{counted(samples, 'sample')} of {counted(len(devices), 'GPU')}")
     if result.errors:
         parts.append(counted(sum(error.count for error in result.errors), "error"))
+    elif result.kernel_logs:
+        logs = counted(len(result.kernel_logs), "kernel log")
+        parts.append(f"{logs} without an error of a GPU, a crash or a process killed for memory")
     if result.nvlinks:
         active = sum(links.num_active for links in result.nvlinks)
         total = sum(links.num_links for links in result.nvlinks)

@@ -32,6 +32,7 @@ from distprof.ingest.job.run_directory import (
 from distprof.run.records import FlightDump
 from distprof.units import NS_PER_S, name_ranks
 from distprof.verbs.hang.progress import find_stop, is_stale, last_step, modified_ns
+from distprof.verbs.hang.ras import NAME, dead_ranks, lines_of_ras
 from distprof.verbs.hang.result import HangEvidence, LogLine
 
 __all__ = [
@@ -257,11 +258,16 @@ def read_evidence(
         outcomes = map_each(pool, read_dump, dumps, progress)
     notes: list[str] = []
     good = _chosen(dumps, outcomes, source, notes)
+    of_nccl, unread = lines_of_ras(
+        (log.folder.child(log.name).path, log.shown) for log in logs if NAME.search(log.name)
+    )
+    notes += unread
     return _with_run(
         HangEvidence(
             source=source,
             dumps=good,
-            log_lines=_scanned(logs),
+            log_lines=(*of_nccl, *_scanned(logs)),
+            failed=dead_ranks(of_nccl),
             stacks={rank: calls for rank, calls in _stacks(stacks) if calls},
             notes=tuple(notes),
             num_other_dumps=sum(one.result is not None for one in outcomes) - len(good),
@@ -288,7 +294,7 @@ def find_files(
         rank = _folder_rank(folder)
         if name == STACKS_FILE and rank is not None:
             stacks.append((rank, folder))
-        elif _LOG.search(name):
+        elif _LOG.search(name) or NAME.search(name):
             logs.append(
                 LogFile(folder=folder, name=name, shown=shown, rank=_log_rank(folder, name))
             )
@@ -484,7 +490,7 @@ def _with_run(evidence: HangEvidence, root: Folder) -> HangEvidence:
         for e in job.errors
         if e.is_peer_loss and e.rank not in told
     )
-    for rank, why in _exited(job).items():
+    for rank, why in (*_exited(job).items(), *evidence.failed.items()):
         failed.setdefault(rank, why)
     evidence = _with_steps(evidence, job)
     return replace(

@@ -34,7 +34,8 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         rank: Rank that wrote it; None where unknown.
         file: Log file.
         line: Line number, from 1.
-        about: ``timeout``, ``nccl``, ``device``, ``peer`` (another rank was lost) or ``error``.
+        about: ``timeout``, ``nccl``, ``device``, ``peer`` (another rank was lost), ``error``, or
+            ``ras`` for what ncclras says of the rank.
         text: The line, truncated.
     """
 

@@ -1,6 +1,6 @@
 """Well-known XID errors of GPUs: what they mean and what to do.
 
-Source: NVIDIA, "XID Errors" (docs.nvidia.com/deploy/xid-errors).
+Source: NVIDIA, "XID Errors" and its catalogue (docs.nvidia.com/deploy/xid-errors).
 """
 
 from __future__ import annotations
@@ -37,9 +37,14 @@ class Meaning(msgspec.Struct, frozen=True):
     is_hardware: bool = True
 
 
+_NVLINK_5 = Meaning("an NVLink had an error", _LINK)
+
 _MEANINGS = {
+    8: Meaning("the GPU stopped processing", _PROGRAM, False),
     13: Meaning("a kernel did something illegal (graphics engine exception)", _PROGRAM, False),
     31: Meaning("a kernel accessed memory outside its allocations (page fault)", _PROGRAM, False),
+    32: Meaning("commands that reached the GPU were invalid or corrupted", _PROGRAM, False),
+    38: Meaning("the driver's firmware had an error", _RESET),
     43: Meaning(
         "the GPU stopped a program, mostly because of a fault in the program", _PROGRAM, False
     ),
@@ -53,6 +58,10 @@ _MEANINGS = {
         "Drain the host and reset the GPU, so that the row is remapped; replace it if rows run out "
         "(nvidia-smi -q -d ROW_REMAPPER).",
     ),
+    54: Meaning(
+        "auxiliary power is not connected to the GPU's board",
+        "Check the power cables and supplies of the host.",
+    ),
     61: Meaning("the GPU's own controller stopped at a breakpoint or a warning", _RESET),
     62: Meaning("the GPU's own controller halted", _RESET),
     63: Meaning(
@@ -63,6 +72,7 @@ _MEANINGS = {
         "a row of memory could not be remapped, or a page not retired",
         "Drain the host and reset the GPU; replace it if the error comes back.",
     ),
+    69: Meaning("a kernel did something illegal (graphics engine class error)", _PROGRAM, False),
     74: Meaning("an NVLink had an error", _LINK),
     79: Meaning(
         "the GPU fell off the bus",
@@ -80,8 +90,30 @@ _MEANINGS = {
         "a memory error could be neither corrected nor contained",
         "Drain the host and reset the GPU at once: results of every program on it may be wrong.",
     ),
+    109: Meaning("switching between programs took too long (context switch timeout)", _RESET),
+    110: Meaning("the GPU reported a security fault", _RESET),
     119: Meaning("the GPU's system processor did not answer in time (GSP)", _RESET),
     120: Meaning("the GPU's system processor had an error (GSP)", _RESET),
+    121: Meaning("the link between CPU and GPU had an error (C2C)", _RESET),
+    137: Meaning("an access over NVLink was not allowed (fabric linear address)", _PROGRAM, False),
+    140: Meaning(
+        "memory had an error that was not recovered",
+        "Drain the host and reset the GPU at once: results of every program on it may be wrong.",
+    ),
+    143: Meaning("the GPU could not be initialised", _RESET),
+    **dict.fromkeys(range(144, 151), _NVLINK_5),
+    154: Meaning(
+        "the driver says what recovers the GPU",
+        "Do what the text of the error says: reset the GPU, drain it, or reboot the host.",
+    ),
+    156: Meaning(
+        "a part of the GPU was marked to be retired",
+        "Reset the GPU soon, because the retirement takes effect only then.",
+    ),
+    157: Meaning(
+        "a part of the GPU could not be retired",
+        "Drain the host and reset the GPU; replace it if the error comes back.",
+    ),
 }
 
 _UNKNOWN = Meaning(

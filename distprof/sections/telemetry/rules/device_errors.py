@@ -33,6 +33,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from distprof.escape import shorten
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limits, rule
 from distprof.sections.telemetry.result import DeviceError, TelemetryResult
 from distprof.sections.telemetry.rules._shared import NO_SENSORS
@@ -41,6 +42,7 @@ from distprof.terms import Confidence, Severity
 from distprof.units import name_ranks
 
 _MAX_NAMED = 4
+_MAX_NAME = 40
 
 
 class _Found(msgspec.Struct):
@@ -50,6 +52,8 @@ class _Found(msgspec.Struct):
     devices: list[str] = msgspec.field(default_factory=list)
     count: int = 0
     is_dated: bool = False
+    time: str = ""
+    process: str = ""
 
 
 @rule(
@@ -91,6 +95,10 @@ def _xids(telemetry: TelemetryResult) -> dict[int, _Found]:
         one.count += error.count
         one.is_dated |= error.is_dated
         one.devices.append(error.device)
+        one.time = one.time or error.time
+        if error.process and not one.process:
+            pid = "" if error.pid is None else f" (pid {error.pid})"
+            one.process = f"{shorten(error.process, _MAX_NAME)}{pid}"
         if error.rank is not None:
             one.ranks.add(error.rank)
     for row in telemetry.ranks:
@@ -104,21 +112,28 @@ def _xids(telemetry: TelemetryResult) -> dict[int, _Found]:
 
 def _xid_draft(number: int, found: _Found) -> Draft:
     meaning = meaning_of(number)
-    devices = list(dict.fromkeys(found.devices))
-    where = f"on the GPU of {name_ranks(found.ranks)}" if found.ranks else ""
-    if not where:
-        more = f" and {len(devices) - _MAX_NAMED} more" if len(devices) > _MAX_NAMED else ""
-        where = f"on {', '.join(devices[:_MAX_NAMED])}{more}"
     when = "" if found.is_dated else "; the log does not show when"
+    when = f"; {'first ' if found.count > 1 else ''}at {found.time}" if found.time else when
+    ran = f", in {found.process}" if found.process else ""
     bad = Severity.ERROR if found.is_dated else Severity.WARNING
     return Draft(
-        message=f"XID {number} {_times(found.count)} {where}: {meaning.text}{when}.",
+        message=f"XID {number} {_times(found.count)} {_where(found)}: {meaning.text}{when}{ran}.",
         fix=meaning.fix,
         confidence=Confidence.MEASURED if found.is_dated else Confidence.INFERRED,
         ranks=tuple(sorted(found.ranks)),
         evidence=("telemetry.errors" if found.devices else "telemetry.ranks",),
         severity=bad if meaning.is_hardware else None,
     )
+
+
+def _where(found: _Found) -> str:
+    """The ranks and their GPUs, as far as they are known."""
+    devices = list(dict.fromkeys(found.devices))
+    more = f" and {len(devices) - _MAX_NAMED} more" if len(devices) > _MAX_NAMED else ""
+    named = f"{', '.join(devices[:_MAX_NAMED])}{more}"
+    if not found.ranks:
+        return f"on {named}"
+    return f"on the GPU of {name_ranks(found.ranks)}{f' ({named})' if named else ''}"
 
 
 def _fabric_draft(error: DeviceError) -> Draft:

@@ -199,6 +199,68 @@ def test_mlperfs_losses_are_as_far_apart_as_their_samples(tmp_path):
     assert log.num_unknown == 0
 
 
+def test_mlperfs_times_of_steps_count_before_its_losses(tmp_path):
+    steps = "".join(
+        event(
+            n, "tracked_stats", f'{{"train_step_time": {1.5 + n / 10}, "reduced_train_loss": {n}}}',
+            f', "samples_count": {32 * 10 * n}',
+        )
+        for n in range(1, 4)
+    )  # fmt: skip
+    text = event(0, "global_batch_size", "32") + event(1, "train_loss", "9", "") + steps
+    log = read(tmp_path, text)
+    assert log.origin == "MLPerf logging"
+    assert log.duration_ns.tolist() == [1_600 * MS, 1_700 * MS, 1_800 * MS]
+    assert log.iteration.tolist() == [10, 20, 30]
+    assert log.loss.tolist() == [1, 2, 3]
+    assert log.samples_per_s.tolist() == [32 / 1.6, 32 / 1.7, 32 / 1.8]
+
+
+def test_mlperfs_times_of_steps_that_are_means_since_the_last(tmp_path):
+    text = event(0, "global_batch_size", "8") + "".join(
+        event(n, "tracked_stats", '{"train_step_time": 2.0}', ', "samples_count": 384')
+        for n in range(3)
+    )
+    log = read(tmp_path, text)
+    assert log.duration_ns.tolist() == [2_000 * MS] * 3
+    assert log.span.tolist()[1:] == [48, 48]
+
+
+def test_mlperfs_throughput_as_an_event_of_its_own(tmp_path):
+    text = event(0, "global_batch_size", "3264") + event(9, "throughput", "1632.0") * 3
+    assert read(tmp_path, text).duration_ns.tolist() == [2_000 * MS] * 3
+
+
+NEMO = (
+    "Training epoch 0, iteration {n}/149 | lr: 3e-05 | consumed_samples: {n} | global_batch_size: "
+    "16 | global_step: {n} | reduced_train_loss: 1.2{n} | train_step_timing in s: 0.{n} | "
+    "val_loss: 4.106\n"
+)
+BAR = (
+    "Epoch 0: :   1%|▏    | {n}/100 [00:10<02:00, v_num=, reduced_train_loss=1.2{n}, "
+    "global_step={n}.0, consumed_samples=32.0, train_step_timing in s=0.{n}]\r"
+)
+DLLL = (
+    'DLLL {{"timestamp": "1", "type": "LOG", "step": {n}, "data": {{"reduced_train_loss": 1.2{n}, '
+    '"global_step": {n}.0, "train_step_timing in s": 0.{n}}}}}\n'
+)
+
+
+@pytest.mark.parametrize("line", [NEMO, BAR, DLLL], ids=["printer", "bar", "dllogger"])
+def test_nemos_lines(line, tmp_path):
+    log = read(tmp_path, "".join(line.format(n=n) for n in range(1, 6)))
+    assert log.origin == "NeMo"
+    assert log.iteration.tolist() == [1, 2, 3, 4, 5]
+    assert log.duration_ns.tolist() == [n * 100 * MS for n in range(1, 6)]
+    assert log.loss.tolist() == pytest.approx([1.21, 1.22, 1.23, 1.24, 1.25])
+
+
+def test_nemos_bar_prints_a_step_again(tmp_path):
+    text = "".join(BAR.format(n=n) * 3 for n in range(1, 4))
+    assert read(tmp_path, text).iteration.tolist() == [1, 2, 3]
+    assert read(tmp_path, NEMO.format(n=7) * 2).samples_per_s.tolist() == [pytest.approx(16 / 0.7)]
+
+
 def test_mlperfs_throughput_alone_gives_the_time_of_a_batch(tmp_path):
     text = event(0, "global_batch_size", "3264") + "".join(
         event(9, "tracked_stats", f'{{"imgs_sec": {rate}}}') for rate in (1632, 3264)

@@ -1,0 +1,384 @@
+"""What ``ncclras`` prints of a running job, as text or as JSON.
+
+A snapshot: communicators, ranks that do not answer, errors, and how many operations each rank has
+launched. Of several snapshots in one file the last counts; the one before tells whether the job
+made progress between them.
+
+Source: NVIDIA/nccl, ``src/ras/client_support.cc`` (``rasClientRunComms``, ``rasDumpCommsToJSON``);
+NCCL user guide, "RAS". Text since NCCL 2.24, JSON since 2.28.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from distprof.bounds import num_parts
+from distprof.run.evidence import RasGroup, RasLaunches, RasRank, RasStatus, RasTrouble
+
+__all__ = ["MAX_PARTS", "is_ras", "parse_ras"]
+
+MAX_PARTS = 5_000_000
+MAX_TROUBLES = 20_000
+_MAX_NAME = 100
+_RESULTS = {
+    1: "Unhandled CUDA error",
+    2: "System error",
+    3: "Internal error",
+    4: "Invalid argument",
+    5: "Invalid usage",
+    6: "Remote process error",
+}
+"""Values of ``ncclResult_t`` in words; 0 is success, 7 in progress."""
+
+_IN_PROGRESS = 7
+_JSON_SIGNS = ('"nccl_version"', '"communicators_count"')
+_TEXT_SIGN = "Job summary\n==========="
+
+
+def is_ras(start: str) -> bool:
+    """Whether a file begins like such output."""
+    text = start.replace("\r\n", "\n")
+    if text.lstrip()[:1] == "{":
+        return all(sign in text[:2_000] for sign in _JSON_SIGNS)
+    return _TEXT_SIGN in text and "Communicators..." in text
+
+
+def parse_ras(text: str) -> RasStatus | None:
+    """The last snapshot of a file; None where it has none.
+
+    Raises:
+        msgspec.DecodeError: If JSON is damaged or has other types.
+        ValueError: If it holds too much.
+    """
+    if text.lstrip()[:1] == "{":
+        snapshots = [_of_json(one) for one in _objects(text)]
+    else:
+        lines = text.replace("\r\n", "\n").split("\n")
+        snapshots = [_of_text(part) for part in _split(lines)]
+    if not snapshots:
+        return None
+    last = replace(snapshots[-1], num_snapshots=len(snapshots))
+    if len(snapshots) < 2:
+        return last
+    before = {(one.communicator, one.operation): one for one in snapshots[-2].launches}
+    after = {(one.communicator, one.operation): one for one in last.launches}
+    return replace(last, stands=bool(after) and before == after)
+
+
+# Text ---------------------------------------------------------------------------------------------
+
+_VERSION = re.compile(r"NCCL version (\S{1,40})")
+_TOTALS = re.compile(r"\s*(\d{1,9})\s+\d{1,9}\s+\d{1,9}\s+(\d{1,9})\s+(\d{1,9})\s*")
+_GROUP = re.compile(
+    r"\s*\d{1,6}\s+(\d{1,9})\s+(\d{1,9})\s+[\d-]{1,20}\s+(\d{1,9})\s+(\d{1,9})\s+([A-Z]{2,12})\s+"
+    r"([A-Z,]{2,40})\s*"
+)
+_ABOUT = re.compile(r"#(\d{1,6})-\d{1,6} \(([0-9a-f]{1,16})\) ([A-Z]{2,12})")
+_PROCESS = re.compile(r"\s+Process (\d{1,10}) on node (\S{1,80}) managing GPUs? ([\d,]{1,400})")
+_RANK = re.compile(
+    r"\s+Rank (\d{1,9})(?: has status (?P<status>[A-Z]{2,12})| reported (?P<error>[A-Z][\w ]{2,40})"
+    r"| has launched up to operation (?P<count>\d{1,19})|(?P<none> has not launched any operations)"
+    r"|) -- (?:GPU (?P<gpu>\d{1,4})(?: \(NVML \d{1,4}\))? managed by process (?P<pid>\d{1,10}) on "
+    r"node (?P<host>\S{1,80})|\[process information not found\])"
+)
+_DIFFERENT = re.compile(r"\s+Communicator ranks have different (\w{1,40}) operation counts")
+_LAUNCHED = re.compile(r"\s+(\d{1,9}) ranks have launched up to operation (\d{1,19})")
+_NONE_LAUNCHED = re.compile(r"\s+(\d{1,9}) ranks have not launched any operations")
+_REPORTED = re.compile(r"\s+(\d{1,9}) ranks reported ([A-Z][\w ]{2,40})")
+_STATUS = re.compile(r"\s+(\d{1,9}) ranks have status ([A-Z]{2,12})")
+_COUNTED = re.compile(r"\s+(?:Encountered|Missing communicator data from)? ?(\d{1,9}) ")
+_HEADINGS = ("DEAD", "INCOMPLETE", "TIMEOUT")
+
+
+def _split(lines: Sequence[str]) -> Iterator[list[str]]:
+    """Lines of each snapshot; one begins before its ``Job summary``."""
+    starts = [i for i, line in enumerate(lines) if line.strip() == "Job summary"]
+    for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
+        yield [*lines[max(start - 4, 0) : start], *lines[start:end]]
+
+
+class _Text:
+    """One snapshot while its lines are read."""
+
+    def __init__(self) -> None:
+        self.status = RasStatus()
+        self.groups: list[RasGroup] = []
+        self.troubles: list[RasTrouble] = []
+        self.launches: dict[tuple[str, str], dict[int, RasLaunches]] = {}
+        self._kind = ""
+        self._communicator = ""
+        self._size: int | None = None
+        self._operation = ""
+        self._count: int | None = None
+        self._why = ""
+
+    def take(self, line: str) -> None:
+        """Read one line."""
+        version, about, group = _VERSION.match(line), _ABOUT.match(line), _GROUP.fullmatch(line)
+        if version is not None:
+            self.status = replace(self.status, version=version[1])
+        elif about is not None:
+            number, self._communicator, self._kind = int(about[1]), f"0x{about[2]}", about[3]
+            self._size = self.groups[number].size if number < len(self.groups) else None
+            self._operation, self._count, self._why = "", None, ""
+        elif line.strip() in _HEADINGS:
+            self._kind, self._communicator, self._size = line.strip(), "", None
+        elif group is not None:
+            self._add_group(group)
+        elif self._kind == "TIMEOUT" and (counted := _COUNTED.match(line)) is not None:
+            self.status = replace(self.status, num_timeouts=int(counted[1]))
+            self._kind = ""
+        elif self._kind:
+            self._detail(line)
+        elif (totals := _TOTALS.fullmatch(line)) is not None:
+            nodes, processes, gpus = map(int, totals.groups())
+            self.status = replace(
+                self.status, num_nodes=nodes, num_processes=processes, num_gpus=gpus
+            )
+
+    def result(self) -> RasStatus:
+        """The snapshot."""
+        launches = (one for each in self.launches.values() for one in each.values())
+        return replace(
+            self.status,
+            groups=tuple(self.groups),
+            troubles=tuple(self.troubles),
+            launches=tuple(launches),
+        )
+
+    def _add_group(self, found: re.Match[str]) -> None:
+        count, nodes, size, _, status, errors = found.groups()
+        told = tuple(errors.split(",")) if errors != "OK" else ()
+        self.groups.append(
+            RasGroup(
+                num_communicators=int(count),
+                num_nodes=int(nodes),
+                size=int(size),
+                status=status,
+                errors=told,
+            )
+        )
+
+    def _detail(self, line: str) -> None:
+        """What is said below a heading."""
+        process = _PROCESS.match(line)
+        if process is not None:
+            pid, host, gpus = process.groups()
+            kind = "dead" if self._kind == "DEAD" else "unresponsive"
+            gpu = int(gpus.split(",")[0])
+            self._add(kind, RasRank(rank=None, host=host, pid=int(pid), gpu=gpu))
+            return
+        different, launched = _DIFFERENT.match(line), _LAUNCHED.match(line)
+        none, reported, status = (p.match(line) for p in (_NONE_LAUNCHED, _REPORTED, _STATUS))
+        if different is not None:
+            self._operation, self._count, self._why = different[1], None, ""
+        elif launched is not None or none is not None:
+            self._count = int(launched[2]) if launched is not None else 0
+            number = int((launched or none)[1])  # type: ignore[index]
+            self._launch(self._count, num_ranks=number)
+        elif reported is not None or status is not None:
+            self._why = (reported or status)[2]  # type: ignore[index]
+        elif (rank := _RANK.match(line)) is not None:
+            self._rank(rank)
+
+    def _rank(self, found: re.Match[str]) -> None:
+        pid, gpu = found["pid"], found["gpu"]
+        rank = RasRank(
+            rank=int(found[1]),
+            host=found["host"] or "",
+            pid=None if pid is None else int(pid),
+            gpu=None if gpu is None else int(gpu),
+        )
+        if self._operation:
+            alone = found["count"] is not None or found["none"] is not None
+            count = int(found["count"] or 0) if alone else self._count
+            if count is not None:
+                self._launch(count, ranks=(rank,), num_ranks=1 if alone else 0)
+        elif self._kind == "INCOMPLETE":
+            self._add("unresponsive", rank)
+        elif self._kind == "ERROR":
+            self._add("error", rank, (found["error"] or self._why).strip())
+        elif self._kind == "MISMATCH":
+            self._add("status", rank, found["status"] or self._why)
+
+    def _launch(self, count: int, *, num_ranks: int = 0, ranks: tuple[RasRank, ...] = ()) -> None:
+        each = self.launches.setdefault((self._communicator, self._operation), {})
+        known = each.get(count)
+        if known is None:
+            known = RasLaunches(
+                communicator=self._communicator,
+                size=self._size,
+                operation=self._operation,
+                launched=count,
+            )
+        each[count] = replace(
+            known, num_ranks=known.num_ranks + num_ranks, ranks=(*known.ranks, *ranks)
+        )
+
+    def _add(self, kind: str, rank: RasRank, text: str = "") -> None:
+        if len(self.troubles) < MAX_TROUBLES:
+            self.troubles.append(
+                RasTrouble(
+                    kind=kind,
+                    communicator=self._communicator,
+                    size=self._size,
+                    rank=rank,
+                    text=text[:_MAX_NAME],
+                )
+            )
+
+
+def _of_text(lines: Iterable[str]) -> RasStatus:
+    reader = _Text()
+    for line in lines:
+        reader.take(line[:4_000])
+    return reader.result()
+
+
+# JSON ---------------------------------------------------------------------------------------------
+
+
+class _Status(msgspec.Struct):
+    init_state: int = 0
+    async_error: int = 0
+    finalize_called: bool = False
+    destroy_flag: bool = False
+    abort_flag: bool = False
+    unresponsive: bool = False
+    considered_dead: bool = False
+
+
+class _Rank(msgspec.Struct):
+    rank: int
+    host: str = ""
+    pid: int = -1
+    cuda_dev: int = -1
+    status: _Status = msgspec.field(default_factory=_Status)
+    collective_counts: dict[str, int] = {}
+
+
+class _Communicator(msgspec.Struct):
+    hash: str
+    size: int
+    ranks: list[_Rank] = []
+    missing_ranks: list[_Rank] = []
+
+
+class _Ras(msgspec.Struct):
+    timeouts_count: int = 0
+
+
+class _Snapshot(msgspec.Struct):
+    nccl_version: str = ""
+    timestamp: str = ""
+    communicators: list[_Communicator] = []
+    ras: _Ras = msgspec.field(default_factory=_Ras)
+
+
+def _objects(text: str) -> Iterator[_Snapshot]:
+    """Objects of a file, one after another."""
+    if num_parts(text.encode("utf-8", "replace")) > MAX_PARTS:
+        raise ValueError(f"more than {MAX_PARTS:,} values")
+    decoder = msgspec.json.Decoder(_Snapshot)
+    for part in re.split(r"(?<=\n\})\s*(?=\{)", text.strip()):
+        yield decoder.decode(part)
+
+
+def _of_json(said: _Snapshot) -> RasStatus:
+    everyone = {(rank.host, rank.pid) for one in said.communicators for rank in one.ranks}
+    groups = Counter(_shape(one) for one in said.communicators)
+    troubles = [trouble for one in said.communicators for trouble in _troubles(one)]
+    return RasStatus(
+        version=said.nccl_version[:_MAX_NAME],
+        time=said.timestamp[:_MAX_NAME],
+        num_nodes=len({host for host, _ in everyone}) or None,
+        num_processes=len(everyone) or None,
+        num_timeouts=max(said.ras.timeouts_count, 0),
+        groups=tuple(
+            RasGroup(
+                num_communicators=count, num_nodes=nodes, size=size, status=status, errors=errors
+            )
+            for (size, nodes, status, errors), count in sorted(groups.items(), reverse=True)
+        ),
+        troubles=tuple(troubles[:MAX_TROUBLES]),
+        launches=tuple(one for each in said.communicators for one in _launches(each)),
+    )
+
+
+def _state(rank: _Rank) -> str:
+    if rank.status.abort_flag:
+        return "ABORT"
+    if rank.status.finalize_called or rank.status.destroy_flag:
+        return "FINALIZE"
+    return "RUNNING" if rank.status.init_state == 0 else "INIT"
+
+
+def _named(rank: _Rank) -> RasRank:
+    return RasRank(
+        rank=rank.rank if rank.rank >= 0 else None,
+        host=rank.host[:_MAX_NAME],
+        pid=rank.pid if rank.pid >= 0 else None,
+        gpu=rank.cuda_dev if rank.cuda_dev >= 0 else None,
+    )
+
+
+def _shape(one: _Communicator) -> tuple[int, int, str, tuple[str, ...]]:
+    """Size, nodes, status and errors, as the text's table has them."""
+    states = Counter(map(_state, one.ranks)).most_common(1)
+    away = any(rank.status.unresponsive for rank in one.missing_ranks)
+    names = {"dead": "INCOMPLETE", "unresponsive": "INCOMPLETE", "error": "ERROR"}
+    errors = {names.get(trouble.kind, "MISMATCH") for trouble in _troubles(one)}
+    errors |= {"MISMATCH"} if _launches(one) else set()
+    errors |= {"INCOMPLETE"} if away else set()
+    nodes = len({rank.host for rank in (*one.ranks, *one.missing_ranks)})
+    return one.size, nodes, states[0][0] if states else "NOCOMM", tuple(sorted(errors))
+
+
+def _troubles(one: _Communicator) -> Iterator[RasTrouble]:
+    def made(kind: str, rank: _Rank, text: str = "") -> RasTrouble:
+        return RasTrouble(
+            kind=kind,
+            communicator=one.hash[:_MAX_NAME],
+            size=one.size,
+            rank=_named(rank),
+            text=text,
+        )
+
+    for rank in one.missing_ranks:
+        away = "unresponsive" if rank.status.unresponsive else "status"
+        kind = "dead" if rank.status.considered_dead else away
+        yield made(kind, rank, "NOCOMM" if kind == "status" else "")
+    usual = Counter(map(_state, one.ranks)).most_common(1)
+    for rank in one.ranks:
+        for code in (rank.status.init_state, rank.status.async_error):
+            if code not in (0, _IN_PROGRESS):
+                yield made("error", rank, _RESULTS.get(code, f"NCCL result {code}"))
+        if _state(rank) != usual[0][0]:
+            yield made("status", rank, _state(rank))
+
+
+def _launches(one: _Communicator) -> list[RasLaunches]:
+    """Operations that ranks have launched unequally often, by how often."""
+    made = []
+    for operation in sorted({name for rank in one.ranks for name in rank.collective_counts}):
+        by_count: dict[int, list[_Rank]] = {}
+        for rank in one.ranks:
+            by_count.setdefault(rank.collective_counts.get(operation, 0), []).append(rank)
+        if len(by_count) > 1:
+            made += [
+                RasLaunches(
+                    communicator=one.hash[:_MAX_NAME],
+                    size=one.size,
+                    operation=operation[:_MAX_NAME],
+                    launched=count,
+                    num_ranks=len(ranks),
+                    ranks=tuple(map(_named, ranks)),
+                )
+                for count, ranks in sorted(by_count.items(), reverse=True)
+            ]
+    return made

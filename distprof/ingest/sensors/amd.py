@@ -1,0 +1,204 @@
+"""Sensors of AMD's GPUs: ``rocm-smi`` and ``amd-smi``, as CSV or JSON.
+
+Names differ between tools, versions and formats. Each column of TELEMETRY has the names that it
+may have, best first; in JSON a name is the path to a value, joined by dots.
+
+Source: ROCm/rocm_smi_lib, ``python_smi_tools/rocm_smi.py`` (``printLog``, ``--json``, ``--csv``);
+ROCm/amdsmi, ``amdsmi_cli/amdsmi_commands.py`` (``metric_gpu``, ``monitor``), ``amdsmi_logger.py``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from distprof.bounds import num_parts
+from distprof.ingest.sensors.collect import (
+    LAST_NS,
+    Collector,
+    Identity,
+    Labelled,
+    bus_id,
+    number,
+    whole,
+)
+from distprof.run.logs import Clock
+from distprof.units import NS_PER_S
+
+__all__ = ["MAX_PARTS", "AmdCsv", "amd_header", "is_amd_json", "take_amd_json"]
+
+MAX_PARTS = 5_000_000
+_MIB = 1024.0**2
+_COLUMNS: tuple[tuple[str, tuple[str, ...], float], ...] = (
+    ("sm_clock_mhz", ("sclk clock speed:", "clock.gfx_0.clk", "gfx_0_clk", "gfx_clk"), 1),
+    ("memory_clock_mhz", ("mclk clock speed:", "clock.mem_0.clk", "mem_0_clk", "mem_clock"), 1),
+    (
+        "power_w",
+        (
+            "Current Socket Graphics Package Power (W)",
+            "Average Graphics Package Power (W)",
+            "power.socket_power",
+            "socket_power",
+            "power_usage",
+        ),
+        1,
+    ),
+    (
+        "temperature_c",
+        (
+            "Temperature (Sensor junction) (C)",
+            "temperature.hotspot",
+            "hotspot",
+            "hotspot_temperature",
+            "Temperature (Sensor edge) (C)",
+        ),
+        1,
+    ),
+    ("gpu_utilization_ratio", ("GPU use (%)", "usage.gfx_activity", "gfx_activity", "gfx"), 0.01),
+    (
+        "memory_utilization_ratio",
+        (
+            "GPU Memory Read/Write Activity (%)",
+            "GPU memory use (%)",
+            "usage.umc_activity",
+            "umc_activity",
+            "mem",
+        ),
+        0.01,
+    ),
+    ("memory_used_bytes", ("VRAM Total Used Memory (B)",), 1),
+    ("memory_used_bytes", ("mem_usage.used_vram", "used_vram", "vram_used"), _MIB),
+    (
+        "ecc_uncorrected",
+        ("ecc.total_uncorrectable_count", "total_uncorrectable_count"),
+        1,
+    ),
+)
+_NAMES = {name for _, names, _ in _COLUMNS for name in names}
+_BUS_NAMES = ("PCI Bus", "bus.bdf", "bdf")
+_CARD = re.compile(r"card(\d{1,4})")
+_SIGNS = ("GPU use (%)", "Graphics Package Power (W)", "Temperature (Sensor ", '"gfx_activity"')
+_MAX_DEPTH = 6
+
+
+def amd_header(line: str) -> list[str] | None:
+    """Names of columns; None for a line that is no header of these tools."""
+    names = [cell.strip() for cell in line.split(",")]
+    if names[0] not in ("device", "gpu", "timestamp") or len(names) > 1_000:
+        return None
+    is_device = names[0] == "device" or "gpu" in names[:2]
+    return names if is_device and any(name in _NAMES for name in names) else None
+
+
+def is_amd_json(start: str) -> bool:
+    """Whether a file begins like JSON of these tools."""
+    return start.lstrip()[:1] in ("{", "[") and any(sign in start for sign in _SIGNS)
+
+
+class AmdCsv:
+    """Rows under one header.
+
+    Args:
+        names: Of the columns.
+        collector: Where samples go.
+        host: Host name, empty where not told.
+    """
+
+    def __init__(self, names: list[str], collector: Collector | Labelled, host: str = "") -> None:
+        self._names, self._collector, self._host = names, collector, host
+
+    def take(self, line: str) -> None:
+        """Read one row."""
+        cells = line.split(",")
+        if len(cells) != len(self._names):
+            self._collector.left_out["rows with too few or too many cells skipped"] += 1
+            return
+        said = {name: cell.strip() for name, cell in zip(self._names, cells, strict=True)}
+        device = _identity(said.get("device", said.get("gpu", "")), said, self._host)
+        if device is None:
+            if said.get("device") != "system":
+                self._collector.left_out["unreadable rows skipped"] += 1
+            return
+        self._collector.sample(device, _time(said.get("timestamp")), _values(said))
+
+
+def take_amd_json(text: str, collector: Collector | Labelled) -> None:
+    """Read a whole file: one object or list, or several one after another.
+
+    Raises:
+        ValueError: If it is no JSON, or holds too much.
+    """
+    if num_parts(text.encode("utf-8", "replace")) > MAX_PARTS:
+        raise ValueError(f"more than {MAX_PARTS:,} values")
+    for part in re.split(r"(?<=[\]}])\s*\n(?=[\[{])", text.strip()):
+        try:
+            said: Any = msgspec.json.decode(part)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise ValueError(f"{error}") from error
+        for name, when, values in _devices(said):
+            flat = dict(_flat(values))
+            device = _identity(name, flat, "")
+            if device is not None:
+                collector.sample(device, when, _values(flat))
+
+
+def _devices(said: Any) -> Iterator[tuple[str, tuple[int, Clock] | None, Mapping[str, Any]]]:
+    """Name, time and values of each device, however they are wrapped."""
+    if isinstance(said, list):
+        for one in said:
+            yield from _devices(one)
+    elif isinstance(said, dict):
+        inside = said.get("gpu_data", said.get("values"))
+        if isinstance(inside, list):
+            yield from _devices(inside)
+        elif "gpu" in said:
+            yield str(said["gpu"]), _time(said.get("timestamp")), said
+        else:
+            for name, values in said.items():
+                if isinstance(values, dict) and _CARD.fullmatch(name):
+                    yield name, None, values
+
+
+def _flat(said: Mapping[str, Any], before: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
+    """Paths to values, as text with their unit; ``{"value": 1, "unit": "W"}`` is one value."""
+    for name, value in said.items():
+        path = f"{before}{name}"
+        if isinstance(value, dict):
+            if "value" in value:
+                yield path, f"{value['value']} {value.get('unit', '')}"
+            elif depth < _MAX_DEPTH:
+                yield from _flat(value, f"{path}.", depth + 1)
+        elif isinstance(value, str | int | float):
+            yield path, str(value)
+
+
+def _identity(name: str, said: Mapping[str, str], host: str) -> Identity | None:
+    """The device; None for what is no GPU, such as ``system``."""
+    card = _CARD.fullmatch(name)
+    index = whole(card[1] if card else name)
+    if index is None:
+        return None
+    bus = next((bus_id(said[key]) for key in _BUS_NAMES if key in said), "")
+    model = said.get("Card Series", said.get("Card series", ""))[:200]
+    return Identity(host=host, index=index, bus_id=bus, name=model)
+
+
+def _values(said: Mapping[str, str]) -> dict[str, float | None]:
+    values: dict[str, float | None] = {}
+    for column, names, scale in _COLUMNS:
+        cell = next((said[name] for name in names if name in said and said[name] != "N/A"), None)
+        if cell is not None:
+            value = number(re.sub(r"\s*MB$", "", cell.strip("()")))
+            values[column] = None if value is None else value * scale
+    return values
+
+
+def _time(said: Any) -> tuple[int, Clock] | None:
+    """Seconds since the epoch; None where it is none."""
+    seconds = number(str(said)) if said is not None else None
+    if seconds is None or not 0 < seconds * NS_PER_S < LAST_NS:
+        return None
+    return int(seconds * NS_PER_S), "epoch"

@@ -1,0 +1,247 @@
+"""Lines of a kernel log: XID errors of GPUs, crashes of processes, and the OOM killer.
+
+Read as ``dmesg`` (with or without ``-T``) or ``journalctl -k`` prints them (``-o short``,
+``short-precise``, ``short-full``, ``short-iso``, ``short-unix``, ``short-monotonic``, ``json``),
+also behind the name of a host, as ``pdsh`` and ``clush`` put it.
+
+Source: NVIDIA, "XID Errors"; Linux, ``show_signal_msg`` (``arch/x86/mm/fault.c``), ``show_signal``
+(``arch/x86/kernel/traps.c``, ``arch/arm64/kernel/traps.c``), ``__oom_kill_process``
+(``mm/oom_kill.c``); systemd, ``systemd.journal-fields(7)`` and ``journalctl(1)``.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import msgspec
+
+from distprof.ingest.sensors.collect import LAST_NS, Collector, bus_id, time_of
+from distprof.run.logs import Clock, DeviceEvent
+from distprof.units import NS_PER_S
+
+__all__ = [
+    "JOURNAL",
+    "SNIFFED_LINES",
+    "holds_marks",
+    "is_kernel_log",
+    "parsed_time",
+    "take_journal",
+    "take_kernel",
+]
+
+JOURNAL = '"__REALTIME_TIMESTAMP"'
+"""A field that every entry of ``journalctl -o json`` has."""
+
+_DRIVER = "NVRM: "
+_MARKS = (_DRIVER, "]: segfault at ", "traps: ", "]: unhandled exception: ", "Killed process ")
+_XID = re.compile(r"NVRM: Xid \(([^)]{1,80})\): (\d{1,6})\b,?\s*(.{0,400})")
+_XID_PROCESS = re.compile(r"pid='?(\d{1,10})'?, name=([^,]{1,40}), ?")
+_XID_NOBODY = re.compile(r"pid='?<unknown>'?, name=<unknown>, ?")
+_GPU = re.compile(r"NVRM: GPU at (PCI:[0-9a-fA-F:.]{4,40}): (GPU-[0-9a-fA-F-]{8,40})")
+_CRASH = re.compile(
+    r"(?:traps: )?(?P<name>[^\s\[\]][^\[\]]{0,40})\[(?P<pid>\d{1,10})\]:? "
+    r"(?P<text>(?:segfault at |unhandled exception: |general protection|trap ).{0,300})"
+)
+_KILLED = re.compile(
+    r"(?P<text>(?:[A-Z][\w ]{0,40}: )?Killed process (?P<pid>\d{1,10}),? \((?P<name>.{1,40}?)\)"
+    r".{0,300})"
+)
+_RESIDENT = re.compile(r"\b(?:anon|file|shmem)-rss:(\d{1,15})kB")
+
+_LABEL = re.compile(r"([A-Za-z0-9][\w.-]{0,80}): +(?=\[|\d|[A-Z][a-z]{2} )")
+_TASK = re.compile(r"(?:\d{1,7}|\[[\d,]{1,30}\]<\w{1,12}>): *")
+_HOST = r"(?P<host>[A-Za-z0-9][\w.-]{0,80})"
+_ISO = re.compile(
+    r"(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d{1,6})?(?:Z|[+-]\d\d:?\d\d)?)"
+    rf"(?: +(?:{_HOST} +)?kernel:)? *"
+)
+_FULL = re.compile(
+    r"[A-Z][a-z]{2} (?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: UTC)?)(?: [A-Z]{1,5})? "
+    rf"{_HOST} kernel: ?"
+)
+_UNIX = re.compile(rf"(?P<time>\d{{9,11}}\.\d{{1,9}}) {_HOST} kernel: ?")
+_SYSLOG = re.compile(
+    rf"(?P<time>[A-Z][a-z]{{2}} +\d{{1,2}} \d\d:\d\d:\d\d(?:\.\d{{1,9}})?) {_HOST} kernel: ?"
+)
+_CTIME = re.compile(r"\[([A-Z][a-z]{2}) ([A-Z][a-z]{2}) +(\d{1,2}) (\d\d:\d\d:\d\d) (\d{4})\] ?")
+_SECONDS = re.compile(rf"\[ *(\d{{1,10}}\.\d{{1,9}})\] ?(?:{_HOST} kernel: ?)?")
+SNIFFED_LINES = 200
+_LEAST_SHARE = 0.9
+_LEAST_LINES = 3
+
+
+class _Stamp(NamedTuple):
+    """What a line says before the kernel's own words."""
+
+    host: str = ""
+    t_ns: int | None = None
+    clock: Clock = "none"
+    time: str = ""
+
+
+def holds_marks(line: str) -> bool:
+    """Whether a line may be one of those that are read here."""
+    return any(mark in line for mark in _MARKS)
+
+
+def is_kernel_log(text: str) -> bool:
+    """Whether the beginning of a file is a kernel log, with an error in it or without."""
+    lines = [line for line in text.split("\n", SNIFFED_LINES)[:SNIFFED_LINES] if line.strip()]
+    if lines and JOURNAL in lines[0]:
+        return lines[0].startswith("{")
+    fitting = sum(_is_of_kernel(line.rstrip("\r")) for line in lines)
+    least = 1 if any(map(holds_marks, lines)) else _LEAST_LINES
+    return fitting >= max(_LEAST_SHARE * len(lines), least)
+
+
+def _is_of_kernel(line: str) -> bool:
+    """Whether a line begins with the kernel's name or time; many programs write a date alone."""
+    return (" kernel:" in line[:200] or "[" in line[:90]) and _split(line)[0] is not None
+
+
+def take_kernel(line: str, collector: Collector) -> None:
+    """Read a line of a kernel log that :func:`holds_marks`."""
+    stamp, message = _split(line)
+    if stamp is None and _DRIVER in line:
+        stamp, message = _Stamp(), line[line.index(_DRIVER) :]
+    _take(message, stamp or _Stamp(), collector)
+
+
+def take_journal(line: str, collector: Collector) -> None:
+    """Read an entry of ``journalctl -o json``; a damaged one is counted."""
+    if not holds_marks(line):
+        return
+    try:
+        said: Any = msgspec.json.decode(line)
+    except (msgspec.DecodeError, RecursionError, UnicodeError):
+        said = None
+    message = said.get("MESSAGE") if isinstance(said, dict) else None
+    if not isinstance(message, str):
+        collector.left_out["unreadable entries of the journal skipped"] += 1
+        return
+    if said.get("SYSLOG_IDENTIFIER", "kernel") != "kernel":
+        return  # of a program that writes about kernels
+    host, micros = said.get("_HOSTNAME"), said.get("__REALTIME_TIMESTAMP")
+    t_ns = int(micros) * 1_000 if isinstance(micros, str) and _is_micros(micros) else None
+    time = "" if t_ns is None else f"{datetime.fromtimestamp(t_ns // NS_PER_S, UTC):%FT%TZ}"
+    named = host if isinstance(host, str) and re.fullmatch(_HOST, host) else ""
+    _take(message, _Stamp(named, t_ns, "none" if t_ns is None else "epoch", time), collector)
+
+
+def parsed_time(text: str, form: str) -> int | None:
+    """A time without a zone as ns, as if it were of UTC; None where it is none."""
+    try:
+        moment = datetime.strptime(text, form).replace(tzinfo=UTC)
+    except ValueError:
+        return None
+    ns = int(moment.timestamp()) * NS_PER_S
+    return ns if 0 <= ns < LAST_NS else None
+
+
+def _is_micros(text: str) -> bool:
+    return text.isdecimal() and len(text) < 17 and int(text) * 1_000 < LAST_NS
+
+
+def _take(message: str, stamp: _Stamp, collector: Collector) -> None:
+    if _DRIVER in message:
+        collector.is_kernel_log = True
+        _take_driver(message, stamp, collector)
+        return
+    crash = _CRASH.match(message)
+    killed = _KILLED.match(message) if crash is None else None
+    found = crash or killed
+    if found is None:
+        return
+    collector.is_kernel_log = True
+    resident = sum(int(n) for n in _RESIDENT.findall(found["text"])) << 10
+    collector.event(
+        DeviceEvent(
+            file=collector.file,
+            kind="crash" if killed is None else "oom",
+            number=None,
+            text=found["text"].strip(),
+            t_ns=stamp.t_ns,
+            clock=stamp.clock,
+            time=stamp.time,
+            host=stamp.host,
+            process=found["name"].strip(),
+            pid=int(found["pid"]),
+            memory_bytes=resident or None,
+        )
+    )
+
+
+def _take_driver(message: str, stamp: _Stamp, collector: Collector) -> None:
+    """A line of NVIDIA's driver; those without an XID only tell which GPU is where."""
+    named = _GPU.search(message)
+    if named is not None and len(collector.uuids) < 100_000:
+        collector.uuids[f"{stamp.host} {bus_id(named[1])}"] = named[2]
+    found = _XID.search(message)
+    if found is None:
+        return
+    where, text = bus_id(found[1]), found[3].strip()
+    process = _XID_PROCESS.match(text)
+    collector.event(
+        DeviceEvent(
+            file=collector.file,
+            kind="xid",
+            number=int(found[2]),
+            text=(_XID_NOBODY.sub("", text, 1) if process is None else text[process.end() :]),
+            t_ns=stamp.t_ns,
+            clock=stamp.clock,
+            time=stamp.time,
+            host=stamp.host,
+            bus_id=where,
+            uuid=collector.uuids.get(f"{stamp.host} {where}", ""),
+            process="" if process is None else process[2].strip(),
+            pid=None if process is None else int(process[1]),
+        )
+    )
+
+
+def _split(line: str) -> tuple[_Stamp | None, str]:
+    """Host and time of a line, and the kernel's words; None where it begins with no known time."""
+    task = _TASK.match(line)
+    line = line if task is None else line[task.end() :]
+    label = _LABEL.match(line)
+    rest = line if label is None else line[label.end() :]
+    stamp, message = _stamped(rest)
+    if stamp is not None and label is not None and not stamp.host:
+        stamp = stamp._replace(host=label[1])
+    inner = None if stamp is None else _SECONDS.match(message)
+    return stamp, message if inner is None else message[inner.end() :]
+
+
+def _stamped(line: str) -> tuple[_Stamp | None, str]:
+    ctime = _CTIME.match(line)
+    if ctime is not None:
+        t_ns = parsed_time(f"{ctime[2]} {ctime[3]} {ctime[5]} {ctime[4]}", "%b %d %Y %H:%M:%S")
+        time = ctime[0].strip("[] ")
+        return _Stamp("", t_ns, "none" if t_ns is None else "local", time), line[ctime.end() :]
+    seconds = _SECONDS.match(line)
+    if seconds is not None:
+        stamp = _Stamp(seconds["host"] or "", None, "none", f"{seconds[1]} s after boot")
+        return stamp, line[seconds.end() :]
+    for form, known in ((_SYSLOG, None), (_ISO, _iso), (_FULL, _full), (_UNIX, _unix)):
+        match = form.match(line)
+        if match is not None:
+            when = None if known is None else known(match["time"])
+            t_ns, clock = when or (None, "none")
+            return _Stamp(match["host"] or "", t_ns, clock, match["time"]), line[match.end() :]
+    return None, line
+
+
+def _iso(text: str) -> tuple[int, Clock] | None:
+    return time_of(re.sub(r"([+-]\d\d)(\d\d)$", r"\1:\2", text))
+
+
+def _full(text: str) -> tuple[int, Clock] | None:
+    return time_of(text.replace(" UTC", "Z"))
+
+
+def _unix(text: str) -> tuple[int, Clock] | None:
+    seconds, _, rest = text.partition(".")
+    t_ns = int(seconds) * NS_PER_S + int(rest.ljust(9, "0"))
+    return (t_ns, "epoch") if t_ns < LAST_NS else None

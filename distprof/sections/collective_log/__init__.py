@@ -1,0 +1,1 @@
+"""What ranks recorded of their collectives over hours or days."""

@@ -1,0 +1,243 @@
+"""Bandwidth and waiting over hours or days, by the records of NCCL Inspector.
+
+The bus bandwidth of a collective is that of its shortest duration, on the member that comes last:
+the others' durations hold their waiting. ``bus bandwidth = bytes * factor / duration``; NCCL counts
+what a member passes in, so that the bytes of an all-gather or reduce-scatter are ``n`` times that.
+
+Source: NVIDIA/nccl, ``ext-profiler/inspector`` (``inspectorComputeCollBw``); nccl-tests,
+``doc/PERFORMANCE.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.costs.collectives import bus_factor
+from distprof.join.inspected import Compared, compared
+from distprof.run.evidence import InspectedClass, InspectorLog
+from distprof.run.run import Run
+from distprof.schema import Int64Array
+from distprof.sections.collective_log.result import (
+    BandwidthFall,
+    CollectiveLogResult,
+    LateSpell,
+    LoggedOperation,
+)
+from distprof.terms import CollectiveKind
+from distprof.units import NS_PER_S
+
+__all__ = ["analyze_collective_log"]
+
+MAX_OPERATIONS = 2_000
+MAX_SPELLS = 500
+CLEAR_RATIO = 0.5
+"""A rank is named where it comes last to collectives that hold this share of the waiting."""
+
+FALLEN_RATIO = 0.8
+"""Below this share of its usual bandwidth an operation is slow."""
+
+_MOST_WINDOWS = 200
+_LEAST_IN_WINDOW = 25
+_LEAST_WINDOWS_FALLEN = 2
+_SHORTEST_WINDOW_NS = 10 * NS_PER_S
+_SHARDED = (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
+
+_Shape = tuple[str, int, int, int]
+
+
+def analyze_collective_log(run: Run) -> CollectiveLogResult:
+    """Collectives over time; empty without records.
+
+    Args:
+        run: The recording, or the records alone.
+    """
+    log = run.get(InspectorLog)
+    if log is None:
+        return CollectiveLogResult()
+    found = compared(log)
+    busbw = _busbw(log, found)
+    shapes = _shapes(log)
+    edges = _edges(found.t_ns)
+    falls = (
+        fall
+        for shape, classes in shapes.items()
+        for fall in _falls(shape, found, busbw, np.isin(found.class_index, classes))
+    )
+    total = int(found.total_ns.sum())
+    return CollectiveLogResult(
+        num_records=log.num_records,
+        num_ranks=len({member.rank for member in log.members if member.rank >= 0}),
+        start_ns=log.first_ns,
+        end_ns=log.last_ns,
+        sampled_one_in=log.sampled_one_in,
+        num_compared=len(found),
+        wait_ratio=float(found.wait_ns.sum()) / total if total else None,
+        operations=tuple(_operations(log, shapes, found, busbw))[:MAX_OPERATIONS],
+        spells=tuple(_spells(found, edges))[:MAX_SPELLS],
+        falls=tuple(sorted(falls, key=lambda fall: fall.start_ns))[:MAX_SPELLS],
+        unavailable=tuple(_limits(log, found)),
+    )
+
+
+def _limits(log: InspectorLog, found: Compared) -> Iterator[str]:
+    yield from log.notes
+    if log.num_dropped:
+        yield f"NCCL Inspector dropped {log.num_dropped:,} operations itself."
+    if log.sampled_one_in > 1:
+        yield (
+            f"Ranks are compared in one of {log.sampled_one_in:,} collectives, the same on each "
+            "rank: all would not fit into the memory that distprof takes."
+        )
+    if not len(found) and any(one.kind.is_symmetric for one in log.classes):
+        yield (
+            "No collective has a record of every member, so ranks are not compared: read the files "
+            "of all ranks, and dump often (NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS)."
+        )
+
+
+def _busbw(log: InspectorLog, found: Compared) -> NDArray[np.float64]:
+    """Bytes per second of each compared collective; NaN where none is defined."""
+    moved = np.array([_moved_bytes(one) for one in log.classes], np.float64)
+    seconds = np.maximum(found.shortest_ns, 1) / NS_PER_S
+    return moved[found.class_index] / seconds if len(found) else np.zeros(0)
+
+
+def _moved_bytes(one: InspectedClass) -> float:
+    factor = bus_factor(one.kind, one.num_ranks) if one.num_ranks else None
+    if factor is None or not one.num_bytes:
+        return np.nan
+    return factor * one.num_bytes * (one.num_ranks if one.kind in _SHARDED else 1)
+
+
+def _shapes(log: InspectorLog) -> dict[_Shape, list[int]]:
+    """Classes that differ in nothing but their communicator."""
+    shapes: dict[_Shape, list[int]] = {}
+    for index, one in enumerate(log.classes):
+        key = (one.kind.label, one.num_bytes, one.num_ranks, one.num_nodes)
+        shapes.setdefault(key, []).append(index)
+    return shapes
+
+
+def _operations(
+    log: InspectorLog,
+    shapes: dict[_Shape, list[int]],
+    found: Compared,
+    busbw: NDArray[np.float64],
+) -> Iterable[LoggedOperation]:
+    """Rows of the table, those with most time first."""
+    made = []
+    for (kind, num_bytes, num_ranks, num_nodes), classes in shapes.items():
+        records = sum(log.classes[index].num_records for index in classes)
+        spent = sum(log.classes[index].total_ns for index in classes)
+        speeds = busbw[np.isin(found.class_index, classes)]
+        speeds = speeds[np.isfinite(speeds)]
+        row = LoggedOperation(
+            kind=kind,
+            num_bytes=num_bytes,
+            num_ranks=num_ranks,
+            num_nodes=num_nodes or None,
+            num_groups=len(classes),
+            num_records=records,
+            mean_ns=round(spent / max(records, 1)),
+            num_compared=len(speeds),
+            busbw_bytes_per_s=float(np.median(speeds)) if len(speeds) else None,
+            slow_busbw_bytes_per_s=float(np.percentile(speeds, 5)) if len(speeds) else None,
+        )
+        made.append((-spent, row))
+    return (row for _, row in sorted(made, key=lambda pair: pair[0]))
+
+
+# Over time ----------------------------------------------------------------------------------------
+
+
+def _edges(t_ns: Int64Array) -> Int64Array:
+    """Edges of equal windows, wide enough to hold collectives to judge by."""
+    if not len(t_ns):
+        return np.zeros(0, np.int64)
+    first, last = int(t_ns[0]), int(t_ns[-1]) + 1
+    count = min(_MOST_WINDOWS, len(t_ns) // _LEAST_IN_WINDOW, (last - first) // _SHORTEST_WINDOW_NS)
+    edges: Int64Array = np.linspace(first, last, max(int(count), 1) + 1).astype(np.int64)
+    return edges
+
+
+def _spells(found: Compared, edges: Int64Array) -> Iterator[LateSpell]:
+    """Runs of windows in which most waiting is for the same rank."""
+    open_run: list[int] = []
+    for index, late in enumerate([*_late_ranks(found, edges), None]):
+        if open_run and late != open_run[0]:
+            rank, start = open_run
+            yield _spell(found, rank, int(edges[start]), int(edges[index]))
+            open_run = []
+        if late is not None and not open_run:
+            open_run = [late, index]
+
+
+def _late_ranks(found: Compared, edges: Int64Array) -> Iterator[int | None]:
+    """Of each window the rank that most waiting is for; None where there is none."""
+    places = np.searchsorted(found.t_ns, edges)
+    for start, end in zip(places[:-1].tolist(), places[1:].tolist(), strict=True):
+        ranks, place = np.unique(found.last_rank[start:end], return_inverse=True)
+        waits = np.bincount(place, weights=found.wait_ns[start:end].astype(np.float64))
+        total = float(waits.sum())
+        worst = int(waits.argmax()) if len(waits) else 0
+        is_clear = end - start >= _LEAST_IN_WINDOW // 2 and total > 0
+        yield int(ranks[worst]) if is_clear and waits[worst] >= CLEAR_RATIO * total else None
+
+
+def _spell(found: Compared, rank: int, start_ns: int, end_ns: int) -> LateSpell:
+    """A spell within windows, from the first to the last collective that waits for the rank."""
+    first, last = np.searchsorted(found.t_ns, [start_ns, end_ns])
+    rows = first + np.flatnonzero(found.last_rank[first:last] == rank)
+    long = rows[found.wait_ns[rows] >= np.median(found.wait_ns[rows]) / 2]
+    first, last = int(long[0]), int(long[-1]) + 1
+    wait, total = found.wait_ns[first:last], int(found.total_ns[first:last].sum())
+    mine = wait[found.last_rank[first:last] == rank]
+    return LateSpell(
+        rank=rank,
+        start_ns=int(found.t_ns[first]),
+        end_ns=int(found.t_ns[last - 1]),
+        wait_ratio=float(wait.sum()) / max(total, 1),
+        blamed_ratio=float(mine.sum()) / max(int(wait.sum()), 1),
+        num_compared=int(last - first),
+    )
+
+
+def _falls(
+    shape: _Shape, found: Compared, busbw: NDArray[np.float64], mine: NDArray[np.bool_]
+) -> Iterator[BandwidthFall]:
+    """Runs of windows in which the median is far below that of all windows."""
+    times, speeds = found.t_ns[mine], busbw[mine]
+    edges = _edges(times)
+    if len(edges) < 2 + 2 * _LEAST_WINDOWS_FALLEN or not np.isfinite(speeds).all():
+        return
+    places = np.searchsorted(times, edges).tolist()
+    medians = [
+        float(np.median(speeds[a:b])) if b - a >= _LEAST_IN_WINDOW // 2 else np.nan
+        for a, b in pairwise(places)
+    ]
+    usual = float(np.nanmedian(medians)) if np.isfinite(medians).any() else np.nan
+    for start, end in _runs([median < FALLEN_RATIO * usual for median in medians]):
+        if end - start >= _LEAST_WINDOWS_FALLEN:
+            part = speeds[places[start] : places[end]]
+            yield BandwidthFall(
+                kind=shape[0],
+                num_bytes=shape[1],
+                num_ranks=shape[2],
+                start_ns=int(edges[start]),
+                end_ns=int(edges[end]),
+                usual_bytes_per_s=usual,
+                bytes_per_s=float(np.median(part)),
+                num_compared=len(part),
+                is_last=end == len(medians),
+            )
+
+
+def _runs(flags: Sequence[bool]) -> Iterator[tuple[int, int]]:
+    """Starts and ends of runs of True."""
+    padded = np.concatenate(([False], np.asarray(flags, bool), [False]))
+    changes = np.flatnonzero(padded[1:] != padded[:-1])
+    yield from zip(changes[::2].tolist(), changes[1::2].tolist(), strict=True)

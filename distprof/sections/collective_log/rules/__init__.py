@@ -1,0 +1,1 @@
+"""Rules on records of collectives over hours or days."""

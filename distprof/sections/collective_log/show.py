@@ -1,0 +1,145 @@
+"""Records of collectives: bandwidth by operation, and times in which a rank or a link was slow."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from distprof.sections.collective_log.result import CollectiveLogResult, LoggedOperation
+from distprof.sections.parts import is_recorded
+from distprof.sections.shows import Told, headline, table, verdict
+from distprof.sections.table import Column, TableView, counted, rows_table
+from distprof.units import (
+    NS_PER_S,
+    format_bandwidth,
+    format_bytes,
+    format_duration,
+    format_ratio,
+)
+
+if TYPE_CHECKING:
+    from distprof.sections.report import Report
+
+__all__ = ["falls_table", "operations_table", "spells_table", "time_text"]
+
+MAX_ROWS = 12
+
+
+def time_text(ns: int) -> str:
+    """A time for people, in UTC: ``2025-02-23 16:24:18Z``."""
+    return f"{datetime.fromtimestamp(ns // NS_PER_S, UTC):%Y-%m-%d %H:%M:%S}Z"
+
+
+@table(place=482)
+def operations_table(report: Report, *, show_all: bool) -> TableView | None:
+    """Operations by kind and size, those with most time first."""
+    result = report.collective_log
+    shown = result.operations if show_all else result.operations[:MAX_ROWS]
+    left = len(result.operations) - len(shown)
+    more = (f"{counted(left, 'more row')} with --all",) if left > 0 else ()
+    return rows_table(
+        "Collectives as ranks recorded them",
+        (
+            Column("operation", "kind", left=True),
+            Column("size", "num_bytes", form="bytes"),
+            Column("ranks", "num_ranks"),
+            Column("groups", "num_groups", wide_only=True),
+            Column("records", "num_records"),
+            Column("mean", "mean_ns"),
+            Column("bus bandwidth", "busbw_bytes_per_s"),
+            Column("slowest 5 %", "slow_busbw_bytes_per_s"),
+        ),
+        shown,
+        caption="bandwidth without waiting for the last rank; size: what a rank passes in",
+        notes=(*result.unavailable, *more),
+    )
+
+
+@table(place=484)
+def spells_table(report: Report, *, show_all: bool) -> TableView | None:
+    """Times in which most waiting is for one rank."""
+    spells = report.collective_log.spells
+    return rows_table(
+        "Who comes last, and when",
+        (
+            Column("rank", "rank"),
+            Column("from", lambda one: time_text(one.start_ns), left=True),
+            Column("until", lambda one: time_text(one.end_ns), left=True),
+            Column("waiting", "wait_ratio"),
+            Column("for this rank", "blamed_ratio"),
+            Column("collectives", "num_compared"),
+        ),
+        spells if show_all else spells[:MAX_ROWS],
+        notes=_more(len(spells), show_all=show_all),
+    )
+
+
+@table(place=486)
+def falls_table(report: Report, *, show_all: bool) -> TableView | None:
+    """Times in which an operation was slower than it usually is."""
+    falls = report.collective_log.falls
+    return rows_table(
+        "Times of low bandwidth",
+        (
+            Column("operation", "kind", left=True),
+            Column("size", "num_bytes", form="bytes"),
+            Column("ranks", "num_ranks"),
+            Column("from", lambda one: time_text(one.start_ns), left=True),
+            Column("until", lambda one: time_text(one.end_ns), left=True),
+            Column("bandwidth", "bytes_per_s"),
+            Column("usual", "usual_bytes_per_s"),
+        ),
+        falls if show_all else falls[:MAX_ROWS],
+        notes=_more(len(falls), show_all=show_all),
+    )
+
+
+def _more(count: int, *, show_all: bool) -> tuple[str, ...]:
+    left = 0 if show_all else count - MAX_ROWS
+    return (f"{counted(left, 'more row')} with --all",) if left > 0 else ()
+
+
+# The first lines of a report on records of collectives alone ---------------------------------
+
+
+@verdict(place=45)
+def records_verdict(report: Report) -> Told:
+    """The verdict and the numbers behind it; None for a report on anything else."""
+    result = report.collective_log
+    if not result.num_records or is_recorded(report) or report.training_log.origin:
+        return None
+    worst = result.operations[0] if result.operations else None
+    lines = [*_waiting(result), *(_speed(worst) if worst else ())]
+    return lines[0], tuple(lines[1:])
+
+
+@headline(place=35)
+def records_headline(report: Report) -> str:
+    """What the records cover."""
+    result = report.collective_log
+    if not result.num_records or is_recorded(report) or report.training_log.origin:
+        return ""
+    facts = ["records of collectives", counted(result.num_ranks, "rank")]
+    facts.append(counted(result.num_records, "record"))
+    if result.start_ns is not None and result.end_ns is not None:
+        facts.append(f"over {format_duration(result.end_ns - result.start_ns)}")
+    return " · ".join([*facts, "no traces"])
+
+
+def _waiting(result: CollectiveLogResult) -> list[str]:
+    if result.wait_ratio is None:
+        return ["Records of collectives hold none whose ranks can be compared."]
+    return [
+        f"{format_ratio(result.wait_ratio)} of the time in collectives is waiting for the last "
+        f"rank, by {counted(result.num_compared, 'collective')} that all their ranks recorded."
+    ]
+
+
+def _speed(one: LoggedOperation) -> tuple[str, ...]:
+    if one.busbw_bytes_per_s is None:
+        return ()
+    return (
+        f"Most time goes to {one.kind} of {format_bytes(one.num_bytes)} on "
+        f"{counted(one.num_ranks, 'rank')}: bus bandwidth {format_bandwidth(one.busbw_bytes_per_s)}"
+        f", in the slowest 5 % below {format_bandwidth(one.slow_busbw_bytes_per_s)}.",
+    )

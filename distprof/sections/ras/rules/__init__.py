@@ -1,0 +1,1 @@
+"""Rules on what NCCL says of a running job."""

@@ -1,0 +1,88 @@
+"""What NCCL's RAS says: communicators, and ranks in trouble."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from distprof.sections.parts import is_recorded
+from distprof.sections.shows import Told, headline, table, verdict
+from distprof.sections.table import Column, TableView, counted, rows_table
+
+if TYPE_CHECKING:
+    from distprof.sections.report import Report
+
+__all__ = ["ras_communicators_table", "troubled_table"]
+
+MAX_ROWS = 16
+
+
+@table(place=462)
+def ras_communicators_table(report: Report, *, show_all: bool) -> TableView | None:
+    """Communicators by size and status."""
+    groups = report.ras.communicators
+    shown = groups if show_all else groups[:MAX_ROWS]
+    left = len(groups) - len(shown)
+    return rows_table(
+        "Communicators as NCCL knows them",
+        (
+            Column("communicators", "num_communicators"),
+            Column("ranks", "num_ranks", form="count"),
+            Column("nodes", "num_nodes"),
+            Column("status", "status", left=True),
+            Column("errors", lambda one: ", ".join(one.errors) or "–", left=True),
+        ),
+        shown,
+        notes=(f"{counted(left, 'more row')} with --all",) if left > 0 else (),
+    )
+
+
+@table(place=464)
+def troubled_table(report: Report, *, show_all: bool) -> TableView | None:
+    """Ranks in trouble, the worst first."""
+    troubled = report.ras.troubled
+    shown = troubled if show_all else troubled[:MAX_ROWS]
+    left = len(troubled) - len(shown)
+    return rows_table(
+        "Ranks in trouble",
+        (
+            Column("rank", "rank"),
+            Column("trouble", "kind", left=True),
+            Column("what", "text", form="name", left=True, wrap=True),
+            Column("where", "place", form="name", left=True),
+            Column("communicator", "communicator", form="name", left=True, wide_only=True),
+        ),
+        shown,
+        notes=(f"{counted(left, 'more row')} with --all",) if left > 0 else (),
+    )
+
+
+# The first lines of a report on ncclras alone ----------------------------------------------------
+
+
+@verdict(place=42)
+def ras_verdict(report: Report) -> Told:
+    """The verdict and the numbers behind it; None for a report on anything else."""
+    result = report.ras
+    if not result.communicators or is_recorded(report):
+        return None
+    number = sum(one.num_communicators for one in result.communicators)
+    line = f"NCCL reports {counted(number, 'communicator')}"
+    if not result.troubled and not result.num_behind:
+        return f"{line}; every rank answers, without an error, and launches are equal.", ()
+    return f"{line}, with trouble on {counted(len(result.troubled), 'rank')}.", ()
+
+
+@headline(place=32)
+def ras_headline(report: Report) -> str:
+    """What was asked."""
+    result = report.ras
+    if not result.communicators or is_recorded(report):
+        return ""
+    facts = ["ncclras"]
+    if result.num_processes is not None:
+        facts.append(counted(result.num_processes, "process"))
+    if result.num_nodes is not None:
+        facts.append(counted(result.num_nodes, "node"))
+    if result.version:
+        facts.append(f"NCCL {result.version}")
+    return " · ".join([*facts, "no traces"])

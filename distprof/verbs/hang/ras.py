@@ -1,0 +1,59 @@
+"""Output of ncclras in the folder of a hung job: what NCCL itself says about ranks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from distprof.errors import InputError
+from distprof.ingest.kinds.nccl_ras import fits_nccl_ras, read_nccl_ras
+from distprof.join.ras import InTrouble, in_trouble
+from distprof.verbs.hang.result import LogLine
+
+__all__ = ["NAME", "dead_ranks", "lines_of_ras"]
+
+NAME = re.compile(r"ras[^/]*\.(?:txt|json|log|out)$")
+"""Names under which such output is looked for."""
+
+MAX_LINES = 50
+_DEAD = "NCCL considers its process dead"
+
+
+def lines_of_ras(files: Iterable[tuple[str, str]]) -> tuple[list[LogLine], list[str]]:
+    """What is said of ranks, and notes on files that cannot be read.
+
+    Args:
+        files: Path and name in reports of files that may be such output.
+    """
+    found: list[LogLine] = []
+    notes: list[str] = []
+    for path, shown in files:
+        if not fits_nccl_ras(path):
+            continue
+        try:
+            status = read_nccl_ras(path)
+        except InputError as error:
+            notes.append(f"{shown} cannot be read: {error.found}.")
+            continue
+        found += _lines(shown, in_trouble(status))
+    return found, notes
+
+
+def dead_ranks(lines: Iterable[LogLine]) -> dict[int, str]:
+    """Ranks whose process NCCL considers dead, and why."""
+    return {
+        line.rank: _DEAD
+        for line in lines
+        if line.about == "ras" and line.rank is not None and line.text.startswith("dead")
+    }
+
+
+def _lines(shown: str, troubled: Iterable[InTrouble]) -> Iterator[LogLine]:
+    for number, one in enumerate(troubled, 1):
+        if number > MAX_LINES:
+            return
+        what = f": {one.text}" if one.text else ""
+        where = f" ({one.place})" if one.place else ""
+        yield LogLine(
+            rank=one.rank, file=shown, line=number, about="ras", text=f"{one.kind}{what}{where}"
+        )
