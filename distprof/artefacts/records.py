@@ -64,6 +64,10 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         run_queue_ns: Time for which the training thread was ready to run but had no CPU, None where
             the system does not say.
         cpu_ns: Time for which the training thread ran on a CPU, None where the system does not say.
+        input_asleep_ns: Time in the phases ``input`` for which the training thread slept, None where
+            the system does not say or there was no such phase. With ``cpu_ns`` and
+            ``run_queue_ns`` it is the rank's own time on CPU ranks: elsewhere, a thread that
+            sleeps mostly waits for other ranks.
         is_traced: Whether torch.profiler was recording.
         is_probed: False in steps without probes, which serve to measure overhead.
     """
@@ -78,6 +82,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_micro_batches: int | None = None
     run_queue_ns: int | None = None
     cpu_ns: int | None = None
+    input_asleep_ns: int | None = None
     is_traced: bool = False
     is_probed: bool = True
 

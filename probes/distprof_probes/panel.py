@@ -135,6 +135,11 @@ class Panel:
         took_long = [self._call(slot, "between_steps", next_step) for slot in self._tracers]
         return any(took_long)
 
+    def phase_started(self, name: str) -> None:
+        """Report the start of a phase to the probes that record phases."""
+        for slot in self._phase_watchers:
+            self._call(slot, "phase_started", name)
+
     def phase_ended(self, name: str, start_ns: int, end_ns: int) -> None:
         """Report a phase to the probes that record phases."""
         for slot in self._phase_watchers:

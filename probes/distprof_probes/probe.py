@@ -69,6 +69,9 @@ class Probe:
     def step_ended(self, step: int) -> None:
         """A step ends in which this probe recorded."""
 
+    def phase_started(self, name: str) -> None:
+        """A phase of the step starts. Called only if the probe has :meth:`phase_ended` too."""
+
     def phase_ended(self, name: str, start_ns: int, end_ns: int) -> None:
         """A phase of the step ended. Times are in ns since the epoch."""
 

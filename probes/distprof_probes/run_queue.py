@@ -33,17 +33,34 @@ class RunQueue:
         self._file = file
         self._thread = 0
         self._open: OwnFile | None = None
-        self._before: tuple[int, int] | None = None
+        self._before = CpuTime()
 
     def since_last(self) -> CpuTime:
         """Time on a CPU and in the run queue since the last call of this thread."""
+        now = self.total()
+        before, self._before = self._before, now
+        return _between(before, now)
+
+    def total(self) -> CpuTime:
+        """The same since this thread began; :meth:`since_last` takes no notice of the call."""
         if self._thread != threading.get_native_id():
             self._begin()
-        now = self._times()
-        before, self._before = self._before, now
-        if now is None or before is None:
-            return CpuTime()
-        return CpuTime(max(now[0] - before[0], 0), max(now[1] - before[1], 0))
+        return self._times()
+
+    def asleep_ns(self, since: CpuTime, duration_ns: int) -> int | None:
+        """Time for which this thread neither ran nor was ready to run.
+
+        Args:
+            since: What :meth:`total` returned at the start of the time in question.
+            duration_ns: Its length.
+
+        Returns:
+            None where the system does not say.
+        """
+        spent = _between(since, self.total())
+        if spent.ran_ns is None or spent.waited_ns is None:
+            return None
+        return max(duration_ns - spent.ran_ns - spent.waited_ns, 0)
 
     def close(self) -> None:
         """Close the file."""
@@ -54,17 +71,26 @@ class RunQueue:
     def _begin(self) -> None:
         """Observe this thread from now on: the name leads to the thread that opens it."""
         self.close()
-        self._thread, self._before = threading.get_native_id(), None
+        self._thread, self._before = threading.get_native_id(), CpuTime()
         try:
             self._open = OwnFile(self._file, os.O_RDONLY)
         except OSError:
             self._open = None
 
-    def _times(self) -> tuple[int, int] | None:
+    def _times(self) -> CpuTime:
         if self._open is None or not self._open.is_usable():
-            return None
+            return CpuTime()
         try:
             ran, waited, *_ = os.pread(self._open.number, _MOST_BYTES, 0).split()
-            return int(ran), int(waited)
+            return CpuTime(int(ran), int(waited))
         except (OSError, ValueError, IndexError):
-            return None
+            return CpuTime()
+
+
+def _between(before: CpuTime, now: CpuTime) -> CpuTime:
+    """What was spent between two totals of one thread."""
+    if before.ran_ns is None or before.waited_ns is None:
+        return CpuTime()
+    if now.ran_ns is None or now.waited_ns is None:
+        return CpuTime()
+    return CpuTime(max(now.ran_ns - before.ran_ns, 0), max(now.waited_ns - before.waited_ns, 0))

@@ -449,6 +449,7 @@ class Session:
         if self._is_paused or not self._is_ours("phase"):
             yield
             return
+        self._panel.phase_started(name)
         start_ns = self._now()
         mark = self._panel.open_mark(name)
         try:

@@ -11,9 +11,12 @@ from distprof.artefacts import STEPS_FILE
 from distprof.artefacts.records import Phase, StepRecord
 from distprof_probes.host_copy import HostCopy
 from distprof_probes.probe import Probe
-from distprof_probes.run_queue import RunQueue
+from distprof_probes.run_queue import CpuTime, RunQueue
 
 __all__ = ["StepLog"]
+
+INPUT = "input"
+"""The phase in which a rank that sleeps waits for its own data, and for no other rank."""
 
 
 class StepLog(Probe):
@@ -25,6 +28,8 @@ class StepLog(Probe):
         super().__init__()
         self._phases: list[Phase] = []
         self._queue = RunQueue()
+        self._input_began: CpuTime | None = None
+        self._input_asleep_ns: int | None = None
 
     def start(self, session: Any) -> None:
         """Open the file."""
@@ -34,9 +39,19 @@ class StepLog(Probe):
         """Close what the thread was observed by."""
         self._queue.close()
 
+    def phase_started(self, name: str) -> None:
+        """Note how long the thread has run, where it will be asked whether it slept."""
+        if name == INPUT:
+            self._input_began = self._queue.total()
+
     def phase_ended(self, name: str, start_ns: int, end_ns: int) -> None:
         """Keep the phase for the record of the current step."""
         self._phases.append(Phase(name, start_ns, end_ns))
+        if name == INPUT and self._input_began is not None:
+            asleep_ns = self._queue.asleep_ns(self._input_began, end_ns - start_ns)
+            if asleep_ns is not None:
+                self._input_asleep_ns = (self._input_asleep_ns or 0) + asleep_ns
+            self._input_began = None
 
     def write(
         self,
@@ -64,6 +79,7 @@ class StepLog(Probe):
         """
         phases, self._phases = self._phases, []
         cpu = self._queue.since_last()
+        asleep_ns, self._input_asleep_ns = self._input_asleep_ns, None
         record = StepRecord(
             step=step,
             start_ns=start_ns,
@@ -74,6 +90,7 @@ class StepLog(Probe):
             num_micro_batches=sum(phase.name == "forward" for phase in phases) or None,
             run_queue_ns=cpu.waited_ns,
             cpu_ns=cpu.ran_ns,
+            input_asleep_ns=asleep_ns,
             is_traced=is_traced,
             is_probed=is_probed,
         )
