@@ -22,6 +22,7 @@ import click
 
 from distprof.errors import DistprofError
 from distprof.escape import plain, plain_lines
+from distprof.installed import plugins
 from distprof.version import __version__
 
 __all__ = ["ExitCode", "State", "app", "main"]
@@ -130,19 +131,16 @@ class _Verbs(click.Group):
 
 def _other_verbs() -> dict[str, str]:
     """Verbs of other packages, mapped to the name of the package."""
-    from importlib.metadata import entry_points
-
-    points = entry_points(group=ENTRY_POINT_GROUP)
-    return {p.name: p.dist.name if p.dist else p.module for p in points if p.name not in _VERBS}
+    found = plugins(ENTRY_POINT_GROUP)
+    return {p.name: p.package or p.value for p in found if p.name not in _VERBS}
 
 
 def _load_other(name: str) -> click.Command | None:
-    from importlib.metadata import entry_points
-
-    for point in entry_points(group=ENTRY_POINT_GROUP, name=name):
-        command = point.load()
-        if isinstance(command, click.Command):
-            return command
+    for plugin in plugins(ENTRY_POINT_GROUP):
+        if plugin.name == name:
+            command = plugin.load()
+            if isinstance(command, click.Command):
+                return command
     return None
 
 
