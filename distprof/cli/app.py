@@ -62,9 +62,9 @@ _GROUPS = {
     "Set up": ("demo", "doctor"),
 }
 
-_GARBAGE = 50_000
-"""Objects between two looks for cycles: imports make many objects and no garbage, and looking takes
-an eighth of a short command."""
+_GARBAGE = 250_000
+"""Objects between two looks for cycles: imports and definitions make many objects and no garbage,
+and looking through them takes a twentieth of a short command."""
 
 
 class ExitCode(IntEnum):
@@ -178,7 +178,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: see :class:`ExitCode`.
     """
     gc.set_threshold(_GARBAGE)
-    state = State()
+    try:
+        return _outcome(arguments, State())
+    finally:
+        if arguments is None:  # this process ends now: no look for cycles among all its objects
+            gc.freeze()
+
+
+def _outcome(arguments: Sequence[str] | None, state: State) -> int:
+    """The exit code of whatever happens."""
     with warnings.catch_warnings(), _orderly_end():
         if not sys.warnoptions:
             warnings.simplefilter("ignore")  # a library's warning is not for the user

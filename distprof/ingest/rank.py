@@ -6,13 +6,15 @@ tables stay on disk and are loaded one rank at a time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 from msgspec.structs import replace
 
+from distprof.bounds import open_plain
 from distprof.config import CommunicationConfig
 from distprof.errors import InputError
 from distprof.ingest import cache
@@ -25,12 +27,12 @@ from distprof.ingest.flight.recorder import FlightEntries, read_flight
 from distprof.ingest.foreign import refuse_chrome_trace
 from distprof.ingest.host_activity import executed_activity, host_activity, with_collectives
 from distprof.ingest.kineto.parsed import ParsedTrace
-from distprof.ingest.kineto.reader import read_trace
+from distprof.ingest.kineto.reader import HostSink, read_trace
 from distprof.ingest.metadata import TraceMetadata, read_metadata
 from distprof.ingest.no_device import is_known, missing_device
 from distprof.ingest.steps import Steps, find_steps
-from distprof.run.run import Device, Quality, Rank
-from distprof.run.tables import COLLECTIVES, HOST, STEPS
+from distprof.run.run import Device, Quality, Rank, TableSource
+from distprof.run.tables import COLLECTIVES, HOST, STEPS, RankTables
 from distprof.run.topology import ProcessGroup
 from distprof.schema import ABSENT, Table
 from distprof.terms import ActivityKind, StepSource
@@ -153,6 +155,8 @@ class IngestOptions(msgspec.Struct, frozen=True, kw_only=True):
         cache_dir: Where parsed tables are kept; None for the usual place.
         use_cache: Whether tables of an earlier read may be used, and are kept for a later one.
         run_dir: The folder that the traces came from; a run directory keeps its own cache.
+        in_memory: Keep tables in memory, whatever the cache: for small traces, which are read again
+            in less time than their tables.
         communication: Names that are communication, beyond those that ship with distprof.
     """
 
@@ -161,6 +165,7 @@ class IngestOptions(msgspec.Struct, frozen=True, kw_only=True):
     cache_dir: str | None = None
     use_cache: bool = True
     run_dir: str | None = None
+    in_memory: bool = False
     communication: CommunicationConfig = msgspec.field(default_factory=CommunicationConfig)
 
 
@@ -194,8 +199,11 @@ def ingest_rank(trace: TraceFile, options: IngestOptions) -> Rank:
     Raises:
         InputError: If the file is no Kineto trace, or is damaged and ``options.strict`` is set.
     """
-    root = cache.cache_root(options.run_dir, options.cache_dir)
     flight = read_flight(trace.flight) if trace.flight else None
+    if options.in_memory:
+        with suppress(cache.TooManyRowsError):
+            return _held(trace, options, flight)
+    root = cache.cache_root(options.run_dir, options.cache_dir)
     key = _key(trace, options, flight)
     entry = cache.find_entry(root, key)
     if entry is not None:
@@ -218,7 +226,10 @@ def _made(
 ) -> Rank:
     with writer:
         summary, found = _write_entry(trace, options, writer.folder, writer.note, flight)
-        return _rank(trace, summary, writer.commit(), found.steps.table, found.collectives)
+        steps, collectives = found.steps.table, found.collectives
+        place = str(writer.commit())
+        tables = cache.CachedTables(place, summary.has_host, collectives, steps)
+        return _rank(trace, summary, steps, collectives, tables)
 
 
 def _made_elsewhere(
@@ -250,9 +261,15 @@ def _key(trace: TraceFile, options: IngestOptions, flight: FlightEntries | None)
         "patterns": repr((options.communication, shipped_patterns())),
         "flight": flight.digest if flight is not None else "",
     }
+    with _readable(trace), open_trace(trace) as opened:
+        return cache.CacheKey.of(opened, depends)
+
+
+@contextmanager
+def _readable(trace: TraceFile) -> Iterator[None]:
+    """Name the file that cannot be opened or read inside the block."""
     try:
-        with open_trace(trace) as opened:
-            return cache.CacheKey.of(opened, depends)
+        yield
     except OSError as error:
         raise InputError(
             trace.path,
@@ -268,7 +285,8 @@ def _from_entry(trace: TraceFile, entry: Path) -> Rank | None:
         summary = msgspec.json.decode((entry / cache.RANK_FILE).read_bytes(), type=_Summary)
         steps = cache.read_table(entry / cache.STEPS_FILE, STEPS)
         collectives = cache.read_table(entry / cache.COLLECTIVES_FILE, COLLECTIVES)
-        return _rank(trace, summary, entry, steps, collectives)
+        tables = cache.CachedTables(str(entry), summary.has_host, collectives, steps)
+        return _rank(trace, summary, steps, collectives, tables)
     except (OSError, msgspec.MsgspecError, cache.DamagedCacheError):
         return None
 
@@ -281,16 +299,9 @@ def _write_entry(
     flight: FlightEntries | None,
 ) -> tuple[_Summary, Conclusions]:
     """Parse the trace and write its tables and summary to ``folder``."""
-    parsed = _parse(trace, options, folder)
-    if options.rows == "device" and not has_device_rows(parsed):
-        parsed = _parse(trace, replace(options, rows="all"), folder)  # the host did the work
-    host = parsed.host
-    if not has_device_rows(parsed):
-        host = cache.read_table(folder / cache.HOST_FILE, HOST)  # every operator counts
-        if not is_known(host):
-            categories = host.coded("category").values
-            refuse_chrome_trace(trace.path, parsed.metadata, categories)
-    found = conclude(parsed, host, classifier_for(options.communication), flight)
+    parsed, _, found = _concluded(
+        trace, options, lambda: cache.ParquetHostSink(folder / cache.HOST_FILE), flight
+    )
     cache.write_table(folder / cache.ACTIVITY_FILE, found.activity)
     cache.write_table(folder / cache.CALLS_FILE, parsed.host)
     cache.write_table(folder / cache.COLLECTIVES_FILE, found.collectives)
@@ -300,16 +311,68 @@ def _write_entry(
     return summary, found
 
 
-def _parse(trace: TraceFile, options: IngestOptions, folder: Path) -> ParsedTrace:
-    """Read the file, its host rows going to ``folder`` as they come."""
-    with open_trace(trace) as opened, cache.ParquetHostSink(folder / cache.HOST_FILE) as sink:
-        return read_trace(
+def _held(trace: TraceFile, options: IngestOptions, flight: FlightEntries | None) -> Rank:
+    """Parse the trace and keep its tables in memory.
+
+    Raises:
+        cache.TooManyRowsError: If they are too large for that.
+    """
+    with _readable(trace):
+        open_plain(trace.path).close()
+    parsed, sink, found = _concluded(
+        trace, options, lambda: nullcontext(cache.HeldHostRows()), flight
+    )
+    has_host = _has_host(parsed, options)
+    tables = RankTables(
+        activity=found.activity,
+        host=parsed.host if has_host else Table.empty(HOST),
+        collectives=found.collectives,
+        steps=found.steps.table,
+        has_host=has_host,
+    )
+    summary = _summary(parsed, found, has_host=has_host, note="")
+    held = cache.HeldTables(tables, sink.table())
+    return _rank(trace, summary, tables.steps, tables.collectives, held)
+
+
+class _Sink(HostSink, Protocol):
+    def table(self) -> Table:
+        """All rows."""
+        ...
+
+
+def _concluded(
+    trace: TraceFile,
+    options: IngestOptions,
+    new_sink: Callable[[], AbstractContextManager[_Sink]],
+    flight: FlightEntries | None,
+) -> tuple[ParsedTrace, _Sink, Conclusions]:
+    """What the file says, where its host rows went, and what follows for its rank."""
+    parsed, sink = _parse(trace, options, new_sink())
+    if options.rows == "device" and not has_device_rows(parsed):
+        parsed, sink = _parse(trace, replace(options, rows="all"), new_sink())  # CPU did the work
+    host = parsed.host
+    if not has_device_rows(parsed):
+        host = sink.table()  # every operator counts
+        if not is_known(host):
+            categories = host.coded("category").values
+            refuse_chrome_trace(trace.path, parsed.metadata, categories)
+    return parsed, sink, conclude(parsed, host, classifier_for(options.communication), flight)
+
+
+def _parse(
+    trace: TraceFile, options: IngestOptions, opening: AbstractContextManager[_Sink]
+) -> tuple[ParsedTrace, _Sink]:
+    """Read the file, its host rows going to the sink as they come."""
+    with open_trace(trace) as opened, opening as sink:
+        parsed = read_trace(
             opened,
             rows=options.rows,
             strict=options.strict,
             host_sink=sink,
             source=trace.path,
         )
+    return parsed, sink
 
 
 def _has_host(parsed: ParsedTrace, options: IngestOptions) -> bool:
@@ -341,9 +404,9 @@ def _summary(parsed: ParsedTrace, found: Conclusions, *, has_host: bool, note: s
 
 
 def _rank(
-    trace: TraceFile, summary: _Summary, entry: Path, steps: Table, collectives: Table
+    trace: TraceFile, summary: _Summary, steps: Table, collectives: Table, tables: TableSource
 ) -> Rank:
-    """The rank that an entry holds, under the name of the file asked for."""
+    """The rank that a trace holds, under the name of the file asked for."""
     number, origin = _number(trace, summary.rank)
     shared: dict[str, Any] = {
         name: getattr(summary, name)
@@ -356,7 +419,7 @@ def _rank(
         rank_origin=origin,
         steps=steps,
         collectives=collectives,
-        tables=cache.CachedTables(str(entry), summary.has_host, collectives, steps),
+        tables=tables,
         **shared,
     )
 
