@@ -38,8 +38,8 @@ class Plugin(NamedTuple):
         """Import it.
 
         Raises:
-            ImportError: If there is no such module; it may raise anything else, too.
-            AttributeError: If the module has no such attribute.
+            ImportError: If the module is missing; it may raise anything else, too.
+            AttributeError: If the module has no attribute of that name.
         """
         module, _, attributes = self.value.partition("[")[0].partition(":")
         found: object = import_module(module.strip())

@@ -36,7 +36,6 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from distprof.artefacts import CACHE_DIR, RUN_FILE
 from distprof.bounds import Bound, open_plain
 from distprof.errors import DistprofError
 from distprof.run.tables import ACTIVITY, COLLECTIVES, HOST, STEPS, RankTables
@@ -65,10 +64,8 @@ __all__ = [
     "HeldTables",
     "ParquetHostSink",
     "TooManyRowsError",
-    "cache_root",
     "discard_unfinished",
     "find_entry",
-    "has_own_place",
     "is_temporary",
     "read_table",
     "scratch_folder",
@@ -89,8 +86,6 @@ _FILES = frozenset((ACTIVITY_FILE, CALLS_FILE, HOST_FILE, COLLECTIVES_FILE, STEP
 
 MOST_HELD_ROWS = 500_000
 """Of one trace in memory, about 30 MB: a small compressed file may unpack to any number."""
-
-CACHE_ENVIRONMENT = "DISTPROF_CACHE_DIR"
 
 NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
 
@@ -145,28 +140,6 @@ class CacheKey(msgspec.Struct, frozen=True):
     def folder(self, root: Path) -> Path:
         """Path of the entry under ``root``."""
         return root / self.digest[:2] / self.digest
-
-
-def cache_root(source_dir: str | Path | None, override: str | Path | None) -> Path:
-    """The folder of all entries: the override, the run's own cache, or the user's cache.
-
-    Args:
-        source_dir: Where the traces come from; only a run directory keeps its own cache.
-        override: What the user asked for.
-    """
-    if override:
-        return Path(override)
-    if source_dir and (Path(source_dir) / RUN_FILE).is_file():
-        return Path(source_dir) / CACHE_DIR
-    if chosen := os.environ.get(CACHE_ENVIRONMENT):
-        return Path(chosen)
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "distprof"
-
-
-def has_own_place(override: str | Path | None) -> bool:
-    """Whether the user says where the cache is: then everything is cached."""
-    return bool(override or os.environ.get(CACHE_ENVIRONMENT))
 
 
 def find_entry(root: Path, key: CacheKey) -> Path | None:

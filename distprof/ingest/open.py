@@ -12,9 +12,10 @@ from functools import partial
 from msgspec.structs import replace
 
 from distprof.artefacts import NCCL_LOG_FILE
+from distprof.artefacts.cache_place import has_own_place
 from distprof.errors import DistprofError, InputError
 from distprof.ingest.assemble import assemble_run
-from distprof.ingest.cache import has_own_place, is_temporary, scratch_folder
+from distprof.ingest.cache import is_temporary, scratch_folder
 from distprof.ingest.discovery import Discovery, TraceFile, discover
 from distprof.ingest.executor import Outcome, Progress, SerialExecutor, map_each, running
 from distprof.ingest.files import Folder

@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 from msgspec.structs import replace
 
+from distprof.artefacts.cache_place import cache_root
 from distprof.bounds import open_plain
 from distprof.config import CommunicationConfig
 from distprof.errors import InputError
@@ -203,7 +204,7 @@ def ingest_rank(trace: TraceFile, options: IngestOptions) -> Rank:
     if options.in_memory:
         with suppress(cache.TooManyRowsError):
             return _held(trace, options, flight)
-    root = cache.cache_root(options.run_dir, options.cache_dir)
+    root = cache_root(options.run_dir, options.cache_dir)
     key = _key(trace, options, flight)
     entry = cache.find_entry(root, key)
     if entry is not None:
