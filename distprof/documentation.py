@@ -8,8 +8,8 @@ cluster. Where neither names a site, findings have no link.
 from __future__ import annotations
 
 import re
-from importlib import metadata
 
+from distprof.installed import headers
 from distprof.version import __version__
 
 __all__ = ["is_web_address", "page_url", "published_site"]
@@ -24,11 +24,7 @@ def is_web_address(text: str) -> bool:
 
 def published_site() -> str:
     """The site that the installed package names; empty without one."""
-    try:
-        urls = metadata.metadata("distprof").get_all("Project-URL") or ()
-    except metadata.PackageNotFoundError:  # run from a source tree that is not installed
-        return ""
-    named = (str(url).partition(", ") for url in urls)
+    named = (url.partition(", ") for url in headers("distprof", "Project-URL"))
     return next((address for name, _, address in named if name == "Documentation"), "")
 
 

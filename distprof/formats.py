@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
 from distprof.errors import UsageError
+from distprof.installed import Plugin, plugins
 
 if TYPE_CHECKING:
     from distprof.sections.report import Report
@@ -75,7 +75,7 @@ Reporter: TypeAlias = "Callable[[Report, RenderOptions], str]"
 
 def reporter_names() -> tuple[str, ...]:
     """Names that ``--format`` accepts, distprof's own first."""
-    others = sorted({point.name for point in entry_points(group=ENTRY_POINT_GROUP)})
+    others = sorted({plugin.name for plugin in plugins(ENTRY_POINT_GROUP)})
     return (*_BUILT_IN, *(name for name in others if name not in _BUILT_IN))
 
 
@@ -106,9 +106,9 @@ def find_reporter(name: str) -> Reporter:
     if name in _BUILT_IN:
         found: Reporter = documents("saved:REPORT").reporter(name)
         return found
-    for point in entry_points(group=ENTRY_POINT_GROUP):
-        if point.name == name:
-            return _load(point.name, point.load)
+    for plugin in plugins(ENTRY_POINT_GROUP):
+        if plugin.name == name:
+            return _load(plugin)
     raise UsageError(f"no format {name!r}: choose from {', '.join(reporter_names())}")
 
 
@@ -156,8 +156,9 @@ def endings() -> tuple[str, ...]:
     return tuple(_SUFFIXES)
 
 
-def _load(name: str, load: Callable[[], Reporter]) -> Reporter:
+def _load(plugin: Plugin) -> Reporter:
     try:
-        return load()
+        found: Any = plugin.load()
     except (ImportError, AttributeError) as error:
-        raise UsageError(f"the format {name!r} cannot be loaded: {error}") from error
+        raise UsageError(f"the format {plugin.name!r} cannot be loaded: {error}") from error
+    return found  # type: ignore[no-any-return]

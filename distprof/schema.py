@@ -7,7 +7,6 @@ it. Strings are dictionary-encoded (:class:`Coded`). A missing integer is :data:
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -23,10 +22,8 @@ __all__ = [
     "Coded",
     "Column",
     "Int64Array",
-    "Record",
     "Table",
     "TableSchema",
-    "records_to_pandas",
 ]
 
 Int64Array: TypeAlias = NDArray[np.int64]
@@ -255,40 +252,3 @@ def _to_series(column: Column, values: NDArray[Any] | Coded) -> Any:
     if column.nullable and values.dtype.kind == "i":
         return pd.arrays.IntegerArray(values.astype(np.int64), values == ABSENT)
     return values
-
-
-# What every analyzer's result has in common ------------------------------------------------------
-
-
-class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One row of a result: plain numbers and names, written to ``report.json`` unchanged.
-
-    Times are int ns, sizes int bytes, ratios 0 to 1. None means unknown, never 0.
-    """
-
-
-def records_to_pandas(records: Sequence[Record], kind: type[Record]) -> pd.DataFrame:
-    """Records as a frame with a column per field, typed even without records.
-
-    Integers that may be None become ``Int64`` with ``NA``; other numbers keep their type.
-    """
-    import pandas as pd
-
-    hints = typing.get_type_hints(kind)
-    return pd.DataFrame(
-        {
-            name: pd.Series([getattr(r, name) for r in records], dtype=_pandas_dtype(hints[name]))
-            for name in kind.__struct_fields__
-        }
-    )
-
-
-def _pandas_dtype(hint: Any) -> str:
-    members = set(typing.get_args(hint)) or {hint}
-    if members == {int}:
-        return "int64"
-    if members == {float}:
-        return "float64"
-    if members == {int, type(None)}:
-        return "Int64"
-    return "float64" if members == {float, type(None)} else "object"

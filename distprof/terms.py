@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import IntEnum, StrEnum
 
 __all__ = [
+    "UNKNOWN_AXIS",
     "ActivityKind",
     "CollectiveKind",
     "Confidence",
@@ -19,6 +20,9 @@ __all__ = [
     "StragglerPattern",
     "Subject",
 ]
+
+UNKNOWN_AXIS = "unknown"
+"""Stands for the mesh axis of a group whose axis is not known."""
 
 
 class ActivityKind(IntEnum):

@@ -19,6 +19,7 @@ __all__ = [
     "format_duration",
     "format_parts",
     "format_ratio",
+    "name_of_device",
     "name_ranks",
     "signed",
 ]
@@ -129,3 +130,9 @@ def _three_digits(value: float) -> str:
     if size >= 99.95:
         return f"{value:,.0f}"
     return f"{value:.1f}" if size >= 9.995 else f"{value:.2f}"
+
+
+def name_of_device(host: str, index: int | None, bus_id: str, uuid: str) -> str:
+    """For people, by the best that is known: ``GPU 3 of node-1``."""
+    device = f"GPU {index}" if index is not None else f"GPU {bus_id or uuid}".strip()
+    return f"{device} of {host}" if host else device

@@ -1,12 +1,12 @@
 """Findings link to their rules' pages where a documentation site is known, and only there."""
 
 import json
-from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 import distprof
+from distprof import installed
 from distprof.config import parse_config
 from distprof.documentation import is_web_address, published_site
 from distprof.errors import UsageError
@@ -45,12 +45,8 @@ def test_every_document_links_to_the_page_of_this_version(linked):
     assert all(f"]({address})" in shown(linked, "md") for address in wanted)
 
 
-def not_installed(name):
-    raise metadata.PackageNotFoundError(name)
-
-
 def test_without_a_site_there_is_no_link(monkeypatch):
-    monkeypatch.setattr(metadata, "metadata", not_installed)
+    monkeypatch.setattr(installed, "_installed", dict)  # run from a source tree
     assert published_site() == ""
     report = analysed()
     assert {finding.docs_url for finding in report.findings} == {""}
@@ -58,11 +54,14 @@ def test_without_a_site_there_is_no_link(monkeypatch):
     assert "](http" not in shown(report, "md")
 
 
-def test_the_package_names_the_site(monkeypatch):
-    said = metadata.metadata("distprof")
-    said["Project-URL"] = "Changelog, https://example.org/changes"
-    said["Project-URL"] = f"Documentation, {SITE}"
-    monkeypatch.setattr(metadata, "metadata", lambda name: said)
+def test_the_package_names_the_site(monkeypatch, tmp_path):
+    folder = tmp_path / "distprof-9.9.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(
+        "Metadata-Version: 2.4\nName: distprof\nProject-URL: Changelog, https://example.org/changes\n"
+        f"Project-URL: Documentation, {SITE}\n\nProject-URL: Documentation, https://example.org/text\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
     assert published_site() == SITE
     assert parse_config({}, "distprof.toml").site == SITE
     elsewhere = {"documentation": "http://localhost:8000"}

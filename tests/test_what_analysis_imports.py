@@ -1,26 +1,85 @@
-"""What ``distprof analyze`` loads: an import that creeps in costs every process of every run."""
+"""What commands load: an import that creeps in costs every process of every run.
+
+Modules are compared and no times: ``benchmarks/startup.py`` measures those.
+"""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
-GOLDEN = Path(__file__).parent / "golden" / "kineto" / "mi250-1gpu"
+import pytest
+
+GOLDEN = Path(__file__).parent / "golden" / "kineto"
 PROGRAM = """
 import sys
 from distprof.cli import main
 
-assert main([*sys.argv[1:], "--executor", "serial", "--format", "json"]) == 0
-print("loaded", *sorted({"pandas", "torch", "hta", "dask"} & set(sys.modules)), file=sys.stderr)
+code = main(sys.argv[1:])
+print("loaded", *sys.modules, file=sys.stderr)
+sys.exit(code)
 """
+ARRAYS = {"numpy", "pyarrow", "pandas", "fsspec"}
+DRAWING = {"rich", "markdown_it", "pygments"}
+NEVER = {"torch", "hta", "dask", "distributed", "duckdb", "matplotlib", "importlib.metadata"}
+LOADED = {
+    "--help": NEVER | ARRAYS | DRAWING | {"msgspec", "distprof.config", "distprof.api"},
+    "analyze --help": NEVER | ARRAYS | DRAWING | {"msgspec", "distprof.config", "distprof.api"},
+    "plan --help": NEVER | ARRAYS | DRAWING | {"distprof.api", "distprof.rules"},
+    "rule": NEVER | ARRAYS | DRAWING | {"distprof.api", "distprof.ingest", "distprof.documents"},
+    "rule COM101 --format md": NEVER | ARRAYS | DRAWING,
+    "rule COM101": NEVER | ARRAYS | {"rich.progress", "rich.traceback"},
+    "doctor": ARRAYS | DRAWING | {"torch", "distprof.api", "distprof.ingest"},
+    "analyze mi250-1gpu": NEVER
+    | (ARRAYS - {"numpy"})
+    | {"markdown_it", "pygments", "rich.progress"},
+    "analyze mi250-1gpu --format json": NEVER | (ARRAYS - {"numpy"}) | DRAWING | {"ssl", "socket"},
+    "analyze gloo-ddp-2ranks --format json": NEVER | (ARRAYS - {"numpy"}) | DRAWING,
+}
+"""A command to modules that it has no use for."""
 
 
-def test_analysis_imports_neither_pandas_nor_torch(tmp_path: Path) -> None:
+def loaded_by(command: list[str], environment: dict[str, str]) -> set[str]:
+    """Modules of a process that runs a command."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *command],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=GOLDEN,
+        env=environment,
+    )
+    return set(done.stderr.splitlines()[-1].split())
+
+
+@pytest.fixture
+def usual_place(tmp_path: Path) -> dict[str, str]:
+    """The environment of somebody who names no cache."""
+    named = {name: value for name, value in os.environ.items() if name != "DISTPROF_CACHE_DIR"}
+    return {**named, "XDG_CACHE_HOME": str(tmp_path)}
+
+
+@pytest.mark.parametrize("command", LOADED)
+def test_a_command_loads_only_what_it_uses(command: str, usual_place: dict[str, str]) -> None:
+    loaded = loaded_by(command.split(), usual_place)
+    assert "distprof.cli" in loaded
+    assert loaded & LOADED[command] == set()
+
+
+def test_analysis_imports_neither_pandas_nor_torch(
+    tmp_path: Path, usual_place: dict[str, str]
+) -> None:
     """pandas alone takes 0.3 s, and pyarrow imports it unasked in its conversions from numpy."""
-    arguments = ["analyze", str(GOLDEN), "--cache-dir", str(tmp_path)]
+    command = ["analyze", "mi250-1gpu", "--cache-dir", str(tmp_path), "--format", "json"]
     for cache in ("cold", "warm"):
-        finished = subprocess.run(
-            [sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, check=True
-        )
-        assert finished.stderr.splitlines()[-1].split() == ["loaded"], cache
+        loaded = loaded_by(command, usual_place)
+        assert loaded & (NEVER | {"pandas"}) == set(), cache
+        assert "pyarrow.parquet" in loaded, "the cache was used"
+
+
+def test_plans_need_no_traces(usual_place: dict[str, str]) -> None:
+    """``plan`` reads no file: what reads traces, and Parquet, stays out."""
+    command = ["plan", "--model", "llama2-7b", "--gpus", "8", "--layout", "dp=8"]
+    assert loaded_by(command, usual_place) & (NEVER | {"pyarrow", "pandas"}) == set()

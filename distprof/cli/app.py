@@ -22,6 +22,7 @@ import click
 
 from distprof.errors import DistprofError
 from distprof.escape import plain, plain_lines
+from distprof.installed import plugins
 from distprof.version import __version__
 
 __all__ = ["ExitCode", "State", "app", "main"]
@@ -61,9 +62,9 @@ _GROUPS = {
     "Set up": ("demo", "doctor"),
 }
 
-_GARBAGE = 50_000
-"""Objects between two looks for cycles: imports make many objects and no garbage, and looking takes
-an eighth of a short command."""
+_GARBAGE = 250_000
+"""Objects between two looks for cycles: imports and definitions make many objects and no garbage,
+and looking through them takes a twentieth of a short command."""
 
 
 class ExitCode(IntEnum):
@@ -130,19 +131,16 @@ class _Verbs(click.Group):
 
 def _other_verbs() -> dict[str, str]:
     """Verbs of other packages, mapped to the name of the package."""
-    from importlib.metadata import entry_points
-
-    points = entry_points(group=ENTRY_POINT_GROUP)
-    return {p.name: p.dist.name if p.dist else p.module for p in points if p.name not in _VERBS}
+    found = plugins(ENTRY_POINT_GROUP)
+    return {p.name: p.package or p.value for p in found if p.name not in _VERBS}
 
 
 def _load_other(name: str) -> click.Command | None:
-    from importlib.metadata import entry_points
-
-    for point in entry_points(group=ENTRY_POINT_GROUP, name=name):
-        command = point.load()
-        if isinstance(command, click.Command):
-            return command
+    for plugin in plugins(ENTRY_POINT_GROUP):
+        if plugin.name == name:
+            command = plugin.load()
+            if isinstance(command, click.Command):
+                return command
     return None
 
 
@@ -180,7 +178,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: see :class:`ExitCode`.
     """
     gc.set_threshold(_GARBAGE)
-    state = State()
+    try:
+        return _outcome(arguments, State())
+    finally:
+        if arguments is None:  # this process ends now: no look for cycles among all its objects
+            gc.freeze()
+
+
+def _outcome(arguments: Sequence[str] | None, state: State) -> int:
+    """The exit code of whatever happens."""
     with warnings.catch_warnings(), _orderly_end():
         if not sys.warnoptions:
             warnings.simplefilter("ignore")  # a library's warning is not for the user

@@ -181,7 +181,7 @@ def _plugins() -> Iterator[Check]:
 
 
 def _cache() -> Iterator[Check]:
-    from distprof.ingest.cache import cache_root
+    from distprof.artefacts.cache_place import cache_root
 
     yield cache_check(Path(cache_root("", None)))
 

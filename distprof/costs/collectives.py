@@ -11,10 +11,13 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+import msgspec
+
 from distprof.terms import CollectiveKind
 
 __all__ = [
     "Algorithm",
+    "BucketTime",
     "bus_factor",
     "collective_time",
     "crossover_bytes",
@@ -181,3 +184,19 @@ def latency_steps(kind: CollectiveKind, group_size: int, algorithm: Algorithm) -
     if kind.is_point_to_point:
         return 1
     raise ValueError(f"no model for {kind.label}")
+
+
+class BucketTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Time of a bucket.
+
+    Args:
+        latency_ns: Time that a bucket of any size takes (α).
+        ns_per_byte: Time that each byte adds (β).
+    """
+
+    latency_ns: float
+    ns_per_byte: float
+
+    def of(self, num_bytes: float) -> float:
+        """Time of a bucket of this size, ns."""
+        return self.latency_ns + self.ns_per_byte * num_bytes

@@ -16,14 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.artefacts.fabric_file import FabricCurve, FabricFile, FabricFit, FabricPoint, Tier
-from distprof.costs.collectives import Algorithm, bus_factor, latency_steps
+from distprof.costs.collectives import Algorithm, BucketTime, bus_factor, latency_steps
 from distprof.costs.repeats import student_quantile
 from distprof.terms import CollectiveKind
 from distprof.units import format_bytes
 
 __all__ = [
     "MIN_SIZES",
-    "BucketTime",
     "NoFitError",
     "expected_busbw",
     "expected_latency_ns",
@@ -381,22 +380,6 @@ def _check_regimes(line: _Line, size: Floats) -> None:
 
 _LEAST_SPREAD = 1.5
 """Largest over smallest size from which two unknowns can be separated."""
-
-
-class BucketTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Time of a bucket.
-
-    Args:
-        latency_ns: Time that a bucket of any size takes (α).
-        ns_per_byte: Time that each byte adds (β).
-    """
-
-    latency_ns: float
-    ns_per_byte: float
-
-    def of(self, num_bytes: float) -> float:
-        """Time of a bucket of this size, ns."""
-        return self.latency_ns + self.ns_per_byte * num_bytes
 
 
 def fit_buckets(sizes: Sequence[int], times_ns: Sequence[int]) -> BucketTime | None:

@@ -36,7 +36,6 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from distprof.artefacts import CACHE_DIR, RUN_FILE
 from distprof.bounds import Bound, open_plain
 from distprof.errors import DistprofError
 from distprof.run.tables import ACTIVITY, COLLECTIVES, HOST, STEPS, RankTables
@@ -61,8 +60,10 @@ __all__ = [
     "CachedTables",
     "DamagedCacheError",
     "EntryWriter",
+    "HeldHostRows",
+    "HeldTables",
     "ParquetHostSink",
-    "cache_root",
+    "TooManyRowsError",
     "discard_unfinished",
     "find_entry",
     "is_temporary",
@@ -83,7 +84,8 @@ RANK_FILE = "rank.json"
 SUMS_FILE = "entry.json"
 _FILES = frozenset((ACTIVITY_FILE, CALLS_FILE, HOST_FILE, COLLECTIVES_FILE, STEPS_FILE, RANK_FILE))
 
-CACHE_ENVIRONMENT = "DISTPROF_CACHE_DIR"
+MOST_HELD_ROWS = 500_000
+"""Of one trace in memory, about 30 MB: a small compressed file may unpack to any number."""
 
 NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
 
@@ -141,23 +143,6 @@ class CacheKey(msgspec.Struct, frozen=True):
     def folder(self, root: Path) -> Path:
         """Path of the entry under ``root``."""
         return root / self.digest[:2] / self.digest
-
-
-def cache_root(source_dir: str | Path | None, override: str | Path | None) -> Path:
-    """The folder of all entries: the override, the run's own cache, or the user's cache.
-
-    Args:
-        source_dir: Where the traces come from; only a run directory keeps its own cache.
-        override: What the user asked for.
-    """
-    if override:
-        return Path(override)
-    if source_dir and (Path(source_dir) / RUN_FILE).is_file():
-        return Path(source_dir) / CACHE_DIR
-    if chosen := os.environ.get(CACHE_ENVIRONMENT):
-        return Path(chosen)
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "distprof"
 
 
 def find_entry(root: Path, key: CacheKey) -> Path | None:
@@ -378,6 +363,61 @@ class CachedTables(msgspec.Struct, frozen=True):
         return read_table(Path(self.folder) / name, schema) if table is None else table
 
 
+class HeldTables(msgspec.Struct, frozen=True):
+    """Tables in memory; a :class:`~distprof.run.run.TableSource`.
+
+    Args:
+        tables: What analyses need.
+        every_host_row: The HOST table with every operator.
+    """
+
+    tables: RankTables
+    every_host_row: Table
+
+    def load(self, *, every_host_row: bool = False) -> RankTables:
+        """The tables.
+
+        Args:
+            every_host_row: Give every operator too.
+        """
+        if not (every_host_row and self.tables.has_host):
+            return self.tables
+        return replace(self.tables, host=self.every_host_row)
+
+
+class TooManyRowsError(DistprofError):
+    """A trace that is small on disk has more rows than are held in memory."""
+
+
+class HeldHostRows:
+    """Holds host rows in memory while the trace is read.
+
+    Raises:
+        TooManyRowsError: From :meth:`write`, before there are more than ``MOST_HELD_ROWS``.
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[Table] = []
+        self._num_rows = 0
+        self._shift_ns = 0
+
+    def write(self, rows: Table) -> None:
+        """Take rows."""
+        self._num_rows += len(rows)
+        if self._num_rows > MOST_HELD_ROWS:
+            raise TooManyRowsError(f"more than {MOST_HELD_ROWS:,} rows")
+        self._parts.append(rows)
+
+    def shift(self, base_ns: int) -> None:
+        """Add ``base_ns`` to all times."""
+        self._shift_ns = base_ns
+
+    def table(self) -> Table:
+        """All rows; to be asked for when the file was read."""
+        rows = Table.concat(HOST, self._parts)
+        return rows.with_columns(**{name: rows[name] + self._shift_ns for name in _TIMES})
+
+
 class ParquetHostSink:
     """Writes host rows to a Parquet file while the trace is read.
 
@@ -388,6 +428,7 @@ class ParquetHostSink:
     def __init__(self, path: Path) -> None:
         import pyarrow.parquet as pq
 
+        self._path = path
         self._writer = pq.ParquetWriter(path, _arrow_schema(HOST), **_how_to_write(HOST))
         self._waiting: list[Table] = []
         self._num_waiting = 0
@@ -424,6 +465,10 @@ class ParquetHostSink:
         self._flush()
         self._writer.add_key_value_metadata({_SHIFT_KEY.decode(): str(self._shift_ns)})
         self._writer.close()
+
+    def table(self) -> Table:
+        """All rows; to be asked for when the file is whole."""
+        return read_table(self._path, HOST)
 
     def _flush(self) -> None:
         if self._num_waiting:

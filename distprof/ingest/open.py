@@ -12,6 +12,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from distprof.artefacts import NCCL_LOG_FILE
+from distprof.artefacts.cache_place import has_own_place
 from distprof.errors import DistprofError, InputError
 from distprof.ingest.assemble import assemble_run
 from distprof.ingest.cache import is_temporary, scratch_folder
@@ -43,6 +44,10 @@ SMALL_RUN_BYTES = 4_000_000
 
 A number of processes that the user asks for is started all the same.
 """
+
+IN_MEMORY_BYTES = 1_000_000
+"""Up to this size of all traces as stored, reading them again takes less time than importing
+pyarrow and reading their tables from the cache. Where a user names a cache, it is used."""
 
 
 def open_run(
@@ -86,7 +91,7 @@ def open_run(
         if inside is None:
             raise
         return inside
-    options = _with_place(options or IngestOptions(), found)
+    options = _with_place(options or IngestOptions(), found, executor)
     wanted = None if ranks is None else {*ranks}
     traces = [t for t in found.traces if _is_among(wanted, t.name_rank)]
     if directory is not None:
@@ -198,11 +203,27 @@ def _delete_at_exit(ranks: Sequence[Rank]) -> None:
             atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
 
-def _with_place(options: IngestOptions, found: Discovery) -> IngestOptions:
-    """Options with the place of the tables: next to the run, or for this process only."""
+def _with_place(
+    options: IngestOptions, found: Discovery, executor: str | Executor
+) -> IngestOptions:
+    """Options with the place of the tables: memory, next to the run, or for this process only."""
+    is_asked_for = options.use_cache and has_own_place(options.cache_dir)
+    if _fits_in_memory(found.traces, executor) and not is_asked_for:
+        return replace(options, in_memory=True)
     if options.use_cache:
         return replace(options, run_dir=str(found.folder) if found.folder else None)
     return replace(options, cache_dir=str(scratch_folder()))
+
+
+def _fits_in_memory(traces: Sequence[TraceFile], executor: str | Executor) -> bool:
+    """Whether this process reads the traces, and again in less time than their cached tables.
+
+    A trace that is fetched from elsewhere takes its time in that.
+    """
+    if executor not in ("process", "serial") or not all(trace.is_local for trace in traces):
+        return False
+    sizes = [trace.size_bytes for trace in traces]
+    return None not in sizes and sum(size or 0 for size in sizes) <= IN_MEMORY_BYTES
 
 
 def _suitable(executor: str | Executor, traces: Sequence[TraceFile]) -> str | Executor:

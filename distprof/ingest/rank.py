@@ -6,14 +6,17 @@ tables stay on disk and are loaded one rank at a time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal, Protocol
 
 import msgspec
 from msgspec.structs import replace
 
+from distprof.artefacts.cache_place import cache_root
+from distprof.bounds import open_plain
 from distprof.config import CommunicationConfig
 from distprof.errors import InputError
 from distprof.ingest import cache
@@ -26,12 +29,12 @@ from distprof.ingest.flight.recorder import FlightEntries, read_flight
 from distprof.ingest.foreign import refuse_chrome_trace
 from distprof.ingest.host_activity import executed_activity, host_activity, with_collectives
 from distprof.ingest.kineto.parsed import ParsedTrace
-from distprof.ingest.kineto.reader import read_trace
+from distprof.ingest.kineto.reader import HostSink, read_trace
 from distprof.ingest.metadata import TraceMetadata, read_metadata
 from distprof.ingest.no_device import is_known, missing_device
 from distprof.ingest.steps import Steps, find_steps
-from distprof.run.run import Device, Quality, Rank
-from distprof.run.tables import COLLECTIVES, HOST, STEPS
+from distprof.run.run import Device, Quality, Rank, TableSource
+from distprof.run.tables import COLLECTIVES, HOST, STEPS, RankTables
 from distprof.run.topology import shared_group
 from distprof.schema import ABSENT, Table
 from distprof.terms import ActivityKind, StepSource
@@ -154,6 +157,8 @@ class IngestOptions(msgspec.Struct, frozen=True, kw_only=True):
         cache_dir: Where parsed tables are kept; None for the usual place.
         use_cache: Whether tables of an earlier read may be used, and are kept for a later one.
         run_dir: The folder that the traces came from; a run directory keeps its own cache.
+        in_memory: Keep tables in memory, whatever the cache: for small traces, which are read again
+            in less time than their tables.
         communication: Names that are communication, beyond those that ship with distprof.
     """
 
@@ -162,6 +167,7 @@ class IngestOptions(msgspec.Struct, frozen=True, kw_only=True):
     cache_dir: str | None = None
     use_cache: bool = True
     run_dir: str | None = None
+    in_memory: bool = False
     communication: CommunicationConfig = msgspec.field(default_factory=CommunicationConfig)
 
 
@@ -195,22 +201,30 @@ def ingest_rank(trace: TraceFile, options: IngestOptions) -> Rank:
     Raises:
         InputError: If the file is no Kineto trace, or is damaged and ``options.strict`` is set.
     """
-    root = cache.cache_root(options.run_dir, options.cache_dir)
     flight = read_flight(trace.flight) if trace.flight else None
     with open_trace(trace) as opened:  # nothing of a URL is read yet
-        key = _key(trace, opened, options, flight)
-        entry = cache.find_entry(root, key)
-        if entry is not None:
-            kept = _from_entry(trace, options, entry)
-            if kept is not None:
-                return kept
         source = _Source(trace=trace, opened=opened, flight=flight)
-        try:
-            return _made(source, options, cache.EntryWriter(root, key))
-        except OSError as error:
-            if error.errno not in cache.NO_ROOM:
-                raise
-            return _made_elsewhere(source, options, cache.EntryWriter(root, key, error))
+        if options.in_memory:
+            with suppress(cache.TooManyRowsError):
+                return _held(source, options)
+        return _cached(source, options)
+
+
+def _cached(source: _Source, options: IngestOptions) -> Rank:
+    """The rank with its tables in the cache, from where it may come."""
+    root = cache_root(options.run_dir, options.cache_dir)
+    key = _key(source, options)
+    entry = cache.find_entry(root, key)
+    if entry is not None:
+        kept = _from_entry(source.trace, options, entry)
+        if kept is not None:
+            return kept
+    try:
+        return _made(source, options, cache.EntryWriter(root, key))
+    except OSError as error:
+        if error.errno not in cache.NO_ROOM:
+            raise
+        return _made_elsewhere(source, options, cache.EntryWriter(root, key, error))
 
 
 class _Source(msgspec.Struct, frozen=True, kw_only=True):
@@ -230,8 +244,11 @@ class _Source(msgspec.Struct, frozen=True, kw_only=True):
 def _made(source: _Source, options: IngestOptions, writer: cache.EntryWriter) -> Rank:
     with writer:
         summary, found = _write_entry(source, options, writer.folder, writer.note)
-        entry = writer.commit()
-        return _rank(source.trace, options, summary, entry, found.steps.table, found.collectives)
+        steps, collectives = found.steps.table, found.collectives
+        again = partial(_remade, source.trace, options)
+        place = str(writer.commit())
+        tables = cache.CachedTables(place, summary.has_host, collectives, steps, again)
+        return _rank(source.trace, summary, steps, collectives, tables)
 
 
 def _made_elsewhere(source: _Source, options: IngestOptions, writer: cache.EntryWriter) -> Rank:
@@ -249,23 +266,28 @@ def _made_elsewhere(source: _Source, options: IngestOptions, writer: cache.Entry
         ) from error
 
 
-def _key(
-    trace: TraceFile, opened: str | BinaryIO, options: IngestOptions, flight: FlightEntries | None
-) -> cache.CacheKey:
+def _key(source: _Source, options: IngestOptions) -> cache.CacheKey:
     """What the tables of this file under these options are kept by."""
     depends = {
         "rows": options.rows,
         "strict": options.strict,
         "conclusions": CONCLUSIONS_VERSION,
         "patterns": repr((options.communication, shipped_patterns())),
-        "flight": flight.digest if flight is not None else "",
+        "flight": source.flight.digest if source.flight is not None else "",
     }
+    with _readable(source):
+        return cache.CacheKey.of(version_of(source.opened).encode() or source.opened, depends)
+
+
+@contextmanager
+def _readable(source: _Source) -> Iterator[None]:
+    """Name the file that cannot be opened or read inside the block."""
     try:
-        return cache.CacheKey.of(version_of(opened).encode() or opened, depends)
+        yield
     except OSError as error:
-        check_whole(trace, opened)
+        check_whole(source.trace, source.opened)
         raise InputError(
-            trace.path,
+            source.trace.path,
             expected="a readable trace",
             found=f"{type(error).__name__}: {error.strerror}",
             fix="check the name and your permissions",
@@ -278,7 +300,10 @@ def _from_entry(trace: TraceFile, options: IngestOptions, entry: Path) -> Rank |
         summary = msgspec.json.decode((entry / cache.RANK_FILE).read_bytes(), type=_Summary)
         steps = cache.read_table(entry / cache.STEPS_FILE, STEPS)
         collectives = cache.read_table(entry / cache.COLLECTIVES_FILE, COLLECTIVES)
-        return _rank(trace, options, summary, entry, steps, collectives)
+        tables = cache.CachedTables(
+            str(entry), summary.has_host, collectives, steps, partial(_remade, trace, options)
+        )
+        return _rank(trace, summary, steps, collectives, tables)
     except (OSError, msgspec.MsgspecError, cache.DamagedCacheError):
         return None
 
@@ -294,16 +319,9 @@ def _write_entry(
     source: _Source, options: IngestOptions, folder: Path, note: str
 ) -> tuple[_Summary, Conclusions]:
     """Parse the trace and write its tables and summary to ``folder``."""
-    parsed = _parse(source, options, folder)
-    if options.rows == "device" and not has_device_rows(parsed):
-        parsed = _parse(source, replace(options, rows="all"), folder)  # the host did the work
-    host = parsed.host
-    if not has_device_rows(parsed):
-        host = cache.read_table(folder / cache.HOST_FILE, HOST)  # every operator counts
-        if not is_known(host):
-            categories = host.coded("category").values
-            refuse_chrome_trace(source.trace.path, parsed.metadata, categories)
-    found = conclude(parsed, host, classifier_for(options.communication), source.flight)
+    parsed, _, found = _concluded(
+        source, options, lambda: cache.ParquetHostSink(folder / cache.HOST_FILE)
+    )
     cache.write_table(folder / cache.ACTIVITY_FILE, found.activity)
     cache.write_table(folder / cache.CALLS_FILE, parsed.host)
     cache.write_table(folder / cache.COLLECTIVES_FILE, found.collectives)
@@ -313,13 +331,62 @@ def _write_entry(
     return summary, found
 
 
-def _parse(source: _Source, options: IngestOptions, folder: Path) -> ParsedTrace:
-    """Read the file, its host rows going to ``folder`` as they come."""
+def _held(source: _Source, options: IngestOptions) -> Rank:
+    """Parse the trace and keep its tables in memory.
+
+    Raises:
+        cache.TooManyRowsError: If they are too large for that.
+    """
+    with _readable(source):
+        open_plain(source.trace.path).close()
+    parsed, sink, found = _concluded(source, options, lambda: nullcontext(cache.HeldHostRows()))
+    has_host = _has_host(parsed, options)
+    tables = RankTables(
+        activity=found.activity,
+        host=parsed.host if has_host else Table.empty(HOST),
+        collectives=found.collectives,
+        steps=found.steps.table,
+        has_host=has_host,
+    )
+    summary = _summary(parsed, found, has_host=has_host, note="")
+    held = cache.HeldTables(tables, sink.table())
+    return _rank(source.trace, summary, tables.steps, tables.collectives, held)
+
+
+class _Sink(HostSink, Protocol):
+    def table(self) -> Table:
+        """All rows."""
+        ...
+
+
+def _concluded(
+    source: _Source,
+    options: IngestOptions,
+    new_sink: Callable[[], AbstractContextManager[_Sink]],
+) -> tuple[ParsedTrace, _Sink, Conclusions]:
+    """What the file says, where its host rows went, and what follows for its rank."""
+    parsed, sink = _parse(source, options, new_sink())
+    if options.rows == "device" and not has_device_rows(parsed):
+        parsed, sink = _parse(source, replace(options, rows="all"), new_sink())  # CPU did the work
+    host = parsed.host
+    if not has_device_rows(parsed):
+        host = sink.table()  # every operator counts
+        if not is_known(host):
+            categories = host.coded("category").values
+            refuse_chrome_trace(source.trace.path, parsed.metadata, categories)
+    found = conclude(parsed, host, classifier_for(options.communication), source.flight)
+    return parsed, sink, found
+
+
+def _parse(
+    source: _Source, options: IngestOptions, opening: AbstractContextManager[_Sink]
+) -> tuple[ParsedTrace, _Sink]:
+    """Read the file, its host rows going to the sink as they come."""
     if not source.trace.is_local:
         source.opened.seek(0)
     try:
-        with cache.ParquetHostSink(folder / cache.HOST_FILE) as sink:
-            return read_trace(
+        with opening as sink:
+            parsed = read_trace(
                 source.opened,
                 rows=options.rows,
                 strict=options.strict,
@@ -328,6 +395,7 @@ def _parse(source: _Source, options: IngestOptions, folder: Path) -> ParsedTrace
             )
     finally:
         check_whole(source.trace, source.opened)  # counts for more than what it led to
+    return parsed, sink
 
 
 def _has_host(parsed: ParsedTrace, options: IngestOptions) -> bool:
@@ -359,14 +427,9 @@ def _summary(parsed: ParsedTrace, found: Conclusions, *, has_host: bool, note: s
 
 
 def _rank(
-    trace: TraceFile,
-    options: IngestOptions,
-    summary: _Summary,
-    entry: Path,
-    steps: Table,
-    collectives: Table,
+    trace: TraceFile, summary: _Summary, steps: Table, collectives: Table, tables: TableSource
 ) -> Rank:
-    """The rank that an entry holds, under the name of the file asked for."""
+    """The rank that a trace holds, under the name of the file asked for."""
     number, origin = _number(trace, summary.rank)
     shared: dict[str, Any] = {
         name: getattr(summary, name)
@@ -380,9 +443,7 @@ def _rank(
         groups=tuple(shared_group(bytes(group)) for group in summary.groups),
         steps=steps,
         collectives=collectives,
-        tables=cache.CachedTables(
-            str(entry), summary.has_host, collectives, steps, partial(_remade, trace, options)
-        ),
+        tables=tables,
         **shared,
     )
 

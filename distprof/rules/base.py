@@ -7,9 +7,9 @@ from typing import Any, ClassVar, TypeAlias
 
 import msgspec
 
+from distprof.artefacts.record import Record
 from distprof.documentation import page_url
 from distprof.rules.page import Page, examples, parse_page
-from distprof.schema import Record
 from distprof.terms import Confidence, Severity, Subject
 
 __all__ = [

@@ -12,7 +12,6 @@ import importlib
 import pkgutil
 from collections.abc import Iterable, Iterator
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
@@ -20,6 +19,7 @@ import msgspec
 
 import distprof
 from distprof.errors import UsageError
+from distprof.installed import Plugin, plugins
 from distprof.rules.base import Rule
 from distprof.rules.retired import RETIRED
 
@@ -70,15 +70,15 @@ def find_rule(code_or_name: str) -> Rule:
 @cache
 def catalogue() -> Catalogue:
     """Rules of distprof and of plug-ins, collected once per process."""
-    return collect(own_rules(), metadata.entry_points(group=ENTRY_POINT_GROUP))
+    return collect(own_rules(), plugins(ENTRY_POINT_GROUP))
 
 
-def collect(own: Iterable[Rule], plugins: Iterable[metadata.EntryPoint]) -> Catalogue:
+def collect(own: Iterable[Rule], others: Iterable[Plugin]) -> Catalogue:
     """Combine distprof's rules with those of plug-ins; a bad plug-in is named, but never fatal."""
     found = {rule.code: rule for rule in own}
     names = {rule.name for rule in found.values()}
     failures: list[tuple[str, str]] = []
-    for plugin in plugins:
+    for plugin in others:
         try:
             rules = tuple(_rules_in(plugin.load()))
         except Exception as error:  # a plug-in may raise anything

@@ -18,7 +18,6 @@ from distprof.schema import Column, Int64Array, Table, TableSchema
 from distprof.terms import CollectiveKind
 
 __all__ = [
-    "ACROSS_SOCKETS",
     "INSPECTED",
     "OPERATIONS",
     "PATHS",
@@ -385,8 +384,6 @@ class InputReadiness(msgspec.Struct, frozen=True, kw_only=True):
 
 PATHS = ("PIX", "PXB", "PHB", "NODE", "SYS")
 """Paths over PCIe, shortest first: one bridge, several, the host bridge, a NUMA node, sockets."""
-
-ACROSS_SOCKETS = "SYS"
 
 _NVLINK = re.compile(r"NV\d{1,3}")
 

@@ -32,7 +32,6 @@ __all__ = [
     "NcclWarning",
     "TrainingFacts",
     "TrainingLog",
-    "name_of_device",
 ]
 
 
@@ -370,12 +369,6 @@ class DeviceLog(msgspec.Struct, frozen=True, kw_only=True):
             written_ns={file: ns for log in logs for file, ns in log.written_ns.items()},
             notes=tuple(dict.fromkeys(note for log in logs for note in log.notes)),
         )
-
-
-def name_of_device(host: str, index: int | None, bus_id: str, uuid: str) -> str:
-    """For people, by the best that is known: ``GPU 3 of node-1``."""
-    device = f"GPU {index}" if index is not None else f"GPU {bus_id or uuid}".strip()
-    return f"{device} of {host}" if host else device
 
 
 # Training programs --------------------------------------------------------------------------------

@@ -5,8 +5,8 @@ from __future__ import annotations
 import typing
 from typing import TYPE_CHECKING, ClassVar
 
+from distprof.artefacts.record import Record, records_to_pandas
 from distprof.rules.base import Evidence
-from distprof.schema import Record, records_to_pandas
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -21,11 +21,11 @@ from distprof.run.topology import GroupNames, ProcessGroup, Topology
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.context import RankAnalyses, RankAnalysis, RankContext
 from distprof.sections.measure_rank import capture_window, measure_rank
+from distprof.terms import UNKNOWN_AXIS
 from distprof.units import fold_ranks
 
-__all__ = ["UNKNOWN_AXIS", "Mapper", "Progress", "measure_run"]
+__all__ = ["Mapper", "Progress", "measure_run"]
 
-UNKNOWN_AXIS = "unknown"
 Progress = Callable[[int, int], None]
 """Called with the number of ranks done and the number of all ranks."""
 

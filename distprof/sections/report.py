@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distprof.artefacts import REPORT_SCHEMA
+from distprof.artefacts.record import Record, records_to_pandas
 from distprof.formats import RenderOptions, documents
 from distprof.rules.base import Finding, NotChecked
-from distprof.schema import Record, records_to_pandas
 from distprof.sections.base import Verdict
 from distprof.sections.capture.result import CaptureResult
 from distprof.sections.collective_log.result import CollectiveLogResult

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import click
@@ -280,14 +279,11 @@ def test_errors_become_their_exit_codes_and_stay_printable(
 
 
 def test_another_package_can_add_a_verb(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    install_plugin: Callable[[str, str, str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    point = EntryPoint("greet", "greeting:greet", application.ENTRY_POINT_GROUP)
-    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [point])
-    monkeypatch.setattr(EntryPoint, "load", lambda self: greet)
-    monkeypatch.setattr(EntryPoint, "dist", None)
+    install_plugin(application.ENTRY_POINT_GROUP, "greet", f"{__name__}:greet")
     assert main(["--help"]) == 0
-    assert "greet" in capsys.readouterr().out
+    assert "greet  From some-plugins." in capsys.readouterr().out
     assert main(["greet"]) == 0
     assert capsys.readouterr().out == "hello\n"
 

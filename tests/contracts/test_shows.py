@@ -18,9 +18,9 @@ import msgspec
 import pytest
 
 import distprof.sections
+from distprof.artefacts.record import Record
 from distprof.documents.saved import REPORT
 from distprof.formats import RenderOptions, find_reporter
-from distprof.schema import Record
 from distprof.sections.base import Result
 from distprof.sections.capture.result import CaptureGap
 from distprof.sections.capture.show import headline

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import msgspec
@@ -310,10 +309,10 @@ def test_formats_are_found_by_name_and_by_file_ending() -> None:
         find_reporter("pdf")
 
 
-def test_another_package_can_add_a_format(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("short", f"{__name__}:one_line", formats.ENTRY_POINT_GROUP)
-    monkeypatch.setattr(formats, "entry_points", lambda group: [point])
-    monkeypatch.setattr(EntryPoint, "load", lambda self: one_line)
+def test_another_package_can_add_a_format(
+    install_plugin: Callable[[str, str, str], None],
+) -> None:
+    install_plugin(formats.ENTRY_POINT_GROUP, "short", f"{__name__}:one_line")
     assert reporter_names()[-1] == "short"
     assert shown(healthy(), "short") == "8 ranks\n"
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from distprof.artefacts.cache_place import cache_root
 from distprof.ingest.cache import (
     ACTIVITY_FILE,
     CALLS_FILE,
@@ -27,7 +28,6 @@ from distprof.ingest.cache import (
     DamagedCacheError,
     EntryWriter,
     ParquetHostSink,
-    cache_root,
     find_entry,
     is_temporary,
     read_table,

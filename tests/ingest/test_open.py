@@ -10,10 +10,12 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from msgspec.structs import replace
 
 from distprof.config import CommunicationConfig, NamePattern
 from distprof.errors import InputError
 from distprof.ingest import cache, rank
+from distprof.ingest.discovery import TraceFile
 from distprof.ingest.open import open_run
 from distprof.ingest.rank import IngestOptions
 from distprof.intervals import intersect, total, union
@@ -204,6 +206,79 @@ def test_a_run_directory_keeps_its_own_cache(tmp_path):
     assert len(open_run(str(tmp_path))) == 2
     assert list((tmp_path / "cache").rglob(cache.RANK_FILE))
     assert len(open_run(str(tmp_path))) == 2
+
+
+@pytest.fixture
+def usual_place(tmp_path, monkeypatch):
+    """The cache of somebody who names none."""
+    monkeypatch.delenv("DISTPROF_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    return tmp_path / "home" / "distprof"
+
+
+def same_tables(one, other):
+    for every in (False, True):
+        first, second = (rank.tables.load(every_host_row=every) for rank in (one, other))
+        for name in ("activity", "host", "collectives", "steps"):
+            a, b = getattr(first, name), getattr(second, name)
+            for column in a.schema:
+                if column.dtype == "category":
+                    assert a.coded(column.name).decode() == b.coded(column.name).decode()
+                else:
+                    assert a[column.name].tolist() == b[column.name].tolist()
+        assert first.has_host == second.has_host
+
+
+@pytest.mark.parametrize("rows", ["all", "device"])
+@pytest.mark.parametrize("name", ["gloo-ddp-2ranks", "dlrm-v100-8gpu", "mi210-gpu-only"])
+def test_small_traces_stay_in_memory_and_say_the_same(name, rows, options, usual_place):
+    small = open_run(str(GOLDEN / name), IngestOptions(rows=rows))
+    cached = open_run(str(GOLDEN / name), replace(options, rows=rows))
+    assert not usual_place.exists()
+    assert {type(rank.tables) for rank in small.ranks} == {cache.HeldTables}
+    assert {type(rank.tables) for rank in cached.ranks} == {cache.CachedTables}
+    for one, other in zip(small.ranks, cached.ranks, strict=True):
+        same_tables(one, other)
+        summaries = [
+            replace(rank, tables=None, steps=None, collectives=None) for rank in (one, other)
+        ]
+        assert summaries[0] == summaries[1]
+
+
+def test_larger_traces_are_cached_in_the_usual_place(usual_place, monkeypatch):
+    monkeypatch.setattr("distprof.ingest.open.IN_MEMORY_BYTES", 1_000)
+    opened = open_run(str(GLOO))
+    assert {type(rank.tables) for rank in opened.ranks} == {cache.CachedTables}
+    assert len(list(usual_place.rglob("entry.json"))) == 2
+
+
+def test_a_small_file_that_unpacks_to_many_rows_is_cached(usual_place, monkeypatch):
+    monkeypatch.setattr(cache, "MOST_HELD_ROWS", 10)
+    opened = open_run(str(GLOO))
+    assert {type(rank.tables) for rank in opened.ranks} == {cache.CachedTables}
+
+
+@pytest.mark.parametrize("executor", ["process:2", "serial"])
+def test_other_processes_find_tables_in_the_cache(executor, usual_place):
+    opened = open_run(str(GLOO), executor=executor)
+    held = {type(rank.tables) for rank in opened.ranks} == {cache.HeldTables}
+    assert held == (executor == "serial")
+    assert held != usual_place.exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_a_small_file_without_permission_is_named(usual_place, tmp_path):
+    locked = tmp_path / "trace.json"
+    locked.write_text("{}")
+    locked.chmod(0)
+    with pytest.raises(InputError, match="check the name and your permissions"):
+        open_run(str(locked))
+
+
+def test_a_small_file_that_vanishes_is_named(usual_place, tmp_path):
+    gone = TraceFile(path=str(tmp_path / "gone.json"), size_bytes=10)
+    with pytest.raises(InputError, match=r"gone\.json(?s:.)*check the name and your permissions"):
+        rank.ingest_rank(gone, IngestOptions(in_memory=True))
 
 
 def test_a_rank_that_cannot_be_read_costs_that_rank_only(tmp_path, options):

@@ -21,8 +21,14 @@ from distprof.sections.job.result import JobResult, ProbeOverhead
 from distprof.sections.kernels.result import KernelsResult
 from distprof.sections.memory.result import MemoryResult
 from distprof.sections.moe.result import MoeExchange, MoeLayer, MoePlacement, MoeResult
-from distprof.sections.nccl.measure import BETWEEN, INSIDE
-from distprof.sections.nccl.result import NcclHost, NcclResult, NcclSetting, NcclTransport
+from distprof.sections.nccl.result import (
+    BETWEEN,
+    INSIDE,
+    NcclHost,
+    NcclResult,
+    NcclSetting,
+    NcclTransport,
+)
 from distprof.sections.overlap.result import OverlapResult, RankOverlap
 from distprof.sections.pipeline.result import (
     PipelineGroup,

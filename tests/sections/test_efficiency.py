@@ -11,8 +11,9 @@ from distprof.artefacts.records import MemoryRecord, StepRecord
 from distprof.config import parse_config
 from distprof.costs.trained_model import TrainedModel
 from distprof.hardware import load_sheet
-from distprof.sections.efficiency.measure import NO_MODEL, analyze_efficiency
+from distprof.sections.efficiency.measure import analyze_efficiency
 from distprof.sections.efficiency.models import preset
+from distprof.sections.efficiency.result import NO_MODEL
 from distprof.sections.memory.result import MemoryResult
 from distprof.sections.sharding.result import ShardingResult
 from distprof.sections.step_log.result import StepLogResult

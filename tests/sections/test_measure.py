@@ -13,8 +13,7 @@ from distprof.errors import InputError
 from distprof.run.run import CollectiveMatches
 from distprof.run.tables import RankTables
 from distprof.run.topology import ProcessGroup
-from distprof.sections.measure_run import UNKNOWN_AXIS
-from distprof.terms import CollectiveKind, MatchMethod, MeshAxis, StepSource
+from distprof.terms import UNKNOWN_AXIS, CollectiveKind, MatchMethod, MeshAxis, StepSource
 from tests.builders import RankBuilder, make_run
 from tests.sections.measured import measure
 

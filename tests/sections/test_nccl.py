@@ -9,8 +9,7 @@ import pytest
 
 from distprof import analyze
 from distprof.cli import main
-from distprof.sections.nccl.measure import BETWEEN, INSIDE
-from distprof.sections.nccl.result import NcclResult
+from distprof.sections.nccl.result import BETWEEN, INSIDE, NcclResult
 from distprof.sections.verdict import judge
 from tests.job_folders import JobFolder
 

@@ -12,18 +12,11 @@ import numpy as np
 from msgspec.structs import replace
 
 from distprof.ingest.sensors.places import Places
-from distprof.run.logs import (
-    Clock,
-    DeviceEvent,
-    DeviceLinks,
-    DeviceLog,
-    DeviceSeries,
-    name_of_device,
-)
+from distprof.run.logs import Clock, DeviceEvent, DeviceLinks, DeviceLog, DeviceSeries
 from distprof.run.records import RankRecords, RecordSource
 from distprof.run.run import Gap, Run
 from distprof.schema import Int64Array, Table
-from distprof.units import NS_PER_S, name_ranks
+from distprof.units import NS_PER_S, name_of_device, name_ranks
 
 __all__ = ["JoinedRecords", "Recorded", "Zone", "find_zone", "recorded", "with_device_log"]
 

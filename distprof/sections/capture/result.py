@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distprof.schema import Record
+from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 
 __all__ = ["CaptureGap", "CaptureResult", "NodeClock"]

@@ -8,7 +8,7 @@ member is neither.
 
 from __future__ import annotations
 
-from distprof.schema import Record
+from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 
 __all__ = ["CollectiveClass", "CollectiveTrain", "CollectivesResult"]

@@ -21,7 +21,7 @@ from distprof.hardware.sheet import Gpu, Sheet
 from distprof.run.run import Run
 from distprof.run.topology import coordinates_of
 from distprof.sections.collectives.result import CollectivesResult
-from distprof.sections.efficiency.result import DeviceMemory, EfficiencyResult
+from distprof.sections.efficiency.result import CPU, NO_MODEL, DeviceMemory, EfficiencyResult
 from distprof.sections.memory.result import MemoryResult
 from distprof.sections.sharding.result import ShardingResult
 from distprof.sections.step_log.result import StepLogResult
@@ -29,7 +29,7 @@ from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import CollectiveKind, MeshAxis
 from distprof.units import NS_PER_S
 
-__all__ = ["CPU", "NO_MODEL", "analyze_efficiency", "device_memory"]
+__all__ = ["analyze_efficiency", "device_memory"]
 
 
 def device_memory(
@@ -71,15 +71,9 @@ def _ratio(part: int | None, whole: int | None) -> float | None:
     return part / whole if part is not None and whole else None
 
 
-CPU = "cpu"
-
 _GATHERED_AGAIN = 1.5
 
 _SHARDED = 3
-
-NO_MODEL = (
-    "the model is unknown, and so are its FLOP: name the model under [model] in distprof.toml"
-)
 
 _DATA_AXES = frozenset({MeshAxis.DP, MeshAxis.DP_REPLICATE, MeshAxis.DP_SHARD, MeshAxis.WORLD})
 

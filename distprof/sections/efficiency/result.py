@@ -6,10 +6,21 @@ all devices (formula sheet, "Computation and communication").
 
 from __future__ import annotations
 
-from distprof.schema import Record
+from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 
-__all__ = ["DeviceMemory", "EfficiencyResult"]
+__all__ = [
+    "CPU",
+    "NO_MODEL",
+    "DeviceMemory",
+    "EfficiencyResult",
+]
+
+CPU = "cpu"
+
+NO_MODEL = (
+    "the model is unknown, and so are its FLOP: name the model under [model] in distprof.toml"
+)
 
 
 class DeviceMemory(Record, frozen=True, kw_only=True):

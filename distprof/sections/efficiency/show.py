@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distprof.sections.efficiency.measure import CPU
-from distprof.sections.efficiency.result import EfficiencyResult
+from distprof.sections.efficiency.result import CPU, EfficiencyResult
 from distprof.sections.shows import table, why
 from distprof.sections.table import TableView, counted, facts_table
 from distprof.units import format_bytes, format_duration, format_ratio

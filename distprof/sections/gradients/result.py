@@ -7,7 +7,7 @@ the optimizer needs one.
 
 from __future__ import annotations
 
-from distprof.schema import Record
+from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 
 __all__ = ["GradientGroup", "GradientsResult"]

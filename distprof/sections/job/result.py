@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from distprof.schema import Record
+from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 
 __all__ = [

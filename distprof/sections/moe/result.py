@@ -7,7 +7,7 @@ Computed by :mod:`distprof.sections.moe.routing` (what the routers chose),
 
 from __future__ import annotations
 
-from distprof.schema import Record
+from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 
 __all__ = [

@@ -12,6 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from distprof.run.logs import NcclCommunicator, NcclEdge, NcclLog
 from distprof.run.run import Run
 from distprof.sections.nccl.result import (
+    BETWEEN,
+    INSIDE,
+    NO_LOG,
     NcclChoices,
     NcclGroup,
     NcclHost,
@@ -22,13 +25,7 @@ from distprof.sections.nccl.result import (
 )
 from distprof.units import capitalized
 
-__all__ = ["BETWEEN", "INSIDE", "NO_LOG", "analyze_nccl"]
-
-BETWEEN = "between nodes"
-
-INSIDE = "inside nodes"
-
-NO_LOG = "no NCCL log was read: run with NCCL_DEBUG=INFO"
+__all__ = ["analyze_nccl"]
 
 _MAX_CHOICES = 200
 

@@ -5,10 +5,13 @@ Source: the messages of NCCL 2.4 to 2.28 and RCCL. Only the initialisation is ti
 
 from __future__ import annotations
 
-from distprof.schema import Record
+from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 
 __all__ = [
+    "BETWEEN",
+    "INSIDE",
+    "NO_LOG",
     "NcclChoices",
     "NcclGroup",
     "NcclHost",
@@ -17,6 +20,12 @@ __all__ = [
     "NcclTransport",
     "NcclWarnings",
 ]
+
+BETWEEN = "between nodes"
+
+INSIDE = "inside nodes"
+
+NO_LOG = "no NCCL log was read: run with NCCL_DEBUG=INFO"
 
 
 class NcclGroup(Record, frozen=True, kw_only=True):

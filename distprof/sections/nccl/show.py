@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from distprof.escape import shorten
-from distprof.sections.nccl.measure import BETWEEN, INSIDE
 from distprof.sections.nccl.result import (
+    BETWEEN,
+    INSIDE,
     NcclChoices,
     NcclGroup,
     NcclHost,

@@ -6,11 +6,13 @@ work of a position, so that a slow rank among several does not count as an unequ
 
 from __future__ import annotations
 
-from distprof.schema import Record
+from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 from distprof.terms import Confidence
 
 __all__ = [
+    "MICRO_BATCHES",
+    "SCHEDULE",
     "PictureRow",
     "PipelineGroup",
     "PipelinePosition",
@@ -18,6 +20,7 @@ __all__ = [
     "PipelineRank",
     "PipelineResult",
     "StageDetail",
+    "refill_key",
 ]
 
 
@@ -73,6 +76,15 @@ class PipelinePrediction(Record, frozen=True, kw_only=True):
     bubble_fraction: float
     step_ns: int
     saved_ns: int
+
+
+MICRO_BATCHES, SCHEDULE = "micro-batches", "schedule"
+"""Keys of the scenarios with another order of the work (:mod:`distprof.sections.whatif.refill`)."""
+
+
+def refill_key(prediction: PipelinePrediction) -> str:
+    """Key of the scenario with the predicted order."""
+    return MICRO_BATCHES if prediction.change == MICRO_BATCHES else SCHEDULE
 
 
 class PictureRow(Record, frozen=True, kw_only=True):

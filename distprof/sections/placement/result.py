@@ -11,10 +11,20 @@ Source:
 
 from __future__ import annotations
 
-from distprof.schema import Record
+from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 
-__all__ = ["CardPath", "PlacedAxis", "PlacedMachine", "PlacedNode", "PlacementResult"]
+__all__ = [
+    "ACROSS_SOCKETS",
+    "CardPath",
+    "PlacedAxis",
+    "PlacedMachine",
+    "PlacedNode",
+    "PlacementResult",
+]
+
+ACROSS_SOCKETS = "SYS"
+"""The longest path over PCIe, as the driver spells it (:data:`distprof.run.evidence.PATHS`)."""
 
 
 class CardPath(Record, frozen=True, kw_only=True):

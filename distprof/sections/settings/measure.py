@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from distprof.artefacts.record import Record
 from distprof.artefacts.run_file import RunFile
 from distprof.artefacts.settings_file import LoaderSettings, SettingsFile
 from distprof.run.records import RankRecords
-from distprof.schema import Record
 from distprof.sections.context import ProbeRecords, RankAnalyses, RankAnalysis
 from distprof.sections.settings.result import (
     DdpSetup,

@@ -6,7 +6,7 @@ for the same object show a difference between ranks.
 
 from __future__ import annotations
 
-from distprof.schema import Record
+from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 
 __all__ = [

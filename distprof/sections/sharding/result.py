@@ -9,7 +9,7 @@ backward has a reduce-scatter after each.
 
 from __future__ import annotations
 
-from distprof.schema import Record
+from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 
 __all__ = ["ShardedAxis", "ShardingResult", "SharedStream", "TensorTraffic", "Variable"]

@@ -7,11 +7,34 @@ from __future__ import annotations
 
 import msgspec
 
-from distprof.schema import Record
+from distprof.artefacts.record import Record
 from distprof.sections.base import Result
-from distprof.sections.step_log.stalls import PeriodicStall
 
-__all__ = ["RankStepLog", "StepLogResult"]
+__all__ = [
+    "PeriodicStall",
+    "RankStepLog",
+    "StepLogResult",
+]
+
+
+class PeriodicStall(Record, frozen=True, kw_only=True):
+    """Steps at equal distances that are longer than the others, on every rank.
+
+    Args:
+        period: From one to the next, in steps.
+        first_step: The first of them that was long.
+        num_stalls: How many were long.
+        num_due: How many the period has among the steps that are compared.
+        longer_ns: By how much a long one exceeds the median step, median.
+        cost_ns_per_step: The same summed, over all steps compared.
+    """
+
+    period: int
+    first_step: int
+    num_stalls: int
+    num_due: int
+    longer_ns: int
+    cost_ns_per_step: int
 
 
 class RankStepLog(Record, frozen=True, kw_only=True):

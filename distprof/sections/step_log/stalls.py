@@ -11,9 +11,10 @@ from math import exp, lgamma
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.schema import Int64Array, Record
+from distprof.schema import Int64Array
+from distprof.sections.step_log.result import PeriodicStall
 
-__all__ = ["PeriodicStall", "find_periodic_stalls"]
+__all__ = ["find_periodic_stalls"]
 
 _LONGER_RATIO = 0.25
 """A long step takes so much more than the median,"""
@@ -25,26 +26,6 @@ _HELD_RATIO = 0.8
 _MOST_LIKELY_CHANCE = 0.01
 _MOST_KINDS = 3
 _MOST_PERIODS_TRIED = 64
-
-
-class PeriodicStall(Record, frozen=True, kw_only=True):
-    """Steps at equal distances that are longer than the others, on every rank.
-
-    Args:
-        period: From one to the next, in steps.
-        first_step: The first of them that was long.
-        num_stalls: How many were long.
-        num_due: How many the period has among the steps that are compared.
-        longer_ns: By how much a long one exceeds the median step, median.
-        cost_ns_per_step: The same summed, over all steps compared.
-    """
-
-    period: int
-    first_step: int
-    num_stalls: int
-    num_due: int
-    longer_ns: int
-    cost_ns_per_step: int
 
 
 def find_periodic_stalls(step: Int64Array, duration_ns: Int64Array) -> tuple[PeriodicStall, ...]:

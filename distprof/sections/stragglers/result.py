@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from distprof.schema import Record
+from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 from distprof.terms import StragglerCause, StragglerPattern
 from distprof.units import fold_ranks

@@ -7,7 +7,7 @@ waiting. The shortest mean still holds what the last rank itself waits for in si
 
 from __future__ import annotations
 
-from distprof.schema import Record
+from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 
 __all__ = [

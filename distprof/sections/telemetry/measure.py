@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from distprof.hardware import load_sheet
 from distprof.intervals import EMPTY, Intervals
-from distprof.run.logs import DeviceEvent, DeviceLinks, DeviceLog, name_of_device
+from distprof.run.logs import DeviceEvent, DeviceLinks, DeviceLog
 from distprof.run.records import NO_THROTTLING, RankRecords
 from distprof.run.run import Run
 from distprof.schema import Int64Array, Table
@@ -30,7 +30,7 @@ from distprof.sections.telemetry.result import (
     WindowSensors,
 )
 from distprof.sections.time.result import RankWaterfall, WaterfallResult
-from distprof.units import NS_PER_S, name_ranks
+from distprof.units import NS_PER_S, name_of_device, name_ranks
 
 __all__ = [
     "analyze_telemetry",

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distprof.escape import shorten
-from distprof.run.logs import name_of_device
 from distprof.sections.parts import is_recorded
 from distprof.sections.shows import Told, headline, table, verdict
 from distprof.sections.table import (
@@ -24,7 +23,7 @@ from distprof.sections.telemetry.result import (
     TelemetryResult,
     WindowSensors,
 )
-from distprof.units import format_ratio
+from distprof.units import format_ratio, name_of_device
 
 if TYPE_CHECKING:
     from distprof.sections.report import Report

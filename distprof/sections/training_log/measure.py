@@ -18,7 +18,12 @@ from distprof.costs.pipeline import bubble_fraction
 from distprof.run.logs import Float64Array, TrainingLog
 from distprof.run.run import Run
 from distprof.schema import ABSENT, Int64Array
-from distprof.sections.training_log.result import SlowIteration, TrainingLogResult, TrainingTimer
+from distprof.sections.training_log.result import (
+    MIN_RECURRING,
+    SlowIteration,
+    TrainingLogResult,
+    TrainingTimer,
+)
 
 __all__ = ["analyze_training_log"]
 
@@ -30,8 +35,6 @@ NEIGHBOURS = 101
 MAX_SLOWEST = 20
 
 MAX_KEPT = 512
-
-MIN_RECURRING = 5
 
 _PERIODIC_RATIO = 0.8
 

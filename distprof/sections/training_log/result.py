@@ -11,10 +11,18 @@ from typing import ClassVar
 
 import msgspec
 
-from distprof.schema import Record
+from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 
-__all__ = ["SlowIteration", "TrainingLogResult", "TrainingTimer"]
+__all__ = [
+    "MIN_RECURRING",
+    "SlowIteration",
+    "TrainingLogResult",
+    "TrainingTimer",
+]
+
+MIN_RECURRING = 5
+"""Slow iterations from which there is something to explain."""
 
 
 class TrainingTimer(Record, frozen=True, kw_only=True):

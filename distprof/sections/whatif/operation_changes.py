@@ -17,12 +17,10 @@ from distprof.schema import Int64Array
 from distprof.sections.whatif import operation_replay as by
 from distprof.sections.whatif.changes import Change, Made, lower
 from distprof.sections.whatif.operation_replay import Mask, OperationReplay
+from distprof.sections.whatif.result import TRANSFERS
 from distprof.units import name_ranks
 
-__all__ = ["TRANSFERS", "OperationChange", "OperationModel", "operation_changes"]
-
-TRANSFERS = ("send", "recv", "pp-comm", "all-reduce", "all-gather", "reduce-scatter", "clip")
-"""Parts of the names of kinds of operations that move data."""
+__all__ = ["OperationChange", "OperationModel", "operation_changes"]
 
 
 class OperationChange(Change, frozen=True, kw_only=True):

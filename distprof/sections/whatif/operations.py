@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator
-from enum import StrEnum
 
 import msgspec
 import numpy as np
@@ -21,7 +20,7 @@ from distprof.run.evidence import OperationLog
 from distprof.schema import Int64Array
 from distprof.sections.pipeline.result import PipelineResult
 from distprof.sections.whatif import operation_replay as by
-from distprof.sections.whatif.operation_changes import TRANSFERS, OperationModel, operation_changes
+from distprof.sections.whatif.operation_changes import OperationModel, operation_changes
 from distprof.sections.whatif.operation_graph import KINDS, lay_out
 from distprof.sections.whatif.operation_replay import Mask, OperationReplay, replay_of
 from distprof.sections.whatif.plan import Simulation, Workbench
@@ -39,12 +38,7 @@ from distprof.units import capitalized
 
 __all__ = [
     "MIN_SLOWDOWN",
-    "Cause",
-    "CauseKind",
-    "causes_of",
-    "limiting_stage",
     "path_shares",
-    "share_of",
     "simulate_operations",
 ]
 
@@ -339,92 +333,3 @@ def _step_slowdowns(
         StepSlowdown(step=int(replay.rows.steps[i]), slowdown=float(simulated[i]) / ideal)
         for i in order.tolist()
     )
-
-
-# What a logged job's slowdown comes from: few workers, a stage, micro-batches, or transfers -----
-
-FEW_WORKERS_SHARE = 0.5
-"""M_W from which few workers are to blame: what they do shows in every other scenario too."""
-
-DATA_CORRELATION = 0.9
-"""Correlation of forward and backward from which micro-batches differ by their data.
-
-Source: J. Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis"
-(OSDI 2025), section 5.3.
-"""
-
-
-class CauseKind(StrEnum):
-    """Why operations of a kind take unequally long."""
-
-    WORKERS = "workers"
-    STAGES = "stages"
-    DATA = "data"
-    STALLS = "stalls"
-    TRANSFERS = "transfers"
-
-
-class Cause(msgspec.Struct, frozen=True, kw_only=True):
-    """One cause.
-
-    Args:
-        kind: Which.
-        scenario: The step without it.
-        share: Part of the slowdown that goes with it; causes overlap.
-    """
-
-    kind: CauseKind
-    scenario: Scenario
-    share: float
-
-
-def causes_of(whatif: WhatIfResult, min_share: float) -> tuple[Cause, ...]:
-    """Causes that explain at least ``min_share`` of the slowdown, largest first.
-
-    Few slow workers, where they explain most of it and have faster peers on their stages, are the
-    only cause named. A stage whose every worker is slow has more work, or slow machines only: that
-    cannot be told, and is called the stage.
-    """
-    found = {scenario.what: scenario for scenario in whatif.without}
-    few = _cause(whatif, CauseKind.WORKERS, found.get("slowest-workers"))
-    if few is not None and (whatif.m_w or 0.0) >= FEW_WORKERS_SHARE and _have_peers(whatif, few):
-        return (few,)
-    correlation = whatif.micro_batch_correlation
-    is_data = correlation is not None and correlation >= DATA_CORRELATION
-    kind = CauseKind.DATA if is_data else CauseKind.STALLS
-    transfers = [
-        _cause(whatif, CauseKind.TRANSFERS, scenario)
-        for what, scenario in found.items()
-        if what.startswith("kind ") and any(word in what for word in TRANSFERS)
-    ]
-    causes = (
-        _cause(whatif, CauseKind.STAGES, found.get("stage-imbalance")),
-        _cause(whatif, kind, found.get("micro-batch-imbalance")),
-        *transfers,
-    )
-    enough = [cause for cause in causes if cause is not None and cause.share >= min_share]
-    return tuple(sorted(enough, key=lambda cause: -cause.share))
-
-
-def limiting_stage(whatif: WhatIfResult) -> StageSlowdown | None:
-    """The pipeline stage that computes longest; None for a single stage."""
-    return max(whatif.stages, key=lambda stage: stage.compute_ns, default=None)
-
-
-def share_of(whatif: WhatIfResult, scenario: Scenario) -> float:
-    """Part of the slowdown that the scenario recovers."""
-    if whatif.replayed_ns is None or whatif.ideal_ns is None:
-        return 0.0
-    return scenario.recoverable_ns / max(1, whatif.replayed_ns - whatif.ideal_ns)
-
-
-def _have_peers(whatif: WhatIfResult, few: Cause) -> bool:
-    """Whether no stage consists of these workers alone."""
-    ranks = set(few.scenario.ranks)
-    return not any(ranks.issuperset(stage.ranks) for stage in whatif.stages)
-
-
-def _cause(whatif: WhatIfResult, kind: CauseKind, scenario: Scenario | None) -> Cause | None:
-    if scenario is None:
-        return None
-    return Cause(kind=kind, scenario=scenario, share=share_of(whatif, scenario))

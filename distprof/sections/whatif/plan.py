@@ -15,8 +15,9 @@ from enum import IntEnum
 import msgspec
 from msgspec.structs import replace
 
+from distprof.sections.pipeline.result import MICRO_BATCHES, SCHEDULE
 from distprof.sections.whatif.changes import Change, Made, Model
-from distprof.sections.whatif.refill import MICRO_BATCHES, SCHEDULE, Refill
+from distprof.sections.whatif.refill import Refill
 from distprof.sections.whatif.result import Repair, RepairPlan, Scenario
 from distprof.units import name_ranks
 

@@ -15,13 +15,16 @@ from numpy.typing import NDArray
 
 from distprof.costs.known_schedules import SCHEDULES
 from distprof.costs.prediction import Candidate, StageWork, predict
-from distprof.sections.pipeline.result import PipelineGroup, PipelinePrediction, PipelineResult
+from distprof.sections.pipeline.result import (
+    SCHEDULE,
+    PipelineGroup,
+    PipelinePrediction,
+    PipelineResult,
+    refill_key,
+)
 from distprof.sections.whatif.changes import Change
 
-__all__ = ["MICRO_BATCHES", "SCHEDULE", "Refill", "refill_key", "refill_of"]
-
-MICRO_BATCHES, SCHEDULE = "micro-batches", "schedule"
-"""Keys of the scenarios."""
+__all__ = ["Refill", "refill_of"]
 
 
 class Refill(Change, frozen=True, kw_only=True):
@@ -88,11 +91,6 @@ class Refill(Change, frozen=True, kw_only=True):
 
 def _ns(values: Sequence[int], scale: NDArray[np.float64]) -> NDArray[np.int64]:
     return np.rint(np.array(values) * scale).astype(np.int64)
-
-
-def refill_key(prediction: PipelinePrediction) -> str:
-    """Key of the scenario with the predicted order."""
-    return MICRO_BATCHES if prediction.change == MICRO_BATCHES else SCHEDULE
 
 
 def refill_of(pipeline: PipelineResult) -> Refill | None:

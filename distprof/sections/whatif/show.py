@@ -12,8 +12,15 @@ from distprof.sections.shows import Told, headline, table, verdict, why
 from distprof.sections.stragglers.show import culprits
 from distprof.sections.table import Bar, Column, TableView, counted, rows_table
 from distprof.sections.time.show import dominant_part
-from distprof.sections.whatif.operations import Cause, CauseKind, causes_of, limiting_stage
-from distprof.sections.whatif.result import PathShare, Scenario, WhatIfResult
+from distprof.sections.whatif.result import (
+    Cause,
+    CauseKind,
+    PathShare,
+    Scenario,
+    WhatIfResult,
+    causes_of,
+    limiting_stage,
+)
 from distprof.terms import StepSource
 from distprof.units import capitalized, format_duration, format_ratio
 

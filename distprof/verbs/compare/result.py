@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from distprof.artefacts.record import Record
 from distprof.formats import Displayed
-from distprof.schema import Record
 from distprof.sections.base import Result
 
 __all__ = [

@@ -6,10 +6,10 @@ from typing import ClassVar, Literal
 
 import msgspec
 
+from distprof.artefacts.record import Record
 from distprof.artefacts.summary_file import Fingerprint
 from distprof.formats import Displayed
 from distprof.rules.base import Finding, NotChecked
-from distprof.schema import Record
 from distprof.sections.base import Result
 from distprof.terms import Subject
 

@@ -30,8 +30,7 @@ from collections.abc import Iterator
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limits, rule
 from distprof.sections.capture.result import CaptureResult
-from distprof.sections.efficiency.measure import CPU
-from distprof.sections.efficiency.result import EfficiencyResult
+from distprof.sections.efficiency.result import CPU, EfficiencyResult
 from distprof.sections.shares import mean_step
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import Severity

@@ -35,8 +35,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
-from distprof.sections.efficiency.measure import CPU
-from distprof.sections.efficiency.result import EfficiencyResult
+from distprof.sections.efficiency.result import CPU, EfficiencyResult
 from distprof.sections.job.result import JobResult
 from distprof.sections.time.result import WaterfallResult
 from distprof.terms import Severity

@@ -39,7 +39,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distprof.costs.fabric import BucketTime
+from distprof.costs.collectives import BucketTime
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.gradients.result import GradientGroup, GradientsResult
 from distprof.sections.gradients.rules._shared import (

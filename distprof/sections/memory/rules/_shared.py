@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from distprof.rules.base import InsufficientEvidenceError
-from distprof.sections.efficiency.measure import CPU
-from distprof.sections.efficiency.result import DeviceMemory, EfficiencyResult
+from distprof.sections.efficiency.result import CPU, DeviceMemory, EfficiencyResult
 from distprof.sections.job.result import NO_RUN_DIRECTORY
 from distprof.sections.memory.result import MemoryResult
 

@@ -34,8 +34,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
-from distprof.sections.efficiency.measure import NO_MODEL
-from distprof.sections.efficiency.result import EfficiencyResult
+from distprof.sections.efficiency.result import NO_MODEL, EfficiencyResult
 from distprof.sections.memory.result import MemoryResult
 from distprof.sections.memory.rules._shared import sized_memory
 from distprof.sections.shares import mean_step

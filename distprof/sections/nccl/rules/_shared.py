@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable
 
 from distprof.rules.base import InsufficientEvidenceError
 from distprof.sections.collectives.result import CollectivesResult
-from distprof.sections.nccl.measure import NO_LOG
-from distprof.sections.nccl.result import NcclResult, NcclTransport
+from distprof.sections.nccl.result import NO_LOG, NcclResult, NcclTransport
 from distprof.sections.shares import mean_step_if_timed
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
 

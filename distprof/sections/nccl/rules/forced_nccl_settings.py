@@ -39,8 +39,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from distprof.rules.base import Draft, Limits, rule
-from distprof.sections.nccl.measure import INSIDE
-from distprof.sections.nccl.result import NcclResult
+from distprof.sections.nccl.result import INSIDE, NcclResult
 from distprof.sections.sharding.result import ShardingResult
 from distprof.terms import Confidence, Severity
 

@@ -36,8 +36,7 @@ from collections.abc import Iterator
 
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.collectives.result import CollectivesResult
-from distprof.sections.nccl.measure import BETWEEN
-from distprof.sections.nccl.result import NcclResult, NcclTransport
+from distprof.sections.nccl.result import BETWEEN, NcclResult, NcclTransport
 from distprof.sections.nccl.rules._shared import connections, exposed_between_nodes, setting_of
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import Confidence, Severity

@@ -33,8 +33,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
-from distprof.sections.nccl.measure import INSIDE
-from distprof.sections.nccl.result import NcclResult
+from distprof.sections.nccl.result import INSIDE, NcclResult
 from distprof.sections.nccl.rules._shared import connections, setting_of
 from distprof.terms import Confidence, Severity
 

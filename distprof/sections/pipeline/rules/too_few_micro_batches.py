@@ -40,9 +40,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.rules.base import Draft, Limit, Limits, rule
-from distprof.sections.pipeline.result import PipelineResult
+from distprof.sections.pipeline.result import PipelineResult, refill_key
 from distprof.sections.pipeline.rules._shared import Judged, judged_groups
-from distprof.sections.whatif.refill import refill_key
 from distprof.terms import Confidence, Severity
 from distprof.units import format_duration, format_ratio, name_ranks
 

@@ -35,8 +35,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from distprof.rules.base import Draft, Limits, rule
-from distprof.run.evidence import ACROSS_SOCKETS
-from distprof.sections.placement.result import CardPath, PlacementResult
+from distprof.sections.placement.result import ACROSS_SOCKETS, CardPath, PlacementResult
 from distprof.terms import Confidence, Severity
 
 

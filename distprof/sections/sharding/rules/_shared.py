@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from distprof.sections.measure_run import UNKNOWN_AXIS
 from distprof.sections.sharding.result import ShardedAxis
-from distprof.terms import Confidence
+from distprof.terms import UNKNOWN_AXIS, Confidence
 
 __all__ = ["confidence", "gather_scenario", "gather_transfer", "moved_by", "scatter_transfer"]
 

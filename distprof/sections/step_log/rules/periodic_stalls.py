@@ -36,8 +36,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
-from distprof.sections.step_log.result import StepLogResult
-from distprof.sections.step_log.stalls import PeriodicStall
+from distprof.sections.step_log.result import PeriodicStall, StepLogResult
 from distprof.terms import Severity
 from distprof.units import format_duration, format_ratio
 

@@ -33,8 +33,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.rules.base import Draft, Limit, Limits, rule
-from distprof.sections.training_log.measure import MIN_RECURRING
-from distprof.sections.training_log.result import TrainingLogResult
+from distprof.sections.training_log.result import MIN_RECURRING, TrainingLogResult
 from distprof.terms import Severity
 from distprof.units import format_duration, format_ratio
 

@@ -44,8 +44,13 @@ from collections.abc import Iterator
 
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.pipeline.result import PipelineResult
-from distprof.sections.whatif.operations import Cause, CauseKind, causes_of, limiting_stage
-from distprof.sections.whatif.result import WhatIfResult
+from distprof.sections.whatif.result import (
+    Cause,
+    CauseKind,
+    WhatIfResult,
+    causes_of,
+    limiting_stage,
+)
 from distprof.terms import Confidence, Severity
 from distprof.units import format_duration, format_ratio, name_ranks
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from statistics import median
 
 import msgspec
-import numpy as np
 
 from distprof.rules.base import InsufficientEvidenceError
-from distprof.run.logs import name_of_device
 from distprof.sections.stragglers.result import StragglersResult
-from distprof.sections.telemetry.result import RankTelemetry, TelemetryResult, WindowSensors
+from distprof.sections.telemetry.result import (
+    RankTelemetry,
+    TelemetryResult,
+    WindowSensors,
+)
 from distprof.terms import Confidence
-from distprof.units import capitalized, name_ranks
+from distprof.units import capitalized, name_of_device, name_ranks
 
 __all__ = [
     "NO_SENSORS",
@@ -123,7 +126,7 @@ def median_of(
 ) -> float | None:
     """Median over the GPUs with a value; None without any."""
     known = [number for unit in units if (number := value(unit.figures)) is not None]
-    return float(np.median(known)) if known else None
+    return float(median(known)) if known else None
 
 
 def medians_of_others(values: Sequence[float | None]) -> list[float | None]:
