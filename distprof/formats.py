@@ -37,7 +37,7 @@ FINDINGS = "findings"
 
 ENTRY_POINT_GROUP = "distprof.reporters"
 
-_BUILT_IN = ("text", "json", "md", "html")
+_BUILT_IN = ("text", "brief", "json", "md", "html")
 _SUFFIXES = {
     ".json": "json",
     ".md": "md",

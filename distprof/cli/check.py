@@ -27,7 +27,7 @@ __all__ = ["check"]
 
 REPEATS = 5
 MOST = 100
-FORMATS = ("text", "json", "md", "html", "junit", "benchmark")
+FORMATS = ("text", "brief", "json", "md", "html", "junit", "benchmark")
 _STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 
 

@@ -39,6 +39,7 @@ _EXTRAS = {
     "plot": "matplotlib",
     "s3": "s3fs",
     "gcs": "gcsfs",
+    "mcp": "mcp",
     "lightning": "lightning",
     "transformers": "transformers",
 }

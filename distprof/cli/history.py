@@ -144,7 +144,7 @@ def show(
 @history.command()
 @click.argument("sql", metavar="SQL")
 @_history_option
-@output_options_with("text", "json", "csv", "md", "html")
+@output_options_with("text", "brief", "json", "csv", "md", "html")
 @debug_option
 def query(sql: str, folder: str | None, **output_options: Any) -> int:
     """Query the history with DuckDB: the table is called history, a row is a run.

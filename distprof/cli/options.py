@@ -66,7 +66,7 @@ class FormatChoice(_Named):
         return self.names or reporter_names()
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:  # noqa: ARG002
-        return "|".join(self.names) or "text|json|md|html"
+        return "|".join(self.names) or "text|brief|json|md|html"
 
 
 class SectionName(_Named):
@@ -185,6 +185,12 @@ def _output_options(formats: tuple[str, ...]) -> tuple[Callable[[Command], Comma
             "format_name",
             type=FormatChoice(formats),
             help="Output format; by default the ending of -o decides, else text.",
+        ),
+        click.option(
+            "--brief",
+            "format_name",
+            flag_value="brief",
+            help="Short for --format brief: at most 1,500 tokens, for assistants and chats.",
         ),
         click.option(
             "-o",

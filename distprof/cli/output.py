@@ -39,6 +39,9 @@ __all__ = [
 
 T = TypeVar("T", bound="Struct")
 
+WHOLE_REPORT = ("brief", "json")
+"""Formats that show no single section."""
+
 PIPE_WIDTH = 100
 _ASCII = str.maketrans("█▓▒▚▞░·µ–…×→", "#=~+%.-u-~x>")
 """Characters that reports draw with, and their ASCII substitutes of the same width."""
@@ -97,9 +100,10 @@ class Output:
         if self.output is not None:
             self._check_ending(self.output)
             check_free(self.output, force=self.force)
-        if self.sections and self.reporter == "json":
+        if self.sections and self.reporter in WHOLE_REPORT:
             raise UsageError(
-                "--section is for text, Markdown and HTML: JSON always has every section"
+                f"--section is for text, Markdown and HTML, not for {self.reporter}, which is of"
+                " the whole report"
             )
         if document is not None:
             document.reporter(self.reporter)

@@ -103,6 +103,7 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         if make is not None:
             found = {
                 "text": lambda result, options: page_text(make(result, options), options),
+                "brief": lambda result, options: _page_brief(make(result, options), options),
                 **found,
                 "md": lambda result, options: page_markdown(make(result, options), options),
                 "html": lambda result, options: _page_html(result, make(result, options)),
@@ -258,6 +259,12 @@ def write_file(path: Path, data: bytes, *, fix: str = "choose another file with 
             fix=fix,
         ) from error
     return path
+
+
+def _page_brief(page: Page, options: RenderOptions) -> str:
+    from distprof.documents.brief import page_brief
+
+    return page_brief(page, options)
 
 
 def _page_html(result: msgspec.Struct, page: Page) -> str:

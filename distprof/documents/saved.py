@@ -19,6 +19,12 @@ def _text(report: Report, options: RenderOptions) -> str:
     return render(report, options)
 
 
+def _brief(report: Report, options: RenderOptions) -> str:
+    from distprof.documents.brief import render
+
+    return render(report, options)
+
+
 def _markdown(report: Report, options: RenderOptions) -> str:
     from distprof.documents.markdown import render
 
@@ -38,7 +44,7 @@ REPORT = Document(
     title="distprof report",
     again="make it again with: distprof analyze SOURCE --save-report FILE",
     foreign="give a trace to distprof analyze",
-    formats={"text": _text, "md": _markdown, "html": _html},
+    formats={"text": _text, "brief": _brief, "md": _markdown, "html": _html},
     indent=1,
     about=f"""\
 # The saved report
