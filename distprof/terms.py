@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import IntEnum, StrEnum
 
 __all__ = [
+    "CI_FORMATS",
+    "PAGE_FORMATS",
     "ActivityKind",
     "CollectiveKind",
     "Confidence",
@@ -19,6 +21,13 @@ __all__ = [
     "StragglerPattern",
     "Subject",
 ]
+
+
+PAGE_FORMATS = ("text", "brief", "json", "md", "html")
+"""Formats of every result that people see."""
+
+CI_FORMATS = ("github", "gitlab", "sarif", "junit")
+"""Formats of CI services, of results that judge something."""
 
 
 class ActivityKind(IntEnum):

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from distprof.artefacts import REPORT_FILE, REPORT_SCHEMA
 from distprof.documents.document import Document
 from distprof.formats import RenderOptions
 from distprof.sections.report import Report
+
+if TYPE_CHECKING:
+    from distprof.documents.ci.cases import Cases
 
 __all__ = ["REPORT", "load_report", "save_report"]
 
@@ -37,6 +41,12 @@ def _html(report: Report, options: RenderOptions) -> str:
     return render(report, options)
 
 
+def _cases(report: Report, options: RenderOptions) -> Cases:
+    from distprof.documents.ci.cases import report_cases
+
+    return report_cases(report, options)
+
+
 REPORT = Document(
     kind=Report,
     schema=REPORT_SCHEMA,
@@ -44,6 +54,7 @@ REPORT = Document(
     title="distprof report",
     again="make it again with: distprof analyze SOURCE --save-report FILE",
     foreign="give a trace to distprof analyze",
+    cases=_cases,
     formats={"text": _text, "brief": _brief, "md": _markdown, "html": _html},
     indent=1,
     about=f"""\

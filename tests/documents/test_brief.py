@@ -172,3 +172,4 @@ def test_compare_and_hang_have_it_too(tmp_path, capsys) -> None:
     text = capsys.readouterr().out
     assert text.startswith("The second run is")
     assert "Where the difference is\n- part computation, first" in text
+    assert "\nNext\n- distprof rule STR101  # what it means and how to fix it\n" in text

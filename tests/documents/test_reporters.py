@@ -302,9 +302,13 @@ def test_a_healthy_report_says_that_there_are_no_findings() -> None:
 
 
 def test_formats_are_found_by_name_and_by_file_ending() -> None:
-    assert reporter_names() == ("text", "brief", "json", "md", "html")
+    assert reporter_names() == (
+        *("text", "brief", "json", "md", "html"),
+        *("github", "gitlab", "sarif", "junit"),
+    )
     assert format_of_file("out/REPORT.MD") == "md"
     assert format_of_file("report.htm") == "html"
+    assert format_of_file("distprof.sarif") == "sarif"
     assert format_of_file("report") is None
     with pytest.raises(UsageError, match="choose from text, brief, json, md, html"):
         find_reporter("pdf")
