@@ -14,6 +14,7 @@ import msgspec
 
 from distprof.errors import UsageError
 from distprof.installed import Plugin, plugins
+from distprof.terms import CI_FORMATS, PAGE_FORMATS
 
 if TYPE_CHECKING:
     from distprof.sections.report import Report
@@ -37,7 +38,7 @@ FINDINGS = "findings"
 
 ENTRY_POINT_GROUP = "distprof.reporters"
 
-_BUILT_IN = ("text", "json", "md", "html")
+_BUILT_IN = (*PAGE_FORMATS, *CI_FORMATS)
 _SUFFIXES = {
     ".json": "json",
     ".md": "md",
@@ -46,6 +47,7 @@ _SUFFIXES = {
     ".htm": "html",
     ".txt": "text",
     ".xml": "junit",
+    ".sarif": "sarif",
 }
 
 
@@ -60,6 +62,8 @@ class RenderOptions(msgspec.Struct, frozen=True, kw_only=True):
             implies ``full``.
         sections: Names of the sections to show; empty for all.
         saved_as: Path of the report's JSON, for the next command; empty if it was not saved.
+        fail_on: Severity from which findings fail a job, for formats that say so; empty for
+            warnings.
     """
 
     width: int = 100
@@ -68,6 +72,7 @@ class RenderOptions(msgspec.Struct, frozen=True, kw_only=True):
     show_all: bool = False
     sections: tuple[str, ...] = ()
     saved_as: str = ""
+    fail_on: str = ""
 
 
 Reporter: TypeAlias = "Callable[[Report, RenderOptions], str]"

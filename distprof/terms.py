@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import IntEnum, StrEnum
 
 __all__ = [
+    "CI_FORMATS",
+    "PAGE_FORMATS",
     "UNKNOWN_AXIS",
     "ActivityKind",
     "CollectiveKind",
@@ -23,6 +25,13 @@ __all__ = [
 
 UNKNOWN_AXIS = "unknown"
 """Stands for the mesh axis of a group whose axis is not known."""
+
+
+PAGE_FORMATS = ("text", "brief", "json", "md", "html")
+"""Formats of every result that people see."""
+
+CI_FORMATS = ("github", "gitlab", "sarif", "junit")
+"""Formats of CI services, of results that judge something."""
 
 
 class ActivityKind(IntEnum):

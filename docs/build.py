@@ -17,7 +17,6 @@ from typing import Any
 import msgspec
 
 from distprof.bounds import Bound
-from distprof.cli.reference import command_line_page
 from distprof.config import CONFIG_FILE, ConfigFile
 from distprof.documents.schema import DIALECT
 from distprof.rules.base import Rule
@@ -29,6 +28,7 @@ from distprof.schema import ABSENT, Column, TableSchema
 from distprof.verbs.bounds import all_bounds
 from distprof.verbs.documents import all_documents
 from docs.clock_picture import clock_picture
+from docs.command_line import command_line_page
 from docs.contents import DOCS
 from docs.demo import with_demo
 from docs.llms import llms_text

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from distprof.cli.options import RankList, debug_option, fail_on_option, report_options
-from distprof.cli.output import Output, check_free, note, show, verdict_code
+from distprof.cli.output import (
+    Output,
+    check_free,
+    note,
+    show,
+    show_in_step_summary,
+    verdict_code,
+)
 from distprof.cli.source import check_source, single_source
 
 if TYPE_CHECKING:
@@ -75,7 +82,6 @@ __all__ = ["analyze"]
 def analyze(
     sources: tuple[str, ...],
     save_report: str | None,
-    fail_on: str | None,
     **options: Any,
 ) -> int:
     """Find out where each step's time goes, what causes it and what a fix would gain.
@@ -93,10 +99,13 @@ def analyze(
     check_source(source)
     if save_report is not None:
         check_free(save_report, force=output.force)
+    from distprof.documents.saved import REPORT
+
     report = _analyzed(source, quiet=output.quiet, debug=_debug(), **options)
     saved_as = _save(report, source, save_report, quiet=output.quiet)
     show(report, output, saved_as=saved_as)
-    return verdict_code(report.findings, fail_on)
+    show_in_step_summary(REPORT, report, output)
+    return verdict_code(report.findings, output.fail_on)
 
 
 def _analyzed(source: str, *, quiet: bool, debug: bool, **options: Any) -> Report:

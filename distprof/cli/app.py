@@ -42,6 +42,7 @@ _VERBS = {
     "fabric": "How fast a network is, measured by distprof bench or nccl-tests.",
     "plan": "Which layouts of a model fit a cluster, and how fast each is.",
     "demo": "Analyse a real recording that comes with distprof.",
+    "mcp": "Serve read-only tools to an assistant (Model Context Protocol).",
     "doctor": "Check this installation: versions, extras, cache, GPU.",
 }
 
@@ -59,6 +60,7 @@ _GROUPS = {
     "Diagnose": ("analyze", "hang", "report", "export", "rule"),
     "Compare and gate": ("compare", "scale", "check", "history"),
     "Plan": ("plan", "fabric"),
+    "Connect": ("mcp",),
     "Set up": ("demo", "doctor"),
 }
 

@@ -12,10 +12,11 @@ import click
 
 from distprof.cli.app import ExitCode
 from distprof.cli.options import debug_option, output_options_with
-from distprof.cli.output import Output, check_free, deliver, note
+from distprof.cli.output import Output, check_free, deliver, note, show_in_step_summary
 from distprof.cli.progress import make_sweep
 from distprof.cli.source import summaries_of
 from distprof.errors import UsageError
+from distprof.terms import CI_FORMATS, PAGE_FORMATS
 
 if TYPE_CHECKING:
     from distprof.artefacts.summary_file import SummaryFile
@@ -27,8 +28,7 @@ __all__ = ["check"]
 
 REPEATS = 5
 MOST = 100
-FORMATS = ("text", "json", "md", "html", "junit", "benchmark")
-_STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
+FORMATS = (*PAGE_FORMATS, *CI_FORMATS, "benchmark")
 
 
 @click.command(
@@ -300,7 +300,7 @@ def _checked(
         return ExitCode.FINE
     result = _judged(sizes, settings, options)
     deliver(CHECK, result, output)
-    _summarize(result)
+    show_in_step_summary(CHECK, result, output)
     return ExitCode.FINDINGS if result.is_failed else ExitCode.FINE
 
 
@@ -370,18 +370,3 @@ def _remember(runs: tuple[SummaryFile, ...], history: str, *, quiet: bool) -> No
 
     added = append(history, runs)
     note(f"Added {added} of {len(runs)} runs to {history}", quiet=quiet)
-
-
-def _summarize(result: CheckResult) -> None:
-    """Append to the step summary of GitHub Actions, if there is one."""
-    file = os.environ.get(_STEP_SUMMARY)
-    if not file:
-        return
-    from distprof.formats import RenderOptions
-    from distprof.verbs.gate.show import CHECK
-
-    try:
-        with Path(file).open("a", encoding="utf-8") as stream:
-            stream.write(CHECK.reporter("md")(result, RenderOptions()))
-    except OSError as error:
-        note(f"The step summary was not written: {error.strerror}")

@@ -41,6 +41,7 @@ _EXTRAS = {
     "s3": "s3fs",
     "gcs": "gcsfs",
     "azure": "adlfs",
+    "mcp": "mcp",
     "lightning": "lightning",
     "transformers": "transformers",
 }

@@ -10,6 +10,7 @@ from distprof.cli.app import ExitCode
 from distprof.cli.options import debug_option, output_options, output_options_with
 from distprof.cli.output import Output, check_free, deliver, note
 from distprof.errors import UsageError
+from distprof.terms import PAGE_FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -144,7 +145,7 @@ def show(
 @history.command()
 @click.argument("sql", metavar="SQL")
 @_history_option
-@output_options_with("text", "json", "csv", "md", "html")
+@output_options_with(*PAGE_FORMATS, "csv")
 @debug_option
 def query(sql: str, folder: str | None, **output_options: Any) -> int:
     """Query the history with DuckDB: the table is called history, a row is a run.

@@ -9,7 +9,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from distprof.cli.app import State
-from distprof.terms import Severity
+from distprof.terms import PAGE_FORMATS, Severity
 
 __all__ = [
     "RankList",
@@ -66,7 +66,9 @@ class FormatChoice(_Named):
         return self.names or reporter_names()
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:  # noqa: ARG002
-        return "|".join(self.names) or "text|json|md|html"
+        from distprof.terms import CI_FORMATS
+
+        return "|".join(self.names or (*PAGE_FORMATS, *CI_FORMATS))
 
 
 class SectionName(_Named):
@@ -131,8 +133,8 @@ class StepList(RankList):
 
 
 def output_options(command: Command) -> Command:
-    """Options for how and where a report is shown."""
-    return output_options_with()(command)
+    """Options for how and where the result of a verb is shown."""
+    return output_options_with(*PAGE_FORMATS)(command)
 
 
 def report_options(command: Command) -> Command:
@@ -173,7 +175,7 @@ def output_options_with(*formats: str) -> Callable[[Command], Command]:
     """The same for a verb whose result has its own formats.
 
     Args:
-        formats: Their names; none for those of reports.
+        formats: Their names.
     """
     return lambda command: _apply(_output_options(formats), command)
 
@@ -185,6 +187,12 @@ def _output_options(formats: tuple[str, ...]) -> tuple[Callable[[Command], Comma
             "format_name",
             type=FormatChoice(formats),
             help="Output format; by default the ending of -o decides, else text.",
+        ),
+        click.option(
+            "--brief",
+            "format_name",
+            flag_value="brief",
+            help="Short for --format brief: at most 1,500 tokens, for assistants and chats.",
         ),
         click.option(
             "-o",

@@ -32,12 +32,15 @@ __all__ = [
     "in_encoding",
     "note",
     "show",
+    "show_in_step_summary",
     "terminal_width",
     "to_stdout",
     "verdict_code",
 ]
 
 T = TypeVar("T", bound="Struct")
+
+_STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 
 PIPE_WIDTH = 100
 _ASCII = str.maketrans("█▓▒▚▞░·µ–…×→", "#=~+%.-u-~x>")
@@ -57,6 +60,7 @@ class Output:
         quiet: Whether to write only errors to stderr.
         full: Whether a report's text has every section.
         sections: Sections of a report to show; empty for all.
+        fail_on: Severity from which findings fail; None for none.
     """
 
     format_name: str | None
@@ -67,6 +71,7 @@ class Output:
     quiet: bool
     full: bool = False
     sections: tuple[str, ...] = ()
+    fail_on: str | None = None
 
     @classmethod
     def taken_from(cls, options: dict[str, Any]) -> Output:
@@ -97,9 +102,12 @@ class Output:
         if self.output is not None:
             self._check_ending(self.output)
             check_free(self.output, force=self.force)
-        if self.sections and self.reporter == "json":
+        from distprof.terms import CI_FORMATS
+
+        if self.sections and self.reporter in ("brief", "json", *CI_FORMATS):
             raise UsageError(
-                "--section is for text, Markdown and HTML: JSON always has every section"
+                f"--section is for text, Markdown and HTML, not for {self.reporter}, which is of"
+                " the whole report"
             )
         if document is not None:
             document.reporter(self.reporter)
@@ -157,6 +165,23 @@ def deliver(document: Document[T], result: T, output: Output) -> None:
     _write(document.reporter(output.reporter)(result, _options(output)), output)
 
 
+def show_in_step_summary(document: Document[T], result: T, output: Output) -> None:
+    """Append a result to the summary page of a step of GitHub Actions, if there is one.
+
+    Not where the user has the result written to that page anyway.
+    """
+    file = os.environ.get(_STEP_SUMMARY)
+    if not file or (output.output and Path(output.output).absolute() == Path(file).absolute()):
+        return
+    from distprof.formats import RenderOptions
+
+    try:
+        with Path(file).open("a", encoding="utf-8") as stream:
+            stream.write(document.reporter("md")(result, RenderOptions()))
+    except OSError as error:
+        note(f"The step summary was not written: {error.strerror}")
+
+
 def _options(output: Output, saved_as: str = "") -> RenderOptions:
     from distprof.formats import RenderOptions
 
@@ -167,6 +192,7 @@ def _options(output: Output, saved_as: str = "") -> RenderOptions:
         show_all=output.show_all,
         sections=output.sections,
         saved_as=saved_as,
+        fail_on=output.fail_on or "",
     )
 
 

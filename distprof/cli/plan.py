@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from distprof.cli.app import ExitCode
-from distprof.cli.options import debug_option, output_options
-from distprof.cli.output import Output, deliver
+from distprof.cli.options import debug_option, output_options_with
+from distprof.cli.output import Output, deliver, show_in_step_summary
 from distprof.config import ModelShape
 from distprof.errors import UsageError
 from distprof.options import click_options, options_of
+from distprof.terms import CI_FORMATS, PAGE_FORMATS
 
 if TYPE_CHECKING:
     from distprof.verbs.plan.job_file import JobFile
@@ -91,7 +92,7 @@ _SHAPE_KEYS = ModelShape.__struct_fields__
     help="Check the layout of a configuration: own TOML, torchtitan's launch command, JSON or"
     " FILE.py:FUNCTION, Megatron arguments, DeepSpeed JSON.",
 )
-@output_options
+@output_options_with(*PAGE_FORMATS, *CI_FORMATS)
 @debug_option
 def plan(**options: Any) -> int:
     """Find the layouts of a model that fit a cluster, and estimate the step time of each.
@@ -107,11 +108,11 @@ def plan(**options: Any) -> int:
       distprof plan --lint train.toml --model llama3-70b --gpus 64
     """  # noqa: D301 - click reads it
     output = Output.taken_from(options)
+    if options["lint"] is not None:
+        return _lint(options, output)
     from distprof.verbs.plan.show import PLAN
 
     output.check(PLAN)
-    if options["lint"] is not None:
-        return _lint(options, output)
     from distprof.verbs.functions import plan_of
 
     found = plan_of(options, most=_MANY if output.show_all else _FEW)
@@ -128,6 +129,7 @@ def _lint(options: dict[str, Any], output: Output) -> int:
     from distprof.verbs.plan.question import question_of
     from distprof.version import __version__
 
+    output.check(LINT)
     if options["layout"] is not None:
         raise UsageError("--lint takes the layout from the file: leave out --layout")
     file = read_job_file(Path(options["lint"]))
@@ -139,6 +141,7 @@ def _lint(options: dict[str, Any], output: Output) -> int:
     limits = load_config().limits
     found = check_layout(question, layout, file, version=__version__, limits=limits)
     deliver(LINT, found, output)
+    show_in_step_summary(LINT, found, output)
     failed = any(finding.severity is Severity.ERROR for finding in found.findings)
     return ExitCode.FINDINGS if failed else ExitCode.FINE
 

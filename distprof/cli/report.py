@@ -17,12 +17,12 @@ __all__ = ["report"]
 @report_options
 @fail_on_option
 @debug_option
-def report(saved: str, fail_on: str | None, **options: Any) -> int:
+def report(saved: str, **options: Any) -> int:
     """Show a saved report. SAVED is a report.json or a run directory that holds one.
 
     \b
       distprof report RUN
-      distprof report report.json --format md >> "$GITHUB_STEP_SUMMARY"
+      distprof report report.json --format md > comment.md
     """  # noqa: D301 - click reads it
     from distprof.documents.saved import load_report
 
@@ -30,4 +30,4 @@ def report(saved: str, fail_on: str | None, **options: Any) -> int:
     output.check()
     loaded = load_report(saved)
     show(loaded, output, saved_as=saved)
-    return verdict_code(loaded.findings, fail_on)
+    return verdict_code(loaded.findings, output.fail_on)

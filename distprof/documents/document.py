@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -22,6 +23,10 @@ from distprof.documents.page import Page, page_markdown, page_text
 from distprof.documents.schema import json_schema, schema_page, schema_text
 from distprof.errors import InputError, SchemaError, UsageError
 from distprof.formats import RenderOptions
+from distprof.terms import CI_FORMATS
+
+if TYPE_CHECKING:
+    from distprof.documents.ci.cases import Cases
 
 __all__ = ["Document", "Reporting", "document_of", "write_file"]
 
@@ -54,6 +59,7 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         absent: What to do where there is none; by default as ``again``.
         foreign: What to do with JSON that says nothing of a schema; by default as ``again``.
         page: What people see of a result; None for files that only programs read.
+        cases: What CI services are shown of a result; None where a result judges nothing.
         formats: Further formats, or other ways than the page's to write ``text`` and ``md``.
         about: The start of its reference page, Markdown; empty for no page.
         indent: Spaces, in JSON.
@@ -73,6 +79,7 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     absent: str = ""
     foreign: str = ""
     page: Callable[[T, RenderOptions], Page] | None = None
+    cases: Callable[[T, RenderOptions], Cases] | None = None
     formats: Mapping[str, Reporting[T]] = msgspec.field(default_factory=dict)
     about: str = ""
     indent: int = 2
@@ -103,10 +110,13 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         if make is not None:
             found = {
                 "text": lambda result, options: page_text(make(result, options), options),
+                "brief": lambda result, options: _page_brief(make(result, options), options),
                 **found,
                 "md": lambda result, options: page_markdown(make(result, options), options),
                 "html": lambda result, options: _page_html(result, make(result, options)),
             }
+        if self.cases is not None:
+            found |= {name: partial(_for_service, self.cases, name) for name in CI_FORMATS}
         return {**found, **self.formats}
 
     def reporter(self, name: str) -> Reporting[T]:
@@ -258,6 +268,20 @@ def write_file(path: Path, data: bytes, *, fix: str = "choose another file with 
             fix=fix,
         ) from error
     return path
+
+
+def _for_service(
+    cases: Callable[[Any, RenderOptions], Cases], name: str, result: Any, options: RenderOptions
+) -> str:
+    """A result for a CI service; each format is a function of that name in its module."""
+    write = getattr(import_module(f"distprof.documents.ci.{name}"), name)
+    return str(write(cases(result, options)))
+
+
+def _page_brief(page: Page, options: RenderOptions) -> str:
+    from distprof.documents.brief import page_brief
+
+    return page_brief(page, options)
 
 
 def _page_html(result: msgspec.Struct, page: Page) -> str:

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from distprof.artefacts import REPORT_FILE, REPORT_SCHEMA
 from distprof.documents.document import Document
 from distprof.formats import RenderOptions
 from distprof.sections.report import Report
 
+if TYPE_CHECKING:
+    from distprof.documents.ci.cases import Cases
+
 __all__ = ["REPORT", "load_report", "save_report"]
 
 
 def _text(report: Report, options: RenderOptions) -> str:
     from distprof.documents.text import render
+
+    return render(report, options)
+
+
+def _brief(report: Report, options: RenderOptions) -> str:
+    from distprof.documents.brief import render
 
     return render(report, options)
 
@@ -31,6 +41,12 @@ def _html(report: Report, options: RenderOptions) -> str:
     return render(report, options)
 
 
+def _cases(report: Report, options: RenderOptions) -> Cases:
+    from distprof.documents.ci.cases import report_cases
+
+    return report_cases(report, options)
+
+
 REPORT = Document(
     kind=Report,
     schema=REPORT_SCHEMA,
@@ -38,7 +54,8 @@ REPORT = Document(
     title="distprof report",
     again="make it again with: distprof analyze SOURCE --save-report FILE",
     foreign="give a trace to distprof analyze",
-    formats={"text": _text, "md": _markdown, "html": _html},
+    cases=_cases,
+    formats={"text": _text, "brief": _brief, "md": _markdown, "html": _html},
     indent=1,
     about=f"""\
 # The saved report

@@ -44,16 +44,19 @@ def load_summaries(sources: Sequence[str | os.PathLike[str]]) -> tuple[SummaryFi
     return tuple(found)
 
 
-def open_report(source: str | os.PathLike[str]) -> Report:
+def open_report(
+    source: str | os.PathLike[str], *, cache_dir: str | os.PathLike[str] | None = None
+) -> Report:
     """The report of a run: the saved report if there is one, else a new analysis.
 
     Args:
         source: A saved report, a run directory, or any other input of :func:`distprof.analyze`.
+        cache_dir: Where parsed tables are cached; None for the default folder.
 
     Raises:
         InputError: If it cannot be read.
     """
-    from distprof.api import analyze
+    from distprof.api import analyze, open_run
     from distprof.documents.saved import load_report
 
     if kind_of(os.fspath(source)) is Kind.REPORT:
@@ -63,8 +66,8 @@ def open_report(source: str | os.PathLike[str]) -> Report:
         try:
             return load_report(fresh)
         except DistprofError:  # of another version: analyse the run itself
-            return analyze(source)
-    return analyze(source)
+            pass
+    return analyze(open_run(source, cache_dir=cache_dir))
 
 
 def _summaries_of(source: str) -> list[SummaryFile]:

@@ -19,9 +19,9 @@ from distprof.cli import app as application
 from distprof.cli.app import main
 from distprof.cli.options import SectionName
 from distprof.cli.output import has_color
-from distprof.cli.reference import command_line_page
 from distprof.cli.rule import RuleCode
 from distprof.errors import InputError, MissingExtraError
+from docs.command_line import command_line_page
 from tests.documents.samples import many_ranks, straggler
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -162,14 +162,14 @@ def test_a_long_collective_makes_no_slow_device() -> None:
 
 @pytest.mark.parametrize("name", SAMPLES)
 @pytest.mark.parametrize("show_all", [False, True])
-@pytest.mark.parametrize("reporter", ["text", "json", "md", "html"])
+@pytest.mark.parametrize("reporter", ["text", "brief", "json", "md", "html"])
 def test_every_reporter_shows_every_sample(name: str, show_all: bool, reporter: str) -> None:
     text = shown(SAMPLES[name](), reporter, show_all=show_all)
     assert text.endswith("\n")
     assert not text.endswith("\n\n")
 
 
-@pytest.mark.parametrize("reporter", ["text", "json", "md", "html"])
+@pytest.mark.parametrize("reporter", ["text", "brief", "json", "md", "html"])
 @pytest.mark.parametrize("report", [nasty(), hostile_job()], ids=["traces", "job"])
 @pytest.mark.parametrize("show_all", [False, True])
 def test_hostile_names_never_reach_the_reader_raw(
@@ -301,11 +301,15 @@ def test_a_healthy_report_says_that_there_are_no_findings() -> None:
 
 
 def test_formats_are_found_by_name_and_by_file_ending() -> None:
-    assert reporter_names() == ("text", "json", "md", "html")
+    assert reporter_names() == (
+        *("text", "brief", "json", "md", "html"),
+        *("github", "gitlab", "sarif", "junit"),
+    )
     assert format_of_file("out/REPORT.MD") == "md"
     assert format_of_file("report.htm") == "html"
+    assert format_of_file("distprof.sarif") == "sarif"
     assert format_of_file("report") is None
-    with pytest.raises(UsageError, match="choose from text, json, md, html"):
+    with pytest.raises(UsageError, match="choose from text, brief, json, md, html"):
         find_reporter("pdf")
 
 

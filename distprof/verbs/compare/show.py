@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
@@ -412,7 +413,15 @@ def _page(comparison: Comparison, options: RenderOptions) -> Page:
         headline=comparison_headline(comparison),
         sentences=tuple(comparison_sentences(comparison)),
         tables=tuple(comparison_tables(comparison, show_all=options.show_all)),
+        commands=tuple(_commands(comparison)),
     )
+
+
+def _commands(comparison: Comparison) -> Iterator[tuple[str, str]]:
+    """What explains the first problem that only the second run has."""
+    new = next((one.code for one in comparison.findings if one.state == "new"), None)
+    if new is not None:
+        yield f"distprof rule {shlex.quote(new)}", "what it means and how to fix it"
 
 
 COMPARISON = Document(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from xml.etree import ElementTree
 
+from distprof.documents.ci.cases import Case, Cases, Outcome
 from distprof.documents.document import Document
 from distprof.documents.page import Page
-from distprof.escape import plain
 from distprof.formats import RenderOptions
 from distprof.sections.table import Column, TableView, counted
+from distprof.terms import Severity
 from distprof.units import format_bytes, format_duration, format_ratio, signed
 from distprof.verbs.compare.show import PARTS
 from distprof.verbs.gate.check import CHECK_SCHEMA, CheckResult, MetricCheck, fails
@@ -227,7 +227,7 @@ def _parts_table(result: CheckResult) -> TableView:
     )
 
 
-# A check as text, Markdown and JSON, and for CI as JUnit and benchmark results -----------------
+# A check as text, Markdown and JSON, and for CI services ------------------------------------------
 
 
 def _page(result: CheckResult, options: RenderOptions) -> Page:
@@ -239,45 +239,37 @@ def _page(result: CheckResult, options: RenderOptions) -> Page:
     )
 
 
-def _junit(result: CheckResult, _: RenderOptions) -> str:
-    """A test case per gated metric; inconclusive ones that do not fail are skipped."""
+def _cases(result: CheckResult, _: RenderOptions) -> Cases:
+    """A case per gated metric; inconclusive ones that do not fail are skipped."""
     deciding = [check for check in result.metrics if check.is_gated]
-    suite = ElementTree.Element("testsuite", name="distprof check")
-    for check in deciding:
-        said = _clean(f"{check.label}: {change_text(check)}. {check.why}")
-        outcome = _outcome(check, result)
-        case = _case(suite, check.metric)
-        if outcome == "system-out":
-            ElementTree.SubElement(case, outcome).text = said
-        else:
-            ElementTree.SubElement(case, outcome, message=said)
-    for name, why in result.not_checked.items():
-        ElementTree.SubElement(_case(suite, name), "skipped", message=_clean(why))
-    counts = {"failures": len(suite.findall("*/failure")), "errors": 0}
-    counts |= {"tests": len(suite), "skipped": len(suite.findall("*/skipped"))}
-    suites = ElementTree.Element("testsuites")
-    suites.append(suite)
-    for element in (suite, suites):
-        element.attrib |= {name: str(count) for name, count in counts.items()}
-    ElementTree.indent(suites)
-    return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
-
-
-def _case(suite: ElementTree.Element, name: str) -> ElementTree.Element:
-    return ElementTree.SubElement(
-        suite, "testcase", classname="distprof.check", name=_clean(name), time="0"
+    left = result.not_checked.items()
+    return Cases(
+        command="distprof check",
+        version=result.distprof_version,
+        source=result.baseline,
+        verdict=check_verdict(result),
+        cases=(
+            *(_case(check, result) for check in deciding),
+            *(Case(code=name, message=why, outcome="skipped") for name, why in left),
+        ),
     )
 
 
-def _outcome(check: MetricCheck, result: CheckResult) -> str:
+def _case(check: MetricCheck, result: CheckResult) -> Case:
+    outcome = _outcome(check, result)
+    severity = {"failed": Severity.ERROR, "skipped": Severity.WARNING, "passed": None}[outcome]
+    return Case(
+        code=check.metric,
+        message=f"{check.label}: {change_text(check)}. {check.why}",
+        severity=Severity.INFO if check.state == "acknowledged" else severity,
+        outcome=outcome,
+    )
+
+
+def _outcome(check: MetricCheck, result: CheckResult) -> Outcome:
     if fails(check.state, inconclusive_fails=result.inconclusive_fails):
-        return "failure"
-    return "skipped" if check.state == "inconclusive" else "system-out"
-
-
-def _clean(text: str) -> str:
-    """The text without characters that XML cannot hold."""
-    return plain(text)
+        return "failed"
+    return "skipped" if check.state == "inconclusive" else "passed"
 
 
 def _benchmarks(result: CheckResult, _: RenderOptions) -> str:
@@ -313,5 +305,6 @@ CHECK = Document(
     title="distprof check",
     again="make it again with: distprof check … --format json",
     page=_page,
-    formats={"junit": _junit, "benchmark": _benchmarks},
+    cases=_cases,
+    formats={"benchmark": _benchmarks},
 )

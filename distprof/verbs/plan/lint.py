@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from distprof.documents.ci.cases import Case, Cases
 from distprof.documents.document import Document
 from distprof.documents.page import Page
 from distprof.formats import RenderOptions
 from distprof.rules.engine import run_rules
+from distprof.rules.registry import all_rules
 from distprof.sections.table import counted
 from distprof.terms import Severity
 from distprof.units import format_bytes, format_duration, format_ratio
@@ -114,6 +116,29 @@ def _page(lint: Lint, options: RenderOptions) -> Page:
     )
 
 
+def _cases(lint: Lint, _: RenderOptions) -> Cases:
+    """A case per problem; those that keep the configuration from running fail."""
+    names = {rule.code: rule.name for rule in all_rules()}
+    return Cases(
+        command="distprof plan --lint",
+        version=lint.version,
+        source=lint.source,
+        verdict=_verdict(lint),
+        cases=tuple(
+            Case(
+                code=finding.code,
+                name=names.get(finding.code, ""),
+                message=finding.message,
+                severity=finding.severity,
+                outcome="failed" if finding.severity is Severity.ERROR else "passed",
+                fix=finding.fix,
+            )
+            for finding in lint.findings
+        ),
+        is_source_file=True,
+    )
+
+
 LINT = Document(
     kind=Lint,
     schema=LINT_SCHEMA,
@@ -121,4 +146,5 @@ LINT = Document(
     title="distprof plan --lint",
     again="make it again with: distprof plan --lint FILE --format json",
     page=_page,
+    cases=_cases,
 )

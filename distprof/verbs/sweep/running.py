@@ -54,6 +54,9 @@ _PATIENCE_S = 60.0
 
 _TOLD_LINES = 12
 
+_STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
+"""The page of a CI step shows what a sweep or gate says, not the report of each of its runs."""
+
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
     """How a process ended.
@@ -89,6 +92,7 @@ def run_child(
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
+        env={name: value for name, value in os.environ.items() if name != _STEP_SUMMARY},
         text=True,
         errors="replace",
         pass_fds=tuple(keep_open),

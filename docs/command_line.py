@@ -1,12 +1,6 @@
-"""The command line's reference page, generated from the commands themselves.
-
-``python -m distprof.cli.reference`` prints it; ``docs/reference/command-line.md`` is a copy that a
-test keeps equal.
-"""
+"""The command line's reference page, generated from the commands themselves."""
 
 from __future__ import annotations
-
-import sys
 
 import click
 
@@ -37,7 +31,7 @@ def command_line_page() -> str:
     """The page, in Markdown."""
     settings = {**app.context_settings, "max_content_width": _WIDTH, "terminal_width": _WIDTH}
     context = click.Context(app, info_name="distprof", **settings)
-    parts = ["# Command line", "<!-- generated: python -m distprof.cli.reference -->"]
+    parts = ["# Command line", "<!-- generated: python -m docs.build --write -->"]
     parts.append(_block(app, context))
     for name in app.list_commands(context):
         command = app.get_command(context, name)
@@ -67,7 +61,3 @@ def _block(command: click.Command, context: click.Context) -> str:
 def _is_own(command: click.Command) -> bool:
     """Whether the verb is distprof's; verbs of other packages have their own pages."""
     return getattr(command.callback, "__module__", "").startswith("distprof.")
-
-
-if __name__ == "__main__":
-    sys.stdout.write(command_line_page())

