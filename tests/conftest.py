@@ -69,10 +69,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The user's cache reaches no test, nor a fixture that many tests share."""
+    """The user's cache reaches no test, nor a fixture that many tests share.
+
+    It is in the usual place, where small traces stay in memory: tests of the cache name theirs.
+    """
+    usual = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     with pytest.MonkeyPatch.context() as environment:
-        cache = tmp_path_factory.getbasetemp() / "distprof-cache"
-        environment.setenv("DISTPROF_CACHE_DIR", str(cache))
+        environment.delenv("DISTPROF_CACHE_DIR", raising=False)
+        environment.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "usual-cache"))
+        environment.setenv("MPLCONFIGDIR", f"{usual}/matplotlib")  # else it looks for fonts anew
         yield
 
 

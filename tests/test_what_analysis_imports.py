@@ -5,7 +5,6 @@ Modules are compared and no times: ``benchmarks/startup.py`` measures those.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -41,7 +40,7 @@ LOADED = {
 """A command to modules that it has no use for."""
 
 
-def loaded_by(command: list[str], environment: dict[str, str]) -> set[str]:
+def loaded_by(command: list[str]) -> set[str]:
     """Modules of a process that runs a command."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *command],
@@ -49,37 +48,27 @@ def loaded_by(command: list[str], environment: dict[str, str]) -> set[str]:
         text=True,
         check=True,
         cwd=GOLDEN,
-        env=environment,
     )
     return set(done.stderr.splitlines()[-1].split())
 
 
-@pytest.fixture
-def usual_place(tmp_path: Path) -> dict[str, str]:
-    """The environment of somebody who names no cache."""
-    named = {name: value for name, value in os.environ.items() if name != "DISTPROF_CACHE_DIR"}
-    return {**named, "XDG_CACHE_HOME": str(tmp_path)}
-
-
 @pytest.mark.parametrize("command", LOADED)
-def test_a_command_loads_only_what_it_uses(command: str, usual_place: dict[str, str]) -> None:
-    loaded = loaded_by(command.split(), usual_place)
+def test_a_command_loads_only_what_it_uses(command: str) -> None:
+    loaded = loaded_by(command.split())
     assert "distprof.cli" in loaded
     assert loaded & LOADED[command] == set()
 
 
-def test_analysis_imports_neither_pandas_nor_torch(
-    tmp_path: Path, usual_place: dict[str, str]
-) -> None:
+def test_analysis_imports_neither_pandas_nor_torch(tmp_path: Path) -> None:
     """pandas alone takes 0.3 s, and pyarrow imports it unasked in its conversions from numpy."""
     command = ["analyze", "mi250-1gpu", "--cache-dir", str(tmp_path), "--format", "json"]
     for cache in ("cold", "warm"):
-        loaded = loaded_by(command, usual_place)
+        loaded = loaded_by(command)
         assert loaded & (NEVER | {"pandas"}) == set(), cache
         assert "pyarrow.parquet" in loaded, "the cache was used"
 
 
-def test_plans_need_no_traces(usual_place: dict[str, str]) -> None:
+def test_plans_need_no_traces() -> None:
     """``plan`` reads no file: what reads traces, and Parquet, stays out."""
     command = ["plan", "--model", "llama2-7b", "--gpus", "8", "--layout", "dp=8"]
-    assert loaded_by(command, usual_place) & (NEVER | {"pyarrow", "pandas"}) == set()
+    assert loaded_by(command) & (NEVER | {"pyarrow", "pandas"}) == set()

@@ -192,17 +192,19 @@ def test_a_damaged_cache_entry_is_made_again(options):
 
 def test_without_the_cache_nothing_is_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("DISTPROF_CACHE_DIR", str(tmp_path / "usual"))
+    monkeypatch.setattr("distprof.ingest.open.IN_MEMORY_BYTES", 1_000)
     run = open_run(str(GLOO), IngestOptions(use_cache=False))
     assert len(run.rank(0).tables.load().activity) > 0
     assert not (tmp_path / "usual").exists()
 
 
-def test_a_run_directory_keeps_its_own_cache(tmp_path):
+def test_a_run_directory_keeps_its_own_cache(tmp_path, monkeypatch):
     for number in range(2):
         folder = tmp_path / f"rank{number:05d}"
         folder.mkdir()
         shutil.copy(GLOO / f"rank-{number}.pt.trace.json.gz", folder / "trace.json.gz")
     (tmp_path / "run.json").write_text("{}")
+    monkeypatch.setattr("distprof.ingest.open.IN_MEMORY_BYTES", 1_000)
     assert len(open_run(str(tmp_path))) == 2
     assert list((tmp_path / "cache").rglob(cache.RANK_FILE))
     assert len(open_run(str(tmp_path))) == 2
@@ -211,7 +213,6 @@ def test_a_run_directory_keeps_its_own_cache(tmp_path):
 @pytest.fixture
 def usual_place(tmp_path, monkeypatch):
     """The cache of somebody who names none."""
-    monkeypatch.delenv("DISTPROF_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     return tmp_path / "home" / "distprof"
 
