@@ -25,6 +25,7 @@ from distprof.rules.registry import all_rules
 from distprof.run.records import RECORD_TABLES
 from distprof.run.tables import TABLES
 from distprof.schema import ABSENT, Column, TableSchema
+from distprof.sections.metrics import METRICS, Metric
 from distprof.verbs.bounds import all_bounds
 from distprof.verbs.documents import all_documents
 from docs.clock_picture import clock_picture
@@ -35,7 +36,16 @@ from docs.llms import llms_text
 from docs.rule_examples import examples_text, rule_examples
 from docs.run_directory import run_directory_page, schema_files
 
-__all__ = ["columns_page", "limits_page", "main", "pages", "rule_page", "rules_index", "stale"]
+__all__ = [
+    "columns_page",
+    "limits_page",
+    "main",
+    "metrics_page",
+    "pages",
+    "rule_page",
+    "rules_index",
+    "stale",
+]
 
 ROOT = DOCS.parent
 REFERENCE = DOCS / "reference"
@@ -66,6 +76,7 @@ def _pages_of_code() -> Iterator[tuple[Path, str]]:
     yield REFERENCE / "columns.md", columns_page((*TABLES, *RECORD_TABLES))
     yield REFERENCE / "command-line.md", command_line_page()
     yield REFERENCE / "limits.md", limits_page(all_bounds())
+    yield REFERENCE / "metrics.md", metrics_page(METRICS)
     for document in all_documents():
         yield ROOT / "distprof" / document.schema_file, document.schema_text()
         if document.about:
@@ -74,6 +85,24 @@ def _pages_of_code() -> Iterator[tuple[Path, str]]:
     yield from schema_files()
     yield REFERENCE / "run-directory.md", run_directory_page()
     yield DOCS / "how-to" / "one-clock.svg", clock_picture()
+
+
+_METRICS = """\
+# Metrics
+
+<!-- generated: python -m docs.build --write -->
+
+`report.metrics()` returns these numbers by name. A name ends in its unit, and its meaning never
+changes. What is unknown is left out and is never 0.
+
+| name | meaning |
+|---|---|
+"""
+
+
+def metrics_page(metrics: Sequence[Metric]) -> str:
+    """The page of the numbers for training loggers."""
+    return _METRICS + "".join(f"| `{one.name}` | {one.meaning} |\n" for one in metrics)
 
 
 _LIMITS = """\

@@ -187,6 +187,16 @@ class Report(Record, frozen=True, kw_only=True):
         """
         return Path(documents("saved:save_report")(self, path))
 
+    def metrics(self) -> dict[str, float]:
+        """The report as a flat dictionary of numbers, for training loggers.
+
+        Names are stable and end in their unit: docs/reference/metrics.md lists them. What is
+        unknown is left out and never 0.
+        """
+        from distprof.sections.metrics import metrics_of
+
+        return metrics_of(self)
+
     def findings_to_pandas(self) -> pd.DataFrame:
         """The findings as a frame, a row each in the report's order, a column per field."""
         return records_to_pandas(self.findings, Finding)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -20,6 +20,13 @@ from distprof.errors import DistprofError, InputError
 from distprof.ingest.measurements import fits_measurements, read_measurements
 from distprof.ingest.recognise import Kind, fresh_report_in, kind_of, runs_inside
 from distprof.sections.job.result import JobFault
+from distprof.sections.metrics import (
+    bubble_ratio,
+    expert_imbalance_ratio,
+    exposed_communication_ratio,
+    overlap_ratio,
+    peak_memory_bytes,
+)
 from distprof.sections.report import Report
 
 __all__ = ["load_summaries", "open_report", "summarize_report"]
@@ -119,14 +126,14 @@ def summarize_report(report: Report, *, label: str = "") -> SummaryFile:
         tokens_per_step=_known(log.tokens_per_step, printed.tokens_per_step),
         samples_per_step=_known(log.samples_per_step, printed.global_batch_size),
         parts=_parts(report),
-        overlap_ratio=_overlap(report),
-        exposed_comm_ratio=_exposed(report),
-        bubble_ratio=_highest(group.bubble_fraction for group in report.pipeline.groups),
+        overlap_ratio=overlap_ratio(report),
+        exposed_comm_ratio=exposed_communication_ratio(report),
+        bubble_ratio=bubble_ratio(report),
         imbalance_ratio=_imbalance(report),
-        expert_imbalance_ratio=_highest(layer.max_over_mean for layer in report.moe.layers),
+        expert_imbalance_ratio=expert_imbalance_ratio(report),
         mfu_ratio=report.efficiency.mfu_ratio,
         energy_per_step_j=report.telemetry.energy_per_step_j,
-        peak_memory_bytes=_peak_memory(report),
+        peak_memory_bytes=peak_memory_bytes(report),
     )
 
 
@@ -197,29 +204,6 @@ def _parts(report: Report) -> StepParts | None:
     return StepParts(span_ns=span, other_ns=span - sum(parts.values()), **parts)
 
 
-def _overlap(report: Report) -> float | None:
-    rows = report.overlap.ranks
-    communication = sum(row.communication_ns for row in rows)
-    return sum(row.overlapped_ns for row in rows) / communication if communication else None
-
-
-def _exposed(report: Report) -> float | None:
-    rows = report.breakdown.ranks
-    span = sum(row.span_ns for row in rows)
-    return sum(row.exposed_comm_ns for row in rows) / span if span else None
-
-
 def _imbalance(report: Report) -> float | None:
     slowdown = report.whatif.slowdown
     return None if slowdown is None else slowdown - 1
-
-
-def _peak_memory(report: Report) -> int | None:
-    rows = report.memory.ranks
-    device = [row.peak_allocated_bytes for row in rows if row.peak_allocated_bytes is not None]
-    host = [row.peak_rss_bytes for row in rows if row.peak_rss_bytes is not None]
-    return max(device or host, default=None)
-
-
-def _highest(values: Iterable[float | None]) -> float | None:
-    return max((value for value in values if value is not None), default=None)

@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.programs.declared import LIMIT_S, STEPS, Fault, Program
 
-__all__ = ["ROOT", "Ended", "python", "started", "why_not"]
+__all__ = ["ROOT", "SCRIPTS", "Ended", "has_module", "python", "started", "why_not"]
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -30,11 +30,12 @@ def why_not(program: Program) -> str:
     """Why it cannot start here; empty if it can."""
     if not python().exists():
         return "there is no .venv-programs: run python3 tasks.py programs"
-    return next((f"{name} is not installed" for name in program.needs if not _has(name)), "")
+    return next((f"{name} is not installed" for name in program.needs if not has_module(name)), "")
 
 
 @cache
-def _has(module: str) -> bool:
+def has_module(module: str) -> bool:
+    """Whether that interpreter finds a module."""
     code = f"import importlib.util as u; assert u.find_spec({module!r})"
     return not subprocess.run([python(), "-c", code], capture_output=True, check=False).returncode
 

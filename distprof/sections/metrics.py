@@ -1,0 +1,279 @@
+"""A report as a flat list of numbers, for training loggers and exporters.
+
+Names are stable: they end in their unit (``_seconds``, ``_bytes``, ``_joules``, ``_ratio``,
+``_per_second``, ``_count``), and one that was published is never used for anything else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from distprof.sections.parts import is_whole_capture, mean_span_ns, parts_of
+from distprof.terms import Severity
+
+if TYPE_CHECKING:
+    from distprof.sections.report import Report
+
+__all__ = [
+    "METRICS",
+    "Metric",
+    "bubble_ratio",
+    "expert_imbalance_ratio",
+    "exposed_communication_ratio",
+    "metrics_of",
+    "overlap_ratio",
+    "peak_memory_bytes",
+]
+
+
+class Metric(msgspec.Struct, frozen=True, kw_only=True):
+    """One number of a report.
+
+    Args:
+        name: Ends in its unit.
+        meaning: One sentence.
+        read: Its value in base units, None where unknown.
+    """
+
+    name: str
+    meaning: str
+    read: Callable[[Report], float | None]
+
+
+def metrics_of(report: Report) -> dict[str, float]:
+    """Name to value of every metric that is known, in the order of :data:`METRICS`.
+
+    What is unknown is left out and never 0.
+    """
+    found = ((metric.name, metric.read(report)) for metric in METRICS)
+    return {
+        name: float(value) for name, value in found if value is not None and math.isfinite(value)
+    }
+
+
+# Reading a report ---------------------------------------------------------------------------------
+
+
+def overlap_ratio(report: Report) -> float | None:
+    """Share of communication that runs while computation does, over all ranks."""
+    rows = report.overlap.ranks
+    communication = sum(row.communication_ns for row in rows)
+    return sum(row.overlapped_ns for row in rows) / communication if communication else None
+
+
+def exposed_communication_ratio(report: Report) -> float | None:
+    """Share of the analysed time that is exposed communication, over all ranks."""
+    rows = report.breakdown.ranks
+    span = sum(row.span_ns for row in rows)
+    return sum(row.exposed_comm_ns for row in rows) / span if span else None
+
+
+def bubble_ratio(report: Report) -> float | None:
+    """Bubble fraction of the worst pipeline."""
+    return highest(group.bubble_fraction for group in report.pipeline.groups)
+
+
+def expert_imbalance_ratio(report: Report) -> float | None:
+    """Load of the hottest expert over the mean, in the worst layer."""
+    return highest(layer.max_over_mean for layer in report.moe.layers)
+
+
+def peak_memory_bytes(report: Report) -> int | None:
+    """Most memory that any rank allocated: of its GPU, else of its process."""
+    rows = report.memory.ranks
+    device = [row.peak_allocated_bytes for row in rows if row.peak_allocated_bytes is not None]
+    host = [row.peak_rss_bytes for row in rows if row.peak_rss_bytes is not None]
+    return max(device or host, default=None)
+
+
+def highest(values: Iterable[float | None]) -> float | None:
+    """The largest known value; None without any."""
+    return max((value for value in values if value is not None), default=None)
+
+
+def _seconds(ns: float | None) -> float | None:
+    return None if ns is None else ns / 1e9
+
+
+def _logged_or_traced(field: str) -> Callable[[Report], float | None]:
+    """Of the steps that were not traced, by the step log; else of the analysed ones."""
+
+    def read(report: Report) -> float | None:
+        chosen = report.step_log if report.step_log.median_ns else report.step_time
+        value: float | None = getattr(chosen, field)
+        return _seconds(value) if field.endswith("_ns") else value
+
+    return read
+
+
+def _part(*keys: str) -> Callable[[Report], float | None]:
+    """Mean time of some parts of a step; None without step marks."""
+
+    def read(report: Report) -> float | None:
+        parts = [] if is_whole_capture(report) else parts_of(report)
+        return _seconds(sum(part.ns for part in parts if part.key in keys)) if parts else None
+
+    return read
+
+
+def _share(prefix: str) -> Callable[[Report], float | None]:
+    """Share of the analysed time of the parts whose keys begin so."""
+
+    def read(report: Report) -> float | None:
+        parts = parts_of(report)
+        return sum(part.ratio for part in parts if part.key.startswith(prefix)) if parts else None
+
+    return read
+
+
+def _analysed_step(report: Report) -> float | None:
+    return None if is_whole_capture(report) else _seconds(mean_span_ns(report))
+
+
+def _straggler(report: Report) -> float | None:
+    lost = highest(row.lost_ns_per_step for row in report.stragglers.ranks)
+    return None if is_whole_capture(report) else _seconds(lost)
+
+
+def _planned_step(report: Report) -> float | None:
+    plan = report.plan
+    if is_whole_capture(report):
+        return None
+    return _seconds(plan.repairs[-1].step_ns if plan.repairs else plan.step_ns)
+
+
+def _planned_gain(report: Report) -> float | None:
+    plan = report.plan
+    if not plan.step_ns:
+        return None
+    return sum(repair.gain_ns for repair in plan.repairs) / plan.step_ns
+
+
+def _findings(severity: Severity) -> Callable[[Report], float | None]:
+    return lambda report: sum(one.severity is severity for one in report.findings)
+
+
+def _metric(name: str, meaning: str, read: Callable[[Report], float | None]) -> Metric:
+    return Metric(name=name, meaning=meaning, read=read)
+
+
+METRICS: tuple[Metric, ...] = (
+    _metric(
+        "step_median_seconds",
+        "Median step: of untraced steps by the step log, else of the analysed ones.",
+        _logged_or_traced("median_ns"),
+    ),
+    _metric("step_p95_seconds", "95th percentile of the same steps.", _logged_or_traced("p95_ns")),
+    _metric(
+        "step_variation_ratio",
+        "Standard deviation over mean of the same steps.",
+        _logged_or_traced("cv"),
+    ),
+    _metric(
+        "tokens_per_second", "Tokens of all ranks together.", lambda r: r.step_log.tokens_per_s
+    ),
+    _metric(
+        "samples_per_second", "Samples of all ranks together.", lambda r: r.step_log.samples_per_s
+    ),
+    _metric(
+        "analysed_step_seconds",
+        "Mean analysed step over ranks; the parts below add up to it.",
+        _analysed_step,
+    ),
+    _metric("computation_seconds", "Per step: computation.", _part("computation")),
+    _metric(
+        "exposed_transfer_seconds",
+        "Per step: exposed communication while data moves.",
+        _part("exposed_transfer"),
+    ),
+    _metric(
+        "exposed_wait_seconds",
+        "Per step: exposed waiting for the last rank of a collective.",
+        _part("exposed_wait"),
+    ),
+    _metric(
+        "exposed_message_wait_seconds",
+        "Per step: exposed waiting in send and recv.",
+        _part("exposed_p2p_wait"),
+    ),
+    _metric(
+        "exposed_unsplit_seconds",
+        "Per step: exposed communication in which waiting and transfer cannot be separated.",
+        _part("exposed_comm_unsplit"),
+    ),
+    _metric("exposed_copy_seconds", "Per step: exposed memory copies.", _part("exposed_copy")),
+    _metric("idle_late_launch_seconds", "Per step: idle, late launches.", _part("idle_host")),
+    _metric("idle_synchronising_seconds", "Per step: idle, synchronising.", _part("idle_sync")),
+    _metric("idle_input_seconds", "Per step: idle, waiting for input.", _part("idle_input")),
+    _metric(
+        "idle_after_communication_seconds",
+        "Per step: idle after communication on another stream.",
+        _part("idle_comm_wait"),
+    ),
+    _metric("idle_unknown_seconds", "Per step: idle without a known cause.", _part("idle_unknown")),
+    _metric("computation_ratio", "Share of computation in the analysed time.", _share("comput")),
+    _metric(
+        "exposed_communication_ratio",
+        "Share of exposed communication in the analysed time.",
+        exposed_communication_ratio,
+    ),
+    _metric("idle_ratio", "Share of idle time in the analysed time.", _share("idle_")),
+    _metric(
+        "overlap_ratio", "Share of communication that overlaps with computation.", overlap_ratio
+    ),
+    _metric(
+        "straggler_lost_seconds",
+        "Per step: what a typical other rank waits for the costliest rank.",
+        _straggler,
+    ),
+    _metric(
+        "slowdown_ratio",
+        "Simulated step over the step with equally fast ranks and operations; 1 is ideal.",
+        lambda r: r.whatif.slowdown,
+    ),
+    _metric("planned_step_seconds", "Simulated step after all changes of the plan.", _planned_step),
+    _metric(
+        "planned_gain_ratio", "Share of the simulated step that the plan gives back.", _planned_gain
+    ),
+    _metric("pipeline_bubble_ratio", "Bubble fraction of the worst pipeline.", bubble_ratio),
+    _metric(
+        "expert_imbalance_ratio",
+        "Load of the hottest expert over the mean, in the worst layer; 1 is even.",
+        expert_imbalance_ratio,
+    ),
+    _metric(
+        "peak_memory_bytes", "Most memory that a rank allocated: GPU, else CPU.", peak_memory_bytes
+    ),
+    _metric("mfu_ratio", "Model FLOP utilisation.", lambda r: r.efficiency.mfu_ratio),
+    _metric(
+        "energy_per_step_joules",
+        "Energy of all GPUs per step.",
+        lambda r: r.telemetry.energy_per_step_j,
+    ),
+    _metric(
+        "clock_residual_seconds",
+        "Largest clock residual; no rank is blamed for less.",
+        lambda r: _seconds(highest(clock.residual_ns for clock in r.capture.clocks)),
+    ),
+    _metric(
+        "matched_collectives_ratio",
+        "Share of collective records matched across ranks.",
+        lambda r: r.capture.matched_ratio,
+    ),
+    _metric("ranks_count", "Ranks of the job.", lambda r: r.run.world_size),
+    _metric("recorded_ranks_count", "Ranks with a readable trace.", lambda r: len(r.run.ranks)),
+    _metric("analysed_steps_count", "Steps that were analysed.", lambda r: r.step_time.num_steps),
+    _metric("error_findings_count", "Findings: errors.", _findings(Severity.ERROR)),
+    _metric("warning_findings_count", "Findings: warnings.", _findings(Severity.WARNING)),
+    _metric("info_findings_count", "Findings: information.", _findings(Severity.INFO)),
+    _metric(
+        "unchecked_rules_count",
+        "Rules that lacked their evidence: what they look for is unknown.",
+        lambda r: len(r.not_checked),
+    ),
+)
+"""Every metric, in the order of display."""
