@@ -5,9 +5,13 @@ Contestants, in separate processes, alternating, from the same ``.json.gz``:
 - ``gunzip``: decompression alone; no reader of this file can be faster.
 - ``skip-all``: the same plus a JSON decoder that validates every byte and keeps nothing: the limit
   of any reader without its own compiled code.
+- ``kernel``: chunks in memory to columns by the compiled kernel, without reading or unpacking.
 - ``full``: all rows to tables and Parquet.
 - ``device``: device rows only, and the union and overlap of communication and computation.
 - ``reload``: what an analysis loads from the Parquet files.
+- ``analyze``: the whole command, start-up and report included.
+
+``full``, ``device`` and ``analyze`` also run as ``…-python``, with the kernel switched off.
 
 Run::
 
@@ -18,6 +22,7 @@ Run::
 from __future__ import annotations
 
 import argparse
+import os
 import resource
 import statistics
 import sys
@@ -29,7 +34,12 @@ from pathlib import Path
 
 from measuring import MB, Cost, machine, measure, print_table, rounds, versions
 
-CONTESTANTS = ("gunzip", "skip-all", "full", "device", "reload")
+PYTHON = "-python"
+WITH_KERNEL = ("full", "device", "analyze")
+CONTESTANTS = (
+    *("gunzip", "skip-all", "kernel", "reload"),
+    *(name + how for name in WITH_KERNEL for how in ("", PYTHON)),
+)
 COMMUNICATION = "nccl"
 
 
@@ -70,6 +80,30 @@ def skip_all(trace: Path, _: Path) -> Callable[[], int]:
         with ByteSource(trace, str(trace)) as source:
             Framer(source, str(trace)).run(take, lambda *_: None)
         return seen
+
+    return work
+
+
+def kernel(trace: Path, _: Path) -> Callable[[], int]:
+    from distprof.ingest.kineto.framing import Framer
+    from distprof.ingest.kineto.native import native_chunk
+    from distprof.ingest.kineto.parsed import SymbolTable
+    from distprof.ingest.kineto.source import ByteSource
+
+    chunks: list[bytes] = []
+
+    def take(data: bytearray, stop: int, _: int) -> bool:
+        chunks.append(bytes(data[:stop]))
+        return True
+
+    with ByteSource(trace, str(trace)) as source:
+        Framer(source, str(trace)).run(take, lambda *_: None)
+    symbols = SymbolTable()
+
+    def work() -> int:
+        how = {"exact": False, "device_only": False}
+        found = [native_chunk(chunk, len(chunk), symbols, **how) for chunk in chunks]
+        return sum(chunk.num_events for chunk in found if chunk is not None)
 
     return work
 
@@ -127,18 +161,34 @@ def reload(_: Path, folder: Path) -> Callable[[], int]:
     return work
 
 
+def analyze(trace: Path, _: Path) -> Callable[[], int]:
+    import io
+    from contextlib import redirect_stdout
+
+    def work() -> int:
+        from distprof.cli import main
+
+        with redirect_stdout(io.StringIO()):
+            return main(["analyze", str(trace), "--no-cache"])
+
+    return work
+
+
 WORK: dict[str, Callable[[Path, Path], Callable[[], int]]] = {
     "gunzip": gunzip,
     "skip-all": skip_all,
+    "kernel": kernel,
     "full": full,
     "device": device,
     "reload": reload,
+    "analyze": analyze,
 }
 
 
 def run_one(name: str, trace: Path, folder: Path) -> None:
-    work = WORK[name](trace, folder)
-    start = time.process_time()
+    os.environ["DISTPROF_KERNEL"] = "off" if name.endswith(PYTHON) else "on"
+    work = WORK[name.removesuffix(PYTHON)](trace, folder)
+    start = 0.0 if name.startswith("analyze") else time.process_time()  # with Python's own start
     answer = work()
     cpu_s = time.process_time() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -146,9 +196,11 @@ def run_one(name: str, trace: Path, folder: Path) -> None:
 
 
 def figures(costs: list[Cost]) -> tuple[float, float]:
-    """CPU seconds of the work (the quietest round) and peak memory in MB."""
+    """CPU seconds of the work (median of the rounds) and peak memory in MB."""
     lines = [cost.output.split() for cost in costs]
-    return min(float(line[0]) for line in lines), max(int(line[1]) for line in lines) / MB
+    return statistics.median(float(line[0]) for line in lines), max(
+        int(line[1]) for line in lines
+    ) / MB
 
 
 def main() -> None:
@@ -174,7 +226,7 @@ def main() -> None:
         )
         for name in CONTESTANTS
     }
-    print(f"{asked.trace.name}, {size:.0f} MB of JSON; {machine()}")
+    print(f"{asked.trace.name}, {size:.0f} MB of JSON; {machine()}; load {os.getloadavg()[0]:.0f}")
     print(versions("distprof", "msgspec", "numpy", "isal", "pyarrow"))
     print_table(
         ("what", "CPU s", "MB/s", "of skip-all", "peak MB"),
@@ -185,6 +237,12 @@ def main() -> None:
         ],
     )
     print(f"skip-all: {size / limit:.0f} MB/s is the limit without compiled code")
+    for name in WITH_KERNEL:
+        times = [
+            float(slow.output.split()[0]) / float(fast.output.split()[0])
+            for slow, fast in zip(costs[name + PYTHON], costs[name], strict=True)
+        ]
+        print(f"{name}: × {statistics.median(times):.2f} by the kernel")
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ import tempfile
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -433,6 +434,8 @@ class ParquetHostSink:
         self._waiting: list[Table] = []
         self._num_waiting = 0
         self._shift_ns = 0
+        self._thread = ThreadPoolExecutor(1, "distprof-write")  # starts with the first rows
+        self._writing: Future[None] | None = None
 
     def __enter__(self) -> ParquetHostSink:
         return self
@@ -447,14 +450,21 @@ class ParquetHostSink:
             self.close()
             return
         with contextlib.suppress(Exception):  # the error under way matters, and the file does not
+            self._thread.shutdown(wait=True, cancel_futures=True)
             self._writer.close()
 
     def write(self, rows: Table) -> None:
-        """Take rows; whole row groups are written at once."""
+        """Take rows; whole row groups are written at once, by a thread, one at a time.
+
+        Raises:
+            OSError: If rows that were taken before could not be written.
+        """
         self._waiting.append(rows)
         self._num_waiting += len(rows)
         if self._num_waiting >= _ROW_GROUP:
-            self._flush()
+            self._finish_writing()
+            waiting, self._waiting, self._num_waiting = self._waiting, [], 0
+            self._writing = self._thread.submit(self._write_group, waiting)
 
     def shift(self, base_ns: int) -> None:
         """Add ``base_ns`` to all times; kept separately, because most rows are already written."""
@@ -462,7 +472,13 @@ class ParquetHostSink:
 
     def close(self) -> None:
         """Write what is left. The file is whole only after this."""
-        self._flush()
+        try:
+            self._finish_writing()
+            if self._num_waiting:
+                self._write_group(self._waiting)
+        finally:
+            self._thread.shutdown()
+        self._waiting, self._num_waiting = [], 0
         self._writer.add_key_value_metadata({_SHIFT_KEY.decode(): str(self._shift_ns)})
         self._writer.close()
 
@@ -470,11 +486,14 @@ class ParquetHostSink:
         """All rows; to be asked for when the file is whole."""
         return read_table(self._path, HOST)
 
-    def _flush(self) -> None:
-        if self._num_waiting:
-            rows = Table.concat(HOST, self._waiting)
-            self._writer.write_table(_to_arrow(rows), row_group_size=_ROW_GROUP)
-        self._waiting, self._num_waiting = [], 0
+    def _finish_writing(self) -> None:
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def _write_group(self, waiting: Sequence[Table]) -> None:
+        rows = Table.concat(HOST, waiting)
+        self._writer.write_table(_to_arrow(rows), row_group_size=_ROW_GROUP)
 
 
 def write_table(path: Path, table: Table) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +26,9 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _BOM = b"\xef\xbb\xbf"
 _GZIP_WINDOW = 31  # zlib's way to ask for a gzip header and trailer
 _COMPRESSED_BLOCK = 1 << 15
+_LONG = 16 << 20  # unpacked bytes from which on a thread of its own pays
+_BLOCKS_AT_ONCE = 4
+_TASKS_AHEAD = 2
 _SALVAGE_BLOCK = 1 << 14  # at most 16 MB out of one block
 _SALVAGE_LIMIT = 1 << 25
 _OTHER_FORMATS = {
@@ -80,6 +85,10 @@ class ByteSource:
         )
         self._name = name
         self.damage: str | None = None
+        self._untold = 0
+        self._thread: ThreadPoolExecutor | None = None
+        self._coming: deque[Future[list[bytes]]] = deque()
+        self._unpacked: deque[bytes] = deque()
         try:
             self._begin()
         except BaseException:
@@ -110,15 +119,49 @@ class ByteSource:
         self._close()
 
     def _close(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown(wait=True, cancel_futures=True)
         if self._owned:
             self._file.close()
 
     def read(self, size: int) -> bytes:
-        """Up to ``size`` bytes, at least one unless the input has ended."""
+        """Up to ``size`` bytes, at least one unless the input has ended.
+
+        A long gzipped input is unpacked ahead by a thread, in blocks of the same size, while the
+        caller works on what it got.
+        """
         if self._first:
             first, self._first = self._first[:size], self._first[size:]
             return first
-        return self._read(size)
+        if self.compressed and self._emitted > _LONG:
+            return self._read_ahead(size)
+        block = self._read(size)
+        self._tell()
+        return block
+
+    def _read_ahead(self, size: int) -> bytes:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "distprof-unpack")
+        while not self._unpacked:
+            while len(self._coming) < _TASKS_AHEAD:
+                self._coming.append(self._thread.submit(self._read_several, size))
+            self._unpacked.extend(self._coming.popleft().result())
+            self._tell()
+        return self._unpacked.popleft()
+
+    def _read_several(self, size: int) -> list[bytes]:
+        """Blocks for one task: handing over each by itself would cost more."""
+        blocks: list[bytes] = []
+        while len(blocks) < _BLOCKS_AT_ONCE and (not blocks or blocks[-1]):
+            blocks.append(self._read(size))
+        return blocks
+
+    def _tell(self) -> None:
+        """Tell watchers what was read, always in the thread of the caller."""
+        count, self._untold = self._untold, 0
+        if count:
+            for watcher in _watchers:
+                watcher(count)
 
     def _read(self, size: int) -> bytes:
         if self._ended:
@@ -134,8 +177,7 @@ class ByteSource:
         except OSError as error:
             self.damage = f"reading failed ({error.strerror or error})"
             return b""
-        for watcher in _watchers:
-            watcher(len(block))
+        self._untold += len(block)
         return block
 
     def _without_bom(self) -> bytes:
