@@ -54,6 +54,7 @@ __all__ = [
     "ACTIVITY_FILE",
     "CALLS_FILE",
     "COLLECTIVES_FILE",
+    "ENTRY_FILES",
     "HOST_FILE",
     "RANK_FILE",
     "STEPS_FILE",
@@ -68,6 +69,7 @@ __all__ = [
     "is_temporary",
     "read_table",
     "scratch_folder",
+    "shared_url",
     "write_table",
 ]
 
@@ -82,6 +84,7 @@ STEPS_FILE = "steps.parquet"
 RANK_FILE = "rank.json"
 SUMS_FILE = "entry.json"
 _FILES = frozenset((ACTIVITY_FILE, CALLS_FILE, HOST_FILE, COLLECTIVES_FILE, STEPS_FILE, RANK_FILE))
+ENTRY_FILES = _FILES | {SUMS_FILE}
 
 CACHE_ENVIRONMENT = "DISTPROF_CACHE_DIR"
 
@@ -148,16 +151,39 @@ def cache_root(source_dir: str | Path | None, override: str | Path | None) -> Pa
 
     Args:
         source_dir: Where the traces come from; only a run directory keeps its own cache.
-        override: What the user asked for.
+        override: What the user asked for. Of a cache behind a URL
+            (:mod:`distprof.ingest.machines.shared_cache`), this machine keeps copies.
     """
+    if url := shared_url(source_dir, override):
+        return _users_own() / f"of-{hashlib.sha1(url.encode(), usedforsecurity=False).hexdigest()}"
     if override:
         return Path(override)
-    if source_dir and (Path(source_dir) / RUN_FILE).is_file():
-        return Path(source_dir) / CACHE_DIR
+    if _is_run_directory(source_dir):
+        return Path(source_dir or "") / CACHE_DIR
     if chosen := os.environ.get(CACHE_ENVIRONMENT):
         return Path(chosen)
+    return _users_own()
+
+
+def _users_own() -> Path:
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "distprof"
+
+
+def _is_run_directory(source_dir: str | Path | None) -> bool:
+    return bool(source_dir) and (Path(source_dir or "") / RUN_FILE).is_file()
+
+
+def shared_url(source_dir: str | Path | None, override: str | Path | None) -> str:
+    """The URL of a cache that is shared, where the user named one; empty usually.
+
+    Args:
+        source_dir: As in :func:`cache_root`, which has the same order of places.
+        override: What the user asked for.
+    """
+    usual = "" if _is_run_directory(source_dir) else os.environ.get(CACHE_ENVIRONMENT)
+    chosen = str(override or usual or "")
+    return chosen if "://" in chosen else ""
 
 
 def find_entry(root: Path, key: CacheKey) -> Path | None:
@@ -244,6 +270,13 @@ class EntryWriter:
             with contextlib.suppress(OSError):  # another process may be moving it, too
                 _discard(self._final)
         return self._named()
+
+    def commit_if_intact(self) -> Path | None:
+        """The same for files that come from elsewhere; None where their own sums differ."""
+        if not _is_intact(self.folder, self._key):
+            return None
+        (self.folder / SUMS_FILE).unlink()
+        return self.commit()
 
     def _named(self) -> Path:
         self.folder.rename(self._final)
@@ -469,7 +502,7 @@ def read_table(path: Path, schema: TableSchema) -> Table:
 
 
 def _is_usable(folder: Path) -> bool:
-    return _is_trusted(folder) and _is_intact(folder)
+    return _is_trusted(folder) and _is_intact(folder, folder.name)
 
 
 def _is_trusted(folder: Path) -> bool:
@@ -487,14 +520,14 @@ def _is_trusted(folder: Path) -> bool:
     return made.st_uid in (os.geteuid(), root.st_uid) and not is_shared
 
 
-def _is_intact(folder: Path) -> bool:
+def _is_intact(folder: Path, key: str) -> bool:
     """Whether its files are those that were committed; only plain files of an entry are opened."""
     try:
         if not _is_plain(folder / SUMS_FILE, most=_MAX_SUMS_BYTES):
             return False
         contents = msgspec.json.decode((folder / SUMS_FILE).read_bytes(), type=_Contents)
         sums = contents.files
-        if contents.key != folder.name:  # moved or copied here from another key
+        if contents.key != key:  # moved or copied here from another key
             return False
         if not sums.keys() <= _FILES or RANK_FILE not in sums:
             return False

@@ -27,6 +27,7 @@ from distprof.ingest.foreign import refuse_chrome_trace
 from distprof.ingest.host_activity import executed_activity, host_activity, with_collectives
 from distprof.ingest.kineto.parsed import ParsedTrace
 from distprof.ingest.kineto.reader import read_trace
+from distprof.ingest.machines.shared_cache import SharedCache
 from distprof.ingest.metadata import TraceMetadata, read_metadata
 from distprof.ingest.no_device import is_known, missing_device
 from distprof.ingest.steps import Steps, find_steps
@@ -199,18 +200,32 @@ def ingest_rank(trace: TraceFile, options: IngestOptions) -> Rank:
     flight = read_flight(trace.flight) if trace.flight else None
     with open_trace(trace) as opened:  # nothing of a URL is read yet
         key = _key(trace, opened, options, flight)
-        entry = cache.find_entry(root, key)
+        entry, note = cache.find_entry(root, key), ""
+        shared = SharedCache(cache.shared_url(options.run_dir, options.cache_dir))
+        if entry is None and shared.url:
+            entry, note = shared.fetch(key, root)
         if entry is not None:
             kept = _from_entry(trace, options, entry)
             if kept is not None:
                 return kept
-        source = _Source(trace=trace, opened=opened, flight=flight)
-        try:
-            return _made(source, options, cache.EntryWriter(root, key))
-        except OSError as error:
-            if error.errno not in cache.NO_ROOM:
-                raise
-            return _made_elsewhere(source, options, cache.EntryWriter(root, key, error))
+        made = _kept(_Source(trace=trace, opened=opened, flight=flight), options, root, key)
+        if shared.url and not note:
+            note = shared.store(key, Path(getattr(made.tables, "folder", "")))
+        return _with_note(made, note) if note else made
+
+
+def _kept(source: _Source, options: IngestOptions, root: Path, key: cache.CacheKey) -> Rank:
+    """The rank, its tables in the cache or, where that is full, in a temporary folder."""
+    try:
+        return _made(source, options, cache.EntryWriter(root, key))
+    except OSError as error:
+        if error.errno not in cache.NO_ROOM:
+            raise
+        return _made_elsewhere(source, options, cache.EntryWriter(root, key, error))
+
+
+def _with_note(rank: Rank, note: str) -> Rank:
+    return replace(rank, quality=replace(rank.quality, notes=(*rank.quality.notes, note)))
 
 
 class _Source(msgspec.Struct, frozen=True, kw_only=True):
