@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from grow_trace import grow
 from many_ranks import TRACE
 from measuring import Cost, machine, measure, medians, print_table, rounds, versions
 
@@ -90,9 +91,9 @@ def running_cluster(num_workers: int) -> Iterator[Cluster]:
             process.wait()
 
 
-def make_job(folder: Path, num_ranks: int) -> int:
+def make_job(folder: Path, num_ranks: int, megabytes: float) -> int:
     """Write ``num_ranks`` traces into ``folder``; returns the bytes of JSON."""
-    text = gzip.decompress(TRACE.read_bytes()).decode()
+    text = b"".join(grow(gzip.decompress(TRACE.read_bytes()), megabytes)).decode()
     members = ", ".join(map(str, range(num_ranks)))
     text = text.replace('"world_size": 2', f'"world_size": {num_ranks}')
     text = text.replace('"ranks": [0, 1]', f'"ranks": [{members}]')
@@ -126,6 +127,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[32])
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--megabytes", type=float, default=10, help="JSON of each rank")
     options = parser.parse_args()
     print(machine())
     print(versions("distprof", "distributed", "numpy", "pyarrow", "msgspec"))
@@ -134,7 +136,7 @@ def main() -> None:
         for num_ranks in options.ranks:
             with tempfile.TemporaryDirectory() as name:
                 folder = Path(name)
-                num_bytes = make_job(folder, num_ranks)
+                num_bytes = make_job(folder, num_ranks, options.megabytes)
                 analyze_first = [f"process:{options.workers}", f"tcp://{cluster.place}"]
                 if not rows:
                     for executor in analyze_first:
