@@ -54,9 +54,14 @@ __all__ = ["analyze"]
 @click.option(
     "--executor",
     metavar="SPEC",
-    help="process, process:N, serial or dask://HOST:PORT; processes by default.",
+    help="process, process:N, serial, dask:// or tcp://HOST:PORT; processes by default.",
 )
-@click.option("--cache-dir", type=click.Path(), metavar="DIR", help="Cache for parsed tables.")
+@click.option(
+    "--cache-dir",
+    type=click.Path(),
+    metavar="DIR",
+    help="Cache for parsed tables, or the URL of a shared one.",
+)
 @click.option("--no-cache", is_flag=True, help="Neither reuse nor cache parsed tables.")
 @click.option(
     "--config",

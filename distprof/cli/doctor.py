@@ -182,9 +182,11 @@ def _plugins() -> Iterator[Check]:
 
 
 def _cache() -> Iterator[Check]:
-    from distprof.artefacts.cache_place import cache_root
+    from distprof.artefacts.cache_place import cache_root, shared_url
 
     yield cache_check(Path(cache_root("", None)))
+    if url := shared_url("", None):
+        yield Check(name="shared cache", state="ok", found=f"{url}, asked when a trace is read")
 
 
 def cache_check(root: Path) -> Check:

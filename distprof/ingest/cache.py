@@ -54,6 +54,7 @@ __all__ = [
     "ACTIVITY_FILE",
     "CALLS_FILE",
     "COLLECTIVES_FILE",
+    "ENTRY_FILES",
     "HOST_FILE",
     "RANK_FILE",
     "STEPS_FILE",
@@ -84,6 +85,7 @@ STEPS_FILE = "steps.parquet"
 RANK_FILE = "rank.json"
 SUMS_FILE = "entry.json"
 _FILES = frozenset((ACTIVITY_FILE, CALLS_FILE, HOST_FILE, COLLECTIVES_FILE, STEPS_FILE, RANK_FILE))
+ENTRY_FILES = _FILES | {SUMS_FILE}
 
 MOST_HELD_ROWS = 500_000
 """Of one trace in memory, about 30 MB: a small compressed file may unpack to any number."""
@@ -230,6 +232,13 @@ class EntryWriter:
             with contextlib.suppress(OSError):  # another process may be moving it, too
                 _discard(self._final)
         return self._named()
+
+    def commit_if_intact(self) -> Path | None:
+        """The same for files that come from elsewhere; None where their own sums differ."""
+        if not _is_intact(self.folder, self._key):
+            return None
+        (self.folder / SUMS_FILE).unlink()
+        return self.commit()
 
     def _named(self) -> Path:
         self.folder.rename(self._final)
@@ -533,7 +542,7 @@ def read_table(path: Path, schema: TableSchema) -> Table:
 
 
 def _is_usable(folder: Path) -> bool:
-    return _is_trusted(folder) and _is_intact(folder)
+    return _is_trusted(folder) and _is_intact(folder, folder.name)
 
 
 def _is_trusted(folder: Path) -> bool:
@@ -551,14 +560,14 @@ def _is_trusted(folder: Path) -> bool:
     return made.st_uid in (os.geteuid(), root.st_uid) and not is_shared
 
 
-def _is_intact(folder: Path) -> bool:
+def _is_intact(folder: Path, key: str) -> bool:
     """Whether its files are those that were committed; only plain files of an entry are opened."""
     try:
         if not _is_plain(folder / SUMS_FILE, most=_MAX_SUMS_BYTES):
             return False
         contents = msgspec.json.decode((folder / SUMS_FILE).read_bytes(), type=_Contents)
         sums = contents.files
-        if contents.key != folder.name:  # moved or copied here from another key
+        if contents.key != key:  # moved or copied here from another key
             return False
         if not sums.keys() <= _FILES or RANK_FILE not in sums:
             return False

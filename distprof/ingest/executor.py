@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from distprof.errors import DistprofError, UsageError
-from distprof.ingest.cluster import ClusterError, connect
+from distprof.ingest.machines.cluster import ClusterError, connect
 from distprof.options import whole_number
 from distprof.processors import available_processors
 

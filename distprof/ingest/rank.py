@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 from msgspec.structs import replace
 
-from distprof.artefacts.cache_place import cache_root
+from distprof.artefacts.cache_place import cache_root, shared_url
 from distprof.bounds import open_plain
 from distprof.config import CommunicationConfig
 from distprof.errors import InputError
@@ -211,20 +211,37 @@ def ingest_rank(trace: TraceFile, options: IngestOptions) -> Rank:
 
 
 def _cached(source: _Source, options: IngestOptions) -> Rank:
-    """The rank with its tables in the cache, from where it may come."""
+    """The rank with its tables in the cache: found, fetched from a shared cache, or made."""
+    from distprof.ingest.machines.shared_cache import SharedCache
+
     root = cache_root(options.run_dir, options.cache_dir)
     key = _key(source, options)
-    entry = cache.find_entry(root, key)
+    entry, note = cache.find_entry(root, key), ""
+    shared = SharedCache(shared_url(options.run_dir, options.cache_dir))
+    if entry is None and shared.url:
+        entry, note = shared.fetch(key, root)
     if entry is not None:
         kept = _from_entry(source.trace, options, entry)
         if kept is not None:
             return kept
+    made = _kept(source, options, root, key)
+    if shared.url and not note:
+        note = shared.store(key, Path(getattr(made.tables, "folder", "")))
+    return _with_note(made, note) if note else made
+
+
+def _kept(source: _Source, options: IngestOptions, root: Path, key: cache.CacheKey) -> Rank:
+    """The rank, its tables in the cache or, where that is full, in a temporary folder."""
     try:
         return _made(source, options, cache.EntryWriter(root, key))
     except OSError as error:
         if error.errno not in cache.NO_ROOM:
             raise
         return _made_elsewhere(source, options, cache.EntryWriter(root, key, error))
+
+
+def _with_note(rank: Rank, note: str) -> Rank:
+    return replace(rank, quality=replace(rank.quality, notes=(*rank.quality.notes, note)))
 
 
 class _Source(msgspec.Struct, frozen=True, kw_only=True):

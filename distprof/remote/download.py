@@ -107,7 +107,7 @@ class Download(io.RawIOBase):
             self._kept.write(block)
         except OSError as error:
             self.failure = _disk_full() if error.errno == errno.ENOSPC else error
-            raise self.failure from error
+            raise self.failure from error.__cause__
         self._length += len(block)
         return bool(block)
 
@@ -126,6 +126,8 @@ def download(stored: Stored) -> BinaryIO:
     if stored.url.partition("://")[0] in _HERE:
         return cast("BinaryIO", ask(stored.url, lambda system, path: system.open(path, "rb")))
     known = stored if stored.tag or stored.size is not None else stat(stored.url)
+    if known.size is not None and known.size > BOUND.num_bytes:
+        raise TooLargeError(errno.EFBIG, f"more than {BOUND.num_bytes:,} bytes", stored.url)
     return cast("BinaryIO", Download(known, _blocks_of(known)))
 
 
@@ -135,14 +137,14 @@ def _disk_full() -> StoreError:
 
 
 def _blocks_of(stored: Stored) -> Iterator[bytes]:
+    """Its bytes; the store's package, which takes a second to import, only if they are read."""
     system, path = file_system(stored.url)
-    if stored.size is not None and stored.size > BOUND.num_bytes:
-        raise TooLargeError(errno.EFBIG, f"more than {BOUND.num_bytes:,} bytes", stored.url)
     if not is_async(system) or stored.size is None:
-        return _in_turn(stored.url)
-    if "s3" in system.protocol and stored.tag:
-        return _ahead(system, stored, _S3Reader(system, path, stored.tag))
-    return _checked(stored, _ahead(system, stored, _reader(system, path)))
+        yield from _in_turn(stored.url)
+    elif "s3" in system.protocol and stored.tag:
+        yield from _ahead(system, stored, _S3Reader(system, path, stored.tag))
+    else:
+        yield from _checked(stored, _ahead(system, stored, _reader(system, path)))
 
 
 def _in_turn(url: str) -> Iterator[bytes]:

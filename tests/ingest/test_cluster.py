@@ -16,10 +16,10 @@ import pytest
 
 from distprof.cli import main
 from distprof.errors import MissingExtraError, UsageError
-from distprof.ingest import cluster
 from distprof.ingest.cache import DamagedCacheError
-from distprof.ingest.cluster import ClusterError
 from distprof.ingest.executor import make_executor, map_each
+from distprof.ingest.machines import cluster
+from distprof.ingest.machines.cluster import ClusterError
 from distprof.ingest.open import open_run
 from distprof.ingest.rank import IngestOptions
 from tests.ingest import work

@@ -166,3 +166,9 @@ def test_control_characters_of_a_server_are_shown():
 def test_a_name_and_password_name_nothing():
     assert without_login("https://me:word@host/a@b") == "https://host/a@b"
     assert without_login("s3://bucket/a@b") == "s3://bucket/a@b"
+
+
+def test_an_object_that_is_not_read_asks_its_store_nothing():
+    """Tables in the cache are found by what the listing says."""
+    with download.download(Stored(url="unheard-of://a", size=3, tag="1")) as stream:
+        assert stream.tell() == 0

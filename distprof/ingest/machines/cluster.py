@@ -33,7 +33,7 @@ _LOOK_S = 0.5
 _PROTOCOLS = ("tcp", "tls")
 _QUIET = ("distributed.client", "distributed.comm", "distributed.core")
 _places: dict[tuple[str, str], str] = {}
-"""Scheduler and path of a trace to the worker that read it, which has its tables at hand."""
+"""Scheduler and path of a trace to the worker that read it, which has its tables on its disk."""
 
 
 class ClusterError(DistprofError):
@@ -130,7 +130,7 @@ class ClusterExecutor(Executor):
         _restore(self._levels)
 
     def _take(self, ours: Future[Any], done: Any, path: str) -> None:
-        """Hand on what a worker returned; called in a thread of Dask."""
+        """Pass on what a worker returned; called in a thread of Dask."""
         with self._lock:
             known = self._pending.pop(ours, None) is not None
         if not known:
@@ -202,9 +202,6 @@ def _on_worker(fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) 
     """What a worker runs: the result, and where it was made."""
     from distributed import get_worker
 
-    from distprof.ingest.executor import import_numpy
-
-    import_numpy()
     return fn(*args, **kwargs), str(get_worker().address)
 
 

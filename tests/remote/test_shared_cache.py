@@ -1,0 +1,216 @@
+"""A cache in an S3 server: one machine fills it, another uses what is whole."""
+
+import io
+import json
+import shutil
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from distprof.artefacts import cache_place
+from distprof.cli import main
+from distprof.ingest import cache
+from distprof.ingest.machines.shared_cache import SharedCache
+from distprof.ingest.open import open_run
+from distprof.ingest.rank import IngestOptions
+from distprof.remote import download, system
+from tests.remote.test_s3 import GLOO, denied, put_ranks
+
+URL = "s3://bucket/team"
+OPTIONS = IngestOptions(cache_dir=URL)
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path, monkeypatch):
+    """A machine without anything in its own cache; a call makes it another such machine."""
+    monkeypatch.setattr(download, "PAUSE_S", 0.01)
+    system._unusable.clear()
+    count = iter(range(9))
+
+    def another():
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"machine{next(count)}"))
+
+    another()
+    return another
+
+
+def entries(s3):
+    found = s3.client.list_objects_v2(Bucket="bucket", Prefix="team/").get("Contents", ())
+    return [one["Key"] for one in found]
+
+
+def tables(run):
+    return [
+        getattr(rank.tables.load(every_host_row=True), name).to_pandas()
+        for rank in run
+        for name in ("activity", "host", "collectives", "steps")
+    ]
+
+
+def same(one, other):
+    return all(a.equals(b) for a, b in zip(tables(one), tables(other), strict=True))
+
+
+def gets(s3, start):
+    return [path for verb, path, _ in s3.asked if verb == "GET" and path.startswith(start)]
+
+
+def test_another_machine_reads_no_trace(s3, machine):
+    put_ranks(s3)
+    here = open_run("s3://bucket/run", OPTIONS)
+    assert len(entries(s3)) == 2
+    machine()
+    s3.reset()
+    there = open_run("s3://bucket/run", OPTIONS)
+    assert same(here, there)
+    assert len(gets(s3, "/bucket/run/")) == 2  # the beginning of each, to see that it is a trace
+    assert len(gets(s3, "/bucket/team/")) == 2
+    s3.reset()
+    open_run("s3://bucket/run", OPTIONS)
+    assert gets(s3, "/bucket/team/") == []  # this machine has copies by now
+
+
+def test_local_traces_share_tables_by_their_content(s3, machine, tmp_path):
+    here = open_run(str(GLOO), OPTIONS)
+    shutil.copytree(GLOO, tmp_path / "elsewhere")
+    machine()
+    there = open_run(str(tmp_path / "elsewhere"), OPTIONS)
+    assert len(entries(s3)) == 2
+    assert same(here, there)
+
+
+def test_the_environment_names_it_too(s3, monkeypatch):
+    monkeypatch.setenv(cache_place.CACHE_ENVIRONMENT, URL)
+    open_run(str(GLOO), IngestOptions())
+    assert len(entries(s3)) == 2
+
+
+def test_a_run_directory_keeps_its_own_cache_unless_a_shared_one_is_named(tmp_path, monkeypatch):
+    (tmp_path / "run.json").write_text("{}")
+    monkeypatch.setenv(cache_place.CACHE_ENVIRONMENT, URL)
+    assert cache_place.shared_url(tmp_path, None) == ""
+    assert cache_place.cache_root(tmp_path, None) == tmp_path / "cache"
+    assert cache_place.shared_url(tmp_path, URL) == URL
+    assert cache_place.cache_root(tmp_path, URL).parent.name == "distprof"
+
+
+def test_without_a_cache_nothing_is_stored(s3, monkeypatch):
+    monkeypatch.setenv(cache_place.CACHE_ENVIRONMENT, URL)
+    open_run(str(GLOO), IngestOptions(use_cache=False))
+    assert entries(s3) == []
+
+
+# What is not believed -----------------------------------------------------------------------------
+
+
+def repacked(data, change):
+    """An archive with other files."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    change(files)
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return made.getvalue()
+
+
+def flipped(files):
+    content = bytearray(files[cache.ACTIVITY_FILE])
+    content[len(content) // 2] ^= 1
+    files[cache.ACTIVITY_FILE] = bytes(content)
+
+
+def escaping(files):
+    files["../../outside"] = b"x"
+
+
+def of_another_key(files):
+    contents = json.loads(files[cache.SUMS_FILE])
+    files[cache.SUMS_FILE] = json.dumps({**contents, "key": "0" * 40}).encode()
+
+
+def without_sums(files):
+    del files[cache.SUMS_FILE]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"",
+        lambda data: b"no archive",
+        lambda data: data[: len(data) // 2],
+        *(
+            lambda data, change=change: repacked(data, change)
+            for change in (flipped, escaping, of_another_key, without_sums)
+        ),
+    ],
+    ids=["empty", "no archive", "cut", "flipped", "escaping", "of another key", "without sums"],
+)
+def test_a_damaged_entry_is_made_again(s3, machine, damage, tmp_path):
+    here = open_run(str(GLOO), OPTIONS)
+    for key in entries(s3):
+        data = s3.client.get_object(Bucket="bucket", Key=key)["Body"].read()
+        s3.client.put_object(Bucket="bucket", Key=key, Body=damage(data))
+    machine()
+    assert same(here, open_run(str(GLOO), OPTIONS))
+    assert not list(tmp_path.rglob("outside"))
+    machine()
+    s3.reset()
+    assert same(here, open_run(str(GLOO), OPTIONS))  # what was made again was stored again
+    assert {verb for verb, _, _ in s3.asked} <= {"GET", "HEAD"}
+
+
+def test_an_archive_that_unpacks_to_more_than_it_is_is_not_used(s3, machine):
+    open_run(str(GLOO), OPTIONS)
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(cache.ACTIVITY_FILE, bytes(1 << 24))
+    for key in entries(s3):
+        s3.client.put_object(Bucket="bucket", Key=key, Body=made.getvalue())
+    machine()
+    assert len(open_run(str(GLOO), OPTIONS)) == 2
+
+
+# Access -------------------------------------------------------------------------------------------
+
+
+def test_who_may_not_write_reads_the_traces_all_the_same(s3):
+    key = cache.CacheKey("ab" + "0" * 38)
+    entry = Path(open_run(str(GLOO), OPTIONS).rank(0).tables.folder)
+    s3.faults[f"/bucket/team/ab/{key.digest}.zip"] = denied
+    note = SharedCache(URL).store(key, entry)
+    assert note.startswith(f"Cannot write to the shared cache {URL} (access denied")
+
+
+def test_a_place_that_cannot_be_used_is_a_note(s3):
+    run = open_run(str(GLOO), IngestOptions(cache_dir="s3://nobucket/team"))
+    assert len(run) == 2
+    assert any("shared cache s3://nobucket/team" in note for note in run.rank(0).quality.notes)
+
+
+def test_analyze_takes_it(s3, machine, tmp_path):
+    made = []
+    for _ in range(2):
+        report = tmp_path / f"report{len(made)}.json"
+        arguments = ["analyze", str(GLOO), "--cache-dir", URL, "--format", "json"]
+        assert main([*arguments, "-o", str(report)]) in (0, 1)
+        made.append(report.read_bytes())
+        machine()
+    assert made[0] == made[1]
+    assert len(entries(s3)) == 2
+
+
+def test_two_that_store_the_same_entry_store_the_same_bytes(s3, machine):
+    bodies = []
+    for _ in range(2):
+        open_run(str(GLOO), OPTIONS)
+        bodies.append(
+            [s3.client.get_object(Bucket="bucket", Key=k)["Body"].read() for k in entries(s3)]
+        )
+        for key in entries(s3):
+            s3.client.delete_object(Bucket="bucket", Key=key)
+        machine()
+    assert bodies[0] == bodies[1]
+    assert all(bodies[0])
