@@ -11,18 +11,20 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 import msgspec
+from msgspec.structs import replace
 
 from distprof import artefacts
 from distprof.artefacts import CACHE_DIR
 from distprof.bounds import open_plain
 from distprof.errors import InputError
 from distprof.ingest.foreign import refuse_foreign
+from distprof.ingest.nsys.stream import ENDINGS, opened_process, processes_in, why_not_an_export
 from distprof.remote import file_system
 from distprof.run.run import Gap
 
 __all__ = ["Discovery", "TraceFile", "discover", "open_trace", "rank_in_name"]
 
-_TRACE_NAME = re.compile(r"\.json(\.gz)?$", re.IGNORECASE)
+_TRACE_NAME = re.compile(r"\.(json(\.gz)?|sqlite3?)$", re.IGNORECASE)
 _OWN_FILES = {getattr(artefacts, name) for name in artefacts.__all__ if name.endswith("_FILE")}
 _NOT_TRACES = (_OWN_FILES - {artefacts.TRACE_FILE}) | {"package.json", "tsconfig.json"}
 _SNIFF_BYTES = 1 << 16
@@ -53,12 +55,14 @@ class TraceFile(msgspec.Struct, frozen=True, kw_only=True):
         name_rank: Rank by the name of the file or its folder, None where they name none.
         size_bytes: Size as stored, None where the file system does not say.
         flight: The Flight Recorder's dump of the same rank, empty where there is none.
+        process: Process of an export of Nsight Systems, which may hold several; None for a trace.
     """
 
     path: str
     name_rank: int | None = None
     size_bytes: int | None = None
     flight: str = ""
+    process: int | None = None
 
     @property
     def is_local(self) -> bool:
@@ -119,8 +123,9 @@ def discover(source: str, *, may_be_empty: bool = False) -> Discovery:
     if path.is_dir():
         return _select(source, path, _walk(path), may_be_empty=may_be_empty)
     if path.is_file():
-        refuse_foreign(path)
-        return Discovery(source=source, folder=None, traces=(_local(path),))
+        if not _is_export(str(path)):
+            refuse_foreign(path)
+        return Discovery(source=source, folder=None, traces=_parts(_local(path)))
     if path.exists():
         raise InputError(
             source,
@@ -145,6 +150,10 @@ def open_trace(trace: TraceFile) -> Iterator[str | BinaryIO]:
     Raises:
         InputError: If the URL cannot be opened.
     """
+    if trace.process is not None:
+        with opened_process(trace.path, trace.process) as stream:
+            yield stream
+        return
     if trace.is_local:
         yield trace.path
         return
@@ -272,8 +281,26 @@ def _select(
             found=_named([f"{_name(p)} ({why})" for p, why in verdicts.items()]),
             fix="name a folder or file that torch.profiler wrote",
         )
+    traces = [part for trace in traces for part in _parts(trace)]
     order = sorted(traces, key=lambda t: (t.name_rank is None, t.name_rank or 0, t.path))
     return Discovery(source=source, folder=folder, traces=tuple(order), gaps=_left_out(verdicts))
+
+
+def _is_export(path: str) -> bool:
+    """Whether a path is that of an export of Nsight Systems, by its name."""
+    return path.lower().endswith(ENDINGS)
+
+
+def _parts(trace: TraceFile) -> tuple[TraceFile, ...]:
+    """The traces of the processes in an export; any other file is the trace of one.
+
+    The rank that a name tells is that of the only process.
+    """
+    if not (trace.is_local and _is_export(trace.path)):
+        return (trace,)
+    found = processes_in(trace.path)
+    rank = trace.name_rank if len(found) == 1 else None
+    return tuple(replace(trace, process=one.number, name_rank=rank) for one in found)
 
 
 def _left_out(verdicts: dict[str, str]) -> tuple[Gap, ...]:
@@ -298,6 +325,10 @@ def _name(path: str) -> str:
 
 def _sniff(trace: TraceFile) -> str:
     """Why the beginning of a file is not that of a Kineto trace; empty where it may be one."""
+    if _is_export(trace.path):
+        if not trace.is_local:
+            return "an SQLite database that is not on this machine"
+        return why_not_an_export(trace.path)
     try:
         with open_trace(trace) as opened:
             if isinstance(opened, str):

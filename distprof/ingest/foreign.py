@@ -64,13 +64,14 @@ _KNOWN = (
     Foreign(
         name="a report of Nsight Systems",
         endings=(".nsys-rep", ".qdrep", ".qdstrm"),
-        fix=f"open it in Nsight Systems; for distprof {_RECORD}",
+        fix="export it (nsys export --type sqlite REPORT.nsys-rep) and name the .sqlite file",
     ),
     Foreign(name="a report of Nsight Compute", endings=(".ncu-rep",)),
     Foreign(
-        name="an SQLite database, as Nsight Systems and rocprofv3 export",
-        endings=(".sqlite", ".rpd"),
+        name="an SQLite database, as rocprofv3 writes",
+        endings=(".rpd",),
         begins=(b"SQLite format 3\0",),
+        fix=f"an export of Nsight Systems ends in .sqlite; for others, {_RECORD}",
     ),
     Foreign(name="a trace of rocprofv3", holds=(b'"rocprofiler-sdk-tool"',)),
     Foreign(
@@ -91,7 +92,11 @@ _KNOWN = (
         holds=(b'"schema"', b'"nodes"'),
         fix="name the profiler's trace of the same run, which export_chrome_trace writes",
     ),
-    Foreign(name="a log of NCCL Inspector", holds=(b'"coll_perf"', b'"coll_sn"')),
+    Foreign(
+        name="a log of NCCL Inspector",
+        holds=(b'"coll_perf"', b'"coll_sn"'),
+        fix="name it as NCCL Inspector does, with the ending .log or .jsonl",
+    ),
     Foreign(
         name="output of nccl-tests",
         holds=(b"out-of-place", b"algbw", b"busbw"),

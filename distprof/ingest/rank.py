@@ -243,15 +243,17 @@ def _made_elsewhere(
 
 def _key(trace: TraceFile, options: IngestOptions, flight: FlightEntries | None) -> cache.CacheKey:
     """What the tables of this file under these options are kept by."""
-    depends = {
+    depends: dict[str, Any] = {
         "rows": options.rows,
         "strict": options.strict,
         "conclusions": CONCLUSIONS_VERSION,
         "patterns": repr((options.communication, shipped_patterns())),
         "flight": flight.digest if flight is not None else "",
     }
+    if trace.process is not None:
+        depends["process"] = trace.process
     try:
-        with open_trace(trace) as opened:
+        with open_trace(replace(trace, process=None)) as opened:  # an export by its own bytes
             return cache.CacheKey.of(opened, depends)
     except OSError as error:
         raise InputError(
