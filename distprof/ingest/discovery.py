@@ -19,6 +19,12 @@ from distprof.bounds import open_plain
 from distprof.errors import InputError
 from distprof.ingest.foreign import refuse_foreign
 from distprof.ingest.nsys.stream import ENDINGS, opened_process, processes_in, why_not_an_export
+from distprof.ingest.rocprof.stream import (
+    SIGN,
+    is_rocprof,
+    opened_rocprof,
+    processes_in_rocprof,
+)
 from distprof.remote import file_system
 from distprof.run.run import Gap
 
@@ -55,7 +61,8 @@ class TraceFile(msgspec.Struct, frozen=True, kw_only=True):
         name_rank: Rank by the name of the file or its folder, None where they name none.
         size_bytes: Size as stored, None where the file system does not say.
         flight: The Flight Recorder's dump of the same rank, empty where there is none.
-        process: Process of an export of Nsight Systems, which may hold several; None for a trace.
+        process: Process of a file of Nsight Systems or rocprofv3, which may hold several; None for
+            a trace of torch.profiler.
     """
 
     path: str
@@ -123,7 +130,7 @@ def discover(source: str, *, may_be_empty: bool = False) -> Discovery:
     if path.is_dir():
         return _select(source, path, _walk(path), may_be_empty=may_be_empty)
     if path.is_file():
-        if not _is_export(str(path)):
+        if not (_is_export(str(path)) or is_rocprof(path)):
             refuse_foreign(path)
         return Discovery(source=source, folder=None, traces=_parts(_local(path)))
     if path.exists():
@@ -151,7 +158,8 @@ def open_trace(trace: TraceFile) -> Iterator[str | BinaryIO]:
         InputError: If the URL cannot be opened.
     """
     if trace.process is not None:
-        with opened_process(trace.path, trace.process) as stream:
+        open_made = opened_process if _is_export(trace.path) else opened_rocprof
+        with open_made(trace.path, trace.process) as stream:
             yield stream
         return
     if trace.is_local:
@@ -271,7 +279,12 @@ def _select(
             ),
         )
     verdicts = {trace.path: _sniff(trace) for trace in candidates}
-    traces = [trace for trace in candidates if verdicts[trace.path] == ""]
+    traces: list[TraceFile] = []
+    for trace in (one for one in candidates if verdicts[one.path] == ""):
+        try:
+            traces += _parts(trace)
+        except InputError as error:
+            verdicts[trace.path] = error.found
     if not traces and not may_be_empty:
         if folder is not None:
             refuse_foreign(folder)
@@ -281,7 +294,6 @@ def _select(
             found=_named([f"{_name(p)} ({why})" for p, why in verdicts.items()]),
             fix="name a folder or file that torch.profiler wrote",
         )
-    traces = [part for trace in traces for part in _parts(trace)]
     order = sorted(traces, key=lambda t: (t.name_rank is None, t.name_rank or 0, t.path))
     return Discovery(source=source, folder=folder, traces=tuple(order), gaps=_left_out(verdicts))
 
@@ -292,15 +304,20 @@ def _is_export(path: str) -> bool:
 
 
 def _parts(trace: TraceFile) -> tuple[TraceFile, ...]:
-    """The traces of the processes in an export; any other file is the trace of one.
+    """The traces of the processes in a file of another tool; any other file is of one.
 
     The rank that a name tells is that of the only process.
     """
-    if not (trace.is_local and _is_export(trace.path)):
+    if not trace.is_local:
         return (trace,)
-    found = processes_in(trace.path)
+    if _is_export(trace.path):
+        found = [process.number for process in processes_in(trace.path)]
+    elif is_rocprof(trace.path):
+        found = processes_in_rocprof(trace.path)
+    else:
+        return (trace,)
     rank = trace.name_rank if len(found) == 1 else None
-    return tuple(replace(trace, process=one.number, name_rank=rank) for one in found)
+    return tuple(replace(trace, process=process, name_rank=rank) for process in found)
 
 
 def _left_out(verdicts: dict[str, str]) -> tuple[Gap, ...]:
@@ -358,4 +375,4 @@ def _judge_head(head: bytes) -> str:
         return "" if b'"ph"' in text else "another kind of JSON"
     if text[:1] != b"{":
         return "not JSON"
-    return "" if any(key in text for key in _TRACE_KEYS) else "another kind of JSON"
+    return "" if any(key in text for key in (*_TRACE_KEYS, SIGN)) else "another kind of JSON"

@@ -78,3 +78,29 @@ CASES.add(
     EITHER,
     changed("UPDATE StringIds SET value = char(27) || '[2J' || char(8238)"),
 )
+
+
+def rocprof(text: str) -> Build:
+    """A file that begins as rocprofv3 writes it."""
+
+    def build(folder: Path) -> Path:
+        path = folder / "1_results.json"
+        path.write_text(text)
+        return path
+
+    return build
+
+
+TOOL = '{"rocprofiler-sdk-tool": ['
+CASES.add("rocprofv3 cut after its name", REFUSED, rocprof(TOOL))
+CASES.add("rocprofv3 with deep values", REFUSED, rocprof(TOOL + "[" * 90_000))
+CASES.add(
+    "rocprofv3 with absurd records",
+    EITHER,
+    rocprof(
+        TOOL
+        + '{"buffer_records": {"kernel_dispatch": [{"start_timestamp": 5, "end_timestamp": '
+        + "9" * 18
+        + '}, {"kind": -1, "start_timestamp": -7}]}}]}'
+    ),
+)

@@ -1,12 +1,5 @@
 """Rows of an export as events of a trace of torch.profiler, one process at a time.
 
-So an export is read by the reader of Kineto's traces, and every analysis finds what it knows:
-kernels, copies, launches with their correlation, ranges, steps.
-
-Steps are NVTX ranges with a number (``step 7``, ``iteration7``, ``ProfilerStep#7``), or else ranges
-that repeat under one of a few names (``train_step``). Of several such families the one that covers
-most time counts.
-
 Source: NVIDIA, "Nsight Systems: SQLite Export Schema Reference" (CUPTI_ACTIVITY_KIND_…,
 NVTX_EVENTS, StringIds, TARGET_INFO_…; process and thread of a globalTid); CUPTI,
 ``CUpti_ActivityMemcpyKind`` and ``CUpti_ActivityMemoryKind``.
@@ -15,11 +8,12 @@ NVTX_EVENTS, StringIds, TARGET_INFO_…; process and thread of a globalTid); CUP
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 
+from distprof.ingest.kineto.made import StepRanges, on_device, on_host
 from distprof.ingest.nsys.database import Database
 
 __all__ = ["KERNELS", "Process", "events_of", "head_of", "processes_of"]
@@ -36,7 +30,6 @@ _PUSHED, _STARTED = 59, 60  # types of events of NVTX that are ranges
 _MAX_PROCESSES = 4_096
 _MAX_NAMES = 200_000
 _MAX_NAME = 2_000
-_MAX_STEPS = 100_000
 _LARGEST_NS = 1 << 62
 
 _KINDS = {1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD",
@@ -45,14 +38,6 @@ _PLACES = {1: "Pageable", 2: "Pinned", 3: "Device", 4: "Array", 5: "Managed", 6:
            7: "Managed"}  # fmt: skip
 _ENDS = {"H": "Pinned", "D": "Device", "A": "Array", "P": "Device"}
 
-_NUMBERED = re.compile(
-    r"(ProfilerStep#|(?:(?:train(?:ing)?|global|optim(?:izer)?)[ _-]?)?"
-    r"(?:step|iter(?:ation)?|batch)[ _:#=-]{0,3})(\d{1,12})",
-    re.IGNORECASE,
-)
-_REPEATED = frozenset(
-    ("step", "iteration", "iter", "train_step", "training_step", "train step", "training step")
-)
 _OPERATOR = re.compile(r"([\w:]{1,200}), (?:op_id|seq|sizes) = .*", re.DOTALL)
 _VERSION = re.compile(r"_v\d{4,6}(?:_ptsz|_ptds)?$")
 
@@ -175,11 +160,6 @@ class _Names:
         return known
 
 
-def _micros(ns: int) -> bytes:
-    """Nanoseconds as microseconds with three decimals."""
-    return b"%d.%03d" % divmod(ns, 1_000) if ns >= 0 else b"-" + _micros(-ns)
-
-
 def _device_rows(
     database: Database, table: str, number: int, *more: str
 ) -> Iterator[tuple[Any, ...]]:
@@ -199,17 +179,18 @@ def _device_rows(
             yield row
 
 
-def _on_device(category: bytes, name: bytes, row: tuple[Any, ...], arguments: bytes = b"") -> bytes:
+def _activity(category: bytes, name: bytes, row: tuple[Any, ...], num_bytes: Any = None) -> bytes:
     start, end, device, stream, correlation = row[:5]
-    told = b'"correlation":%d,' % correlation if type(correlation) is int else b""
-    return (
-        b'{"ph":"X","cat":"%b","name":%b,"pid":%d,"tid":%d,"ts":%b,"dur":%b,"args":{%b"device":%d,'
-        b'"stream":%d%b}}'
-        % (
-            category, name, device, stream, _micros(start), _micros(end - start), told, device,
-            stream, arguments,
-        )
-    )  # fmt: skip
+    return on_device(
+        category,
+        name,
+        start,
+        end,
+        device=device,
+        stream=stream,
+        correlation=correlation if type(correlation) is int else None,
+        num_bytes=num_bytes if type(num_bytes) is int else None,
+    )
 
 
 def _kernels(database: Database, number: int, names: _Names) -> Iterator[bytes]:
@@ -217,13 +198,13 @@ def _kernels(database: Database, number: int, names: _Names) -> Iterator[bytes]:
     column = next((name for name in ("demangledName", "shortName") if name in known), None)
     more = () if column is None else (column,)
     for row in _device_rows(database, KERNELS, number, *more):
-        yield _on_device(b"kernel", names.json(row[5] if more else None), row)
+        yield _activity(b"kernel", names.json(row[5] if more else None), row)
 
 
 def _graphs(database: Database, number: int) -> Iterator[bytes]:
     """Graphs that were recorded as a whole, without their kernels."""
     for row in _device_rows(database, _GRAPHS, number):
-        yield _on_device(b"kernel", b'"CUDA graph"', row)
+        yield _activity(b"kernel", b'"CUDA graph"', row)
 
 
 def _copies(database: Database, number: int) -> Iterator[bytes]:
@@ -237,18 +218,13 @@ def _copies(database: Database, number: int) -> Iterator[bytes]:
             for name, at in (("srcKind", 0), ("dstKind", -1))
         ]
         name = f'"Memcpy {kind} ({ends[0]} -> {ends[1]})"'.encode()
-        yield _on_device(b"gpu_memcpy", name, row, _bytes(said.get("bytes")))
+        yield _activity(b"gpu_memcpy", name, row, said.get("bytes"))
 
 
 def _sets(database: Database, number: int) -> Iterator[bytes]:
     more = [name for name in ("bytes",) if name in database.columns(_SETS)]
     for row in _device_rows(database, _SETS, number, *more):
-        size = row[5] if more else None
-        yield _on_device(b"gpu_memset", b'"Memset (Device)"', row, _bytes(size))
-
-
-def _bytes(size: Any) -> bytes:
-    return b',"bytes":%d' % size if type(size) is int and size >= 0 else b""
+        yield _activity(b"gpu_memset", b'"Memset (Device)"', row, row[5] if more else None)
 
 
 def _plain_call(name: str) -> str:
@@ -271,17 +247,14 @@ def _calls(database: Database, number: int, names: _Names) -> Iterator[bytes]:
         name = names.json(key, _plain_call)
         is_driver = name.startswith(b'"cu') and not name.startswith(b'"cuda')
         category = b"cuda_driver" if is_driver else b"cuda_runtime"
-        arguments = b'"correlation":%d' % correlation
-        yield _on_host(category, name, start, end, thread, arguments)
+        yield _call(category, name, start, end, thread, correlation)
 
 
-def _on_host(
-    category: bytes, name: bytes, start: int, end: int, thread: int, arguments: bytes = b""
+def _call(
+    category: bytes, name: bytes, start: int, end: int, thread: int, correlation: int | None = None
 ) -> bytes:
-    return b'{"ph":"X","cat":"%b","name":%b,"pid":%d,"tid":%d,"ts":%b,"dur":%b,"args":{%b}}' % (
-        category, name, thread >> 24 & 0xFFFFFF, thread & 0xFFFFFF, _micros(start),
-        _micros(end - start), arguments,
-    )  # fmt: skip
+    pid, tid = thread >> 24 & 0xFFFFFF, thread & 0xFFFFFF
+    return on_host(category, name, start, end, pid=pid, tid=tid, correlation=correlation)
 
 
 # Ranges of NVTX -----------------------------------------------------------------------------------
@@ -306,54 +279,14 @@ def _range_rows(database: Database, number: int) -> Iterator[tuple[int, int, int
 
 def _ranges(database: Database, number: int, names: _Names) -> Iterator[bytes]:
     """Ranges, and the steps among them once more under Kineto's name for them."""
-    families: dict[tuple[int, str], list[tuple[int, int, int]]] = {}
+    steps = StepRanges()
     for start, end, thread, text, key in _range_rows(database, number):
         name = text[:_MAX_NAME] if isinstance(text, str) and text else names.text(key)
         operator = _OPERATOR.fullmatch(name)
         if operator is not None:  # of torch.autograd.profiler.emit_nvtx
             name = operator[1]
         category = b"user_annotation" if operator is None else b"cpu_op"
-        yield _on_host(category, msgspec.json.encode(name or "unknown"), start, end, thread)
-        _note_step(families, name, start, end, thread)
-    for step, start, end, thread in _chosen_steps(families):
-        yield _on_host(b"user_annotation", b'"ProfilerStep#%d"' % step, start, end, thread)
-
-
-def _note_step(
-    families: dict[tuple[int, str], list[tuple[int, int, int]]],
-    name: str,
-    start: int,
-    end: int,
-    thread: int,
-) -> None:
-    numbered = _NUMBERED.fullmatch(name.strip())
-    if numbered is not None:
-        family, step = numbered[1].strip(" _:#=-").lower(), int(numbered[2])
-    elif name.strip().lower() in _REPEATED:
-        family, step = f"{name.strip().lower()} repeated", -1
-    else:
-        return
-    found = families.setdefault((thread, family), []) if len(families) < 1_000 else []
-    if len(found) < _MAX_STEPS:
-        found.append((step, start, end))
-
-
-def _chosen_steps(
-    families: dict[tuple[int, str], list[tuple[int, int, int]]],
-) -> Iterable[tuple[int, int, int, int]]:
-    """Steps of the family that covers most time, in order, each once; Kineto's own are there."""
-    several = {key: found for key, found in families.items() if len(found) > 1 or found[0][0] >= 0}
-    if not several:
-        return
-    thread, family = max(
-        several, key=lambda key: (sum(end - start for _, start, end in several[key]), key)
-    )
-    if family == "profilerstep":
-        return
-    told = sorted(several[thread, family], key=lambda step: step[1])
-    seen: set[int] = set()
-    for place, (number, start, end) in enumerate(told):
-        step = place if number < 0 else number
-        if step not in seen:
-            seen.add(step)
-            yield step, start, end, thread
+        yield _call(category, msgspec.json.encode(name or "unknown"), start, end, thread)
+        steps.note(name, start, end, thread)
+    for step, start, end, thread in steps.chosen():
+        yield _call(b"user_annotation", step, start, end, thread)

@@ -1,17 +1,15 @@
-"""The trace of one process of an export, as bytes that are made while they are read."""
+"""The processes of an export, and the trace of each."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, cast
-
-import msgspec
+from typing import BinaryIO
 
 from distprof.bounds import Bound
 from distprof.errors import InputError
+from distprof.ingest.kineto.made import opened_events
 from distprof.ingest.nsys.database import EXPECTED, is_database, opened_database
 from distprof.ingest.nsys.events import Process, events_of, head_of, processes_of
 
@@ -28,8 +26,6 @@ BOUND = Bound(
     beyond="skipped",
     seconds_per_mb=3,
 )
-_BLOCK_EVENTS = 2_000
-_BUFFER_BYTES = 1 << 20
 
 
 def processes_in(path: str | Path) -> list[Process]:
@@ -69,47 +65,6 @@ def opened_process(path: str | Path, number: int) -> Iterator[BinaryIO]:
         InputError: If the file is no database.
     """
     with opened_database(path) as database:
-        head = msgspec.json.encode(head_of(database)).removesuffix(b"}")
-        blocks = _blocks(head + b',"traceEvents":[\n', events_of(database, number))
-        with io.BufferedReader(_Made(blocks), _BUFFER_BYTES) as stream:
-            yield cast("BinaryIO", stream)
-
-
-def _blocks(head: bytes, events: Iterator[bytes]) -> Iterator[bytes]:
-    yield head
-    some: list[bytes] = []
-    before = b""
-    for event in events:
-        some.append(event)
-        if len(some) == _BLOCK_EVENTS:
-            yield before + b",\n".join(some)
-            some, before = [], b",\n"
-    yield (before if some else b"") + b",\n".join(some) + b"\n]}"
-
-
-class _Made(io.RawIOBase):
-    """A stream of blocks.
-
-    Args:
-        blocks: In order.
-    """
-
-    def __init__(self, blocks: Iterator[bytes]) -> None:
-        self._blocks = blocks
-        self._rest = b""
-
-    def readable(self) -> bool:
-        """Yes."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Fill ``buffer`` with what is there."""
-        while not self._rest:
-            block = next(self._blocks, None)
-            if block is None:
-                return 0
-            self._rest = block
-        size = min(len(memoryview(buffer)), len(self._rest))
-        buffer[:size] = self._rest[:size]
-        self._rest = self._rest[size:]
-        return size
+        head, events = head_of(database), events_of(database, number)
+        with opened_events(head, events) as stream:
+            yield stream
