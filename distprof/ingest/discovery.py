@@ -12,12 +12,20 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 import msgspec
+from msgspec.structs import replace
 
 from distprof import artefacts
 from distprof.artefacts import CACHE_DIR
 from distprof.bounds import NotAFileError, open_plain
 from distprof.errors import InputError
 from distprof.ingest.foreign import refuse_foreign
+from distprof.ingest.nsys.stream import ENDINGS, opened_process, processes_in, why_not_an_export
+from distprof.ingest.rocprof.stream import (
+    SIGN,
+    is_rocprof,
+    opened_rocprof,
+    processes_in_rocprof,
+)
 from distprof.remote.download import download
 from distprof.remote.listing import Stored, beginnings, find
 from distprof.remote.system import without_login
@@ -33,7 +41,7 @@ __all__ = [
     "version_of",
 ]
 
-_TRACE_NAME = re.compile(r"\.json(\.gz)?$", re.IGNORECASE)
+_TRACE_NAME = re.compile(r"\.(json(\.gz)?|sqlite3?)$", re.IGNORECASE)
 _OWN_FILES = {getattr(artefacts, name) for name in artefacts.__all__ if name.endswith("_FILE")}
 _NOT_TRACES = (_OWN_FILES - {artefacts.TRACE_FILE}) | {"package.json", "tsconfig.json"}
 _SNIFF_BYTES = 1 << 16
@@ -66,6 +74,8 @@ class TraceFile(msgspec.Struct, frozen=True, kw_only=True):
         size_bytes: Size as stored, None where the file system does not say.
         tag: The version that a store listed; empty for local files, and where a store has none.
         flight: The Flight Recorder's dump of the same rank, empty where there is none.
+        process: Process of a file of Nsight Systems or rocprofv3, which may hold several; None for
+            a trace of torch.profiler.
     """
 
     path: str
@@ -73,6 +83,7 @@ class TraceFile(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int | None = None
     tag: str = ""
     flight: str = ""
+    process: int | None = None
 
     @property
     def is_local(self) -> bool:
@@ -133,8 +144,9 @@ def discover(source: str, *, may_be_empty: bool = False) -> Discovery:
     if path.is_dir():
         return _select(source, path, _walk(path), may_be_empty=may_be_empty)
     if path.is_file():
-        refuse_foreign(path)
-        return Discovery(source=source, folder=None, traces=(_local(path),))
+        if not (_is_export(str(path)) or is_rocprof(path)):
+            refuse_foreign(path)
+        return Discovery(source=source, folder=None, traces=_parts(_local(path)))
     if path.exists():
         raise InputError(
             source,
@@ -159,6 +171,11 @@ def open_trace(trace: TraceFile) -> Iterator[str | BinaryIO]:
     Raises:
         InputError: If the URL cannot be opened.
     """
+    if trace.process is not None:
+        open_made = opened_process if _is_export(trace.path) else opened_rocprof
+        with open_made(trace.path, trace.process) as stream:
+            yield stream
+        return
     if trace.is_local:
         yield trace.path
         return
@@ -303,13 +320,20 @@ def _select(
                 "write traces with torch.profiler: export_chrome_trace or tensorboard_trace_handler"
             ),
         )
-    heads = _heads(candidates)
+    exports = [trace for trace in candidates if _is_export(trace.path)]
+    heads = _heads([trace for trace in candidates if trace not in exports])
     unread = {path: head for path, head in heads.items() if isinstance(head, OSError)}
     verdicts = {path: _judge_head(head) for path, head in heads.items() if isinstance(head, bytes)}
     for path in [path for path, error in unread.items() if isinstance(error, NotAFileError)]:
         verdicts[path] = _SPECIAL
         del unread[path]
-    traces = [trace for trace in candidates if verdicts.get(trace.path) == ""]
+    verdicts |= {trace.path: _why_not_an_export(trace) for trace in exports}
+    traces: list[TraceFile] = []
+    for trace in (one for one in candidates if verdicts.get(one.path) == ""):
+        try:
+            traces += _parts(trace)
+        except InputError as error:
+            verdicts[trace.path] = error.found
     if not traces and not may_be_empty:
         _refuse(source, folder, verdicts, unread)
     order = sorted(traces, key=lambda t: (t.name_rank is None, t.name_rank or 0, t.path))
@@ -349,6 +373,28 @@ def _unread_gaps(unread: dict[str, OSError]) -> list[Gap]:
     ]
 
 
+def _is_export(path: str) -> bool:
+    """Whether a path is that of an export of Nsight Systems, by its name."""
+    return path.lower().endswith(ENDINGS)
+
+
+def _parts(trace: TraceFile) -> tuple[TraceFile, ...]:
+    """The traces of the processes in a file of another tool; any other file is of one.
+
+    The rank that a name tells is that of the only process.
+    """
+    if not trace.is_local:
+        return (trace,)
+    if _is_export(trace.path):
+        found = [process.number for process in processes_in(trace.path)]
+    elif is_rocprof(trace.path):
+        found = processes_in_rocprof(trace.path)
+    else:
+        return (trace,)
+    rank = trace.name_rank if len(found) == 1 else None
+    return tuple(replace(trace, process=process, name_rank=rank) for process in found)
+
+
 def _left_out(verdicts: dict[str, str]) -> tuple[Gap, ...]:
     bad = [f"{_name(path)} ({why})" for path, why in verdicts.items() if why]
     if not bad:
@@ -367,6 +413,13 @@ def _named(items: Sequence[str]) -> str:
 
 def _name(path: str) -> str:
     return "/".join(PurePosixPath(path.replace("\\", "/")).parts[-2:])
+
+
+def _why_not_an_export(trace: TraceFile) -> str:
+    """Why a database is no export of Nsight Systems; empty where it is one."""
+    if not trace.is_local:
+        return "an SQLite database that is not on this machine"
+    return why_not_an_export(trace.path)
 
 
 def _heads(candidates: Sequence[TraceFile]) -> dict[str, bytes | OSError]:
@@ -402,4 +455,4 @@ def _judge_head(head: bytes) -> str:
         return "" if b'"ph"' in text else "another kind of JSON"
     if text[:1] != b"{":
         return "not JSON"
-    return "" if any(key in text for key in _TRACE_KEYS) else "another kind of JSON"
+    return "" if any(key in text for key in (*_TRACE_KEYS, SIGN)) else "another kind of JSON"

@@ -23,6 +23,8 @@ _OWN = b'"traceEvents"'
 
 _EXPECTED = "a trace of torch.profiler (*.json or *.json.gz)"
 
+_ROCPROF = "from rocprofv3, ask for --output-format json"
+
 _RECORD = "record the job with torch.profiler, or with distprof capture -- COMMAND"
 
 
@@ -64,25 +66,30 @@ _KNOWN = (
     Foreign(
         name="a report of Nsight Systems",
         endings=(".nsys-rep", ".qdrep", ".qdstrm"),
-        fix=f"open it in Nsight Systems; for distprof {_RECORD}",
+        fix="export it (nsys export --type sqlite REPORT.nsys-rep) and name the .sqlite file",
     ),
     Foreign(name="a report of Nsight Compute", endings=(".ncu-rep",)),
     Foreign(
-        name="an SQLite database, as Nsight Systems and rocprofv3 export",
-        endings=(".sqlite", ".rpd"),
+        name="an SQLite database, as rocprofv3 writes",
+        endings=(".rpd",),
         begins=(b"SQLite format 3\0",),
+        fix=f"an export of Nsight Systems ends in .sqlite; {_ROCPROF}",
     ),
-    Foreign(name="a trace of rocprofv3", holds=(b'"rocprofiler-sdk-tool"',)),
     Foreign(
         name="a table of rocprofv3",
         begins=(b'"Kind","', b"Kind,", b'"Domain","', b"Domain,"),
         holds=(b"Start_Timestamp", b"End_Timestamp"),
+        fix=_ROCPROF,
     ),
-    Foreign(name="an OTF2 archive, as rocprofv3 and Score-P write", endings=(".otf2",)),
+    Foreign(
+        name="an OTF2 archive, as rocprofv3 and Score-P write",
+        endings=(".otf2",),
+        fix=f"{_ROCPROF}; else {_RECORD}",
+    ),
     Foreign(
         name="a Perfetto trace",
         endings=(".pftrace", ".perfetto-trace"),
-        fix=f"open it in ui.perfetto.dev; for distprof {_RECORD}",
+        fix=f"open it in ui.perfetto.dev; {_ROCPROF}; else {_RECORD}",
     ),
     Foreign(name="an XPlane profile of JAX, XLA or TensorFlow", endings=(".xplane.pb",)),
     Foreign(
@@ -91,7 +98,11 @@ _KNOWN = (
         holds=(b'"schema"', b'"nodes"'),
         fix="name the profiler's trace of the same run, which export_chrome_trace writes",
     ),
-    Foreign(name="a log of NCCL Inspector", holds=(b'"coll_perf"', b'"coll_sn"')),
+    Foreign(
+        name="a log of NCCL Inspector",
+        holds=(b'"coll_perf"', b'"coll_sn"'),
+        fix="name it as NCCL Inspector does, with the ending .log or .jsonl",
+    ),
     Foreign(
         name="output of nccl-tests",
         holds=(b"out-of-place", b"algbw", b"busbw"),

@@ -202,7 +202,7 @@ def ingest_rank(trace: TraceFile, options: IngestOptions) -> Rank:
         InputError: If the file is no Kineto trace, or is damaged and ``options.strict`` is set.
     """
     flight = read_flight(trace.flight) if trace.flight else None
-    with open_trace(trace) as opened:  # nothing of a URL is read yet
+    with open_trace(replace(trace, process=None)) as opened:  # nothing of a URL is read yet
         source = _Source(trace=trace, opened=opened, flight=flight)
         if options.in_memory:
             with suppress(cache.TooManyRowsError):
@@ -249,7 +249,7 @@ class _Source(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         trace: Its trace.
-        opened: The trace, as the reader takes it.
+        opened: The file, as the reader takes it.
         flight: What the Flight Recorder knows of it, None without its dump.
     """
 
@@ -285,13 +285,15 @@ def _made_elsewhere(source: _Source, options: IngestOptions, writer: cache.Entry
 
 def _key(source: _Source, options: IngestOptions) -> cache.CacheKey:
     """What the tables of this file under these options are kept by."""
-    depends = {
+    depends: dict[str, Any] = {
         "rows": options.rows,
         "strict": options.strict,
         "conclusions": CONCLUSIONS_VERSION,
         "patterns": repr((options.communication, shipped_patterns())),
         "flight": source.flight.digest if source.flight is not None else "",
     }
+    if source.trace.process is not None:
+        depends["process"] = source.trace.process
     with _readable(source):
         return cache.CacheKey.of(version_of(source.opened).encode() or source.opened, depends)
 
@@ -399,12 +401,10 @@ def _parse(
     source: _Source, options: IngestOptions, opening: AbstractContextManager[_Sink]
 ) -> tuple[ParsedTrace, _Sink]:
     """Read the file, its host rows going to the sink as they come."""
-    if not source.trace.is_local:
-        source.opened.seek(0)
     try:
-        with opening as sink:
+        with opening as sink, _from_the_start(source) as opened:
             parsed = read_trace(
-                source.opened,
+                opened,
                 rows=options.rows,
                 strict=options.strict,
                 host_sink=sink,
@@ -413,6 +413,18 @@ def _parse(
     finally:
         check_whole(source.trace, source.opened)  # counts for more than what it led to
     return parsed, sink
+
+
+@contextmanager
+def _from_the_start(source: _Source) -> Iterator[Any]:
+    """The trace as the reader takes it; of another tool's file, that of its process."""
+    if source.trace.process is not None:
+        with open_trace(source.trace) as made:
+            yield made
+        return
+    if not source.trace.is_local:
+        source.opened.seek(0)
+    yield source.opened
 
 
 def _has_host(parsed: ParsedTrace, options: IngestOptions) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from tests.broken_inputs import (
     damage,
     device_logs,
+    exports,
     fields,
     files,
     found,
@@ -37,6 +38,7 @@ CASES: list[Case] = [
     *device_logs.CASES,
     *inspector_records.CASES,
     *ras.CASES,
+    *exports.CASES,
     *found.CASES,
 ]
 """Inputs that the test's own process can be shown."""

@@ -36,7 +36,18 @@ _OF_TESTS = (b"out-of-place", b"algbw", b"busbw")
 """Output of nccl-tests, which is for ``distprof fabric`` unless NCCL's initialisation is in it."""
 
 _OF_INITIALISATION = (b"NCCL INFO Bootstrap", b"NCCL INFO Channel ", b"NCCL INFO NET/")
-_OTHER_KINDS = (".json", ".json.gz", ".jsonl", ".pkl", ".parquet", ".csv", ".tar", ".zip", ".py")
+_OTHER_KINDS = (
+    ".json",
+    ".json.gz",
+    ".jsonl",
+    ".pkl",
+    ".parquet",
+    ".csv",
+    ".tar",
+    ".zip",
+    ".py",
+    ".sqlite",
+)
 
 
 def fits_nccl_log(source: str) -> bool:

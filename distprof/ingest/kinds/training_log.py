@@ -16,7 +16,18 @@ SNIFFED_BYTES = 1 << 23
 
 _JSON = (".json", ".json.gz")
 _TABLES = (".csv", ".csv.gz", ".jsonl", ".jsonl.gz")
-_OTHER_KINDS = (".pkl", ".parquet", ".tar", ".tar.gz", ".zip", ".py", ".toml", ".yaml", ".xml")
+_OTHER_KINDS = (
+    ".sqlite",
+    ".pkl",
+    ".parquet",
+    ".tar",
+    ".tar.gz",
+    ".zip",
+    ".py",
+    ".toml",
+    ".yaml",
+    ".xml",
+)
 _SMALL = 1 << 16
 BOUND = Bound(
     reads="a log of a training program", num_bytes=1 << 38, rows=500_000, beyond="skipped"

@@ -39,6 +39,7 @@ _OTHER_FORMATS = {
     b"\x80\x04": "a pickle",
     b"PAR1": "a Parquet file",
     b"\x7fELF": "a program",
+    b"SQLite format 3": "an SQLite database, which distprof reads as .sqlite from a local disk",
 }
 _GZIP_ERRORS: tuple[type[Exception], ...] = (zlib.error, _fast_zlib.error, EOFError)
 

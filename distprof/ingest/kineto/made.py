@@ -1,0 +1,190 @@
+"""Traces of torch.profiler that are made of another tool's records, while they are read.
+
+So the reader of Kineto's traces reads them too, and every analysis finds what it knows.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, BinaryIO, cast
+
+import msgspec
+
+__all__ = ["StepRanges", "on_device", "on_host", "opened_events"]
+
+_BLOCK_EVENTS = 2_000
+_BUFFER_BYTES = 1 << 20
+_MAX_STEPS = 100_000
+_MAX_FAMILIES = 1_000
+
+
+@contextmanager
+def opened_events(head: Mapping[str, Any], events: Iterator[bytes]) -> Iterator[BinaryIO]:
+    """A trace, to be read once from its start to its end.
+
+    Args:
+        head: What Kineto writes before its events.
+        events: Each as JSON.
+    """
+    begin = msgspec.json.encode(head).removesuffix(b"}") + b',"traceEvents":[\n'
+    with io.BufferedReader(_Made(_blocks(begin, events)), _BUFFER_BYTES) as stream:
+        yield cast("BinaryIO", stream)
+
+
+def _blocks(begin: bytes, events: Iterator[bytes]) -> Iterator[bytes]:
+    yield begin
+    some: list[bytes] = []
+    before = b""
+    for event in events:
+        some.append(event)
+        if len(some) == _BLOCK_EVENTS:
+            yield before + b",\n".join(some)
+            some, before = [], b",\n"
+    yield (before if some else b"") + b",\n".join(some) + b"\n]}"
+
+
+class _Made(io.RawIOBase):
+    """A stream of blocks.
+
+    Args:
+        blocks: In order.
+    """
+
+    def __init__(self, blocks: Iterator[bytes]) -> None:
+        self._blocks = blocks
+        self._rest = b""
+
+    def readable(self) -> bool:
+        """Yes."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill ``buffer`` with what is there."""
+        while not self._rest:
+            block = next(self._blocks, None)
+            if block is None:
+                return 0
+            self._rest = block
+        size = min(len(memoryview(buffer)), len(self._rest))
+        buffer[:size] = self._rest[:size]
+        self._rest = self._rest[size:]
+        return size
+
+
+# Events -------------------------------------------------------------------------------------------
+
+
+def _micros(ns: int) -> bytes:
+    """Nanoseconds as microseconds with three decimals."""
+    return b"%d.%03d" % divmod(ns, 1_000) if ns >= 0 else b"-" + _micros(-ns)
+
+
+def on_device(
+    category: bytes,
+    name: bytes,
+    start: int,
+    end: int,
+    *,
+    device: int,
+    stream: int,
+    correlation: int | None,
+    num_bytes: int | None = None,
+) -> bytes:
+    """An activity of the GPU.
+
+    Args:
+        category: Kineto's word.
+        name: As JSON.
+        start: In ns.
+        end: In ns.
+        device: Number of the GPU.
+        stream: Number of the stream.
+        correlation: That of its launch.
+        num_bytes: That it copies or sets.
+    """
+    told = b"" if correlation is None else b'"correlation":%d,' % correlation
+    size = b"" if num_bytes is None or num_bytes < 0 else b',"bytes":%d' % num_bytes
+    return (
+        b'{"ph":"X","cat":"%b","name":%b,"pid":%d,"tid":%d,"ts":%b,"dur":%b,"args":{%b"device":%d,'
+        b'"stream":%d%b}}'
+        % (category, name, device, stream, _micros(start), _micros(end - start), told, device,
+           stream, size)
+    )  # fmt: skip
+
+
+def on_host(
+    category: bytes,
+    name: bytes,
+    start: int,
+    end: int,
+    *,
+    pid: int,
+    tid: int,
+    correlation: int | None = None,
+) -> bytes:
+    """An activity of the CPU, times in ns; the correlation is that of what it launches."""
+    told = b"" if correlation is None else b'"correlation":%d' % correlation
+    return b'{"ph":"X","cat":"%b","name":%b,"pid":%d,"tid":%d,"ts":%b,"dur":%b,"args":{%b}}' % (
+        category, name, pid, tid, _micros(start), _micros(end - start), told,
+    )  # fmt: skip
+
+
+# Steps --------------------------------------------------------------------------------------------
+
+_NUMBERED = re.compile(
+    r"(ProfilerStep#|(?:(?:train(?:ing)?|global|optim(?:izer)?)[ _-]?)?"
+    r"(?:step|iter(?:ation)?|batch)[ _:#=-]{0,3})(\d{1,12})",
+    re.IGNORECASE,
+)
+_REPEATED = frozenset(
+    ("step", "iteration", "iter", "train_step", "training_step", "train step", "training step")
+)
+
+
+class StepRanges:
+    """Ranges that mark steps: numbered ones, or ones that repeat under one of a few names.
+
+    Of several such families the one that covers most time counts. Where it is Kineto's own,
+    nothing needs to be added.
+    """
+
+    def __init__(self) -> None:
+        self._families: dict[tuple[int, str], list[tuple[int, int, int]]] = {}
+
+    def note(self, name: str, start: int, end: int, thread: int) -> None:
+        """Look at a range of a thread."""
+        numbered = _NUMBERED.fullmatch(name.strip())
+        if numbered is not None:
+            family, step = numbered[1].strip(" _:#=-").lower(), int(numbered[2])
+        elif name.strip().lower() in _REPEATED:
+            family, step = f"{name.strip().lower()} repeated", -1
+        else:
+            return
+        is_new = (thread, family) not in self._families
+        if is_new and len(self._families) >= _MAX_FAMILIES:
+            return
+        found = self._families.setdefault((thread, family), [])
+        if len(found) < _MAX_STEPS:
+            found.append((step, start, end))
+
+    def chosen(self) -> Iterable[tuple[bytes, int, int, int]]:
+        """Kineto's name, start, end and thread of each step, in order; numbers come once."""
+        families = self._families.items()
+        several = {key: said for key, said in families if len(said) > 1 or said[0][0] >= 0}
+        if not several:
+            return
+        thread, family = max(
+            several, key=lambda key: (sum(end - start for _, start, end in several[key]), key)
+        )
+        if family == "profilerstep":
+            return
+        seen: set[int] = set()
+        told = sorted(several[thread, family], key=lambda step: step[1])
+        for place, (number, start, end) in enumerate(told):
+            step = place if number < 0 else number
+            if step not in seen:
+                seen.add(step)
+                yield b'"ProfilerStep#%d"' % step, start, end, thread

@@ -1,0 +1,1 @@
+"""Exports of Nsight Systems: a database of one or several processes, read as their traces."""

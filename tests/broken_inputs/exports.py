@@ -1,0 +1,106 @@
+"""Exports of Nsight Systems that are cut, of other tools, or made to harm."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from tests.broken_inputs.intact import EITHER, REFUSED, Build, Cases
+from tests.nsys_exports import Export
+
+CASES = Cases()
+NS = 1_000_000
+
+
+def small(path: Path) -> Path:
+    """An export of ten kernels."""
+    export = Export(path)
+    for number in range(10):
+        at = number * 10 * NS
+        export.call(7, 7, "cudaLaunchKernel", at, at + NS, number)
+        export.kernel(7, "gemm", at + NS, at + 5 * NS, device=0, stream=7, number=number)
+    export.close()
+    return path
+
+
+def changed(*statements: str) -> Build:
+    """An export on which statements of SQL were run."""
+
+    def build(folder: Path) -> Path:
+        path = small(folder / "rank0.sqlite")
+        db = sqlite3.connect(path)
+        for statement in statements:
+            db.execute(statement)
+        db.commit()
+        db.close()
+        return path
+
+    return build
+
+
+def cut(share: float) -> Build:
+    """The first part of an export."""
+
+    def build(folder: Path) -> Path:
+        path = small(folder / "rank0.sqlite")
+        data = path.read_bytes()
+        path.write_bytes(data[: int(len(data) * share)])
+        return path
+
+    return build
+
+
+KERNEL = "CUPTI_ACTIVITY_KIND_KERNEL"
+CASES.add("export cut in half", REFUSED, cut(0.5))
+CASES.add("export cut in its first page", REFUSED, cut(0.01))
+CASES.add("export without kernels", REFUSED, changed(f"DELETE FROM {KERNEL}"))
+CASES.add("export without a table of names", EITHER, changed("DROP TABLE StringIds"))
+CASES.add("export without calls", EITHER, changed("DROP TABLE CUPTI_ACTIVITY_KIND_RUNTIME"))
+CASES.add(
+    "export with a view in place of kernels",
+    REFUSED,
+    changed(
+        f"DROP TABLE {KERNEL}",
+        f"CREATE VIEW {KERNEL} AS WITH RECURSIVE t(n) AS (SELECT 1 UNION ALL SELECT n FROM t) "
+        'SELECT n AS start, n AS "end", n AS deviceId, n AS streamId, n AS correlationId, '
+        "n AS globalPid FROM t",
+    ),
+)
+CASES.add("export with a text as time", EITHER, changed(f"UPDATE {KERNEL} SET start = 'now'"))
+CASES.add("export with absurd times", EITHER, changed(f"UPDATE {KERNEL} SET start = 1 << 62"))
+CASES.add(
+    "export with a name that is not text",
+    EITHER,
+    changed("UPDATE StringIds SET value = X'1B5B324AFF00'"),
+)
+CASES.add(
+    "export with an evil name",
+    EITHER,
+    changed("UPDATE StringIds SET value = char(27) || '[2J' || char(8238)"),
+)
+
+
+def rocprof(text: str) -> Build:
+    """A file that begins as rocprofv3 writes it."""
+
+    def build(folder: Path) -> Path:
+        path = folder / "1_results.json"
+        path.write_text(text)
+        return path
+
+    return build
+
+
+TOOL = '{"rocprofiler-sdk-tool": ['
+CASES.add("rocprofv3 cut after its name", REFUSED, rocprof(TOOL))
+CASES.add("rocprofv3 with deep values", REFUSED, rocprof(TOOL + "[" * 90_000))
+CASES.add(
+    "rocprofv3 with absurd records",
+    EITHER,
+    rocprof(
+        TOOL
+        + '{"buffer_records": {"kernel_dispatch": [{"start_timestamp": 5, "end_timestamp": '
+        + "9" * 18
+        + '}, {"kind": -1, "start_timestamp": -7}]}}]}'
+    ),
+)
