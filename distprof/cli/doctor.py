@@ -40,6 +40,7 @@ _EXTRAS = {
     "s3": "s3fs",
     "gcs": "gcsfs",
     "mcp": "mcp",
+    "prometheus": "prometheus_client",
     "lightning": "lightning",
     "transformers": "transformers",
 }
