@@ -32,6 +32,7 @@ from docs.clock_picture import clock_picture
 from docs.command_line import command_line_page
 from docs.contents import DOCS
 from docs.demo import with_demo
+from docs.grafana import dashboard_text
 from docs.llms import llms_text
 from docs.rule_examples import examples_text, rule_examples
 from docs.run_directory import run_directory_page, schema_files
@@ -85,6 +86,7 @@ def _pages_of_code() -> Iterator[tuple[Path, str]]:
     yield from schema_files()
     yield REFERENCE / "run-directory.md", run_directory_page()
     yield DOCS / "how-to" / "one-clock.svg", clock_picture()
+    yield DOCS / "how-to" / "grafana-dashboard.json", dashboard_text()
 
 
 _METRICS = """\

@@ -42,6 +42,7 @@ _EXTRAS = {
     "gcs": "gcsfs",
     "azure": "adlfs",
     "mcp": "mcp",
+    "prometheus": "prometheus_client",
     "lightning": "lightning",
     "transformers": "transformers",
 }

@@ -1,15 +1,18 @@
-"""``distprof export``: a run as a file of another program."""
+"""``distprof export``: a run for other programs."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
 
 from distprof.cli.app import ExitCode
 from distprof.cli.options import RankList, StepList, debug_option
-from distprof.cli.output import check_free, note
-from distprof.cli.source import check_source, single_source
+from distprof.cli.output import check_free, note, to_stdout
+from distprof.cli.source import check_comparable, check_source, single_source
+from distprof.errors import UsageError
 from distprof.escape import plain
 
 if TYPE_CHECKING:
@@ -27,10 +30,11 @@ With SQL: trace_processor_shell {path}"""
 
 @click.group()
 def export() -> None:
-    """Write a run as a file of another program.
+    """Give a run to other programs: a time line, or metrics.
 
     \b
       distprof export perfetto traces/ -o job.pftrace
+      distprof export prometheus runs/mine --listen 9464
     """  # noqa: D301 - click reads it
 
 
@@ -98,6 +102,78 @@ def perfetto(
     if how:
         click.echo(_HOW_TO_OPEN.format(path=plain(output)))
     return ExitCode.FINE
+
+
+@export.command()
+@click.argument("source", metavar="RUN", type=click.Path())
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(),
+    metavar="FILE.prom",
+    help="Write FILE for node_exporter's textfile collector instead of stdout.",
+)
+@click.option(
+    "--every",
+    type=click.FloatRange(0.1, 86_400),
+    metavar="SECONDS",
+    help="With -o: write the file again every SECONDS, until Ctrl-C.",
+)
+@click.option(
+    "--listen",
+    metavar="[HOST:]PORT",
+    help="Answer Prometheus over HTTP, until Ctrl-C; on 127.0.0.1 without HOST.",
+)
+@click.option("--force", is_flag=True, help="Replace an existing file.")
+@click.option("-q", "--quiet", is_flag=True, help="Write only errors to stderr.")
+@debug_option
+def prometheus(
+    source: str,
+    output: str | None,
+    every: float | None,
+    listen: str | None,
+    *,
+    force: bool,
+    quiet: bool,
+) -> int:
+    """Metrics of a run for Prometheus: of its steps while it trains, and of its report.
+
+    RUN is a run directory, also of a job that is running, or a saved report. A process of its own
+    reads what the probes wrote; it never waits for the training, nor the training for it.
+
+    \b
+      distprof export prometheus runs/mine --listen 9464
+      distprof export prometheus runs/mine -o /var/lib/node_exporter/distprof.prom --every 15
+    """  # noqa: D301 - click reads it
+    if listen is not None and output is not None:
+        raise UsageError("choose one: -o FILE or --listen")
+    if every is not None and output is None:
+        raise UsageError("--every needs -o FILE")
+    if output is not None:
+        check_free(output, force=force)
+    check_comparable(source)
+    from distprof.verbs.export.prometheus import Exposition, address_of, keep_file, serve, text_of
+
+    address = None if listen is None else address_of(listen)
+    exposition = Exposition(source)
+    if address is not None:
+        end, port = serve(exposition, *address)
+        note(f"Serving http://{address[0]}:{port}/metrics; Ctrl-C ends it", quiet=quiet)
+        _until_interrupted(end)
+    elif output is not None:
+        keep_file(exposition, output, every, failed=note)
+        note(f"Wrote {output}", quiet=quiet)
+    else:
+        to_stdout(text_of(exposition))
+    return ExitCode.FINE
+
+
+def _until_interrupted(end: Callable[[], None]) -> None:
+    try:
+        while True:
+            time.sleep(3_600)
+    finally:
+        end()
 
 
 def _examined(

@@ -1,0 +1,206 @@
+"""What exporters send, declared once: families of numbers, from a report and from a live run.
+
+Names follow the conventions of Prometheus and OpenMetrics: base units, ``_total`` for counters,
+``_ratio`` for shares. The only labels are ``rank`` (at most :data:`MAX_RANKS` of them; above, only
+the job's own numbers are sent) and ``phase`` (five values), so the number of series is bounded.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from distprof.ingest.job.live import LiveRank, LiveRun
+from distprof.sections.metrics import METRICS
+
+if TYPE_CHECKING:
+    from distprof.sections.report import Report
+
+__all__ = [
+    "MAX_RANKS",
+    "Family",
+    "Sample",
+    "all_families",
+    "families_of_report",
+    "families_of_run",
+]
+
+MAX_RANKS = 256
+"""Ranks that have series of their own."""
+
+
+class Family(msgspec.Struct, frozen=True, kw_only=True):
+    """A kind of number.
+
+    Args:
+        name: With its unit; counters end in ``_total``.
+        kind: ``counter`` only grows while the job runs.
+        meaning: One sentence.
+        labels: Names of its labels.
+    """
+
+    name: str
+    kind: Literal["gauge", "counter"]
+    meaning: str
+    labels: tuple[str, ...] = ()
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """A number of a family, now.
+
+    Args:
+        labels: Values of the family's labels.
+        value: In base units.
+    """
+
+    labels: tuple[str, ...]
+    value: float
+
+
+Found = Mapping[Family, Sequence[Sample]]
+
+
+# Of a report --------------------------------------------------------------------------------------
+
+
+def families_of_report(report: Report) -> Found:
+    """The metrics of a report; what is unknown is not sent."""
+    known = report.metrics()
+    return {
+        family: (Sample(labels=(), value=known[name]),)
+        for name, family in _OF_REPORT.items()
+        if name in known
+    }
+
+
+# ``_count`` is a suffix of histograms in OpenMetrics
+_OF_REPORT = {
+    metric.name: Family(
+        name=f"distprof_report_{metric.name.removesuffix('_count')}",
+        kind="gauge",
+        meaning=metric.meaning,
+    )
+    for metric in METRICS
+}
+
+
+# Of a live run ------------------------------------------------------------------------------------
+
+Read = Callable[[LiveRank], float | None]
+
+
+def _rank(name: str, kind: Literal["gauge", "counter"], meaning: str) -> Family:
+    return Family(name=f"distprof_{name}", kind=kind, meaning=meaning, labels=("rank",))
+
+
+def _seconds(ns: int | None) -> float | None:
+    return None if ns is None else ns / 1e9
+
+
+def _of_memory(field: str) -> Read:
+    return lambda rank: getattr(rank.memory, field, None)
+
+
+def _of_sensors(field: str, factor: float = 1) -> Read:
+    def read(rank: LiveRank) -> float | None:
+        value = getattr(rank.sensors, field, None)
+        return None if value is None else value * factor
+
+    return read
+
+
+_OF_RANK: Mapping[Family, Read] = {
+    _rank("steps_total", "counter", "Steps that the rank completed."): lambda r: r.num_steps,
+    _rank("step_seconds_total", "counter", "Time of these steps."): lambda r: r.steps_ns / 1e9,
+    _rank("tokens_total", "counter", "Tokens of these steps."): lambda r: r.tokens,
+    _rank("samples_total", "counter", "Samples of these steps."): lambda r: r.samples,
+    _rank(
+        "last_step_end_timestamp_seconds", "gauge", "End of the last step, since the epoch."
+    ): lambda r: _seconds(None if r.last is None else r.last.end_ns),
+    _rank("loss", "gauge", "Loss of the last step."): lambda r: getattr(r.last, "loss", None),
+    _rank("memory_allocated_bytes", "gauge", "Memory of tensors on the GPU."): _of_memory(
+        "allocated_bytes"
+    ),
+    _rank("memory_resident_bytes", "gauge", "Resident memory of the process."): _of_memory(
+        "rss_bytes"
+    ),
+    _rank("gpu_power_watts", "gauge", "Power of the GPU."): _of_sensors("power_w"),
+    _rank("gpu_temperature_celsius", "gauge", "Temperature of the GPU."): _of_sensors(
+        "temperature_c"
+    ),
+    _rank("gpu_sm_clock_hertz", "gauge", "Clock of the GPU."): _of_sensors("sm_clock_mhz", 1e6),
+    _rank("gpu_utilization_ratio", "gauge", "Share of time with a kernel running."): _of_sensors(
+        "gpu_utilization_ratio"
+    ),
+}
+
+_PHASES = Family(
+    name="distprof_phase_seconds_total",
+    kind="counter",
+    meaning="Time of a phase of the steps: input, forward, backward, optimizer or other.",
+    labels=("rank", "phase"),
+)
+
+_JOB_RANKS = Family(name="distprof_job_ranks", kind="gauge", meaning="Ranks that completed a step.")
+_JOB_STEPS = Family(
+    name="distprof_job_steps_total", kind="counter", meaning="Steps that all these completed."
+)
+_JOB_MEDIAN = Family(
+    name="distprof_job_step_median_seconds",
+    kind="gauge",
+    meaning="Median over ranks of the median of their last steps.",
+)
+_JOB_SLOWEST = Family(
+    name="distprof_job_step_slowest_seconds",
+    kind="gauge",
+    meaning="Slowest rank's median of its last steps.",
+)
+_JOB_BAD = Family(
+    name="distprof_job_bad_lines_total",
+    kind="counter",
+    meaning="Lines of records that could not be read.",
+)
+
+
+def families_of_run(run: LiveRun) -> Found:
+    """What the ranks of a live run have done, as of its last look."""
+    begun = [rank for rank in run.ranks.values() if rank.num_steps]
+    found = _of_job(begun, list(run.ranks.values()))
+    return found if len(run.ranks) > MAX_RANKS else {**found, **dict(_of_ranks(begun))}
+
+
+def _of_job(begun: Sequence[LiveRank], ranks: Sequence[LiveRank]) -> dict[Family, list[Sample]]:
+    values: dict[Family, float] = {
+        _JOB_RANKS: len(begun),
+        _JOB_BAD: sum(rank.num_bad for rank in ranks),
+    }
+    if begun:
+        medians = [statistics.median(rank.recent_ns) / 1e9 for rank in begun]
+        values[_JOB_STEPS] = min(rank.num_steps for rank in begun)
+        values[_JOB_MEDIAN] = statistics.median(medians)
+        values[_JOB_SLOWEST] = max(medians)
+    return {family: [Sample(labels=(), value=value)] for family, value in values.items()}
+
+
+def _of_ranks(ranks: Sequence[LiveRank]) -> Iterator[tuple[Family, list[Sample]]]:
+    for family, read in _OF_RANK.items():
+        known = ((str(rank.rank), read(rank)) for rank in ranks)
+        samples = [Sample(labels=(name,), value=v) for name, v in known if v is not None]
+        if samples:
+            yield family, samples
+    phases = [
+        Sample(labels=(str(rank.rank), phase), value=ns / 1e9)
+        for rank in ranks
+        for phase, ns in sorted(rank.phases_ns.items())
+    ]
+    if phases:
+        yield _PHASES, phases
+
+
+def all_families() -> tuple[Family, ...]:
+    """Every family that an exporter may send."""
+    job = (_JOB_RANKS, _JOB_STEPS, _JOB_MEDIAN, _JOB_SLOWEST, _JOB_BAD)
+    return (*job, *_OF_RANK, _PHASES, *_OF_REPORT.values())

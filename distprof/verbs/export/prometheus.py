@@ -1,0 +1,172 @@
+"""Metrics for Prometheus: as text, in a file for node_exporter, or over HTTP.
+
+``prometheus-client`` writes the formats. A process of its own reads what the probes wrote, so
+nothing here can reach the training: not a scraper that hangs, nor a full disk.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distprof.artefacts import REPORT_FILE
+from distprof.documents.document import write_file
+from distprof.documents.saved import load_report
+from distprof.errors import DistprofError, InputError, MissingExtraError, UsageError
+from distprof.ingest.job.live import LiveRun
+from distprof.ingest.recognise import Kind, kind_of
+from distprof.verbs.export.families import Found, families_of_report, families_of_run
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+__all__ = ["Exposition", "address_of", "keep_file", "serve", "text_of"]
+
+_MOST_PORT = 65_535
+
+
+class Exposition:
+    """What there is to scrape, read anew each time it is asked for.
+
+    Args:
+        source: A saved report, or a run directory: its records, and its report once there is one.
+
+    Raises:
+        InputError: If it is neither.
+        MissingExtraError: If ``prometheus-client`` is not installed.
+    """
+
+    def __init__(self, source: str) -> None:
+        try:
+            import prometheus_client  # noqa: F401 - before anything is read
+        except ImportError as error:
+            raise MissingExtraError("distprof export prometheus", "prometheus") from error
+        self._turns = threading.Lock()  # scrapers come in threads of their own
+        self._live: LiveRun | None = None
+        self._report = Path(source)
+        if kind_of(source) is Kind.REPORT:
+            load_report(self._report)
+        else:
+            self._live = LiveRun(source)
+            self._report = self._live.path / REPORT_FILE
+
+    def found(self) -> Found:
+        """All families that are known now."""
+        with self._turns:
+            found = dict(self._of_report())
+            if self._live is not None:
+                self._live.look()
+                found |= families_of_run(self._live)
+        return found
+
+    def _of_report(self) -> Found:
+        """Of the report; a run that still trains has none."""
+        if self._live is not None and not self._report.is_file():
+            return {}
+        try:
+            return families_of_report(load_report(self._report))
+        except DistprofError:
+            return {}
+
+    def collect(self) -> Iterator[Any]:
+        """The families as ``prometheus-client`` wants them."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        kinds = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
+        for family, samples in self.found().items():
+            made = kinds[family.kind](family.name, family.meaning, labels=family.labels)
+            for sample in samples:
+                made.add_metric(sample.labels, sample.value)
+            yield made
+
+    def registry(self) -> CollectorRegistry:
+        """A registry of this exposition alone, without numbers on this process."""
+        from prometheus_client import CollectorRegistry
+
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        return registry
+
+
+def text_of(exposition: Exposition) -> str:
+    """The text format of Prometheus."""
+    from prometheus_client import generate_latest
+
+    return generate_latest(exposition.registry()).decode()
+
+
+def keep_file(
+    exposition: Exposition,
+    file: str,
+    every_s: float | None,
+    *,
+    failed: Callable[[str], None],
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Write a file for node_exporter's textfile collector, whole at any time.
+
+    Args:
+        exposition: What to write.
+        file: Its name should end in ``.prom``.
+        every_s: Seconds between two writes, without end; None for one write.
+        failed: Called with the reason where a write fails and there will be another.
+        sleep: Waits for that number of seconds.
+
+    Raises:
+        InputError: If the only write fails.
+    """
+    while True:
+        try:
+            write_file(Path(file), text_of(exposition).encode())
+        except InputError as error:
+            if every_s is None:
+                raise
+            failed(f"{file} was not written: {error.found}")
+        if every_s is None:
+            return
+        sleep(every_s)
+
+
+def address_of(text: str) -> tuple[str, int]:
+    """Host and port of a typed ``HOST:PORT`` or ``PORT``; loopback without a host.
+
+    Raises:
+        UsageError: If it is neither.
+    """
+    host, _, port = text.rpartition(":")
+    host = host.strip("[]") or "127.0.0.1"
+    if not (port.isdecimal() and port.isascii() and len(port) <= 5 and int(port) <= _MOST_PORT):
+        raise UsageError(f"{text!r} is not an address such as 127.0.0.1:9464")
+    return host, int(port)
+
+
+def serve(exposition: Exposition, host: str, port: int) -> tuple[Callable[[], None], int]:
+    """Answer scrapers in threads of this process.
+
+    Returns:
+        What ends it, and the port, which is chosen here where 0 was asked for.
+
+    Raises:
+        InputError: If nothing can listen there.
+    """
+    from prometheus_client import start_http_server
+
+    try:
+        server, thread = start_http_server(port, addr=host, registry=exposition.registry())
+    except (OSError, OverflowError) as error:
+        raise InputError(
+            f"{host}:{port}",
+            expected="an address of this machine that is free",
+            found=getattr(error, "strerror", None) or str(error),
+            fix="choose another port with --listen",
+        ) from error
+
+    def end() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    return end, int(server.server_port)
