@@ -148,7 +148,7 @@ def _rank(
         step_source=StepSource.CAPTURE,
         step_note="",
         steps=Table(STEPS, window),
-        collectives=Table(COLLECTIVES, columns),
+        collectives=Table(COLLECTIVES, columns).compact(),  # as ingest keeps them
         quality=Quality(),
         tables=NoTables(),
     )

@@ -7,6 +7,7 @@ it. Strings are dictionary-encoded (:class:`Coded`). A missing integer is :data:
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -157,6 +158,7 @@ class Table:
 
     def __setstate__(self, state: tuple[TableSchema, dict[str, NDArray[Any] | Coded]]) -> None:
         self.__init__(*state)  # type: ignore[misc]  # unpickling is construction
+        self._columns = _compact(self._columns)
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         """The numpy array of a column that is not a category."""
@@ -179,6 +181,13 @@ class Table:
             for name, column in self._columns.items()
         }
         return Table(self.schema, columns)
+
+    def compact(self) -> Table:
+        """The same rows in less memory: what is equal in all of them, or elsewhere, is kept once.
+
+        Columns are views of one value then, and strings those that other tables have.
+        """
+        return Table(self.schema, _compact(self._columns))
 
     def with_columns(self, **changed: NDArray[Any] | Coded) -> Table:
         """A copy of the table with other values in the named columns."""
@@ -219,6 +228,36 @@ class Table:
             else:
                 columns[column.name] = np.concatenate([t[column.name] for t in tables])
         return Table(schema, columns)
+
+
+_MANY_ROWS = 1_000
+"""Rows from which a column of one value is worth looking for."""
+
+
+def _compact(columns: Mapping[str, NDArray[Any] | Coded]) -> dict[str, NDArray[Any] | Coded]:
+    result: dict[str, NDArray[Any] | Coded] = {}
+    codes: list[NDArray[np.int32]] = []
+    for name, column in columns.items():
+        if isinstance(column, Coded):
+            own = next((known for known in codes if _is_same(known, column.codes)), None)
+            if own is None:
+                own = _one_value(column.codes)
+                codes.append(own)
+            result[name] = Coded(own, tuple(map(sys.intern, column.values)))
+        else:
+            result[name] = _one_value(column)
+    return result
+
+
+def _one_value(values: NDArray[Any]) -> NDArray[Any]:
+    """The values; of many that are all the same, a view of one."""
+    if len(values) < _MANY_ROWS or values[0] != values[-1] or (values != values[0]).any():
+        return values
+    return np.broadcast_to(values[:1].copy(), values.shape)
+
+
+def _is_same(first: NDArray[np.int32], second: NDArray[np.int32]) -> bool:
+    return len(first) >= _MANY_ROWS and first[-1] == second[-1] and bool((first == second).all())
 
 
 def _check_dtype(schema: TableSchema, column: Column, values: NDArray[Any] | Coded) -> None:

@@ -44,7 +44,7 @@ __all__ = ["analyze"]
 @click.option(
     "--every-step",
     is_flag=True,
-    help="Report every step of every rank, also of a run with more than 32,768 of them.",
+    help="Report every step of every rank, also of a run with more than 16,384 of them.",
 )
 @click.option("--ranks", type=RankList(), metavar="0-3,8", help="Only these ranks; all by default.")
 @click.option(

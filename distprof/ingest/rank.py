@@ -460,6 +460,7 @@ def _rank(
 ) -> Rank:
     """The rank that a trace holds, under the name of the file asked for."""
     number, origin = _number(trace, summary.rank)
+    collectives = collectives.compact()  # of all ranks it stays in memory
     shared: dict[str, Any] = {
         name: getattr(summary, name)
         for name in _Summary.__struct_fields__

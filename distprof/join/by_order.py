@@ -10,7 +10,7 @@ Variations", Algorithmica 1, 1986, here with pairs allowed only where their time
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -29,7 +29,7 @@ from distprof.join.shifts import (
     operations_of,
     typical_gap,
 )
-from distprof.run.tables import distinct
+from distprof.run.tables import encode, order_of_codes
 from distprof.run.topology import ProcessGroup
 from distprof.schema import Int64Array
 from distprof.terms import CollectiveKind, MatchMethod
@@ -366,8 +366,7 @@ def match_by_order(
         found: Takes what is found.
     """
     parts: list[tuple[str, dict[int, Int64Array], GroupMerge]] = []
-    for group in distinct(rows.group[index]).tolist():
-        of_group = index[rows.group[index] == group]
+    for group, of_group in _by_group(rows, index):
         by_rank = _split_by(rows.rank[of_group], of_group)
         by_rank, uneven = _without_uneven_messages(rows, by_rank, present[group])
         if uneven:
@@ -384,6 +383,15 @@ def match_by_order(
         pass  # at least one more sequence has joined: there are ever fewer
     for name, by_rank, merge in parts:
         _conclude(name, by_rank, merge, found)
+
+
+def _by_group(rows: Rows, index: Int64Array) -> Iterator[tuple[int, Int64Array]]:
+    """Each group with its rows, ascending."""
+    if len(index):
+        groups, code = encode(rows.group[index])
+        order = order_of_codes(code, len(groups))
+        parts = np.split(index[order], np.cumsum(np.bincount(code))[:-1])
+        yield from zip(groups.tolist(), parts, strict=True)
 
 
 def _split_by(values: NDArray[np.int32], index: Int64Array) -> dict[int, Int64Array]:

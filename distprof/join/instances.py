@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import msgspec
 import numpy as np
@@ -31,32 +32,48 @@ __all__ = [
 NO_STEP = np.iinfo(np.int64).min
 
 
-class Rows(msgspec.Struct, frozen=True, kw_only=True):
+class Rows(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One entry per COLLECTIVES row of any rank, rank by rank, in order of start.
 
     Args:
+        ranks: Whose rows they are, ascending.
         rank: int32, rank number.
-        row: int64, row in the rank's table.
         group: int32, index into the topology's groups.
         kind: int8, a CollectiveKind.
         bytes: int64, ABSENT where unknown.
-        dtype: int32, a code that is the same for the same element type on every rank.
         seq: int64, ABSENT where unknown.
         peer: int32, ABSENT where unknown.
         end_ns: int64, end on the rank's own clock.
-        step: int64, number of the step it belongs to, NO_STEP where unknown.
     """
 
+    ranks: Sequence[Rank]
     rank: NDArray[np.int32]
-    row: Int64Array
     group: NDArray[np.int32]
     kind: NDArray[np.int8]
     bytes: Int64Array
-    dtype: NDArray[np.int32]
     seq: Int64Array
     peer: NDArray[np.int32]
     end_ns: Int64Array
-    step: Int64Array
+
+    # What follows takes memory only where something is matched without numbers.
+
+    @cached_property
+    def dtype(self) -> NDArray[np.int32]:
+        """A code that is the same for the same element type on every rank."""
+        return _dtype_codes([rank.collectives for rank in self.ranks])
+
+    @cached_property
+    def step(self) -> Int64Array:
+        """int64, number of the step it belongs to, NO_STEP where unknown."""
+        return np.concatenate([step_labels(rank) for rank in self.ranks])
+
+    def row(self, members: Int64Array) -> Int64Array:
+        """Rows in their ranks' tables of some entries."""
+        lengths = [len(rank.collectives) for rank in self.ranks]
+        numbers = [rank.rank for rank in self.ranks]
+        first = np.zeros(max(numbers, default=-1) + 1, np.int64)
+        first[numbers] = np.cumsum(lengths) - lengths
+        return members - first[self.rank[members]]
 
 
 def gather_rows(ranks: Sequence[Rank], groups: Sequence[ProcessGroup]) -> Rows:
@@ -72,16 +89,14 @@ def gather_rows(ranks: Sequence[Rank], groups: Sequence[ProcessGroup]) -> Rows:
     tables = [rank.collectives for rank in ranks]
     lengths = [len(table) for table in tables]
     return Rows(
+        ranks=ranks,
         rank=np.repeat(np.array([rank.rank for rank in ranks], np.int32), lengths),
-        row=np.concatenate([np.arange(n, dtype=np.int64) for n in lengths]),
         group=_group_index(ranks, groups),
         kind=np.concatenate([table["kind"] for table in tables]),
         bytes=np.concatenate([table["bytes"] for table in tables]),
-        dtype=_dtype_codes(tables),
         seq=np.concatenate([table["seq"] for table in tables]),
         peer=np.concatenate([table["peer"] for table in tables]),
         end_ns=np.concatenate([table["end_ns"] for table in tables]),
-        step=np.concatenate([step_labels(rank) for rank in ranks]),
     )
 
 
@@ -236,7 +251,7 @@ def matches_of(
     return CollectiveMatches(
         offsets=offsets,
         member_rank=rows.rank[members],
-        member_row=rows.row[members],
+        member_row=rows.row(members),
         group=group,
         kind=kind,
         bytes=np.maximum.reduceat(rows.bytes[members], offsets[:-1])

@@ -28,7 +28,7 @@ from distprof.join.instances import (
 from distprof.join.shifts import CLEAR, TIMED, Expectation, best_shift, operations_of, typical_gap
 from distprof.join.waits import positions_of
 from distprof.run.run import CollectiveMatches, Rank
-from distprof.run.tables import distinct, encode
+from distprof.run.tables import distinct, encode, order_of_codes
 from distprof.run.topology import ProcessGroup
 from distprof.schema import Int64Array
 from distprof.terms import CollectiveKind, MatchMethod
@@ -166,6 +166,8 @@ def _rows_of(rows: Rows, group: int, rank: int) -> Int64Array:
 
 # By sequence number -------------------------------------------------------------------------------
 
+_FEW_GAPS = 8  # numbers that a group may skip for each that it has
+
 _MIN_TO_CONTRADICT = 4  # shared numbers: fewer that disagree are single faults
 
 
@@ -214,30 +216,84 @@ def match_by_sequence(
         The rows of groups whose numbers mean nothing: they contradict each other too often, or the
         times.
     """
-    if len(index) == 0:
-        return index
+    notes = _Notes([], [])
+    rest = [
+        _match_part(rows, part, groups, present, None if are_sure else clocks, found, notes)
+        for part in _by_groups(rows, index)
+    ]
+    found.notes += notes.useless
+    if notes.num_bad:
+        found.notes.append(
+            f"{notes.num_bad} of {notes.num_shared} collectives with equal group and "
+            "sequence number differ in kind or bytes between ranks: distprof does not match "
+            "them."
+        )
+    found.notes += notes.refuted
+    return np.concatenate([np.empty(0, np.int64), *rest])
+
+
+class _Notes(msgspec.Struct):
+    """What is said of groups, and of how many numbers that several ranks have."""
+
+    useless: list[str]
+    refuted: list[str]
+    num_bad: int = 0
+    num_shared: int = 0
+
+
+_BLOCK = 1 << 21
+"""Rows joined at once, unless a group has more: about 100 bytes of memory for each."""
+
+
+def _by_groups(rows: Rows, index: Int64Array) -> Iterator[Int64Array]:
+    """The rows in parts of whole groups, by ascending group, each part ascending."""
+    if len(index) <= _BLOCK:
+        if len(index):
+            yield index
+        return
+    group = rows.group[index]
+    counts = np.bincount(group)
+    part_of_group = _numbered((np.cumsum(counts) - counts) // _BLOCK)
+    part = part_of_group[group]
+    order = order_of_codes(part, int(part_of_group[-1]) + 1)
+    del group
+    yield from np.split(index[order], np.cumsum(np.bincount(part))[:-1])
+
+
+def _numbered(ascending: Int64Array) -> Int64Array:
+    """0 for the first value, one more for each further value."""
+    changes: Int64Array = np.cumsum(np.diff(ascending, prepend=ascending[:1]) > 0)
+    return changes
+
+
+def _match_part(
+    rows: Rows,
+    index: Int64Array,
+    groups: Sequence[ProcessGroup],
+    present: Int64Array,
+    clocks: ClockLinks | None,
+    found: MatchBuilder,
+    notes: _Notes,
+) -> Int64Array:
+    """Join rows of some groups; those of groups whose numbers mean nothing are left."""
     order, first = _runs_of_sequence(rows, index)
     sizes = np.diff(np.append(first, len(order)))
     group = rows.group[order[first]]
     bad = ~_members_agree(rows, order, first) & (sizes >= 2)
     useless = _contradicting_groups(group, sizes >= 2, bad, len(groups))
-    for number in np.flatnonzero(useless).tolist():
-        found.notes.append(
-            f"Sequence numbers of group {name_of(groups[number])} differ between ranks: distprof "
-            "matches its collectives by their order."
-        )
+    notes.useless += [
+        f"Sequence numbers of group {name_of(groups[number])} differ between ranks: distprof "
+        "matches its collectives by their order."
+        for number in np.flatnonzero(useless).tolist()
+    ]
     bad &= ~useless[group]
-    if bad.any():
-        found.notes.append(
-            f"{int(bad.sum())} of {int((sizes >= 2).sum())} collectives with equal group and "
-            "sequence number differ in kind or bytes between ranks: distprof does not match "
-            "them."
-        )
+    notes.num_bad += int(bad.sum())
+    notes.num_shared += int((sizes >= 2).sum())
     # grouped messages carry numbers that not every member counts: all members or none
     grouped = rows.kind[order[first]] == CollectiveKind.SEND_RECV
     keep = (sizes >= 2) & ~bad & ~useless[group] & (~grouped | (sizes == present[group]))
-    if not are_sure:
-        refuted = _refuted_groups(rows, order, first, keep, groups, clocks, found)
+    if clocks is not None:
+        refuted = _refuted_groups(rows, order, first, keep, groups, clocks, found, notes)
         useless[refuted] = True
     keep &= ~useless[group]
     found.add(order[np.repeat(keep, sizes)], sizes[keep], MatchMethod.SEQUENCE)
@@ -254,18 +310,19 @@ def _refuted_groups(
     groups: Sequence[ProcessGroup],
     clocks: ClockLinks,
     found: MatchBuilder,
+    notes: _Notes,
 ) -> list[int]:
     """Groups whose numbers times refute; says so, and which others are odd."""
     conflicts = check_numbers(rows, order, first, np.flatnonzero(keep), clocks)
     for number, ranks in conflicts.refuted.items():
         found.misnumbered.update(ranks)
-        found.notes.append(
+        notes.refuted.append(
             f"Sequence numbers of group {name_of(groups[number])} pair collectives of "
             f"{name_ranks(ranks)} that do not end together: distprof matches them by their order."
         )
     for number, ranks in conflicts.odd.items():
         found.misnumbered.update(ranks)
-        found.notes.append(
+        notes.refuted.append(
             f"Collectives of group {name_of(groups[number])} imply a different offset between "
             f"the clocks of {name_ranks(ranks)} than those of other groups."
         )
@@ -284,7 +341,7 @@ def _contradicting_groups(
 
 def _runs_of_sequence(rows: Rows, index: Int64Array) -> tuple[Int64Array, Int64Array]:
     """Rows sorted by group, number, occurrence and rank; and where each such run begins."""
-    order = index[np.lexsort((rows.seq[index], rows.group[index]))]
+    order = index[_order_of_numbers(rows.group[index], rows.seq[index])]
     # the sort is stable: within a run, rows are still rank by rank and in order of start
     group, seq, rank = rows.group[order], rows.seq[order], rows.rank[order]
     same = same_as_before(group, seq)
@@ -295,6 +352,22 @@ def _runs_of_sequence(rows: Rows, index: Int64Array) -> tuple[Int64Array, Int64A
         order = order[by_occurrence]
         same = same_as_before(group[by_occurrence], seq[by_occurrence], occurrence[by_occurrence])
     return order, np.flatnonzero(~same)
+
+
+def _order_of_numbers(group: NDArray[np.int32], seq: Int64Array) -> Int64Array:
+    """Entries by group and number, stably; in linear time where numbers have few gaps."""
+    count = int(group.max()) + 1
+    low = np.full(count, np.iinfo(np.int64).max)
+    high = np.full(count, np.iinfo(np.int64).min)
+    np.minimum.at(low, group, seq)
+    np.maximum.at(high, group, seq)
+    used = high >= low
+    span = [b - a + 1 for a, b in zip(low[used].tolist(), high[used].tolist(), strict=True)]
+    if sum(span) > _FEW_GAPS * len(seq):
+        return np.lexsort((seq, group))
+    first = np.zeros(count, np.int64)
+    first[used] = np.cumsum(span) - span - low[used]
+    return order_of_codes(seq + first[group], sum(span))
 
 
 def _position_in_run(same_as_before: NDArray[np.bool_]) -> Int64Array:
@@ -379,11 +452,13 @@ def match_collectives(
     shared &= ~_strays(ranks)
     collective = np.flatnonzero(shared & ~message)
     numbered = all_ranks_number(rows, collective) & (rows.seq[collective] >= 0)
+    others = collective[~numbered]
+    if not numbered.all():
+        collective = collective[numbered]
     on_cpu = all(rank.device.name == "cpu" for rank in ranks)
-    rest = match_by_sequence(
-        rows, collective[numbered], groups, present, clocks, found, are_sure=on_cpu
-    )
-    ordered = np.sort(np.concatenate((collective[~numbered], rest)))
+    rest = match_by_sequence(rows, collective, groups, present, clocks, found, are_sure=on_cpu)
+    del collective
+    ordered = np.sort(np.concatenate((others, rest)))
     match_by_order(rows, ordered, clocks, groups, present, found)
     match_messages(rows, np.flatnonzero(shared & message), clocks, found)
     found.notes.extend(_group_notes(ranks))

@@ -221,10 +221,12 @@ def order_of_codes(codes: Int64Array, count: int) -> Int64Array:
 
     Args:
         codes: int64, 0 to ``count - 1``.
-        count: Number of codes; up to 65,536, sorting takes linear time.
+        count: Number of codes. Sorting takes linear time: by 16 bits after 16 bits.
     """
-    small = codes.astype(np.uint16) if count <= 1 << 16 else codes
-    order: Int64Array = np.argsort(small, kind="stable")
+    order: Int64Array = np.argsort(codes.astype(np.uint16), kind="stable")
+    for bits in range(16, (count - 1).bit_length(), 16):
+        digit = (codes >> bits).astype(np.uint16)
+        order = order[np.argsort(digit[order], kind="stable")]
     return order
 
 

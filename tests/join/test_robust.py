@@ -2,7 +2,10 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from distprof.join import clocks
 from distprof.join.clocks import components_of, fit_line, location, pooled_scale, solve_graph
 
 
@@ -67,3 +70,49 @@ def test_components_are_named_after_their_lowest_node():
 def test_a_long_chain_is_one_component():
     chain = np.stack((np.arange(999), np.arange(1, 1000)), axis=1)
     assert components_of(1000, chain[::-1]).max() == 0
+
+
+def dense(count: int, edges: np.ndarray, weight: np.ndarray, difference: np.ndarray):
+    """Values and variances by the full matrix."""
+    normal, right = np.zeros((count, count)), np.zeros(count)
+    for (a, b), w, d in zip(edges.tolist(), weight, difference, strict=True):
+        normal[a, a] += w
+        normal[b, b] += w
+        normal[a, b] -= w
+        normal[b, a] -= w
+        right[b] += w * d
+        right[a] -= w * d
+    inverse = np.linalg.inv(normal[1:, 1:])
+    return np.append(0, inverse @ right[1:]), np.append(0, np.diag(inverse))
+
+
+@settings(max_examples=200)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([0, 1, 2, 16]))
+def test_elimination_gives_what_the_full_matrix_gives(seed: int, few: int) -> None:
+    """Of a tree with some more edges, one between two nodes at most."""
+    dice = np.random.default_rng(seed)
+    count = int(dice.integers(2, 30))
+    tree = {(int(dice.integers(0, node)), node) for node in range(1, count)}
+    more = {tuple(sorted(dice.choice(count, 2, replace=False).tolist())) for _ in range(seed % 40)}
+    edges = np.array(sorted(tree | more))
+    weight, difference = dice.uniform(1e-3, 1, len(edges)), dice.normal(0, 1e6, len(edges))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clocks, "_FEW", few)
+        equations = clocks._Equations(count, edges, weight, difference)
+        value, variance = dense(count, edges, weight, difference)
+        assert equations.solution() == pytest.approx(value, rel=1e-7, abs=1e-3)
+        assert equations.variance() == pytest.approx(variance, rel=1e-7, abs=1e-9)
+
+
+@pytest.mark.parametrize("size", [8, 64])
+def test_clocks_of_a_mesh_leave_no_full_matrix(size: int) -> None:
+    """Ranks with a clock each, in groups of eight, in groups across them, and in the world."""
+    ranks = np.arange(8 * size)
+    leaders = (ranks // 8 * 8, ranks % 8, np.zeros_like(ranks))
+    edges = {
+        (int(a), int(b)) for leader in leaders for a, b in zip(leader, ranks, strict=True) if a < b
+    }
+    pairs = np.array(sorted(edges))
+    equations = clocks._Equations(len(ranks), pairs, np.ones(len(pairs)), np.zeros(len(pairs)))
+    assert equations._core == []
+    assert sum(len(row) for row in equations._rows) <= 8 * len(ranks)

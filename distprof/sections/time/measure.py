@@ -133,7 +133,7 @@ def rank_steps(context: RankContext, timeline: Timeline) -> tuple[StepBreakdown,
     )
 
 
-MOST_STEPS = 32_768
+MOST_STEPS = 16_384
 """Steps of ranks in a report; 150 bytes each."""
 
 DIFFERENT = 8

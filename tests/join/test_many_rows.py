@@ -1,0 +1,131 @@
+"""Matching in parts, in linear time and in less memory gives the same."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import structs
+
+from distprof.join import matching
+from distprof.join.matching import match_collectives
+from distprof.join.topology import build_topology
+from distprof.run.run import CollectiveMatches, Rank
+from distprof.run.tables import COLLECTIVES, order_of_codes
+from distprof.schema import Coded, Table
+from tests.simulator import Collective, Compute, SimulatedJob
+from tests.simulator.job import MS
+
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def ranks_of(seed: int, **more: bool) -> list[Rank]:
+    program = (
+        Compute(ns=MS),
+        Collective(axis="tp"),
+        Compute(ns=MS),
+        Collective(axis="dp", overlap=True),
+        Collective(),
+    )
+    axes = {"tp": ((0, 1), (2, 3)), "dp": ((0, 2), (1, 3))}
+    job = SimulatedJob(
+        num_nodes=2,
+        ranks_per_node=2,
+        num_steps=6,
+        seed=seed,
+        program=program,
+        axes=axes,
+        capture_skip={1: seed % 4},
+    )
+    return job.run().to_ranks(**more)
+
+
+def matched(ranks: list[Rank]) -> CollectiveMatches:
+    topology = build_topology(ranks)
+    return match_collectives(ranks, topology.groups, topology.nodes)
+
+
+def assert_same(one: CollectiveMatches, other: CollectiveMatches) -> None:
+    for name in CollectiveMatches.__struct_fields__:
+        first, second = getattr(one, name), getattr(other, name)
+        if isinstance(first, np.ndarray):
+            assert first.tolist() == second.tolist(), name
+        else:
+            assert first == second, name
+
+
+@settings(max_examples=10)
+@given(SEEDS, st.booleans())
+def test_group_by_group_or_at_once(seed: int, with_seq: bool) -> None:
+    """Numbers of a rank are off in one group, so that each kind of note is there."""
+    ranks = ranks_of(seed, with_seq=with_seq)
+    if seed % 3 == 0 and with_seq:
+        table = ranks[0].collectives
+        off = table["seq"] + table.coded("group").equals("0") * 3
+        ranks[0] = structs.replace(ranks[0], collectives=table.with_columns(seq=off))
+    whole = matched(ranks)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(matching, "_BLOCK", 7)
+        assert_same(matched(ranks), whole)
+
+
+@given(SEEDS)
+def test_numbers_in_order(seed: int) -> None:
+    dice = np.random.default_rng(seed)
+    size = int(dice.integers(1, 60))
+    group = dice.integers(0, 5, size).astype(np.int32)
+    seq = dice.integers(0, dice.choice([3, 100, 2**60]), size) + dice.choice([0, 2**61])
+    order = matching._order_of_numbers(group, seq)
+    assert order.tolist() == np.lexsort((seq, group)).tolist()
+
+
+@given(SEEDS, st.sampled_from([1, 2, 1 << 16, (1 << 16) + 1, 1 << 40]))
+def test_codes_in_order(seed: int, count: int) -> None:
+    codes = np.random.default_rng(seed).integers(0, count, 50)
+    assert order_of_codes(codes, count).tolist() == np.argsort(codes, kind="stable").tolist()
+
+
+def many_rows(num_rows: int) -> Table:
+    dice = np.random.default_rng(0)
+    groups = Coded(dice.integers(0, 2, num_rows).astype(np.int32), ("g0", "g1"))
+    columns = {
+        column.name: Coded(np.zeros(num_rows, np.int32), ("same",))
+        if column.dtype == "category"
+        else np.full(num_rows, 1, np.dtype(column.dtype))
+        for column in COLLECTIVES
+    }
+    columns["start_ns"] = np.arange(num_rows, dtype=np.int64)
+    for name in ("group", "group_desc", "group_ranks"):
+        columns[name] = Coded(groups.codes.copy(), groups.values)
+    return Table(COLLECTIVES, columns)
+
+
+def held_bytes(table: Table) -> int:
+    """Of arrays that do not share their memory."""
+    arrays = {
+        array.__array_interface__["data"][0]: array
+        for column in COLLECTIVES
+        for array in [
+            table.coded(column.name).codes if column.dtype == "category" else table[column.name]
+        ]
+    }
+    return sum(a.itemsize if 0 in a.strides else a.nbytes for a in arrays.values())
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 5, 1_000, 5_000])
+def test_a_compact_table_holds_the_same_in_less(num_rows: int) -> None:
+    table = many_rows(num_rows)
+    compact = table.compact()
+    for other in (compact, pickle.loads(pickle.dumps(compact))):
+        for column in COLLECTIVES:
+            if column.dtype == "category":
+                assert other.coded(column.name).decode() == table.coded(column.name).decode()
+            else:
+                assert other[column.name].dtype == table[column.name].dtype
+                assert other[column.name].tolist() == table[column.name].tolist()
+        if num_rows >= 1_000:
+            assert held_bytes(other) < 13 * num_rows
+            assert held_bytes(table) > 90 * num_rows
