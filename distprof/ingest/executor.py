@@ -25,6 +25,7 @@ from distprof.processors import available_processors
 __all__ = [
     "Failure",
     "Outcome",
+    "ProcessExecutor",
     "Progress",
     "SerialExecutor",
     "import_numpy",
@@ -307,7 +308,8 @@ def _start_method() -> Any:
     """How a pool starts its processes: forked from this one while it has no thread but this.
 
     A forked process need not start and import anew, which takes as long as reading several small
-    traces. A thread may hold a lock that its copy never gives back: then processes are spawned.
+    traces: what all of them need is best imported before. A thread may hold a lock that its copy
+    never gives back: then processes are spawned.
     """
     import multiprocessing
 
@@ -315,12 +317,17 @@ def _start_method() -> Any:
     return multiprocessing.get_context("fork" if forks else "spawn")
 
 
+_SURVIVES_FORK = "jemalloc_bg_thd"
+"""Of Arrow's allocator, which takes its locks before a fork and gives them back on both sides."""
+
+
 def _num_threads() -> int | None:
     """Threads of this process, those of libraries too; None where that cannot be told."""
     try:
-        return len(list(Path("/proc/self/task").iterdir()))
+        names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
     except OSError:
         return None
+    return sum(name != _SURVIVES_FORK for name in names)
 
 
 def _serve_parent() -> None:

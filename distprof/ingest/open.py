@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import Executor
 from contextlib import nullcontext
 from functools import partial
+from importlib import import_module
 
 from msgspec.structs import replace
 
@@ -17,7 +18,14 @@ from distprof.errors import DistprofError, InputError
 from distprof.ingest.assemble import assemble_run
 from distprof.ingest.cache import is_temporary, scratch_folder
 from distprof.ingest.discovery import Discovery, TraceFile, discover
-from distprof.ingest.executor import Outcome, Progress, SerialExecutor, map_each, running
+from distprof.ingest.executor import (
+    Outcome,
+    ProcessExecutor,
+    Progress,
+    SerialExecutor,
+    map_each,
+    running,
+)
 from distprof.ingest.files import Folder
 from distprof.ingest.folders import open_folder
 from distprof.ingest.job.run_directory import (
@@ -159,6 +167,8 @@ def _read_each(
     """The rank of each trace. Only this process can tell what it reads of a trace."""
     read = partial(ingest_rank, options=options)
     with running(_suitable(executor, traces)) as pool:
+        if isinstance(pool, ProcessExecutor):
+            import_module("pyarrow.parquet")  # once, before the workers are forked
         is_here = len(traces) == 1 or isinstance(pool, SerialExecutor)
         watching = watched(told.read) if told is not None and is_here else nullcontext()
         with watching:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import zlib
 from pathlib import Path
@@ -103,6 +104,27 @@ def test_rows_written_piecewise_are_read_whole_and_shifted(tmp_path, monkeypatch
     assert len(table) == 30
     assert table["start_ns"][:4].tolist() == [10**18, 10**18 + 10, 10**18 + 20, 10**18 + 1]
     assert len(set(table.coded("name").values)) == len(table.coded("name").values) == 12
+
+
+@pytest.mark.parametrize("num_writes", [1, 5])
+def test_rows_that_cannot_be_written_are_an_error_of_the_writer(num_writes, tmp_path, monkeypatch):
+    """Row groups are written by a thread, whose error must not be lost, at the next or the end."""
+
+    def write(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("distprof.ingest.cache._ROW_GROUP", 2)
+    monkeypatch.setattr(ParquetHostSink, "_write_group", write)
+
+    def fill():
+        with ParquetHostSink(tmp_path / "host") as sink:
+            for _ in range(num_writes):
+                sink.write(host_table(["a", "b", "c"]))
+
+    with pytest.raises(OSError, match="No space") as error:
+        fill()
+    assert error.value.errno == errno.ENOSPC
+    assert not [t for t in threading.enumerate() if t.name.startswith("distprof-write")]
 
 
 def test_a_sink_without_rows_gives_an_empty_table(tmp_path):

@@ -146,10 +146,13 @@ def test_a_script_without_a_guard_is_not_run_again_by_workers(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere processes are always spawned")
-@pytest.mark.parametrize(("threads", "method"), [(0, "fork"), (1, "spawn")])
-def test_processes_are_forked_from_a_process_without_threads_only(threads, method):
+@pytest.mark.parametrize(
+    ("imported", "threads", "method"),
+    [("sys", 0, "fork"), ("pyarrow.parquet", 0, "fork"), ("sys", 1, "spawn")],
+)
+def test_processes_are_forked_from_a_process_without_threads_only(imported, threads, method):
     script = (
-        "import sys, threading\n"
+        f"import {imported}, sys, threading\n"
         "from distprof.ingest.executor import make_executor\n"
         "from tests.ingest import work\n"
         "if __name__ == '__main__':\n"

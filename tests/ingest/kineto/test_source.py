@@ -1,0 +1,98 @@
+"""Bytes of long inputs, which a thread unpacks ahead of the reader."""
+
+from __future__ import annotations
+
+import gzip
+import threading
+
+import pytest
+
+from distprof.ingest.kineto import source as module
+from distprof.ingest.kineto.source import ByteSource, watched
+
+BLOCK = 1 << 14
+TEXT = b"".join(b"%08d " % number for number in range(200_000))
+
+
+@pytest.fixture(params=[1 << 40, 1 << 16], ids=["by the reader", "ahead"])
+def _ahead(request, monkeypatch):
+    """With a limit that this input does not reach, and with one that it does."""
+    monkeypatch.setattr(module, "_LONG", request.param)
+
+
+def read_all(source):
+    blocks = []
+    while block := source.read(BLOCK):
+        blocks.append(block)
+    return blocks
+
+
+def threads_of_ours():
+    return [t.name for t in threading.enumerate() if t.name.startswith("distprof-unpack")]
+
+
+@pytest.mark.usefixtures("_ahead")
+def test_everything_comes_in_blocks_of_the_size_that_was_asked_for(tmp_path):
+    path = tmp_path / "long.json.gz"
+    path.write_bytes(gzip.compress(TEXT[:900_000], 1) + gzip.compress(TEXT[900_000:], 1))
+    with ByteSource(path, "long") as source:
+        blocks = read_all(source)
+        assert source.read(BLOCK) == b""
+    assert b"".join(blocks) == TEXT
+    assert max(map(len, blocks)) <= BLOCK
+    assert source.damage is None
+    assert threads_of_ours() == []
+
+
+@pytest.mark.usefixtures("_ahead")
+@pytest.mark.parametrize("damage", ["truncated", "garbled"])
+def test_damage_far_inside_is_told_and_what_was_whole_is_kept(damage, tmp_path):
+    packed = bytearray(gzip.compress(TEXT, 1))
+    middle = len(packed) // 2
+    if damage == "truncated":
+        del packed[middle:]
+    else:
+        packed[middle : middle + 64] = b"\xff" * 64
+    path = tmp_path / "long.json.gz"
+    path.write_bytes(packed)
+    with ByteSource(path, "long") as source:
+        found = b"".join(read_all(source))
+    assert len(found) > len(TEXT) // 3
+    assert TEXT.startswith(found[: len(TEXT) // 3])
+    assert source.damage is not None
+
+
+def test_both_ways_give_the_same_blocks(tmp_path, monkeypatch):
+    path = tmp_path / "long.json.gz"
+    path.write_bytes(gzip.compress(TEXT, 1))
+    found = []
+    for limit in (1 << 40, 1 << 16):
+        monkeypatch.setattr(module, "_LONG", limit)
+        with ByteSource(path, "long") as source:
+            found.append(read_all(source))
+    assert found[0] == found[1]
+
+
+def test_a_reader_that_stops_early_leaves_no_thread(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_LONG", 1 << 16)
+    path = tmp_path / "long.json.gz"
+    path.write_bytes(gzip.compress(TEXT, 1))
+    with ByteSource(path, "long") as source:
+        while not threads_of_ours():
+            assert source.read(BLOCK)
+    assert threads_of_ours() == []
+
+
+@pytest.mark.usefixtures("_ahead")
+def test_watchers_hear_of_every_byte_in_the_thread_of_the_reader(tmp_path):
+    path = tmp_path / "long.json.gz"
+    path.write_bytes(gzip.compress(TEXT, 1))
+    heard = []
+    with (
+        watched(lambda count: heard.append((threading.current_thread().name, count))),
+        ByteSource(path, "long") as source,
+    ):
+        read_all(source)
+    head = 1 << 15  # what a file is recognised by
+    assert sum(count for _, count in heard) == path.stat().st_size - head
+    assert {name for name, _ in heard} == {threading.current_thread().name}
