@@ -30,6 +30,7 @@ LOADED = {
     "rule": NEVER | ARRAYS | DRAWING | {"distprof.api", "distprof.ingest", "distprof.documents"},
     "rule COM101 --format md": NEVER | ARRAYS | DRAWING,
     "rule COM101": NEVER | ARRAYS | {"rich.progress", "rich.traceback"},
+    "plan --model llama2-7b --gpus 8": NEVER | {"pyarrow", "pandas", "fsspec", "distprof.ingest"},
     "doctor": ARRAYS | DRAWING | {"torch", "distprof.api", "distprof.ingest"},
     "analyze mi250-1gpu": NEVER
     | (ARRAYS - {"numpy"})
@@ -66,9 +67,3 @@ def test_analysis_imports_neither_pandas_nor_torch(tmp_path: Path) -> None:
         loaded = loaded_by(command)
         assert loaded & (NEVER | {"pandas"}) == set(), cache
         assert "pyarrow.parquet" in loaded, "the cache was used"
-
-
-def test_plans_need_no_traces() -> None:
-    """``plan`` reads no file: what reads traces, and Parquet, stays out."""
-    command = ["plan", "--model", "llama2-7b", "--gpus", "8", "--layout", "dp=8"]
-    assert loaded_by(command) & (NEVER | {"pyarrow", "pandas"}) == set()
