@@ -256,16 +256,19 @@ def _tell(
 def _completed(
     executor: Executor, function: Callable[[T], R], items: Sequence[T]
 ) -> Iterator[tuple[int, Future[R]]]:
-    """Futures as they finish, a few more submitted at a time than there are workers."""
-    limit = _IN_FLIGHT_PER_WORKER * getattr(executor, "workers", available_processors() or 1)
+    """Futures as they finish, a few more submitted at a time than there are workers now."""
     pending: dict[Future[R], int] = {}
     waiting: Iterable[tuple[int, T]] = iter(enumerate(items))
     for index, item in waiting:
         pending[executor.submit(function, item)] = index
-        if len(pending) >= limit:
+        if len(pending) >= _limit(executor):
             yield from _drain(pending)
     while pending:
         yield from _drain(pending)
+
+
+def _limit(executor: Executor) -> int:
+    return int(_IN_FLIGHT_PER_WORKER * getattr(executor, "workers", available_processors() or 1))
 
 
 def _drain(pending: dict[Future[R], int]) -> Iterator[tuple[int, Future[R]]]:

@@ -16,6 +16,7 @@ import pytest
 
 from distprof.cli import main
 from distprof.errors import MissingExtraError, UsageError
+from distprof.ingest import executor
 from distprof.ingest.cache import DamagedCacheError
 from distprof.ingest.executor import make_executor, map_each
 from distprof.ingest.machines import cluster
@@ -139,9 +140,9 @@ def test_a_run_is_read_on_a_cluster(dask, tmp_path):
 
 def test_the_report_is_that_of_one_machine_to_the_byte(dask, tmp_path):
     made = []
-    for name, executor in (("here", "serial"), ("there", f"tcp://{dask.place}")):
+    for name, spec in (("here", "serial"), ("there", f"tcp://{dask.place}")):
         report = tmp_path / f"{name}.json"
-        where = ["--cache-dir", str(tmp_path / name), "--executor", executor]
+        where = ["--cache-dir", str(tmp_path / name), "--executor", spec]
         arguments = ["analyze", str(DLRM), *where, "--format", "json", "-o", str(report)]
         assert main(arguments) in (0, 1)
         made.append(report.read_bytes())
@@ -258,6 +259,27 @@ def test_without_a_worker_waiting_ends(monkeypatch):
         pytest.raises(ClusterError, match="has had no worker for 1 s; start one with: dask"),
     ):
         map_each(pool, work.process_id, range(3))
+
+
+def test_workers_of_another_version_are_refused(dask, monkeypatch):
+    monkeypatch.setattr(cluster, "__version__", "9.9")
+    with (
+        make_executor(f"dask://{dask.place}") as pool,
+        pytest.raises(ClusterError, match=r"this machine 9.9: install the same"),
+    ):
+        map_each(pool, work.process_id, range(3))
+
+
+def test_workers_that_come_later_are_used(dask, monkeypatch):
+    """A batch system starts them one after another."""
+    with processes(1) as other, make_executor(f"dask://{other.place}") as pool:
+        assert pool.workers == 1
+        other.start(WORKER, f"tcp://{other.place}")
+        limit = time.monotonic() + 60
+        while pool.workers < 2:
+            assert time.monotonic() < limit
+            map_each(pool, work.process_id, range(2))
+        assert executor._limit(pool) == 4
 
 
 def test_without_dask_the_extra_is_named(monkeypatch):

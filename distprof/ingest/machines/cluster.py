@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from distprof.errors import DistprofError, MissingExtraError, UsageError
+from distprof.version import __version__
 
 __all__ = ["ClusterError", "ClusterExecutor", "connect"]
 
@@ -25,6 +26,9 @@ CONNECT_S = 5
 
 ANSWER_S = 30.0
 """For this long a scheduler that has answered before may be silent."""
+
+FETCH_S = 600.0
+"""In this time a result arrives."""
 
 WORKER_S = 60.0
 """For this long work may wait for a worker."""
@@ -106,6 +110,7 @@ class ClusterExecutor(Executor):
                 raise self._problem
             theirs = self._client.submit(
                 _on_worker,
+                __version__,
                 fn,
                 light,
                 kwargs,
@@ -131,21 +136,21 @@ class ClusterExecutor(Executor):
 
     def _take(self, ours: Future[Any], done: Any, path: str) -> None:
         """Pass on what a worker returned; called in a thread of Dask."""
-        with self._lock:
-            known = self._pending.pop(ours, None) is not None
-        if not known:
-            return
+        found, problem = None, None
         try:
-            result, place = done.result(timeout=ANSWER_S)
+            found, place = done.result(timeout=FETCH_S)
         except BaseException as error:
+            problem = _explained(error)
             if isinstance(error, CancelledError) or done.status == "cancelled":
-                self._lose(self._gone(), ours)
-            else:
-                ours.set_exception(_explained(error))
-            return
+                return self._lose(self._gone())
+        with self._lock:
+            if self._pending.pop(ours, None) is None:
+                return None  # the cluster was lost meanwhile
+        if problem is not None:
+            return ours.set_exception(problem)
         if path:
             _places[self._address, path] = place
-        ours.set_result(result)
+        return ours.set_result(found)
 
     def _watch(self) -> None:
         """Look after the cluster until this is closed."""
@@ -187,26 +192,39 @@ class ClusterExecutor(Executor):
             f"start one with: dask worker {self._address}"
         )
 
-    def _lose(self, problem: ClusterError, *more: Future[Any]) -> None:
+    def _lose(self, problem: ClusterError) -> None:
         """Fail everything that is waited for."""
         with self._lock:
             if self._problem is None:
                 self._problem = problem
-            waiting = [*self._pending, *more]
+            waiting = [*self._pending]
             self._pending.clear()
         for future in waiting:
             future.set_exception(self._problem)
 
 
-def _on_worker(fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, str]:
-    """What a worker runs: the result, and where it was made."""
+def _on_worker(
+    version: str, fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
+) -> tuple[Any, str]:
+    """What a worker runs: the result, and where it was made.
+
+    Raises:
+        ClusterError: If the worker has another version of distprof.
+    """
     from distributed import get_worker
+
+    if version != __version__:
+        raise ClusterError(
+            f"a Dask worker has distprof {__version__}, this machine {version}: install the same"
+        )
 
     return fn(*args, **kwargs), str(get_worker().address)
 
 
 def _explained(error: BaseException) -> BaseException:
     """The error of one item, in words where Dask gave up on it."""
+    if isinstance(error, ModuleNotFoundError) and error.name == "distprof":
+        return ClusterError("the Dask workers have no distprof: install it there, too")
     if type(error).__name__ == "KilledWorker":
         tries = getattr(error, "allowed_failures", 3) + 1
         return DistprofError(
