@@ -119,7 +119,7 @@ class SummaryClass(msgspec.Struct, frozen=True, kw_only=True):
     """Collectives with the same group, kind, type and size.
 
     Args:
-        group: Name of the process group.
+        group: Name of the process group; of the kernel where the table knows no groups.
         ranks: Its members as the table lists them; empty where it does not.
         kind: Operation.
         dtype: As the table spells it.

@@ -34,6 +34,25 @@ def table(folder: Path, *rows: str) -> str:
     return str(path)
 
 
+@pytest.mark.parametrize(("unit", "scale"), [("ns", 1_000), ("us", 1)])
+def test_htas_table_of_kernels_tells_who_comes_last(unit, scale, tmp_path):
+    rows = [
+        f"{i},ncclDevKernel_AllReduce_Sum_f32_RING_LL,{10 * mean * scale},1,1,{mean * scale},0,"
+        f"COMMUNICATION,{rank}\n{i},gemm,5,1,1,5,0,COMPUTATION,{rank}\n"
+        f"{i},others,5,1,1,5,0,COMMUNICATION,{rank}\n"
+        for i, (rank, mean) in enumerate([(0, 90), (1, 30), (2, 90)])
+    ]
+    path = tmp_path / "hta.csv"
+    head = f",name,sum ({unit}),max ({unit}),min ({unit}),mean ({unit}),stddev,kernel_type,rank\n"
+    path.write_text(head + "".join(rows))
+    assert fits_collective_summary(str(path))
+    result = analyze(str(path)).collective_summary
+    (one,) = result.classes
+    assert (one.kind, one.num_calls, one.shortest_ns) == ("all_reduce", 10, 30 * US)
+    assert (one.last_rank, result.late_rank) == (1, 1)
+    assert one.wait_ns == 40 * US
+
+
 def test_the_last_to_come_is_the_one_with_the_shortest_call(tmp_path):
     path = table(
         tmp_path,

@@ -2,6 +2,11 @@
 
 Columns ``rank``, ``Process Group Name``, ``Collective name``, ``dtype``, ``In msg nelems``,
 ``Out msg nelems``, ``dur_mean`` (microseconds) and ``operation_count``; others are not needed.
+
+HTA's table of kernels is read too (``TraceAnalysis.get_gpu_kernel_breakdown()[1].to_csv(…)``):
+``name``, ``kernel_type``, ``rank``, ``sum (ns)`` and ``mean (ns)``, or both in ``us``. Its rows of
+communication have no group and no size: a class is a kernel. Source:
+facebookresearch/HolisticTraceAnalysis, ``hta/analyzers/breakdown_analysis.py``.
 """
 
 from __future__ import annotations
@@ -24,6 +29,13 @@ from distprof.run.evidence import CollectiveSummary, SummaryClass
 __all__ = ["COLUMNS", "SOURCE", "fits_collective_summary", "read_collective_summary"]
 
 COLUMNS = ("rank", "Collective name", "dur_mean", "operation_count")
+_OF_HTA = {"name", "kernel_type", "rank"}
+_UNITS = {"sum (ns)": 1.0, "sum (us)": 1e3}
+_COMMUNICATION = "COMMUNICATION"
+_NO_GROUPS = (
+    "The table names no groups: ranks are compared as if each collective were one of all of them."
+)
+_FOLDED = "others"  # kernels that HTA put together
 BOUND = Bound(
     reads="a table of collectives per rank", num_bytes=128_000_000, rows=500_000, beyond="refused"
 )
@@ -42,7 +54,8 @@ def fits_collective_summary(source: str) -> bool:
     """Whether a file begins like such a table; never raises for what is not."""
     start = beginning(source, _SNIFFED_BYTES, endings=(".csv", ".csv.gz"))
     header = start.lstrip(b"\xef\xbb\xbf").split(b"\n", 1)[0].decode("utf-8", "replace")
-    return set(COLUMNS) <= {cell.strip() for cell in header.split(",")}
+    cells = {cell.strip().strip('"') for cell in header.split(",")}
+    return set(COLUMNS) <= cells or (cells >= _OF_HTA and bool(cells & _UNITS.keys()))
 
 
 def read_collective_summary(source: str) -> CollectiveSummary:
@@ -57,8 +70,15 @@ def read_collective_summary(source: str) -> CollectiveSummary:
     classes: dict[SummaryClass, int] = {}
     rows: list[tuple[int, int, int, int]] = []
     num_broken = 0
+    has_groups = True
     for entry in _entries(source):
-        row = _row(entry, classes)
+        if entry.keys() >= _OF_HTA:
+            has_groups = False
+            if entry["kernel_type"] != _COMMUNICATION or entry["name"] == _FOLDED:
+                continue
+            row = _row_of_hta(entry, classes)
+        else:
+            row = _row(entry, classes)
         if row is None:
             num_broken += 1
             continue
@@ -69,6 +89,7 @@ def read_collective_summary(source: str) -> CollectiveSummary:
         _refuse(source, f"no readable row, {num_broken:,} unreadable rows")
     table = np.array(rows, np.int64)
     notes = (f"Unreadable rows, skipped: {num_broken:,}.",) if num_broken else ()
+    notes += () if has_groups else (_NO_GROUPS,)
     return CollectiveSummary(
         classes=tuple(classes),
         class_index=table[:, 0],
@@ -110,6 +131,22 @@ def _row(
         num_bytes=_num_bytes(entry),
     )
     return classes.setdefault(made, len(classes)), rank, calls, round(mean * 1e3)
+
+
+def _row_of_hta(
+    entry: Mapping[str, str], classes: dict[SummaryClass, int]
+) -> tuple[int, int, int, int] | None:
+    unit = next((unit for unit in _UNITS if unit in entry), "")
+    rank, spent = _whole(entry.get("rank")), _number(entry.get(unit))
+    mean = _number(entry.get(unit.replace("sum", "mean")))
+    if rank is None or not spent or not mean or mean <= 0 or spent < mean:
+        return None
+    mean_ns = mean * _UNITS[unit]
+    if mean_ns >= MAX_MICROSECONDS * 1e3 or spent / mean >= _LARGEST:
+        return None
+    name = (entry.get("name") or "")[:200]
+    made = SummaryClass(group=name, ranks=(), kind=collective_kind(name), dtype="", num_bytes=None)
+    return classes.setdefault(made, len(classes)), rank, round(spent / mean), round(mean_ns)
 
 
 def _num_bytes(entry: Mapping[str, str]) -> int | None:
