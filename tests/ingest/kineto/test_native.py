@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -34,7 +36,8 @@ from tests.ingest.kineto.traces import (
     STEP,
 )
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "kineto"
+ROOT = Path(__file__).parents[3]
+GOLDEN = ROOT / "tests" / "golden" / "kineto"
 TRACES = sorted(GOLDEN.glob("*/*.json.gz"))
 NAMED = {"ph": "M", "name": "thread_name", "pid": 10, "tid": 11, "args": {"name": 'main "1"'}}
 FRAME = {**OPERATOR, "cat": "python_function", "name": "frame.py(1): f"}
@@ -329,3 +332,14 @@ def test_an_installation_without_it_reads_all_the_same(monkeypatch):
     assert switch.kernel() is None
     assert not switch.explain()[0]
     assert is_declined(chunk_of(*EVENTS))
+
+
+@pytest.mark.nightly
+def test_sanitizers_find_nothing_in_damaged_chunks():
+    built_kernel()  # skips where nothing can compile
+    program = ROOT / "benchmarks" / "fuzz_kernel.py"
+    asked = [sys.executable, program, "--chunks", "200000", "--compared", "2000"]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "200000 chunks" in done.stdout
+    assert "equal to Python's" in done.stdout
