@@ -17,7 +17,6 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from distprof.bounds import read_plain
 from distprof.errors import DistprofError, MissingExtraError, UsageError
 from distprof.options import whole_number
 from distprof.processors import available_processors
@@ -330,18 +329,15 @@ def _start_method() -> Any:
     return multiprocessing.get_context("fork" if forks else "spawn")
 
 
-_SURVIVES_FORK = b"jemalloc_bg_thd"
+_SURVIVES_FORK = "jemalloc_bg_thd"
 """Of Arrow's allocator, which takes its locks before a fork and gives them back on both sides."""
-
-
-_LONGEST_NAME = 64  # bytes of a thread's name; Linux has 16
 
 
 def _num_threads() -> int | None:
     """Threads of this process, those of libraries too; None where that cannot be told."""
     try:
         tasks = Path("/proc/self/task").iterdir()
-        names = [read_plain(task / "comm", _LONGEST_NAME).strip() for task in tasks]
+        names = [(task / "comm").read_text().strip() for task in tasks]
     except OSError:
         return None
     return sum(name != _SURVIVES_FORK for name in names)
