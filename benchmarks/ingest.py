@@ -86,7 +86,7 @@ def skip_all(trace: Path, _: Path) -> Callable[[], int]:
 
 def kernel(trace: Path, _: Path) -> Callable[[], int]:
     from distprof.ingest.kineto.framing import Framer
-    from distprof.ingest.kineto.native import native_chunk
+    from distprof.ingest.kineto.native import find_natively, with_codes
     from distprof.ingest.kineto.parsed import SymbolTable
     from distprof.ingest.kineto.source import ByteSource
 
@@ -102,8 +102,8 @@ def kernel(trace: Path, _: Path) -> Callable[[], int]:
 
     def work() -> int:
         how = {"exact": False, "device_only": False}
-        found = [native_chunk(chunk, len(chunk), symbols, **how) for chunk in chunks]
-        return sum(chunk.num_events for chunk in found if chunk is not None)
+        found = [find_natively(chunk, len(chunk), **how) for chunk in chunks]
+        return sum(with_codes(chunk, symbols).num_events for chunk in found if chunk is not None)
 
     return work
 

@@ -99,9 +99,7 @@ def answer_of(chunk: bytes, *, kernel: bool, exact: bool = False, device_only: b
 def is_declined(chunk: bytes, *, exact: bool = False, device_only: bool = False) -> bool:
     """Whether the kernel leaves a chunk to Python."""
     with switched(True):
-        found = native.native_chunk(
-            chunk, len(chunk), SymbolTable(), exact=exact, device_only=device_only
-        )
+        found = native.find_natively(chunk, len(chunk), exact=exact, device_only=device_only)
     return found is None
 
 

@@ -327,7 +327,8 @@ _SURVIVES_FORK = "jemalloc_bg_thd"
 def _num_threads() -> int | None:
     """Threads of this process, those of libraries too; None where that cannot be told."""
     try:
-        names = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+        tasks = Path("/proc/self/task").iterdir()
+        names = [(task / "comm").read_text().strip() for task in tasks]
     except OSError:
         return None
     return sum(name != _SURVIVES_FORK for name in names)

@@ -34,6 +34,7 @@ MAY_OPEN = {
     "cli/check.py": "appends to the file that GitHub names",
     "ingest/kineto/reader.py": "reads a trace by the window",
     "ingest/cache.py": "entries, after they are found to be plain files of a known size",
+    "ingest/executor.py": "names of this process's own threads, which Linux keeps short",
     "ingest/rank.py": "an entry of the cache, after it was checked",
 }
 """Modules that open files otherwise, and why they may."""

@@ -38,7 +38,7 @@ from distprof.ingest.kineto.events import (
     texts_to_ns,
 )
 from distprof.ingest.kineto.framing import Boundary
-from distprof.ingest.kineto.native import native_chunk
+from distprof.ingest.kineto.native import Found, find_natively, with_codes
 from distprof.ingest.kineto.parsed import DROPPED, Symbols, SymbolTable
 from distprof.schema import ABSENT, Int64Array
 
@@ -49,9 +49,11 @@ __all__ = [
     "EventColumns",
     "Rows",
     "coded",
+    "columns_of",
     "decode_events",
     "decode_texts",
     "device_columns",
+    "find_events",
     "floats",
     "host_columns",
     "integers",
@@ -314,10 +316,10 @@ def decode_events(data: bytes | bytearray, stop: int, state: DecodeState) -> Eve
         msgspec.DecodeError: If it is no JSON array.
         RecursionError: If it is nested absurdly deep.
     """
+    found = find_events(data, stop, state)
+    if found is not None:
+        return columns_of(found, state)
     if not state.permissive:
-        columns = _decode_natively(data, stop, state)
-        if columns is not None:
-            return columns
         try:
             return _decode_typed(data, stop, state)
         except (msgspec.ValidationError, UnicodeDecodeError):
@@ -326,12 +328,21 @@ def decode_events(data: bytes | bytearray, stop: int, state: DecodeState) -> Eve
     return decode_texts([bytes(text) for text in texts], state)
 
 
-def _decode_natively(data: bytes | bytearray, stop: int, state: DecodeState) -> EventColumns | None:
-    """What :func:`_decode_typed` gives, by the kernel; None where that must do it."""
-    symbols = state.symbols
-    chunk = native_chunk(data, stop, symbols, exact=state.exact, device_only=state.device_only)
-    if chunk is None:
+def find_events(data: bytes | bytearray, stop: int, state: DecodeState) -> Found | None:
+    """The first half of :func:`decode_events` by the kernel, for :func:`columns_of`.
+
+    Returns:
+        None where Python must read the chunk. The state is not changed.
+    """
+    if state.permissive:
         return None
+    return find_natively(data, stop, exact=state.exact, device_only=state.device_only)
+
+
+def columns_of(found: Found, state: DecodeState) -> EventColumns:
+    """The second half, for one chunk after another in their order."""
+    symbols = state.symbols
+    chunk = with_codes(found, symbols)
     return EventColumns(
         device=chunk.device,
         host=chunk.host,

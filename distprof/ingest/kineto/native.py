@@ -36,7 +36,7 @@ from distprof.ingest.kineto.events import (
 from distprof.ingest.kineto.parsed import SymbolTable, kind_of
 from distprof.kernel import kernel
 
-__all__ = ["NativeChunk", "native_chunk"]
+__all__ = ["Found", "NativeChunk", "find_natively", "with_codes"]
 
 _ALWAYS = ("name", "stream", "correlation", "device", "bytes", "grid", "Collective name")
 """Arguments in the order of ``enum Argument`` in ``native/chunk.hpp``."""
@@ -57,20 +57,32 @@ class NativeChunk(NamedTuple):
     num_clamped: int
 
 
-def native_chunk(
-    data: bytes | bytearray,
-    stop: int,
-    symbols: SymbolTable,
-    *,
-    exact: bool,
-    device_only: bool,
-) -> NativeChunk | None:
-    """Columns of the events in ``data[:stop]``; None where Python must read them.
+class Found(NamedTuple):
+    """What the kernel read in a chunk; it refers to nothing of the chunk any more.
+
+    Args:
+        columns: Its answer, see ``_kernel.pyi``.
+        texts: For each column of arguments that are texts, the texts that its codes index.
+    """
+
+    columns: Any
+    texts: list[list[str]]
+
+    @property
+    def num_rows(self) -> int:
+        """Device and host rows."""
+        rows = len(self.columns["device"]["start_ns"]) + len(self.columns["host"]["start_ns"])
+        return rows // np.dtype(np.int64).itemsize
+
+
+def find_natively(
+    data: bytes | bytearray, stop: int, *, exact: bool, device_only: bool
+) -> Found | None:
+    """The events in ``data[:stop]``; None where Python must read them.
 
     Args:
         data: Its first ``stop`` bytes are closed like a JSON array.
         stop: Where the array ends.
-        symbols: The dictionaries of the file, which grow; unchanged when None is returned.
         exact: Whether times are converted from their text.
         device_only: Keep device rows and step marks only.
     """
@@ -82,7 +94,7 @@ def native_chunk(
         texts = [[as_text(DECODE_ANY(raw)) for raw in raws] for raws in found["comm"]["raw_texts"]]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
         return None
-    return _coded(found, texts, symbols)
+    return Found(found, texts)
 
 
 @cache
@@ -109,8 +121,9 @@ def _decoder(compiled: ModuleType) -> Any:
     )
 
 
-def _coded(found: Any, texts: list[list[str]], symbols: SymbolTable) -> NativeChunk:
-    """The answer with the codes of the file's dictionaries."""
+def with_codes(read: Found, symbols: SymbolTable) -> NativeChunk:
+    """The columns with the codes of the file's dictionaries, which grow."""
+    found, texts = read
     names = [name if isinstance(name, str) else DECODE_ANY(name) for name in found["names"]]
     threads = [tuple(thread.split("/", 1)) for thread in found["threads"]]
     codes = {

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, Protocol
@@ -20,8 +22,10 @@ from distprof.ingest.kineto.decode import (
     Columns,
     DecodeState,
     EventColumns,
+    columns_of,
     decode_events,
     decode_texts,
+    find_events,
 )
 from distprof.ingest.kineto.device import DeviceSearch, parse_metadata
 from distprof.ingest.kineto.events import DECODE_OBJECT, LARGEST_NS
@@ -290,6 +294,42 @@ def read_trace(
         return reader.read()
 
 
+_LONG = 16 << 20  # bytes of text from which on a thread of its own pays
+
+_MOST_BEHIND = 2  # windows whose columns wait
+
+
+class _Behind:
+    """Does what follows from earlier windows in a thread, in order, while the next one is parsed.
+
+    What follows is Python and holds the GIL; the kernel does not.
+    """
+
+    def __init__(self) -> None:
+        self._thread: ThreadPoolExecutor | None = None
+        self._pending: deque[Future[None]] = deque()
+
+    def __enter__(self) -> _Behind:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._thread is not None:
+            self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def do(self, work: Callable[[], None]) -> None:
+        """Do it later; raises what earlier work raised."""
+        while len(self._pending) >= _MOST_BEHIND:
+            self._pending.popleft().result()
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "distprof-collect")
+        self._pending.append(self._thread.submit(work))
+
+    def wait(self) -> None:
+        """Return once everything is done; raises what it raised."""
+        while self._pending:
+            self._pending.popleft().result()
+
+
 class _Reader:
     def __init__(
         self,
@@ -308,10 +348,14 @@ class _Reader:
         self._collector = Collector(self._state.symbols, sink)
         self._framer = Framer(source, name, searched=device_only)
         self._search: DeviceSearch | None = None
+        self._behind = _Behind()
+        self._num_found = 0
 
     def read(self) -> ParsedTrace:
         framer, collector = self._framer, self._collector
-        framer.run(self._take, self._salvage, lambda: self._has_enough)
+        with self._behind:
+            framer.run(self._take, self._salvage, lambda: self._has_enough)
+            self._behind.wait()
         metadata, is_complete = parse_metadata(framer.head, framer.tail, ended=framer.ended)
         truncated = not (framer.ended and is_complete) or self._source.damage is not None
         if not collector.has_rows:
@@ -337,10 +381,19 @@ class _Reader:
     @property
     def _has_enough(self) -> bool:
         """Whether memory allows no more rows."""
+        if self._num_found + self._collector.num_rows >= MAX_ROWS:  # at least as many as there are
+            self._behind.wait()
         return self._collector.num_rows >= MAX_ROWS
 
     def _take(self, data: bytearray, stop: int, offset: int) -> bool:
         self._learn()
+        if offset > _LONG and not (self._strict or self._state.device_only):
+            found = find_events(data, stop, self._state)
+            if found is not None:
+                self._num_found += found.num_rows
+                self._behind.do(lambda: self._collector.add(columns_of(found, self._state)))
+                return True
+        self._behind.wait()
         try:
             columns = self._decode(data, stop)
         except (msgspec.DecodeError, RecursionError):
@@ -365,6 +418,7 @@ class _Reader:
 
     def _salvage(self, data: bytearray, stop: int, offset: int) -> None:
         self._learn()
+        self._behind.wait()
         for columns in salvage_events(data, stop, self._state):
             self._add(columns, data, offset)
 

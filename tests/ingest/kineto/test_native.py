@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -16,7 +19,7 @@ from hypothesis import strategies as st
 from benchmarks.fuzzing.chunks import answer_of, is_declined, mutated_chunk, switched
 from distprof import kernel as switch
 from distprof.errors import InputError
-from distprof.ingest.kineto import native
+from distprof.ingest.kineto import native, reader
 from distprof.ingest.kineto.device import DeviceSearch
 from distprof.ingest.kineto.framing import Boundary
 from distprof.ingest.kineto.parsed import SymbolTable
@@ -34,7 +37,8 @@ from tests.ingest.kineto.traces import (
     STEP,
 )
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "kineto"
+ROOT = Path(__file__).parents[3]
+GOLDEN = ROOT / "tests" / "golden" / "kineto"
 TRACES = sorted(GOLDEN.glob("*/*.json.gz"))
 NAMED = {"ph": "M", "name": "thread_name", "pid": 10, "tid": 11, "args": {"name": 'main "1"'}}
 FRAME = {**OPERATOR, "cat": "python_function", "name": "frame.py(1): f"}
@@ -60,9 +64,10 @@ def without(event, *names):
 
 def read(chunk, **how):
     with switched(True):
-        return native.native_chunk(
-            chunk, len(chunk), SymbolTable(), **{"exact": False, "device_only": False, **how}
+        found = native.find_natively(
+            chunk, len(chunk), **{"exact": False, "device_only": False, **how}
         )
+    return native.with_codes(found, SymbolTable())
 
 
 def test_columns_of_known_events():
@@ -197,7 +202,9 @@ def test_times_from_their_text_are_exact(ts):
 
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: f"{path.parent.name}/{path.name[:20]}")
 @pytest.mark.parametrize("rows", ["all", "device"])
-def test_real_traces_give_equal_tables(path, rows):
+@pytest.mark.parametrize("longer_than", [reader._LONG, -1], ids=["short", "long"])
+def test_real_traces_give_equal_tables(path, rows, longer_than, monkeypatch):
+    monkeypatch.setattr(reader, "_LONG", longer_than)  # a thread gathers columns of a long file
     mine, theirs = result_of(path, rows, kernel=True), result_of(path, rows, kernel=False)
     if isinstance(mine, str):
         assert mine == theirs
@@ -208,6 +215,34 @@ def test_real_traces_give_equal_tables(path, rows):
             assert plain(one) == plain(other), name
         else:
             assert one == other, name
+
+
+def test_damage_in_the_middle_of_a_long_trace_changes_nothing_else(tmp_path, monkeypatch):
+    """Windows that Python reads lie between such as the kernel reads."""
+    events = [dict(OPERATOR, ts=number, name=f"op {number % 7}") for number in range(4_000)]
+    text = json.dumps({"traceEvents": [*events, KERNEL]}, indent=1).replace('"op 3"', '"a"b"', 2)
+    path = tmp_path / "trace.json"
+    path.write_text(text.replace('"op 5"', '"o\\ud800p"', 3))
+    monkeypatch.setattr("distprof.ingest.kineto.framing.WINDOW_BYTES", 1 << 14)
+    monkeypatch.setattr("distprof.ingest.kineto.source._LONG", 1 << 14)
+    monkeypatch.setattr(reader, "_LONG", -1)
+    mine, theirs = result_of(path, "all", kernel=True), result_of(path, "all", kernel=False)
+    assert mine.quality == theirs.quality
+    assert mine.quality.num_repaired > 0
+    assert plain(mine.host) == plain(theirs.host)
+    assert len(mine.host) == 4_000
+
+
+def test_an_error_while_columns_are_gathered_is_raised_and_leaves_no_thread(monkeypatch):
+    def add(*_):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(reader, "_LONG", -1)
+    monkeypatch.setattr(reader.Collector, "add", add)
+    (path,) = (path for path in TRACES if "a100" in path.parent.name)
+    with switched(True), pytest.raises(OSError, match="No space"):
+        read_trace(path)
+    assert not [t for t in threading.enumerate() if t.name.startswith("distprof-")]
 
 
 def result_of(path, rows, *, kernel):
@@ -329,3 +364,14 @@ def test_an_installation_without_it_reads_all_the_same(monkeypatch):
     assert switch.kernel() is None
     assert not switch.explain()[0]
     assert is_declined(chunk_of(*EVENTS))
+
+
+@pytest.mark.nightly
+def test_sanitizers_find_nothing_in_damaged_chunks():
+    built_kernel()  # skips where nothing can compile
+    program = ROOT / "benchmarks" / "fuzz_kernel.py"
+    asked = [sys.executable, program, "--chunks", "200000", "--compared", "2000"]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "200000 chunks" in done.stdout
+    assert "equal to Python's" in done.stdout
