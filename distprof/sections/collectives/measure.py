@@ -246,24 +246,32 @@ def _rows(
     wait_ends: Mapping[int, Int64Array],
     size: Int64Array,
 ) -> _Rows:
-    start = index.column(lambda rank: rank.collectives["start_ns"])
-    end = index.column(lambda rank: rank.collectives["end_ns"])
-    wait_end = index.column(lambda rank: wait_ends[rank.rank])
-    duration = end - start
-    return _Rows(
+    def duration(rank: Rank) -> Int64Array:
+        lasted: Int64Array = rank.collectives["end_ns"] - rank.collectives["start_ns"]
+        return lasted
+
+    def wait(rank: Rank) -> Int64Array:
+        waited = wait_ends[rank.rank] - rank.collectives["start_ns"]
+        inside: Int64Array = np.clip(waited, 0, duration(rank))
+        return inside
+
+    def after(rank: Rank) -> Int64Array:
+        return np.clip(rank.collectives["end_ns"] - wait_ends[rank.rank], 0, None)
+
+    return _Rows(  # rank by rank: of all ranks, each array on the way would be as large as these
         rank_index=index.rank_index,
         unit=unit,
         class_code=class_code,
         bytes=size,
-        duration_ns=duration,
-        wait_ns=np.clip(wait_end - start, 0, duration),
-        after_last_start_ns=np.clip(end - wait_end, 0, None),
-        timed=wait_end != ABSENT,
+        duration_ns=index.column(duration),
+        wait_ns=index.column(wait),
+        after_last_start_ns=index.column(after),
+        timed=index.column(lambda rank: wait_ends[rank.rank] != ABSENT),
         executed=index.column(lambda rank: rank.collectives["is_timed"]),
-        inside=index.column(lambda rank: analyses[rank.rank].collective_step) >= 0,
+        inside=index.column(lambda rank: analyses[rank.rank].collective_step >= 0),
         exposed_ns=index.column(lambda rank: analyses[rank.rank].exposed_ns),
         exposed_wait_ns=index.column(lambda rank: analyses[rank.rank].exposed_wait_ns),
-        is_receipt=index.column(lambda rank: rank.collectives["kind"]) == CollectiveKind.RECV,
+        is_receipt=index.column(lambda rank: rank.collectives["kind"] == CollectiveKind.RECV),
     )
 
 
