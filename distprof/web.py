@@ -264,6 +264,7 @@ class _Remote:
         self._process = os.getpid()
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
         self._tag = ""
+        self.etag = ""
         self._lock = threading.Lock()
         self._stream: tuple[Any, _Visit, int] | None = None
         self._is_stream = False  # the server has no ranges
@@ -361,6 +362,7 @@ class _Remote:
         if self._tag and tag != self._tag:
             raise WebError("a file that changed while it was read")
         self._tag = tag
+        self.etag = answer.headers.get("ETag", "")
 
 
 def _too_large(url: str, most: int) -> TooLargeError:
@@ -459,7 +461,7 @@ class WebFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]
         return name
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
-        """Name, size and type; a name that ends with a slash is a folder.
+        """Name, size, type and version; a name that ends with a slash is a folder.
 
         Raises:
             FileNotFoundError: If there is nothing of this name.
@@ -470,7 +472,8 @@ class WebFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]
         first = remote.block(0)
         remote.release()
         size = len(first) if remote.size is None and len(first) < BLOCK_BYTES else remote.size
-        return {"name": path, "size": size, "type": "file"}
+        version = {"ETag": remote.etag} if remote.etag else {}
+        return {"name": path, "size": size, "type": "file", **version}
 
     def isfile(self, path: str) -> bool:
         """Whether there is such a file.

@@ -140,7 +140,8 @@ def _blocks_of(stored: Stored) -> Iterator[bytes]:
     """Its bytes; the store's package, which takes a second to import, only if they are read."""
     system, path = file_system(stored.url)
     if not is_async(system) or stored.size is None:
-        yield from _in_turn(stored.url)
+        blocks = _in_turn(stored.url)
+        yield from _checked(stored, blocks) if stored.tag else blocks
     elif "s3" in system.protocol and stored.tag:
         yield from _ahead(system, stored, _S3Reader(system, path, stored.tag))
     else:

@@ -4,12 +4,11 @@ import os
 import pickle
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from distprof.ingest.machines import cluster
 from distprof.ingest.machines.cluster import ClusterError
 from distprof.ingest.open import open_run
 from distprof.ingest.rank import IngestOptions
+from tests.dask_processes import free_port, processes
 from tests.ingest import work
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "kineto"
@@ -30,81 +30,9 @@ DLRM = GOLDEN / "dlrm-v100-8gpu"
 
 pytestmark = [pytest.mark.dask, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
-SCHEDULER = """
-import asyncio, sys
-from distributed import Scheduler
-
-async def main(port):
-    async with Scheduler(host="127.0.0.1", port=port, dashboard=False) as scheduler:
-        print("ready", flush=True)
-        await scheduler.finished()
-
-asyncio.run(main(int(sys.argv[1])))
-"""
-
-WORKER = """
-import asyncio, sys
-from distributed import Worker
-
-async def main(address):
-    async with Worker(address, nthreads=1, dashboard=False) as worker:
-        print("ready", flush=True)
-        await worker.finished()
-
-asyncio.run(main(sys.argv[1]))
-"""
-
 
 def results(outcomes):
     return [outcome.result for outcome in outcomes]
-
-
-def free_port():
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        return held.getsockname()[1]
-
-
-class Processes:
-    """A scheduler and its workers.
-
-    Args:
-        num_workers: Workers, of one thread each.
-        environment: More variables for them.
-    """
-
-    def __init__(self, num_workers, environment):
-        self.port = free_port()
-        self.place = f"127.0.0.1:{self.port}"
-        self.environment = {**os.environ, **environment}
-        self.started = []
-        self.scheduler = self.start(SCHEDULER, str(self.port))
-        self.workers = [self.start(WORKER, f"tcp://{self.place}") for _ in range(num_workers)]
-
-    def start(self, code, argument):
-        process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", code, argument],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=self.environment,
-        )
-        self.started.append(process)
-        assert process.stdout.readline().strip() == "ready"
-        return process
-
-
-@contextmanager
-def processes(num_workers=2, **environment):
-    pytest.importorskip("distributed", reason="needs the extra dask")
-    made = Processes(num_workers, environment)
-    try:
-        yield made
-    finally:
-        for process in reversed(made.started):
-            process.kill()
-            process.wait()
-            process.stdout.close()
 
 
 @pytest.fixture(scope="module")
@@ -253,6 +181,7 @@ def test_the_command_ends_when_the_scheduler_is_killed(tmp_path):
 
 def test_without_a_worker_waiting_ends(monkeypatch):
     monkeypatch.setattr(cluster, "WORKER_S", 1)
+    monkeypatch.setattr(cluster, "ASK_S", 0.1)
     with (
         processes(0) as dask,
         make_executor(f"dask://{dask.place}") as pool,
@@ -272,9 +201,10 @@ def test_workers_of_another_version_are_refused(dask, monkeypatch):
 
 def test_workers_that_come_later_are_used(dask, monkeypatch):
     """A batch system starts them one after another."""
+    monkeypatch.setattr(cluster, "ASK_S", 0.1)
     with processes(1) as other, make_executor(f"dask://{other.place}") as pool:
         assert pool.workers == 1
-        other.start(WORKER, f"tcp://{other.place}")
+        other.add_worker()
         limit = time.monotonic() + 60
         while pool.workers < 2:
             assert time.monotonic() < limit

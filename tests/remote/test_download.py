@@ -15,6 +15,8 @@ from distprof.remote.download import BLOCK_BYTES, BOUND
 from distprof.remote.listing import Stored, beginnings, find, stat
 from distprof.remote.problems import ChangedError, StoreError, UnusableStoreError, explained
 from distprof.remote.system import without_login
+from distprof.web import WebFileSystem
+from tests.remote.web_server import serving_folder
 
 LONG = bytes(range(251)) * (2 * BLOCK_BYTES // 251)
 
@@ -123,21 +125,40 @@ def test_a_full_disk_ends_the_download_with_a_sentence(monkeypatch):
         stream.read()
 
 
-def test_a_trace_on_a_web_server_is_downloaded_once(tmp_path, monkeypatch):
-    from tests.remote.web_server import serving_folder
-
-    folder = tmp_path / "run"
+def folder_of_traces(folder):
     folder.mkdir()
     for number in range(2):
         text = f'{{"schemaVersion": 1, "distributedInfo": {{"rank": {number}}}, "traceEvents": ['
         event = '{"ph": "X", "cat": "kernel", "name": "k", "ts": 1.5, "dur": 2, "pid": 0, "tid": 7}'
         (folder / f"rank{number}.json").write_text(text + ",".join([event] * 40_000) + "]}")
-    with serving_folder(folder) as server:
-        run = open_run(f"{server.url}/", IngestOptions(cache_dir=str(tmp_path / "cache")))
+    return folder
+
+
+@pytest.mark.parametrize("has_tags", [False, True])
+def test_a_trace_on_a_web_server_is_downloaded_once(tmp_path, has_tags):
+    folder = folder_of_traces(tmp_path / "run")
+    options = IngestOptions(cache_dir=str(tmp_path / "cache"))
+    with serving_folder(folder, has_tags=has_tags) as server:
+        run = open_run(f"{server.url}/", options)
     assert [rank.quality.num_events for rank in run] == [40_000] * 2
     for number in range(2):
         size = (folder / f"rank{number}.json").stat().st_size
         assert size <= server.sent[f"/rank{number}.json"] <= size + (1 << 20)
+
+
+def test_a_version_that_a_web_server_names_finds_the_tables(tmp_path):
+    folder = folder_of_traces(tmp_path / "run")
+    options = IngestOptions(cache_dir=str(tmp_path / "cache"))
+    with serving_folder(folder, has_tags=True) as server:
+        open_run(f"{server.url}/", options)
+        server.sent.clear()
+        WebFileSystem.clear_instance_cache()
+        open_run(f"{server.url}/", options)
+        assert server.sent["/rank0.json"] <= 2 << 20 < (folder / "rank0.json").stat().st_size
+        WebFileSystem.clear_instance_cache()
+        (folder / "rank0.json").write_text((folder / "rank1.json").read_text())
+        run = open_run(f"{server.url}/rank0.json", options)
+    assert run.rank(1).path.endswith("rank0.json")  # the new content, not the cached one
 
 
 @pytest.mark.parametrize(

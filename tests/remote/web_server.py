@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,7 +15,7 @@ __all__ = ["serving_folder"]
 
 
 @contextmanager
-def serving_folder(folder: Path) -> Iterator[Any]:
+def serving_folder(folder: Path, *, has_tags: bool = False) -> Iterator[Any]:
     """Files of a folder, and a page that links to them."""
     made = SimpleNamespace(sent={}, url="")
 
@@ -33,6 +34,8 @@ def serving_folder(folder: Path) -> Iterator[Any]:
                 data, status = whole[int(first) : int(last) + 1], 206
                 end = int(first) + len(data) - 1
                 head["Content-Range"] = f"bytes {first}-{end}/{len(whole)}"
+                if has_tags:
+                    head["ETag"] = f'"{zlib.crc32(whole):x}"'
             made.sent[self.path] = made.sent.get(self.path, 0) + len(data)
             self.send_response_only(status)
             for name, value in {**head, "Content-Length": str(len(data))}.items():

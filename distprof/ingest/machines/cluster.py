@@ -34,6 +34,9 @@ WORKER_S = 60.0
 """For this long work may wait for a worker."""
 
 _LOOK_S = 0.5
+ASK_S = 5.0
+"""How often the connection is looked at, and how often the scheduler is asked for its workers."""
+
 _PROTOCOLS = ("tcp", "tls")
 _QUIET = ("distributed.client", "distributed.comm", "distributed.core")
 _places: dict[tuple[str, str], str] = {}
@@ -154,17 +157,17 @@ class ClusterExecutor(Executor):
 
     def _watch(self) -> None:
         """Look after the cluster until this is closed."""
-        waiting_since = answered = time.monotonic()
+        waiting_since = answered = asked = time.monotonic()
         while not self._closed.wait(_LOOK_S):
-            now = time.monotonic()
+            if self._client.status != "running":
+                return None if self._closed.is_set() else self._lose(self._gone())
+            if time.monotonic() - asked < ASK_S:
+                continue
+            asked = time.monotonic()
             try:
-                if self._client.status != "running":
-                    return self._lose(self._gone())
                 threads = self._threads()
             except Exception:  # Dask's own, of many kinds
-                if self._closed.is_set():
-                    return None
-                if self._client.status != "running" or now - answered > ANSWER_S:
+                if asked - answered > ANSWER_S and not self._closed.is_set():
                     return self._lose(self._gone())
                 continue
             answered = time.monotonic()
