@@ -24,7 +24,7 @@ BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 PROGRAMS_VENV = ROOT / ".venv-programs"
 PROGRAMS_PINS = "tests/programs/requirements.txt"
 IN_PARALLEL = (
-    *("-n", "auto", "--dist", "loadfile", "--no-loadscope-reorder"),  # the long ones first
+    *("--dist", "loadfile", "--no-loadscope-reorder"),  # the long ones first
     *("--max-worker-restart", "1"),  # a test that hangs ends its process, and is begun again
 )
 PACKAGES = ("distprof", "probes/distprof_probes", "reference_runs/distprof_runs")
@@ -106,14 +106,14 @@ def unit(*arguments: str) -> None:
     """Run the tests (further arguments go to pytest)."""
     install("dev")
     compiled()
-    run("pytest", *IN_PARALLEL, *arguments)
+    run("pytest", *processes(), *IN_PARALLEL, *arguments)
 
 
 def nightly(*arguments: str) -> None:
     """Run examples and cases that ``unit`` skips, and many more examples of each property."""
     install("dev")
     chosen = ("-m", "nightly or hypothesis", "--hypothesis-profile", "nightly")
-    run("pytest", *IN_PARALLEL, *chosen, *arguments)
+    run("pytest", *processes(), *IN_PARALLEL, *chosen, *arguments)
 
 
 def programs(*arguments: str) -> None:
@@ -126,7 +126,14 @@ def programs(*arguments: str) -> None:
 def coverage() -> None:
     """Run the tests and list the lines and branches that they do not reach."""
     install("dev")
-    run("pytest", *IN_PARALLEL, "--quiet", "--cov", "--cov-report=term-missing:skip-covered")
+    run(
+        "pytest",
+        *processes(),
+        *IN_PARALLEL,
+        "--quiet",
+        "--cov",
+        "--cov-report=term-missing:skip-covered",
+    )
 
 
 def audit() -> None:
@@ -262,6 +269,13 @@ def into(folder: Path, *packages: str, what: Sequence[str]) -> None:
 def hash_of(*names: str) -> str:
     """What these files of the project pin."""
     return hashlib.sha256(b"".join((ROOT / name).read_bytes() for name in names)).hexdigest()
+
+
+def processes() -> tuple[str, str]:
+    """How many processes of pytest: three for two cores, as tests of jobs wait for their ranks."""
+    known = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
+    return "-n", str(cores + cores // 2)
 
 
 def compiled() -> None:
