@@ -134,7 +134,7 @@ def test_a_program_that_deletes_its_working_directory_gets_its_report(
     assert (own / "r.0").is_file()
 
 
-# Both streams take one way through the launcher; the log of the error stream is compared nightly too.
+# Both streams take one way through the launcher; nightly, the error stream is read too.
 @pytest.mark.parametrize("name", some(["stdout", "stderr"], always=lambda name: name == "stdout"))
 def test_a_gigabyte_passes_unchanged_and_the_launcher_keeps_none_of_it(
     name: str, tmp_path: Path
