@@ -24,7 +24,7 @@ BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 PROGRAMS_VENV = ROOT / ".venv-programs"
 PROGRAMS_PINS = "tests/programs/requirements.txt"
 IN_PARALLEL = (
-    *("-n", "auto", "--dist", "loadfile", "--no-loadscope-reorder"),  # the long ones first
+    *("--dist", "loadfile", "--no-loadscope-reorder"),  # the long ones first
     *("--max-worker-restart", "1"),  # a test that hangs ends its process, and is begun again
 )
 PACKAGES = ("distprof", "probes/distprof_probes", "reference_runs/distprof_runs")
@@ -110,7 +110,7 @@ def unit(*arguments: str) -> None:
     """Run the tests (further arguments go to pytest)."""
     install("dev")
     compiled()
-    run("pytest", *IN_PARALLEL, *arguments)
+    run("pytest", *processes(), *IN_PARALLEL, *arguments)
 
 
 def kernel() -> None:
@@ -123,7 +123,7 @@ def nightly(*arguments: str) -> None:
     """Run examples and cases that ``unit`` skips, and many more examples of each property."""
     install("dev")
     chosen = ("-m", "nightly or hypothesis", "--hypothesis-profile", "nightly")
-    run("pytest", *IN_PARALLEL, *chosen, *arguments)
+    run("pytest", *processes(), *IN_PARALLEL, *chosen, *arguments)
 
 
 def programs(*arguments: str) -> None:
@@ -136,7 +136,14 @@ def programs(*arguments: str) -> None:
 def coverage() -> None:
     """Run the tests and list the lines and branches that they do not reach."""
     install("dev")
-    run("pytest", *IN_PARALLEL, "--quiet", "--cov", "--cov-report=term-missing:skip-covered")
+    run(
+        "pytest",
+        *processes(),
+        *IN_PARALLEL,
+        "--quiet",
+        "--cov",
+        "--cov-report=term-missing:skip-covered",
+    )
 
 
 def audit() -> None:
@@ -295,6 +302,13 @@ def compiled_from() -> list[str]:
     """What an installation compiles: when it changes, so must the installation."""
     native = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "native").iterdir())
     return ["hatch_build.py", *native]
+
+
+def processes() -> tuple[str, str]:
+    """How many processes of pytest: three for two cores, as tests of jobs wait for their ranks."""
+    known = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
+    return "-n", str(cores + cores // 2)
 
 
 def compiled() -> None:
