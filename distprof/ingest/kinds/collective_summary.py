@@ -88,15 +88,15 @@ def read_collective_summary(source: str) -> CollectiveSummary:
     if not rows:
         _refuse(source, f"no readable row, {num_broken:,} unreadable rows")
     table = np.array(rows, np.int64)
-    notes = (f"Unreadable rows, skipped: {num_broken:,}.",) if num_broken else ()
-    notes += () if has_groups else (_NO_GROUPS,)
+    notes = [f"Unreadable rows, skipped: {num_broken:,}."] if num_broken else []
+    notes += [] if has_groups else [_NO_GROUPS]
     return CollectiveSummary(
         classes=tuple(classes),
         class_index=table[:, 0],
         rank=table[:, 1],
         num_calls=table[:, 2],
         mean_ns=table[:, 3],
-        notes=notes,
+        notes=tuple(notes),
     )
 
 

@@ -35,7 +35,6 @@ JOURNAL = '"__REALTIME_TIMESTAMP"'
 """A field that every entry of ``journalctl -o json`` has."""
 
 _DRIVER = "NVRM: "
-_MARKS = (_DRIVER, "]: segfault at ", "traps: ", "]: unhandled exception: ", "Killed process ")
 _XID = re.compile(r"NVRM: Xid \(([^)]{1,80})\): (\d{1,6})\b,?\s*(.{0,400})")
 _XID_PROCESS = re.compile(r"pid='?(\d{1,10})'?, name=([^,]{1,40}), ?")
 _XID_NOBODY = re.compile(r"pid='?<unknown>'?, name=<unknown>, ?")
@@ -82,8 +81,14 @@ class _Stamp(NamedTuple):
 
 
 def holds_marks(line: str) -> bool:
-    """Whether a line may be one of those that are read here."""
-    return any(mark in line for mark in _MARKS)
+    """Whether a line may be one of those that are read here; asked of every line of any file."""
+    return (
+        _DRIVER in line
+        or "]: segfault at " in line
+        or "traps: " in line
+        or "]: unhandled exception: " in line
+        or "Killed process " in line
+    )
 
 
 def is_kernel_log(text: str) -> bool:

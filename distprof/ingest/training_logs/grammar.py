@@ -21,6 +21,7 @@ from distprof.schema import ABSENT, Int64Array
 from distprof.units import NS_PER_MS, NS_PER_S
 
 __all__ = [
+    "MAX_COUNT",
     "MAX_ROWS",
     "NUMBER",
     "Grammar",

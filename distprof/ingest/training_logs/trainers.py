@@ -29,6 +29,7 @@ from typing import Any
 import msgspec
 
 from distprof.ingest.training_logs.grammar import (
+    MAX_COUNT,
     MAX_ROWS,
     NUMBER,
     Grammar,
@@ -190,9 +191,9 @@ class NemoGrammar(Grammar):
             if ns is None:
                 self.num_unknown += 1
                 continue
-            told = to_float(said.get(b"global_step"))
+            told = _count(to_float(said.get(b"global_step")))
             step = _ITERATION.search(match[0])
-            number = int(told) if told is not None and told >= 0 else to_int(step and step[1])
+            number = to_int(step and step[1]) if told is None else told
             size = to_float(said.get(b"global_batch_size"))
             if size is not None and 1 <= size < 1 << 40:
                 self.facts["global_batch_size"] = int(size)
@@ -292,7 +293,7 @@ class MllogGrammar(Grammar):
         if ns is None or len(self._steps) >= MAX_ROWS:
             return
         batch = self.facts.get("global_batch_size")
-        number = round(samples / batch) if batch and samples and samples > 0 else None
+        number = _count(samples / batch) if batch and samples else None
         is_total = samples is not None and samples > self._samples
         self._samples = samples if samples is not None else self._samples
         self._steps.append(
@@ -325,9 +326,9 @@ class MllogGrammar(Grammar):
         span = count / batch
         self.add(
             Row(
-                iteration=round(samples / batch),
+                iteration=_count(samples / batch),
                 duration_ns=s_to_ns(seconds / span),
-                span=round(span),
+                span=_count(span),
                 samples_per_s=count / seconds,
                 loss=loss,
             )
@@ -350,6 +351,11 @@ class MllogGrammar(Grammar):
         self.notes.append(
             "Iteration times are the time of a global batch at the printed throughput."
         )
+
+
+def _count(value: float | None) -> int | None:
+    """A number of iterations; None for anything that cannot be one."""
+    return round(value) if value is not None and 0 <= value < MAX_COUNT else None
 
 
 def _number(value: Any) -> float | None:

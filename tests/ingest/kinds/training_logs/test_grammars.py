@@ -255,6 +255,19 @@ def test_nemos_lines(line, tmp_path):
     assert log.loss.tolist() == pytest.approx([1.21, 1.22, 1.23, 1.24, 1.25])
 
 
+def test_absurd_numbers_of_steps_are_not_known(tmp_path):
+    log = read(tmp_path, NEMO.format(n=1) + NEMO.format(n=2).replace("step: 2", f"step: {9e90}"))
+    assert log.iteration.tolist() == [1, 2]  # as the line's own count says
+    text = event(0, "global_batch_size", "1") + "".join(
+        event(ms, key, value, f', "samples_count": {samples}')
+        for ms, key, value, samples in [
+            (1, "train_loss", "1.0", 1.0), (9, "train_loss", "1.0", 1e200),
+            (9, "tracked_stats", '{"train_step_time": 1.0}', 1e200),
+        ]
+    )  # fmt: skip
+    assert read(tmp_path, text).iteration.tolist() == [ABSENT]
+
+
 def test_nemos_bar_prints_a_step_again(tmp_path):
     text = "".join(BAR.format(n=n) * 3 for n in range(1, 4))
     assert read(tmp_path, text).iteration.tolist() == [1, 2, 3]
