@@ -40,6 +40,7 @@ _EXTRAS = {
     "s3": "s3fs",
     "gcs": "gcsfs",
     "mcp": "mcp",
+    "otel": "opentelemetry.sdk",
     "prometheus": "prometheus_client",
     "lightning": "lightning",
     "transformers": "transformers",
@@ -156,11 +157,18 @@ def _built_for() -> str:
 
 def _extras() -> Iterator[Check]:
     for extra, module in _EXTRAS.items():
-        if util.find_spec(module) is not None:
+        if _is_there(module):
             yield Check(name=f"extra {extra}", state="ok", found=f"{module} is installed")
         else:
             fix = f"pip install 'distprof[{extra}]'"
             yield Check(name=f"extra {extra}", state="absent", found=f"no module {module}", fix=fix)
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return util.find_spec(module) is not None
+    except ModuleNotFoundError:  # not even the package that it would be in
+        return False
 
 
 def _plugins() -> Iterator[Check]:
