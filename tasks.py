@@ -28,6 +28,9 @@ IN_PARALLEL = (
     *("--max-worker-restart", "1"),  # a test that hangs ends its process, and is begun again
 )
 PACKAGES = ("distprof", "probes/distprof_probes", "reference_runs/distprof_runs")
+SYSTEM_PACKAGES = {"chromium": "chromium", "ip": "iproute2"}
+"""Debian package of each program that tests need; they are skipped where it is missing."""
+
 GATE_BASELINE = "benchmarks/gate-baseline.json"
 GATE_RUN = (
     "ddp --ranks 2 --device cpu --compute sleep --forward-ms 40 --backward-ms 80"
@@ -46,6 +49,7 @@ def test(*arguments: str) -> None:
     """Run all checks: lint, types, imports, docs, tests."""
     started = time.monotonic()
     install("dev")
+    install_system_packages()
     together(lint, types, imports, docs, site)
     for task in (gate, unit):
         say(f"{task.__name__}: {summary(task)}")
@@ -235,6 +239,22 @@ def install_programs() -> None:
     """Make the environment of ``tests/programs``, whose libraries the project does not need."""
     known = ("accelerate", "lightning", "transformers")
     into(PROGRAMS_VENV, ".[run]", *known, "-r", PROGRAMS_PINS, what=("programs",))
+
+
+def install_system_packages() -> None:
+    """Install what tests need from Debian: only in CI, only as root; nothing fails without it."""
+    missing = [package for name, package in SYSTEM_PACKAGES.items() if not shutil.which(name)]
+    if not (missing and os.environ.get("CI") and os.geteuid() == 0 and shutil.which("apt-get")):
+        return
+    say(f"installing {' '.join(missing)}")
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for command in (["update"], ["install", "--yes", "--no-install-recommends", *missing]):
+        done = subprocess.run(
+            ["apt-get", "-qq", *command], env=environment, check=False, stdout=subprocess.DEVNULL
+        )
+        if done.returncode:
+            say("apt-get failed: tests that need a browser or network namespaces are skipped")
+            return
 
 
 def into(folder: Path, *packages: str, what: Sequence[str]) -> None:

@@ -54,3 +54,39 @@ def test_an_installation_that_fails_is_tried_again(installing, monkeypatch):
 
 def test_every_task_says_what_it_does():
     assert all(tasks.summary(task).endswith(".") for task in tasks.TASKS)
+
+
+@pytest.fixture
+def apt(monkeypatch):
+    """Commands given to apt-get, on a machine of CI where nothing is installed."""
+    commands = []
+
+    def ran(command, **_):
+        commands.append(command)
+        return tasks.subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setenv("CI", "true")
+    monkeypatch.setattr(tasks.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(
+        tasks.shutil, "which", lambda name: name if name.startswith("apt") else None
+    )
+    monkeypatch.setattr(tasks.subprocess, "run", ran)
+    return commands
+
+
+def test_ci_installs_the_browser_and_what_makes_networks(apt):
+    tasks.install_system_packages()
+    assert apt[0][-1] == "update"
+    assert apt[1][-2:] == ["chromium", "iproute2"]
+
+
+def test_system_packages_are_left_alone_outside_ci(apt, monkeypatch):
+    monkeypatch.delenv("CI")
+    tasks.install_system_packages()
+    assert apt == []
+
+
+def test_nothing_is_installed_that_is_there(apt, monkeypatch):
+    monkeypatch.setattr(tasks.shutil, "which", lambda name: name)
+    tasks.install_system_packages()
+    assert apt == []

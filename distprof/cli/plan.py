@@ -89,8 +89,8 @@ _SHAPE_KEYS = ModelShape.__struct_fields__
     "--lint",
     type=click.Path(),
     metavar="FILE",
-    help="Check the layout of a configuration file: TOML of distprof or torchtitan, Megatron"
-    " arguments, DeepSpeed JSON.",
+    help="Check the layout of a configuration: own TOML, torchtitan's launch command, JSON or"
+    " FILE.py:FUNCTION, Megatron arguments, DeepSpeed JSON.",
 )
 @output_options_with(*PAGE_FORMATS, *CI_FORMATS)
 @debug_option

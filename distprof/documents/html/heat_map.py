@@ -10,7 +10,7 @@ import numpy as np
 
 from distprof.documents.html.blocks import grid as table
 from distprof.documents.html.cells import Grid, cell_map, grid_data, strokes, two_digits
-from distprof.documents.html.markup import EMPTY, Markup, element
+from distprof.documents.html.markup import EMPTY, Markup, captioned, element
 from distprof.sections.report import Report
 from distprof.sections.table import Column
 from distprof.units import format_ratio
@@ -196,9 +196,8 @@ def heat_figure(heat: Heat, caption: str) -> Markup:
         most
     )
     shades = _shades(heat.values, least, most)
-    return element(
-        "figure",
-        element("figcaption", caption),
+    return captioned(
+        caption,
         _scale(least, most),
         cell_map(shades, _KINDS, grid, label),
         _largest(heat),

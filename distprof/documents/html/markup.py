@@ -57,6 +57,11 @@ def picture(*children: str, label: str, **attributes: Attribute) -> Markup:
     return element("svg", title, *children, role="img", aria_label=label, **attributes)
 
 
+def captioned(caption: str, /, *content: str, **attributes: Attribute) -> Markup:
+    """A figure under its caption."""
+    return element("figure", element("figcaption", caption), *content, **attributes)
+
+
 def figure_number(value: float) -> str:
     """A coordinate with at most two decimals, without trailing zeros."""
     text = f"{value:.2f}".rstrip("0").rstrip(".")

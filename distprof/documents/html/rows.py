@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from distprof.documents.html.blocks import Segment, bar, upright
-from distprof.documents.html.markup import EMPTY, Markup, element, figure_number, joined, picture
+from distprof.documents.html.markup import (
+    EMPTY,
+    Markup,
+    captioned,
+    element,
+    figure_number,
+    joined,
+    picture,
+)
 from distprof.documents.step_bar import GROUPS, group_of, group_shares
 from distprof.sections.parts import mean_span_ns, window_word
 from distprof.sections.report import Report
@@ -128,7 +136,7 @@ def step_figure(report: Report) -> Markup:
     length = f"{format_duration(mean_span_ns(report))} per {window_word(report)}"
     drawn = bar(pieces, label=f"{length}: {', '.join(texts.values())}", is_tall=True)
     named = legend([(f"k-{keys[label]}", text) for label, text in texts.items()])
-    return element("figure", element("figcaption", length), drawn, named)
+    return captioned(length, drawn, named)
 
 
 def plan_figure(plan: RepairPlan, word: str) -> Markup:
@@ -144,7 +152,7 @@ def plan_figure(plan: RepairPlan, word: str) -> Markup:
     for number, repair in enumerate(plan.repairs, 1):
         lines.append(_plan_row(f"{number}. {repair.done}", repair.step_ns, plan.step_ns, number))
     caption = f"Length of the simulated {word} after each change, made after those before it"
-    return element("figure", element("figcaption", caption), rows(lines))
+    return captioned(caption, rows(lines))
 
 
 def _plan_row(name: str, step_ns: int, now_ns: int, number: int) -> Markup:

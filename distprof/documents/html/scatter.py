@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from distprof.documents.html.blocks import scrolled
-from distprof.documents.html.markup import EMPTY, Markup, element, figure_number, picture
+from distprof.documents.html.markup import EMPTY, Markup, captioned, element, figure_number, picture
 from distprof.sections.collectives.result import CollectiveClass
 from distprof.units import format_bytes, format_duration
 
@@ -37,9 +37,7 @@ def collectives_figure(classes: Sequence[CollectiveClass]) -> Markup:
         height=HEIGHT,
         viewBox=f"0 0 {WIDTH} {HEIGHT}",
     )
-    return element(
-        "figure", element("figcaption", _caption(timed)), scrolled(drawn, label), _named(kinds)
-    )
+    return captioned(_caption(timed), scrolled(drawn, label), _named(kinds))
 
 
 def expected_ns(c: CollectiveClass) -> float | None:

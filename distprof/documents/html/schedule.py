@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distprof.documents.html.blocks import scrolled, sentence, slug
-from distprof.documents.html.markup import EMPTY, Markup, element, joined, picture
+from distprof.documents.html.markup import EMPTY, Markup, captioned, element, joined, picture
 from distprof.documents.html.rows import legend
 from distprof.escape import short_ranks
 from distprof.sections.pipeline.result import PictureRow, PipelineGroup
@@ -66,8 +66,8 @@ def schedule_figure(group: PipelineGroup) -> Markup:
     content = element("div", _names(line_of, slots, height), drawn, class_="map")
     kinds = dict.fromkeys(slot.kind for slot in slots)
     named = legend([(f"w-{slug(kind)}", kind) for kind in kinds])
-    caption = element("figcaption", _caption(group, len(ranks) - len(line_of)))
-    return element("figure", caption, scrolled(content, label), named, class_="schedule")
+    caption = _caption(group, len(ranks) - len(line_of))
+    return captioned(caption, scrolled(content, label), named, class_="schedule")
 
 
 def _caption(group: PipelineGroup, left_out: int) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 from distprof.documents.html.blocks import Segment, bar, bullets, folded, sentence
 from distprof.documents.html.cells import Grid
 from distprof.documents.html.heat_map import Heat, heat_figure
-from distprof.documents.html.markup import EMPTY, Markup, element, joined
+from distprof.documents.html.markup import EMPTY, Markup, captioned, element, joined
 from distprof.documents.html.rows import columns, legend, row, rows
 from distprof.escape import short_ranks
 from distprof.sections.moe.result import MoeResult
@@ -40,7 +40,7 @@ def stragglers_figure(result: StragglersResult, word: str) -> Markup:
     sets = [_set(one, word) for one in result.sets if len(one.ranks) > 1]
     return joined(
         (
-            element("figure", element("figcaption", caption), rows(lines)),
+            captioned(caption, rows(lines)),
             bullets(sets),
             _blame(result),
         )
@@ -82,7 +82,7 @@ def _blame(result: StragglersResult) -> Markup:
     )
     text = f"Lost to late ranks by step; most in {named}."
     drawn = columns([step.lost_ns for step in result.steps], text, "exposed_wait")
-    return element("figure", element("figcaption", text), drawn)
+    return captioned(text, drawn)
 
 
 def overlap_figure(result: OverlapResult, num_steps: int) -> Markup:
@@ -102,7 +102,7 @@ def overlap_figure(result: OverlapResult, num_steps: int) -> Markup:
     named = legend(
         [("k-computation", "overlaps with computation"), ("k-exposed_transfer", "exposed")]
     )
-    return element("figure", element("figcaption", caption), rows(lines), named)
+    return captioned(caption, rows(lines), named)
 
 
 def _mean_overlap(axis: AxisOverlap, num_steps: int) -> tuple[float, float]:
@@ -163,7 +163,7 @@ def _rank_loads(result: MoeResult) -> Markup:
         f"{worst[1]:.2f} ×, least rank {least[0]} with {least[1]:.2f} ×."
     )
     drawn = columns([load for _, load in loads], text, "computation")
-    return element("figure", element("figcaption", text), drawn)
+    return captioned(text, drawn)
 
 
 def _layer_loads(result: MoeResult) -> Markup:
@@ -179,7 +179,7 @@ def _layer_loads(result: MoeResult) -> Markup:
         above = Segment(kind="computation", ratio=max(layer.max_over_mean - 1, 0) / most)
         lines.append(row(name, bar((even, above), label=f"{name}: {value}"), value))
     caption = "Busiest expert of each layer over the mean; light: an even load"
-    drawn = element("figure", element("figcaption", caption), rows(lines))
+    drawn = captioned(caption, rows(lines))
     if len(lines) <= _MOST:
         return drawn
     return folded(f"Busiest expert by layer ({len(lines)} layers)", drawn, class_="table")

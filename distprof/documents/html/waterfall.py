@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from distprof.documents.html.blocks import Segment, bar, sentence
-from distprof.documents.html.markup import EMPTY, Markup, element, joined
+from distprof.documents.html.markup import EMPTY, Markup, captioned, element, joined
 from distprof.documents.html.rows import columns, row, rows
 from distprof.documents.step_bar import group_of
 from distprof.rules.base import Finding
@@ -67,9 +67,7 @@ def waterfall_figure(
         lines.append(_opened_by(line, _who_and_when(report, drawn.key, anchor_of)))
         start += drawn.ratio
     hint = "Open a part to see which ranks and steps it comes from."
-    return element(
-        "figure", element("figcaption", f"{view.caption}. {hint}".lstrip(". ")), rows(lines)
-    )
+    return captioned(f"{view.caption}. {hint}".lstrip(". "), rows(lines))
 
 
 def _opened_by(line: Markup, inside: Markup) -> Markup:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from distprof.documents.html.blocks import Part, Segment, bar
 from distprof.documents.html.figures import figure
-from distprof.documents.html.markup import EMPTY, Markup, element, joined
+from distprof.documents.html.markup import EMPTY, Markup, captioned, joined
 from distprof.documents.html.rows import changes, interval_bar, legend, row, rows
 from distprof.units import format_duration
 from distprof.verbs.compare.result import Comparison, PartChange, StepChange
@@ -59,7 +59,7 @@ def pair_figure(parts: Sequence[PartChange]) -> Markup:
     used = [part.part for part in parts if part.first_ns or part.second_ns]
     named = legend([(f"k-{KINDS.get(key, 'other')}", PARTS.get(key, key)) for key in used])
     caption = "Mean traced step of both runs by part, on one scale"
-    return element("figure", element("figcaption", caption), rows(lines), named)
+    return captioned(caption, rows(lines), named)
 
 
 def _step_row(name: str, parts: Sequence[tuple[str, int]], most: int) -> Markup:
@@ -85,7 +85,7 @@ def change_figure(found: Sequence[tuple[str, int]]) -> Markup:
         "Change of the mean traced step by part. Each bar begins where the one before it ends; "
         "the line is no change, and bars to its right make the step longer."
     )
-    return element("figure", element("figcaption", caption), changes(changed))
+    return captioned(caption, changes(changed))
 
 
 def medians_figure(step: StepChange) -> Markup:
@@ -102,7 +102,7 @@ def medians_figure(step: StepChange) -> Markup:
     least, most = min(known), max(known)
     lines = [_median_row(name, *each, least, most) for name, each in found.items()]
     caption = "Median step and its 95 % interval; the axis does not begin at 0"
-    return element("figure", element("figcaption", caption), rows(lines))
+    return captioned(caption, rows(lines))
 
 
 def _median_row(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from distprof.documents.html.blocks import Part
 from distprof.documents.html.figures import figure
-from distprof.documents.html.markup import EMPTY, Markup, element
+from distprof.documents.html.markup import EMPTY, Markup, captioned
 from distprof.documents.html.rows import interval_bar, row, rows
 from distprof.verbs.compare.figures import change_figure
 from distprof.verbs.gate.check import CheckResult, MetricCheck
@@ -54,7 +54,7 @@ def metrics_figure(checks: Sequence[MetricCheck], caption: str) -> Markup:
     if max(furthest) > widest:
         caption += " A mark at the edge is a larger change."
     lines = [_metric_row(check, widest) for check in checks]
-    return element("figure", element("figcaption", caption), rows(lines))
+    return captioned(caption, rows(lines))
 
 
 def _places(check: MetricCheck) -> list[float | None]:

@@ -10,7 +10,7 @@ import numpy as np
 from distprof.documents.html.blocks import Part, Segment, bar
 from distprof.documents.html.cells import Grid, cell_map, grid_data, two_digits
 from distprof.documents.html.figures import figure
-from distprof.documents.html.markup import EMPTY, Markup, element
+from distprof.documents.html.markup import EMPTY, Markup, captioned
 from distprof.documents.html.rows import legend, row, rows
 from distprof.escape import short_ranks
 from distprof.sections.table import counted
@@ -76,9 +76,8 @@ def places_figure(report: HangReport) -> Markup:
     states = np.maximum.reduceat(states, np.arange(0, len(ranks), per_row), axis=0)
     grid = _grid(ranks, hosts, ("cause", *(each.name for each in columns)), per_row)
     label = f"Ranks by process groups. {_summary(report)}"
-    return element(
-        "figure",
-        element("figcaption", _caption(report)),
+    return captioned(
+        _caption(report),
         cell_map(states, _KINDS, grid, label),
         legend([(f"k-{kind}", word) for kind, word in zip(_KINDS, _WORDS, strict=True)]),
         class_="heat",
@@ -179,7 +178,7 @@ def progress_figure(groups: Sequence[GroupProgress]) -> Markup:
     )
     if left_out:
         caption += f" {counted(left_out, 'other group')} not drawn."
-    return element("figure", element("figcaption", caption), rows(lines))
+    return captioned(caption, rows(lines))
 
 
 def _ends(group: GroupProgress) -> tuple[int, int] | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from distprof.documents.html.blocks import Part
 from distprof.documents.html.chart import Chart, Tick, nice_ticks
 from distprof.documents.html.figures import figure
-from distprof.documents.html.markup import EMPTY, Markup, element, joined
+from distprof.documents.html.markup import EMPTY, Markup, captioned, joined
 from distprof.escape import shorten
 from distprof.sections.table import counted
 from distprof.units import capitalized
@@ -59,8 +59,7 @@ def series_figure(history: History, series: HistorySeries) -> Markup:
         *(_point(chart, i, point, history) for i, point in enumerate(points)),
         label=label,
     )
-    caption = element("figcaption", _caption(history, series, len(points)))
-    return element("figure", caption, drawn)
+    return captioned(_caption(history, series, len(points)), drawn)
 
 
 def _chart(points: Sequence[HistoryPoint]) -> Chart:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from distprof.documents.html.blocks import Part, Segment, bar
 from distprof.documents.html.figures import figure
-from distprof.documents.html.markup import EMPTY, Markup, element
+from distprof.documents.html.markup import EMPTY, Markup, captioned
 from distprof.documents.html.rows import legend, row, rows
 from distprof.units import format_bytes, format_duration, format_ratio
 from distprof.verbs.plan.result import Estimate, Plan
@@ -47,7 +47,7 @@ def steps_figure(found: Sequence[Estimate]) -> Markup:
     used = [key for key in _PARTS if any(getattr(one, key) for one in found)]
     named = legend([(f"k-{_PARTS[key][0]}", _PARTS[key][1]) for key in used])
     caption = "Modelled step by part, fastest layout first"
-    return element("figure", element("figcaption", caption), rows(lines), named)
+    return captioned(caption, rows(lines), named)
 
 
 def _step_row(one: Estimate, most: int) -> Markup:
@@ -92,7 +92,7 @@ def memory_figure(found: Sequence[Estimate], usable_bytes: int) -> Markup:
         f"Memory of the fullest GPU of each layout; the line is what may be used, "
         f"{format_bytes(usable_bytes)}."
     )
-    return element("figure", element("figcaption", caption), rows(lines), named)
+    return captioned(caption, rows(lines), named)
 
 
 def _memory_row(one: Estimate, most: int, usable_bytes: int) -> Markup:

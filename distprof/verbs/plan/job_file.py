@@ -1,7 +1,8 @@
 """Reads the model, batch and layout from a job's configuration file.
 
-It reads distprof's own TOML, torchtitan's TOML, Megatron's arguments (a command line or script) and
-DeepSpeed's JSON. It names the keys that it does not use, and guesses nothing from them.
+It reads distprof's own TOML, torchtitan's configurations (a launch command, a function of Python,
+the JSON that torchtitan writes, TOML of older versions), Megatron's arguments (a command line or
+script) and DeepSpeed's JSON. It names the keys that it does not use, and guesses nothing from them.
 """
 
 from __future__ import annotations
@@ -21,12 +22,21 @@ from distprof.errors import InputError
 from distprof.options import parse_toml
 from distprof.sections.efficiency.models import SHAPE_KEYS
 from distprof.verbs.plan.layout import LAYOUT_KEYS, Layout, parse_layout
+from distprof.verbs.plan.torchtitan import (
+    UNKNOWN,
+    is_launch,
+    launch_values,
+    names_function,
+    values_of_function,
+)
 
 __all__ = ["JobFile", "layout_of", "num_gpus_of", "read_job_file"]
 
+_MOST_BYTES = 4_000_000
+
 BOUND = Bound(
     reads="a layout for distprof plan --lint",
-    num_bytes=4_000_000,
+    num_bytes=_MOST_BYTES,
     depth=100,
     beyond="refused",
     seconds_per_mb=30,
@@ -54,6 +64,10 @@ _OWN = {
 _TORCHTITAN = {
     "model.name": "family",
     "model.flavor": "flavor",
+    "model_spec.name": "family",
+    "model_spec.flavor": "flavor",
+    "launch.nproc-per-node": "gpus_per_node",
+    "launch.nnodes": "nodes",
     "training.local_batch_size": "local_batch",
     "training.batch_size": "local_batch",
     "training.global_batch_size": "batch",
@@ -140,8 +154,10 @@ def read_job_file(path: Path) -> JobFile:
         InputError: If it cannot be read, or is not of a known kind.
     """
     source = str(path)
+    if names_function(source):
+        return _taken(source, "torchtitan", _TORCHTITAN, values_of_function(source, _MOST_BYTES))
     try:
-        text = read_plain(path, BOUND.num_bytes).decode("utf-8")
+        text = read_plain(path, _MOST_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable(source, str(error)) from error
     kind, keys, found = _parse(text, source)
@@ -151,6 +167,8 @@ def read_job_file(path: Path) -> JobFile:
 def _parse(text: str, source: str) -> tuple[str, Mapping[str, str], dict[str, Any]]:
     if re.search(r"--[a-z]+-model-parallel-size|--num-layers|--hidden-size", text):
         return "Megatron arguments", _MEGATRON, _arguments(text, source)
+    if is_launch(text):
+        return "torchtitan", _TORCHTITAN, launch_values(text, Path(source), _MOST_BYTES)
     is_json = text.lstrip().startswith("{")
     load: Callable[[str], Any] = json.loads if is_json else parse_toml
     try:
@@ -159,13 +177,18 @@ def _parse(text: str, source: str) -> tuple[str, Mapping[str, str], dict[str, An
         raise _unreadable(
             source, f"neither Megatron arguments nor JSON nor TOML: {error}"
         ) from error
+    if any(key.startswith("parallelism.") for key in flat):
+        return "torchtitan", _TORCHTITAN, _without_modules(flat)
     if is_json:
         return "DeepSpeed", _DEEPSPEED, flat
     if any(key.startswith("layout.") for key in flat):
         return "distprof", _OWN, flat
-    if any(key.startswith("parallelism.") for key in flat):
-        return "torchtitan", _TORCHTITAN, flat
     raise _unreadable(source, "TOML with neither [layout] nor [parallelism]")
+
+
+def _without_modules(flat: dict[str, Any]) -> dict[str, Any]:
+    """Without the model's tree of modules: its name and flavor say which model it is."""
+    return {key: value for key, value in flat.items() if not key.startswith("model_spec.model.")}
 
 
 def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
@@ -213,7 +236,7 @@ def _taken(source: str, kind: str, keys: Mapping[str, str], found: Mapping[str, 
 def _is_sound(name: str, value: object) -> bool:
     """A word where one is expected, else a number; ``auto`` and shell variables are neither."""
     if name in _WORDS:
-        return isinstance(value, str) and "$" not in value
+        return isinstance(value, str) and "$" not in value and value != UNKNOWN
     if name in _FLAGS:
         return isinstance(value, bool)
     if name == "params":
@@ -243,6 +266,8 @@ def _of_torchtitan(values: dict[str, Any]) -> dict[str, Any]:
         ours["model"] = f"{family}-{flavor}".lower()
     if ours.get("recomputation") == "none":
         ours["recomputation"] = "selective"  # flash attention does not keep scores
+    if "gpus_per_node" in ours:
+        ours["gpus"] = ours.pop("nodes", 1) * ours["gpus_per_node"]
     local = ours.get("local_batch")
     if ours.get("pp", 1) == 1:
         ours.pop("micro-batch", None)
@@ -267,8 +292,8 @@ def _of_megatron(values: dict[str, Any]) -> dict[str, Any]:
 def _unreadable(source: str, found: str) -> InputError:
     return InputError(
         source,
-        expected="a layout: own TOML with [layout], torchtitan TOML, Megatron arguments or"
-        " DeepSpeed JSON",
+        expected="a layout: own TOML with [layout], a torchtitan launch, function, JSON or TOML,"
+        " Megatron arguments or DeepSpeed JSON",
         found=found[:200],
     )
 

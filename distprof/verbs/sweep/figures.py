@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from distprof.documents.html.blocks import Part, Segment, bar
 from distprof.documents.html.chart import Chart, Tick, nice_ticks
 from distprof.documents.html.figures import figure
-from distprof.documents.html.markup import EMPTY, Markup, element, joined
+from distprof.documents.html.markup import EMPTY, Markup, captioned, joined
 from distprof.documents.html.rows import legend, row, rows
 from distprof.sections.table import counted
 from distprof.units import format_duration, format_ratio
@@ -71,7 +71,7 @@ def curve_figure(scaling: ScalingResult) -> Markup:
         f"Efficiency over {counted(scaling.baseline_ranks or 1, 'rank')}, {scaling.mode} scaling. "
         "Marks are measured, with 95 % intervals; the dashed line at 100 % is ideal scaling."
     )
-    return element("figure", element("figcaption", caption), drawn, _named(scaling.laws))
+    return captioned(caption, drawn, _named(scaling.laws))
 
 
 def _x(ranks: float) -> float:
@@ -167,7 +167,7 @@ def losses_figure(sizes: Sequence[ScalingSize]) -> Markup:
         "Share of the step lost at each size, by cause; what is left of the line got shorter. "
         "Losses less gains are 100 % minus the efficiency."
     )
-    return element("figure", element("figcaption", caption), rows(lines), named)
+    return captioned(caption, rows(lines), named)
 
 
 def _is_seen(ratio: float) -> bool:

@@ -286,7 +286,8 @@ def _is_first_launcher(command: Sequence[str]) -> bool:
         return place.rank == 0
     words = [part for word in command for part in word.split("=", 1)]
     nodes = [value for flag, value in pairwise(words) if flag in ("--node-rank", "--node_rank")]
-    return not nodes or nodes[0] == "0"
+    node = nodes[0] if nodes else os.environ.get("PET_NODE_RANK", "0")  # torchrun's own order
+    return node == "0"
 
 
 def _name_of(command: Sequence[str]) -> str:

@@ -79,20 +79,20 @@ def test_captures_on_two_nodes_share_a_folder(tmp_path: Path, warm_python: WarmP
     """Both nodes are this host; the first one's capture describes the run and concludes it."""
     port, folder = _free_port(), tmp_path / "run"
 
-    def node(index: int) -> subprocess.Popen[str]:
+    def node(*number: str) -> subprocess.Popen[str]:
         program = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"]
-        program += ["--node-rank", str(index), "--nproc-per-node", "1"]
+        program += [*number, "--nproc-per-node", "1"]
         program += ["--master-addr", "localhost", "--master-port", port]
         program += [str(SCRIPTS / "plain_loop.py"), "--times", str(tmp_path / "times")]
         options = ["--no-measure-overhead", "--no-nvml"]
         return warm_python.popen(
             capture_command(folder, *options, program=program),
-            env=environment(),
+            env={**environment(), "PET_NODE_RANK": "1"},  # as Kubernetes sets it; options win
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
 
-    with node(1) as second, node(0) as first:
+    with node() as second, node("--node-rank", "0") as first:
         shown, said = first.communicate(timeout=LIMIT_S)
         silent, _ = second.communicate(timeout=LIMIT_S)
     assert (first.returncode, second.returncode) == (0, 0), said
