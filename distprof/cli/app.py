@@ -36,7 +36,7 @@ _VERBS = {
     "check": "Fail when runs are slower than a baseline: a gate for CI.",
     "history": "Metrics of runs over commits: add, show, query.",
     "report": "Show a saved report in any format.",
-    "export": "A time line of all ranks for Perfetto; metrics for Prometheus.",
+    "export": "A time line of all ranks for Perfetto; metrics for Prometheus and OpenTelemetry.",
     "rule": "Explain a rule: what it detects, what it costs, how to fix it.",
     "hang": "Which ranks the others wait for when a job is stuck.",
     "fabric": "How fast a network is, measured by distprof bench or nccl-tests.",

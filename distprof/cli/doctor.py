@@ -42,6 +42,7 @@ _EXTRAS = {
     "gcs": "gcsfs",
     "azure": "adlfs",
     "mcp": "mcp",
+    "otel": "opentelemetry.sdk",
     "prometheus": "prometheus_client",
     "lightning": "lightning",
     "transformers": "transformers",
@@ -160,11 +161,18 @@ def _built_for() -> str:
 
 def _extras() -> Iterator[Check]:
     for extra, module in _EXTRAS.items():
-        if util.find_spec(module) is not None:
+        if _is_there(module):
             yield Check(name=f"extra {extra}", state="ok", found=f"{module} is installed")
         else:
             fix = f"pip install 'distprof[{extra}]'"
             yield Check(name=f"extra {extra}", state="absent", found=f"no module {module}", fix=fix)
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return util.find_spec(module) is not None
+    except ModuleNotFoundError:  # not even the package that it would be in
+        return False
 
 
 def _plugins() -> Iterator[Check]:

@@ -35,6 +35,7 @@ def export() -> None:
     \b
       distprof export perfetto traces/ -o job.pftrace
       distprof export prometheus runs/mine --listen 9464
+      distprof export otel runs/mine
     """  # noqa: D301 - click reads it
 
 
@@ -165,6 +166,50 @@ def prometheus(
         note(f"Wrote {output}", quiet=quiet)
     else:
         to_stdout(text_of(exposition))
+    return ExitCode.FINE
+
+
+@export.command()
+@click.argument("source", metavar="RUN", type=click.Path())
+@click.option(
+    "--endpoint",
+    metavar="URL",
+    default="http://127.0.0.1:4318",
+    show_default=True,
+    help="The collector; it takes OTLP over HTTP.",
+)
+@click.option(
+    "--every",
+    type=click.FloatRange(0.1, 86_400),
+    metavar="SECONDS",
+    help="Send again every SECONDS, until Ctrl-C; spans only of steps from now on.",
+)
+@click.option(
+    "--rank",
+    type=click.IntRange(0),
+    metavar="RANK",
+    help="Whose steps become spans; the lowest rank by default.",
+)
+@click.option("-q", "--quiet", is_flag=True, help="Write only errors to stderr.")
+@debug_option
+def otel(source: str, endpoint: str, every: float | None, rank: int | None, *, quiet: bool) -> int:
+    """Send metrics of a run, and a span per step, to an OpenTelemetry collector.
+
+    RUN is a run directory, also of a job that is running, or a saved report, which has no steps.
+    OTEL_EXPORTER_OTLP_HEADERS adds headers to each request.
+
+    \b
+      distprof export otel runs/mine
+      distprof export otel runs/mine --endpoint http://collector:4318 --every 15
+    """  # noqa: D301 - click reads it
+    check_comparable(source)
+    from distprof.verbs.export.observed import Observed
+    from distprof.verbs.export.otel import Sender, base_of, send
+
+    base_of(endpoint)  # refused before anything is read
+    sender = Sender(Observed(source), endpoint, rank=rank)
+    send(sender, endpoint, every, failed=note)
+    note(f"Sent to {endpoint}", quiet=quiet)
     return ExitCode.FINE
 
 

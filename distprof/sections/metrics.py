@@ -7,6 +7,7 @@ Names are stable: they end in their unit (``_seconds``, ``_bytes``, ``_joules``,
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -110,6 +111,17 @@ def _logged_or_traced(field: str) -> Callable[[Report], float | None]:
     return read
 
 
+def _median(report: Report) -> float | None:
+    """Of a program's own log where neither probes nor traces show a step."""
+    measured = _logged_or_traced("median_ns")(report)
+    printed = report.training_log.steady_ns
+    return _seconds(statistics.median(printed)) if measured is None and printed else measured
+
+
+def _first(*values: float | None) -> float | None:
+    return next((value for value in values if value is not None), None)
+
+
 def _part(*keys: str) -> Callable[[Report], float | None]:
     """Mean time of some parts of a step; None without step marks."""
 
@@ -164,17 +176,24 @@ def _metric(name: str, meaning: str, read: Callable[[Report], float | None]) -> 
 METRICS: tuple[Metric, ...] = (
     _metric(
         "step_median_seconds",
-        "Median step: of untraced steps by the step log, else of the analysed ones.",
-        _logged_or_traced("median_ns"),
+        "Median step: of untraced steps by the step log, else of the analysed ones, else by the"
+        " log of the training program.",
+        _median,
     ),
-    _metric("step_p95_seconds", "95th percentile of the same steps.", _logged_or_traced("p95_ns")),
+    _metric(
+        "step_p95_seconds",
+        "95th percentile of steps, not by a program's log.",
+        _logged_or_traced("p95_ns"),
+    ),
     _metric(
         "step_variation_ratio",
-        "Standard deviation over mean of the same steps.",
+        "Standard deviation over mean of steps, not by a program's log.",
         _logged_or_traced("cv"),
     ),
     _metric(
-        "tokens_per_second", "Tokens of all ranks together.", lambda r: r.step_log.tokens_per_s
+        "tokens_per_second",
+        "Tokens of all ranks together, by the step log, else by the program's.",
+        lambda r: _first(r.step_log.tokens_per_s, r.training_log.tokens_per_s),
     ),
     _metric(
         "samples_per_second", "Samples of all ranks together.", lambda r: r.step_log.samples_per_s

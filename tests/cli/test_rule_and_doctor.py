@@ -165,3 +165,12 @@ def test_what_torch_is_built_for_is_read_and_not_imported(
     )
     monkeypatch.setattr(clinic.util, "find_spec", lambda name: spec)
     assert clinic._built_for() == built
+
+
+def test_an_extra_whose_parent_package_is_absent_is_absent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """``find_spec("a.b")`` raises where there is no ``a``."""
+    monkeypatch.setitem(clinic._EXTRAS, "nothing", "no_such_package.part")
+    (check,) = (one for one in clinic._extras() if one.name == "extra nothing")
+    assert check.state == "absent"

@@ -11,6 +11,7 @@ import pytest
 import distprof
 from distprof.sections.metrics import METRICS, bubble_ratio, highest, metrics_of
 from distprof.sections.step_log.result import StepLogResult
+from distprof.sections.training_log.result import TrainingLogResult
 from tests.documents.job_samples import SAMPLES, untraced
 from tests.documents.samples import capture_only, healthy, straggler
 
@@ -101,6 +102,16 @@ def test_untraced_steps_of_the_step_log_win_over_traced_ones():
     assert found["step_variation_ratio"] == 0.01
     assert found["tokens_per_second"] == 4e6
     assert healthy().metrics()["step_median_seconds"] != 0.02
+
+
+def test_a_programs_own_log_counts_where_nothing_else_shows_steps():
+    log = TrainingLogResult(steady_ns=(300, 100, 200), tokens_per_s=9.0)
+    alone = msgspec.structs.replace(untraced(), training_log=log, step_log=StepLogResult())
+    found = alone.metrics()
+    assert (found["step_median_seconds"], found["tokens_per_second"]) == (200 / 1e9, 9.0)
+    assert "step_p95_seconds" not in found
+    both = msgspec.structs.replace(healthy(), training_log=log).metrics()
+    assert both["step_median_seconds"] == healthy().metrics()["step_median_seconds"]
 
 
 def test_not_a_number_is_unknown():

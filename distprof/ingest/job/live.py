@@ -36,6 +36,8 @@ RECENT = 64
 
 _MAX_STEP_NS = 10**16  # four months: no step, but a clock that was set
 
+_MAX_NS = 1 << 62
+
 _BROKEN = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError)
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -124,12 +126,12 @@ class LiveRank(msgspec.Struct, kw_only=True):
     sensors: NvmlRecord | None = None
     num_bad: int = 0
 
-    def take(self, step: StepRecord) -> None:
-        """Count a step; one whose times make no sense is a bad line."""
+    def take(self, step: StepRecord) -> bool:
+        """Count a step, and return whether it counts: its times may make no sense."""
         took = step.end_ns - step.start_ns
-        if not 0 <= took <= _MAX_STEP_NS:
+        if not (0 <= took <= _MAX_STEP_NS and 0 <= step.start_ns < _MAX_NS):
             self.num_bad += 1
-            return
+            return False
         self.num_steps += 1
         self.steps_ns += took
         self.tokens = _added(self.tokens, step.tokens)
@@ -140,6 +142,7 @@ class LiveRank(msgspec.Struct, kw_only=True):
             self.phases_ns[name] = self.phases_ns.get(name, 0) + ns
         self.last = step
         self.recent_ns.append(took)
+        return True
 
     def forget(self) -> None:
         """Begin anew: another job writes where this one did."""
@@ -169,6 +172,7 @@ class LiveRun:
     Attributes:
         path: The run directory.
         ranks: Rank to what it has done, ascending.
+        on_step: Called with each step that is read, and its rank; steps of one rank in order.
     """
 
     def __init__(self, source: str) -> None:
@@ -182,6 +186,7 @@ class LiveRun:
             )
         self.path = Path(found)
         self.ranks: dict[int, LiveRank] = {}
+        self.on_step: Callable[[int, StepRecord], None] | None = None
         self._tails: dict[int, tuple[Tail[StepRecord], Tail[MemoryRecord], Tail[NvmlRecord]]] = {}
 
     def look(self) -> None:
@@ -190,7 +195,8 @@ class LiveRun:
         for number, (steps, memory, sensors) in self._tails.items():
             rank = self.ranks[number]
             for step in steps.look():
-                rank.take(step)
+                if rank.take(step) and self.on_step is not None:
+                    self.on_step(number, step)
             rank.memory = next(reversed(memory.look()), rank.memory)
             rank.sensors = next(reversed(sensors.look()), rank.sensors)
 

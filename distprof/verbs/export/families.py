@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MAX_RANKS",
     "Family",
+    "Found",
     "Sample",
     "all_families",
     "families_of_report",
@@ -60,7 +61,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     value: float
 
 
-Found = Mapping[Family, Sequence[Sample]]
+Found: TypeAlias = Mapping[Family, Sequence[Sample]]
 
 
 # Of a report --------------------------------------------------------------------------------------

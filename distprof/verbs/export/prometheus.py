@@ -6,19 +6,14 @@ nothing here can reach the training: not a scraper that hangs, nor a full disk.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distprof.artefacts import REPORT_FILE
 from distprof.documents.document import write_file
-from distprof.documents.saved import load_report
-from distprof.errors import DistprofError, InputError, MissingExtraError, UsageError
-from distprof.ingest.job.live import LiveRun
-from distprof.ingest.recognise import Kind, kind_of
-from distprof.verbs.export.families import Found, families_of_report, families_of_run
+from distprof.errors import InputError, MissingExtraError, UsageError
+from distprof.verbs.export.observed import Observed
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -29,13 +24,13 @@ _MOST_PORT = 65_535
 
 
 class Exposition:
-    """What there is to scrape, read anew each time it is asked for.
+    """What there is to scrape, for ``prometheus-client``.
 
     Args:
-        source: A saved report, or a run directory: its records, and its report once there is one.
+        source: As :class:`~distprof.verbs.export.observed.Observed` takes it.
 
     Raises:
-        InputError: If it is neither.
+        InputError: If nothing can be observed there.
         MissingExtraError: If ``prometheus-client`` is not installed.
     """
 
@@ -44,39 +39,14 @@ class Exposition:
             import prometheus_client  # noqa: F401 - before anything is read
         except ImportError as error:
             raise MissingExtraError("distprof export prometheus", "prometheus") from error
-        self._turns = threading.Lock()  # scrapers come in threads of their own
-        self._live: LiveRun | None = None
-        self._report = Path(source)
-        if kind_of(source) is Kind.REPORT:
-            load_report(self._report)
-        else:
-            self._live = LiveRun(source)
-            self._report = self._live.path / REPORT_FILE
-
-    def found(self) -> Found:
-        """All families that are known now."""
-        with self._turns:
-            found = dict(self._of_report())
-            if self._live is not None:
-                self._live.look()
-                found |= families_of_run(self._live)
-        return found
-
-    def _of_report(self) -> Found:
-        """Of the report; a run that still trains has none."""
-        if self._live is not None and not self._report.is_file():
-            return {}
-        try:
-            return families_of_report(load_report(self._report))
-        except DistprofError:
-            return {}
+        self._observed = Observed(source)
 
     def collect(self) -> Iterator[Any]:
         """The families as ``prometheus-client`` wants them."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         kinds = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
-        for family, samples in self.found().items():
+        for family, samples in self._observed.found().items():
             made = kinds[family.kind](family.name, family.meaning, labels=family.labels)
             for sample in samples:
                 made.add_metric(sample.labels, sample.value)

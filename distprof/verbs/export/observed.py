@@ -1,0 +1,67 @@
+"""What exporters send, read anew each time: of a report, of a live run, or of both."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from distprof.artefacts import REPORT_FILE
+from distprof.artefacts.records import StepRecord
+from distprof.documents.saved import load_report
+from distprof.errors import DistprofError
+from distprof.ingest.job.live import LiveRun
+from distprof.ingest.recognise import Kind, kind_of
+from distprof.verbs.export.families import Found, families_of_report, families_of_run
+
+__all__ = ["Observed"]
+
+
+class Observed:
+    """A source of numbers.
+
+    Args:
+        source: A saved report, or a run directory: its records, and its report once there is one.
+
+    Raises:
+        InputError: If it is neither.
+    """
+
+    def __init__(self, source: str) -> None:
+        self._turns = threading.Lock()  # scrapers come in threads of their own
+        self._live: LiveRun | None = None
+        self._report = Path(source)
+        if kind_of(source) is Kind.REPORT:
+            load_report(self._report)
+        else:
+            self._live = LiveRun(source)
+            self._report = self._live.path / REPORT_FILE
+
+    @property
+    def name(self) -> str:
+        """Of the run directory, or of the report's file."""
+        path = self._report if self._live is None else self._live.path
+        return path.absolute().name
+
+    def on_step(self, take: Callable[[int, StepRecord], None]) -> None:
+        """Hand over each step of a live run that is read from now on, with its rank."""
+        if self._live is not None:
+            self._live.on_step = take
+
+    def found(self) -> Found:
+        """All families that are known now."""
+        with self._turns:
+            found = dict(self._of_report())
+            if self._live is not None:
+                self._live.look()
+                found |= families_of_run(self._live)
+        return found
+
+    def _of_report(self) -> Found:
+        """Of the report; a run that still trains has none."""
+        if self._live is not None and not self._report.is_file():
+            return {}
+        try:
+            return families_of_report(load_report(self._report))
+        except DistprofError:
+            return {}

@@ -1,0 +1,241 @@
+"""Metrics and a span per step for OpenTelemetry, sent to a collector by OTLP over HTTP.
+
+``opentelemetry-sdk`` makes and sends them, from a process of its own: a collector that is slow or
+absent delays this process, and no rank.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from distprof.artefacts.records import StepRecord
+from distprof.errors import InputError, MissingExtraError, UsageError
+from distprof.escape import plain, shorten
+from distprof.verbs.export.families import Family, all_families
+from distprof.verbs.export.observed import Observed
+from distprof.version import __version__
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import CallbackOptions, Observation
+    from opentelemetry.sdk.trace import ReadableSpan
+
+__all__ = ["MAX_WAITING", "Sender", "base_of", "name_of", "send", "unit_of"]
+
+MAX_WAITING = 10_000
+"""Steps that wait for a collector that is away; older ones are dropped, and counted."""
+
+_BATCH = 512
+_UNITS = {
+    "_seconds": "s",
+    "_bytes": "By",
+    "_watts": "W",
+    "_celsius": "Cel",
+    "_hertz": "Hz",
+    "_joules": "J",
+    "_ratio": "1",
+}
+
+
+def base_of(endpoint: str) -> str:
+    """The address of a collector, checked.
+
+    Raises:
+        UsageError: If it is no ``http`` or ``https`` address.
+    """
+    try:
+        parts = urlsplit(endpoint)
+        is_good = parts.scheme in ("http", "https") and bool(parts.hostname)
+        _ = parts.port
+    except ValueError:
+        is_good = False
+    if not is_good:
+        raise UsageError(f"{endpoint!r} is not an address such as http://127.0.0.1:4318")
+    return endpoint.rstrip("/")
+
+
+def name_of(family: Family) -> str:
+    """The name in OpenTelemetry: in a namespace, without the ``_total`` that Prometheus adds."""
+    return family.name.replace("distprof_", "distprof.", 1).removesuffix("_total")
+
+
+def unit_of(family: Family) -> str:
+    """The unit as UCUM spells it; empty for counts."""
+    name = family.name.removesuffix("_total")
+    return next((unit for ending, unit in _UNITS.items() if name.endswith(ending)), "")
+
+
+class Sender:
+    """Sends what there is to one collector.
+
+    Args:
+        observed: What to send.
+        endpoint: Base address of the collector.
+        rank: Whose steps become spans; None for the lowest rank.
+        timeout_s: How long one request may take, retries included.
+
+    Attributes:
+        num_dropped: Steps that were given up because the collector was away for too long.
+
+    Raises:
+        MissingExtraError: If the packages are not installed.
+    """
+
+    def __init__(
+        self, observed: Observed, endpoint: str, *, rank: int | None = None, timeout_s: float = 10
+    ) -> None:
+        try:
+            from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.metrics import MeterProvider
+            from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+            from opentelemetry.sdk.resources import Resource
+        except ImportError as error:
+            raise MissingExtraError("distprof export otel", "otel") from error
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # failures are said by us
+        self._observed, self._rank = observed, rank
+        self._waiting: deque[tuple[int, StepRecord]] = deque()
+        self.num_dropped = 0
+        observed.on_step(self._keep)
+        self._resource = Resource.create(
+            {
+                "service.name": "distprof",
+                "service.version": __version__,
+                "distprof.run": shorten(plain(observed.name), 200),
+            }
+        )
+        self._reader = InMemoryMetricReader()
+        self._meters = MeterProvider([self._reader], self._resource, shutdown_on_exit=False)
+        self._found: Any = {}
+        self._declare()
+        base = base_of(endpoint)
+        self._metrics = OTLPMetricExporter(endpoint=f"{base}/v1/metrics", timeout=timeout_s)
+        self._spans = OTLPSpanExporter(endpoint=f"{base}/v1/traces", timeout=timeout_s)
+
+    def send(self) -> bool:
+        """Send all metrics as of now, and the steps since the last success; whether all arrived."""
+        from opentelemetry.sdk.metrics.export import MetricExportResult
+        from opentelemetry.sdk.trace.export import SpanExportResult
+
+        self._found = self._observed.found()
+        data = self._reader.get_metrics_data()
+        if data is not None and self._metrics.export(data) is not MetricExportResult.SUCCESS:
+            return False
+        while self._waiting:
+            batch = [self._waiting[i] for i in range(min(_BATCH, len(self._waiting)))]
+            if self._spans.export(self._made(batch)) is not SpanExportResult.SUCCESS:
+                return False
+            for _ in batch:
+                self._waiting.popleft()
+        return True
+
+    def forget_steps(self) -> None:
+        """Send no spans of steps that were there before."""
+        self._observed.found()
+        self._waiting.clear()
+
+    def _keep(self, rank: int, step: StepRecord) -> None:
+        if self._rank is None:
+            self._rank = rank  # ranks come in ascending order
+        if rank != self._rank:
+            return
+        self._waiting.append((rank, step))
+        if len(self._waiting) > MAX_WAITING:
+            self._waiting.popleft()
+            self.num_dropped += 1
+
+    def _declare(self) -> None:
+        """An instrument for every family; what is unknown is not observed."""
+        meter = self._meters.get_meter("distprof", __version__)
+        for family in all_families():
+            make = (
+                meter.create_observable_counter
+                if family.kind == "counter"
+                else meter.create_observable_gauge
+            )
+            make(
+                name_of(family),
+                callbacks=[self._callback(family)],
+                unit=unit_of(family),
+                description=family.meaning,
+            )
+
+    def _callback(self, family: Family) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        from opentelemetry.metrics import Observation
+
+        def observe(_: CallbackOptions) -> Iterable[Observation]:
+            for sample in self._found.get(family, ()):
+                labels = dict(zip(family.labels, sample.labels, strict=True))
+                yield Observation(sample.value, labels)
+
+        return observe
+
+    def _made(self, steps: Iterable[tuple[int, StepRecord]]) -> Sequence[ReadableSpan]:
+        """A span per step, each a trace of its own: a training would be a trace without end."""
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+        from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+        kept = InMemorySpanExporter()
+        provider = TracerProvider(resource=self._resource, shutdown_on_exit=False)
+        provider.add_span_processor(SimpleSpanProcessor(kept))
+        tracer = provider.get_tracer("distprof", __version__)
+        for rank, step in steps:
+            span = tracer.start_span(
+                "step", start_time=step.start_ns, attributes=_attributes(rank, step)
+            )
+            span.end(step.end_ns)
+        return kept.get_finished_spans()
+
+
+def _attributes(rank: int, step: StepRecord) -> dict[str, Any]:
+    """What is known of a step; what is not is left out."""
+    known = {"tokens": step.tokens, "samples": step.samples, "loss": step.loss}
+    return {
+        "distprof.rank": rank,
+        "distprof.step": step.step,
+        "distprof.is_traced": step.is_traced,
+        **{f"distprof.{name}": value for name, value in known.items() if value is not None},
+    }
+
+
+def send(
+    sender: Sender,
+    endpoint: str,
+    every_s: float | None,
+    *,
+    failed: Callable[[str], None],
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Send once, or again and again.
+
+    Args:
+        sender: What sends.
+        endpoint: The collector, for messages.
+        every_s: Seconds between two times, without end; None for once.
+        failed: Called with a sentence where the collector took nothing and is asked again.
+        sleep: Waits for that number of seconds.
+
+    Raises:
+        InputError: If the only attempt fails.
+    """
+    if every_s is not None:
+        sender.forget_steps()
+    while True:
+        if not sender.send():
+            if every_s is None:
+                raise InputError(
+                    endpoint,
+                    expected="a collector that takes OTLP over HTTP",
+                    found="none, or one that took nothing in time",
+                    fix="check the address; collectors listen on port 4318",
+                )
+            dropped = f"; {sender.num_dropped:,} steps dropped" if sender.num_dropped else ""
+            failed(f"{endpoint} took nothing{dropped}")
+        if every_s is None:
+            return
+        sleep(every_s)
