@@ -9,7 +9,7 @@ import click
 
 from distprof.cli.options import RankList, debug_option, fail_on_option, report_options
 from distprof.cli.output import Output, check_free, note, show, verdict_code
-from distprof.cli.source import check_source, single_source
+from distprof.verbs.sources import check_source, single_source
 
 if TYPE_CHECKING:
     from distprof.sections.report import Report

@@ -14,8 +14,8 @@ from distprof.cli.app import ExitCode
 from distprof.cli.options import debug_option, output_options_with
 from distprof.cli.output import Output, check_free, deliver, note
 from distprof.cli.progress import make_sweep
-from distprof.cli.source import summaries_of
 from distprof.errors import UsageError
+from distprof.verbs.sources import summaries_of
 
 if TYPE_CHECKING:
     from distprof.artefacts.summary_file import SummaryFile

@@ -9,8 +9,8 @@ import click
 from distprof.cli.app import ExitCode
 from distprof.cli.options import RankList, StepList, debug_option
 from distprof.cli.output import check_free, note
-from distprof.cli.source import check_source, single_source
 from distprof.escape import plain
+from distprof.verbs.sources import check_source, single_source
 
 if TYPE_CHECKING:
     from distprof.api import Examined

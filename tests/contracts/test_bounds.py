@@ -33,6 +33,7 @@ MAY_OPEN = {
     "cli/check.py": "appends to the file that GitHub names",
     "ingest/kineto/reader.py": "reads a trace by the window",
     "ingest/cache.py": "entries, after they are found to be plain files of a known size",
+    "ingest/job/processes.py": "a line that the kernel writes of a process",
     "ingest/rank.py": "an entry of the cache, after it was checked",
 }
 """Modules that open files otherwise, and why they may."""
