@@ -21,11 +21,17 @@ class Condition(msgspec.Struct, frozen=True):
 
     Args:
         on: Ranks, or ``JOB``, for which it holds.
-        words: The sentence after the subject, for example ``is late: …``.
+        words: The sentence after the subject.
+        of_rank: The same of single ranks, where they differ.
     """
 
     on: frozenset[int]
     words: str
+    of_rank: Mapping[int, str] = {}
+
+    def words_on(self, on: Collection[int]) -> str:
+        """The sentence on these, some of those for which it holds: that of the first."""
+        return self.of_rank.get(min(on), self.words)
 
 
 class Alarms:
@@ -58,13 +64,15 @@ class Alarms:
             before = self._raised.get(kind, frozenset())
             began, ended = now.on - before, before - now.on
             if began:
-                events.append(self._alert("raised", kind, began, now.words, step, now_ns))
+                words = now.words_on(began)
+                events.append(self._alert("raised", kind, began, words, step, now_ns))
             if ended:
                 words = f"no longer: {kind}"
                 events.append(self._alert("cleared", kind, ended, words, step, now_ns))
             self._raised[kind] = now.on
             if now.on:
-                self._began[kind] = self._alert("raised", kind, now.on, now.words, step, now_ns)
+                words = now.words_on(now.on)
+                self._began[kind] = self._alert("raised", kind, now.on, words, step, now_ns)
         return events
 
     def raised(self) -> tuple[Alert, ...]:

@@ -9,12 +9,15 @@ from typing import Literal
 import msgspec
 
 from distprof.errors import UsageError
+from distprof.verbs.watch.lateness import ON, WINDOW
 
 __all__ = ["KINDS", "Kind", "default_levels", "parse_alerts"]
 
 Unit = Literal["ratio", "times", "bytes", "none"]
 
 _BYTES = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+LASTING = f"{ON} of {WINDOW} steps"
 
 _EXAMPLE: Mapping[Unit, str] = {"ratio": "10%", "times": "20x", "bytes": "64GB", "none": ""}
 
@@ -40,11 +43,11 @@ KINDS: Mapping[str, Kind] = {
     for kind in (
         Kind(
             name="slow-rank", unit="ratio", level=0.10,
-            about="A rank's own time is longer than its peers' by this share, for 24 of 40 steps.",
+            about=f"A rank's own time is longer than its peers' by this share, for {LASTING}.",
         ),
         Kind(
             name="slow-job", unit="ratio", level=0.20,
-            about="Steps take longer than the job's own past by this share, for 24 of 40 steps.",
+            about=f"Steps take longer than the job's own past by this share, for {LASTING}.",
         ),
         Kind(
             name="rank-lost", unit="none", level=0.0,
@@ -56,7 +59,7 @@ KINDS: Mapping[str, Kind] = {
         ),
         Kind(
             name="input", unit="ratio", level=0.20,
-            about="Ranks wait for input for this share of the step, for 24 of 40 steps.",
+            about=f"Ranks wait for input for this share of the step, for {LASTING}.",
         ),
         Kind(
             name="throttling", unit="ratio", level=0.50,

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 __all__ = ["LIMIT_SHARE", "OFF", "ON", "WINDOW", "Persistence", "SlowRanks", "excess_of_peers"]
 
 WINDOW: Final = 40
-ON: Final = 24
+ON: Final = 26
 OFF: Final = 8
 
 LIMIT_SHARE: Final = 0.75

@@ -48,16 +48,9 @@ _MOST_LOST = 8
 
 def watch_verdict(report: WatchReport) -> str:
     """What matters most now, one sentence."""
-    if report.lost and report.state != "running":
-        first = report.lost[0]
-        return f"{_after(report)} Rank {first.rank} is lost: {first.evidence}."
     if report.lost:
-        ranks = capitalized(name_ranks(each.rank for each in report.lost))
-        verb = "is" if len(report.lost) == 1 else "are"
-        return f"{ranks} {verb} lost: {report.lost[0].evidence}."
-    if report.state == "stalled":
-        return f"No rank has a new step for {format_duration(report.silent_ns)}."
-    if report.state in _ENDED:
+        return f"{_after(report)} {_who_is_lost(report)}".lstrip()
+    if _after(report):
         return _after(report)
     if report.step is None:
         return "No step yet."
@@ -75,9 +68,18 @@ def watch_verdict(report: WatchReport) -> str:
     return "Nothing stands out."
 
 
+def _who_is_lost(report: WatchReport) -> str:
+    ranks = capitalized(name_ranks(each.rank for each in report.lost))
+    verb = "is" if len(report.lost) == 1 else "are"
+    return f"{ranks} {verb} lost: {report.lost[0].evidence}."
+
+
 def _after(report: WatchReport) -> str:
+    """That it has ended, or stalls; empty while it runs."""
+    if report.state == "stalled":
+        return f"No rank has a new step for {format_duration(report.silent_ns)}."
     if report.state not in _ENDED:
-        return "No step ends."
+        return ""
     at = "" if report.step is None else f" after step {report.step:,}"
     return f"{_ENDED[report.state]}{at}."
 

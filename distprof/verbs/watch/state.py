@@ -109,9 +109,14 @@ class JobWatch:
         """What the job does, apart from whether it stalls."""
         if self.run is not None and self.run.outcome in _ENDED:
             return self.run.outcome
-        if self.ranks and all(not rank.can_report for rank in self.ranks.values()):
+        if self._are_all_known and all(not rank.can_report for rank in self.ranks.values()):
             return "failed" if any(rank.loss for rank in self.ranks.values()) else "completed"
         return "waiting" if self.step is None else "running"
+
+    @property
+    def _are_all_known(self) -> bool:
+        size = self.run.world_size if self.run is not None else None
+        return len(self.ranks) >= (size or 1)
 
     def silent_s(self, now_s: float) -> float | None:
         """Seconds since a rank last had a new step; None before the first."""
@@ -272,7 +277,7 @@ class JobWatch:
 
     def _lost(self, now_s: float) -> Condition:
         losses = self.losses(now_s)
-        return Condition(frozenset(losses), next(iter(losses.values()), ""))
+        return Condition(frozenset(losses), "", losses)
 
     def _stalled(self, now_s: float) -> Condition:
         words = f"no rank has a new step for {self.silent_s(now_s) or 0:.0f} s"

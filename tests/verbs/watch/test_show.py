@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from distprof.formats import RenderOptions
 from distprof.verbs.watch.measure import report_on
+from distprof.verbs.watch.result import LostRank
 from distprof.verbs.watch.show import WATCH, one_line, watch_verdict
 from tests.verbs.watch.jobs import Playing
 from tests.verbs.watch.samples import HOSTILE, ended, running
@@ -63,6 +64,10 @@ def test_the_verdict_of_each_state() -> None:
         return watch_verdict(replace(report, **fields))
 
     assert verdict() == "No step yet."
+    lost = (LostRank(rank=1, evidence="killed by SIGKILL"),)
+    assert verdict(lost=lost) == "Rank 1 is lost: killed by SIGKILL."
+    stalled = verdict(lost=lost, state="stalled", silent_ns=31 * 10**9)
+    assert stalled == "No rank has a new step for 31.0 s. Rank 1 is lost: killed by SIGKILL."
     playing.steps(0, 20)
     assert verdict() == "Nothing stands out."
     assert verdict(state="completed") == "The job has completed after step 19."

@@ -46,9 +46,14 @@ def test_a_slow_rank_is_told_once_and_once_when_it_has_recovered() -> None:
     playing = Playing(4)
     playing.steps(0, 50)
     (alert,) = playing.steps(50, 50 + ON, LATE)
-    assert (alert.state, alert.kind, alert.ranks, alert.step) == ("raised", "slow-rank", (2,), 73)
+    assert (alert.state, alert.kind, alert.ranks, alert.step) == (
+        "raised",
+        "slow-rank",
+        (2,),
+        49 + ON,
+    )
     assert alert.message == "Rank 2: own time is 20.0 % above that of the peers"
-    assert playing.steps(74, 100, LATE) == []
+    assert playing.steps(50 + ON, 100, LATE) == []
     (late,) = report(playing).late
     assert (late.rank, late.is_slow, late.cause) == (2, True, "more_work")
     assert late.late_ns == pytest.approx(16 * MS, rel=1e-5)
@@ -134,6 +139,27 @@ def test_a_rank_that_failed_is_lost(added: dict[str, object], evidence: str) -> 
     assert (alert.kind, alert.ranks, alert.message) == ("rank-lost", (2,), f"Rank 2: {evidence}")
     (lost,) = report(playing).lost
     assert (lost.rank, lost.evidence, lost.last_step) == (2, evidence, 9)
+
+
+def test_each_loss_is_told_with_its_own_evidence() -> None:
+    playing = Playing(4)
+    playing.steps(0, 10)
+    first = playing.look(ranks=[RankAdded(rank=1, exit=ExitFile(signal="SIGKILL"))])
+    second = playing.look(ranks=[RankAdded(rank=2, exit=ExitFile(code=7))])
+    assert [alert.message for alert in first + second] == [
+        "Rank 1: killed by SIGKILL",
+        "Rank 2: ended with exit code 7",
+    ]
+    assert [alert.message for alert in report(playing).alerts] == ["Ranks 1-2: killed by SIGKILL"]
+
+
+def test_a_job_whose_other_ranks_have_not_begun_has_not_failed() -> None:
+    playing = Playing(2)
+    playing.look(run=run_file(3))
+    playing.look(ranks=[RankAdded(rank=r, exit=ExitFile(code=7)) for r in range(2)])
+    assert report(playing).state == "waiting"
+    playing.look(ranks=[RankAdded(rank=2, exit=ExitFile(code=7))])
+    assert report(playing).state == "failed"
 
 
 def test_victims_and_ranks_that_end_well_are_not_lost() -> None:
