@@ -23,7 +23,7 @@ from measuring import machine, print_table, versions
 
 from distprof.artefacts.rank_file import RankFile
 from distprof.artefacts.records import Header, Phase, StepRecord
-from distprof.ingest.job.live import LiveRun
+from distprof.ingest.job.growing import GrowingRun
 from distprof.verbs.watch.alerts import default_levels
 from distprof.verbs.watch.measure import report_on
 from distprof.verbs.watch.state import JobWatch
@@ -70,7 +70,7 @@ def measure(ranks: int, looks: int) -> tuple[float, float]:
     """CPU seconds of the first look, and of a later one."""
     with tempfile.TemporaryDirectory() as folder:
         files = begin(Path(folder), ranks)
-        live, job = LiveRun(folder), JobWatch(folder, default_levels())
+        live, job = GrowingRun(folder), JobWatch(folder, default_levels())
         spent = []
         for look in range(looks + 1):
             began = time.process_time()

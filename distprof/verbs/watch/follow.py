@@ -9,7 +9,7 @@ from pathlib import Path
 
 from distprof.artefacts import RUN_FILE
 from distprof.errors import InputError
-from distprof.ingest.job.live import LiveRun
+from distprof.ingest.job.growing import GrowingRun
 from distprof.verbs.watch.measure import report_on
 from distprof.verbs.watch.result import Alert, WatchReport
 from distprof.verbs.watch.state import JobWatch
@@ -65,7 +65,7 @@ def follow(
         InputError: If there is no run directory.
     """
     path = run_directory(source)
-    live, job = LiveRun(path), JobWatch(os.fspath(source), levels)
+    live, job = GrowingRun(path), JobWatch(os.fspath(source), levels)
     while True:
         began_s = time.monotonic()
         alerts = job.take(live.look(), now_s=began_s, now_ns=time.time_ns())

@@ -10,7 +10,7 @@ from distprof.artefacts.rank_file import AttachFile, ErrorFile
 from distprof.artefacts.records import NvmlRecord
 from distprof.artefacts.run_file import Exit
 from distprof.escape import plain, shorten
-from distprof.ingest.job.live import RankAdded
+from distprof.ingest.job.growing import RankAdded
 from distprof.ingest.job.processes import is_running
 from distprof.verbs.watch.result import MemoryOfRank, ThrottledRank
 

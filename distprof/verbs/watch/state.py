@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from distprof.artefacts.records import StepRecord
 from distprof.artefacts.run_file import RunFile
 from distprof.escape import plain
-from distprof.ingest.job.live import MAX_RANKS, Added, RankAdded
+from distprof.ingest.job.growing import MAX_RANKS, Added, RankAdded
 from distprof.units import NS_PER_S, format_bytes, format_duration, format_ratio
 from distprof.verbs.watch.alarms import JOB, Alarms, Condition
 from distprof.verbs.watch.lateness import SlowRanks

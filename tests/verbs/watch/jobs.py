@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from distprof.artefacts.rank_file import RankFile
 from distprof.artefacts.records import Phase, StepRecord
 from distprof.artefacts.run_file import Outcome, RunFile
-from distprof.ingest.job.live import Added, RankAdded
+from distprof.ingest.job.growing import Added, RankAdded
 from distprof.verbs.watch.alerts import default_levels
 from distprof.verbs.watch.result import Alert
 from distprof.verbs.watch.state import JobWatch

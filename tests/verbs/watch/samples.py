@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distprof.ingest.job.live import RankAdded
+from distprof.ingest.job.growing import RankAdded
 from distprof.verbs.watch.measure import report_on
 from distprof.verbs.watch.result import Alert, WatchReport
 from tests.verbs.watch.jobs import Playing, run_file

@@ -32,7 +32,7 @@ from distprof.artefacts.run_file import ExitFile, RunFile
 from distprof.bounds import Bound, open_plain, read_plain
 from distprof.ingest.job.rank_folder import MAX_LINE_BYTES
 
-__all__ = ["BOUND", "MAX_RANKS", "Added", "GrowingFile", "LiveRun", "RankAdded"]
+__all__ = ["BOUND", "MAX_RANKS", "Added", "GrowingFile", "GrowingRun", "RankAdded"]
 
 MAX_RANKS: Final = 20_000
 
@@ -231,7 +231,7 @@ class Added(msgspec.Struct, frozen=True, kw_only=True):
     is_there: bool = True
 
 
-class LiveRun:
+class GrowingRun:
     """A run directory that grows.
 
     Args:
@@ -240,7 +240,7 @@ class LiveRun:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
-        self._ranks: dict[int, _LiveRank] = {}
+        self._ranks: dict[int, _GrowingRank] = {}
         self._run = _WholeFile(self._path / RUN_FILE, RunFile)
         self._started_ns: int | None = None
 
@@ -272,13 +272,13 @@ class LiveRun:
                         continue
                     rank = int(match[1])
                     if rank not in self._ranks:
-                        self._ranks[rank] = _LiveRank(Path(entry.path), rank)
+                        self._ranks[rank] = _GrowingRank(Path(entry.path), rank)
         except OSError:
             return False
         return True
 
 
-class _LiveRank:
+class _GrowingRank:
     """The growing files of one rank."""
 
     def __init__(self, folder: Path, rank: int) -> None:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from distprof.artefacts.rank_file import AttachFile
 from distprof.artefacts.records import Header, StepRecord
-from distprof.ingest.job import live
-from distprof.ingest.job.live import GrowingFile, LiveRun
+from distprof.ingest.job import growing as module
+from distprof.ingest.job.growing import GrowingFile, GrowingRun
 from distprof.ingest.job.processes import is_running
 from tests.job_folders import JobFolder
 
@@ -67,7 +67,7 @@ def test_a_line_that_is_no_record_costs_itself_alone(tmp_path: Path) -> None:
 def test_a_line_without_end_is_left_out_and_takes_no_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "MAX_LINE_BYTES", 100)
+    monkeypatch.setattr(module, "MAX_LINE_BYTES", 100)
     path = tmp_path / "steps.jsonl"
     file = growing(path)
     path.write_bytes(header())
@@ -138,7 +138,7 @@ def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_ranks_appear_as_they_come(tmp_path: Path) -> None:
-    run = LiveRun(tmp_path / "run")
+    run = GrowingRun(tmp_path / "run")
     assert not run.look().is_there
     folder = JobFolder(tmp_path / "run", mesh={"dp_replicate": 2}, ended_ns=None, outcome="running")
     folder.steps(0, [10, 10]).write()
@@ -155,7 +155,7 @@ def test_ranks_appear_as_they_come(tmp_path: Path) -> None:
 
 def test_another_run_in_the_same_place_is_noticed(tmp_path: Path) -> None:
     JobFolder(tmp_path, mesh={"dp_replicate": 1}).steps(0, [10, 10]).write()
-    run = LiveRun(tmp_path)
+    run = GrowingRun(tmp_path)
     assert not run.look().is_another_run
     again = JobFolder(tmp_path, mesh={"dp_replicate": 1}, started_ns=5, notes=("again",))
     again.steps(0, [10, 10, 10]).write()
@@ -169,7 +169,7 @@ def test_what_another_rank_wrote_is_not_taken(tmp_path: Path) -> None:
     folder.steps(0, [10]).rank_file(0).error(0, "no")
     folder.rank_dir(0).rename(tmp_path / "rank00001")
     folder.rank_dir(0).joinpath("rank.json").write_bytes(b"{")
-    added = LiveRun(tmp_path).look()
+    added = GrowingRun(tmp_path).look()
     assert added.ranks == ()
     assert added.problems == ("steps.jsonl of rank 1 is not read: it was written by rank 0",)
 
