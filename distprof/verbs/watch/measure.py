@@ -28,6 +28,7 @@ LEAST_ABOVE = 12
 """Steps of the window above the limit, from which a rank is worth a line."""
 
 LEAST_INPUT = 0.01
+LONGER = 1.2
 
 
 def report_on(job: JobWatch, *, now_s: float, now_ns: int) -> WatchReport:
@@ -98,7 +99,8 @@ def _input(job: JobWatch, steps: list[int], durations: Floats) -> tuple[float | 
         return None, None
     of_ranks = _medians(shares)
     worst = int(np.nanargmax(of_ranks))
-    rank = job.table.ranks[worst] if of_ranks[worst] >= LEAST_INPUT else None
+    least = max(LEAST_INPUT, LONGER * float(np.nanmedian(of_ranks)))
+    rank = job.table.ranks[worst] if of_ranks[worst] >= least else None
     return min(float(np.nanmedian(shares)), 1.0), rank
 
 

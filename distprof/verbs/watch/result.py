@@ -138,7 +138,8 @@ class WatchReport(Displayed, msgspec.Struct, frozen=True, kw_only=True, forbid_u
         tokens_per_s: Tokens of all ranks per second in the window; None where not reported.
         own_ratio: Median own time as a share of the step; None where it is not known.
         input_ratio: Share of the step that ranks wait for input, median over steps and ranks.
-        input_rank: The rank that waits longest; None where none waits for 1 % of the step.
+        input_rank: The rank that waits longest, if that is 1 % of the step and a fifth longer than
+            most; None otherwise.
         late: Ranks that are slow, or were above the limit most often; most first, 8 at most.
         lost: Ranks that ended or fell silent.
         throttled: Ranks whose GPU is slowed down, 8 at most.

@@ -101,7 +101,8 @@ def _speed(report: WatchReport) -> str:
         return f"{text}; its own past is known after {2 * WINDOW} steps"
     change = report.step_ns / report.usual_step_ns - 1
     sign = "+" if change >= 0 else "−"
-    return f"{text}; before: {format_duration(report.usual_step_ns)} ({sign}{abs(change):.1%})"
+    changed = f"{sign}{format_ratio(abs(change))}"
+    return f"{text}; before: {format_duration(report.usual_step_ns)} ({changed})"
 
 
 def _rate(step_ns: int) -> str:

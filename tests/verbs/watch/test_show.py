@@ -24,7 +24,7 @@ def test_the_page_says_first_who_is_late_by_how_much_and_why() -> None:
         "it computes for longer."
     )
     page = "\n".join(lines)
-    assert "10 steps/s, 100 ms per step; before: 100 ms (+0.0%)" in page
+    assert "10 steps/s, 100 ms per step; before: 100 ms (+0 %)" in page
     assert "throttled  1" in page
     assert "slow-rank" in page
 

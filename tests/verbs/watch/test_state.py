@@ -281,7 +281,14 @@ def test_input_counts_in_phases_and_outside_of_them() -> None:
             ]
         )
     assert [alert.kind for alert in kinds] == ["input"]
-    assert report(playing).input_ratio == pytest.approx(0.41, rel=1e-5)
+    found = report(playing)
+    assert found.input_ratio == pytest.approx(0.41, rel=1e-5)
+    assert found.input_rank is None
+    for number in range(60, 110):
+        playing.look(
+            ranks=[RankAdded(rank=r, steps=(step(number, input_ms=20 + 10 * r),)) for r in range(2)]
+        )
+    assert report(playing).input_rank == 1
 
 
 def samples(reason: str, number: int) -> tuple[NvmlRecord, ...]:
