@@ -7,8 +7,9 @@
 
 A small model trains one rank in one thread and then sleeps, so that a step lasts as long as asked.
 Contestants run alternately, each in a fresh process. CPU time of all threads is the upper bound of
-the cost when every core is busy. Unlike the length of steps, it hardly depends on other programs on
-the machine. Limit: 1 % of a step of 200 ms.
+the cost when every core is busy; that of the training thread is the cost when there is a core to
+spare, because the other threads then run there. Unlike the length of steps, both hardly depend on
+other programs on the machine. Limit: 1 % of a step of 200 ms.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ WARM_UP = 20
 
 
 def train(contestant: Contestant, steps: int, step_ms: float) -> None:
-    """Run one contestant; prints CPU seconds and wall seconds of a step."""
+    """Run one contestant; prints CPU seconds of a step, all and own, and its wall seconds."""
     import torch
     from distprof_probes import ProbeOptions, session
 
@@ -46,11 +47,12 @@ def train(contestant: Contestant, steps: int, step_ms: float) -> None:
             options = ProbeOptions(mode=contestant, measure_overhead=False)
             opened = session(folder, options=options, rank=0, world_size=1)
         with opened as watching:
-            cpu, wall = time.process_time(), time.perf_counter()
+            cpu, own, wall = time.process_time(), time.thread_time(), time.perf_counter()
             for _ in range(steps):
                 _step(watching, model, optimizer, batch)
                 time.sleep(step_ms / 1e3)
-            print((time.process_time() - cpu) / steps, (time.perf_counter() - wall) / steps)
+            ends = time.process_time() - cpu, time.thread_time() - own, time.perf_counter() - wall
+            print(*(end / steps for end in ends))
 
 
 def _step(watching: Any, model: Any, optimizer: Any, batch: Any) -> None:
@@ -80,30 +82,39 @@ def main() -> None:
         train(options.contestant, options.steps, options.step_ms)
         return
     size = ["--steps", str(options.steps), "--step-ms", str(options.step_ms)]
-    found: dict[Contestant, list[tuple[float, float]]] = {name: [] for name in CONTESTANTS}
+    found: dict[Contestant, list[list[float]]] = {name: [] for name in CONTESTANTS}
     for _ in range(options.rounds):
         for name in CONTESTANTS:
             command = [sys.executable, __file__, *size, "--contestant", name]
             finished = subprocess.run(command, check=True, capture_output=True, text=True)
-            cpu, wall = map(float, finished.stdout.split()[-2:])
-            found[name].append((cpu, wall))
+            found[name].append([float(word) for word in finished.stdout.split()[-3:]])
     print(machine())
     print(versions("distprof", "torch"))
-    print_table(("probes", "CPU ms per step", "wall ms", "cost in CPU, % of a step"), _rows(found))
+    print_table(
+        (
+            *("probes", "CPU ms per step", "training thread ms", "wall ms"),
+            *("cost in CPU, % of a step", "with a core to spare"),
+        ),
+        _rows(found),
+    )
 
 
-def _rows(found: dict[Contestant, list[tuple[float, float]]]) -> list[tuple[str, ...]]:
-    cpu = {name: statistics.median(cpu for cpu, _ in runs) for name, runs in found.items()}
-    wall = {name: statistics.median(wall for _, wall in runs) for name, runs in found.items()}
-    bare = CONTESTANTS[0]
+def _rows(found: dict[Contestant, list[list[float]]]) -> list[tuple[str, ...]]:
+    medians = {
+        name: [statistics.median(values) for values in zip(*runs, strict=True)]
+        for name, runs in found.items()
+    }
+    bare_cpu, bare_own, bare_wall = medians[CONTESTANTS[0]]
     return [
         (
             name,
-            f"{cpu[name] * 1e3:.2f}",
-            f"{wall[name] * 1e3:.2f}",
-            f"{(cpu[name] - cpu[bare]) / wall[bare]:.2%}",
+            f"{cpu * 1e3:.2f}",
+            f"{own * 1e3:.2f}",
+            f"{wall * 1e3:.2f}",
+            f"{(cpu - bare_cpu) / bare_wall:.2%}",
+            f"{(own - bare_own) / bare_wall:.2%}",
         )
-        for name in CONTESTANTS
+        for name, (cpu, own, wall) in medians.items()
     ]
 
 

@@ -64,9 +64,9 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         run_queue_ns: Time for which the training thread was ready to run but had no CPU, None where
             the system does not say.
         cpu_ns: Time for which the training thread ran on a CPU, None where the system does not say.
-        input_asleep_ns: Time in the phases ``input`` for which the training thread slept, None where
-            the system does not say or there was no such phase. With ``cpu_ns`` and
-            ``run_queue_ns`` it is the rank's own time on CPU ranks: elsewhere, a thread that
+        input_asleep_ns: Time in the phases ``input`` for which the training thread slept, None
+            where the system does not say or the step has no phase of this name. With ``cpu_ns``
+            and ``run_queue_ns`` it is the rank's own time on CPU ranks: elsewhere, a thread that
             sleeps mostly waits for other ranks.
         is_traced: Whether torch.profiler was recording.
         is_probed: False in steps without probes, which serve to measure overhead.

@@ -16,7 +16,7 @@ from distprof.cli.output import (
     show_in_step_summary,
     verdict_code,
 )
-from distprof.cli.source import check_source, single_source
+from distprof.verbs.sources import check_source, single_source
 
 if TYPE_CHECKING:
     from distprof.sections.report import Report

@@ -38,6 +38,7 @@ _VERBS = {
     "report": "Show a saved report in any format.",
     "export": "A time line of all ranks for Perfetto; metrics for Prometheus and OpenTelemetry.",
     "rule": "Explain a rule: what it detects, what it costs, how to fix it.",
+    "watch": "A job while it runs: its speed, who is late, who is lost; alerts.",
     "hang": "Which ranks the others wait for when a job is stuck.",
     "fabric": "How fast a network is, measured by distprof bench or nccl-tests.",
     "plan": "Which layouts of a model fit a cluster, and how fast each is.",
@@ -57,7 +58,7 @@ _STARTING = {
 
 _GROUPS = {
     "Record": ("capture", "run", "attach", "bench"),
-    "Diagnose": ("analyze", "hang", "report", "export", "rule"),
+    "Diagnose": ("analyze", "watch", "hang", "report", "export", "rule"),
     "Compare and gate": ("compare", "scale", "check", "history"),
     "Plan": ("plan", "fabric"),
     "Connect": ("mcp",),

@@ -14,9 +14,9 @@ from distprof.cli.app import ExitCode
 from distprof.cli.options import debug_option, output_options_with
 from distprof.cli.output import Output, check_free, deliver, note, show_in_step_summary
 from distprof.cli.progress import make_sweep
-from distprof.cli.source import summaries_of
 from distprof.errors import UsageError
 from distprof.terms import CI_FORMATS, PAGE_FORMATS
+from distprof.verbs.sources import summaries_of
 
 if TYPE_CHECKING:
     from distprof.artefacts.summary_file import SummaryFile

@@ -10,7 +10,7 @@ import click
 from distprof.cli.app import ExitCode
 from distprof.cli.options import debug_option, output_options
 from distprof.cli.output import Output, deliver, note
-from distprof.cli.source import check_comparable
+from distprof.verbs.sources import check_comparable
 
 __all__ = ["compare"]
 

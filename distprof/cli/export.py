@@ -11,9 +11,9 @@ import click
 from distprof.cli.app import ExitCode
 from distprof.cli.options import RankList, StepList, debug_option
 from distprof.cli.output import check_free, note, to_stdout
-from distprof.cli.source import check_comparable, check_source, single_source
 from distprof.errors import UsageError
 from distprof.escape import plain
+from distprof.verbs.sources import check_comparable, check_source, single_source
 
 if TYPE_CHECKING:
     from distprof.api import Examined

@@ -71,7 +71,7 @@ def add(
       distprof history add runs/nightly --history s3://bucket/perf
       distprof history add traces/ --commit $(git rev-parse HEAD) --label nightly
     """  # noqa: D301 - click reads it
-    from distprof.cli.source import summaries_of
+    from distprof.verbs.sources import summaries_of
 
     place = _place(folder)
     summaries = [_marked(summary, label, commit) for summary in summaries_of(sources)]

@@ -258,8 +258,8 @@ def _saved_mode(sweeps: Iterable[SweepFile]) -> Mode | None:
 def _summaries(
     sources: tuple[str, ...], sweeps: Mapping[str, SweepFile], *, quiet: bool
 ) -> tuple[SummaryFile, ...]:
-    from distprof.cli.source import check_comparable
     from distprof.ingest.executor import import_numpy
+    from distprof.verbs.sources import check_comparable
 
     import_numpy()  # before anything else does
     from distprof.verbs.summaries import load_summaries

@@ -38,6 +38,7 @@ from tests.flight_jobs import GPU_ERROR
 from tests.verbs.history.samples import commits
 from tests.verbs.plan.jobs import question
 from tests.verbs.sweep.sweeps import parts, runs
+from tests.verbs.watch.samples import alert, running
 
 TESTS = Path(__file__).parent.parent
 FAST = tuple(runs(2, 100, parts(computation=90, exposed_wait=10)))
@@ -76,6 +77,7 @@ def lint():
 
 
 SAMPLES: dict[str, Callable[[], msgspec.Struct]] = {
+    "alert": alert,
     "baseline": baseline,
     "check": check,
     "comparison": lambda: compare_reports(healthy(), straggler()),
@@ -93,6 +95,7 @@ SAMPLES: dict[str, Callable[[], msgspec.Struct]] = {
     "scaling": lambda: report_scaling([*FAST, *LARGE], source="runs"),
     "summary": lambda: FAST[0],
     "sweep": lambda: plan_program(["train", "{ranks}"], [1, 2], repeats=2, device="ranks"),
+    "watch": running,
 }
 
 

@@ -1,0 +1,346 @@
+"""Reads a run directory while ranks write to it: each look returns what was added since the last.
+
+Nothing waits, and no file stays open. Of each file only new bytes are read, whole lines, a bounded
+number of them per look. Files may be cut off, replaced, deleted, or damaged: what is not a record
+is counted. A rank may appear late, or never.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+
+from distprof.artefacts import (
+    ATTACH_FILE,
+    ERROR_FILE,
+    EXIT_FILE,
+    MEMORY_FILE,
+    NVML_FILE,
+    PAUSES_FILE,
+    RANK_FILE,
+    RUN_FILE,
+    STEPS_FILE,
+)
+from distprof.artefacts.rank_file import AttachFile, ErrorFile, RankFile
+from distprof.artefacts.records import Header, MemoryRecord, NvmlRecord, Pause, StepRecord
+from distprof.artefacts.run_file import ExitFile, RunFile
+from distprof.bounds import Bound, open_plain, read_plain
+from distprof.ingest.job.rank_folder import MAX_LINE_BYTES
+
+__all__ = ["BOUND", "MAX_RANKS", "Added", "GrowingFile", "GrowingRun", "RankAdded"]
+
+MAX_RANKS: Final = 20_000
+
+MAX_FILE_BYTES: Final = 16 << 20  # of a file that is replaced as a whole
+
+BYTES_PER_LOOK: Final = 1 << 20
+"""Of one line-wise file; more is left for the next look."""
+
+HISTORY_BYTES: Final = 1 << 16
+"""What is read of a file that is longer when it is first seen: its end, about 150 steps."""
+
+BOUND: Final = Bound(
+    reads="a run directory that is being written, per file and look",
+    num_bytes=BYTES_PER_LOOK,
+    names=MAX_RANKS,
+    depth=1_000,
+    beyond="skipped",
+)
+
+_RANK_FOLDER = re.compile(r"rank(\d{1,9})")
+
+_BROKEN = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError, OverflowError)
+
+_QUIET_LOOKS = 5
+"""A rank's other files are looked at when it has no new step, and otherwise once in five:
+on a shared file system, each question costs a round trip."""
+
+_Kind = TypeVar("_Kind", bound=msgspec.Struct)
+
+
+class GrowingFile(Generic[_Kind]):
+    """A line-wise file of which lines are added.
+
+    Args:
+        path: The file; it may not exist yet.
+        schema: What its header must say, for example ``distprof.steps/1``.
+        kind: Type of a record.
+        rank: Whose file it is.
+
+    Attributes:
+        num_bad: Lines that are no records.
+        problem: Why its records are not taken, for example another rank's header; usually empty.
+    """
+
+    def __init__(self, path: Path, schema: str, kind: type[_Kind], rank: int) -> None:
+        self.num_bad = 0
+        self.problem = ""
+        self._path = path
+        self._schema = schema
+        self._decoder = msgspec.json.Decoder(kind)
+        self._rank = rank
+        self._begin()
+
+    def _begin(self) -> None:
+        """From the start of the file, whichever it is."""
+        self._offset = 0
+        self._inode = 0
+        self._rest = b""
+        self._is_too_long = False
+        self._has_header = False
+        self.problem = ""
+
+    def added(self) -> list[_Kind]:
+        """Records added since the last call; none where the file is gone or cannot be read."""
+        try:
+            found = self._path.stat()
+            if found.st_ino != self._inode or found.st_size < self._offset:
+                self._begin()
+                self._inode = found.st_ino
+            if found.st_size == self._offset:
+                return []
+            data = self._new_bytes(found.st_size)
+        except FileNotFoundError:
+            self._begin()  # a new file may get the old one's number
+            return []
+        except OSError:
+            return []
+        return self._records(data)
+
+    def _new_bytes(self, size: int) -> bytes:
+        with open_plain(self._path) as stream:
+            head = b""
+            if not self._offset and size > HISTORY_BYTES:
+                head = stream.read(HISTORY_BYTES >> 4).partition(b"\n")[0] + b"\n"
+                self._offset = size - HISTORY_BYTES
+            stream.seek(self._offset)
+            data = stream.read(BYTES_PER_LOOK)
+        self._offset += len(data)
+        return head + data.partition(b"\n")[2] if head else data
+
+    def _records(self, data: bytes) -> list[_Kind]:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > MAX_LINE_BYTES:
+            self._rest, self._is_too_long = b"", True
+        found = []
+        for line in lines:
+            if self._is_too_long:
+                self._is_too_long = False
+                self.num_bad += 1
+            elif not self._has_header:
+                self._has_header = True
+                self._check_header(line)
+            elif line and not self.problem:
+                found += self._record(line)
+        return found
+
+    def _record(self, line: bytes) -> list[_Kind]:
+        try:
+            return [self._decoder.decode(line)]
+        except _BROKEN:
+            self.num_bad += 1
+            return []
+
+    def _check_header(self, line: bytes) -> None:
+        try:
+            header = msgspec.json.decode(line, type=Header)
+        except _BROKEN:
+            self.num_bad += 1
+            return
+        if header.schema != self._schema:
+            self.problem = f"its schema is {header.schema[:60]!r}, not {self._schema!r}"
+        elif header.rank != self._rank:
+            self.problem = f"it was written by rank {header.rank}"
+
+
+class _WholeFile(Generic[_Kind]):
+    """A small JSON file that is replaced as a whole.
+
+    Args:
+        path: The file; it may not exist.
+        kind: What it holds.
+    """
+
+    def __init__(self, path: Path, kind: type[_Kind]) -> None:
+        self._path = path
+        self._kind = kind
+        self._seen: tuple[int, int, int] | None = None
+
+    def new(self) -> _Kind | None:
+        """What it holds, if it was replaced since the last call and can be read."""
+        try:
+            found = self._path.stat()
+            seen = (found.st_ino, found.st_mtime_ns, found.st_size)
+            if seen == self._seen:
+                return None
+            self._seen = seen
+            return msgspec.json.decode(read_plain(self._path, MAX_FILE_BYTES), type=self._kind)
+        except (OSError, *_BROKEN):
+            return None
+
+
+class RankAdded(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank added.
+
+    Args:
+        rank: Global rank.
+        steps: Steps, in the order of the file.
+        memory: Memory at the end of steps.
+        samples: Samples of its GPU's sensors.
+        pauses: Garbage collections and waits for input.
+        said: rank.json, if it was written since.
+        error: error.json, if it was written since.
+        exit: exit.json, if it was written since.
+        process: attach.json, if it was written since.
+    """
+
+    rank: int
+    steps: tuple[StepRecord, ...] = ()
+    memory: tuple[MemoryRecord, ...] = ()
+    samples: tuple[NvmlRecord, ...] = ()
+    pauses: tuple[Pause, ...] = ()
+    said: RankFile | None = None
+    error: ErrorFile | None = None
+    exit: ExitFile | None = None
+    process: AttachFile | None = None
+
+
+class Added(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run directory gained between two looks.
+
+    Args:
+        run: run.json, if it was written since.
+        is_another_run: Whether another run began in the same directory: what was known before
+            belongs to the run before.
+        ranks: Ranks that added something.
+        num_bad_lines: Lines so far that are no records.
+        problems: Files that are not read, and why, one sentence each.
+        is_there: Whether the directory exists.
+    """
+
+    run: RunFile | None = None
+    is_another_run: bool = False
+    ranks: tuple[RankAdded, ...] = ()
+    num_bad_lines: int = 0
+    problems: tuple[str, ...] = ()
+    is_there: bool = True
+
+
+class GrowingRun:
+    """A run directory that grows.
+
+    Args:
+        path: The directory; it may not exist yet.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = Path(path)
+        self._ranks: dict[int, _GrowingRank] = {}
+        self._run = _WholeFile(self._path / RUN_FILE, RunFile)
+        self._started_ns: int | None = None
+
+    def look(self) -> Added:
+        """What was added since the last call. Never raises for what the directory holds."""
+        run = self._run.new()
+        is_another = run is not None and self._started_ns not in (None, run.started_ns)
+        if run is not None:
+            self._started_ns = run.started_ns
+        if is_another:
+            self._ranks.clear()
+        is_there = self._find_ranks()
+        found = [each.look() for _, each in sorted(self._ranks.items())]
+        return Added(
+            run=run,
+            is_another_run=is_another,
+            ranks=tuple(added for added in found if added is not None),
+            num_bad_lines=sum(rank.num_bad for rank in self._ranks.values()),
+            problems=tuple(text for rank in self._ranks.values() for text in rank.problems),
+            is_there=is_there,
+        )
+
+    def _find_ranks(self) -> bool:
+        try:
+            with os.scandir(self._path) as entries:
+                for entry in entries:
+                    match = _RANK_FOLDER.fullmatch(entry.name)
+                    if match is None or len(self._ranks) >= MAX_RANKS:
+                        continue
+                    rank = int(match[1])
+                    if rank not in self._ranks:
+                        self._ranks[rank] = _GrowingRank(Path(entry.path), rank)
+        except OSError:
+            return False
+        return True
+
+
+class _GrowingRank:
+    """The growing files of one rank."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        def lines(name: str, schema: str, kind: type[_Kind]) -> GrowingFile[_Kind]:
+            return GrowingFile(folder / name, schema, kind, rank)
+
+        self._rank = rank
+        self._steps = lines(STEPS_FILE, "distprof.steps/1", StepRecord)
+        self._samples = lines(NVML_FILE, "distprof.nvml/1", NvmlRecord)
+        self._memory = lines(MEMORY_FILE, "distprof.memory/1", MemoryRecord)
+        self._pauses = lines(PAUSES_FILE, "distprof.pauses/1", Pause)
+        self._said = _WholeFile(folder / RANK_FILE, RankFile)
+        self._error = _WholeFile(folder / ERROR_FILE, ErrorFile)
+        self._exit = _WholeFile(folder / EXIT_FILE, ExitFile)
+        self._process = _WholeFile(folder / ATTACH_FILE, AttachFile)
+        self._num_looks = 0
+
+    @property
+    def num_bad(self) -> int:
+        return sum(file.num_bad for file in self._files)
+
+    @property
+    def problems(self) -> list[str]:
+        return [
+            f"{file._path.name} of rank {self._rank} is not read: {file.problem}"
+            for file in self._files
+            if file.problem
+        ]
+
+    @property
+    def _files(self) -> tuple[GrowingFile[Any], ...]:
+        return self._steps, self._samples, self._memory, self._pauses
+
+    def look(self) -> RankAdded | None:
+        """What it added; None for nothing."""
+        steps = tuple(self._steps.added())
+        everything = not steps or self._num_looks % _QUIET_LOOKS == 0
+        self._num_looks += 1
+        whole: dict[str, Any] = self._replaced() if everything else {}
+        added = RankAdded(
+            rank=self._rank,
+            steps=steps,
+            samples=tuple(self._samples.added()),
+            pauses=tuple(self._pauses.added()),
+            **whole,
+        )
+        return added if added != RankAdded(rank=self._rank) else None
+
+    def _replaced(self) -> dict[str, Any]:
+        asks: dict[str, Callable[[], Any]] = {
+            "memory": lambda: tuple(self._memory.added()),
+            "said": lambda: _of_rank(self._said.new(), self._rank),
+            "error": lambda: _of_rank(self._error.new(), self._rank),
+            "exit": self._exit.new,
+            "process": lambda: _of_rank(self._process.new(), self._rank),
+        }
+        return {name: ask() for name, ask in asks.items()}
+
+
+_Named = TypeVar("_Named", RankFile, ErrorFile, AttachFile)
+
+
+def _of_rank(file: _Named | None, rank: int) -> _Named | None:
+    """The file, if it is about this rank."""
+    return file if file is not None and file.rank == rank else None

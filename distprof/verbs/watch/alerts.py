@@ -1,0 +1,116 @@
+"""What ``--alert`` can name: kinds of alerts, and the levels from which they are raised."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+import msgspec
+
+from distprof.errors import UsageError
+from distprof.verbs.watch.lateness import ON, WINDOW
+
+__all__ = ["KINDS", "Kind", "default_levels", "parse_alerts"]
+
+Unit = Literal["ratio", "times", "bytes", "none"]
+
+_BYTES = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+LASTING = f"{ON} of {WINDOW} steps"
+
+_EXAMPLE: Mapping[Unit, str] = {"ratio": "10%", "times": "20x", "bytes": "64GB", "none": ""}
+
+
+class Kind(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of alert.
+
+    Args:
+        name: For example ``slow-rank``.
+        unit: Of its level.
+        level: Level by default; None where it must be given to be watched for.
+        about: When it is raised, one sentence.
+    """
+
+    name: str
+    unit: Unit
+    level: float | None
+    about: str
+
+
+KINDS: Mapping[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        Kind(
+            name="slow-rank", unit="ratio", level=0.10,
+            about=f"A rank's own time is longer than its peers' by this share, for {LASTING}.",
+        ),
+        Kind(
+            name="slow-job", unit="ratio", level=0.20,
+            about=f"Steps take longer than the job's own past by this share, for {LASTING}.",
+        ),
+        Kind(
+            name="rank-lost", unit="none", level=0.0,
+            about="A rank failed, was killed, or fell silent while others continue.",
+        ),
+        Kind(
+            name="stalled", unit="times", level=20.0,
+            about="No rank has a new step for this many usual steps, and at least 30 s.",
+        ),
+        Kind(
+            name="input", unit="ratio", level=0.20,
+            about=f"Ranks wait for input for this share of the step, for {LASTING}.",
+        ),
+        Kind(
+            name="throttling", unit="ratio", level=0.50,
+            about="Heat or hardware slows a GPU down in this share of its last 300 samples.",
+        ),
+        Kind(
+            name="memory", unit="bytes", level=None,
+            about="A rank uses more memory than this, on its GPU or, on CPU ranks, on the host.",
+        ),
+    )
+}  # fmt: skip
+
+
+def default_levels() -> dict[str, float]:
+    """The level of each kind that has one by default."""
+    return {kind.name: kind.level for kind in KINDS.values() if kind.level is not None}
+
+
+def parse_alerts(texts: Iterable[str]) -> dict[str, float]:
+    """Kinds and levels, from texts such as ``slow-rank=10%,rank-lost``.
+
+    Raises:
+        UsageError: If a kind is unknown, or a level cannot be read.
+    """
+    pieces = [piece.strip() for text in texts for piece in text.split(",")]
+    return dict(_parsed(piece) for piece in pieces if piece)
+
+
+def _parsed(piece: str) -> tuple[str, float]:
+    name, has_level, text = piece.partition("=")
+    kind = KINDS.get(name)
+    if kind is None:
+        raise UsageError(f"--alert: no alert {name[:60]!r}: choose from {', '.join(KINDS)}")
+    if has_level:
+        return name, _level(kind, text)
+    if kind.level is None:
+        raise UsageError(f"--alert {name}: add a level, for example {name}={_EXAMPLE[kind.unit]}")
+    return name, kind.level
+
+
+def _level(kind: Kind, text: str) -> float:
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)\s*(%|x|[kMGT]?B)?", text.strip())
+    value, unit = (float(match[1]), match[2] or "") if match else (0.0, "")
+    readings: Mapping[Unit, float | None] = {
+        "ratio": value / 100 if unit == "%" else value if not unit else None,
+        "times": value if unit in ("x", "") else None,
+        "bytes": value * _BYTES[unit] if unit in _BYTES else None,
+        "none": None,
+    }
+    level = readings[kind.unit]
+    if level is None or level <= 0 or (kind.unit == "ratio" and level > 10):
+        expected = f"a level such as {_EXAMPLE[kind.unit]}" if kind.unit != "none" else "no level"
+        raise UsageError(f"--alert {kind.name}: {text[:40]!r} cannot be read: expected {expected}")
+    return level

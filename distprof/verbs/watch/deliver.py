@@ -1,0 +1,203 @@
+"""Delivers alerts to a webhook or a command, from a thread of its own: watching never waits.
+
+Attempts, time, and what may wait are bounded; what cannot be delivered is counted and said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import queue
+import shlex
+import signal
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+from urllib.parse import urlsplit
+
+from distprof.errors import UsageError
+from distprof.escape import plain, shorten
+from distprof.verbs.watch.result import Alert
+from distprof.verbs.watch.show import ALERT
+from distprof.version import __version__
+
+__all__ = ["Command", "Courier", "Receiver", "Webhook"]
+
+WITHIN_S: Final = 10.0
+ATTEMPTS: Final = 3
+PAUSE_S: Final = 1.0
+MOST_WAITING: Final = 64
+AT_THE_END_S: Final = 15.0
+
+
+class Receiver(Protocol):
+    """Where alerts go."""
+
+    def send(self, body: bytes) -> str:
+        """Deliver one alert, as JSON; return why that failed, empty if it did not."""
+        ...
+
+
+class Webhook:
+    """An address that takes alerts as JSON, by POST.
+
+    Args:
+        address: ``http`` or ``https``.
+
+    Raises:
+        UsageError: If it is not.
+    """
+
+    def __init__(self, address: str) -> None:
+        try:
+            parts = urlsplit(address)
+            is_fine = parts.scheme in ("http", "https") and bool(parts.hostname)
+            _ = parts.port
+        except ValueError:
+            is_fine = False
+        if not is_fine or not address.isprintable() or " " in address:
+            raise UsageError(
+                f"--webhook {address[:80]!r}: expected an address such as https://host/path"
+            )
+        self._address = address
+        self._opener = urllib.request.build_opener(_NoRedirect)
+
+    def send(self, body: bytes) -> str:
+        """Post it."""
+        headers = {"Content-Type": "application/json", "User-Agent": f"distprof/{__version__}"}
+        request = urllib.request.Request(self._address, body, headers, method="POST")
+        try:
+            with self._opener.open(request, timeout=WITHIN_S):
+                return ""
+        except urllib.error.HTTPError as error:
+            error.close()
+            return f"the server answered {error.code}"
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            return shorten(plain(str(error)) or type(error).__name__, 160)
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """An alert goes where the user said, and nowhere else."""
+
+    def redirect_request(self, *args: Any, **keywords: Any) -> None:  # noqa: ARG002
+        return None
+
+
+class Command:
+    """A program that takes an alert on its standard input, as JSON. No shell is involved.
+
+    Args:
+        line: The program and its arguments, quoted as for a shell.
+
+    Raises:
+        UsageError: If it is empty, or a quote is not closed.
+    """
+
+    def __init__(self, line: str) -> None:
+        try:
+            self._arguments: Sequence[str] = shlex.split(line)
+        except ValueError as error:
+            raise UsageError(f"--exec {line[:80]!r}: {error}") from error
+        if not self._arguments:
+            raise UsageError("--exec: the command is empty")
+
+    def send(self, body: bytes) -> str:
+        """Run it."""
+        try:
+            process = subprocess.Popen(
+                self._arguments,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            return f"it cannot be started: {getattr(error, 'strerror', None) or error}"
+        try:
+            process.communicate(body, timeout=WITHIN_S)
+        except subprocess.TimeoutExpired:
+            _end(process)
+            return f"it did not end within {WITHIN_S:g} s and was killed"
+        return f"it ended with code {process.returncode}" if process.returncode else ""
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill the program and what it started."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except OSError:
+        process.kill()
+    process.wait()
+
+
+class Courier:
+    """Delivers alerts in order, in the background.
+
+    Args:
+        receivers: Name, for messages, to where alerts go.
+        told: Called with a sentence about an alert that was not delivered.
+        pause_s: Seconds before the second attempt; then twice as long.
+    """
+
+    def __init__(
+        self,
+        receivers: dict[str, Receiver],
+        told: Callable[[str], None],
+        *,
+        pause_s: float = PAUSE_S,
+    ) -> None:
+        self.num_lost = 0
+        self._receivers = receivers
+        self._told = told
+        self._pause_s = pause_s
+        self._waiting: queue.Queue[Alert | None] = queue.Queue(MOST_WAITING)
+        self._thread = threading.Thread(target=self._run, name="distprof-alerts", daemon=True)
+        if receivers:
+            self._thread.start()
+
+    def send(self, alert: Alert) -> None:
+        """Deliver it soon; never waits."""
+        if not self._receivers:
+            return
+        try:
+            self._waiting.put_nowait(alert)
+        except queue.Full:
+            self._lose(f"{alert.kind}: {MOST_WAITING} alerts wait already")
+
+    def close(self, within_s: float = AT_THE_END_S) -> None:
+        """Deliver what waits, and end; give up after ``within_s``."""
+        if not self._receivers:
+            return
+        deadline = time.monotonic() + within_s
+        with contextlib.suppress(queue.Full):
+            self._waiting.put(None, timeout=within_s)
+        self._thread.join(max(deadline - time.monotonic(), 0))
+        if self._thread.is_alive():
+            self._lose(f"what was left was not delivered within {within_s:g} s")
+
+    def _run(self) -> None:
+        while (alert := self._waiting.get()) is not None:
+            body = ALERT.encode(alert)
+            for name, receiver in self._receivers.items():
+                problem = self._deliver(receiver, body)
+                if problem:
+                    self._lose(f"{alert.kind} to {name}: {problem}")
+
+    def _deliver(self, receiver: Receiver, body: bytes) -> str:
+        problem = ""
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                time.sleep(self._pause_s * 2 ** (attempt - 1))
+            problem = receiver.send(body)
+            if not problem:
+                return ""
+        return problem
+
+    def _lose(self, why: str) -> None:
+        self.num_lost += 1
+        self._told(f"An alert was not delivered: {why}.")

@@ -1,0 +1,183 @@
+"""The law by which a rank is called slow: how far, for how many of how many steps.
+
+At each step a rank's own time is compared with the median of its peers' (all others of its pipeline
+stage), so that what slows all ranks at once cancels. The rank is slow if this excess is above a
+limit in at least ``ON`` of the last ``WINDOW`` steps, and no longer slow when at most ``OFF`` are.
+A garbage collection, a checkpoint or a heavy tail makes single steps long and does not count.
+
+If steps were independent and a healthy rank were above the limit with probability p, a window would
+alarm with probability P(Binomial(WINDOW, p) >= ON): below 1e-17 for p = 5 %. What raises a false
+alarm is a rank that drifts for a whole window. So the limit also is ``SPREADS`` times as far as
+ranks usually are from their peers, as far as there are enough peers to know that.
+``benchmarks/watch_alarms.py`` simulates how often both laws err.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["LIMIT_SHARE", "OFF", "ON", "WINDOW", "Persistence", "SlowRanks", "excess_of_peers"]
+
+WINDOW: Final = 40
+ON: Final = 26
+OFF: Final = 8
+
+LIMIT_SHARE: Final = 0.75
+"""Of the level that is asked for: with noise, a rank that is 10 % slow is below 10 % half of the
+time, and above 7.5 % in most steps."""
+
+SPREADS: Final = 6.0
+
+LEAST_PEERS: Final = 16
+"""Members of a group from which its spread is known."""
+
+LEAST_OF_STEP: Final = 0.01
+"""Of the step: what costs the job less is not reported."""
+
+_SPREAD_EVERY = 8  # steps: it changes slowly, and medians of many ranks cost time
+_CLIP = 0.25
+_SIGMA = 1.4826  # median absolute deviation of a normal distribution to its standard deviation
+
+Floats = NDArray[np.float64]
+
+
+def excess_of_peers(own: Floats, groups: NDArray[np.int64]) -> tuple[Floats, Floats]:
+    """How much more own time each rank has than the median of its peers.
+
+    Args:
+        own: Own time in one step, shape (ranks,), any unit; NaN where unknown.
+        groups: Number of each rank's group, shape (ranks,); peers are the others of a group.
+
+    Returns:
+        The excess as a share of the peers' median, and the peers' median; NaN where the rank or all
+        of its peers are unknown.
+    """
+    peers = np.full(own.shape, np.nan)
+    known = np.flatnonzero(np.isfinite(own))
+    for group in np.unique(groups[known]):
+        members = known[groups[known] == group]
+        if len(members) > 1:
+            peers[members] = _medians_of_others(own[members])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        excess = np.where(peers > 0, own / peers - 1, np.nan)
+    return excess, peers
+
+
+def _medians_of_others(values: Floats) -> Floats:
+    """Median of all values but each one itself; at least two values."""
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    place = np.empty(len(values), dtype=np.int64)
+    place[order] = np.arange(len(values))
+    low, high = (len(values) - 2) // 2, (len(values) - 1) // 2
+    medians: Floats = (ordered[low + (place <= low)] + ordered[high + (place <= high)]) / 2
+    return medians
+
+
+class Persistence:
+    """Tells what lasts: on at ``ON`` of the last ``WINDOW`` observations, off at ``OFF``.
+
+    Args:
+        size: Number of things that are observed; it may grow.
+
+    Attributes:
+        is_on: Of each thing, shape (size,).
+        counts: How many of its last observations were above the limit, shape (size,).
+    """
+
+    def __init__(self, size: int) -> None:
+        self._above: NDArray[np.bool_] = np.zeros((WINDOW, size), dtype=np.bool_)
+        self.counts: NDArray[np.int64] = np.zeros(size, dtype=np.int64)
+        self.is_on: NDArray[np.bool_] = np.zeros(size, dtype=np.bool_)
+        self._next = 0
+
+    def grow(self, size: int) -> None:
+        """Observe more things; the new ones have been below the limit so far."""
+        more = size - len(self.counts)
+        if more > 0:
+            self._above = np.pad(self._above, ((0, 0), (0, more)))
+            self.counts = np.pad(self.counts, (0, more))
+            self.is_on = np.pad(self.is_on, (0, more))
+
+    def observe(self, is_above: NDArray[np.bool_]) -> None:
+        """Take one observation of each thing."""
+        oldest = self._above[self._next]
+        self.counts += is_above.astype(np.int64) - oldest
+        self._above[self._next] = is_above
+        self._next = (self._next + 1) % WINDOW
+        self.is_on = (self.counts >= ON) | (self.is_on & (self.counts > OFF))
+
+
+class SlowRanks:
+    """Which ranks are slow, step after step.
+
+    Args:
+        level: Excess to be told about, a share of the peers' own time.
+        size: Number of ranks; it may grow.
+
+    Attributes:
+        state: Which ranks are slow, and in how many steps they were above the limit.
+        limits: Excess above which a step counts, shape (size,).
+    """
+
+    def __init__(self, level: float, size: int) -> None:
+        self.state = Persistence(size)
+        self.limits: Floats = np.full(size, LIMIT_SHARE * level)
+        self._level = level
+        self._usual: Floats = np.zeros(size)
+        self._recent: Floats = np.full((WINDOW, size), np.nan)
+        self._num_steps = 0
+
+    def typical_excess(self, columns: Sequence[int]) -> Floats:
+        """Median excess of some ranks in the last ``WINDOW`` steps, NaN where unknown."""
+        recent = self._recent[:, columns]
+        found: Floats = np.full(len(columns), np.nan)
+        known = np.isfinite(recent).any(axis=0)
+        found[known] = np.nanmedian(recent[:, known], axis=0)
+        return found
+
+    def grow(self, size: int) -> None:
+        """Observe more ranks."""
+        more = size - len(self.limits)
+        if more > 0:
+            self.state.grow(size)
+            self.limits = np.pad(self.limits, (0, more), constant_values=LIMIT_SHARE * self._level)
+            self._usual = np.pad(self._usual, (0, more))
+            self._recent = np.pad(self._recent, ((0, 0), (0, more)), constant_values=np.nan)
+
+    def observe(self, own: Floats, step: Floats | float, groups: NDArray[np.int64]) -> Floats:
+        """Take one step of all ranks.
+
+        Args:
+            own: Own time, shape (ranks,); NaN where unknown.
+            step: Duration of the step, of the same unit.
+            groups: As in :func:`excess_of_peers`.
+
+        Returns:
+            The excess of each rank, NaN where unknown.
+        """
+        excess, peers = excess_of_peers(own, groups)
+        known = np.isfinite(excess)
+        clipped = np.where(known, np.clip(excess, -_CLIP, _CLIP), self._usual)
+        self._usual += (clipped - self._usual) / WINDOW
+        if self._num_steps % _SPREAD_EVERY == 0:
+            self._renew_limits(groups, known)
+        self._recent[self._num_steps % WINDOW] = excess
+        self._num_steps += 1
+        with np.errstate(invalid="ignore"):
+            matters = (own - peers) >= LEAST_OF_STEP * step
+            self.state.observe(known & matters & (excess > self.limits))
+        return excess
+
+    def _renew_limits(self, groups: NDArray[np.int64], known: NDArray[np.bool_]) -> None:
+        self.limits[:] = LIMIT_SHARE * self._level
+        for group in np.unique(groups[known]):
+            members = np.flatnonzero(known & (groups == group))
+            if len(members) >= LEAST_PEERS:
+                usual = self._usual[members]
+                spread = _SIGMA * float(np.median(np.abs(usual - np.median(usual))))
+                self.limits[members] = max(LIMIT_SHARE * self._level, SPREADS * spread)

@@ -1,0 +1,188 @@
+"""The report on a job at one moment, from its state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.units import NS_PER_S, name_ranks
+from distprof.verbs.watch.lateness import Floats, excess_of_peers
+from distprof.verbs.watch.result import (
+    LateRank,
+    LostRank,
+    MemoryOfRank,
+    ThrottledRank,
+    WatchReport,
+)
+from distprof.verbs.watch.state import JobWatch
+from distprof.version import __version__
+
+__all__ = ["report_on"]
+
+MOST_RANKS = 8
+
+LEAST_ABOVE = 12
+"""Steps of the window above the limit, from which a rank is worth a line."""
+
+LEAST_INPUT = 0.01
+LONGER = 1.2
+
+
+def report_on(job: JobWatch, *, now_s: float, now_ns: int) -> WatchReport:
+    """What is known of a job now.
+
+    Args:
+        job: Its state.
+        now_s: Seconds of the clock that the state was told.
+        now_ns: ns since the epoch.
+    """
+    steps = list(job.table.done)
+    durations = job.table.of("step_ns", steps)
+    step_ns = _median(durations)
+    silent_s = job.silent_s(now_s)
+    input_ratio, input_rank = _input(job, steps, durations)
+    return WatchReport(
+        distprof_version=__version__,
+        source=job.source,
+        time_ns=now_ns,
+        state="stalled" if job.is_stalled(now_s) else job.state,
+        world_size=_world_size(job),
+        num_ranks=len(job.ranks),
+        step=job.step,
+        silent_ns=None if silent_s is None else round(silent_s * NS_PER_S),
+        step_ns=step_ns,
+        usual_step_ns=None if job.speed.usual_ns is None else round(job.speed.usual_ns),
+        tokens_per_s=_tokens_per_s(job, steps, step_ns),
+        own_ratio=_ratio(job.own(steps), durations),
+        input_ratio=input_ratio,
+        input_rank=input_rank,
+        late=_late(job, steps),
+        lost=_lost(job, now_s),
+        throttled=_throttled(job),
+        memory=_memory(job),
+        alerts=job.alarms.raised(),
+        unknown=tuple(_unknown(job, steps)),
+        notes=job.notes,
+    )
+
+
+def _median(values: Floats) -> int | None:
+    known = values[np.isfinite(values)]
+    return round(float(np.median(known))) if known.size else None
+
+
+def _ratio(part: Floats, whole: Floats) -> float | None:
+    shares = part / whole
+    known = shares[np.isfinite(shares)]
+    return min(float(np.median(known)), 1.0) if known.size else None
+
+
+def _world_size(job: JobWatch) -> int | None:
+    return job.run.world_size if job.run is not None else None
+
+
+def _tokens_per_s(job: JobWatch, steps: list[int], step_ns: int | None) -> float | None:
+    tokens = job.table.of("tokens", steps)
+    if step_ns is None or not np.isfinite(tokens).any():
+        return None
+    per_step = np.nansum(tokens, axis=1)
+    return float(np.median(per_step)) * NS_PER_S / step_ns
+
+
+def _input(job: JobWatch, steps: list[int], durations: Floats) -> tuple[float | None, int | None]:
+    """Share of the step that is input, in the median, and the rank that waits longest."""
+    shares = job.table.of("input_ns", steps) / durations
+    if not np.isfinite(shares).any():
+        return None, None
+    of_ranks = _medians(shares)
+    worst = int(np.nanargmax(of_ranks))
+    least = max(LEAST_INPUT, LONGER * float(np.nanmedian(of_ranks)))
+    rank = job.table.ranks[worst] if of_ranks[worst] >= least else None
+    return min(float(np.nanmedian(shares)), 1.0), rank
+
+
+def _medians(values: Floats) -> Floats:
+    """Median of each column, NaN where nothing is known."""
+    found = np.full(values.shape[1], np.nan)
+    known = np.isfinite(values).any(axis=0)
+    if known.any():
+        found[known] = np.nanmedian(values[:, known], axis=0)
+    return found
+
+
+def _late(job: JobWatch, steps: list[int]) -> tuple[LateRank, ...]:
+    counts, is_slow = job.slow.state.counts, job.slow.state.is_on
+    worth = np.flatnonzero((counts >= LEAST_ABOVE) | is_slow)
+    if not worth.size or not steps:
+        return ()
+    own, groups = job.own(steps), job.groups()
+    peers = np.array([excess_of_peers(row, groups)[1] for row in own])
+    order = worth[np.lexsort((worth, -counts[worth], ~is_slow[worth]))][:MOST_RANKS]
+    late = _medians(own - peers)
+    ratios = _medians(own / peers - 1)
+    return tuple(
+        LateRank(
+            rank=job.table.ranks[column],
+            own_ns=_median(own[:, column]) or 0,
+            late_ns=round(float(late[column])),
+            late_ratio=float(ratios[column]),
+            num_above=int(counts[column]),
+            is_slow=bool(is_slow[column]),
+            cause=_cause(job, steps, int(column), groups),
+        )
+        for column in order
+        if late[column] > 0
+    )
+
+
+def _cause(
+    job: JobWatch, steps: list[int], column: int, groups: NDArray[np.int64]
+) -> Literal["no_cpu", "input", "more_work"]:
+    """The part of own time that exceeds that of the peers most."""
+    excess = {}
+    for name in ("queue_ns", "asleep_ns", "cpu_ns"):
+        values = job.table.of(name, steps)
+        peers = np.array([excess_of_peers(row, groups)[1] for row in values])
+        excess[name] = float(_medians((values - peers)[:, [column]])[0])
+    worst = max(excess, key=lambda name: (np.isfinite(excess[name]), excess[name]))
+    return {"queue_ns": "no_cpu", "asleep_ns": "input", "cpu_ns": "more_work"}[worst]  # type: ignore[return-value]
+
+
+def _lost(job: JobWatch, now_s: float) -> tuple[LostRank, ...]:
+    return tuple(
+        LostRank(rank=rank, evidence=evidence, last_step=job.ranks[rank].last_step)
+        for rank, evidence in job.losses(now_s).items()
+    )
+
+
+def _throttled(job: JobWatch) -> tuple[ThrottledRank, ...]:
+    found = [each for each in (rank.throttled() for rank in job.ranks.values()) if each]
+    found.sort(key=lambda each: (-each.throttled_ratio, each.rank))
+    return tuple(found[:MOST_RANKS])
+
+
+def _memory(job: JobWatch) -> MemoryOfRank | None:
+    known = [rank.memory for rank in job.ranks.values() if rank.memory is not None]
+    return max(known, key=lambda use: (use.used_bytes, -use.rank), default=None)
+
+
+def _unknown(job: JobWatch, steps: list[int]) -> Iterator[str]:
+    if not steps:
+        return
+    on_gpu = [number for number, rank in job.ranks.items() if rank.device not in ("", "cpu")]
+    if on_gpu:
+        yield (
+            f"Own time of {name_ranks(on_gpu)} is not known without a trace: a GPU's time does not"
+            " show in the CPU's. Throttling and loss are watched for."
+        )
+    elif not np.isfinite(job.own(steps)).any():
+        yield (
+            "Own time is not known: the probes recorded no CPU time (Linux only, and not in the"
+            " first step)."
+        )
+    missing = (_world_size(job) or 0) - len(job.ranks)
+    if missing > 0:
+        yield f"{missing:,} of {_world_size(job):,} ranks have recorded nothing yet."

@@ -1,0 +1,139 @@
+"""What is known of each rank besides its steps: whether it lives, its memory, its GPU's sensors."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Final
+
+from distprof.artefacts.rank_file import AttachFile, ErrorFile
+from distprof.artefacts.records import NvmlRecord
+from distprof.artefacts.run_file import Exit
+from distprof.escape import plain, shorten
+from distprof.ingest.job.growing import RankAdded
+from distprof.ingest.job.processes import is_running
+from distprof.verbs.watch.result import MemoryOfRank, ThrottledRank
+
+__all__ = ["HARMFUL", "RankWatch"]
+
+SAMPLES: Final = 300  # 30 s at the default period
+LEAST_SAMPLES: Final = 20
+
+HARMFUL: Final = frozenset(
+    {"hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown"}
+)
+"""Not the power cap: GPUs under full load run at it."""
+
+_LONGEST = 160  # of a message that another program wrote
+
+
+class RankWatch:
+    """One rank.
+
+    Args:
+        rank: Global rank.
+        is_alive: Whether a process runs; None where this machine cannot know.
+
+    Attributes:
+        device: Name of its accelerator, or ``cpu``; empty while unknown.
+        coordinates: Its index along each mesh axis.
+        has_ended: Whether its probes stopped cleanly.
+        last_step: Last step that it completed, None before the first.
+        ended_ns: End of that step by its own clock, ns since the epoch.
+        seen_s: When that step was seen, by a clock that never goes back.
+    """
+
+    def __init__(
+        self, rank: int, is_alive: Callable[[AttachFile], bool | None] = is_running
+    ) -> None:
+        self.rank = rank
+        self.device = ""
+        self.coordinates: dict[str, int] = {}
+        self.has_ended = False
+        self.last_step: int | None = None
+        self.ended_ns = 0
+        self.seen_s = 0.0
+        self._is_alive = is_alive
+        self._error: ErrorFile | None = None
+        self._exit: Exit | None = None
+        self._process: AttachFile | None = None
+        self._was_alive = False
+        self._samples: deque[NvmlRecord] = deque(maxlen=SAMPLES)
+        self._memory: MemoryOfRank | None = None
+
+    def take(self, added: RankAdded) -> None:
+        """Take everything but steps."""
+        if added.said is not None:
+            self.device, self.coordinates = added.said.device, added.said.coordinates
+            self.has_ended = added.said.ended_ns is not None
+        self._error = added.error or self._error
+        self._exit = added.exit or self._exit
+        self._process = added.process or self._process
+        self._samples.extend(added.samples)
+        for record in added.memory[-1:]:
+            used = record.allocated_bytes
+            where = "process" if used is None else "device"
+            used = record.rss_bytes if used is None else used
+            if used is not None:
+                self._memory = MemoryOfRank(
+                    rank=self.rank,
+                    used_bytes=used,
+                    where="device" if where == "device" else "process",
+                )
+
+    def begin_again(self) -> None:
+        """Forget how it ended: it was started again."""
+        self.last_step = None
+        self._error = self._exit = None
+
+    def take_exit(self, found: Exit | None) -> None:
+        """How its process ended, if run.json says so."""
+        self._exit = found or self._exit
+
+    @property
+    def memory(self) -> MemoryOfRank | None:
+        """What it uses."""
+        return self._memory
+
+    @property
+    def can_report(self) -> bool:
+        """Whether steps of it may still come."""
+        return not self.has_ended and not self.loss
+
+    @property
+    def loss(self) -> str:
+        """Evidence that it is lost, a sentence; empty if there is none."""
+        error, found = self._error, self._exit
+        if error is not None:
+            said = f"{error.kind}: {shorten(plain(error.message), _LONGEST)}"
+            return "" if error.is_peer_loss else plain(said)
+        if found is not None and not found.by_launcher:
+            if found.signal:
+                return f"killed by {plain(found.signal)}"
+            if found.code:
+                return f"ended with exit code {found.code}"
+        return ""
+
+    def is_gone(self) -> bool:
+        """Whether its process, which was seen alive here, has gone without a word."""
+        if self._process is None or self.has_ended or self._error or self._exit:
+            return False
+        alive = self._is_alive(self._process)
+        self._was_alive = self._was_alive or alive is True
+        return self._was_alive and alive is False
+
+    def throttled(self) -> ThrottledRank | None:
+        """How often heat or hardware slowed its GPU down; None where it did not, or is unknown."""
+        known = [each for each in self._samples if each.throttle_reasons is not None]
+        reasons = Counter(
+            reason for each in known for reason in each.throttle_reasons or () if reason in HARMFUL
+        )
+        if len(known) < LEAST_SAMPLES or not reasons:
+            return None
+        struck = sum(not HARMFUL.isdisjoint(each.throttle_reasons or ()) for each in known)
+        return ThrottledRank(
+            rank=self.rank,
+            throttled_ratio=struck / len(known),
+            reasons=tuple(reason for reason, _ in reasons.most_common()),
+            sm_clock_mhz=known[-1].sm_clock_mhz,
+        )

@@ -1,0 +1,173 @@
+"""What a watcher knows of a job at one moment, and the alerts that it raises."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from distprof.formats import Displayed
+
+__all__ = [
+    "ALERT_SCHEMA",
+    "WATCH_SCHEMA",
+    "Alert",
+    "JobState",
+    "LateRank",
+    "LostRank",
+    "MemoryOfRank",
+    "ThrottledRank",
+    "WatchReport",
+]
+
+WATCH_SCHEMA = "distprof.watch/1"
+ALERT_SCHEMA = "distprof.alert/1"
+
+JobState = Literal["waiting", "running", "stalled", "completed", "failed", "interrupted"]
+
+
+class Alert(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Something that began or ended, as it is delivered.
+
+    Args:
+        schema: ``distprof.alert/1``.
+        distprof_version: Version of the writer.
+        state: ``raised`` it began; ``cleared`` it ended.
+        kind: As ``--alert`` names it, for example ``slow-rank``.
+        message: One sentence.
+        ranks: Ranks that it is about; empty where it is about the job.
+        step: Last step known, None before the first.
+        time_ns: When the watcher noticed, ns since the epoch.
+        source: The run directory.
+    """
+
+    schema: str = ALERT_SCHEMA
+    distprof_version: str
+    state: Literal["raised", "cleared"]
+    kind: str
+    message: str
+    ranks: tuple[int, ...] = ()
+    step: int | None = None
+    time_ns: int
+    source: str
+
+
+class LateRank(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A rank that needs more own time than its peers.
+
+    Args:
+        rank: Global rank.
+        own_ns: Its own time per step, median of the window, ns.
+        late_ns: How much more that is than the median of its peers, median of the window, ns.
+        late_ratio: The same as a share of its peers' own time.
+        num_above: Steps of the window in which it was above the limit.
+        is_slow: Whether they are enough to call it slow.
+        cause: ``no_cpu`` it waits for a CPU; ``input`` it waits for its data; ``more_work`` it runs
+            longer; most of the excess decides.
+    """
+
+    rank: int
+    own_ns: int
+    late_ns: int
+    late_ratio: float
+    num_above: int
+    is_slow: bool
+    cause: Literal["no_cpu", "input", "more_work"]
+
+
+class LostRank(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A rank that ended or fell silent while the job continues.
+
+    Args:
+        rank: Global rank.
+        evidence: One sentence.
+        last_step: Last step that it completed, None before the first.
+    """
+
+    rank: int
+    evidence: str
+    last_step: int | None = None
+
+
+class ThrottledRank(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A rank whose GPU is slowed down by heat or hardware.
+
+    Args:
+        rank: Global rank.
+        throttled_ratio: Share of the last samples in which it was.
+        reasons: NVML's names, most frequent first.
+        sm_clock_mhz: Clock in the last sample, None where unknown.
+    """
+
+    rank: int
+    throttled_ratio: float
+    reasons: tuple[str, ...]
+    sm_clock_mhz: int | None = None
+
+
+class MemoryOfRank(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The rank that uses most memory.
+
+    Args:
+        rank: Global rank.
+        used_bytes: Bytes.
+        where: ``device``: held by tensors on the accelerator; ``process``: resident on the host.
+    """
+
+    rank: int
+    used_bytes: int
+    where: Literal["device", "process"]
+
+
+class WatchReport(Displayed, msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A job at one moment. Windows are the last 40 steps that all ranks have reported.
+
+    Args:
+        schema: ``distprof.watch/1``.
+        distprof_version: Version of the writer.
+        source: The run directory.
+        time_ns: When it was looked at, ns since the epoch.
+        state: ``waiting`` for a first step; ``running``; ``stalled`` no rank has a new step for
+            long; or how the job ended.
+        world_size: Ranks of the job, None where unknown.
+        num_ranks: Ranks that have recorded something.
+        step: Last step that all ranks have reported, None before the first.
+        silent_ns: Since when no rank has reported a step, ns; None before the first.
+        step_ns: Median step of the window, ns.
+        usual_step_ns: Median of the job's own steps before the window; None while they are few.
+        tokens_per_s: Tokens of all ranks per second in the window; None where not reported.
+        own_ratio: Median own time as a share of the step; None where it is not known.
+        input_ratio: Share of the step that ranks wait for input, median over steps and ranks.
+        input_rank: The rank that waits longest, if that is 1 % of the step and a fifth longer than
+            most; None otherwise.
+        late: Ranks that are slow, or were above the limit most often; most first, 8 at most.
+        lost: Ranks that ended or fell silent.
+        throttled: Ranks whose GPU is slowed down, 8 at most.
+        memory: The rank that uses most; None where unknown.
+        alerts: Alerts that are raised now.
+        unknown: What cannot be known here, one sentence each.
+        notes: Remarks on files, one sentence each.
+    """
+
+    schema: str = WATCH_SCHEMA
+    distprof_version: str
+    source: str
+    time_ns: int
+    state: JobState
+    world_size: int | None
+    num_ranks: int
+    step: int | None
+    silent_ns: int | None
+    step_ns: int | None
+    usual_step_ns: int | None
+    tokens_per_s: float | None
+    own_ratio: float | None
+    input_ratio: float | None
+    input_rank: int | None
+    late: tuple[LateRank, ...]
+    lost: tuple[LostRank, ...]
+    throttled: tuple[ThrottledRank, ...]
+    memory: MemoryOfRank | None
+    alerts: tuple[Alert, ...]
+    unknown: tuple[str, ...]
+    notes: tuple[str, ...]

@@ -1,0 +1,244 @@
+"""A watched job as a page, as one line, and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.documents.document import Document
+from distprof.documents.page import Page
+from distprof.escape import short_ranks
+from distprof.formats import RenderOptions
+from distprof.sections.table import Column, TableView, counted, facts_table, rows_table
+from distprof.units import (
+    NS_PER_S,
+    capitalized,
+    format_bytes,
+    format_duration,
+    format_ratio,
+    name_ranks,
+)
+from distprof.verbs.watch.lateness import WINDOW
+from distprof.verbs.watch.result import (
+    ALERT_SCHEMA,
+    WATCH_SCHEMA,
+    Alert,
+    LateRank,
+    LostRank,
+    WatchReport,
+)
+
+__all__ = ["ALERT", "WATCH", "one_line", "watch_verdict"]
+
+_CAUSES = {
+    "no_cpu": "waits for a CPU",
+    "input": "waits for its own input",
+    "more_work": "computes for longer",
+}
+
+_WHERE = {"device": "held by tensors on its GPU", "process": "resident on the host"}
+
+_ENDED = {
+    "completed": "The job has completed",
+    "failed": "The job has failed",
+    "interrupted": "The job was interrupted",
+}
+
+_MOST_LOST = 8
+
+
+def watch_verdict(report: WatchReport) -> str:
+    """What matters most now, one sentence."""
+    if report.lost:
+        return f"{_after(report)} {_who_is_lost(report)}".lstrip()
+    if _after(report):
+        return _after(report)
+    if report.step is None:
+        return "No step yet."
+    slow = [late for late in report.late if late.is_slow]
+    if slow:
+        worst = max(slow, key=lambda late: late.late_ratio)
+        others = f", and {counted(len(slow) - 1, 'other rank')}" if len(slow) > 1 else ""
+        return (
+            f"Rank {worst.rank} is late by {format_duration(worst.late_ns)} in each step, "
+            f"{format_ratio(worst.late_ratio)} of its peers' own time{others}; "
+            f"it {_CAUSES[worst.cause]}."
+        )
+    if report.alerts:
+        return f"{report.alerts[0].message}."
+    return "Nothing stands out."
+
+
+def _who_is_lost(report: WatchReport) -> str:
+    ranks = capitalized(name_ranks(each.rank for each in report.lost))
+    verb = "is" if len(report.lost) == 1 else "are"
+    return f"{ranks} {verb} lost: {report.lost[0].evidence}."
+
+
+def _after(report: WatchReport) -> str:
+    """That it has ended, or stalls; empty while it runs."""
+    if report.state == "stalled":
+        return f"No rank has a new step for {format_duration(report.silent_ns)}."
+    if report.state not in _ENDED:
+        return ""
+    at = "" if report.step is None else f" after step {report.step:,}"
+    return f"{_ENDED[report.state]}{at}."
+
+
+def _headline(report: WatchReport) -> str:
+    size = report.num_ranks if report.world_size is None else report.world_size
+    parts = [report.source, counted(size, "rank"), report.state]
+    if report.step is not None:
+        parts.append(f"step {report.step:,}")
+    return " · ".join(parts)
+
+
+def _speed(report: WatchReport) -> str:
+    """Steps per second, against the job's own past."""
+    if not report.step_ns:
+        return ""
+    text = f"{_rate(report.step_ns)}, {format_duration(report.step_ns)} per step"
+    if not report.usual_step_ns:
+        return f"{text}; its own past is known after {2 * WINDOW} steps"
+    change = report.step_ns / report.usual_step_ns - 1
+    sign = "+" if change >= 0 else "−"
+    changed = f"{sign}{format_ratio(abs(change))}"
+    return f"{text}; before: {format_duration(report.usual_step_ns)} ({changed})"
+
+
+def _rate(step_ns: int) -> str:
+    return f"{NS_PER_S / step_ns:.3g} steps/s"
+
+
+def _facts(report: WatchReport) -> TableView:
+    memory = report.memory
+    shares = "" if report.own_ratio is None else f"{format_ratio(report.own_ratio)} of the step"
+    waits = "" if report.input_ratio is None else f"{format_ratio(report.input_ratio)} of the step"
+    if waits and report.input_rank is not None:
+        waits += f", longest on rank {report.input_rank}"
+    used = ""
+    if memory is not None:
+        place = f"{_WHERE[memory.where]} of rank {memory.rank}"
+        used = f"{format_bytes(memory.used_bytes)} {place}, the most of all ranks"
+    tokens = "" if report.tokens_per_s is None else f"{report.tokens_per_s:,.0f} tokens/s"
+    return facts_table(
+        "Now",
+        [
+            ("speed", _speed(report)),
+            ("tokens", tokens),
+            ("own time", shares),
+            ("input", waits),
+            ("memory", used),
+            ("throttled", short_ranks([each.rank for each in report.throttled], 60)),
+        ],
+        caption=f"medians of the last {WINDOW} steps",
+    )
+
+
+def _tables(report: WatchReport) -> Iterator[TableView]:
+    if report.step is not None:
+        yield _facts(report)
+    late = rows_table("Late ranks", _LATE, report.late, caption="own time against peers, per step")
+    if late is not None:
+        yield late
+    lost = rows_table("Lost ranks", _LOST, report.lost[:_MOST_LOST], notes=_more_lost(report.lost))
+    if lost is not None:
+        yield lost
+    raised = rows_table("Alerts", _ALERTS, report.alerts)
+    if raised is not None:
+        yield raised
+
+
+_LATE = (
+    Column("rank", "rank"),
+    Column("late by", "late_ns"),
+    Column("share", "late_ratio"),
+    Column("own time", "own_ns", wide_only=True),
+    Column("steps", lambda late: f"{late.num_above} of {WINDOW}"),
+    Column("slow", lambda late: "yes" if late.is_slow else "not yet"),
+    Column("why", lambda late: _CAUSES[late.cause], left=True, wrap=True),
+)
+_LOST = (
+    Column("rank", "rank"),
+    Column("last step", "last_step"),
+    Column("evidence", "evidence", left=True, wrap=True),
+)
+
+_ALERTS = (
+    Column("alert", "kind", left=True),
+    Column("what", "message", left=True, wrap=True),
+)
+
+
+def _more_lost(lost: tuple[LostRank, ...]) -> tuple[str, ...]:
+    more = [each.rank for each in lost[_MOST_LOST:]]
+    return (f"And {name_ranks(more)}.",) if more else ()
+
+
+def _commands(report: WatchReport) -> tuple[tuple[str, str], ...]:
+    if report.state in ("stalled",) or (report.lost and report.state == "running"):
+        return (
+            (f"distprof attach {report.source} --stacks", "where each rank is"),
+            (f"distprof hang {report.source}", "which rank the others wait for"),
+        )
+    if report.state in _ENDED:
+        return ((f"distprof analyze {report.source}", "where each step's time went"),)
+    return ()
+
+
+def _page(report: WatchReport, options: RenderOptions) -> Page:  # noqa: ARG001  # as documents ask
+    return Page(
+        verdict=watch_verdict(report),
+        headline=_headline(report),
+        sentences=report.unknown,
+        tables=tuple(_tables(report)),
+        remarks=report.notes,
+        commands=_commands(report),
+    )
+
+
+def one_line(report: WatchReport) -> str:
+    """The job now, in one line of a log."""
+    parts: list[str] = [report.state]
+    if report.step is not None:
+        parts.append(f"step {report.step:,}")
+    if report.step_ns:
+        parts.append(f"{_rate(report.step_ns)} ({format_duration(report.step_ns)})")
+    if report.late:
+        parts.append(_late_words(report.late))
+    if report.input_ratio:
+        parts.append(f"input {format_ratio(report.input_ratio)}")
+    if report.memory is not None:
+        parts.append(f"memory {format_bytes(report.memory.used_bytes)}")
+    if report.throttled:
+        parts.append(f"throttled {short_ranks([each.rank for each in report.throttled], 20)}")
+    if report.lost:
+        parts.append(f"lost {short_ranks([each.rank for each in report.lost], 20)}")
+    if report.alerts:
+        parts.append(f"ALERT {', '.join(alert.kind for alert in report.alerts)}")
+    return " · ".join(parts)
+
+
+def _late_words(late: tuple[LateRank, ...]) -> str:
+    worst = late[0]
+    return (
+        f"late {short_ranks([each.rank for each in late], 20)} (+{format_ratio(worst.late_ratio)})"
+    )
+
+
+WATCH = Document(
+    kind=WatchReport,
+    schema=WATCH_SCHEMA,
+    noun="a watched job",
+    title="distprof watch --once --format json",
+    again="look again: distprof watch DIR --once --format json -o FILE",
+    page=_page,
+)
+
+ALERT = Document(
+    kind=Alert,
+    schema=ALERT_SCHEMA,
+    noun="an alert",
+    title="what distprof watch --alert delivers",
+    again="alerts are written by distprof watch --webhook and --exec",
+    indent=0,
+)

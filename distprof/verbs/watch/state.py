@@ -1,0 +1,324 @@
+"""A job as its records tell it, look after look: what holds now, and the report on it.
+
+Time is a parameter, and nothing here reads a file: ``follow.py`` does both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.artefacts.records import StepRecord
+from distprof.artefacts.run_file import RunFile
+from distprof.escape import plain
+from distprof.ingest.job.growing import MAX_RANKS, Added, RankAdded
+from distprof.units import NS_PER_S, format_bytes, format_duration, format_ratio
+from distprof.verbs.watch.alarms import JOB, Alarms, Condition
+from distprof.verbs.watch.lateness import SlowRanks
+from distprof.verbs.watch.ranks import RankWatch
+from distprof.verbs.watch.result import Alert, JobState
+from distprof.verbs.watch.speed import JobSpeed, Lasting
+from distprof.verbs.watch.steps import StepTable
+
+__all__ = ["JobWatch"]
+
+SETTLE: Final = 3
+"""First steps of a job, in which caches are cold."""
+
+STAGE: Final = "pp"
+
+LEAST_SILENCE_S: Final = 30.0
+LONGER_THAN_BEFORE: Final = 2.0
+"""A job that pauses for checkpoints or evaluation is stalled when it pauses twice as long."""
+
+BEHIND: Final = 3  # steps
+LEAST_BEHIND_S: Final = 10.0
+
+_ENDED: Final[tuple[JobState, ...]] = ("completed", "failed", "interrupted")
+
+
+class JobWatch:
+    """One job.
+
+    Args:
+        source: The run directory, for messages.
+        levels: Level of each kind of alert that is watched for.
+
+    Attributes:
+        run: run.json, None while there is none.
+        ranks: What is known of each rank.
+        table: The last steps of all ranks.
+        slow: Which ranks are slow.
+        speed: Whether the job is slower than its own past.
+        step: Last complete step, None before the first.
+        notes: Remarks on files.
+    """
+
+    def __init__(self, source: str, levels: Mapping[str, float]) -> None:
+        self.source = source
+        self.levels = dict(levels)
+        self.alarms = Alarms(source)
+        self.run: RunFile | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self.ranks: dict[int, RankWatch] = {}
+        self.table = StepTable()
+        self.slow = SlowRanks(self.levels.get("slow-rank", 0.10), 0)
+        self.speed = JobSpeed(self.levels.get("slow-job", 0.20))
+        self.waiting = Lasting()
+        self.step: int | None = None
+        self.notes: tuple[str, ...] = ()
+        self.progress_s: float | None = None
+        self._restarted: set[int] = set()
+        self._longest_gap_s = 0.0
+        self._step_s = 0.0
+
+    def take(self, added: Added, *, now_s: float, now_ns: int) -> list[Alert]:
+        """Take what was added to the run directory.
+
+        Args:
+            added: Since the last call.
+            now_s: Seconds of a clock that never goes back.
+            now_ns: ns since the epoch.
+
+        Returns:
+            Alerts that began or ended.
+        """
+        if added.is_another_run:
+            self._begin()
+        if added.run is not None:
+            self.run = added.run
+            self._know([entry.rank for entry in added.run.ranks[:MAX_RANKS]])
+            for entry in added.run.ranks[:MAX_RANKS]:
+                self.ranks[entry.rank].take_exit(entry.exit)
+        self.notes = tuple(_remarks(added))
+        self._know([each.rank for each in added.ranks])
+        for each in added.ranks:
+            self.ranks[each.rank].take(each)
+        self._take_steps(added.ranks, now_s, now_ns)
+        for step in self.table.complete(self._living()):
+            self._judge(step)
+        return self.alarms.observe(self._conditions(now_s), step=self.step, now_ns=now_ns)
+
+    @property
+    def state(self) -> JobState:
+        """What the job does, apart from whether it stalls."""
+        if self.run is not None and self.run.outcome in _ENDED:
+            return self.run.outcome
+        if self._are_all_known and all(not rank.can_report for rank in self.ranks.values()):
+            return "failed" if any(rank.loss for rank in self.ranks.values()) else "completed"
+        return "waiting" if self.step is None else "running"
+
+    @property
+    def _are_all_known(self) -> bool:
+        size = self.run.world_size if self.run is not None else None
+        return len(self.ranks) >= (size or 1)
+
+    def silent_s(self, now_s: float) -> float | None:
+        """Seconds since a rank last had a new step; None before the first."""
+        return None if self.progress_s is None else now_s - self.progress_s
+
+    def is_stalled(self, now_s: float) -> bool:
+        """Whether no rank has had a new step for longer than this job ever paused before."""
+        silent_s = self.silent_s(now_s)
+        if silent_s is None or self.state in _ENDED:
+            return False
+        times = self.levels.get("stalled", 20.0) * self._step_s
+        return silent_s > max(LEAST_SILENCE_S, times, LONGER_THAN_BEFORE * self._longest_gap_s)
+
+    def losses(self, now_s: float) -> dict[int, str]:
+        """Lost ranks and the evidence, a sentence each."""
+        if self.state in ("completed", "interrupted"):
+            return {}
+        failure = self.run.failure if self.run is not None else None
+        if failure is not None and failure.rank is not None:  # the launcher knows who was first
+            return {failure.rank: plain(failure.message).rstrip(".")}
+        found = {}
+        for number, rank in sorted(self.ranks.items()):
+            evidence = rank.loss or self._absence(rank, now_s)
+            if evidence:
+                found[number] = evidence
+        return found
+
+    def _absence(self, rank: RankWatch, now_s: float) -> str:
+        """Evidence that a rank has gone or fallen silent."""
+        if not rank.can_report:
+            return ""
+        if now_s - rank.seen_s >= 1.0 and rank.is_gone():
+            return "its process has gone"
+        newest = int(self.table.last_step.max(initial=-1))
+        if rank.last_step is None or newest - rank.last_step < BEHIND:
+            return ""
+        behind_s = (self.table.usual_end_ns - rank.ended_ns) / NS_PER_S
+        if behind_s < max(LEAST_BEHIND_S, self.levels.get("stalled", 20.0) * self._step_s):
+            return ""
+        return f"no step for {behind_s:.0f} s, while others are at step {newest:,}"
+
+    # Steps ----------------------------------------------------------------------------------------
+
+    def _know(self, numbers: Sequence[int]) -> None:
+        """Watch these ranks too."""
+        for number in numbers:
+            if number not in self.ranks:
+                self.ranks[number] = RankWatch(number)
+        self.table.know(numbers)
+        self.slow.grow(len(self.table.ranks))
+
+    def _take_steps(self, ranks: tuple[RankAdded, ...], now_s: float, now_ns: int) -> None:
+        records = [(record, each.rank) for each in ranks for record in each.steps]
+        if not records:
+            return
+        self._restarted |= {rank for record, rank in records if self._begins_again(record, rank)}
+        if 2 * len(self._restarted) > len(self.ranks):
+            self._begin_again()
+        records.sort(key=lambda found: found[0].step)
+        for record, number in records:
+            rank = self.ranks[number]
+            self.table.add(number, record)
+            rank.last_step, rank.ended_ns = record.step, record.end_ns
+            rank.seen_s = now_s
+        for each in ranks:
+            for pause in each.pauses:
+                if pause.kind == "input" and pause.step is not None:
+                    self.table.add_input(each.rank, pause.step, pause.end_ns - pause.start_ns)
+        silent_s = self.silent_s(now_s)
+        if silent_s is None:  # the first look: the job may have stopped before
+            self.progress_s = now_s - max(now_ns - self.table.usual_end_ns, 0) / NS_PER_S
+            return
+        if not self.is_stalled(now_s):
+            self._longest_gap_s = max(self._longest_gap_s, silent_s)
+        self.progress_s = now_s
+
+    def _begins_again(self, record: StepRecord, number: int) -> bool:
+        """Whether the rank counts from the start again, as after a restart in the same directory.
+
+        Most ranks must do so, before what is known of the job is forgotten.
+        """
+        rank = self.ranks[number]
+        is_earlier = rank.last_step is not None and 0 <= record.step <= rank.last_step
+        return is_earlier and record.start_ns >= rank.ended_ns
+
+    def _begin_again(self) -> None:
+        kept, run = self.ranks, self.run
+        self._begin()
+        self.run = run
+        for number, rank in kept.items():
+            rank.begin_again()
+            self.ranks[number] = rank
+        self._know(list(kept))
+
+    def _living(self) -> NDArray[np.bool_]:
+        return np.array(
+            [self.ranks[number].can_report for number in self.table.ranks], dtype=np.bool_
+        )
+
+    def _judge(self, step: int) -> None:
+        """Take a complete step into account."""
+        self.step = step
+        durations = self.table.of("step_ns", [step])[0]
+        step_ns = float(np.nanmedian(durations))
+        self._step_s = step_ns / NS_PER_S
+        if step < SETTLE or self.table.is_traced(step):
+            return
+        self.speed.observe(round(step_ns))
+        self.slow.observe(self.own([step])[0], step_ns, self.groups())
+        inputs = self.table.of("input_ns", [step])[0]
+        share = float(np.nanmedian(inputs / durations))
+        self.waiting.observe(share > self.levels.get("input", 1.0))
+
+    def own(self, steps: list[int]) -> NDArray[np.float64]:
+        """Own time of each rank in these steps, ns; NaN where it is not known.
+
+        On GPU ranks, the CPU's time says nothing of the device's.
+        """
+        own = self.table.own(steps)
+        own[:, [self.ranks[number].device != "cpu" for number in self.table.ranks]] = np.nan
+        return own
+
+    def groups(self) -> NDArray[np.int64]:
+        """Pipeline stage of each rank: ranks of other stages have other work."""
+        stages = [self.ranks[number].coordinates.get(STAGE, 0) for number in self.table.ranks]
+        return np.array(stages, dtype=np.int64)
+
+    # What holds now -------------------------------------------------------------------------------
+
+    def _conditions(self, now_s: float) -> dict[str, Condition]:
+        found = {
+            "slow-rank": self._slow_ranks(),
+            "slow-job": self._slow_job(),
+            "rank-lost": self._lost(now_s),
+            "stalled": self._stalled(now_s),
+            "input": self._input(),
+            "throttling": self._throttled(),
+            "memory": self._memory(),
+        }
+        return {kind: found[kind] for kind in found if kind in self.levels}
+
+    def _slow_ranks(self) -> Condition:
+        columns = [int(column) for column in np.flatnonzero(self.slow.state.is_on)]
+        if not columns:
+            return Condition(frozenset(), "")
+        worst = float(np.nanmax(self.slow.typical_excess(columns)))
+        to = "up to " if len(columns) > 1 else ""
+        return Condition(
+            frozenset(self.table.ranks[column] for column in columns),
+            f"own time is {to}{format_ratio(worst)} above that of the peers",
+        )
+
+    def _slow_job(self) -> Condition:
+        usual = format_duration(self.speed.usual_ns)
+        now = format_duration(self._step_s * NS_PER_S)
+        words = f"steps take longer than before: {now}, and usually {usual}"
+        return _of_job(self.speed.state.is_on, words)
+
+    def _lost(self, now_s: float) -> Condition:
+        losses = self.losses(now_s)
+        return Condition(frozenset(losses), "", losses)
+
+    def _stalled(self, now_s: float) -> Condition:
+        words = f"no rank has a new step for {self.silent_s(now_s) or 0:.0f} s"
+        return _of_job(self.is_stalled(now_s), words)
+
+    def _input(self) -> Condition:
+        limit = format_ratio(self.levels.get("input", 1.0))
+        return _of_job(
+            self.waiting.is_on, f"ranks wait for input for more than {limit} of the step"
+        )
+
+    def _throttled(self) -> Condition:
+        level, raised = self.levels.get("throttling", 1.0), self._raised("throttling")
+        on = frozenset(
+            each.rank
+            for each in (rank.throttled() for rank in self.ranks.values())
+            if each and each.throttled_ratio >= (level / 2 if each.rank in raised else level)
+        )
+        return Condition(on, "heat or hardware slows the GPU down")
+
+    def _memory(self) -> Condition:
+        level, raised = self.levels.get("memory", float("inf")), self._raised("memory")
+        uses = [rank.memory for rank in self.ranks.values() if rank.memory]
+        on = frozenset(
+            use.rank for use in uses if use.used_bytes > level * (0.95 if use.rank in raised else 1)
+        )
+        return Condition(on, f"more than {format_bytes(level)} of memory in use" if on else "")
+
+    def _raised(self, kind: str) -> frozenset[int]:
+        return frozenset(
+            rank for alert in self.alarms.raised() if alert.kind == kind for rank in alert.ranks
+        )
+
+
+def _of_job(holds: bool, words: str) -> Condition:
+    return Condition(frozenset((JOB,) if holds else ()), words)
+
+
+def _remarks(added: Added) -> Iterator[str]:
+    if not added.is_there:
+        yield "The run directory is not there."
+    if added.num_bad_lines:
+        yield f"Skipped {added.num_bad_lines:,} damaged lines."
+    yield from (f"{problem}." for problem in added.problems[:3])

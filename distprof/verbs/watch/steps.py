@@ -1,0 +1,151 @@
+"""The last steps of all ranks, side by side, as far as they have been reported."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.artefacts.records import StepRecord
+from distprof.units import NS_PER_S
+from distprof.verbs.watch.lateness import WINDOW
+
+__all__ = ["CAPACITY", "FIELDS", "StepTable"]
+
+CAPACITY: Final = 128
+"""Steps that are held; ranks that are further behind have fallen silent."""
+
+PATIENCE_NS: Final = 5 * NS_PER_S
+"""A step is complete when all living ranks have reported it, or when most are this far on."""
+
+FIELDS: Final = ("step_ns", "cpu_ns", "queue_ns", "asleep_ns", "input_ns", "tokens")
+
+INPUT: Final = "input"
+
+_MOST_NS = 1 << 62
+_MOST_STEPS = 1 << 53
+_MOST_AHEAD = 100_000  # steps: a rank that claims more is wrong
+
+
+class StepTable:
+    """A ring of steps by ranks.
+
+    Attributes:
+        ranks: Global rank of each column.
+        last_step: Last step that each column has reported, -1 before the first.
+        ended_ns: Its end by the rank's own clock, ns since the epoch; 0 before the first.
+        done: Steps that were returned as complete, the last ``WINDOW`` of them.
+    """
+
+    def __init__(self) -> None:
+        self.ranks: list[int] = []
+        self.last_step: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        self.ended_ns: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        self.done: deque[int] = deque(maxlen=WINDOW)
+        self._column_of: dict[int, int] = {}
+        self._values = {name: np.empty((CAPACITY, 0), dtype=np.float32) for name in FIELDS}
+        self._numbers = np.full(CAPACITY, -1, dtype=np.int64)
+        self._first_end_ns = np.zeros(CAPACITY, dtype=np.int64)
+        self._is_traced = np.zeros(CAPACITY, dtype=np.bool_)
+        self._next = 0
+
+    def know(self, ranks: Sequence[int]) -> None:
+        """Make columns for ranks that have none."""
+        new = [rank for rank in ranks if rank not in self._column_of]
+        if not new:
+            return
+        self._column_of |= {rank: len(self.ranks) + i for i, rank in enumerate(new)}
+        self.ranks += new
+        self.last_step = np.append(self.last_step, np.full(len(new), -1))
+        self.ended_ns = np.append(self.ended_ns, np.zeros(len(new), dtype=np.int64))
+        for name, values in self._values.items():
+            self._values[name] = np.pad(values, ((0, 0), (0, len(new))), constant_values=np.nan)
+
+    def column(self, rank: int) -> int:
+        """The column of a rank that is known."""
+        return self._column_of[rank]
+
+    def add(self, rank: int, record: StepRecord) -> None:
+        """Take one step of a rank that is known; one that is older than the ring is left out."""
+        column, slot = self.column(rank), record.step % CAPACITY
+        duration = record.end_ns - record.start_ns
+        most = self._next + _MOST_AHEAD if self._next else _MOST_STEPS
+        is_sane = 0 <= record.step < most and 0 < duration <= record.end_ns < _MOST_NS
+        if not is_sane or record.step < self._numbers[slot]:
+            return
+        if record.step > self._numbers[slot]:
+            self._clear(slot, record)
+        self.last_step[column] = max(self.last_step[column], record.step)
+        self.ended_ns[column] = record.end_ns
+        self._is_traced[slot] |= record.is_traced
+        row = {
+            "step_ns": duration,
+            "cpu_ns": record.cpu_ns,
+            "queue_ns": record.run_queue_ns,
+            "asleep_ns": record.input_asleep_ns or 0,
+            "input_ns": sum(p.end_ns - p.start_ns for p in record.phases if p.name == INPUT),
+            "tokens": record.tokens,
+        }
+        for name, value in row.items():
+            if value is not None:
+                self._values[name][slot, column] = min(max(value, 0), _MOST_NS)
+
+    def add_input(self, rank: int, step: int, waited_ns: int) -> None:
+        """Add a wait for input that is not part of a phase of that step."""
+        slot = step % CAPACITY
+        if self._numbers[slot] == step and waited_ns > 0:
+            self._values["input_ns"][slot, self.column(rank)] += min(waited_ns, _MOST_NS)
+
+    @property
+    def usual_end_ns(self) -> int:
+        """Where most ranks are: median end of their last steps, ns since the epoch; 0 for none."""
+        known = self.ended_ns[self.ended_ns > 0]
+        return int(np.median(known)) if known.size else 0
+
+    def complete(self, living: NDArray[np.bool_]) -> Iterator[int]:
+        """Steps that are complete by now, ascending, each once.
+
+        Args:
+            living: Columns of ranks that can still report.
+        """
+        newest, reached_ns = self._newest(int(living.sum())), self.usual_end_ns
+        for step in range(max(self._next, newest - CAPACITY + 1), newest + 1):
+            slot = step % CAPACITY
+            if self._numbers[slot] == step:
+                reported = np.isfinite(self._values["step_ns"][slot])
+                is_late = reached_ns - self._first_end_ns[slot] > PATIENCE_NS
+                if not is_late and not bool((reported | ~living).all()):
+                    return
+                if 2 * reported.sum() >= living.sum():
+                    self.done.append(step)
+                    yield step
+            self._next = step + 1
+
+    def _newest(self, num_living: int) -> int:
+        """Newest step that most ranks have reported, -1 for none: one rank alone may be wrong."""
+        reported = np.isfinite(self._values["step_ns"]).sum(axis=1)
+        known = self._numbers[2 * reported >= max(num_living, 1)]
+        return int(known.max(initial=-1))
+
+    def is_traced(self, step: int) -> bool:
+        """Whether torch.profiler recorded the step on any rank."""
+        return bool(self._is_traced[step % CAPACITY])
+
+    def of(self, name: str, steps: Sequence[int]) -> NDArray[np.float64]:
+        """One of ``FIELDS`` in these steps, shape (steps, ranks); NaN where unknown."""
+        slots = [step % CAPACITY for step in steps]
+        return self._values[name][slots].astype(np.float64)
+
+    def own(self, steps: Sequence[int]) -> NDArray[np.float64]:
+        """Own time, ns: on a CPU, ready for one, or asleep for input; NaN where unknown."""
+        cpu, queue = self.of("cpu_ns", steps), self.of("queue_ns", steps)
+        return cpu + queue + self.of("asleep_ns", steps)
+
+    def _clear(self, slot: int, record: StepRecord) -> None:
+        for values in self._values.values():
+            values[slot] = np.nan
+        self._numbers[slot], self._first_end_ns[slot] = record.step, record.end_ns
+        self._is_traced[slot] = False

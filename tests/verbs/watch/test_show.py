@@ -1,0 +1,74 @@
+"""The page and the line: what they say first, at any width, with nothing hostile."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from distprof.formats import RenderOptions
+from distprof.verbs.watch.measure import report_on
+from distprof.verbs.watch.result import LostRank
+from distprof.verbs.watch.show import WATCH, one_line, watch_verdict
+from tests.verbs.watch.jobs import Playing
+from tests.verbs.watch.samples import HOSTILE, ended, running
+
+
+def text(report, width: int) -> str:
+    return WATCH.reporter("text")(report, RenderOptions(width=width))
+
+
+def test_the_page_says_first_who_is_late_by_how_much_and_why() -> None:
+    lines = text(running(), 100).splitlines()
+    assert lines[0] == (
+        "Rank 2 is late by 16.0 ms in each step, 20.0 % of its peers' own time; "
+        "it computes for longer."
+    )
+    page = "\n".join(lines)
+    assert "10 steps/s, 100 ms per step; before: 100 ms (+0 %)" in page
+    assert "throttled  1" in page
+    assert "slow-rank" in page
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+@pytest.mark.parametrize("report", [running(), ended()], ids=["running", "ended"])
+def test_no_line_is_wider_than_the_terminal(report, width: int) -> None:
+    assert max(map(len, text(report, width).splitlines())) <= width
+
+
+def test_at_80_columns_a_page_fits_on_a_screen_of_24_lines() -> None:
+    assert len(text(running(), 80).splitlines()) <= 24
+
+
+def test_nothing_hostile_reaches_the_terminal() -> None:
+    report = replace(ended(), source=HOSTILE, notes=(HOSTILE,))
+    for shown in (text(report, 80), WATCH.reporter("md")(report, RenderOptions())):
+        assert "\x1b" not in shown
+        assert "\u202e" not in shown
+    assert "a\\x1b[2J\\u202eb" in text(report, 80)
+
+
+def test_a_line_holds_what_the_page_says() -> None:
+    assert one_line(running()) == (
+        "running · step 149 · 10 steps/s (100 ms) · late 2 (+20.0 %) · input 1.00 % · "
+        "throttled 1 · ALERT slow-rank, throttling"
+    )
+    assert one_line(ended()).startswith("failed · step 29 · 10 steps/s (100 ms)")
+    assert one_line(ended()).endswith("lost 1 · ALERT rank-lost")
+
+
+def test_the_verdict_of_each_state() -> None:
+    playing = Playing(2)
+
+    def verdict(**fields: object) -> str:
+        report = report_on(playing.job, now_s=playing.now_s, now_ns=playing.now_ns)
+        return watch_verdict(replace(report, **fields))
+
+    assert verdict() == "No step yet."
+    lost = (LostRank(rank=1, evidence="killed by SIGKILL"),)
+    assert verdict(lost=lost) == "Rank 1 is lost: killed by SIGKILL."
+    stalled = verdict(lost=lost, state="stalled", silent_ns=31 * 10**9)
+    assert stalled == "No rank has a new step for 31.0 s. Rank 1 is lost: killed by SIGKILL."
+    playing.steps(0, 20)
+    assert verdict() == "Nothing stands out."
+    assert verdict(state="completed") == "The job has completed after step 19."
+    assert verdict(state="stalled", silent_ns=31 * 10**9) == "No rank has a new step for 31.0 s."
