@@ -41,6 +41,9 @@ MAX_FILE_BYTES: Final = 16 << 20  # of a file that is replaced as a whole
 BYTES_PER_LOOK: Final = 1 << 20
 """Of one line-wise file; more is left for the next look."""
 
+WHOLE_BYTES_PER_LOOK: Final = 16 << 20
+"""The same of a file that is read from its first record."""
+
 HISTORY_BYTES: Final = 1 << 16
 """What is read of a file that is longer when it is first seen: its end, about 150 steps."""
 
@@ -71,15 +74,22 @@ class GrowingFile(Generic[_Kind]):
         schema: What its header must say, for example ``distprof.steps/1``.
         kind: Type of a record.
         rank: Whose file it is.
+        whole: Read a file from its first record, however long it is already.
 
     Attributes:
         num_bad: Lines that are no records.
+        num_starts: Times that it was begun: another job may write in the place of the first.
         problem: Why its records are not taken, for example another rank's header; usually empty.
     """
 
-    def __init__(self, path: Path, schema: str, kind: type[_Kind], rank: int) -> None:
+    def __init__(
+        self, path: Path, schema: str, kind: type[_Kind], rank: int, *, whole: bool = False
+    ) -> None:
         self.num_bad = 0
+        self.num_starts = 0
         self.problem = ""
+        self._history_bytes = None if whole else HISTORY_BYTES
+        self._bytes_per_look = WHOLE_BYTES_PER_LOOK if whole else BYTES_PER_LOOK
         self._path = path
         self._schema = schema
         self._decoder = msgspec.json.Decoder(kind)
@@ -102,6 +112,7 @@ class GrowingFile(Generic[_Kind]):
             if found.st_ino != self._inode or found.st_size < self._offset:
                 self._begin()
                 self._inode = found.st_ino
+                self.num_starts += 1
             if found.st_size == self._offset:
                 return []
             data = self._new_bytes(found.st_size)
@@ -115,11 +126,12 @@ class GrowingFile(Generic[_Kind]):
     def _new_bytes(self, size: int) -> bytes:
         with open_plain(self._path) as stream:
             head = b""
-            if not self._offset and size > HISTORY_BYTES:
-                head = stream.read(HISTORY_BYTES >> 4).partition(b"\n")[0] + b"\n"
-                self._offset = size - HISTORY_BYTES
+            history = self._history_bytes
+            if history is not None and not self._offset and size > history:
+                head = stream.read(history >> 4).partition(b"\n")[0] + b"\n"
+                self._offset = size - history
             stream.seek(self._offset)
-            data = stream.read(BYTES_PER_LOOK)
+            data = stream.read(self._bytes_per_look)
         self._offset += len(data)
         return head + data.partition(b"\n")[2] if head else data
 

@@ -1,8 +1,6 @@
-"""A run directory while its job runs: what the always-on probes have added since the last look.
+"""Sums of a run directory while its job runs: steps, their time, the last memory and sensors.
 
-The one reader of records that are still being written. It only opens files for reading, keeps no
-file open, and remembers a few numbers per rank, so it may look as often as it likes at a job of any
-length. Lines appear whole or not at all to it: the start of a line waits for its end.
+It remembers a few numbers per rank, so it may look as often as it likes at a job of any length.
 """
 
 from __future__ import annotations
@@ -11,25 +9,22 @@ import os
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from distprof.artefacts import MEMORY_FILE, NVML_FILE, RUN_FILE, STEPS_FILE
-from distprof.artefacts.records import Header, MemoryRecord, NvmlRecord, StepRecord
+from distprof.artefacts.records import MemoryRecord, NvmlRecord, StepRecord
 from distprof.artefacts.run_file import RunFile
-from distprof.bounds import open_plain, read_plain
+from distprof.bounds import read_plain
 from distprof.errors import InputError
-from distprof.ingest.job.rank_folder import MAX_LINE_BYTES
+from distprof.ingest.job.growing import GrowingFile
 from distprof.ingest.job.run_directory import MAX_RUN_BYTES, find_run_directory, rank_of_folder
 
-__all__ = ["MAX_LIVE_RANKS", "LiveRank", "LiveRun", "Tail"]
+__all__ = ["MAX_LIVE_RANKS", "LiveRank", "LiveRun"]
 
 MAX_LIVE_RANKS = 20_000
 """Folders of ranks that are looked at."""
-
-MAX_LOOK_BYTES = 1 << 24
-"""Of one file at one look; the rest is for the next one."""
 
 RECENT = 64
 """Steps of a rank whose durations are kept."""
@@ -38,63 +33,9 @@ _MAX_STEP_NS = 10**16  # four months: no step, but a clock that was set
 
 _MAX_NS = 1 << 62
 
+_Kind = TypeVar("_Kind", bound=msgspec.Struct)
+
 _BROKEN = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError)
-
-T = TypeVar("T", bound=msgspec.Struct)
-
-
-class Tail(Generic[T]):
-    """The end of one file of lines, read further at each look.
-
-    Args:
-        path: Of the file, which need not exist yet.
-        schema: What its header must say, for example ``distprof.steps/1``.
-        kind: Type of a record.
-        restarted: Called where the file was replaced: another job began in the same place.
-    """
-
-    def __init__(
-        self, path: Path, schema: str, kind: type[T], restarted: Callable[[], None]
-    ) -> None:
-        self._path, self._schema = path, schema
-        self._decoder = msgspec.json.Decoder(kind)
-        self._restarted = restarted
-        self._inode, self._place, self._rest = -1, 0, b""
-        self._is_ours = False
-        self.num_bad = 0
-
-    def look(self) -> list[T]:
-        """Records whose lines were completed since the last look; none where there is no file."""
-        try:
-            with open_plain(self._path) as stream:
-                found = os.fstat(stream.fileno())
-                if found.st_ino != self._inode or found.st_size < self._place:
-                    self._begin(found.st_ino)
-                stream.seek(self._place)
-                data = stream.read(MAX_LOOK_BYTES)
-        except OSError:
-            return []
-        self._place += len(data)
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > MAX_LINE_BYTES:  # no record of ours: its end will be a bad line
-            self._rest = b"?"
-        return [record for line in lines if (record := self._record(line)) is not None]
-
-    def _begin(self, inode: int) -> None:
-        if self._inode != -1:
-            self._restarted()
-        self._inode, self._place, self._rest, self._is_ours = inode, 0, b"", False
-
-    def _record(self, line: bytes) -> T | None:
-        """The record of a line; None for the header, and for a line that is none."""
-        try:
-            if not self._is_ours:
-                self._is_ours = msgspec.json.decode(line, type=Header).schema == self._schema
-                return None
-            return self._decoder.decode(line)
-        except _BROKEN:
-            self.num_bad += 1
-            return None
 
 
 class LiveRank(msgspec.Struct, kw_only=True):
@@ -111,7 +52,7 @@ class LiveRank(msgspec.Struct, kw_only=True):
         recent_ns: Durations of the last steps, the newest last.
         memory: The last record of memory; None without one.
         sensors: The last sample of the GPU's sensors; None without one.
-        num_bad: Lines that are no records.
+        num_bad: Lines that are no records, and steps whose times make no sense.
     """
 
     rank: int
@@ -187,18 +128,23 @@ class LiveRun:
         self.path = Path(found)
         self.ranks: dict[int, LiveRank] = {}
         self.on_step: Callable[[int, StepRecord], None] | None = None
-        self._tails: dict[int, tuple[Tail[StepRecord], Tail[MemoryRecord], Tail[NvmlRecord]]] = {}
+        self._files: dict[int, _Files] = {}
 
     def look(self) -> None:
         """Read what all ranks have added; what cannot be read now is read later."""
         self._find_ranks()
-        for number, (steps, memory, sensors) in self._tails.items():
+        for number, files in self._files.items():
             rank = self.ranks[number]
-            for step in steps.look():
+            begun, bad = files.steps.num_starts, files.num_bad
+            steps = files.steps.added()
+            if begun and files.steps.num_starts > begun:
+                rank.forget()
+            for step in steps:
                 if rank.take(step) and self.on_step is not None:
                     self.on_step(number, step)
-            rank.memory = next(reversed(memory.look()), rank.memory)
-            rank.sensors = next(reversed(sensors.look()), rank.sensors)
+            rank.memory = next(reversed(files.memory.added()), rank.memory)
+            rank.sensors = next(reversed(files.sensors.added()), rank.sensors)
+            rank.num_bad += files.num_bad - bad
 
     @property
     def job(self) -> RunFile | None:
@@ -218,14 +164,22 @@ class LiveRun:
             number = rank_of_folder(f"{name}/file")
             if number is None or number in self.ranks or len(self.ranks) >= MAX_LIVE_RANKS:
                 continue
-            folder, rank = self.path / name, LiveRank(rank=number)
-            self.ranks[number] = rank
-            self._tails[number] = (
-                Tail(folder / STEPS_FILE, "distprof.steps/1", StepRecord, rank.forget),
-                Tail(folder / MEMORY_FILE, "distprof.memory/1", MemoryRecord, _nothing),
-                Tail(folder / NVML_FILE, "distprof.nvml/1", NvmlRecord, _nothing),
-            )
+            self.ranks[number] = LiveRank(rank=number)
+            self._files[number] = _Files(self.path / name, number)
 
 
-def _nothing() -> None:
-    """The last record of a file that was replaced holds until there is a new one."""
+class _Files:
+    """What is followed of one rank."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        def whole(name: str, schema: str, kind: type[_Kind]) -> GrowingFile[_Kind]:
+            return GrowingFile(folder / name, schema, kind, rank, whole=True)
+
+        self.steps = whole(STEPS_FILE, "distprof.steps/1", StepRecord)
+        self.memory = whole(MEMORY_FILE, "distprof.memory/1", MemoryRecord)
+        self.sensors = whole(NVML_FILE, "distprof.nvml/1", NvmlRecord)
+
+    @property
+    def num_bad(self) -> int:
+        """Lines that are no records."""
+        return self.steps.num_bad + self.memory.num_bad + self.sensors.num_bad

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from distprof.artefacts import STEPS_FILE
 from distprof.artefacts.records import Header, MemoryRecord, NvmlRecord, Phase, StepRecord
 from distprof.errors import InputError
-from distprof.ingest.job import live
-from distprof.ingest.job.live import LiveRun, Tail
+from distprof.ingest.job import growing
+from distprof.ingest.job.growing import GrowingFile
+from distprof.ingest.job.live import LiveRun
 from tests.job_folders import MS, START_NS, JobFolder
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "job" / "nccl-fsdp-2ranks-h100"
+GOLDEN = Path(__file__).parents[2] / "golden" / "job" / "nccl-fsdp-2ranks-h100"
 HEADER = msgspec.json.encode(Header(schema="distprof.steps/1", rank=0)) + b"\n"
 
 
@@ -59,10 +60,10 @@ def test_a_line_counts_when_its_end_is_there_and_once(tmp_path_factory, cuts):
     folder = tmp_path_factory.mktemp("run")
     whole = HEADER + b"".join(line(step) for step in range(5))
     file, found = folder / "steps.jsonl", []
-    tail = Tail(file, "distprof.steps/1", StepRecord, lambda: None)
+    tail = GrowingFile(file, "distprof.steps/1", StepRecord, 0, whole=True)
     for end in (*sorted(cuts), len(whole)):
         file.write_bytes(whole[:end]) if not file.exists() else _append(file, whole, end)
-        found += [record.step for record in tail.look()]
+        found += [record.step for record in tail.added()]
         assert found == list(range(max(0, whole[:end].count(b"\n") - 1)))
     assert tail.num_bad == 0
 
@@ -105,18 +106,18 @@ def test_damage_costs_its_line_and_is_counted(job):
         stream.write(line(3, -5))  # ends before it starts
     run = LiveRun(str(job.path))
     run.look()
-    assert (run.ranks[0].num_steps, run.ranks[0].num_bad) == (3, 1)
+    assert (run.ranks[0].num_steps, run.ranks[0].num_bad) == (3, 3)
 
 
 def test_a_line_without_end_takes_no_memory(job, monkeypatch):
-    monkeypatch.setattr(live, "MAX_LINE_BYTES", 1_000)
+    monkeypatch.setattr(growing, "MAX_LINE_BYTES", 1_000)
     run = LiveRun(str(job.path))
     run.look()
     with steps_file(job).open("ab") as stream:
         stream.write(b"x" * 5_000)
     for _ in range(3):
         run.look()
-        assert len(run._tails[0][0]._rest) < 1_000
+        assert len(run._files[0].steps._rest) < 1_000
     with steps_file(job).open("ab") as stream:
         stream.write(b"\n" + line(2))
     run.look()
@@ -124,7 +125,7 @@ def test_a_line_without_end_takes_no_memory(job, monkeypatch):
 
 
 def test_a_long_file_is_read_in_parts(job, monkeypatch):
-    monkeypatch.setattr(live, "MAX_LOOK_BYTES", 30)
+    monkeypatch.setattr(growing, "WHOLE_BYTES_PER_LOOK", 30)
     run = LiveRun(str(job.path))
     looks = 0
     while not run.ranks or run.ranks[0].num_steps < 2:
