@@ -39,6 +39,7 @@ from numpy.typing import NDArray
 
 from distprof.bounds import Bound, open_plain
 from distprof.errors import DistprofError
+from distprof.kernel import kernel
 from distprof.run.tables import ACTIVITY, COLLECTIVES, HOST, STEPS, RankTables
 from distprof.schema import Coded, Table, TableSchema
 
@@ -463,7 +464,7 @@ class ParquetHostSink:
             self._writer.close()
 
     def write(self, rows: Table) -> None:
-        """Take rows; whole row groups are written at once, by a thread, one at a time.
+        """Take rows; whole row groups are written at once, by a thread where there is the kernel.
 
         Raises:
             OSError: If rows that were taken before could not be written.
@@ -473,7 +474,10 @@ class ParquetHostSink:
         if self._num_waiting >= _ROW_GROUP:
             self._finish_writing()
             waiting, self._waiting, self._num_waiting = self._waiting, [], 0
-            self._writing = self._thread.submit(self._write_group, waiting)
+            if kernel() is None:  # Python's parser would hold the GIL all the time
+                self._write_group(waiting)
+            else:
+                self._writing = self._thread.submit(self._write_group, waiting)
 
     def shift(self, base_ns: int) -> None:
         """Add ``base_ns`` to all times; kept separately, because most rows are already written."""

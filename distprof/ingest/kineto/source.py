@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 
 from distprof.bounds import GzipLimit, open_plain
 from distprof.errors import InputError
+from distprof.kernel import kernel
 
 _fast_zlib: Any
 try:
@@ -87,6 +88,9 @@ class ByteSource:
         self._name = name
         self.damage: str | None = None
         self._untold = 0
+        self._may_read_ahead = (
+            kernel() is not None
+        )  # else Python's parser holds the GIL all the time
         self._thread: ThreadPoolExecutor | None = None
         self._coming: deque[Future[list[bytes]]] = deque()
         self._unpacked: deque[bytes] = deque()
@@ -134,7 +138,7 @@ class ByteSource:
         if self._first:
             first, self._first = self._first[:size], self._first[size:]
             return first
-        if self.compressed and self._emitted > _LONG:
+        if self._emitted > _LONG and self._may_read_ahead:
             return self._read_ahead(size)
         block = self._read(size)
         self._tell()

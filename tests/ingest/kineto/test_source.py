@@ -14,6 +14,12 @@ BLOCK = 1 << 14
 TEXT = b"".join(b"%08d " % number for number in range(200_000))
 
 
+@pytest.fixture(autouse=True)
+def _with_kernel(monkeypatch):
+    """Without the kernel nothing is read ahead."""
+    monkeypatch.setattr(module, "kernel", lambda: module)
+
+
 @pytest.fixture(params=[1 << 40, 1 << 16], ids=["by the reader", "ahead"])
 def _ahead(request, monkeypatch):
     """With a limit that this input does not reach, and with one that it does."""
@@ -96,3 +102,13 @@ def test_watchers_hear_of_every_byte_in_the_thread_of_the_reader(tmp_path):
     head = 1 << 15  # what a file is recognised by
     assert sum(count for _, count in heard) == path.stat().st_size - head
     assert {name for name, _ in heard} == {threading.current_thread().name}
+
+
+def test_without_the_kernel_nothing_is_unpacked_ahead(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_LONG", 1 << 16)
+    monkeypatch.setattr(module, "kernel", lambda: None)
+    path = tmp_path / "long.json.gz"
+    path.write_bytes(gzip.compress(TEXT, 1))
+    with ByteSource(path, "long") as source:
+        while source.read(BLOCK):
+            assert threads_of_ours() == []
