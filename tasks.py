@@ -300,7 +300,8 @@ def hash_of(*names: str) -> str:
 
 def compiled_from() -> list[str]:
     """What an installation compiles: when it changes, so must the installation."""
-    native = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "native").iterdir())
+    sources = (path for path in (ROOT / "native").iterdir() if path.is_file())
+    native = sorted(path.relative_to(ROOT).as_posix() for path in sources)
     return ["hatch_build.py", *native]
 
 
