@@ -14,7 +14,16 @@ The command line catches :class:`DistprofError` once, prints its message and exi
 
 from __future__ import annotations
 
-__all__ = ["DistprofError", "InputError", "MissingExtraError", "SchemaError", "UsageError"]
+import errno
+
+__all__ = [
+    "DistprofError",
+    "InputError",
+    "MissingExtraError",
+    "SchemaError",
+    "UsageError",
+    "WebError",
+]
 
 
 class DistprofError(Exception):
@@ -73,3 +82,14 @@ def _rebuild(
     kind: type[InputError], source: str, expected: str, found: str, fix: str
 ) -> InputError:
     return kind(source, expected=expected, found=found, fix=fix)
+
+
+class WebError(OSError):
+    """A server cannot be used; the message says why."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(errno.EIO, why)
+
+    def __str__(self) -> str:
+        """The reason alone."""
+        return self.strerror or ""

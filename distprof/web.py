@@ -27,6 +27,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 import fsspec
 
 from distprof.bounds import Bound, TooLargeError
+from distprof.errors import WebError
 
 __all__ = ["BOUND", "LIMIT_S", "WebFileSystem"]
 
@@ -55,17 +56,6 @@ _MAX_PAGES = 1_000
 _LINK = re.compile(r"""<a\s[^>]{0,1000}?href\s*=\s*["']?([^"'>\s]{1,2000})""", re.IGNORECASE)
 
 _RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
-
-
-class WebError(OSError):
-    """A server cannot be used; the message says why."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(errno.EIO, why)
-
-    def __str__(self) -> str:
-        """The reason alone."""
-        return self.strerror or ""
 
 
 # One request --------------------------------------------------------------------------------------

@@ -13,10 +13,11 @@ import pytest
 from distprof import web
 from distprof.bounds import TooLargeError
 from distprof.cli import main
+from distprof.errors import WebError
 from distprof.ingest.discovery import discover
 from distprof.ingest.files import beginning, opened
 from distprof.remote.system import file_system
-from distprof.web import BLOCK_BYTES, WebError, WebFileSystem
+from distprof.web import BLOCK_BYTES, WebFileSystem
 from tests.cli.test_special_files import limited
 
 TRACE = (Path(__file__).parent / "golden/kineto/ddp-a100-2gpu-rank0/nccl_data.json.gz").read_bytes()

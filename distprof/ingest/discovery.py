@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 from msgspec.structs import replace
@@ -26,10 +26,10 @@ from distprof.ingest.rocprof.stream import (
     opened_rocprof,
     processes_in_rocprof,
 )
-from distprof.remote.download import download
-from distprof.remote.listing import Stored, beginnings, find
-from distprof.remote.system import without_login
 from distprof.run.run import Gap
+
+if TYPE_CHECKING:  # stores are of few jobs, and asyncio and fsspec take long to import
+    from distprof.remote.listing import Stored
 
 __all__ = [
     "Discovery",
@@ -179,6 +179,8 @@ def open_trace(trace: TraceFile) -> Iterator[str | BinaryIO]:
     if trace.is_local:
         yield trace.path
         return
+    from distprof.remote.download import download
+
     try:
         stream = download(_stored(trace))
     except (OSError, ValueError) as error:
@@ -203,10 +205,14 @@ def version_of(opened: str | BinaryIO) -> str:
     stored = getattr(opened, "stored", None)
     if stored is None or not stored.tag:
         return ""
+    from distprof.remote.system import without_login
+
     return json.dumps([without_login(stored.url), stored.size, stored.tag])
 
 
 def _stored(trace: TraceFile) -> Stored:
+    from distprof.remote.listing import Stored
+
     return Stored(url=trace.path, size=trace.size_bytes, tag=trace.tag)
 
 
@@ -256,6 +262,8 @@ def _path(source: str) -> Path:
 
 
 def _discover_url(source: str, *, may_be_empty: bool) -> Discovery:
+    from distprof.remote.listing import Stored, find
+
     try:
         found = find(source)
     except (OSError, ValueError) as error:
@@ -428,6 +436,10 @@ def _heads(candidates: Sequence[TraceFile]) -> dict[str, bytes | OSError]:
         trace.path: _head(trace.path) for trace in candidates if trace.is_local
     }
     stored = [_stored(trace) for trace in candidates if not trace.is_local]
+    if not stored:
+        return heads
+    from distprof.remote.listing import beginnings
+
     found = beginnings(stored, _SNIFF_BYTES_THERE)
     return heads | {one.url: head for one, head in zip(stored, found, strict=True)}
 

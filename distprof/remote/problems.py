@@ -9,9 +9,8 @@ from __future__ import annotations
 import errno
 
 from distprof.bounds import TooLargeError
-from distprof.errors import DistprofError
+from distprof.errors import DistprofError, WebError
 from distprof.escape import plain
-from distprof.web import WebError
 
 __all__ = ["ChangedError", "StoreError", "UnusableStoreError", "explained", "is_final"]
 

@@ -46,7 +46,7 @@ def test_a_page_is_written_into_the_run_directory_and_named_last(run_once: RunOn
 def test_a_format_that_is_none_is_refused_before_the_job(run_once: RunOnce) -> None:
     job = run_once(*COMMAND, "--format", "pdf")
     assert job.exit_code == 2
-    assert "no format 'pdf': choose from text, json, md, html" in job.stderr
+    assert "no format 'pdf': choose from text, brief, json, md, html" in job.stderr
     assert job.run is None
 
 

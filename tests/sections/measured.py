@@ -11,7 +11,7 @@ from distprof.intervals import Intervals
 from distprof.run.run import Run
 from distprof.run.tables import RankTables, intervals_of
 from distprof.schema import ABSENT
-from distprof.sections.context import RankAnalyses, RankAnalysis, RankContext
+from distprof.sections.context import Detail, RankAnalyses, RankAnalysis, RankContext
 from distprof.sections.engine import analyzer_of, sections_of
 from distprof.sections.measure_rank import capture_window, measure_rank
 from distprof.sections.measure_run import measure_run
@@ -76,7 +76,7 @@ class Measured:
 
     def __getattr__(self, name: str) -> Any:
         analyzer = analyzer_of(sections_of(Report)[name])
-        known = {Run: self._run, RankAnalyses: self.analyses}
+        known = {Run: self._run, RankAnalyses: self.analyses, Detail: Detail()}
         return analyzer.make(**{key: known[need] for key, need in analyzer.needs.items()})
 
 

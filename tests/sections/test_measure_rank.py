@@ -94,7 +94,7 @@ def _since_its_start(line: MainLine | None) -> dict | None:
         plain[name] = plain[name] - line.start_ns
     bounds = plain.pop("bounds")
     plain |= {name: getattr(bounds, name) for name in LaunchBounds.__struct_fields__}
-    return {name: values.tolist() for name, values in plain.items()}
+    return {name: np.asarray(values).tolist() for name, values in plain.items()}
 
 
 # Exactness ----------------------------------------------------------------------------------------

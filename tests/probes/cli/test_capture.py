@@ -69,7 +69,7 @@ def test_a_format_that_is_none_is_refused_before_the_program(
     program = [sys.executable, str(SCRIPTS / "endings.py")]
     run = captured(tmp_path / "run", "--format", "pdf", program=program, start=started_warm)
     assert run.code == 2
-    assert "no format 'pdf': choose from text, json, md, html" in run.err
+    assert "no format 'pdf': choose from text, brief, json, md, html" in run.err
     assert not run.folder.exists()
 
 
