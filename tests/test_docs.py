@@ -145,7 +145,7 @@ def workplace(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def one_cache(tmp_path_factory):
     """All pages share a cache, which is nobody's own."""
     with pytest.MonkeyPatch.context() as patch:
