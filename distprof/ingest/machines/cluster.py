@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Executor, Future
 from contextlib import suppress
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from distprof.errors import DistprofError, MissingExtraError, UsageError
@@ -96,7 +97,9 @@ class ClusterExecutor(Executor):
         self._problem: ClusterError | None = None
         self._closed = threading.Event()
         self.workers = max(1, sum(client.nthreads().values()))
+        self._done: SimpleQueue[tuple[Future[Any], Any, str] | None] = SimpleQueue()
         threading.Thread(target=self._watch, daemon=True).start()
+        threading.Thread(target=self._take_each, daemon=True).start()
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Run ``fn`` on the cluster: on the worker that read the same trace, if it is idle.
@@ -122,13 +125,14 @@ class ClusterExecutor(Executor):
                 allow_other_workers=bool(place),
             )
             self._pending[ours] = theirs
-        theirs.add_done_callback(lambda done: self._take(ours, done, path))
+        theirs.add_done_callback(lambda done: self._done.put((ours, done, path)))
         return ours
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Leave the cluster, which keeps running."""
         del wait  # nothing of ours would run on
         self._closed.set()
+        self._done.put(None)
         with self._lock:
             left = list(self._pending.values())
         with suppress(Exception):  # a connection that is lost cannot be closed in order
@@ -137,8 +141,17 @@ class ClusterExecutor(Executor):
             self._client.close(timeout=CONNECT_S if self._problem is None else 0.1)
         _restore(self._levels)
 
+    def _take_each(self) -> None:
+        """Take results until this is closed.
+
+        Dask calls back in one thread for all its clients: a result that is not to be had from one
+        cluster any more would hold up all later ones for ever.
+        """
+        for ours, done, path in iter(self._done.get, None):
+            self._take(ours, done, path)
+
     def _take(self, ours: Future[Any], done: Any, path: str) -> None:
-        """Pass on what a worker returned; called in a thread of Dask."""
+        """Pass on what a worker returned."""
         found, problem = None, None
         try:
             found, place = done.result(timeout=FETCH_S)
