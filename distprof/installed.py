@@ -52,10 +52,7 @@ def plugins(group: str) -> tuple[Plugin, ...]:
     """The entry points of a group, in the order of ``sys.path``."""
     folders = _installed()
     if folders is None:
-        from importlib.metadata import entry_points
-
-        points = entry_points(group=group)
-        return tuple(Plugin(p.name, p.value, p.dist.name if p.dist else "") for p in points)
+        return tuple(_asked(group))
     title = f"[{group}]"
     found: list[Plugin] = []
     for folder in folders.values():
@@ -64,6 +61,22 @@ def plugins(group: str) -> tuple[Plugin, ...]:
             package = next(iter(_headers_in(folder, "Name")), "")
             found += [Plugin(name, value, package) for name, value in _rows(text, title)]
     return tuple(found)
+
+
+def _asked(group: str) -> Iterator[Plugin]:
+    """The entry points that ``importlib.metadata`` knows; a broken package costs only its own."""
+    from importlib.metadata import distributions
+
+    seen: set[str] = set()
+    for package in distributions():
+        try:
+            name = package.name
+            points = tuple(package.entry_points)
+        except Exception:  # whatever finders of others make of damaged files
+            continue
+        if name not in seen:
+            seen.add(name)
+            yield from (Plugin(p.name, p.value, name) for p in points if p.group == group)
 
 
 def headers(package: str, name: str) -> tuple[str, ...]:

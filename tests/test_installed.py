@@ -108,7 +108,10 @@ def test_a_finder_of_another_kind_is_asked(monkeypatch, only):
     assert [p.name for p in plugins("acme")] == ["hidden"]
 
 
-def test_a_broken_package_costs_nothing_else(only):
+@pytest.mark.parametrize("by", ["itself", "importlib.metadata"])
+def test_a_broken_package_costs_nothing_else(only, by, monkeypatch):
+    if by != "itself":  # as with packages that bring a finder of their own
+        monkeypatch.setattr(installed, "_installed", lambda: None)
     only[0].mkdir()
     (only[0] / "broken-1.0.dist-info").write_text("a file, not a folder")
     (only[0] / "empty-1.0.dist-info").mkdir()
