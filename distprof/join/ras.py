@@ -4,40 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import msgspec
-
+from distprof.artefacts.ras import TroubledRank
 from distprof.run.evidence import RasLaunches, RasRank, RasStatus
 
-__all__ = ["KINDS", "InTrouble", "in_trouble", "num_behind"]
+__all__ = ["KINDS", "in_trouble", "num_behind"]
 
 KINDS = ("dead", "unresponsive", "error", "behind", "status")
 """The worst first. A rank that is dead is not told again as one that does not answer."""
 
 
-class InTrouble(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank with which something is wrong.
-
-    Args:
-        kind: Of :data:`KINDS`.
-        rank: Global rank, None where it is not known.
-        place: For people: process, GPU and node.
-        communicator: Hash, empty for a process of the job.
-        size: Ranks of the communicator, None where not told.
-        text: Error, status, or what it has launched of how much.
-    """
-
-    kind: str
-    rank: int | None
-    place: str
-    communicator: str
-    size: int | None
-    text: str
-
-
-def in_trouble(status: RasStatus) -> tuple[InTrouble, ...]:
+def in_trouble(status: RasStatus) -> tuple[TroubledRank, ...]:
     """Every rank in trouble once for each communicator and kind, the worst kind first."""
     world, places = status.world_size, _places(status)
-    found: dict[tuple[object, ...], InTrouble] = {}
+    found: dict[tuple[object, ...], TroubledRank] = {}
     for one in _every(status, world, places):
         key = one.rank if one.rank is not None else one.place
         is_process = one.kind in ("dead", "unresponsive")
@@ -56,10 +35,10 @@ def num_behind(status: RasStatus) -> int:
 
 def _every(
     status: RasStatus, world: int | None, places: dict[tuple[str, int | None], int]
-) -> Iterator[InTrouble]:
+) -> Iterator[TroubledRank]:
     for kind in KINDS:
         for one in (trouble for trouble in status.troubles if trouble.kind == kind):
-            yield InTrouble(
+            yield TroubledRank(
                 kind=kind,
                 rank=_rank(one.rank, one.size, world, places),
                 place=_place(one.rank),
@@ -73,12 +52,12 @@ def _every(
 
 def _behind(
     status: RasStatus, world: int | None, places: dict[tuple[str, int | None], int]
-) -> Iterator[InTrouble]:
+) -> Iterator[TroubledRank]:
     for counts in _by_operation(status.launches):
         most = max(one.launched for one in counts)
         for one in sorted(counts, key=lambda one: one.launched):
             for rank in one.ranks if one.launched < most else ():
-                yield InTrouble(
+                yield TroubledRank(
                     kind="behind",
                     rank=_rank(rank, one.size, world, places),
                     place=_place(rank),

@@ -32,7 +32,7 @@ from distprof.artefacts.run_file import ExitFile, RunFile
 from distprof.bounds import Bound, open_plain, read_plain
 from distprof.ingest.job.rank_folder import MAX_LINE_BYTES
 
-__all__ = ["BOUND", "MAX_RANKS", "Added", "GrowingFile", "GrowingRun", "RankAdded"]
+__all__ = ["BOUND", "MAX_RANKS", "Added", "GrowingFile", "GrowingRun", "RankAdded", "rank_folders"]
 
 MAX_RANKS: Final = 20_000
 
@@ -276,18 +276,21 @@ class GrowingRun:
         )
 
     def _find_ranks(self) -> bool:
-        try:
-            with os.scandir(self._path) as entries:
-                for entry in entries:
-                    match = _RANK_FOLDER.fullmatch(entry.name)
-                    if match is None or len(self._ranks) >= MAX_RANKS:
-                        continue
-                    rank = int(match[1])
-                    if rank not in self._ranks:
-                        self._ranks[rank] = _GrowingRank(Path(entry.path), rank)
-        except OSError:
-            return False
-        return True
+        folders = rank_folders(self._path)
+        for rank, folder in folders or ():
+            if rank not in self._ranks and len(self._ranks) < MAX_RANKS:
+                self._ranks[rank] = _GrowingRank(folder, rank)
+        return folders is not None
+
+
+def rank_folders(path: Path) -> list[tuple[int, Path]] | None:
+    """Ranks and their folders, ascending; None where the directory cannot be read."""
+    try:
+        with os.scandir(path) as entries:
+            named = [(_RANK_FOLDER.fullmatch(entry.name), entry.path) for entry in entries]
+    except OSError:
+        return None
+    return sorted((int(match[1]), Path(place)) for match, place in named if match)
 
 
 class _GrowingRank:

@@ -5,7 +5,6 @@ It remembers a few numbers per rank, so it may look as often as it likes at a jo
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -18,13 +17,10 @@ from distprof.artefacts.records import MemoryRecord, NvmlRecord, StepRecord
 from distprof.artefacts.run_file import RunFile
 from distprof.bounds import read_plain
 from distprof.errors import InputError
-from distprof.ingest.job.growing import GrowingFile
-from distprof.ingest.job.run_directory import MAX_RUN_BYTES, find_run_directory, rank_of_folder
+from distprof.ingest.job.growing import MAX_RANKS, GrowingFile, rank_folders
+from distprof.ingest.job.run_directory import MAX_RUN_BYTES, find_run_directory
 
-__all__ = ["MAX_LIVE_RANKS", "LiveRank", "LiveRun"]
-
-MAX_LIVE_RANKS = 20_000
-"""Folders of ranks that are looked at."""
+__all__ = ["LiveRank", "LiveRun"]
 
 RECENT = 64
 """Steps of a rank whose durations are kept."""
@@ -156,16 +152,10 @@ class LiveRun:
             return None
 
     def _find_ranks(self) -> None:
-        try:
-            names = sorted(os.listdir(self.path))  # noqa: PTH208 - thousands of names, no paths
-        except OSError:
-            return
-        for name in names:
-            number = rank_of_folder(f"{name}/file")
-            if number is None or number in self.ranks or len(self.ranks) >= MAX_LIVE_RANKS:
-                continue
-            self.ranks[number] = LiveRank(rank=number)
-            self._files[number] = _Files(self.path / name, number)
+        for rank, folder in rank_folders(self.path) or ():
+            if rank not in self.ranks and len(self.ranks) < MAX_RANKS:
+                self.ranks[rank] = LiveRank(rank=rank)
+                self._files[rank] = _Files(folder, rank)
 
 
 class _Files:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from distprof.join.ras import in_trouble, num_behind
 from distprof.run.evidence import RasStatus
 from distprof.run.run import Run
-from distprof.sections.ras.result import RasCommunicators, RasResult, TroubledRank
+from distprof.sections.ras.result import RasCommunicators, RasResult
 
 __all__ = ["analyze_ras"]
 
@@ -37,17 +37,7 @@ def analyze_ras(run: Run) -> RasResult:
             )
             for group in status.groups
         ),
-        troubled=tuple(
-            TroubledRank(
-                kind=one.kind,
-                rank=one.rank,
-                place=one.place,
-                communicator=one.communicator,
-                size=one.size,
-                text=one.text,
-            )
-            for one in in_trouble(status)[:MAX_TROUBLED]
-        ),
+        troubled=in_trouble(status)[:MAX_TROUBLED],
         num_behind=num_behind(status),
         stands=status.stands,
         unavailable=status.notes,

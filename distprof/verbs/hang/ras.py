@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+from distprof.artefacts.ras import TroubledRank
 from distprof.errors import InputError
 from distprof.ingest.kinds.nccl_ras import fits_nccl_ras, read_nccl_ras
-from distprof.join.ras import InTrouble, in_trouble
+from distprof.join.ras import in_trouble
 from distprof.verbs.hang.result import LogLine
 
 __all__ = ["NAME", "dead_ranks", "lines_of_ras"]
@@ -48,7 +49,7 @@ def dead_ranks(lines: Iterable[LogLine]) -> dict[int, str]:
     }
 
 
-def _lines(shown: str, troubled: Iterable[InTrouble]) -> Iterator[LogLine]:
+def _lines(shown: str, troubled: Iterable[TroubledRank]) -> Iterator[LogLine]:
     for number, one in enumerate(troubled, 1):
         if number > MAX_LINES:
             return

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from distprof.escape import shorten
-from distprof.sections.telemetry.result import DeviceError
+from distprof.rules.base import Draft, InsufficientEvidenceError
+from distprof.sections.telemetry.result import DeviceError, TelemetryResult
 from distprof.terms import Confidence, Severity
 
-__all__ = [
-    "NO_KERNEL_LOG",
-    "confidence_of",
-    "number_of",
-    "severity_of",
-    "when_of",
-    "who",
-]
+__all__ = ["draft_of", "ended", "number_of", "when_of", "who"]
 
-NO_KERNEL_LOG = "no kernel log was read: pass the output of dmesg -T with --with"
+_NO_KERNEL_LOG = "no kernel log was read: pass the output of dmesg -T with --with"
 _TRAINING = ("python", "pt_", "torch", "ray::")
 """How processes of training begin: PyTorch names its threads ``pt_main_thread``, ``pt_…``."""
 
@@ -44,12 +40,30 @@ def when_of(error: DeviceError) -> str:
     return f"{', first' if error.count > 1 else ''} at {error.time}"
 
 
-def confidence_of(error: DeviceError) -> Confidence:
-    """Measured where the process is known to be a rank."""
-    return Confidence.INFERRED if error.rank is None else Confidence.MEASURED
+def ended(telemetry: TelemetryResult, kind: str) -> Iterator[DeviceError]:
+    """Processes that the kernel ended in this way.
+
+    Raises:
+        InsufficientEvidenceError: If no kernel log was read.
+    """
+    if telemetry.is_missing and not telemetry.kernel_logs:
+        raise InsufficientEvidenceError(_NO_KERNEL_LOG)
+    return (error for error in telemetry.errors if error.kind == kind)
 
 
-def severity_of(error: DeviceError) -> Severity | None:
+def draft_of(error: DeviceError, message: str, fix: str) -> Draft:
+    """A finding: measured where the process is known to be a rank."""
+    return Draft(
+        message=message,
+        fix=fix,
+        confidence=Confidence.INFERRED if error.rank is None else Confidence.MEASURED,
+        ranks=() if error.rank is None else (error.rank,),
+        evidence=("telemetry.errors",),
+        severity=_severity_of(error),
+    )
+
+
+def _severity_of(error: DeviceError) -> Severity | None:
     """A warning where the process may be of anything but training."""
     is_training = error.rank is not None or error.process.startswith(_TRAINING)
     return None if is_training else Severity.WARNING

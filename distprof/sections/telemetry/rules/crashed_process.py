@@ -35,16 +35,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.escape import shorten
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limits, rule
+from distprof.rules.base import Draft, Limits, rule
 from distprof.sections.telemetry.result import DeviceError, TelemetryResult
-from distprof.sections.telemetry.rules._processes import (
-    NO_KERNEL_LOG,
-    confidence_of,
-    number_of,
-    severity_of,
-    when_of,
-    who,
-)
+from distprof.sections.telemetry.rules._processes import draft_of, ended, number_of, when_of, who
 from distprof.terms import Severity
 
 _MAX_TEXT = 160
@@ -59,21 +52,16 @@ _MAX_TEXT = 160
 )
 def check(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
     """Yield one finding per process name and host."""
-    if telemetry.is_missing and not telemetry.kernel_logs:
-        raise InsufficientEvidenceError(NO_KERNEL_LOG)
-    yield from (_draft(error) for error in telemetry.errors if error.kind == "crash")
+    yield from map(_draft, ended(telemetry, "crash"))
 
 
 def _draft(error: DeviceError) -> Draft:
     text = shorten(error.text.rstrip("."), _MAX_TEXT)
-    return Draft(
+    return draft_of(
+        error,
         message=f"{who(error)} crashed{number_of(error)}{when_of(error)}: {text}.",
         fix=(
             "Look at the library that is named, and run with python -X faulthandler to see the "
             "line of the program; if it happens on one host alone, test that host's memory."
         ),
-        confidence=confidence_of(error),
-        ranks=() if error.rank is None else (error.rank,),
-        evidence=("telemetry.errors",),
-        severity=severity_of(error),
     )

@@ -33,16 +33,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limits, rule
+from distprof.rules.base import Draft, Limits, rule
 from distprof.sections.telemetry.result import DeviceError, TelemetryResult
-from distprof.sections.telemetry.rules._processes import (
-    NO_KERNEL_LOG,
-    confidence_of,
-    number_of,
-    severity_of,
-    when_of,
-    who,
-)
+from distprof.sections.telemetry.rules._processes import draft_of, ended, number_of, when_of, who
 from distprof.terms import Severity
 from distprof.units import format_bytes
 
@@ -58,24 +51,19 @@ _CGROUP = "memory cgroup"
 )
 def check(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
     """Yield one finding per process name and host."""
-    if telemetry.is_missing and not telemetry.kernel_logs:
-        raise InsufficientEvidenceError(NO_KERNEL_LOG)
-    yield from (_draft(error) for error in telemetry.errors if error.kind == "oom")
+    yield from map(_draft, ended(telemetry, "oom"))
 
 
 def _draft(error: DeviceError) -> Draft:
     is_cgroup = _CGROUP in error.text.lower()
     full = "its memory cgroup (container or job) was full" if is_cgroup else "the host was full"
     held = f", when it held {format_bytes(error.memory_bytes)}" if error.memory_bytes else ""
-    return Draft(
+    return draft_of(
+        error,
         message=f"{who(error)} was killed by the kernel{number_of(error)}{when_of(error)}{held}: "
         f"{full}.",
         fix=(
             "Use fewer loader workers and less prefetching, and free host memory"
             f"{'; or raise the memory limit of the job or container' if is_cgroup else ''}."
         ),
-        confidence=confidence_of(error),
-        ranks=() if error.rank is None else (error.rank,),
-        evidence=("telemetry.errors",),
-        severity=severity_of(error),
     )
