@@ -40,7 +40,7 @@ from measuring import MB, Cost, machine, measure, medians, print_table, versions
 from distprof.ingest import cache  # noqa: E402
 from distprof.ingest.assemble import assemble_run  # noqa: E402
 from distprof.ingest.discovery import TraceFile  # noqa: E402
-from distprof.ingest.rank import IngestOptions, _key, _Summary  # noqa: E402
+from distprof.ingest.rank import IngestOptions, _key, _Source, _Summary  # noqa: E402
 from distprof.run.run import Device, Quality, Rank, Run  # noqa: E402
 from distprof.run.tables import (  # noqa: E402
     ACTIVITY,
@@ -220,7 +220,7 @@ def _write(given: tuple[Any, ...]) -> None:
     path = traces / f"rank{rank}.json"
     path.write_text(json.dumps({"traceEvents": [], "distributedInfo": {"rank": rank}}))
     options = IngestOptions(cache_dir=str(kept))
-    key = _key(TraceFile(path=str(path)), options, None)
+    key = _key(_Source(trace=TraceFile(path=str(path)), opened=str(path), flight=None), options)
     collectives, activity, host, steps = tables_of(job, rank, begin, end, groups, names)
     with cache.EntryWriter(kept, key) as writer:
         cache.write_table(writer.folder / cache.ACTIVITY_FILE, activity)
