@@ -34,6 +34,9 @@ T = TypeVar("T", bound=msgspec.Struct)
 Reporting: TypeAlias = Callable[[T, RenderOptions], str]
 """Writes a result in one format."""
 
+LARGE = 10_000_000
+"""Bytes of JSON beyond which a document is written without line breaks."""
+
 _UNSEEN = re.compile(
     "[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e007f]"
 )
@@ -62,7 +65,7 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         cases: What CI services are shown of a result; None where a result judges nothing.
         formats: Further formats, or other ways than the page's to write ``text`` and ``md``.
         about: The start of its reference page, Markdown; empty for no page.
-        indent: Spaces, in JSON.
+        indent: Spaces, in JSON of up to :data:`LARGE` bytes; larger ones are one line.
         order: ``sorted`` for keys in the order of the alphabet, so that a review shows what
             changed; None for that of the struct.
         is_whole: Whether every field is always written. Of files that several versions write and
@@ -140,7 +143,9 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         except UnicodeEncodeError:  # half a surrogate pair: a file name that is not UTF-8
             builtins = _well_formed(msgspec.to_builtins(result))
             data = msgspec.json.encode(builtins, order=self.order)
-        text = msgspec.json.format(data, indent=self.indent).decode()
+        if len(data) <= LARGE:
+            data = msgspec.json.format(data, indent=self.indent)
+        text = data.decode()
         return _UNSEEN.sub(_spelled_out, text).encode() + b"\n"
 
     def decode(self, data: bytes, source: str) -> T:

@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 
 import distprof
+from distprof.documents import document
 from distprof.documents.saved import REPORT, load_report, save_report
 from distprof.errors import InputError, SchemaError
 from tests.documents.job_samples import SAMPLES
@@ -22,6 +23,15 @@ SHIPPED = Path(distprof.__file__).parent / "documents" / "schemas" / "report.sch
 def test_what_was_written_is_read_back(name: str, tmp_path: Path) -> None:
     report = SAMPLES[name]()
     assert load_report(save_report(report, tmp_path / "r.json")) == report
+
+
+def test_a_large_report_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = healthy()
+    small = REPORT.encode(report)
+    monkeypatch.setattr(document, "LARGE", 100)
+    path = save_report(report, tmp_path / "r.json")
+    assert load_report(path) == report
+    assert small.count(b"\n") > path.read_bytes().count(b"\n") == 1
 
 
 @pytest.mark.parametrize("name", SAMPLES)

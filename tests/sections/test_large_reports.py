@@ -47,6 +47,14 @@ def test_steps_of_some_ranks_are_listed_the_slow_one_among_them(run: Run) -> Non
     assert [rank.rank for rank in found.ranks] == list(range(12))
 
 
+def test_very_many_ranks_leave_less_room(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "MOST_STEPS", 8 * STEPS)
+    monkeypatch.setattr(time, "MANY_RANKS", 11)
+    found = distprof.analyze(run).breakdown
+    assert [row.rank for row in found.steps] == [found.steps[0].rank] * STEPS
+    assert found.num_ranks_left_out == 11
+
+
 @pytest.mark.usefixtures("few")
 def test_all_are_listed_on_request(run: Run) -> None:
     found = distprof.analyze(run, every_step=True).breakdown

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -277,10 +278,10 @@ def _read_columns(path: str) -> dict[str, Any]:
         with _opened(path) as stream:
             _check_bytes(path, stream)
             file = pq.ParquetFile(stream)
-            present = set(file.schema_arrow.names)
+            present = Counter(file.schema_arrow.names)
             _check_present(path, present)
             _check_size(path, file)
-            names = [*COLUMNS, *({"gmc"} & present)]
+            names = [*COLUMNS, *({"gmc"} & present.keys())]
             file = pq.ParquetFile(stream, metadata=file.metadata, read_dictionary=["optype"])
             table = file.read(columns=names, use_threads=False).combine_chunks()
     except (pa.ArrowException, OSError) as error:
@@ -333,7 +334,15 @@ def _check_size(path: str, file: Any) -> None:
         )
 
 
-def _check_present(path: str, present: set[str]) -> None:
+def _check_present(path: str, present: Counter[str]) -> None:
+    twice = [name for name in (*COLUMNS, "gmc") if present[name] > 1]
+    if twice:
+        raise InputError(
+            path,
+            expected="one column of each name",
+            found=f"{present[twice[0]]} columns {twice[0]}",
+            fix=f"check which of them is meant, and {_WRITE_AGAIN}",
+        )
     missing = [name for name in COLUMNS if name not in present]
     if missing:
         known = ", ".join(sorted(present)[:20]) or "none"

@@ -15,7 +15,7 @@ from distprof.artefacts.record import Record
 from distprof.artefacts.run_file import RunFile
 from distprof.artefacts.settings_file import LoaderSettings, SettingsFile
 from distprof.run.records import RankRecords
-from distprof.sections.context import ProbeRecords, RankAnalyses, RankAnalysis
+from distprof.sections.context import ProbeRecords, RankAnalyses, RankAnalysis, RankInput
 from distprof.sections.settings.result import (
     DdpSetup,
     FsdpSetup,
@@ -86,6 +86,7 @@ def with_traces(settings: SettingsResult, analyses: Mapping[int, RankAnalysis]) 
             exposed_pageable_ns=analysis.input.exposed_pageable_ns,
         )
         for rank, analysis in sorted(analyses.items())
+        if analysis.input != RankInput()
     )
     return msgspec.structs.replace(settings, feed=feed)
 

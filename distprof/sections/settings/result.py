@@ -204,7 +204,8 @@ class SettingsResult(Result, frozen=True, kw_only=True):
         fsdp: Fully sharded modules.
         optimizers: Optimizers.
         hosts: Threads and CPUs of each host.
-        feed: How ranks were fed in the analysed steps.
+        feed: How ranks were fed in the analysed steps; without those that loaded no batch and
+            copied nothing from pageable memory.
         num_ranks: Ranks that reported their configuration.
         allow_tf32: Whether matrix multiplications may use TF32; null where unknown or not the same
             on all ranks.

@@ -134,7 +134,10 @@ def rank_steps(context: RankContext, timeline: Timeline) -> tuple[StepBreakdown,
 
 
 MOST_STEPS = 16_384
-"""Steps of ranks in a report; 150 bytes each."""
+"""Steps of ranks in a report; 130 bytes each."""
+
+MANY_RANKS = 8_192
+"""Of more ranks, whose own rows take 1,150 bytes each, an eighth of as many steps are listed."""
 
 DIFFERENT = 8
 """One of this many listed ranks is there because it computes unlike the others."""
@@ -146,7 +149,8 @@ def analyze_breakdown(analyses: RankAnalyses, detail: Detail | None = None) -> B
     num_steps = sum(len(analysis.steps) for analysis in analyses.values())
     listed: Sequence[int] = range(len(ranks))
     if num_steps > MOST_STEPS and not (detail is not None and detail.every_step):
-        listed = _some(ranks, max(len(ranks) * MOST_STEPS // num_steps, 1))
+        room = MOST_STEPS if len(ranks) <= MANY_RANKS else MOST_STEPS // 8
+        listed = _some(ranks, max(len(ranks) * room // num_steps, 1))
     chosen = [analyses[ranks[position].rank].steps for position in listed]
     return BreakdownResult(
         ranks=tuple(ranks),

@@ -143,6 +143,14 @@ def test_a_missing_column_is_named(path, column):
     assert f"no {column};" in refused(write_table(path, log_of(BY_HAND), **{column: None}))
 
 
+@pytest.mark.parametrize("column", ["dp_rank", "optype", "gmc"])
+def test_a_column_that_is_there_twice_is_named(path, column):
+    write_table(path, log_of(BY_HAND), gmc=[0] * len(log_of(BY_HAND).operations))
+    table = pq.read_table(path)
+    pq.write_table(table.append_column(column, table.column(column)), path)
+    assert f"2 columns {column}" in refused(path)
+
+
 def test_a_table_of_something_else_is_told_by_its_columns(path):
     pq.write_table(pa.table({"price": [1.0], "day": ["Monday"]}), path)
     message = refused(path)
