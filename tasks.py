@@ -65,9 +65,10 @@ def lint() -> None:
 
 
 def types() -> None:
-    """Check types of the three packages strictly."""
+    """Check types of the three packages and of the benchmarks strictly."""
     install("dev")
     run("mypy")
+    run("mypy", "--explicit-package-bases", "benchmarks")
 
 
 def imports() -> None:

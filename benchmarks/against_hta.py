@@ -23,6 +23,7 @@ import re
 import statistics
 import sys
 import tempfile
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -55,13 +56,14 @@ def _rename(kept: set[bytes], match: re.Match[bytes]) -> bytes:
 
 
 def contest(path: Path, num_rounds: int, hta_python: str) -> dict[str, list[Cost]]:
-    contestants = {}
+    contestants: dict[str, Callable[[], Cost]] = {}
     for name in CONTESTANTS:
         python = hta_python if name.startswith("hta") else sys.executable
         if python:
             command = [python, str(HERE / "contestant.py"), name, str(path)]
             contestants[name] = partial(measure, command)
-    return rounds(contestants, num_rounds)
+    costs: dict[str, list[Cost]] = rounds(contestants, num_rounds)
+    return costs
 
 
 def row(megabytes: int, name: str, costs: dict[str, list[Cost]]) -> tuple[str, ...]:

@@ -9,7 +9,8 @@ six`` in an environment of its own. What is absent is left out.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -57,11 +58,15 @@ def tokenizers() -> Iterator[tuple[str, Count]]:
             print(f"left out: {error.name}")
 
 
+def _length(encode: Callable[[str], Sized], text: str) -> int:
+    return len(encode(text))
+
+
 def _openai() -> Iterator[tuple[str, Count]]:
     module = import_module("bpe_openai")
     for name in ("cl100k_base", "o200k_base"):
         encoding = module.get_encoding(name)
-        yield name, lambda text, encoding=encoding: len(encoding.encode(text))
+        yield name, partial(_length, encoding.encode)
 
 
 def _gpt() -> Iterator[tuple[str, Count]]:
@@ -75,7 +80,7 @@ def _mistral() -> Iterator[tuple[str, Count]]:
     for file in sorted(data.iterdir()):
         if "tokenizer" in file.name or file.name.startswith("tekken"):
             made = bytes_of(str(file)) if file.suffix == ".json" else pieces(str(file))
-            yield file.name, lambda text, made=made: len(made.encode(text, False, False))
+            yield file.name, partial(_length, partial(made.encode, bos=False, eos=False))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import argparse
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from tests.simulator.hard_trials import HARD_FAULTS, WORKLOADS, hard_trial_of, sane
 from tests.simulator.trials import FAULTS, Outcome, Trial, healthy, judge, trial_of
@@ -48,13 +49,13 @@ class Kind:
 def kinds() -> Iterator[Kind]:
     """All rows of the table, healthy jobs last."""
     for build in FAULTS:
-        yield Kind(fault=build.__name__, workload=ANY, make=lambda seed, b=build: trial_of(b, seed))
+        yield Kind(fault=build.__name__, workload=ANY, make=partial(trial_of, build))
     for hard, workloads in (*HARD_FAULTS.items(), (sane, tuple(WORKLOADS))):
         for name in workloads:
             yield Kind(
                 fault=hard.__name__,
                 workload=name,
-                make=lambda seed, b=hard, w=name: hard_trial_of(b, w, seed),
+                make=partial(hard_trial_of, hard, name),
                 is_faulty=hard is not sane,
             )
     yield Kind(

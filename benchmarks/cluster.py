@@ -131,7 +131,7 @@ def main() -> None:
     options = parser.parse_args()
     print(machine())
     print(versions("distprof", "distributed", "numpy", "pyarrow", "msgspec"))
-    rows = []
+    rows: list[tuple[str, ...]] = []
     with running_cluster(options.workers) as cluster:
         for num_ranks in options.ranks:
             with tempfile.TemporaryDirectory() as name:
@@ -169,8 +169,10 @@ def main() -> None:
                     f"{there.peak_bytes / 1e6:.0f}",
                 )
             )
-    header = ("ranks", "MB", "processes s", "Dask s", "ratio", "processes CPU s", "driver CPU s")
-    header += ("scheduler CPU s", "workers CPU s", "driver %", "driver MB")
+    header = (
+        *("ranks", "MB", "processes s", "Dask s", "ratio", "processes CPU s", "driver CPU s"),
+        *("scheduler CPU s", "workers CPU s", "driver %", "driver MB"),
+    )
     print_table(header, rows)
 
 

@@ -46,8 +46,9 @@ JITTER_NS = 5_000
 class NoTables:
     """Cross-rank work reads no other table."""
 
-    def load(self) -> RankTables:
+    def load(self, *, every_host_row: bool = False) -> RankTables:
         """Empty tables."""
+        del every_host_row
         empty = {t.name: Table.empty(t) for t in (ACTIVITY, HOST, COLLECTIVES, STEPS)}
         return RankTables(**empty, has_host=False)
 

@@ -12,8 +12,9 @@ same for the efficiency at four times the largest size.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +26,11 @@ from distprof.costs.scaling import (
     usl_speedup,
 )
 
-SPEEDUP = {"amdahl": amdahl_speedup, "gustafson": gustafson_speedup, "usl": usl_speedup}
+SPEEDUP: dict[str, Callable[..., Any]] = {
+    "amdahl": amdahl_speedup,
+    "gustafson": gustafson_speedup,
+    "usl": usl_speedup,
+}
 NOISES = (0.01, 0.03, 0.05)
 LONG, SHORT = (1, 2, 4, 8, 16), (1, 2, 4, 8)
 

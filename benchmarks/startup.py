@@ -46,7 +46,8 @@ def analysed(command: list[str], root: Path, cache: Path, when: str) -> Cost:
 
 def of_checkout(root: Path, scratch: Path, title: str) -> dict[str, Callable[[], Cost]]:
     """The commands of a checkout, and first and second analyses of small traces."""
-    program, found = [sys.executable, "-P", "-m", "distprof"], {}  # not the current folder's
+    program = [sys.executable, "-P", "-m", "distprof"]  # not the current folder's
+    found: dict[str, Callable[[], Cost]] = {}
     cache = scratch / f"cache-{title.strip()}"
     for command in COMMANDS:
         line = [*program, *command.split()]

@@ -69,7 +69,8 @@ class Training:
             self._one_step(row)
         collections = random.random((steps, RANKS)) < 1 / 200
         own[collections] *= random.uniform(1.2, 1.6, int(collections.sum()))
-        return np.maximum(own, 1.0)
+        own_ms: np.ndarray = np.maximum(own, 1.0)
+        return own_ms
 
     def _one_step(self, own: np.ndarray) -> None:
         random, keep = self._random, np.exp(-1 / MEMORY)
