@@ -195,6 +195,5 @@ def test_ranks_are_named_by_their_share_of_the_time_and_not_by_when():
     late = InputReadinessResult(num_samples=100, job_ratio=0.5, periods=periods)
     found = finding("INP108", {**healthy(), InputReadinessResult: late})
     assert found.message.endswith(
-        "the least ready one is rank 5 (70.0 % of the time), rank 4 (20.0 % of the time), "
-        "rank 3 (10.0 % of the time)."
+        "most often that is rank 5 (70.0 %), rank 4 (20.0 %), rank 3 (10.0 %)."
     )

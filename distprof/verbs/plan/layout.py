@@ -253,9 +253,11 @@ def _micro_batches(layout: Layout) -> tuple[_Reason, ...]:
     few: _Reason = None
     if layout.micro_batches < layout.pp:
         kind = "too few micro-batches"
-        few = (kind, f"{layout.micro_batches} micro-batches do not fill {layout.pp} stages")
+        few = (kind, f"{layout.pp} stages need at least as many, not {layout.micro_batches}")
     uneven: _Reason = None
     if layout.virtual_stages > 1 and (layout.pp < 2 or layout.micro_batches % layout.pp):
-        message = f"{layout.micro_batches} micro-batches on {layout.pp} ranks cannot interleave"
+        message = "interleaving needs at least 2 ranks"
+        if layout.pp > 1:
+            message = f"interleaving needs a multiple of {layout.pp}, not {layout.micro_batches}"
         uneven = ("micro-batches not divisible", message)
     return few, uneven

@@ -75,11 +75,11 @@ def _shares(readiness: InputReadinessResult) -> dict[int, float]:
 
 def _named(shares: dict[int, float]) -> str:
     if not shares:
-        return "; which rank that is changes all the time"
+        return "; which rank that is, changes all the time"
     named = list(shares)[:MAX_NAMED]
-    names = ", ".join(f"rank {rank} ({format_ratio(shares[rank])} of the time)" for rank in named)
+    names = ", ".join(f"rank {rank} ({format_ratio(shares[rank])})" for rank in named)
     left_out = len(shares) - len(named)
-    return f"; the least ready one is {names}{f' and {left_out} more' if left_out else ''}"
+    return f"; most often that is {names}{f' and {left_out} more' if left_out else ''}"
 
 
 def _fix(order: list[int]) -> str:

@@ -65,7 +65,7 @@ def check(
     yield Draft(
         message=(
             f"For {step.share(cost)} the GPU only copies from pageable CPU memory "
-            f"({count:.3g} copies per {step.word}){_loader(settings)}."
+            f"({_copies(count)} per {step.word}){_loader(settings)}."
         ),
         fix=(
             "Pin CPU memory (pin_memory=True in the data loader, Tensor.pin_memory() once for "
@@ -81,6 +81,10 @@ def check(
         severity=Severity.WARNING if step.ratio(cost) >= limits["warning_ratio"] else None,
         explains=("MEM101",),
     )
+
+
+def _copies(count: float) -> str:
+    return "1 copy" if count == 1 else f"{count:.3g} copies"
 
 
 def _loader(settings: SettingsResult) -> str:

@@ -34,10 +34,11 @@ from collections.abc import Iterator
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.whatif.result import Scenario, WhatIfResult
 from distprof.terms import Confidence, Severity
+from distprof.units import format_duration
 
 _FIXES = {
     "late ranks": (
-        "Find out why ranks take turns to be late: garbage collection, sequences of different "
+        "Find out why ranks take turns being late: garbage collection, sequences of different "
         "lengths, other processes on the hosts."
     ),
     "overlap": "Start transfers earlier: smaller buckets, prefetching, asynchronous collectives.",
@@ -71,8 +72,8 @@ def check(whatif: WhatIfResult, limits: Limits) -> Iterator[Draft]:
             continue
         yield Draft(
             message=(
-                f"{_lead(whatif, scenario)}The step would be shorter if "
-                f"{scenario.title} (simulated), and no other finding says why it is not so."
+                f"{_lead(whatif, scenario)}If {scenario.title}, a step would take "
+                f"{format_duration(gain)} less (simulated). No other finding names the reason."
             ),
             fix=_FIXES[scenario.what],
             cost_ns_per_step=gain,
@@ -86,5 +87,5 @@ def check(whatif: WhatIfResult, limits: Limits) -> Iterator[Draft]:
 def _lead(whatif: WhatIfResult, scenario: Scenario) -> str:
     """Who takes turns shows over several steps only."""
     if scenario.what == "late ranks":
-        return "Ranks take turns to be late. " if (whatif.num_steps or 0) > 1 else ""
+        return "Ranks take turns being late. " if (whatif.num_steps or 0) > 1 else ""
     return _LEADS.get(scenario.what, "")
