@@ -359,6 +359,7 @@ def _change_in_list(holder: list[Any], key: int, chance: Random) -> None:
 def _odd_value(value: Any, chance: Random) -> Any:
     draw = chance.random()
     if draw < 0.3 and isinstance(value, int | float):
+        value = min(max(value, -(10**300)), 10**300)  # it may be one of these already
         return chance.choice(
             (0, -1, 1, -value, value * 1e9, value + 0.5, 2**31, 2**53 + 1, 2**63 - 1, 2**63,
              -(2**63), 2**64, 2**100, 10**400, 1e18, 1e300, -1e300, 5e-324, float("nan"),

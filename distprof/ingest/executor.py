@@ -39,6 +39,9 @@ R = TypeVar("R")
 Progress = Callable[[int, int], None]
 
 _IN_FLIGHT_PER_WORKER = 2
+_CHECK_S = 2.0
+"""How long no task of a pool ends before its workers are looked at."""
+
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 MAX_WORKERS = 4_096
 _CLUSTERS = ("dask", "tcp", "tls")
@@ -82,6 +85,7 @@ class ProcessExecutor(Executor):
     def __init__(self, workers: int | None = None) -> None:
         self.workers = workers or available_processors() or 1
         self._pool: Any = None
+        self._num_lost = 0
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Run ``fn``, which must not be of the program's own file, in a worker.
@@ -110,14 +114,28 @@ class ProcessExecutor(Executor):
 
     def terminate(self) -> None:
         """Stop at once: running tasks are killed."""
-        if self._pool is None:
+        pool, self._pool = self._pool, None
+        if pool is None:
             return
-        # before Python 3.14 the pool offers no way to end its workers
-        workers = list((getattr(self._pool, "_processes", None) or {}).values())
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        for worker in workers:
-            worker.terminate()
-        self._pool = None
+        workers, results = self._workers(pool), getattr(pool, "_result_queue", None)
+        pool.shutdown(wait=False, cancel_futures=True)
+        _end(workers, results)
+
+    def check(self) -> None:
+        """Break the pool if a worker died within a message, which the pool reads without end.
+
+        To be called while no task ends: the death of any other worker ends all of them.
+        """
+        workers = self._workers(self._pool)
+        lost = sum(worker.exitcode is not None for worker in workers)
+        if lost and lost == self._num_lost:
+            _end(workers, getattr(self._pool, "_result_queue", None))
+        self._num_lost = lost
+
+    @staticmethod
+    def _workers(pool: Any) -> list[Any]:
+        """Before Python 3.14 a pool offers no way to end its workers."""
+        return list((getattr(pool, "_processes", None) or {}).values())
 
     def _started(self) -> Any:
         if self._pool is None:
@@ -127,6 +145,18 @@ class ProcessExecutor(Executor):
                 self.workers, mp_context=_start_method(), initializer=_serve_parent
             )
         return self._pool
+
+
+def _end(workers: Iterable[Any], results: Any) -> None:
+    """End a pool's workers, and what reads their results.
+
+    One that ends while it writes leaves half a message. Its reader waits for the rest, and the
+    interpreter's exit for the reader, as long as anybody could write: this process too.
+    """
+    for worker in workers:
+        worker.terminate()
+    if results is not None:
+        results._writer.close()
 
 
 _hiding = threading.Lock()
@@ -235,7 +265,8 @@ def map_each(
         outcomes[index] = outcome
         _tell(index, len(outcomes), len(items), progress, finished)
     for index in suspects:
-        outcomes[index] = _outcome(executor.submit(function, items[index]))
+        ((_, future),) = _drain(executor, {executor.submit(function, items[index]): index})
+        outcomes[index] = _outcome(future)
         _tell(index, len(outcomes), len(items), progress, finished)
     return [outcomes[index] for index in range(len(items))]
 
@@ -262,17 +293,22 @@ def _completed(
     for index, item in waiting:
         pending[executor.submit(function, item)] = index
         if len(pending) >= _limit(executor):
-            yield from _drain(pending)
+            yield from _drain(executor, pending)
     while pending:
-        yield from _drain(pending)
+        yield from _drain(executor, pending)
 
 
 def _limit(executor: Executor) -> int:
     return int(_IN_FLIGHT_PER_WORKER * getattr(executor, "workers", available_processors() or 1))
 
 
-def _drain(pending: dict[Future[R], int]) -> Iterator[tuple[int, Future[R]]]:
-    done, _ = wait_for(pending, return_when="FIRST_COMPLETED")
+def _drain(executor: Executor, pending: dict[Future[R], int]) -> Iterator[tuple[int, Future[R]]]:
+    limit_s = _CHECK_S if isinstance(executor, ProcessExecutor) else None
+    done: set[Future[R]] = set()
+    while not done:
+        done, _ = wait_for(pending, limit_s, return_when="FIRST_COMPLETED")
+        if not done and isinstance(executor, ProcessExecutor):
+            executor.check()
     for future in done:
         yield pending.pop(future), future
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from distprof.errors import InputError, UsageError
+from distprof.ingest import executor
 from distprof.ingest.executor import (
     ProcessExecutor,
     SerialExecutor,
@@ -46,6 +47,26 @@ def test_a_worker_that_dies_costs_its_item_and_no_other(processes):
     outcomes = map_each(processes, work.die_on_three, range(12))
     assert results(outcomes) == [0, 1, 2, None, *range(4, 12)]
     assert outcomes[3].failure.reason == "its worker process died"
+
+
+def test_a_worker_that_dies_within_its_result_costs_no_other(monkeypatch):
+    """The pool waits for the rest of the message, and its other workers for their turn to write."""
+    monkeypatch.setattr(executor, "_CHECK_S", 0.2)
+    with make_executor("process:2") as pool:
+        outcomes = map_each(pool, work.die_within_a_message, range(8))
+    assert results(outcomes) == [0, 1, 2, None, *range(4, 8)]
+    assert outcomes[3].failure.reason == "its worker process died"
+
+
+def test_a_pool_that_is_stopped_within_a_result_comes_to_an_end(tmp_path):
+    pool, started = make_executor("process:2"), tmp_path / "started"
+    future = pool.submit(work.hang_within_a_message, started)
+    while not started.exists():
+        assert not future.done()
+    reader = pool._pool._executor_manager_thread
+    pool.terminate()
+    reader.join(timeout=30)  # as the interpreter does when it exits, without a limit
+    assert not reader.is_alive()
 
 
 def test_progress_ends_with_every_item_done(processes):

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -64,3 +65,28 @@ def die_once(path):
 
 def sleep_for_ever(_):
     time.sleep(3_600)
+
+
+def die_within_a_message(number):
+    """On three: send the start of a result and be killed, as by the OOM killer."""
+    if number == 3:
+        begin_a_message()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def hang_within_a_message(started):
+    """Send the start of a result, say so by a file, and never come to an end."""
+    begin_a_message()
+    started.touch()
+    threading.Event().wait()
+
+
+def begin_a_message():
+    """What a pool's worker does with a result, up to the middle; nobody else can send any more."""
+    frame = sys._getframe()
+    while "result_queue" not in frame.f_locals:
+        frame = frame.f_back
+    results = frame.f_locals["result_queue"]
+    results._wlock.acquire()
+    os.write(results._writer.fileno(), b"\0\0\1\0half")
