@@ -19,6 +19,7 @@ _COLUMNS = 24
 
 _STEP = f"rate(distprof_step_seconds_total{{{_JOB}}}[$__rate_interval])"
 _STEPS = f"rate(distprof_steps_total{{{_JOB}}}[$__rate_interval])"
+_THREAD = f"rate(distprof_thread_seconds_total{{{_JOB}}}[$__rate_interval])"
 _PHASE = f"rate(distprof_phase_seconds_total{{{_JOB}}}[$__rate_interval])"
 
 # Row, title, unit of Grafana, then query and legend of each line
@@ -34,6 +35,12 @@ _PANELS: Sequence[tuple[str, str, str, Sequence[tuple[str, str]]]] = (
         "Step by rank",
         "s",
         ((f"{_STEP} / {_STEPS}", "rank {{rank}}"),),
+    ),
+    (
+        "Training",
+        "Own time by rank, per step (CPU ranks)",
+        "s",
+        ((f"sum by (rank) ({_THREAD}) / sum by (rank) ({_STEPS})", "rank {{rank}}"),),
     ),
     (
         "Training",

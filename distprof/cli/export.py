@@ -153,9 +153,10 @@ def prometheus(
     if output is not None:
         check_free(output, force=force)
     check_comparable(source)
-    from distprof.verbs.export.prometheus import Exposition, address_of, keep_file, serve, text_of
+    from distprof.verbs.addresses import listen_address
+    from distprof.verbs.export.prometheus import Exposition, keep_file, serve, text_of
 
-    address = None if listen is None else address_of(listen)
+    address = None if listen is None else listen_address(listen)
     exposition = Exposition(source)
     if address is not None:
         end, port = serve(exposition, *address)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,18 +22,19 @@ from distprof.cli.output import (
     terminal_width,
     to_stdout,
 )
-from distprof.errors import InputError
+from distprof.errors import InputError, UsageError
 from distprof.escape import plain
 
 if TYPE_CHECKING:
     from distprof.verbs.watch.deliver import Courier
+    from distprof.verbs.watch.endpoint import Board
     from distprof.verbs.watch.result import Alert, WatchReport
 
 __all__ = ["watch"]
 
 
 @click.command()
-@click.argument("source", metavar="DIR", type=click.Path())
+@click.argument("source", metavar="DIR|URL", type=click.Path())
 @click.option(
     "--alert",
     "alerts",
@@ -52,6 +55,11 @@ __all__ = ["watch"]
     metavar="SECONDS",
     help="Seconds between two looks.",
 )
+@click.option(
+    "--listen",
+    metavar="[HOST:]PORT",
+    help="Let others watch the same at http://HOST:PORT; the host is 127.0.0.1 if not named.",
+)
 @click.option("--once", is_flag=True, help="Look at the last steps once, and exit.")
 @output_options
 @debug_option
@@ -61,36 +69,53 @@ def watch(
     webhook: str | None,
     command: str | None,
     period_s: float,
+    listen: str | None,
     once: bool,
     **output_options: Any,
 ) -> int:
     """Watch a job while it runs: its speed, who is late, who is lost.
 
     DIR is the run directory that distprof run or distprof capture printed. Only files are read, so
-    the job is not slowed down. Watching ends with the job, or with Ctrl-C. Without a terminal, each
-    look writes one line. Kinds of alerts: slow-rank, slow-job, rank-lost, stalled, input,
-    throttling, memory.
+    the job is not slowed down. URL is another distprof watch that was started with --listen where
+    the job runs. Watching ends with the job, or with Ctrl-C. Without a terminal, each look writes
+    one line. Kinds of alerts: slow-rank, slow-job, rank-lost, stalled, input, throttling, memory.
 
     \b
       distprof watch runs/mine
       distprof watch runs/mine --alert slow-rank=10%,rank-lost --webhook https://host/hook
       distprof watch runs/mine --once --format json
+      distprof watch runs/mine --listen 9465
+      distprof watch http://127.0.0.1:9465
     """  # noqa: D301 - click reads it
     output = Output(**output_options)
-    from distprof.verbs.watch.alerts import default_levels, parse_alerts
+    from distprof.verbs.addresses import listen_address
+    from distprof.verbs.watch.alerts import alert_kinds, default_levels, parse_alerts
+    from distprof.verbs.watch.endpoint import Board, follow_endpoint, is_endpoint
+    from distprof.verbs.watch.follow import follow
     from distprof.verbs.watch.show import WATCH
 
     output.check(WATCH)
-    chosen = parse_alerts(alerts)
+    is_far = is_endpoint(source)
+    chosen = dict.fromkeys(alert_kinds(alerts), 0.0) if is_far else parse_alerts(alerts)
     told = _Told(chosen or default_levels(), is_asked=bool(alerts))
+    if listen is not None and (once or is_far):
+        raise UsageError("--listen needs a run directory, and time: it does not go with --once")
+    board = None if listen is None else Board(*listen_address(listen))
+    if board is not None:
+        note(f"Others can watch at {board.address}", quiet=output.quiet)
     courier = _courier(webhook, command, output)
     levels = default_levels() | chosen
+    find = follow_endpoint if is_far else partial(follow, levels=levels)
     try:
-        _watch(source, levels, told, courier, output, period_s=period_s, once=once)
+        _watch(find(source, period_s=period_s), told, courier, board, output, once=once)
+        if board is not None:
+            _keep_open(board, period_s, output)
     except KeyboardInterrupt:
         note("Stopped watching; the job continues.", quiet=output.quiet)
     finally:
         courier.close()
+        if board is not None:
+            board.close()
     return ExitCode.FINDINGS if told.has_happened else ExitCode.FINE
 
 
@@ -127,21 +152,21 @@ def _courier(webhook: str | None, command: str | None, output: Output) -> Courie
 
 
 def _watch(
-    source: str,
-    levels: dict[str, float],
+    looks: Iterator[tuple[WatchReport, list[Alert]]],
     told: _Told,
     courier: Courier,
+    board: Board | None,
     output: Output,
     *,
-    period_s: float,
     once: bool,
 ) -> None:
-    from distprof.verbs.watch.follow import follow
     from distprof.verbs.watch.show import WATCH
 
     is_live = not once and output.output is None and output.reporter == "text"
     with _screen(output) if is_live else nullcontext(lambda *_: None) as show:
-        for report, alerts in follow(source, levels, period_s=period_s):
+        for report, alerts in looks:
+            if board is not None:
+                board.show(report)
             wanted = told.among(alerts)
             for alert in wanted:
                 courier.send(alert)
@@ -150,6 +175,13 @@ def _watch(
                 break
     if not is_live:
         deliver(WATCH, report, output)
+
+
+def _keep_open(board: Board, period_s: float, output: Output) -> None:
+    """Let those who watch from elsewhere see how the job ended."""
+    linger_s = max(10.0, 3 * period_s)
+    note(f"{board.address} answers for {linger_s:.0f} s more.", quiet=output.quiet)
+    time.sleep(linger_s)
 
 
 def _screen(output: Output) -> AbstractContextManager[Any]:

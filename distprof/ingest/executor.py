@@ -151,7 +151,7 @@ def _end(workers: Iterable[Any], results: Any) -> None:
     """End a pool's workers, and what reads their results.
 
     One that ends while it writes leaves half a message. Its reader waits for the rest, and the
-    interpreter's exit for the reader, as long as anybody could write: this process too.
+    interpreter's exit for the reader, as long as a process could write: this one too.
     """
     for worker in workers:
         worker.terminate()

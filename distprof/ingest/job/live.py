@@ -44,6 +44,9 @@ class LiveRank(msgspec.Struct, kw_only=True):
         tokens: Tokens of these steps; None where a step did not say.
         samples: The same of samples.
         phases_ns: Phase to its time in all steps.
+        thread_ns: What the training thread did to its time in all steps: ``running`` on a CPU,
+            ``waiting_for_cpu`` ready without one, ``waiting_for_input`` asleep in the phases
+            ``input``. What the system does not say is missing.
         last: The last step; None before the first.
         recent_ns: Durations of the last steps, the newest last.
         memory: The last record of memory; None without one.
@@ -57,6 +60,7 @@ class LiveRank(msgspec.Struct, kw_only=True):
     tokens: int | None = None
     samples: int | None = None
     phases_ns: dict[str, int] = msgspec.field(default_factory=dict)
+    thread_ns: dict[str, int] = msgspec.field(default_factory=dict)
     last: StepRecord | None = None
     recent_ns: deque[int] = msgspec.field(default_factory=lambda: deque(maxlen=RECENT))
     memory: MemoryRecord | None = None
@@ -77,6 +81,11 @@ class LiveRank(msgspec.Struct, kw_only=True):
             ns = min(max(phase.end_ns - phase.start_ns, 0), took)
             name = phase.name if phase.name in _PHASES else _OTHER
             self.phases_ns[name] = self.phases_ns.get(name, 0) + ns
+        for name, field in _THREAD.items():
+            known_ns = getattr(step, field)
+            if known_ns is not None:
+                ns = min(max(known_ns, 0), took)
+                self.thread_ns[name] = self.thread_ns.get(name, 0) + ns
         self.last = step
         self.recent_ns.append(took)
         return True
@@ -91,6 +100,12 @@ class LiveRank(msgspec.Struct, kw_only=True):
 _PHASES = ("input", "forward", "backward", "optimizer")
 _OTHER = "other"
 """For phases that a program names itself: there may be any number of them."""
+
+_THREAD = {
+    "running": "cpu_ns",
+    "waiting_for_cpu": "run_queue_ns",
+    "waiting_for_input": "input_asleep_ns",
+}
 
 
 def _added(total: int | None, more: int | None) -> int | None:

@@ -2,7 +2,8 @@
 
 Names follow the conventions of Prometheus and OpenMetrics: base units, ``_total`` for counters,
 ``_ratio`` for shares. The only labels are ``rank`` (at most :data:`MAX_RANKS` of them; above, only
-the job's own numbers are sent) and ``phase`` (five values), so the number of series is bounded.
+the job's own numbers are sent), ``phase`` (five values) and ``state`` (three), so the number of
+series is bounded.
 """
 
 from __future__ import annotations
@@ -145,6 +146,16 @@ _PHASES = Family(
     labels=("rank", "phase"),
 )
 
+_THREAD = Family(
+    name="distprof_thread_seconds_total",
+    kind="counter",
+    meaning=(
+        "Time of the training thread in the steps: running on a CPU, waiting_for_cpu, or "
+        "waiting_for_input. On CPU ranks the sum is the rank's own time."
+    ),
+    labels=("rank", "state"),
+)
+
 _JOB_RANKS = Family(name="distprof_job_ranks", kind="gauge", meaning="Ranks that completed a step.")
 _JOB_STEPS = Family(
     name="distprof_job_steps_total", kind="counter", meaning="Steps that all these completed."
@@ -192,16 +203,21 @@ def _of_ranks(ranks: Sequence[LiveRank]) -> Iterator[tuple[Family, list[Sample]]
         samples = [Sample(labels=(name,), value=v) for name, v in known if v is not None]
         if samples:
             yield family, samples
-    phases = [
-        Sample(labels=(str(rank.rank), phase), value=ns / 1e9)
-        for rank in ranks
-        for phase, ns in sorted(rank.phases_ns.items())
-    ]
-    if phases:
-        yield _PHASES, phases
+    parts = {
+        _PHASES: [rank.phases_ns for rank in ranks],
+        _THREAD: [rank.thread_ns for rank in ranks],
+    }
+    for family, of_ranks in parts.items():
+        samples = [
+            Sample(labels=(str(rank.rank), name), value=ns / 1e9)
+            for rank, part_ns in zip(ranks, of_ranks, strict=True)
+            for name, ns in sorted(part_ns.items())
+        ]
+        if samples:
+            yield family, samples
 
 
 def all_families() -> tuple[Family, ...]:
     """Every family that an exporter may send."""
     job = (_JOB_RANKS, _JOB_STEPS, _JOB_MEDIAN, _JOB_SLOWEST, _JOB_BAD)
-    return (*job, *_OF_RANK, _PHASES, *_OF_REPORT.values())
+    return (*job, *_OF_RANK, _PHASES, _THREAD, *_OF_REPORT.values())

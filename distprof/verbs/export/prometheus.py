@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distprof.documents.document import write_file
-from distprof.errors import InputError, MissingExtraError, UsageError
+from distprof.errors import InputError, MissingExtraError
+from distprof.verbs.addresses import cannot_listen
 from distprof.verbs.export.observed import Observed
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-__all__ = ["Exposition", "address_of", "keep_file", "serve", "text_of"]
-
-_MOST_PORT = 65_535
+__all__ = ["Exposition", "keep_file", "serve", "text_of"]
 
 
 class Exposition:
@@ -100,19 +99,6 @@ def keep_file(
         sleep(every_s)
 
 
-def address_of(text: str) -> tuple[str, int]:
-    """Host and port of a typed ``HOST:PORT`` or ``PORT``; loopback without a host.
-
-    Raises:
-        UsageError: If it is neither.
-    """
-    host, _, port = text.rpartition(":")
-    host = host.strip("[]") or "127.0.0.1"
-    if not (port.isdecimal() and port.isascii() and len(port) <= 5 and int(port) <= _MOST_PORT):
-        raise UsageError(f"{text!r} is not an address such as 127.0.0.1:9464")
-    return host, int(port)
-
-
 def serve(exposition: Exposition, host: str, port: int) -> tuple[Callable[[], None], int]:
     """Answer scrapers in threads of this process.
 
@@ -127,12 +113,7 @@ def serve(exposition: Exposition, host: str, port: int) -> tuple[Callable[[], No
     try:
         server, thread = start_http_server(port, addr=host, registry=exposition.registry())
     except (OSError, OverflowError) as error:
-        raise InputError(
-            f"{host}:{port}",
-            expected="an address of this machine that is free",
-            found=getattr(error, "strerror", None) or str(error),
-            fix="choose another port with --listen",
-        ) from error
+        raise cannot_listen(host, port, error) from error
 
     def end() -> None:
         server.shutdown()

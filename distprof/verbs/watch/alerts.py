@@ -11,7 +11,7 @@ import msgspec
 from distprof.errors import UsageError
 from distprof.verbs.watch.lateness import ON, WINDOW
 
-__all__ = ["KINDS", "Kind", "default_levels", "parse_alerts"]
+__all__ = ["KINDS", "Kind", "alert_kinds", "default_levels", "parse_alerts"]
 
 Unit = Literal["ratio", "times", "bytes", "none"]
 
@@ -88,11 +88,33 @@ def parse_alerts(texts: Iterable[str]) -> dict[str, float]:
     return dict(_parsed(piece) for piece in pieces if piece)
 
 
+def alert_kinds(texts: Iterable[str]) -> list[str]:
+    """Kinds alone, of a job whose levels another watcher holds.
+
+    Raises:
+        UsageError: If a kind is unknown or has a level.
+    """
+    pieces = [piece.strip() for text in texts for piece in text.split(",") if piece.strip()]
+    for piece in pieces:
+        if "=" in piece:
+            raise UsageError(
+                f"--alert {piece[:60]}: levels belong to the watcher that reads the run directory; "
+                "name the kind alone"
+            )
+        if piece not in KINDS:
+            raise UsageError(_unknown(piece))
+    return pieces
+
+
+def _unknown(name: str) -> str:
+    return f"--alert: no alert {name[:60]!r}: choose from {', '.join(KINDS)}"
+
+
 def _parsed(piece: str) -> tuple[str, float]:
     name, has_level, text = piece.partition("=")
     kind = KINDS.get(name)
     if kind is None:
-        raise UsageError(f"--alert: no alert {name[:60]!r}: choose from {', '.join(KINDS)}")
+        raise UsageError(_unknown(name))
     if has_level:
         return name, _level(kind, text)
     if kind.level is None:

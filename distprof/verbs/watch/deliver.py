@@ -17,11 +17,11 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
-from urllib.parse import urlsplit
+from typing import Final, Protocol
 
 from distprof.errors import UsageError
 from distprof.escape import plain, shorten
+from distprof.verbs.addresses import direct_opener, is_web_address
 from distprof.verbs.watch.result import Alert
 from distprof.verbs.watch.show import ALERT
 from distprof.version import __version__
@@ -54,18 +54,12 @@ class Webhook:
     """
 
     def __init__(self, address: str) -> None:
-        try:
-            parts = urlsplit(address)
-            is_fine = parts.scheme in ("http", "https") and bool(parts.hostname)
-            _ = parts.port
-        except ValueError:
-            is_fine = False
-        if not is_fine or not address.isprintable() or " " in address:
+        if not is_web_address(address):
             raise UsageError(
                 f"--webhook {address[:80]!r}: expected an address such as https://host/path"
             )
         self._address = address
-        self._opener = urllib.request.build_opener(_NoRedirect)
+        self._opener = direct_opener()
 
     def send(self, body: bytes) -> str:
         """Post it."""
@@ -79,13 +73,6 @@ class Webhook:
             return f"the server answered {error.code}"
         except (OSError, http.client.HTTPException, ValueError) as error:
             return shorten(plain(str(error)) or type(error).__name__, 160)
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """An alert goes where the user said, and nowhere else."""
-
-    def redirect_request(self, *args: Any, **keywords: Any) -> None:  # noqa: ARG002
-        return None
 
 
 class Command:

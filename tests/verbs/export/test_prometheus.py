@@ -21,9 +21,10 @@ from distprof.cli import main
 from distprof.documents.saved import save_report
 from distprof.errors import InputError, UsageError
 from distprof.ingest.job.live import LiveRun
+from distprof.verbs.addresses import listen_address
 from distprof.verbs.export import families
 from distprof.verbs.export.families import all_families, families_of_report, families_of_run
-from distprof.verbs.export.prometheus import Exposition, address_of, keep_file, serve, text_of
+from distprof.verbs.export.prometheus import Exposition, keep_file, serve, text_of
 from tests.documents.job_samples import SAMPLES
 from tests.documents.samples import straggler
 from tests.job_folders import MS, START_NS, JobFolder
@@ -74,6 +75,29 @@ def test_a_live_run_is_what_its_ranks_wrote(job):
     key = ("distprof_phase_seconds_total", (("phase", "forward"), ("rank", "0")))
     assert found[key] == pytest.approx(0.025)
     assert not any("report" in name or "loss" in name for name, _ in found)
+
+
+def test_own_time_is_sent_as_what_the_thread_did(tmp_path):
+    folder = JobFolder(tmp_path / "run", mesh={"dp_replicate": 2}, outcome="running")
+    steps = [
+        StepRecord(
+            step=number,
+            start_ns=START_NS + number * 10 * MS,
+            end_ns=START_NS + (number + 1) * 10 * MS,
+            cpu_ns=6 * MS,
+            run_queue_ns=10**17 if number else MS,  # longer than the step: a damaged line
+            input_asleep_ns=None if number else 2 * MS,
+        )
+        for number in range(2)
+    ]
+    folder.lines(0, STEPS_FILE, steps).steps(1, [10]).write()
+    found = parsed(text_of(Exposition(str(folder.path))))
+    states = {
+        labels[1][1]: round(value * 1e3)
+        for (name, labels), value in found.items()
+        if name == "distprof_thread_seconds_total" and labels[0] == ("rank", "0")
+    }
+    assert states == {"running": 12, "waiting_for_cpu": 11, "waiting_for_input": 2}
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -173,13 +197,13 @@ def test_a_port_that_is_taken_is_named(served, job):
     ],
 )
 def test_addresses_are_loopback_unless_said(text, address):
-    assert address_of(text) == address
+    assert listen_address(text) == address
 
 
 @pytest.mark.parametrize("text", ["", "x", "host:", "1:99999", "-1", "²", "1" * 50])
 def test_other_addresses_are_refused(text):
     with pytest.raises(UsageError):
-        address_of(text)
+        listen_address(text)
 
 
 def test_the_file_is_whole_at_any_time_and_written_again(job, tmp_path):
