@@ -18,7 +18,7 @@ _EXIT_CODES = """\
 | 1 | findings at or above `--fail-on`, or problems found by `doctor` |
 | 2 | wrong usage: an option, a configuration, a missing extra |
 | 3 | input that is bad or insufficient, or an unexpected error |
-| 130 | interrupted; parsed tables stay in the cache |
+| 130 | interrupted; traces that were parsed stay in the cache |
 | 143 | terminated (SIGTERM), the same |
 
 Reports go to stdout, everything else to stderr. Colour and progress appear on terminals only;

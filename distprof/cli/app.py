@@ -195,11 +195,11 @@ def _outcome(arguments: Sequence[str] | None, state: State) -> int:
             warnings.simplefilter("ignore")  # a library's warning is not for the user
         try:
             return _run(arguments, state)
-        except (KeyboardInterrupt, click.Abort):
-            _say("Interrupted. Parsed tables stay in the cache.")
+        except (KeyboardInterrupt, click.Abort) as end:
+            _say(_with_notes("Interrupted.", end))
             return ExitCode.INTERRUPTED
-        except _Terminated:
-            _say("Terminated. Parsed tables stay in the cache.")
+        except _Terminated as end:
+            _say(_with_notes("Terminated.", end))
             return ExitCode.TERMINATED
         except DistprofError as error:
             _say(f"Error: {error}")
@@ -208,6 +208,12 @@ def _outcome(arguments: Sequence[str] | None, state: State) -> int:
             return _odd_name(error) or _unexpected(error, state)
         except Exception as error:  # the last resort: a sentence, never a traceback
             return _unexpected(error, state)
+
+
+def _with_notes(said: str, end: BaseException) -> str:
+    """What was interrupted may have added what stays; click passes an interruption on as its own."""
+    notes = [*getattr(end, "__notes__", ()), *getattr(end.__context__, "__notes__", ())]
+    return " ".join((said, *notes))
 
 
 @contextmanager

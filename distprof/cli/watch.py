@@ -91,7 +91,7 @@ def watch(
     from distprof.verbs.addresses import listen_address
     from distprof.verbs.watch.alerts import alert_kinds, default_levels, parse_alerts
     from distprof.verbs.watch.endpoint import Board, follow_endpoint, is_endpoint
-    from distprof.verbs.watch.follow import follow
+    from distprof.verbs.watch.follow import follow, run_directory
     from distprof.verbs.watch.show import WATCH
 
     output.check(WATCH)
@@ -100,8 +100,10 @@ def watch(
     told = _Told(chosen or default_levels(), is_asked=bool(alerts))
     if listen is not None and (once or is_far):
         raise UsageError("--listen needs a run directory, and time: it does not go with --once")
-    board = None if listen is None else Board(*listen_address(listen))
-    if board is not None:
+    board = None
+    if listen is not None:
+        run_directory(source)  # before others are told where to look
+        board = Board(*listen_address(listen))
         note(f"Others can watch at {board.address}", quiet=output.quiet)
     courier = _courier(webhook, command, output)
     levels = default_levels() | chosen

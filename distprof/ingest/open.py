@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import atexit
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
 
@@ -105,7 +105,8 @@ def open_run(
     if directory is not None:
         traces = [with_flight(trace, directory) for trace in traces]
     told = _BytesRead(traces, bytes_read) if bytes_read is not None else None
-    outcomes = _read_each(traces, options, executor, progress, told)
+    with _said_what_stays(options):
+        outcomes = _read_each(traces, options, executor, progress, told)
     may_be_empty = directory is not None
     read, gaps = _sorted_out(
         source, traces, outcomes, strict=options.strict, may_be_empty=may_be_empty
@@ -127,6 +128,17 @@ def open_run(
         log = _nccl_logs(directory, wanted)
         run = run if log is None else run.having(log)
     return run if wanted is None else _as_chosen(run, wanted)
+
+
+@contextmanager
+def _said_what_stays(options: IngestOptions) -> Iterator[None]:
+    """Let whoever reports an interruption know what it did not cost."""
+    try:
+        yield
+    except BaseException as error:
+        if options.use_cache and not options.in_memory and not isinstance(error, Exception):
+            error.add_note("Traces that were parsed stay in the cache.")
+        raise
 
 
 class _BytesRead:

@@ -222,7 +222,31 @@ def test_an_interruption_is_130_and_one_line(
 ) -> None:
     raising(monkeypatch, KeyboardInterrupt())
     assert main(["report", saved]) == 130
-    assert capsys.readouterr().err.strip() == "Interrupted. Parsed tables stay in the cache."
+    assert capsys.readouterr().err.strip() == "Interrupted."
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ((), "Interrupted."),
+        (("--cache-dir", "kept"), "Interrupted. Traces that were parsed stay in the cache."),
+        (("--no-cache",), "Interrupted."),
+    ],
+)
+def test_an_interrupted_analysis_says_what_stays(
+    more: tuple[str, ...],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("distprof.ingest.open.map_each", interrupted)
+    monkeypatch.chdir(tmp_path)
+    assert main(["analyze", str(ROOT / "tests/golden/kineto/gloo-ddp-2ranks"), *more]) == 130
+    assert capsys.readouterr().err.strip() == said
 
 
 def test_a_batch_system_that_ends_the_job_gets_143_and_one_line(
@@ -234,7 +258,7 @@ def test_a_batch_system_that_ends_the_job_gets_143_and_one_line(
     monkeypatch.setattr("distprof.documents.saved.load_report", end)
     before = signal.getsignal(signal.SIGTERM)
     assert main(["report", "report.json"]) == 143
-    assert capsys.readouterr().err == "Terminated. Parsed tables stay in the cache.\n"
+    assert capsys.readouterr().err == "Terminated.\n"
     assert signal.getsignal(signal.SIGTERM) == before
 
 
