@@ -211,7 +211,7 @@ def _outcome(arguments: Sequence[str] | None, state: State) -> int:
 
 
 def _with_notes(said: str, end: BaseException) -> str:
-    """What was interrupted may have added what stays; click passes an interruption on as its own."""
+    """With what the interrupted code added; click passes an interruption on as one of its own."""
     notes = [*getattr(end, "__notes__", ()), *getattr(end.__context__, "__notes__", ())]
     return " ".join((said, *notes))
 

@@ -141,12 +141,12 @@ def load_sheet(more: Mapping[str, Any] | None = None, source: str = "distprof.to
 
 
 def parse_bandwidth(text: str) -> float | None:
-    """Bytes per second of ``50GB/s``, ``400Gb/s`` or ``400Gbps``; None for other text."""
+    """Bytes per second of ``50GB/s``, ``400Gb/s`` or ``400Gbps``; None for other text, and below 1."""
     match = _BANDWIDTH.fullmatch(text.strip())
     if match is None:
         return None
     value = float(match[1]) * _PREFIX[match[2]] / (1 if match[3] == "B" else 8)
-    return value or None
+    return value if value >= 1 else None
 
 
 @cache
@@ -203,8 +203,8 @@ def _named(tables: object, where: str) -> dict[str, Mapping[str, Any]]:
 
 def _number(table: Mapping[str, Any], key: str, where: str) -> float:
     value = table.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
-        raise UsageError(f"{where}: {key} must be a number above 0, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1e-6 <= value < 1e9:
+        raise UsageError(f"{where}: {key} must be a number from 1e-6 to 1e9, not {value!r}")
     return float(value)
 
 

@@ -18,6 +18,8 @@ FACTS = {
     "mi300x": (1307, 2615, 5.3, 192, 448),
 }
 
+DEVICE = {"bf16_tflops": 1, "memory_tb_per_s": 1, "memory_gb": 1, "scale_up_gb_per_s": 1}
+
 
 @pytest.mark.parametrize("name", FACTS)
 def test_dense_peaks_and_one_way_links(name):
@@ -50,7 +52,8 @@ def test_the_configuration_adds_a_device():
         ({"gpu": {}}, "unknown key 'gpu'"),
         ({"gpus": {"x": {"bf16_tflop": 1}}}, "unknown key 'bf16_tflop'"),
         ({"gpus": {"x": {"bf16_tflops": True}}}, "bf16_tflops must be a number"),
-        ({"links": {"x": {"gb_per_s": -1}}}, "gb_per_s must be a number above 0"),
+        ({"links": {"x": {"gb_per_s": -1}}}, "gb_per_s must be a number from 1e-6 to 1e9"),
+        ({"gpus": {"x": {**DEVICE, "scale_up_gb_per_s": 5e-324}}}, "from 1e-6 to 1e9, not 5e-324"),
         ({"links": {"x": 3}}, "one table per name"),
     ],
 )
@@ -62,7 +65,7 @@ def test_a_wrong_entry_is_named(more, message):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [("50GB/s", 50e9), ("400Gb/s", 50e9), ("400 Gbps", 50e9), ("12.5GB/s", 12.5e9),
-     ("fast", None), ("0GB/s", None), ("50", None)],
+     ("fast", None), ("0GB/s", None), ("0.1B/s", None), ("50", None)],
 )  # fmt: skip
 def test_bandwidths(text, expected):
     assert parse_bandwidth(text) == expected
@@ -79,6 +82,3 @@ def test_domains_of_racks_span_hosts_and_others_do_not():
 def test_a_domain_of_half_a_device_is_refused():
     with pytest.raises(UsageError, match="whole number"):
         load_sheet({"gpus": {"mine": {**DEVICE, "gpus_per_domain": 1.5}}})
-
-
-DEVICE = {"bf16_tflops": 1, "memory_tb_per_s": 1, "memory_gb": 1, "scale_up_gb_per_s": 1}
