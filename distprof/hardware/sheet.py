@@ -141,7 +141,7 @@ def load_sheet(more: Mapping[str, Any] | None = None, source: str = "distprof.to
 
 
 def parse_bandwidth(text: str) -> float | None:
-    """Bytes per second of ``50GB/s``, ``400Gb/s`` or ``400Gbps``; None for other text, and below 1."""
+    """Bytes per second of ``50GB/s``, ``400Gb/s`` or ``400Gbps``; None below 1 and otherwise."""
     match = _BANDWIDTH.fullmatch(text.strip())
     if match is None:
         return None
