@@ -26,9 +26,13 @@ __all__ = [
     "RANK_DIR_FORMAT",
     "RANK_FILE",
     "RANK_SCHEMA",
+    "REPLIES_DIR",
+    "REPLY_SCHEMA",
     "REPORT_FILE",
     "REPORT_PAGE_FILE",
     "REPORT_SCHEMA",
+    "REQUESTS_DIR",
+    "REQUEST_SCHEMA",
     "RUN_FILE",
     "RUN_SCHEMA",
     "SETTINGS_FILE",
@@ -45,6 +49,10 @@ REPORT_SCHEMA = "distprof.report/1"
 REPORT_PAGE_FILE = "report.html"  # of `distprof run` and `capture` with --format html
 CACHE_DIR = "cache"
 DIARY_FILE = "capture.jsonl"  # events of `distprof capture`'s hook in each process
+REQUESTS_DIR = "requests"  # of `distprof attach --all-nodes`: ID.json, and a folder ID for answers
+REPLIES_DIR = "replies"  # in the folder of a request: one file of each node
+REQUEST_SCHEMA = "distprof.request/1"
+REPLY_SCHEMA = "distprof.reply/1"
 
 # Within the directory of each rank.
 RANK_DIR_FORMAT = "rank{rank:05d}"

@@ -15,22 +15,28 @@ from typing import IO
 __all__ = ["write_atomically", "writing_atomically"]
 
 _LONG_AGO_S = 3_600  # no file of ours takes an hour to write
+_USUAL = 0o666  # before the umask
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes, *, mode: int = _USUAL) -> None:
     """Write a file under a temporary name, then rename it: a reader sees all of it or nothing.
 
     An existing device or pipe such as ``/dev/stdout`` is written to directly.
 
+    Args:
+        path: The file.
+        data: All of its bytes.
+        mode: Permissions of the new file, before the umask.
+
     Raises:
         OSError: If it cannot be written, or is a pipe without a reader; no temporary file remains.
     """
-    with writing_atomically(path) as file:
+    with writing_atomically(path, mode=mode) as file:
         file.write(data)
 
 
 @contextmanager
-def writing_atomically(path: Path) -> Iterator[IO[bytes]]:
+def writing_atomically(path: Path, *, mode: int = _USUAL) -> Iterator[IO[bytes]]:
     """The same for what is written piece by piece; the file appears when the block ends.
 
     Raises:
@@ -42,7 +48,7 @@ def writing_atomically(path: Path) -> Iterator[IO[bytes]]:
         return
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
-        part.touch(exist_ok=False)  # must be new: follows no link, and respects the umask
+        part.touch(mode, exist_ok=False)  # must be new: follows no link, and respects the umask
         with part.open("wb") as file:
             yield file
         part.replace(path)

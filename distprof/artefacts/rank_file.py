@@ -86,6 +86,7 @@ class AttachFile(msgspec.Struct, frozen=True, kw_only=True):
         socket: Path of the unix socket that its worker server listens on; empty if there is none,
             for the reason in ``reason``.
         reason: Why the rank cannot be reached.
+        takes_requests: Whether requests in the run directory reach it, through a rank of its node.
     """
 
     rank: int
@@ -94,6 +95,7 @@ class AttachFile(msgspec.Struct, frozen=True, kw_only=True):
     started_ticks: int = 0
     socket: str = ""
     reason: str = ""
+    takes_requests: bool = False
 
 
 def with_ranks(run: RunFile, found: list[RankFile]) -> RunFile:

@@ -1,9 +1,7 @@
-"""Requests of ``distprof attach`` to running ranks, sent to all ranks in parallel."""
+"""Requests of ``distprof attach`` to the ranks of this host, sent to all in parallel."""
 
 from __future__ import annotations
 
-import contextlib
-import gzip
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,24 +14,29 @@ import msgspec
 from distprof.artefacts import (
     FLIGHT_FILE,
     RANK_DIR_FORMAT,
-    RANK_FILE,
     STACKS_FILE,
     TRACE_FILE,
 )
 from distprof.artefacts.files import write_atomically
 from distprof.artefacts.run_file import RunFile
 from distprof.errors import DistprofError, InputError
-from distprof_probes.attach.client import NoAnswer, ask
+from distprof_probes.attach import questions
+from distprof_probes.attach.client import NoAnswer
 from distprof_probes.attach.ranks import LivingRank
 from distprof_probes.attach.stacks import Stack, parse_stacks, training_stack
 from distprof_probes.environment import tool_version
 from distprof_probes.job.directory import new_run_directory, read_run_file, write_run_file
 
-__all__ = ["Answers", "ask_stacks", "profile", "save_flight", "save_stacks"]
+__all__ = [
+    "Answers",
+    "RanksHere",
+    "cannot_write",
+    "description_of_profile",
+    "num_entries",
+    "of_training",
+    "write",
+]
 
-_ANSWER_WITHIN_S = 5.0
-_FLIGHT_WITHIN_S = 30.0
-_EXPORT_WITHIN_S = 120.0
 _MOST_AT_ONCE = 64
 
 _Answer = TypeVar("_Answer")
@@ -52,74 +55,83 @@ class Answers(Generic[_Answer]):
     missing: dict[int, str]
 
 
-def ask_stacks(ranks: Sequence[LivingRank]) -> Answers[Stack]:
-    """The stack of each rank's training thread."""
-    return _of_training(_each(ranks, _stacks))
-
-
-def save_stacks(ranks: Sequence[LivingRank]) -> Answers[Stack]:
-    """As :func:`ask_stacks`; also write the stacks of all threads to each rank's ``stacks.txt``.
-
-    Raises:
-        InputError: If a file cannot be written.
-    """
-    answers = _each(ranks, _stacks)
-    for rank in ranks:
-        if rank.rank in answers.given:
-            _write(rank.folder / STACKS_FILE, answers.given[rank.rank].encode())
-    return _of_training(answers)
-
-
-def save_flight(ranks: Sequence[LivingRank]) -> Answers[int]:
-    """Write the Flight Recorder of each rank to its ``flight.json``.
-
-    Returns:
-        Rank to the number of collectives in it.
-
-    Raises:
-        InputError: If a file cannot be written.
-    """
-    answers = _each(ranks, _flight)
-    for rank in ranks:
-        if rank.rank in answers.given:
-            _write(rank.folder / FLIGHT_FILE, answers.given[rank.rank])
-    return Answers(
-        given={rank: _num_entries(dump) for rank, dump in answers.given.items()},
-        missing=answers.missing,
-    )
-
-
-def profile(
-    run_dir: Path, ranks: Sequence[LivingRank], *, seconds: float, out: Path | None
-) -> tuple[Path, Answers[int]]:
-    """Trace each rank for a few seconds into a separate run directory.
+class RanksHere:
+    """The ranks of this host, asked through their sockets.
 
     Args:
         run_dir: The run directory of the job.
-        ranks: The ranks to trace.
-        seconds: Duration.
-        out: The directory to create; by default next to ``run_dir``.
+        ranks: All; those that can be asked are.
 
-    Returns:
-        The new directory, and the size of each trace in bytes.
-
-    Raises:
-        UsageError: If the directory cannot be created.
-        InputError: If a file cannot be written.
+    Attributes:
+        ranks: As given.
+        is_reached: Whether any can be asked.
     """
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    asked = out or run_dir.with_name(f"{run_dir.name}-profile-{stamp}")
-    folder = new_run_directory(asked, "profile")
-    started_ns = time.time_ns()
-    answers = _each(ranks, lambda rank: _trace(rank, seconds))
-    flights = _each([rank for rank in ranks if rank.rank in answers.given], _flight)
-    for rank in ranks:
-        if rank.rank in answers.given:
-            trace, flight = answers.given[rank.rank], flights.given.get(rank.rank)
-            _keep(folder / RANK_DIR_FORMAT.format(rank=rank.rank), rank, trace, flight)
-    write_run_file(folder, _description(run_dir, seconds, started_ns))
-    sizes = {rank: len(trace) for rank, trace in answers.given.items()}
-    return folder, Answers(given=sizes, missing=answers.missing)
+
+    is_everywhere = False
+    spread_s: float | None = None
+    unseen_hosts: Sequence[str] = ()
+    absent_ranks: Sequence[int] = ()
+
+    def __init__(self, run_dir: Path, ranks: Sequence[LivingRank]) -> None:
+        self.ranks = ranks
+        self._run_dir = run_dir
+        self._able = [rank for rank in ranks if rank.can_be_asked]
+        self.is_reached = bool(self._able)
+
+    def stacks(self, *, save: bool) -> Answers[Stack]:
+        """The stack of each rank's training thread.
+
+        Args:
+            save: Whether to write the stacks of all threads to each rank's ``stacks.txt``.
+
+        Raises:
+            InputError: If a file cannot be written.
+        """
+        answers = _each(self._able, questions.stacks)
+        for rank in self._able:
+            if save and rank.rank in answers.given:
+                write(rank.folder / STACKS_FILE, answers.given[rank.rank].encode())
+        return of_training(answers)
+
+    def flight(self) -> Answers[int]:
+        """Write the Flight Recorder of each rank to its ``flight.json``.
+
+        Returns:
+            Rank to the number of collectives in it.
+
+        Raises:
+            InputError: If a file cannot be written.
+        """
+        answers = _each(self._able, questions.flight)
+        for rank in self._able:
+            if rank.rank in answers.given:
+                write(rank.folder / FLIGHT_FILE, answers.given[rank.rank])
+        return Answers(
+            given={rank: num_entries(dump) for rank, dump in answers.given.items()},
+            missing=answers.missing,
+        )
+
+    def profile(self, seconds: float, out: Path | None) -> tuple[Path, Answers[int]]:
+        """Trace each rank for a few seconds into a separate run directory.
+
+        Args:
+            seconds: Duration.
+            out: The directory to create; by default next to the job's.
+
+        Returns:
+            The new directory, and the size of each trace in bytes.
+
+        Raises:
+            UsageError: If the directory cannot be created.
+            InputError: If a file cannot be written.
+        """
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        asked = out or self._run_dir.with_name(f"{self._run_dir.name}-profile-{stamp}")
+        folder = new_run_directory(asked, "profile")
+        started_ns = time.time_ns()
+        answers = _each(self._able, lambda rank: _trace(rank, seconds, folder))
+        write_run_file(folder, description_of_profile(self._run_dir, seconds, started_ns))
+        return folder, answers
 
 
 def _each(
@@ -144,12 +156,8 @@ def _each(
     return Answers(given=given, missing=missing)
 
 
-def _stacks(rank: LivingRank) -> str:
-    answer = ask(rank.socket, "dump_traceback", pid=rank.pid, within_s=_ANSWER_WITHIN_S)
-    return answer.decode("utf-8", "replace")
-
-
-def _of_training(answers: Answers[str]) -> Answers[Stack]:
+def of_training(answers: Answers[str]) -> Answers[Stack]:
+    """The stack of the training thread, from the text with the stacks of all threads."""
     found = {rank: training_stack(parse_stacks(text)) for rank, text in answers.given.items()}
     silent = {rank: "it is not running Python" for rank, stack in found.items() if stack is None}
     return Answers(
@@ -158,41 +166,27 @@ def _of_training(answers: Answers[str]) -> Answers[Stack]:
     )
 
 
-def _flight(rank: LivingRank) -> bytes:
-    answer = ask(rank.socket, "fr_trace_json", pid=rank.pid, within_s=_FLIGHT_WITHIN_S)
+def num_entries(dump: bytes) -> int:
+    """Collectives in a dump of the Flight Recorder."""
+    found = msgspec.json.decode(dump)
+    return len(found.get("entries", ())) if isinstance(found, dict) else 0
+
+
+def _trace(rank: LivingRank, seconds: float, run_dir: Path) -> int:
+    folder = run_dir / RANK_DIR_FORMAT.format(rank=rank.rank)
     try:
-        msgspec.json.decode(answer)
-    except msgspec.DecodeError:
-        raise NoAnswer("its Flight Recorder returned invalid JSON") from None
-    return answer
-
-
-def _num_entries(dump: bytes) -> int:
-    entries = msgspec.json.decode(dump).get("entries", ())
-    return len(entries)
-
-
-def _trace(rank: LivingRank, seconds: float) -> bytes:
-    question = f"torch_profile?duration={seconds:g}"
-    answer = ask(rank.socket, question, pid=rank.pid, within_s=seconds + _EXPORT_WITHIN_S)
-    if b"traceEvents" not in answer[:65536] and b"traceEvents" not in answer:
-        raise NoAnswer("it returned something other than a trace")
-    return answer
-
-
-def _keep(folder: Path, rank: LivingRank, trace: bytes, flight: bytes | None) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir()
+        size = questions.trace(rank, seconds, folder / TRACE_FILE)
+        questions.keep_neighbours(rank, folder)
     except OSError as error:
-        raise _cannot_write(folder, error) from error
-    _write(folder / TRACE_FILE, gzip.compress(trace, compresslevel=3, mtime=0))
-    if flight is not None:
-        _write(folder / FLIGHT_FILE, flight)
-    with contextlib.suppress(OSError):
-        _write(folder / RANK_FILE, (rank.folder / RANK_FILE).read_bytes())
+        raise cannot_write(folder / TRACE_FILE, error) from error
+    except NoAnswer:
+        folder.rmdir()
+        raise
+    return size
 
 
-def _description(run_dir: Path, seconds: float, started_ns: int) -> RunFile:
+def description_of_profile(run_dir: Path, seconds: float, started_ns: int) -> RunFile:
     """run.json of the profile: a copy of the job's with the times of the profile."""
     try:
         job = read_run_file(run_dir)
@@ -211,14 +205,20 @@ def _description(run_dir: Path, seconds: float, started_ns: int) -> RunFile:
     )
 
 
-def _write(file: Path, content: bytes) -> None:
+def write(file: Path, content: bytes) -> None:
+    """Write a file.
+
+    Raises:
+        InputError: If it cannot be written.
+    """
     try:
         write_atomically(file, content)
     except OSError as error:
-        raise _cannot_write(file, error) from error
+        raise cannot_write(file, error) from error
 
 
-def _cannot_write(file: Path, error: OSError) -> InputError:
+def cannot_write(file: Path, error: OSError) -> InputError:
+    """The error for a file that the disk does not take."""
     return InputError(
         str(file),
         expected="a writable folder",

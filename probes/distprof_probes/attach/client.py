@@ -6,12 +6,14 @@ import http.client
 import os
 import socket
 import struct
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-__all__ = ["NoAnswer", "ask"]
+__all__ = ["NoAnswer", "ask", "fetch"]
 
 MAX_ANSWER_BYTES = 2 * 2**30
 _CHUNK_BYTES = 2**20
+_MOST_WORDS_BYTES = 300
 _CREDENTIALS = struct.Struct("3i")  # process, user and group, as Linux gives them
 
 
@@ -32,13 +34,44 @@ def ask(path: str, question: str, *, pid: int | None, within_s: float) -> bytes:
     Raises:
         NoAnswer: If the rank is stopped, gone, or does not support the request.
     """
+    parts: list[bytes] = []
+    fetch(path, question, pid=pid, within_s=within_s, take=parts.append)
+    return b"".join(parts)
+
+
+def fetch(
+    path: str,
+    question: str,
+    *,
+    pid: int | None,
+    within_s: float,
+    take: Callable[[bytes], object],
+) -> None:
+    """Send a request to a rank and pass on its answer piece by piece.
+
+    Args:
+        path: As in :func:`ask`.
+        pid: The process of the rank.
+        question: As in :func:`ask`.
+        within_s: Seconds to wait for each part of the answer.
+        take: Called with each part, of 1 MiB at most; what it raises is raised here.
+
+    Raises:
+        NoAnswer: If the rank is stopped, gone, or does not support the request.
+    """
     connection = http.client.HTTPConnection("localhost", timeout=within_s)
     try:
-        connection.sock = _connected(path, within_s)
-        _check_peer(connection.sock, pid)
-        connection.request("POST", f"/handler/{question}")
-        answer = connection.getresponse()
-        body = _body(answer)
+        parts = _parts(connection, path, question, pid=pid, within_s=within_s)
+        while chunk := _next(parts, within_s):
+            take(chunk)
+    finally:
+        connection.close()
+
+
+def _next(parts: Iterator[bytes], within_s: float) -> bytes:
+    """The next part of an answer, empty at its end; errors in the words of this module."""
+    try:
+        return next(parts, b"")
     except TimeoutError:
         raise NoAnswer(f"no answer within {within_s:g} s") from None
     except FileNotFoundError:
@@ -49,12 +82,30 @@ def ask(path: str, question: str, *, pid: int | None, within_s: float) -> bytes:
         raise NoAnswer("it belongs to another user") from None
     except (OSError, http.client.HTTPException) as error:
         raise NoAnswer(f"its answer was cut off: {error!r}") from None
-    finally:
-        connection.close()
+
+
+def _parts(
+    connection: http.client.HTTPConnection,
+    path: str,
+    question: str,
+    *,
+    pid: int | None,
+    within_s: float,
+) -> Iterator[bytes]:
+    """Connect, ask, and read up to a size limit."""
+    connection.sock = _connected(path, within_s)
+    _check_peer(connection.sock, pid)
+    connection.request("POST", f"/handler/{question}")
+    answer = connection.getresponse()
     if answer.status != http.client.OK:
-        text = body[:300].decode("utf-8", "replace").strip()
+        text = answer.read(_MOST_WORDS_BYTES).decode("utf-8", "replace").strip()
         raise NoAnswer(f"it answered with status {answer.status}: {text}")
-    return body
+    size = 0
+    while chunk := answer.read(_CHUNK_BYTES):
+        size += len(chunk)
+        if size > MAX_ANSWER_BYTES:
+            raise NoAnswer("its answer is larger than 2 GiB")
+        yield chunk
 
 
 def _connected(path: str, within_s: float) -> socket.socket:
@@ -80,14 +131,3 @@ def _check_peer(link: socket.socket, pid: int | None) -> None:
         raise NoAnswer(f"its socket is served by process {server}, not by the rank (process {pid})")
     if owner != os.geteuid() and os.geteuid() != 0:
         raise NoAnswer("it belongs to another user")
-
-
-def _body(answer: http.client.HTTPResponse) -> bytes:
-    """The whole answer, up to a size limit."""
-    parts, size = [], 0
-    while chunk := answer.read(_CHUNK_BYTES):
-        size += len(chunk)
-        if size > MAX_ANSWER_BYTES:
-            raise NoAnswer("its answer is larger than 2 GiB")
-        parts.append(chunk)
-    return b"".join(parts)

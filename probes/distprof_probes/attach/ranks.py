@@ -5,21 +5,22 @@ from __future__ import annotations
 import contextlib
 import re
 import socket
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from distprof.artefacts import ATTACH_FILE, RANK_FILE, STEPS_FILE
+from distprof.artefacts import ATTACH_FILE, RANK_DIR_FORMAT, RANK_FILE, STEPS_FILE
 from distprof.artefacts.rank_file import AttachFile, RankFile
+from distprof_probes.attach.sockets import SOCKET_PREFIX, turn_file
 from distprof_probes.job.process import ProcessState, process_state
 from distprof_probes.job.progress import StepTail
 
 __all__ = ["LivingRank", "look", "remove_sockets"]
 
 _MAX_FILE_BYTES = 16 * 2**20
-SOCKET_PREFIX = "distprof-"
 _RANK_DIR = re.compile(r"^rank(\d+)$")
 
 _File = TypeVar("_File", AttachFile, RankFile)
@@ -41,6 +42,8 @@ class LivingRank:
         why_not: Why it cannot be queried.
         last_step: Last step completed, None before the first.
         progressed_ns: End of that step, ns since the epoch.
+        world_size: Ranks in its job, None when unknown.
+        takes_requests: Whether its probes look for requests in the run directory.
     """
 
     rank: int
@@ -54,6 +57,8 @@ class LivingRank:
     why_not: str = ""
     last_step: int | None = None
     progressed_ns: int | None = None
+    world_size: int | None = None
+    takes_requests: bool = False
 
     @property
     def can_be_asked(self) -> bool:
@@ -65,14 +70,31 @@ class LivingRank:
         """Whether it is stopped by SIGSTOP, job control or a debugger."""
         return self.process is not None and self.process.letter in "Tt"
 
+    @property
+    def why_silent(self) -> str:
+        """Why a rank of this host cannot be asked, for people."""
+        if self.process is None:
+            return "it has ended" if self.has_ended else "its process is gone"
+        if self.is_stopped:
+            return f"it is stopped and does not answer; resume it with kill -CONT {self.pid}"
+        return self.why_not or "it cannot be queried"
 
-def look(run_dir: Path, *, at_steps: bool = True) -> list[LivingRank]:
+
+def look(
+    run_dir: Path, *, at_steps: bool = True, only: Collection[int] | None = None
+) -> list[LivingRank]:
     """Every rank that has a directory, ascending.
 
     Args:
         run_dir: The run directory.
         at_steps: Whether to read the step logs, which are long in a long job.
+        only: Look at these ranks alone; the directory of the job, which may have thousands, is not
+            listed then.
     """
+    if only is not None:
+        folders = {rank: run_dir / RANK_DIR_FORMAT.format(rank=rank) for rank in sorted(only)}
+        there = {rank: folder for rank, folder in folders.items() if folder.is_dir()}
+        return [_look_at(folder, rank, at_steps=at_steps) for rank, folder in there.items()]
     found = []
     for folder in run_dir.iterdir():
         match = _RANK_DIR.match(folder.name)
@@ -84,9 +106,13 @@ def look(run_dir: Path, *, at_steps: bool = True) -> list[LivingRank]:
 def remove_sockets(run_dir: Path) -> None:
     """Remove sockets left by ranks of this host that did not end cleanly; keep those in use."""
     with contextlib.suppress(FileNotFoundError):  # a rank deleted the run directory
-        for rank in look(run_dir, at_steps=False):
-            if rank.is_here and rank.process is None and rank.socket:
+        here = [rank for rank in look(run_dir, at_steps=False) if rank.is_here]
+        for rank in here:
+            if rank.process is None and rank.socket:
                 _remove(Path(rank.socket))
+        if not any(rank.process for rank in here):
+            with contextlib.suppress(OSError):
+                turn_file(run_dir).unlink(missing_ok=True)
 
 
 def _remove(path: Path) -> None:
@@ -118,6 +144,8 @@ def _look_at(folder: Path, rank: int, *, at_steps: bool) -> LivingRank:
         why_not=_why_not(attach),
         last_step=tail.last_step,
         progressed_ns=tail.ended_ns,
+        world_size=said.world_size if said else None,
+        takes_requests=attach is not None and attach.takes_requests,
     )
 
 

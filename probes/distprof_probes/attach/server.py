@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import hashlib
 import os
 import shutil
 import socket
 import stat
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +23,8 @@ import msgspec
 from distprof.artefacts import ATTACH_FILE
 from distprof.artefacts.files import write_atomically
 from distprof.artefacts.rank_file import AttachFile
-from distprof_probes.attach.ranks import SOCKET_PREFIX
+from distprof_probes.attach.requests.poller import Poller
+from distprof_probes.attach.sockets import socket_folder
 from distprof_probes.job.process import process_state
 from distprof_probes.own_files import high_numbers
 from distprof_probes.probe import Probe, Unavailable
@@ -33,14 +32,13 @@ from distprof_probes.probe import Probe, Unavailable
 if TYPE_CHECKING:
     from distprof_probes.session import Session
 
-__all__ = ["WorkerServerProbe", "socket_folder"]
+__all__ = ["WorkerServerProbe"]
 
-MAX_SOCKET_PATH = 107  # bytes: sizeof(sockaddr_un.sun_path) - 1 on Linux
 _QUIET = 2  # c10's log level ERROR
 
 
 class WorkerServerProbe(Probe):
-    """Opens the socket and writes its path to ``attach.json``. Idle until queried."""
+    """Opens the socket, writes its path to ``attach.json``, and takes requests of other nodes."""
 
     name = "attach"
 
@@ -48,6 +46,7 @@ class WorkerServerProbe(Probe):
         super().__init__()
         self._folder: Path | None = None
         self._pid = 0
+        self._poller: Poller | None = None
 
     def start(self, session: Session) -> None:
         """Open the socket.
@@ -60,10 +59,25 @@ class WorkerServerProbe(Probe):
         except Unavailable as unavailable:
             _write(session, AttachFile(**_self(session.rank), reason=unavailable.reason))
             raise
-        _write(session, AttachFile(**_self(session.rank), socket=str(path)))
+        place = session.placement
+        self._poller = Poller(session.run_dir, place.local_rank or 0, note=session.note)
+        self._poller.start()
+        _write(session, AttachFile(**_self(session.rank), socket=str(path), takes_requests=True))
+
+    def pause(self) -> None:
+        """Look for no requests, unless the pause has no end."""
+        if self._poller is not None:
+            self._poller.pause()
+
+    def resume(self) -> None:
+        """Look for requests again."""
+        if self._poller is not None:
+            self._poller.resume()
 
     def stop(self) -> None:
         """Remove the socket; its thread sleeps until the process ends."""
+        if self._poller is not None and os.getpid() == self._pid:
+            self._poller.end()
         folder, self._folder = self._folder, None
         if folder is not None and os.getpid() == self._pid:
             shutil.rmtree(folder, ignore_errors=True)
@@ -83,23 +97,6 @@ class WorkerServerProbe(Probe):
         # Never released: its destructor would print, and wait for requests, while Python exits.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(started))
         return path
-
-
-def socket_folder(run_dir: Path, rank: int) -> Path:
-    """A new directory of mode 0700 with a path short enough to hold a socket.
-
-    A run directory may be deep or on a network file system, where sockets do not work.
-
-    Raises:
-        Unavailable: If it cannot be created.
-    """
-    job = hashlib.sha256(str(run_dir).encode()).hexdigest()[:8]
-    for base in (os.environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir(), "/tmp"):
-        if not base or len(os.fsencode(base)) > MAX_SOCKET_PATH - 60:
-            continue
-        with contextlib.suppress(OSError):
-            return Path(tempfile.mkdtemp(prefix=f"{SOCKET_PREFIX}{job}-{rank}-", dir=base))
-    raise Unavailable("no folder for a socket: XDG_RUNTIME_DIR and /tmp are not writable")
 
 
 def _worker_server() -> Any:

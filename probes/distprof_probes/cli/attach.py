@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,13 +17,16 @@ from distprof.units import name_ranks
 from distprof_probes.attach.ranks import LivingRank, look
 
 if TYPE_CHECKING:
-    from distprof_probes.attach.actions import Answers
+    from distprof_probes.attach.actions import Answers, RanksHere
+    from distprof_probes.attach.requests.asking import Progress, RanksEverywhere
     from distprof_probes.attach.stacks import Stack
 
 __all__ = ["attach"]
 
 _INPUT = 3
+_SECONDS = 2.0
 _MAX_FRAMES_SHOWN = 30
+_MAX_HOSTS_SHOWN = 5
 _LONG_WITHOUT_STEP_S = 10.0
 """Longer than most steps; the message leaves it to the user whether it is long for this job."""
 
@@ -36,9 +40,25 @@ _LONG_WITHOUT_STEP_S = 10.0
 @click.option(
     "--profile",
     "seconds",
+    is_flag=False,
+    flag_value=_SECONDS,
     type=click.FloatRange(min=0.01, max=600),
+    metavar="[SECONDS]",
+    help=f"Trace every rank now for this many seconds ({_SECONDS:g} without a number), and report.",
+)
+@click.option(
+    "--all-nodes",
+    is_flag=True,
+    help="Ask the ranks of all nodes, through the run directory that they share.",
+)
+@click.option(
+    "--notice",
+    "notice_s",
+    type=click.FloatRange(min=3, max=600),
+    default=5.0,
+    show_default=True,
     metavar="SECONDS",
-    help="Trace every rank now for this many seconds, and report.",
+    help="With --all-nodes: how far ahead all ranks begin; more where files show up late.",
 )
 @click.option("--ranks", metavar="0-3,8", help="Only these ranks; by default all.")
 @click.option(
@@ -46,7 +66,7 @@ _LONG_WITHOUT_STEP_S = 10.0
     "--out",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Output directory of --profile; by default next to DIR.",
+    help="Output directory of --profile; by default next to DIR, with --all-nodes in DIR/requests.",
 )
 @click.option("--no-report", is_flag=True, help="With --profile: record without a report.")
 def attach(
@@ -54,6 +74,8 @@ def attach(
     stacks: bool,
     flight: bool,
     seconds: float | None,
+    all_nodes: bool,
+    notice_s: float,
     ranks: str | None,
     out: Path | None,
     no_report: bool,
@@ -61,27 +83,78 @@ def attach(
     """Inspect a running or hung job: show where each rank is and what it is doing.
 
     DIR is the run directory that distprof capture or distprof run printed at the start. Ranks on
-    this host answer even while they hang in a collective or in your code.
+    this host, and with --all-nodes on all, answer even while they hang in a collective or in your
+    code.
 
     \b
       distprof attach runs/mine                 state of every rank
       distprof attach runs/mine --stacks        Python stacks, identical ones once
       distprof attach runs/mine --profile 2     trace the next two seconds
+      distprof attach runs/mine --profile 2 --all-nodes
     """  # noqa: D301 - click reads it
     found = _chosen(_all_ranks(run_dir), ranks)
-    able = [rank for rank in found if rank.can_be_asked]
-    asked = stacks or flight or seconds is not None
+    way: RanksHere | RanksEverywhere = (
+        _everywhere(run_dir, found, chosen=ranks is not None, notice_s=notice_s)
+        if all_nodes
+        else _here(run_dir, found)
+    )
+    code, asked = 0, stacks or flight or seconds is not None
     if not asked:
-        _show_state(found, able)
+        _show_state(way)
     if stacks:
-        _show_stacks(able)
+        _show_stacks(way)
     if flight:
-        _show_flight(able)
-    code = 0 if able else _INPUT
-    if seconds is not None and able:
-        code = _show_profile(run_dir, able, seconds, out, with_report=not no_report)
-    _show_others(run_dir, found, verbose=asked)
-    return code
+        _show_flight(way)
+    if seconds is not None and (all_nodes or way.is_reached):
+        code = _show_profile(run_dir, way, seconds, out, with_report=not no_report)
+    _show_others(run_dir, way, verbose=asked)
+    return code if way.is_reached else _INPUT
+
+
+def _here(run_dir: Path, found: list[LivingRank]) -> RanksHere:
+    from distprof_probes.attach.actions import RanksHere
+
+    return RanksHere(run_dir.resolve(), found)
+
+
+def _everywhere(
+    run_dir: Path, found: list[LivingRank], *, chosen: bool, notice_s: float
+) -> RanksEverywhere:
+    from distprof_probes.attach.requests.asking import RanksEverywhere
+
+    tell = _Teller().tell
+    folder = run_dir.resolve()
+    return RanksEverywhere(folder, found, chosen=chosen, notice_s=notice_s, tell=tell)
+
+
+class _Teller:
+    """Says on stderr how far a request is: one line that changes, or a line for each stage."""
+
+    def __init__(self) -> None:
+        self._said = ""
+
+    def tell(self, progress: Progress) -> None:
+        """Say it, if it is news."""
+        text = _in_words(progress)
+        if text == self._said:
+            return
+        if sys.stderr.isatty():
+            is_over = progress.answered == progress.asked
+            click.echo(f"\r{text:<{len(self._said)}}", err=True, nl=is_over)
+        elif text.partition(":")[0] != self._said.partition(":")[0]:
+            click.echo(text, err=True)
+        self._said = text
+
+
+def _in_words(progress: Progress) -> str:
+    asked = f"{progress.asked} rank" + ("s" if progress.asked != 1 else "")
+    if progress.answered == progress.asked:
+        return f"All answered: {asked}"
+    if progress.seen < progress.asked and not progress.answered:
+        return f"Waiting for {asked} to see the request: {progress.seen} have"
+    if progress.starts_in_s > 0:
+        return f"Tracing starts soon: in {progress.starts_in_s:.0f} s on {asked}"
+    return f"Waiting for answers: {progress.answered} of {asked}"
 
 
 def _all_ranks(run_dir: Path) -> list[LivingRank]:
@@ -106,15 +179,13 @@ def _chosen(found: list[LivingRank], ranks: str | None) -> list[LivingRank]:
     return [rank for rank in found if rank.rank in wanted]
 
 
-def _show_state(found: Sequence[LivingRank], able: Sequence[LivingRank]) -> None:
-    from distprof_probes.attach.actions import ask_stacks
-
-    answers = ask_stacks(able)
+def _show_state(way: RanksHere | RanksEverywhere) -> None:
+    answers = way.stacks(save=False)
     now_ns = time.time_ns()
     rows: list[tuple[str, ...]] = [
         ("rank", "host", "pid", "state", "last step", "ago", "where it is")
     ]
-    rows += [_row(rank, answers, now_ns) for rank in found]
+    rows += [_row(rank, answers, now_ns) for rank in way.ranks]
     for line in _table(rows):
         click.echo(line)
 
@@ -137,10 +208,9 @@ def _row(rank: LivingRank, answers: Answers[Stack], now_ns: int) -> tuple[str, .
 
 
 def _state(rank: LivingRank) -> str:
-    if not rank.is_here:
-        return "on another host"
     if rank.process is None:
-        return "ended" if rank.has_ended else "gone"
+        gone = "gone" if rank.is_here else "on another host"
+        return "ended" if rank.has_ended else gone
     meaning = {
         "T": "stopped (T)",
         "t": "stopped by a debugger (t)",
@@ -162,11 +232,10 @@ def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     ]
 
 
-def _show_stacks(able: Sequence[LivingRank]) -> None:
-    from distprof_probes.attach.actions import save_stacks
+def _show_stacks(way: RanksHere | RanksEverywhere) -> None:
     from distprof_probes.attach.stacks import fold
 
-    answers = save_stacks(able)
+    answers = way.stacks(save=True)
     for ranks, stack in fold(answers.given):
         click.echo(f"{name_ranks(ranks)}:")
         for frame in stack.frames[:_MAX_FRAMES_SHOWN]:
@@ -179,10 +248,8 @@ def _show_stacks(able: Sequence[LivingRank]) -> None:
     _show_missing(answers.missing)
 
 
-def _show_flight(able: Sequence[LivingRank]) -> None:
-    from distprof_probes.attach.actions import save_flight
-
-    answers = save_flight(able)
+def _show_flight(way: RanksHere | RanksEverywhere) -> None:
+    answers = way.flight()
     if answers.given:
         total = sum(answers.given.values())
         named = name_ranks(answers.given)
@@ -192,21 +259,26 @@ def _show_flight(able: Sequence[LivingRank]) -> None:
 
 def _show_profile(
     run_dir: Path,
-    able: Sequence[LivingRank],
+    way: RanksHere | RanksEverywhere,
     seconds: float,
     out: Path | None,
     *,
     with_report: bool,
 ) -> int:
-    from distprof_probes.attach.actions import profile
     from distprof_probes.job.finish import report
 
-    folder, answers = profile(run_dir.resolve(), able, seconds=seconds, out=out)
+    folder, answers = way.profile(seconds, out)
     _show_missing(answers.missing)
     if not answers.given:
         click.echo("No rank returned a trace.", err=True)
         return _INPUT
-    click.echo(f"Traced {name_ranks(answers.given)} in {folder}", err=True)
+    click.echo(f"Traced {name_ranks(answers.given)} in {_short(folder)}", err=True)
+    if way.spread_s is not None and len(answers.given) > 1:
+        click.echo(
+            f"They began within {way.spread_s * 1e3:.0f} ms of each other, by the clocks of their"
+            " nodes.",
+            err=True,
+        )
     _show_if_hung(run_dir, set(answers.given))
     return report(folder) if with_report else 0
 
@@ -237,26 +309,54 @@ def _show_missing(missing: dict[int, str]) -> None:
         click.echo(_plain(f"{name_ranks(ranks)}: {why}"), err=True)
 
 
-def _show_others(run_dir: Path, found: Sequence[LivingRank], *, verbose: bool) -> None:
+def _show_others(run_dir: Path, way: RanksHere | RanksEverywhere, *, verbose: bool) -> None:
     """Ranks that could not be queried, and what to do about it."""
+    if way.is_everywhere:
+        _show_unseen(run_dir, way)
+        return
     elsewhere: dict[str, list[int]] = {}
-    for rank in found:
+    for rank in way.ranks:
         if not rank.is_here:
             elsewhere.setdefault(rank.host, []).append(rank.rank)
     for host, ranks in elsewhere.items():
         command = f"ssh {shlex.quote(host)} distprof attach {shlex.quote(str(run_dir.resolve()))}"
         click.echo(_plain(f"{name_ranks(ranks)} on another host: {command}"), err=True)
+    if elsewhere and any(rank.takes_requests for rank in way.ranks):
+        click.echo("To ask the ranks of all hosts at once, add --all-nodes.", err=True)
     if verbose:
-        here = [rank for rank in found if rank.is_here and not rank.can_be_asked]
-        _show_missing({rank.rank: _why_silent(rank) for rank in here})
+        here = [rank for rank in way.ranks if rank.is_here and not rank.can_be_asked]
+        _show_missing({rank.rank: rank.why_silent for rank in here})
 
 
-def _why_silent(rank: LivingRank) -> str:
-    if rank.process is None:
-        return "it has ended" if rank.has_ended else "its process is gone"
-    if rank.is_stopped:
-        return f"it is stopped and does not answer; resume it with kill -CONT {rank.pid}"
-    return rank.why_not or "it cannot be queried"
+def _show_unseen(run_dir: Path, way: RanksHere | RanksEverywhere) -> None:
+    """Ranks that can have seen no request, and where to look for the reason."""
+    place = shlex.quote(str(run_dir))
+    if way.unseen_hosts:
+        hosts = ", ".join(way.unseen_hosts[:_MAX_HOSTS_SHOWN])
+        more = len(way.unseen_hosts) - _MAX_HOSTS_SHOWN
+        hosts += f" and {more} more" if more > 0 else ""
+        click.echo(
+            _plain(
+                f"No answer from {hosts}: either no process of the job is left there, or it writes"
+                f" to another folder than {place} here. Run `findmnt -T {place}` on both hosts:"
+                " both must name the same shared file system. If new files show up late there,"
+                " give a longer --notice."
+            ),
+            err=True,
+        )
+    absent = way.absent_ranks
+    if absent:
+        click.echo(
+            f"{name_ranks(absent)} have no folder in {place}: the run directory of their hosts is"
+            " another one, or they have not started to train.",
+            err=True,
+        )
+
+
+def _short(folder: Path) -> Path:
+    """The path from the working directory, where that is shorter."""
+    here = Path.cwd()
+    return folder.relative_to(here) if here in folder.parents else folder
 
 
 def _plain(text: str) -> str:

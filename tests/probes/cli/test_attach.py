@@ -199,3 +199,4 @@ def test_ranks_of_other_hosts_are_named_with_the_way_there(tmp_path: Path) -> No
     (rank / "attach.json").write_text(json.dumps({"rank": 3, "host": "gpu-7", "pid": 1}))
     done = _attach(tmp_path)
     assert f"rank 3 on another host: ssh gpu-7 distprof attach {tmp_path}" in done.stderr
+    assert "--all-nodes" not in done.stderr, "its probes take no requests"

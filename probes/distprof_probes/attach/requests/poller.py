@@ -1,0 +1,173 @@
+"""Looks for requests: one rank of each node does, on a thread that sleeps between two looks.
+
+A thread of its own, because a file system that hangs would otherwise hold up the thread that
+writes records. The ranks of a node agree by a file on that node: whoever looks renews its time.
+Where it grows old, because the rank is gone, stopped, or holds the interpreter lock for good, the
+next rank takes over. Two ranks that look at once do no harm: each rank is claimed once per request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import secrets
+import stat
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from distprof.artefacts.files import write_atomically
+from distprof_probes.attach.requests.inbox import (
+    Inbox,
+    RefusedError,
+    check_start,
+    read_request,
+)
+from distprof_probes.attach.requests.serving import Serving, refuse
+from distprof_probes.attach.sockets import turn_file
+from distprof_probes.own_files import OwnFile
+
+__all__ = ["PERIOD_S", "Poller", "Turn"]
+
+PERIOD_S = 2.0
+"""Mean time between two looks; each lasts a quarter more or less, so that nodes look at different
+times."""
+_JITTER = 0.25
+_SILENT_S = 3 * PERIOD_S
+"""A rank that has not looked for so long has lost its turn."""
+_NEXT_RANK_S = 0.5
+_LAST_RANK = 8
+_LONGEST_PAUSE_S = 30.0
+"""Pauses last a few steps; a job that hangs in one must still take requests."""
+_TOKEN_BYTES = 16
+
+
+class Turn:
+    """Whose turn it is to look, among the ranks of this node.
+
+    Args:
+        file: The file by which they agree, in a folder of this node.
+        local_rank: The lowest comes first.
+    """
+
+    def __init__(self, file: Path, local_rank: int) -> None:
+        self._file = file
+        self._token = secrets.token_hex(_TOKEN_BYTES // 2)
+        self._patience_s = _SILENT_S + _NEXT_RANK_S * min(local_rank, _LAST_RANK)
+
+    def is_ours(self) -> bool:
+        """Whether this process looks now; take the turn where no rank has it."""
+        try:
+            file = OwnFile(self._file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            return self._take()
+        try:
+            return self._decide(file)
+        finally:
+            file.close()
+
+    def give_back(self) -> None:
+        """The next rank need not wait."""
+        with contextlib.suppress(OSError):
+            if self._file.read_bytes()[:_TOKEN_BYTES] == self._token.encode():
+                self._file.unlink()
+
+    def _decide(self, file: OwnFile) -> bool:
+        found = os.fstat(file.number)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+            return self._take()  # of another user: it binds no rank
+        if os.read(file.number, _TOKEN_BYTES) == self._token.encode():
+            os.utime(file.number)
+            return True
+        age_s = time.time() - found.st_mtime
+        return False if abs(age_s) < self._patience_s else self._take()
+
+    def _take(self) -> bool:
+        """Take the turn, even where that cannot be told to the others."""
+        with contextlib.suppress(OSError):
+            write_atomically(self._file, self._token.encode(), mode=0o600)
+        return True
+
+
+class Poller(threading.Thread):
+    """The thread that looks.
+
+    Args:
+        run_dir: The run directory.
+        local_rank: Index of this rank on its node.
+        note: Takes a sentence for ``rank.json``.
+    """
+
+    def __init__(self, run_dir: Path, local_rank: int, *, note: Callable[[str], None]) -> None:
+        super().__init__(name="distprof-requests", daemon=True)
+        self._run_dir = run_dir
+        self._turn = Turn(turn_file(run_dir), local_rank)
+        self._is_first = local_rank == 0
+        self._note = note
+        self._inbox = Inbox(run_dir)
+        self._ended = threading.Event()
+        self._paused_s: float | None = None
+        self._serving: Serving | None = None
+
+    def pause(self) -> None:
+        """Look no more until :meth:`resume`, or until the pause is longer than any."""
+        self._paused_s = time.monotonic()
+
+    def resume(self) -> None:
+        """Look again."""
+        self._paused_s = None
+
+    def end(self) -> None:
+        """End the thread soon; a request that is being served is given up."""
+        self._ended.set()
+
+    def run(self) -> None:
+        """Look until the end; an error costs one look."""
+        delay_s = 0.0 if self._is_first else PERIOD_S
+        while not self._ended.wait(delay_s):
+            delay_s = PERIOD_S * random.uniform(1 - _JITTER, 1 + _JITTER)
+            if self._is_paused():
+                continue
+            try:
+                self.look()
+            except Exception as error:
+                self._note(f"requests: {type(error).__name__}: {error}"[:300])
+        self._turn.give_back()
+
+    def look(self) -> None:
+        """Look once, if it is this rank's turn."""
+        if not self._turn.is_ours():
+            return
+        self._inbox.make()
+        try:
+            news = self._inbox.news()
+        except RefusedError as why:
+            self._note(f"no request is obeyed: the folder of requests {why}")
+            return
+        for name in news:
+            self._take(name)
+
+    def _take(self, name: str) -> None:
+        try:
+            request = read_request(self._inbox.folder / f"{name}.json")
+            check_start(request)
+            self._check_free()
+        except OSError:
+            return  # withdrawn
+        except RefusedError as why:
+            self._note(f"a request was not obeyed: it {why}")
+            refuse(self._run_dir, name, f"the request {why}")
+            return
+        self._serving = Serving(self._run_dir, request, self._ended)
+        self._serving.start()
+
+    def _check_free(self) -> None:
+        busy = self._serving
+        if busy is not None and busy.is_busy:
+            raise RefusedError(f"came while {busy.request.id} was being served: ask again later")
+
+    def _is_paused(self) -> bool:
+        since_s = self._paused_s
+        return since_s is not None and time.monotonic() - since_s < _LONGEST_PAUSE_S
