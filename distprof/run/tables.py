@@ -23,6 +23,7 @@ __all__ = [
     "RankTables",
     "distinct",
     "encode",
+    "have_launches",
     "intervals_of",
     "join_launches",
     "order_of_codes",
@@ -266,21 +267,44 @@ def join_launches(correlation: Int64Array, host: Table) -> Launches:
         correlation: Correlation id of each device activity.
         host: HOST table, at least its runtime and driver calls.
     """
-    calls = _calls_by_correlation(host)
-    ids = host["correlation"][calls]
-    if len(ids) == 0:
-        return _nothing_known(len(correlation))
-    at = np.searchsorted(ids, correlation, side="left")
-    hit = np.minimum(at, len(ids) - 1)
-    known = (correlation > 0) & (ids[hit] == correlation)
-    row = np.where(known, calls[hit], ABSENT)
+    known, row = _find_calls(correlation, host)
+    if not known.any():
+        return _nothing_known(len(row))
+    unknown = ~known
+
+    def of_call(values: NDArray[Number]) -> NDArray[Number]:
+        found = values[row]
+        found[unknown] = ABSENT
+        return found
+
     return Launches(
         known=known,
         row=row,
-        start=np.where(known, host["start_ns"][row], ABSENT),
-        end=np.where(known, host["end_ns"][row], ABSENT),
-        thread=np.where(known, host.coded("thread").codes[row], NO_THREAD).astype(np.int32),
+        start=of_call(host["start_ns"]),
+        end=of_call(host["end_ns"]),
+        thread=of_call(host.coded("thread").codes),
     )
+
+
+def have_launches(correlation: Int64Array, host: Table) -> NDArray[np.bool_]:
+    """Mask of the activities whose launch call :func:`join_launches` finds."""
+    return _find_calls(correlation, host)[0]
+
+
+def _find_calls(correlation: Int64Array, host: Table) -> tuple[NDArray[np.bool_], Int64Array]:
+    """Whether each activity's launch call is known, and its row, ABSENT where it is not."""
+    calls = _calls_by_correlation(host)
+    if len(calls) == 0:
+        return np.zeros(len(correlation), np.bool_), np.full(len(correlation), ABSENT, np.int64)
+    ids = host["correlation"][calls]
+    at = np.searchsorted(ids, correlation, side="left")
+    np.minimum(at, len(ids) - 1, out=at)
+    known = ids[at] == correlation
+    del ids  # several times as long as what is found
+    known &= correlation > 0
+    row = calls[at]
+    row[~known] = ABSENT
+    return known, row
 
 
 def _calls_by_correlation(host: Table) -> Int64Array:

@@ -80,9 +80,9 @@ def find_gaps(activity: Table, timeline: Timeline, launches: Launches, windows: 
     at = np.maximum(row, 0)
     known = (row >= 0) & _pick(launches.known, at)
     call_start = np.where(known, _pick(launches.start, at), 0)
-    call_end = np.where(known, _pick(launches.end, at), 0)
-    ready = _ready(start, end, call_start, call_end, known)
+    ready = _ready(start, end, call_start, np.where(known, _pick(launches.end, at), 0), known)
     correlation = np.where(row >= 0, _pick(activity["correlation"], at), 0)
+    del row  # what is alive here makes the most of a rank's peak
     return Gaps(
         start=start,
         end=end,
@@ -155,7 +155,7 @@ def _other_stream(
 ) -> NDArray[np.bool_]:
     """Whether communication borders the gap and its two sides are on different streams."""
     is_comm = _pick(activity["kind"], row) == ActivityKind.COMMUNICATION
-    after_comm = np.isin(gap_start, timeline.communication.end)
+    after_comm = _is_among(gap_start, timeline.communication.end)
     streams = activity["stream"]
     own_stream_went_on = _ended_with(activity, streams, _pick(streams, row), gap_start)
     result: NDArray[np.bool_] = (is_comm | after_comm) & ~own_stream_went_on
@@ -176,12 +176,22 @@ def _ended_with(
     if len(when) == 0 or len(values) == 0:
         return np.zeros(len(when), dtype=np.bool_)
     end = activity["end_ns"]
-    moment = np.minimum(np.searchsorted(when, end), len(when) - 1)
+    moment = np.searchsorted(when, end)
+    np.minimum(moment, len(when) - 1, out=moment)
     rows = np.flatnonzero((when[moment] == end) & (activity["start_ns"] < end))
-    distinct, codes = np.unique(np.concatenate((values[rows], wanted)), return_inverse=True)
-    ended = moment[rows] * len(distinct) + codes[: len(rows)]
-    asked = np.arange(len(when)) * len(distinct) + codes[len(rows) :]
-    return np.isin(asked, ended)
+    moment = moment[rows]
+    result = np.zeros(len(when), dtype=np.bool_)
+    result[moment[values[rows] == wanted[moment]]] = True
+    return result
+
+
+def _is_among(times: Int64Array, ascending: Int64Array) -> NDArray[np.bool_]:
+    """Which of ``times`` occur in ``ascending``."""
+    if len(ascending) == 0:
+        return np.zeros(len(times), dtype=np.bool_)
+    at = np.minimum(np.searchsorted(ascending, times), len(ascending) - 1)
+    found: NDArray[np.bool_] = ascending[at] == times
+    return found
 
 
 def _pick(values: NDArray[Any], at: Int64Array) -> NDArray[Any]:
