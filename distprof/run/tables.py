@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import msgspec
 import numpy as np
@@ -302,19 +303,37 @@ def _find_calls(correlation: Int64Array, host: Table) -> tuple[NDArray[np.bool_]
     known = ids[at] == correlation
     del ids  # several times as long as what is found
     known &= correlation > 0
-    row = calls[at]
+    row = calls[at].astype(np.int64)
     row[~known] = ABSENT
     return known, row
 
 
-def _calls_by_correlation(host: Table) -> Int64Array:
-    """Rows of HOST that are calls with an id, in order of id, then start."""
+_calls_of: WeakKeyDictionary[Table, NDArray[np.int32]] = WeakKeyDictionary()
+
+
+def _calls_by_correlation(host: Table) -> NDArray[np.int32]:
+    """Rows of HOST that are calls with an id, in order of id, then start.
+
+    Tables never change, and each is asked several times: the answer is kept as long as the table.
+    """
+    known = _calls_of.get(host)
+    if known is None:
+        known = _calls_of[host] = _sorted_calls(host)
+    return known
+
+
+def _sorted_calls(host: Table) -> NDArray[np.int32]:
     is_call = host.coded("category").isin(CALL_CATEGORIES)
-    rows = np.flatnonzero(is_call & (host["correlation"] > 0))
+    is_call &= host["correlation"] > 0
+    rows = np.flatnonzero(is_call).astype(np.int32)
     ids = host["correlation"][rows]
-    if len(ids) > 1 and not (ids[1:] > ids[:-1]).all():
-        rows = rows[np.lexsort((host["start_ns"][rows], ids))]
-    return rows
+    if len(ids) < 2 or (ids[1:] > ids[:-1]).all():
+        return rows
+    order = np.argsort(ids, kind="stable")  # threads one after another: runs that ascend
+    ordered = ids[order]
+    if (ordered[1:] == ordered[:-1]).any():
+        order = np.lexsort((host["start_ns"][rows], ids))
+    return rows[order]
 
 
 def _nothing_known(size: int) -> Launches:

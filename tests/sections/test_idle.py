@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distprof.sections.context import RankAnalyses
-from distprof.sections.idle.gaps import _ended_with, _is_among
+from distprof.sections.idle.gaps import _among, _ended_with
 from distprof.sections.idle.measure import analyze_idle
 from distprof.terms import IdleCause
 from tests.builders import RankBuilder
@@ -371,5 +371,5 @@ def test_what_ended_at_a_moment_is_what_a_look_at_each_activity_says(ranges, mom
 
 @given(MOMENTS, MOMENTS)
 def test_times_among_others(times, others):
-    found = _is_among(np.array(times, np.int64), np.array(others, np.int64))
+    found = _among(np.array(times, np.int64), np.array(others, np.int64))
     assert found.tolist() == [time in others for time in times]

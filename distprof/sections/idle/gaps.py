@@ -155,11 +155,20 @@ def _other_stream(
 ) -> NDArray[np.bool_]:
     """Whether communication borders the gap and its two sides are on different streams."""
     is_comm = _pick(activity["kind"], row) == ActivityKind.COMMUNICATION
-    after_comm = _is_among(gap_start, timeline.communication.end)
+    after_comm = _among(gap_start, timeline.communication.end)
     streams = activity["stream"]
     own_stream_went_on = _ended_with(activity, streams, _pick(streams, row), gap_start)
     result: NDArray[np.bool_] = (is_comm | after_comm) & ~own_stream_went_on
     return result
+
+
+def _among(times: Int64Array, ends: Int64Array) -> NDArray[np.bool_]:
+    """Whether each time is one of ``ends``, which ascend."""
+    if len(ends) == 0:
+        return np.zeros(len(times), dtype=np.bool_)
+    at = np.minimum(np.searchsorted(ends, times), len(ends) - 1)
+    found: NDArray[np.bool_] = ends[at] == times
+    return found
 
 
 def _ended_with(
@@ -176,22 +185,12 @@ def _ended_with(
     if len(when) == 0 or len(values) == 0:
         return np.zeros(len(when), dtype=np.bool_)
     end = activity["end_ns"]
-    moment = np.searchsorted(when, end)
-    np.minimum(moment, len(when) - 1, out=moment)
+    moment = np.minimum(np.searchsorted(when, end), len(when) - 1)
     rows = np.flatnonzero((when[moment] == end) & (activity["start_ns"] < end))
     moment = moment[rows]
-    result = np.zeros(len(when), dtype=np.bool_)
-    result[moment[values[rows] == wanted[moment]]] = True
-    return result
-
-
-def _is_among(times: Int64Array, ascending: Int64Array) -> NDArray[np.bool_]:
-    """Which of ``times`` occur in ``ascending``."""
-    if len(ascending) == 0:
-        return np.zeros(len(times), dtype=np.bool_)
-    at = np.minimum(np.searchsorted(ascending, times), len(ascending) - 1)
-    found: NDArray[np.bool_] = ascending[at] == times
-    return found
+    ended = np.zeros(len(when), dtype=np.bool_)
+    ended[moment[values[rows] == wanted[moment]]] = True
+    return ended
 
 
 def _pick(values: NDArray[Any], at: Int64Array) -> NDArray[Any]:
