@@ -110,10 +110,11 @@ def intersect(a: Intervals, b: Intervals) -> Intervals:
     last = np.searchsorted(a.start, b.end, side="left")
     hits = np.maximum(last - first, 0)
     which_b = np.repeat(np.arange(b.size), hits)
-    before = np.cumsum(hits) - hits
-    which_a = np.arange(len(which_b)) - before[which_b] + first[which_b]
-    start = np.maximum(a.start[which_a], b.start[which_b])
-    end = np.minimum(a.end[which_a], b.end[which_b])
+    which_a = (first - np.cumsum(hits) + hits)[which_b]
+    which_a += np.arange(len(which_b))
+    start, end = a.start[which_a], a.end[which_a]
+    np.maximum(start, b.start[which_b], out=start)
+    np.minimum(end, b.end[which_b], out=end)
     return Intervals(start, end)
 
 
@@ -168,11 +169,9 @@ def covered(queries: Intervals, disjoint: Intervals) -> Int64Array:
         return np.zeros(queries.size, dtype=np.int64)
     lengths = disjoint.end - disjoint.start
     until = np.cumsum(lengths)
-    result = _covered_until(queries.end, disjoint, lengths, until) - _covered_until(
-        queries.start, disjoint, lengths, until
-    )
-    never_negative: Int64Array = np.maximum(result, 0)
-    return never_negative
+    result = _covered_until(queries.end, disjoint, lengths, until)
+    result -= _covered_until(queries.start, disjoint, lengths, until)
+    return np.maximum(result, 0, out=result)
 
 
 def reach(disjoint: Intervals, amounts: Int64Array) -> Int64Array:
@@ -193,10 +192,17 @@ def _covered_until(
     times: Int64Array, disjoint: Intervals, lengths: Int64Array, until: Int64Array
 ) -> Int64Array:
     """Time that the set covers before each of ``times``; ``until`` is the cumulative length."""
-    index = np.searchsorted(disjoint.start, times, side="right") - 1
-    inside = np.maximum(index, 0)
-    after = np.maximum(disjoint.end[inside] - times, 0)
-    result: Int64Array = np.where(index < 0, 0, until[inside] - np.minimum(after, lengths[inside]))
+    index = np.searchsorted(disjoint.start, times, side="right")
+    index -= 1
+    before = index < 0
+    index[before] = 0
+    after = disjoint.end[index]
+    after -= times
+    np.maximum(after, 0, out=after)
+    np.minimum(after, lengths[index], out=after)
+    result: Int64Array = until[index]
+    result -= after
+    result[before] = 0
     return result
 
 

@@ -136,7 +136,7 @@ class Table:
         ValueError: If columns are missing, unknown, of another dtype or of unequal length.
     """
 
-    __slots__ = ("_columns", "_length", "schema")
+    __slots__ = ("__weakref__", "_columns", "_length", "schema")
 
     def __init__(self, schema: TableSchema, columns: Mapping[str, NDArray[Any] | Coded]) -> None:
         self.schema = schema

@@ -368,9 +368,20 @@ PyType_Spec decoder_spec = {
 
 // select() ----------------------------------------------------------------------------------------
 
-distprof::Found select_unlocked(std::string_view text, const distprof::Search& search) {
+distprof::Found select_unlocked(const distprof::EventSearch& search) {
     const WithoutLock unlocked;
-    return distprof::EventSearch(text, search).select();
+    return search.select();
+}
+
+/// The found events as a JSON array.
+Object to_array(const distprof::EventSearch& search, const distprof::Found& found) {
+    Object array = owned(PyBytes_FromStringAndSize(
+        nullptr, static_cast<Py_ssize_t>(search.size_of(found))));
+    char* const bytes = PyBytes_AsString(array.get());
+    if (bytes == nullptr) throw PythonError{};
+    const WithoutLock unlocked;  // nobody else knows the array yet
+    search.write(found, bytes);
+    return array;
 }
 
 PyObject* select_events(PyObject*, PyObject* args) {
@@ -393,8 +404,9 @@ PyObject* select_events(PyObject*, PyObject* args) {
             throw PythonError{};
         }
         search.opening = static_cast<size_t>(opening);
-        const distprof::Found found = select_unlocked(text, search);
-        const Object array = to_raw(found.array);
+        const distprof::EventSearch events(text, search);
+        const distprof::Found found = select_unlocked(events);
+        const Object array = to_array(events, found);
         const Object count = owned(PyLong_FromSize_t(found.num_device_rows));
         return owned(PyTuple_Pack(2, array.get(), count.get())).release();
     });

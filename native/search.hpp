@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <string>
 #include <string_view>
@@ -17,31 +18,65 @@
 
 namespace distprof {
 
-/// Where `needle` begins at or after `from`, npos if it does not. The needle is not empty.
-///
-/// Its first and last byte are compared at 16 places at once: rarer than one byte alone, and
-/// several times faster than memmem.
-inline size_t find_text(std::string_view text, std::string_view needle, size_t from) {
-    const size_t last = needle.size() - 1;
-    size_t at = from;
-#if defined(__SSE2__)
-    const __m128i first_byte = _mm_set1_epi8(needle.front());
-    const __m128i last_byte = _mm_set1_epi8(needle.back());
-    const auto load = [&](size_t place) {
-        return _mm_loadu_si128(reinterpret_cast<const __m128i*>(text.data() + place));
-    };
-    for (; text.size() >= 16 + last && at <= text.size() - 16 - last; at += 16) {
-        const __m128i both = _mm_and_si128(_mm_cmpeq_epi8(load(at), first_byte),
-                                           _mm_cmpeq_epi8(load(at + last), last_byte));
-        auto places = static_cast<unsigned>(_mm_movemask_epi8(both));
-        for (; places != 0; places &= places - 1) {
-            const size_t place = at + static_cast<size_t>(__builtin_ctz(places));
-            if (std::memcmp(text.data() + place, needle.data(), needle.size()) == 0) return place;
-        }
+/// A text to search for. It is not empty.
+class Needle {
+public:
+    explicit Needle(std::string_view text) : text_(text) {
+        std::memcpy(&head_, text.data(), std::min(text.size(), sizeof head_));
+        if (text.size() < sizeof head_) mask_ = (std::uint64_t{1} << 8 * text.size()) - 1;
     }
+
+    /// Where it begins in `text` at or after `from`, npos if it does not.
+    ///
+    /// Its first and last byte are compared at 16 places at once: rarer than one byte alone, and
+    /// several times faster than memmem.
+    size_t find_in(std::string_view text, size_t from) const {
+        const size_t last = text_.size() - 1;
+        size_t at = from;
+#if defined(__SSE2__)
+        const __m128i first_byte = _mm_set1_epi8(text_.front());
+        const __m128i last_byte = _mm_set1_epi8(text_.back());
+        const auto load = [&](size_t place) {
+            return _mm_loadu_si128(reinterpret_cast<const __m128i*>(text.data() + place));
+        };
+        for (; text.size() >= 16 + last && at <= text.size() - 16 - last; at += 16) {
+            const __m128i both = _mm_and_si128(_mm_cmpeq_epi8(load(at), first_byte),
+                                               _mm_cmpeq_epi8(load(at + last), last_byte));
+            auto places = static_cast<unsigned>(_mm_movemask_epi8(both));
+            for (; places != 0; places &= places - 1) {
+                const size_t place = at + static_cast<size_t>(__builtin_ctz(places));
+                if (is_at(text, place)) return place;
+            }
+        }
 #endif
-    return text.find(needle, at);
-}
+        return text.find(text_, at);
+    }
+
+    /// Where it begins last and ends at or before `until`, npos if it does not.
+    size_t find_before(std::string_view text, size_t until) const {
+        if (until < text_.size()) return std::string_view::npos;
+        for (size_t place = until - text_.size() + 1; place-- > 0;)
+            if (text[place] == text_.front() && is_at(text, place)) return place;
+        return std::string_view::npos;
+    }
+
+private:
+    /// Whether it is at `place`, after which the text has enough bytes for it. Most candidates
+    /// differ within the first eight bytes, which are compared as one number.
+    bool is_at(std::string_view text, size_t place) const {
+        if (text.size() - place >= sizeof head_) {
+            std::uint64_t word;
+            std::memcpy(&word, text.data() + place, sizeof word);
+            if (((word ^ head_) & mask_) != 0) return false;
+            if (text_.size() <= sizeof head_) return true;
+        }
+        return std::memcmp(text.data() + place, text_.data(), text_.size()) == 0;
+    }
+
+    std::string_view text_;
+    std::uint64_t head_ = 0;  // its first bytes
+    std::uint64_t mask_ = ~std::uint64_t{0};
+};
 
 /// What to look for, as Boundary and DeviceSearch declare it.
 struct Search {
@@ -52,44 +87,73 @@ struct Search {
     std::string step;                   // how the name of a step mark begins
 };
 
+/// Start and end of an event.
+using Span = std::pair<size_t, size_t>;
+
 struct Found {
-    std::string array;  // the events as a JSON array
+    std::vector<Span> spans;  // ascending, of distinct events
     size_t num_device_rows = 0;
 };
 
 /// Finds events in `text`, which the closing bracket of an array ends.
 class EventSearch {
 public:
-    EventSearch(std::string_view text, const Search& search) : text_(text), search_(search) {}
+    EventSearch(std::string_view text, const Search& search)
+        : text_(text), search_(search), edge_(search.edge) {}
 
-    Found select() {
-        std::vector<Span> spans = device_rows();
+    Found select() const {
         Found found;
-        found.num_device_rows = spans.size();
+        std::vector<Span> rows = device_rows();
+        found.num_device_rows = rows.size();
         const std::vector<Span> steps = step_marks();
-        spans.insert(spans.end(), steps.begin(), steps.end());
-        std::sort(spans.begin(), spans.end());
-        spans.erase(std::unique(spans.begin(), spans.end()), spans.end());
-        found.array = joined(spans);
+        found.spans.resize(rows.size() + steps.size());
+        std::merge(rows.begin(), rows.end(), steps.begin(), steps.end(), found.spans.begin());
+        found.spans.erase(std::unique(found.spans.begin(), found.spans.end()), found.spans.end());
         return found;
     }
 
-private:
-    using Span = std::pair<size_t, size_t>;
+    /// Bytes of the JSON array of these events.
+    size_t size_of(const Found& found) const {
+        size_t size = 2;
+        for (const auto& [start, end] : found.spans) size += end - start + between().size();
+        return found.spans.empty() ? size : size - between().size();
+    }
 
+    /// Write that array.
+    void write(const Found& found, char* target) const {
+        const auto put = [&target](std::string_view part) {
+            std::memcpy(target, part.data(), part.size());
+            target += part.size();
+        };
+        put("[");
+        bool is_first = true;
+        for (const auto& [start, end] : found.spans) {
+            if (!is_first) put(between());
+            put(text_.substr(start, end - start));
+            is_first = false;
+        }
+        put("]");
+    }
+
+private:
     static constexpr size_t NOWHERE = std::string_view::npos;
 
+    std::string_view between() const {
+        return std::string_view(search_.edge).substr(1, search_.opening - 1);
+    }
+
     std::vector<Span> device_rows() const {
+        const Needle category(search_.category);
         std::vector<Span> spans;
-        size_t hit = find_text(text_, search_.category, 0);
+        size_t hit = category.find_in(text_, 0);
         while (hit != NOWHERE) {
             const size_t after = hit + search_.category.size();
             size_t next = after;
             if (is_on_device(text_.substr(after))) {
-                spans.push_back(event_around(hit, hit));
+                spans.push_back(event_around(hit));
                 next = spans.back().second;
             }
-            hit = find_text(text_, search_.category, next);
+            hit = category.find_in(text_, next);
         }
         return spans;
     }
@@ -102,40 +166,29 @@ private:
 
     /// Events that a step mark is in. Marks after the first in an event give the same event again.
     std::vector<Span> step_marks() const {
+        const Needle step(search_.step);
         std::vector<Span> spans;
-        size_t hit = find_text(text_, search_.step, 0);
+        size_t hit = step.find_in(text_, 0);
         while (hit != NOWHERE) {
             const size_t place = hit + search_.step.size() - 1;
-            spans.push_back(event_around(place, place));
-            hit = find_text(text_, search_.step, std::max(spans.back().second, place + 1));
+            spans.push_back(event_around(place));
+            hit = step.find_in(text_, std::max(spans.back().second, place + 1));
         }
         return spans;
     }
 
-    /// Start and end of the event between the last edge before `low` and the first from `high` on.
-    Span event_around(size_t low, size_t high) const {
-        const std::string& edge = search_.edge;
-        const size_t before =
-            low < edge.size() ? NOWHERE : text_.rfind(edge, low - edge.size());
-        const size_t behind = find_text(text_, edge, high);
-        return {before == NOWHERE ? 1 : before + search_.opening,
-                behind == NOWHERE ? text_.size() - 1 : behind + 1};
-    }
-
-    std::string joined(const std::vector<Span>& spans) const {
-        const std::string_view between =
-            std::string_view(search_.edge).substr(1, search_.opening - 1);
-        std::string array = "[";
-        for (const auto& [start, end] : spans) {
-            if (array.size() > 1) array += between;
-            array += text_.substr(start, end - start);
-        }
-        array += "]";
-        return array;
+    /// Start and end of the event between the last edge before `place` and the first from it on.
+    Span event_around(size_t place) const {
+        const size_t before = edge_.find_before(text_, place);
+        const size_t behind = edge_.find_in(text_, place);
+        const size_t start = before == NOWHERE ? 1 : before + search_.opening;
+        const size_t end = behind == NOWHERE ? text_.size() - 1 : behind + 1;
+        return {start, std::max(start, end)};  // a text of one byte has no inside
     }
 
     std::string_view text_;
     const Search& search_;
+    Needle edge_;
 };
 
 }  // namespace distprof

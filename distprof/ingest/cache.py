@@ -323,20 +323,19 @@ class CachedTables(msgspec.Struct, frozen=True):
     Args:
         folder: The entry.
         has_host: Whether host rows were read.
-        collectives: The COLLECTIVES table where it is in memory already, as it is with a rank.
-        steps: The same for the STEPS table.
+        held: Tables that are in memory already, by file: those of steps and collectives are, with
+            a rank.
         remake: Makes the entry again, where it is not on this machine or is gone.
     """
 
     folder: str
     has_host: bool
-    collectives: Table | None = None
-    steps: Table | None = None
+    held: Mapping[str, Table] = {}
     remake: Callable[[], CachedTables] | None = None
 
     def light(self) -> CachedTables:
         """The same without tables in memory: whoever gets it reads them."""
-        return replace(self, collectives=None, steps=None)
+        return replace(self, held={})
 
     def load(self, *, every_host_row: bool = False) -> RankTables:
         """Read the tables.
@@ -360,18 +359,18 @@ class CachedTables(msgspec.Struct, frozen=True):
         return made._load(every_host_row=every_host_row)
 
     def _load(self, *, every_host_row: bool) -> RankTables:
-        folder = Path(self.folder)
         host = HOST_FILE if every_host_row else CALLS_FILE
         return RankTables(
-            activity=read_table(folder / ACTIVITY_FILE, ACTIVITY),
-            host=read_table(folder / host, HOST) if self.has_host else Table.empty(HOST),
-            collectives=self._known(self.collectives, COLLECTIVES_FILE, COLLECTIVES),
-            steps=self._known(self.steps, STEPS_FILE, STEPS),
+            activity=self._table(ACTIVITY_FILE, ACTIVITY),
+            host=self._table(host, HOST) if self.has_host else Table.empty(HOST),
+            collectives=self._table(COLLECTIVES_FILE, COLLECTIVES),
+            steps=self._table(STEPS_FILE, STEPS),
             has_host=self.has_host,
         )
 
-    def _known(self, table: Table | None, name: str, schema: TableSchema) -> Table:
-        return read_table(Path(self.folder) / name, schema) if table is None else table
+    def _table(self, name: str, schema: TableSchema) -> Table:
+        held = self.held.get(name)
+        return read_table(Path(self.folder) / name, schema) if held is None else held
 
 
 class HeldTables(msgspec.Struct, frozen=True):

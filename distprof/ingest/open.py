@@ -104,6 +104,7 @@ def open_run(
     traces = [t for t in found.traces if _is_among(wanted, t.name_rank)]
     if directory is not None:
         traces = [with_flight(trace, directory) for trace in traces]
+    options = replace(options, is_alone=len(traces) == 1)
     told = _BytesRead(traces, bytes_read) if bytes_read is not None else None
     with _said_what_stays(options):
         outcomes = _read_each(traces, options, executor, progress, told)

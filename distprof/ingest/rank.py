@@ -159,6 +159,8 @@ class IngestOptions(msgspec.Struct, frozen=True, kw_only=True):
         run_dir: The folder that the traces came from; a run directory keeps its own cache.
         in_memory: Keep tables in memory, whatever the cache: for small traces, which are read again
             in less time than their tables.
+        is_alone: Whether this is the only trace, so that the process that reads it measures it too:
+            then a trace that is parsed leaves its tables in memory as well.
         communication: Names that are communication, beyond those that ship with distprof.
     """
 
@@ -168,6 +170,7 @@ class IngestOptions(msgspec.Struct, frozen=True, kw_only=True):
     use_cache: bool = True
     run_dir: str | None = None
     in_memory: bool = False
+    is_alone: bool = False
     communication: CommunicationConfig = msgspec.field(default_factory=CommunicationConfig)
 
 
@@ -260,12 +263,18 @@ class _Source(msgspec.Struct, frozen=True, kw_only=True):
 
 def _made(source: _Source, options: IngestOptions, writer: cache.EntryWriter) -> Rank:
     with writer:
-        summary, found = _write_entry(source, options, writer.folder, writer.note)
-        steps, collectives = found.steps.table, found.collectives
+        summary, tables = _write_entry(source, options, writer.folder, writer.note)
         again = partial(_remade, source.trace, options)
         place = str(writer.commit())
-        tables = cache.CachedTables(place, summary.has_host, collectives, steps, again)
-        return _rank(source.trace, summary, steps, collectives, tables)
+        steps, collectives = tables[cache.STEPS_FILE], tables[cache.COLLECTIVES_FILE]
+        held = tables if options.is_alone else _with_a_rank(steps, collectives)
+        kept = cache.CachedTables(place, summary.has_host, held, again)
+        return _rank(source.trace, summary, steps, collectives, kept)
+
+
+def _with_a_rank(steps: Table, collectives: Table) -> dict[str, Table]:
+    """Tables that a rank has in memory, wherever the others are."""
+    return {cache.STEPS_FILE: steps, cache.COLLECTIVES_FILE: collectives}
 
 
 def _made_elsewhere(source: _Source, options: IngestOptions, writer: cache.EntryWriter) -> Rank:
@@ -319,9 +328,9 @@ def _from_entry(trace: TraceFile, options: IngestOptions, entry: Path) -> Rank |
         summary = msgspec.json.decode((entry / cache.RANK_FILE).read_bytes(), type=_Summary)
         steps = cache.read_table(entry / cache.STEPS_FILE, STEPS)
         collectives = cache.read_table(entry / cache.COLLECTIVES_FILE, COLLECTIVES)
-        tables = cache.CachedTables(
-            str(entry), summary.has_host, collectives, steps, partial(_remade, trace, options)
-        )
+        again = partial(_remade, trace, options)
+        held = _with_a_rank(steps, collectives)
+        tables = cache.CachedTables(str(entry), summary.has_host, held, again)
         return _rank(trace, summary, steps, collectives, tables)
     except (OSError, msgspec.MsgspecError, cache.DamagedCacheError):
         return None
@@ -336,18 +345,22 @@ def _remade(trace: TraceFile, options: IngestOptions) -> cache.CachedTables:
 
 def _write_entry(
     source: _Source, options: IngestOptions, folder: Path, note: str
-) -> tuple[_Summary, Conclusions]:
-    """Parse the trace and write its tables and summary to ``folder``."""
+) -> tuple[_Summary, dict[str, Table]]:
+    """Parse the trace and write its tables and summary to ``folder``; also returns the tables."""
     parsed, _, found = _concluded(
         source, options, lambda: cache.ParquetHostSink(folder / cache.HOST_FILE)
     )
-    cache.write_table(folder / cache.ACTIVITY_FILE, found.activity)
-    cache.write_table(folder / cache.CALLS_FILE, parsed.host)
-    cache.write_table(folder / cache.COLLECTIVES_FILE, found.collectives)
-    cache.write_table(folder / cache.STEPS_FILE, found.steps.table)
+    tables = {
+        cache.ACTIVITY_FILE: found.activity,
+        cache.CALLS_FILE: parsed.host,
+        cache.COLLECTIVES_FILE: found.collectives,
+        cache.STEPS_FILE: found.steps.table,
+    }
+    for name, table in tables.items():
+        cache.write_table(folder / name, table)
     summary = _summary(parsed, found, has_host=_has_host(parsed, options), note=note)
     (folder / cache.RANK_FILE).write_bytes(msgspec.json.encode(summary))
-    return summary, found
+    return summary, tables
 
 
 def _held(source: _Source, options: IngestOptions) -> Rank:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.intervals import Intervals, union
-from distprof.run.tables import STEPS, distinct, join_launches
+from distprof.run.tables import STEPS, distinct, encode, join_launches
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.terms import ActivityKind, StepSource
 
@@ -81,7 +81,7 @@ def find_steps(activity: Table, host: Table, *, first_ns: int, last_ns: int) -> 
         host's ProfilerStep annotations, else ends of Optimizer.step, else the capture as one
         window; DEVICE where the device runs more than 1 % of a step behind.
     """
-    work = activity.take(activity["kind"] != ActivityKind.ANNOTATION)
+    work = activity.take(np.flatnonzero(activity["kind"] != ActivityKind.ANNOTATION))
     marks = _profiler_steps(host) or _optimizer_steps(host, first_ns, last_ns)
     if marks is None:
         return _device_ranges(activity) or _capture(work, first_ns, last_ns)
@@ -95,7 +95,7 @@ def find_steps(activity: Table, host: Table, *, first_ns: int, last_ns: int) -> 
             source=marks.source,
             note=f"{_host_note(marks)} No launch record shows where they are on the GPU.",
         )
-    lag = _lag_ratio(work.take(main), launched[main], marks)
+    lag = _lag_ratio(work["end_ns"][main], launched[main], marks)
     if lag <= LAG_RATIO:
         return Steps(table=marks.table(), source=marks.source, note=_host_note(marks))
     begins = marks.end[-1] + _usual_delay(called[main], launched[main], marks)
@@ -226,11 +226,11 @@ def _usual_delay(called: Int64Array, launched: Int64Array, marks: _Marks) -> int
     return int(np.median((first - marks.start)[some])) if some.any() else 0
 
 
-def _lag_ratio(work: Table, launched: Int64Array, marks: _Marks) -> float:
+def _lag_ratio(ends: Int64Array, launched: Int64Array, marks: _Marks) -> float:
     """How far activities end after the step that launched them, as a share of that step."""
     known = launched >= 0
     last = np.full(len(marks.step), np.iinfo(np.int64).min)
-    np.maximum.at(last, launched[known], work["end_ns"][known])
+    np.maximum.at(last, launched[known], ends[known])
     busy = last > np.iinfo(np.int64).min
     late = (last - marks.end)[busy]
     length = np.maximum(marks.end - marks.start, 1)[busy]
@@ -239,7 +239,7 @@ def _lag_ratio(work: Table, launched: Int64Array, marks: _Marks) -> float:
 
 def _main_stream(work: Table) -> NDArray[np.bool_]:
     """Mask of the activities on the stream that computes most, or is busiest without any."""
-    streams, which = np.unique(work["stream"], return_inverse=True)
+    streams, which = encode(work["stream"] - ABSENT)  # from 0 on, which are encoded faster
     busy = (work["end_ns"] - work["start_ns"]).astype(np.float64)
     computing = work["kind"] == ActivityKind.COMPUTATION
     if computing.any():

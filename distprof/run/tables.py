@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import msgspec
 import numpy as np
@@ -23,6 +24,7 @@ __all__ = [
     "RankTables",
     "distinct",
     "encode",
+    "have_launches",
     "intervals_of",
     "join_launches",
     "order_of_codes",
@@ -266,31 +268,72 @@ def join_launches(correlation: Int64Array, host: Table) -> Launches:
         correlation: Correlation id of each device activity.
         host: HOST table, at least its runtime and driver calls.
     """
-    calls = _calls_by_correlation(host)
-    ids = host["correlation"][calls]
-    if len(ids) == 0:
-        return _nothing_known(len(correlation))
-    at = np.searchsorted(ids, correlation, side="left")
-    hit = np.minimum(at, len(ids) - 1)
-    known = (correlation > 0) & (ids[hit] == correlation)
-    row = np.where(known, calls[hit], ABSENT)
+    known, row = _find_calls(correlation, host)
+    if not known.any():
+        return _nothing_known(len(row))
+    unknown = ~known
+
+    def of_call(values: NDArray[Number]) -> NDArray[Number]:
+        found = values[row]
+        found[unknown] = ABSENT
+        return found
+
     return Launches(
         known=known,
         row=row,
-        start=np.where(known, host["start_ns"][row], ABSENT),
-        end=np.where(known, host["end_ns"][row], ABSENT),
-        thread=np.where(known, host.coded("thread").codes[row], NO_THREAD).astype(np.int32),
+        start=of_call(host["start_ns"]),
+        end=of_call(host["end_ns"]),
+        thread=of_call(host.coded("thread").codes),
     )
 
 
-def _calls_by_correlation(host: Table) -> Int64Array:
-    """Rows of HOST that are calls with an id, in order of id, then start."""
+def have_launches(correlation: Int64Array, host: Table) -> NDArray[np.bool_]:
+    """Mask of the activities whose launch call :func:`join_launches` finds."""
+    return _find_calls(correlation, host)[0]
+
+
+def _find_calls(correlation: Int64Array, host: Table) -> tuple[NDArray[np.bool_], Int64Array]:
+    """Whether each activity's launch call is known, and its row, ABSENT where it is not."""
+    calls = _calls_by_correlation(host)
+    if len(calls) == 0:
+        return np.zeros(len(correlation), np.bool_), np.full(len(correlation), ABSENT, np.int64)
+    ids = host["correlation"][calls]
+    at = np.searchsorted(ids, correlation, side="left")
+    np.minimum(at, len(ids) - 1, out=at)
+    known = ids[at] == correlation
+    del ids  # several times as long as what is found
+    known &= correlation > 0
+    row = calls[at].astype(np.int64)
+    row[~known] = ABSENT
+    return known, row
+
+
+_calls_of: WeakKeyDictionary[Table, NDArray[np.int32]] = WeakKeyDictionary()
+
+
+def _calls_by_correlation(host: Table) -> NDArray[np.int32]:
+    """Rows of HOST that are calls with an id, in order of id, then start.
+
+    Tables never change, and each is asked several times: the answer is kept as long as the table.
+    """
+    known = _calls_of.get(host)
+    if known is None:
+        known = _calls_of[host] = _sorted_calls(host)
+    return known
+
+
+def _sorted_calls(host: Table) -> NDArray[np.int32]:
     is_call = host.coded("category").isin(CALL_CATEGORIES)
-    rows = np.flatnonzero(is_call & (host["correlation"] > 0))
+    is_call &= host["correlation"] > 0
+    rows = np.flatnonzero(is_call).astype(np.int32)
     ids = host["correlation"][rows]
-    if len(ids) > 1 and not (ids[1:] > ids[:-1]).all():
-        rows = rows[np.lexsort((host["start_ns"][rows], ids))]
-    return rows
+    if len(ids) < 2 or (ids[1:] > ids[:-1]).all():
+        return rows
+    order = np.argsort(ids, kind="stable")  # threads one after another: runs that ascend
+    ordered = ids[order]
+    if (ordered[1:] == ordered[:-1]).any():
+        order = np.lexsort((host["start_ns"][rows], ids))
+    return rows[order]
 
 
 def _nothing_known(size: int) -> Launches:

@@ -131,6 +131,13 @@ std::string content_of(const char* path) {
 
 }  // namespace
 
+/// What is found is as long as it is said to be.
+void check_search(const distprof::EventSearch& search) {
+    const distprof::Found found = search.select();
+    const std::unique_ptr<char[]> array(new char[search.size_of(found)]);
+    search.write(found, array.get());
+}
+
 int main(int count, char** words) {
     if (count < 4) return std::fprintf(stderr, "usage: mutate COUNT SEED CHUNK...\n"), 2;
     const long long wanted = std::atoll(words[1]);
@@ -145,7 +152,7 @@ int main(int count, char** words) {
         const std::unique_ptr<char[]> exact(new char[made.size()]);
         made.copy(exact.get(), made.size());
         const distprof::string_view text(exact.get(), made.size());
-        if (n % 8 == 0 && made.size() >= 2) distprof::EventSearch(text, search).select();
+        if (n % 8 == 0) check_search(distprof::EventSearch(text, search));
         try {
             check_chunk(distprof::read_chunk(text, settings, n % 3 == 0, n % 4 == 0));
             ++num_read;

@@ -174,6 +174,22 @@ def test_a_warm_cache_parses_nothing_and_says_the_same(options, monkeypatch):
             assert getattr(before, name) == getattr(after, name)
 
 
+def test_a_trace_alone_is_measured_from_memory_and_says_the_same(options, monkeypatch):
+    source = str(GOLDEN / "ddp-a100-2gpu-rank0")
+    (alone,) = open_run(source, options).ranks
+    (cached,) = open_run(source, options).ranks
+    same_tables(alone, cached)
+    monkeypatch.setattr(cache, "read_table", None)
+    assert len(alone.tables.load().activity) > 0
+    with pytest.raises(TypeError):
+        cached.tables.load()
+
+
+def test_of_several_traces_one_at_a_time_is_in_memory(options):
+    for opened in open_run(str(GLOO), options):
+        assert set(opened.tables.held) == {cache.STEPS_FILE, cache.COLLECTIVES_FILE}
+
+
 def test_other_patterns_do_not_find_the_tables_of_the_first(options):
     source = str(GOLDEN / "mi250-1gpu")
     (plain,) = open_run(source, options)

@@ -3,9 +3,13 @@
 One kernel ends at 100 µs, the next starts at 300 µs; what the host did meanwhile decides.
 """
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from distprof.sections.context import RankAnalyses
+from distprof.sections.idle.gaps import _among, _ended_with
 from distprof.sections.idle.measure import analyze_idle
 from distprof.terms import IdleCause
 from tests.builders import RankBuilder
@@ -342,3 +346,30 @@ def test_synchronising_calls_are_means_over_ranks_and_steps():
     analyses = [measured(r, windows=[us(0, 200), us(200, 400)]) for r in (first, second)]
     (call,) = analyze_idle(RankAnalyses.of(analyses, num_windows=2)).sync_calls
     assert (call.ranks, call.count_per_step, call.blocked_ns_per_step) == ((0,), 0.5, 10_000)
+
+
+# What ended when ----------------------------------------------------------------------------------
+
+MOMENTS = st.sets(st.integers(0, 12)).map(sorted)
+RANGES = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 4), st.integers(-1, 2)), max_size=9)
+
+
+@given(RANGES, MOMENTS, st.integers(-1, 2))
+def test_what_ended_at_a_moment_is_what_a_look_at_each_activity_says(ranges, moments, wanted):
+    rank = RankBuilder()
+    for start, length, stream in ranges:
+        rank.kernel("kernel", start, start + length, stream=stream)
+    activity = rank.tables().activity
+    values = np.full(len(moments), wanted, np.int64)
+    found = _ended_with(activity, activity["stream"], values, np.array(moments, np.int64))
+    assert found.tolist() == [
+        any(start + length == moment and length and stream == wanted
+            for start, length, stream in ranges)
+        for moment in moments
+    ]  # fmt: skip
+
+
+@given(MOMENTS, MOMENTS)
+def test_times_among_others(times, others):
+    found = _among(np.array(times, np.int64), np.array(others, np.int64))
+    assert found.tolist() == [time in others for time in times]

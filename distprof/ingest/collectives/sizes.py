@@ -135,7 +135,9 @@ def full_buffer_bytes(
         Formula sheet, "Collectives": n follows nccl-tests, doc/PERFORMANCE.md.
     """
     largest = np.maximum(in_elements, out_elements)
-    by_output, by_input = np.isin(kind, _COUNTED_BY_OUTPUT), np.isin(kind, _COUNTED_BY_INPUT)
+    by_output, by_input = (
+        (kind == one) | (kind == other) for one, other in (_COUNTED_BY_OUTPUT, _COUNTED_BY_INPUT)
+    )
     gather = kind == CollectiveKind.GATHER
     shard = np.select([by_output | gather, by_input], [in_elements, out_elements], ABSENT)
     shard = np.where(kind == CollectiveKind.SCATTER, out_elements, shard)

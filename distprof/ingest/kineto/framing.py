@@ -236,7 +236,10 @@ class Framer:
         while self._size < self._wanted and not self._exhausted:
             block = self._source.read(_BLOCK)
             end = self._size + len(block)
-            self._data[self._size : end] = block
+            if end > len(self._data):  # the last block may be longer
+                self._data = self._data.ljust(end, b" ")
+            with memoryview(self._data) as window:  # a bytearray would copy the block twice
+                window[self._size : end] = block
             self._size = end
             self._exhausted = not block
 

@@ -139,11 +139,22 @@ def _matches(pattern: re.Pattern[str]) -> Callable[[str], bool]:
 
 
 def compact(codes: NDArray[np.int32], texts: list[str]) -> Coded:
-    """A column whose dictionary holds only the texts that occur, in code order."""
+    """A column whose dictionary holds only the texts that occur, in code order.
+
+    Args:
+        codes: Overwritten: they are those of the new dictionary then.
+        texts: By code.
+    """
     used = np.zeros(len(texts), np.bool_)
     used[codes] = True
     remap = np.cumsum(used, dtype=np.int32) - np.int32(1)
-    return Coded(remap[codes], tuple(texts[code] for code in np.flatnonzero(used).tolist()))
+    for first in range(0, len(codes), _ROWS_AT_ONCE):
+        block = codes[first : first + _ROWS_AT_ONCE]
+        block[:] = remap[block]
+    return Coded(codes, tuple(texts[code] for code in np.flatnonzero(used).tolist()))
+
+
+_ROWS_AT_ONCE = 1 << 16
 
 
 def kind_of(word: str) -> int:

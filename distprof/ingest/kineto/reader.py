@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,10 +30,11 @@ from distprof.ingest.kineto.decode import (
 from distprof.ingest.kineto.device import DeviceSearch, parse_metadata
 from distprof.ingest.kineto.events import DECODE_OBJECT, LARGEST_NS
 from distprof.ingest.kineto.framing import Framer
+from distprof.ingest.kineto.growing import GrowingColumns, joined
 from distprof.ingest.kineto.parsed import MAX_NAMES, ParsedTrace, Symbols, SymbolTable, compact
 from distprof.ingest.kineto.source import ByteSource
 from distprof.run.run import Quality
-from distprof.run.tables import ACTIVITY, CALL_CATEGORIES, HOST, join_launches
+from distprof.run.tables import ACTIVITY, CALL_CATEGORIES, HOST, have_launches
 from distprof.schema import Coded, Table, TableSchema
 from distprof.terms import ActivityKind
 
@@ -70,8 +71,8 @@ class Collector:
     def __init__(self, symbols: SymbolTable, sink: HostSink | None) -> None:
         self._symbols = symbols
         self._sink = sink
-        self._device: list[Columns] = []
-        self._host: list[Columns] = []
+        self._device = GrowingColumns(ACTIVITY)
+        self._host = GrowingColumns(HOST)
         self._waiting: list[Columns] = []  # host rows for the sink
         self._num_waiting = 0
         self._comm = CommRows(symbols)
@@ -118,7 +119,7 @@ class Collector:
     def _write_waiting(self, sink: HostSink) -> None:
         """Write the waiting rows. A table for each chunk would cost more than its rows."""
         if self._waiting:
-            sink.write(self._host_table(_joined(HOST, self._waiting)))
+            sink.write(self._host_table(joined(HOST, self._waiting)))
         self._waiting, self._num_waiting = [], 0
 
     @property
@@ -139,9 +140,9 @@ class Collector:
             self._write_waiting(self._sink)
             self._sink.shift(base_ns)
         names = {"name": self._symbols.names}
-        device = _shifted(_joined(ACTIVITY, self._device), base_ns)
+        device = _shifted(self._device.columns(), base_ns)
         activity = _table(ACTIVITY, device, names)
-        host = self._host_table(_shifted(_joined(HOST, self._host), base_ns))
+        host = self._host_table(_shifted(self._host.columns(), base_ns))
         return activity, host, self._comm.to_table(base_ns)
 
     def _host_table(self, columns: Columns) -> Table:
@@ -152,16 +153,6 @@ class Collector:
             "thread": symbols.threads,
         }
         return _table(HOST, columns, texts)
-
-
-def _joined(schema: TableSchema, parts: Sequence[Columns]) -> Columns:
-    """The parts one after another. Frees the parts column by column, for they are large."""
-    joined: Columns = {}
-    for column in schema:
-        dtype = np.int32 if column.dtype == "category" else np.dtype(column.dtype)
-        arrays = [part.pop(column.name) for part in parts]
-        joined[column.name] = np.concatenate([np.empty(0, dtype), *arrays])
-    return joined
 
 
 def _shifted(columns: Columns, base_ns: int) -> Columns:
@@ -507,7 +498,7 @@ def _count_unlaunched(activity: Table, host: Table) -> int:
     if not host.coded("category").isin(CALL_CATEGORIES).any():
         return 0
     correlation = activity["correlation"][activity["kind"] != ActivityKind.ANNOTATION]
-    return int(np.count_nonzero(~join_launches(correlation, host).known))
+    return int(np.count_nonzero(~have_launches(correlation, host)))
 
 
 def _keep_freed_memory() -> None:

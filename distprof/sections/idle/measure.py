@@ -313,6 +313,7 @@ def rank_causes(tables: RankTables, timeline: Timeline, windows: Intervals) -> I
     if not tables.has_host:
         return None
     launches = join_launches(tables.activity["correlation"], tables.host)
+    launched = _first_of_launch(tables.activity, launches)  # first, for it takes most memory
     gaps = find_gaps(tables.activity, timeline, launches, windows)
     input_part = _input_part(tables.host, gaps)
     calls = blocking_calls(tables, launches)
@@ -335,7 +336,7 @@ def rank_causes(tables: RankTables, timeline: Timeline, windows: Intervals) -> I
             _held(gaps, gaps.within_launch | _of_graphs(tables.host, gaps)), comm_wait
         ),
         late=_launched_in(gaps, launches),
-        launched=_first_of_launch(tables.activity, launches),
+        launched=launched,
         sync_calls=sync_stats(calls, inside, blame.call, sync_ns),
         launches=launches,
         released_ns=_released(calls, waits_for_room(tables.activity, launches)),

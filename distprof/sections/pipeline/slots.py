@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
@@ -75,13 +76,17 @@ class SlotName(NamedTuple):
 
 Parser = Callable[[str], Sequence[SlotName]]
 
+_NAMES_OF_RANKS = 1 << 14  # most ranks have the names of the one before
 
+
+@lru_cache(_NAMES_OF_RANKS)
 def parse_mark(name: str) -> tuple[SlotName, ...]:
     """The slot of a probe's mark; empty for any other name."""
     found = _MARK.match(name)
     return (SlotName(int(found[1]), _KINDS[found[2]], int(found[3])),) if found else ()
 
 
+@lru_cache(_NAMES_OF_RANKS)
 def parse_torch(name: str) -> tuple[SlotName, ...]:
     """The slot, or the two, of torch's annotation; empty for any other name.
 

@@ -90,7 +90,7 @@ def _traffic(run: Run, analyses: Mapping[int, RankAnalysis]) -> Traffic:
         inside = (analysis.collective_step != ABSENT) & (rows["peer"] != ABSENT)
         steps = max(len(analysis.steps), 1)
         for kind, found in ((CollectiveKind.SEND, sent), (CollectiveKind.RECV, received)):
-            of_kind = np.isin(rows["kind"], (kind, CollectiveKind.SEND_RECV))
+            of_kind = (rows["kind"] == kind) | (rows["kind"] == CollectiveKind.SEND_RECV)
             peers = rows["peer"][inside & of_kind].tolist()
             for peer, count in Counter(peers).items():
                 pair = (rank, peer) if kind is CollectiveKind.SEND else (peer, rank)

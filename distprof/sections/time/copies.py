@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,7 @@ _CUDA = re.compile(r"Memcpy (\w)to(\w)(?: \((\w+) -> (\w+)\))?")
 _HIP = re.compile(r"Copy(Host|Device)To(Host|Device)", re.IGNORECASE)
 
 
+@lru_cache(1 << 10)  # all ranks have the same few names
 def direction_of(name: str) -> tuple[str, str]:
     """Direction and kind of CPU memory that a copy's name tells.
 
