@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from distprof.join.instances import NO_STEP, step_labels
 from distprof.join.waits import (
+    MemberBlocks,
     comparable_instances,
     domain_of_ranks,
-    member_column,
     member_to_common,
     positions_of,
 )
@@ -232,8 +232,10 @@ def _members(matches: CollectiveMatches, instance: int) -> slice:
 
 def _longest(matches: CollectiveMatches, ranks: Sequence[Rank]) -> Int64Array:
     """Longest duration among the members of each instance."""
-    length = member_column(matches, ranks, "end_ns") - member_column(matches, ranks, "start_ns")
-    longest: Int64Array = np.maximum.reduceat(length, matches.offsets[:-1])
+    longest = np.zeros(matches.count, np.int64)
+    for block in MemberBlocks(matches, ranks, ["start_ns", "end_ns"]):
+        start, end = block.columns
+        longest[block.instances] = np.maximum.reduceat(end - start, block.first)
     return longest
 
 

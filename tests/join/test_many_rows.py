@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from distprof.join import matching
+from distprof.join import matching, waits
+from distprof.join.alignment import align_clocks
 from distprof.join.matching import match_collectives
 from distprof.join.topology import build_topology
+from distprof.join.windows import find_window
 from distprof.run.run import CollectiveMatches, Rank
 from distprof.run.tables import COLLECTIVES, order_of_codes
 from distprof.schema import Coded, Table
@@ -70,6 +72,52 @@ def test_group_by_group_or_at_once(seed: int, with_seq: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(matching, "_BLOCK", 7)
         assert_same(matched(ranks), whole)
+
+
+@settings(max_examples=10)
+@given(SEEDS, st.sampled_from([1, 5, 40]), st.booleans())
+def test_some_instances_at_a_time_or_all(seed: int, block: int, is_torn: bool) -> None:
+    """Clocks, waits and the window; the ranks of a node with two clocks are told apart."""
+    ranks = ranks_of(seed)
+    if is_torn:
+        table = ranks[1].collectives
+        off = {name: table[name] + 300_000 for name in ("start_ns", "end_ns")}
+        ranks[1] = structs.replace(ranks[1], collectives=table.with_columns(**off))
+    whole = joined_by_time(ranks)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(waits, "_BLOCK", block)
+        patch.setattr(waits, "_MAX_PAIRS", 0)  # pairs are sorted then
+        assert joined_by_time(ranks) == whole
+
+
+def joined_by_time(ranks: list[Rank]) -> list[object]:
+    topology, matches = build_topology(ranks), matched(ranks)
+    clock = align_clocks(ranks, topology.nodes, matches)
+    window, gaps = find_window(ranks, matches, clock)
+    found: list[object] = [
+        value.tolist() if isinstance(value, np.ndarray) else value
+        for struct in (clock, window)
+        for value in structs.astuple(struct)
+    ]
+    ends = waits.last_start_on_own_clock(matches, clock, ranks)
+    return [*found, gaps, {rank: end.tolist() for rank, end in ends.items()}]
+
+
+@given(SEEDS)
+def test_columns_joined(seed: int) -> None:
+    """Of parts of one value only one value is kept, and what is joined is the same."""
+    dice = np.random.default_rng(seed)
+    parts = [
+        np.broadcast_to(np.int64(dice.integers(2)), dice.integers(4))
+        if dice.integers(2)
+        else dice.integers(0, 3, dice.integers(4))
+        for _ in range(dice.integers(1, 4))
+    ]
+    column = waits.joined(parts)
+    assert column.tolist() == np.concatenate(parts).tolist()
+    some = [part for part in parts if len(part)]
+    of_one_value = all(part.strides == (0,) and part[0] == some[0][0] for part in some)
+    assert not (some and of_one_value) or column.strides == (0,)
 
 
 @given(SEEDS)
