@@ -14,13 +14,12 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from distprof.join.blocks import blocks_of, looked_up
 from distprof.join.clocks import components_of, fit_line, location, pooled_scale, solve_graph
 from distprof.join.waits import (
     MemberBlock,
     MemberBlocks,
-    blocks_of,
     domain_of_ranks,
-    looked_up,
     member_to_common,
     timed_instances,
 )

@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.join.blocks import blocks_of, joined, looked_up
 from distprof.join.topology import group_key, groups_of_rows, world_size_of
-from distprof.join.waits import blocks_of, joined, looked_up
 from distprof.run.run import CollectiveMatches, Rank
 from distprof.run.topology import ProcessGroup
 from distprof.schema import Int64Array, Table

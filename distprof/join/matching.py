@@ -13,6 +13,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.join import blocks
+from distprof.join.blocks import index_type, positions_by_code, spans
 from distprof.join.by_order import match_by_order, match_messages
 from distprof.join.clocks import SEPARATE_NS, ClockLinks
 from distprof.join.instances import (
@@ -249,47 +251,20 @@ class _Notes(msgspec.Struct):
     num_shared: int = 0
 
 
-_BLOCK = 1 << 20
-"""Rows joined at once, unless a group has more: about 100 bytes of memory for each."""
+def _by_groups(rows: Rows, chosen: NDArray[np.bool_]) -> list[NDArray[Any]]:
+    """The chosen rows in parts of whole groups, by ascending group, each part ascending.
 
-_INT32 = np.iinfo(np.int32)
-
-
-def _by_groups(rows: Rows, chosen: NDArray[np.bool_]) -> Iterator[NDArray[Any]]:
-    """The chosen rows in parts of whole groups, by ascending group, each part ascending."""
-    counts = _counts_of_groups(rows.group, chosen)
-    if not len(counts):
-        return
-    of_group = _numbered((np.cumsum(counts) - counts) // _BLOCK)
-    sizes = np.bincount(of_group, weights=counts).astype(np.int64)
-    if len(sizes) == 1:
-        yield np.flatnonzero(chosen)
-        return
-    order = np.empty(int(sizes.sum()), _narrow(len(chosen)))
-    free = np.cumsum(sizes) - sizes
-    for low in range(0, len(chosen), _BLOCK):  # what is sorted at once takes 24 bytes a row
-        index = np.flatnonzero(chosen[low : low + _BLOCK]) + low
-        part = of_group[rows.group[index]]
-        index = index[order_of_codes(part, len(sizes))]
-        ends = np.cumsum(np.bincount(part, minlength=len(sizes)))
-        for number, some in enumerate(np.split(index, ends[:-1])):
-            order[free[number] : free[number] + len(some)] = some
-            free[number] += len(some)
-    yield from np.split(order, free[:-1])
-
-
-def _counts_of_groups(group: NDArray[np.int32], chosen: NDArray[np.bool_]) -> Int64Array:
-    """How many of the chosen rows are in each group, up to the last group that has one."""
-    counts = np.zeros(int(group.max(initial=-1)) + 1, np.int64)
-    for low in range(0, len(group), _BLOCK):
-        part = slice(low, low + _BLOCK)
-        counts += np.bincount(group[part][chosen[part]], minlength=len(counts))
-    return np.trim_zeros(counts, "b")
-
-
-def _narrow(count: int) -> type[np.signedinteger[Any]]:
-    """The type of positions among ``count`` rows: of half the size where that holds them."""
-    return np.int32 if count <= _INT32.max else np.int64
+    A part has as many rows as are joined at once, each in about 100 bytes of memory, unless a group
+    has more.
+    """
+    counts = np.zeros(int(rows.group.max(initial=-1)) + 1, np.int64)
+    for span in spans(len(chosen)):
+        counts += np.bincount(rows.group[span][chosen[span]], minlength=len(counts))
+    if not counts.any():
+        return []
+    part_of_group = _numbered((np.cumsum(counts) - counts) // blocks.BLOCK)
+    parts = positions_by_code(rows.group, chosen, part_of_group)
+    return [part for part in parts if len(part)]
 
 
 def _numbered(ascending: Int64Array) -> Int64Array:
@@ -330,7 +305,9 @@ def _match_part(
         useless[refuted] = True
     keep &= ~useless[group]
     members = order if keep.all() else order[np.repeat(keep, sizes)]
-    found.add(members.astype(_narrow(len(rows.rank))), sizes[keep], MatchMethod.SEQUENCE)
+    found.add(
+        members.astype(index_type(len(rows.rank)), copy=False), sizes[keep], MatchMethod.SEQUENCE
+    )
     notes.groups += np.flatnonzero(useless).tolist()
     return index[useless[rows.group[index]]] if useless.any() else index[:0]
 
@@ -457,8 +434,7 @@ def _num_in_common_window(rows: Rows, numbered: NDArray[np.bool_], useless: Sequ
         numbered = numbered & wanted[rows.group]
     start, stop = _common_windows(rows, numbered)
     count = 0
-    for low in range(0, len(numbered), _BLOCK):
-        part = slice(low, low + _BLOCK)
+    for part in spans(len(numbered)):
         group, seq = rows.group[part], rows.seq[part]
         inside = numbered[part] & (seq >= start[group])
         inside &= seq <= stop[group]
@@ -489,9 +465,9 @@ def _common_windows(rows: Rows, numbered: NDArray[np.bool_]) -> tuple[Int64Array
 def _blocks_of_ranks(rows: Rows, num_groups: int) -> Iterator[slice]:
     """Rows of some ranks at a time, so that neither rows nor pairs with groups are many."""
     ends = np.concatenate(([0], np.cumsum([len(rank.collectives) for rank in rows.ranks])))
-    most, low = max(_BLOCK // max(num_groups, 1), 1), 0
+    most, low = max(blocks.BLOCK // max(num_groups, 1), 1), 0
     while low < len(rows.ranks):
-        high = int(np.searchsorted(ends, ends[low] + _BLOCK, side="right")) - 1
+        high = int(np.searchsorted(ends, ends[low] + blocks.BLOCK, side="right")) - 1
         high = min(max(high, low + 1), low + most, len(rows.ranks))
         yield slice(int(ends[low]), int(ends[high]))
         low = high

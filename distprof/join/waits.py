@@ -6,12 +6,13 @@ And columns of matched collectives, gathered from the tables of many ranks, that
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.join.blocks import blocks_of, joined, looked_up
 from distprof.run.run import ClockAlignment, CollectiveMatches, Rank
 from distprof.run.tables import distinct
 from distprof.schema import ABSENT, Int64Array
@@ -20,27 +21,15 @@ from distprof.terms import CollectiveKind
 __all__ = [
     "MemberBlock",
     "MemberBlocks",
-    "blocks_of",
     "comparable_instances",
     "domain_of_ranks",
-    "joined",
     "last_start_on_own_clock",
-    "looked_up",
     "member_column",
     "member_rows",
     "member_to_common",
     "positions_of",
     "timed_instances",
 ]
-
-_Value = TypeVar("_Value", bound=np.generic)
-
-
-_BLOCK = 1 << 20
-"""Members looked at at once. Memory of this size is used again, where more is new each time."""
-
-_MAX_TABLE = 1 << 24
-"""Rank numbers up to which a number is looked up in a table."""
 
 
 def positions_of(ranks: Sequence[Rank], numbers: NDArray[Any]) -> NDArray[np.int64]:
@@ -52,18 +41,6 @@ def positions_of(ranks: Sequence[Rank], numbers: NDArray[Any]) -> NDArray[np.int
     """
     known = np.array([rank.rank for rank in ranks], dtype=np.int64)
     return looked_up(known, np.arange(len(known), dtype=np.int64), numbers)
-
-
-def looked_up(
-    known: NDArray[Any], values: NDArray[_Value], numbers: NDArray[Any]
-) -> NDArray[_Value]:
-    """The value of each number; ``known`` are distinct numbers, ascending."""
-    if len(known) == 0 or known[0] < 0 or known[-1] >= _MAX_TABLE:
-        return values[np.searchsorted(known, numbers)]
-    table = np.zeros(int(known[-1]) + 1, values.dtype)
-    table[known] = values
-    found: NDArray[_Value] = table[numbers]
-    return found
 
 
 class MemberBlocks:
@@ -118,30 +95,6 @@ class MemberBlock(msgspec.Struct, frozen=True, kw_only=True):
     rank: NDArray[np.int32]
     row: Int64Array
     columns: tuple[NDArray[Any], ...]
-
-
-def blocks_of(offsets: Int64Array) -> Iterator[tuple[int, int]]:
-    """Ranges of instances with at most a million members, or of one instance with more.
-
-    Args:
-        offsets: int64, shape ``(instances + 1,)``, where the members of each begin.
-    """
-    low, count = 0, len(offsets) - 1
-    while low < count:
-        high = int(np.searchsorted(offsets, offsets[low] + _BLOCK, side="right")) - 1
-        high = min(max(high, low + 1), count)
-        yield low, high
-        low = high
-
-
-def joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """The parts one after another; of parts that are views of one equal value, such a view."""
-    some = [part for part in parts if len(part)]
-    if not some:
-        return parts[0] if parts else np.empty(0, np.int64)
-    if all(part.strides == (0,) and part[0] == some[0][0] for part in some):
-        return np.broadcast_to(some[0][:1], (sum(map(len, some)),))
-    return np.concatenate(some)
 
 
 def member_rows(matches: CollectiveMatches, ranks: Sequence[Rank]) -> Int64Array:

@@ -403,7 +403,7 @@ class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     kernels: tuple[KernelStats, ...]
     exposed_ns: Int64Array
     exposed_wait_ns: Int64Array
-    collective_step: Int64Array
+    collective_step: NDArray[np.int32]
     input_ns: Int64Array
     computation_ns: Int64Array
     idle_host_ns: Int64Array

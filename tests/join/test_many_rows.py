@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from distprof.join import matching, waits
+from distprof.join import blocks, matching, waits
 from distprof.join.alignment import align_clocks
 from distprof.join.matching import match_collectives
 from distprof.join.topology import build_topology
@@ -70,7 +70,7 @@ def test_group_by_group_or_at_once(seed: int, with_seq: bool) -> None:
         ranks[0] = structs.replace(ranks[0], collectives=table.with_columns(seq=off))
     whole = matched(ranks)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(matching, "_BLOCK", 7)
+        patch.setattr(blocks, "BLOCK", 7)
         assert_same(matched(ranks), whole)
 
 
@@ -85,7 +85,7 @@ def test_some_instances_at_a_time_or_all(seed: int, block: int, is_torn: bool) -
         ranks[1] = structs.replace(ranks[1], collectives=table.with_columns(**off))
     whole = joined_by_time(ranks)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(waits, "_BLOCK", block)
+        patch.setattr(blocks, "BLOCK", block)
         patch.setattr(waits, "_MAX_PAIRS", 0)  # pairs are sorted then
         assert joined_by_time(ranks) == whole
 
@@ -113,11 +113,26 @@ def test_columns_joined(seed: int) -> None:
         else dice.integers(0, 3, dice.integers(4))
         for _ in range(dice.integers(1, 4))
     ]
-    column = waits.joined(parts)
+    column = blocks.joined(parts)
     assert column.tolist() == np.concatenate(parts).tolist()
     some = [part for part in parts if len(part)]
     of_one_value = all(part.strides == (0,) and part[0] == some[0][0] for part in some)
     assert not (some and of_one_value) or column.strides == (0,)
+
+
+@given(SEEDS, st.sampled_from([1, 7, 1 << 20]))
+def test_positions_by_code(seed: int, block: int) -> None:
+    dice = np.random.default_rng(seed)
+    codes = dice.integers(0, dice.integers(1, 6), dice.integers(0, 40)).astype(np.int32)
+    chosen, lookup = dice.random(len(codes)) < 0.7, dice.integers(0, 3, 6)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "BLOCK", block)
+        found = blocks.positions_by_code(codes)
+        other = blocks.positions_by_code(codes, chosen, lookup)
+    for number, positions in enumerate(found):
+        assert positions.tolist() == np.flatnonzero(codes == number).tolist()
+    for number, positions in enumerate(other):
+        assert positions.tolist() == np.flatnonzero(chosen & (lookup[codes] == number)).tolist()
 
 
 @given(SEEDS)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from distprof.intervals import Intervals, covered, union
 from distprof.run.tables import intervals_of
@@ -34,7 +35,7 @@ _KINDS = (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER)
 
 
 def rank_trains(
-    collectives: Table, collective_step: Int64Array, timeline: Timeline, is_cpu: bool
+    collectives: Table, collective_step: NDArray[np.int32], timeline: Timeline, is_cpu: bool
 ) -> tuple[RankTrain, ...]:
     """Trains of one rank, of each kind and group; none on a CPU.
 
@@ -57,7 +58,7 @@ def rank_trains(
 
 
 def _trains_of(
-    collectives: Table, rows: Int64Array, step: Int64Array, computation: Intervals, kind: int
+    collectives: Table, rows: Int64Array, step: NDArray[np.int32], computation: Intervals, kind: int
 ) -> list[RankTrain]:
     start, end = (column[rows] for column in intervals_of(collectives))
     length = end - start
