@@ -261,7 +261,7 @@ class _Source(msgspec.Struct, frozen=True, kw_only=True):
 def _made(source: _Source, options: IngestOptions, writer: cache.EntryWriter) -> Rank:
     with writer:
         summary, found = _write_entry(source, options, writer.folder, writer.note)
-        steps, collectives = found.steps.table, found.collectives
+        steps, collectives = found.steps.table, found.collectives.compact()
         again = partial(_remade, source.trace, options)
         place = str(writer.commit())
         tables = cache.CachedTables(place, summary.has_host, collectives, steps, again)
@@ -318,7 +318,7 @@ def _from_entry(trace: TraceFile, options: IngestOptions, entry: Path) -> Rank |
     try:
         summary = msgspec.json.decode((entry / cache.RANK_FILE).read_bytes(), type=_Summary)
         steps = cache.read_table(entry / cache.STEPS_FILE, STEPS)
-        collectives = cache.read_table(entry / cache.COLLECTIVES_FILE, COLLECTIVES)
+        collectives = cache.read_table(entry / cache.COLLECTIVES_FILE, COLLECTIVES).compact()
         tables = cache.CachedTables(
             str(entry), summary.has_host, collectives, steps, partial(_remade, trace, options)
         )
@@ -363,7 +363,7 @@ def _held(source: _Source, options: IngestOptions) -> Rank:
     tables = RankTables(
         activity=found.activity,
         host=parsed.host if has_host else Table.empty(HOST),
-        collectives=found.collectives,
+        collectives=found.collectives.compact(),
         steps=found.steps.table,
         has_host=has_host,
     )
@@ -460,7 +460,6 @@ def _rank(
 ) -> Rank:
     """The rank that a trace holds, under the name of the file asked for."""
     number, origin = _number(trace, summary.rank)
-    collectives = collectives.compact()  # of all ranks it stays in memory
     shared: dict[str, Any] = {
         name: getattr(summary, name)
         for name in _Summary.__struct_fields__

@@ -34,6 +34,10 @@ __all__ = [
 ]
 
 
+_MANY = 4_000_000
+"""Members looked at at once: limits intermediate arrays to about 100 MB. Sums of fractions are
+rounded block by block, so that another number changes their last digit."""
+
 _PAIR = 1 << 24
 """More than ranks can be."""
 
@@ -179,8 +183,12 @@ class Members(msgspec.Struct, frozen=True, kw_only=True):
         return first
 
 
-def by_size(offsets: Int64Array) -> Iterator[tuple[Int64Array, Int64Array]]:
+def by_size(offsets: Int64Array, at_once: int = _MANY) -> Iterator[tuple[Int64Array, Int64Array]]:
     """Segments of equal size together, so that they are rows of a matrix.
+
+    Args:
+        offsets: Where each segment begins.
+        at_once: Elements of a matrix, unless a segment has more.
 
     Yields:
         Segment numbers, shape ``(n,)``, and positions of their elements, shape ``(n, size)``.
@@ -188,7 +196,7 @@ def by_size(offsets: Int64Array) -> Iterator[tuple[Int64Array, Int64Array]]:
     sizes = np.diff(offsets)
     for size in distinct(sizes[sizes > 0]).tolist():
         segments = np.flatnonzero(sizes == size)
-        height = max(blocks.BLOCK // size, 1)
+        height = max(at_once // size, 1)
         for low in range(0, len(segments), height):
             chosen = segments[low : low + height]
             yield chosen, offsets[chosen][:, None] + np.arange(size, dtype=np.int64)
@@ -205,7 +213,7 @@ def segment_median(
         rows: Which value is each element of the segments; None for the values in their order.
     """
     result = np.zeros(len(offsets) - 1, dtype=np.int64)
-    for segments, positions in by_size(offsets):
+    for segments, positions in by_size(offsets, blocks.BLOCK):
         some = values[positions if rows is None else rows[positions]]
         middle = np.median(some, axis=1, overwrite_input=True)
         result[segments] = np.floor(middle).astype(np.int64)

@@ -80,7 +80,22 @@ def rank_line(
     low, high = context.simulated
     some = Intervals(windows.start[low:high], windows.end[low:high])
     part = main_line(tables, some, timeline, causes, stages, lag_ns=lag_ns)
-    return None if part is None else replace(part, held_ns=line.held_ns, first_window=low)
+    if part is None:
+        return None
+    return replace(_near(part), held_ns=line.held_ns, first_window=low)
+
+
+MARGIN = 64
+"""Rows before and after a line that may have partners in it: captures are cut raggedly."""
+
+
+def _near(line: MainLine) -> MainLine:
+    """A line that is a part of what was recorded, with the rows that matter to it."""
+    inside = np.flatnonzero((line.issue != ABSENT) | (line.resume != ABSENT))
+    low = max(int(inside[0]) - MARGIN, 0) if len(inside) else 0
+    rows = slice(low, int(inside[-1]) + 1 + MARGIN if len(inside) else 0)
+    kept = {name: getattr(line, name)[rows].copy() for name in MainLine.of_rows}
+    return replace(line, first_row=low, **kept)
 
 
 def main_line(

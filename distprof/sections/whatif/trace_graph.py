@@ -208,19 +208,11 @@ def trace_graph(run: Run, analyses: Mapping[int, RankAnalysis]) -> TraceGraph | 
     return _assemble(rows, transfers_of(run, rows), analyses)
 
 
-MARGIN = 64
-"""Rows before and after a line that may have partners in it: captures are cut raggedly."""
-
-
 def _near(index: RowIndex, lines: Sequence[MainLine]) -> RowIndex:
     """The rows that matter to lines which are a part of what was recorded."""
-    low, high = np.zeros((2, len(lines)), dtype=np.int64)
-    for position, line in enumerate(lines):
-        inside = np.flatnonzero((line.issue != ABSENT) | (line.resume != ABSENT))
-        if len(inside):
-            low[position] = max(inside[0] - MARGIN, 0)
-            high[position] = min(inside[-1] + 1 + MARGIN, len(line.issue))
-    return index.cut(low, high)
+    low = np.array([line.first_row for line in lines], dtype=np.int64)
+    length = np.array([len(line.issue) for line in lines], dtype=np.int64)
+    return index.cut(low, low + length)
 
 
 # The graph ---------------------------------------------------------------------------------------
