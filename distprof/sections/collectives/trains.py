@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.intervals import Intervals, covered, union
-from distprof.run.tables import intervals_of
+from distprof.run.tables import distinct, intervals_of
 from distprof.schema import Int64Array, Table
 from distprof.sections.collectives.result import CollectiveTrain
 from distprof.sections.context import RankTrain
@@ -50,7 +50,9 @@ def rank_trains(
     kinds, groups = collectives["kind"], collectives.coded("group").codes
     chosen = np.isin(kinds, _KINDS) & (collective_step >= 0) & collectives["is_timed"]
     found = []
-    for kind, group in np.unique(np.stack((kinds[chosen], groups[chosen])), axis=1).T.tolist():
+    many = int(groups.max(initial=0)) + 1
+    pairs = distinct(kinds[chosen].astype(np.int64) * many + groups[chosen])
+    for kind, group in (divmod(pair, many) for pair in pairs.tolist()):
         rows = np.flatnonzero(chosen & (kinds == kind) & (groups == group))
         rows = rows[np.argsort(collectives["start_ns"][rows], kind="stable")]
         found += _trains_of(collectives, rows, collective_step, timeline.computation, kind)

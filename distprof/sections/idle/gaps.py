@@ -155,11 +155,20 @@ def _other_stream(
 ) -> NDArray[np.bool_]:
     """Whether communication borders the gap and its two sides are on different streams."""
     is_comm = _pick(activity["kind"], row) == ActivityKind.COMMUNICATION
-    after_comm = np.isin(gap_start, timeline.communication.end)
+    after_comm = _among(gap_start, timeline.communication.end)
     streams = activity["stream"]
     own_stream_went_on = _ended_with(activity, streams, _pick(streams, row), gap_start)
     result: NDArray[np.bool_] = (is_comm | after_comm) & ~own_stream_went_on
     return result
+
+
+def _among(times: Int64Array, ends: Int64Array) -> NDArray[np.bool_]:
+    """Whether each time is one of ``ends``, which ascend."""
+    if len(ends) == 0:
+        return np.zeros(len(times), dtype=np.bool_)
+    at = np.minimum(np.searchsorted(ends, times), len(ends) - 1)
+    found: NDArray[np.bool_] = ends[at] == times
+    return found
 
 
 def _ended_with(
@@ -178,10 +187,10 @@ def _ended_with(
     end = activity["end_ns"]
     moment = np.minimum(np.searchsorted(when, end), len(when) - 1)
     rows = np.flatnonzero((when[moment] == end) & (activity["start_ns"] < end))
-    distinct, codes = np.unique(np.concatenate((values[rows], wanted)), return_inverse=True)
-    ended = moment[rows] * len(distinct) + codes[: len(rows)]
-    asked = np.arange(len(when)) * len(distinct) + codes[len(rows) :]
-    return np.isin(asked, ended)
+    moment = moment[rows]
+    ended = np.zeros(len(when), dtype=np.bool_)
+    ended[moment[values[rows] == wanted[moment]]] = True
+    return ended
 
 
 def _pick(values: NDArray[Any], at: Int64Array) -> NDArray[Any]:

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.intervals import EMPTY, Intervals, clip, covered, intersect, subtract, union
-from distprof.run.tables import RankTables, intervals_of
+from distprof.run.tables import RankTables, distinct, intervals_of
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.context import LaunchBounds, MainLine, Own, RankContext, StageSlots
 from distprof.sections.idle.launch_bounds import held_by_launches, launch_bounds
@@ -185,7 +185,7 @@ class _Cuts(msgspec.Struct, frozen=True, kw_only=True):
     @staticmethod
     def of(hard_ns: Int64Array, soft_ns: Int64Array) -> _Cuts:
         origin = int(hard_ns[0])
-        keys = np.unique(np.concatenate(((hard_ns - origin) * 2, (soft_ns - origin) * 2 + 1)))
+        keys = distinct(np.concatenate(((hard_ns - origin) * 2, (soft_ns - origin) * 2 + 1)))
         return _Cuts(origin_ns=origin, keys=keys, segment=np.arange(len(keys), dtype=np.int64))
 
     @property

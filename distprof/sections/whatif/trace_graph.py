@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 
 import msgspec
 import numpy as np
@@ -43,7 +44,7 @@ _NEVER = -(1 << 52)
 """Delay of an edge that holds nothing back."""
 
 
-class TraceGraph(msgspec.Struct, frozen=True, kw_only=True):
+class TraceGraph(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A run of P ranks and W windows as S segments and J transfers.
 
     Args:
@@ -94,6 +95,13 @@ class TraceGraph(msgspec.Struct, frozen=True, kw_only=True):
     asked_bytes: Int64Array
     first_window: int
     num_analysed: int
+
+    @cached_property
+    def own_total_ns(self) -> Int64Array:
+        """Own time of each segment, int64; nobody may write to it."""
+        own: Int64Array = self.own_ns.sum(axis=1)
+        own.setflags(write=False)
+        return own
 
     @property
     def is_sample(self) -> bool:
@@ -161,7 +169,7 @@ class TraceGraph(msgspec.Struct, frozen=True, kw_only=True):
             delay_ns: Per edge, shape ``(E,)`` or ``(E, k)``.
             release_ns: Per node, shape ``(S + J,)`` or ``(S + J, k)``.
         """
-        own = self.own_ns.sum(axis=1) if own_ns is None else own_ns
+        own = self.own_total_ns if own_ns is None else own_ns
         transfer = self.transfers.duration_ns if transfer_ns is None else transfer_ns
         width = max(own.shape[1:], transfer.shape[1:], key=len)
         if width:
