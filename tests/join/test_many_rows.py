@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -10,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from distprof.join import blocks, matching, waits
+from benchmarks import cross_rank
+from distprof.join import blocks, matching, shifts, waits
 from distprof.join.alignment import align_clocks
+from distprof.join.instances import NO_STEP
 from distprof.join.matching import match_collectives
 from distprof.join.topology import build_topology
 from distprof.join.windows import find_window
@@ -192,3 +195,50 @@ def test_a_compact_table_holds_the_same_in_less(num_rows: int) -> None:
         if num_rows >= 1_000:
             assert held_bytes(other) < 13 * num_rows
             assert held_bytes(table) > 90 * num_rows
+
+
+@given(SEEDS)
+def test_a_shift_without_misfit_is_found_as_among_all(seed: int) -> None:
+    """Steps of a few operations, some lost at either end or in the middle."""
+    dice = np.random.default_rng(seed)
+    length = int(dice.integers(1, 9))
+    count = int(dice.integers(1, 12)) * length
+    end = np.cumsum(dice.integers(1, 10**6, count))
+    step = np.arange(count) // length if dice.integers(2) else np.full(count, NO_STEP)
+    token = np.arange(count) % length % dice.integers(1, 4)
+
+    def seen(lost: int, cut: int) -> shifts.Operations:
+        kept = np.delete(np.arange(cut, count), dice.integers(0, max(count - cut, 1), lost))
+        off = dice.integers(0, 50, len(kept)) + dice.integers(0, 10**7)
+        return shifts.Operations(
+            token=token[kept],
+            end_ns=end[kept] + off,
+            step=step[kept].astype(np.int64),
+            is_timed=np.ones(len(kept), np.bool_),
+        )
+
+    lost = int(dice.integers(0, 2)) if count > 4 else 0
+    a, b = seen(lost, 0), seen(lost, int(dice.integers(0, min(count, 12))))
+    error = float(dice.choice([np.inf, 5e4, 1e7]))
+    expected = shifts.Expectation(usual_error_ns=error)
+    found = shifts.best_shift(a, b, expected)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shifts, "_without_misfit", lambda a, b, every, expected: every)
+        assert shifts.best_shift(a, b, expected) == found
+
+
+MOST_BYTES = 80
+"""Per collective, of all that matching and clocks take beyond its tables; 67 when this was written.
+Twice as many rows may take no more per row: blocks are small here, as they are in large jobs."""
+
+
+@pytest.mark.parametrize("num_ranks", [32, 64])
+def test_memory_of_each_collective(num_ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "BLOCK", 1 << 12)
+    ranks = cross_rank.make_ranks(num_ranks, 1_500, with_seq=True, seed=0)
+    cross_rank.measure(ranks)  # what is imported and cached is not of any size
+    tracemalloc.start()
+    cross_rank.measure(ranks)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < MOST_BYTES * sum(len(rank.collectives) for rank in ranks)

@@ -98,7 +98,7 @@ class TraceGraph(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def own_total_ns(self) -> Int64Array:
-        """Own time of each segment, int64; nobody may write to it."""
+        """Own time of each segment, int64; read-only."""
         own: Int64Array = self.own_ns.sum(axis=1)
         own.setflags(write=False)
         return own
