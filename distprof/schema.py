@@ -185,9 +185,10 @@ class Table:
     def compact(self) -> Table:
         """The same rows in less memory: what is equal in all of them, or elsewhere, is kept once.
 
-        Columns are views of one value then, and strings those that other tables have.
+        Columns are views of one value then, and strings those that other tables have. Other columns
+        own their memory: that of a reader may be larger, and is given back.
         """
-        return Table(self.schema, _compact(self._columns))
+        return Table(self.schema, _owned(_compact(self._columns)))
 
     def with_columns(self, **changed: NDArray[Any] | Coded) -> Table:
         """A copy of the table with other values in the named columns."""
@@ -247,6 +248,25 @@ def _compact(columns: Mapping[str, NDArray[Any] | Coded]) -> dict[str, NDArray[A
         else:
             result[name] = _one_value(column)
     return result
+
+
+def _owned(columns: Mapping[str, NDArray[Any] | Coded]) -> dict[str, NDArray[Any] | Coded]:
+    """Columns that are views of other memory copied; what several share they still do."""
+    copies: dict[int, NDArray[Any]] = {}
+
+    def owned(values: NDArray[Any]) -> NDArray[Any]:
+        if values.flags.owndata or 0 in values.strides:
+            return values
+        if id(values) not in copies:
+            copies[id(values)] = values.copy()
+        return copies[id(values)]
+
+    return {
+        name: Coded(owned(column.codes), column.values)
+        if isinstance(column, Coded)
+        else owned(column)
+        for name, column in columns.items()
+    }
 
 
 def _one_value(values: NDArray[Any]) -> NDArray[Any]:

@@ -266,8 +266,10 @@ def _made(source: _Source, options: IngestOptions, writer: cache.EntryWriter) ->
         summary, tables = _write_entry(source, options, writer.folder, writer.note)
         again = partial(_remade, source.trace, options)
         place = str(writer.commit())
-        steps, collectives = tables[cache.STEPS_FILE], tables[cache.COLLECTIVES_FILE]
-        held = tables if options.is_alone else _with_a_rank(steps, collectives)
+        steps, collectives = tables[cache.STEPS_FILE], tables[cache.COLLECTIVES_FILE].compact()
+        held = _with_a_rank(steps, collectives)
+        if options.is_alone:
+            held = {**tables, **held}
         kept = cache.CachedTables(place, summary.has_host, held, again)
         return _rank(source.trace, summary, steps, collectives, kept)
 
@@ -327,7 +329,7 @@ def _from_entry(trace: TraceFile, options: IngestOptions, entry: Path) -> Rank |
     try:
         summary = msgspec.json.decode((entry / cache.RANK_FILE).read_bytes(), type=_Summary)
         steps = cache.read_table(entry / cache.STEPS_FILE, STEPS)
-        collectives = cache.read_table(entry / cache.COLLECTIVES_FILE, COLLECTIVES)
+        collectives = cache.read_table(entry / cache.COLLECTIVES_FILE, COLLECTIVES).compact()
         again = partial(_remade, trace, options)
         held = _with_a_rank(steps, collectives)
         tables = cache.CachedTables(str(entry), summary.has_host, held, again)
@@ -376,7 +378,7 @@ def _held(source: _Source, options: IngestOptions) -> Rank:
     tables = RankTables(
         activity=found.activity,
         host=parsed.host if has_host else Table.empty(HOST),
-        collectives=found.collectives,
+        collectives=found.collectives.compact(),
         steps=found.steps.table,
         has_host=has_host,
     )
@@ -473,7 +475,6 @@ def _rank(
 ) -> Rank:
     """The rank that a trace holds, under the name of the file asked for."""
     number, origin = _number(trace, summary.rank)
-    collectives = collectives.compact()  # of all ranks it stays in memory
     shared: dict[str, Any] = {
         name: getattr(summary, name)
         for name in _Summary.__struct_fields__

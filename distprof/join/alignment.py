@@ -7,15 +7,22 @@ a domain is used only where it stands out of its own error; the residual says wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from distprof.join.blocks import blocks_of, looked_up
 from distprof.join.clocks import components_of, fit_line, location, pooled_scale, solve_graph
-from distprof.join.waits import domain_of_ranks, member_column, member_to_common, timed_instances
+from distprof.join.waits import (
+    MemberBlock,
+    MemberBlocks,
+    domain_of_ranks,
+    member_to_common,
+    timed_instances,
+)
 from distprof.run.run import ClockAlignment, CollectiveMatches, Rank
 from distprof.run.tables import distinct, encode, order_of_codes
 from distprof.schema import ABSENT, Int64Array
@@ -33,6 +40,7 @@ _MAX_DRIFT = 1e-3  # quartz is within 1e-4; more is a wrong match, not a clock
 _SPLIT_NS = 50_000  # devices of one host agree better than this, or their clocks differ
 _SPLIT_SIGMAS = 10.0
 _RESIDUAL_PERCENTILE = 95
+_MOST_COUNTED = 1 << 24  # rank numbers up to which a table has one entry each
 
 _Pairs = dict[tuple[int, int], tuple[Int64Array, Int64Array]]
 
@@ -97,8 +105,8 @@ def _align(
     ends = _ends(ranks, matches, kinds)
     if ends is None:
         return _uncorrected(ranks, domains, ())
-    clock, deviation = _solve(ranks, ends, domains, ())
-    torn = _torn_domains(clock, ends, deviation)
+    clock, by_rank = _solve(ranks, ends, domains, ())
+    torn = _torn_domains(clock, by_rank)
     torn = {domain: apart for domain, apart in torn.items() if clock.names[domain] not in shared}
     if torn:
         notes = tuple(
@@ -107,8 +115,8 @@ def _align(
             for domain, apart in torn.items()
         )
         whole = {name: nodes for i, (name, nodes) in enumerate(domains.items()) if i not in torn}
-        clock, deviation = _solve(ranks, ends, _domains(ranks, whole), notes)
-    return replace(clock, residual_ns=_residuals(clock, ends, deviation))
+        clock, by_rank = _solve(ranks, ends, _domains(ranks, whole), notes)
+    return replace(clock, residual_ns=_residuals(clock, by_rank))
 
 
 def _domains(
@@ -127,15 +135,19 @@ class _Ends(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         rank: int32, rank number of the member.
-        instance: int64, 0, 1, 2, … ascending.
-        first: int64, where each instance begins.
+        offsets: int64, where each instance begins, and the end of the last.
         end_ns: int64, on the member's own clock.
     """
 
     rank: NDArray[np.int32]
-    instance: Int64Array
-    first: Int64Array
+    offsets: Int64Array
     end_ns: Int64Array
+
+    def blocks(self) -> Iterator[tuple[slice, Int64Array]]:
+        """Members of some instances at a time, and where each instance begins among them."""
+        for low, high in blocks_of(self.offsets):
+            members = slice(int(self.offsets[low]), int(self.offsets[high]))
+            yield members, self.offsets[low:high] - self.offsets[low]
 
 
 def _ends(
@@ -145,13 +157,18 @@ def _ends(
     if not keep.any():
         return None
     sizes = np.diff(matches.offsets)[keep]
-    members = np.repeat(keep, np.diff(matches.offsets))
-    return _Ends(
-        rank=matches.member_rank[members],
-        instance=np.repeat(np.arange(len(sizes), dtype=np.int64), sizes),
-        first=np.cumsum(sizes) - sizes,
-        end_ns=member_column(matches, ranks, "end_ns")[members],
-    )
+    offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
+    all_keep = bool(keep.all())
+    rank = matches.member_rank if all_keep else np.empty(int(offsets[-1]), np.int32)
+    end_ns = np.empty(int(offsets[-1]), np.int64)
+    filled = 0
+    for block in MemberBlocks(matches, ranks, ["end_ns"]):
+        members = np.repeat(keep[block.instances], np.diff(block.first, append=len(block.rank)))
+        part = slice(filled, filled := filled + int(np.count_nonzero(members)))
+        end_ns[part] = block.columns[0][members]
+        if not all_keep:
+            rank[part] = block.rank[members]
+    return _Ends(rank=rank, offsets=offsets, end_ns=end_ns)
 
 
 def _uncorrected(
@@ -177,11 +194,10 @@ def _solve(
     ends: _Ends,
     domains: Mapping[str, tuple[int, ...]],
     notes: tuple[str, ...],
-) -> tuple[ClockAlignment, NDArray[np.float64]]:
+) -> tuple[ClockAlignment, _ByRank]:
     """Corrections of the domains, and what remains of each member's end."""
     clock = _uncorrected(ranks, domains, notes)
-    domain = domain_of_ranks(clock, ends.rank)
-    pairs = _pairs(ends, domain)
+    pairs = _pairs(ends, clock)
     edges = np.array(list(pairs), dtype=np.int64).reshape(-1, 2)
     clock = replace(
         clock,
@@ -190,42 +206,60 @@ def _solve(
     )
     if pairs:
         clock = _with_offset(_with_drift(clock, pairs), pairs)
-    return clock, _deviations(clock, ends, domain)
+    return clock, _ByRank(clock, ends)
 
 
-def _pairs(ends: _Ends, domain: Int64Array) -> _Pairs:
+def _pairs(ends: _Ends, clock: ClockAlignment) -> _Pairs:
     """Own ends of the same collectives in two domains, for pairs that meet in collectives.
 
     In each collective every domain is compared with the lowest one in it, so that the pairs grow
     with the members, not with their square.
     """
-    count = int(domain.max()) + 1
-    place = ends.instance * count + domain
-    end_ns: Int64Array = ends.end_ns
-    if (place[1:] < place[:-1]).any():  # members are in order of their ranks, mostly by domain too
-        order = np.argsort(place, kind="stable")
-        place, end_ns = place[order], end_ns[order]
-    first = np.flatnonzero(np.append(True, place[1:] != place[:-1]))
-    end = _mean_ns(end_ns, first)
-    instance, domain = np.divmod(place[first], count)
-    index = np.arange(len(domain))
-    leads = np.concatenate(([True], instance[1:] != instance[:-1]))
-    leader = np.maximum.accumulate(np.where(leads, index, 0))
-    others = np.flatnonzero(~leads)
+    count = len(clock.domains)
+    parts = [
+        _pairs_of(ends.end_ns[members], domain_of_ranks(clock, ends.rank[members]), first, count)
+        for members, first in ends.blocks()
+    ]
+    key, leading, following = map(np.concatenate, zip(*parts, strict=True))
     result = {}
-    for part in _split_by(domain[leader[others]] * count + domain[others], others):
-        a, b = int(domain[leader[part[0]]]), int(domain[part[0]])
-        result[a, b] = (end[leader[part]], end[part])
+    for part in _split_by(key):
+        a, b = divmod(int(key[part[0]]), count)
+        result[a, b] = (leading[part], following[part])
     return result
 
 
-def _split_by(keys: Int64Array, values: Int64Array) -> list[Int64Array]:
-    """Values of equal keys together, in their order, by ascending key."""
+def _pairs_of(
+    end_ns: Int64Array, domain: Int64Array, first: Int64Array, count: int
+) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Of some instances, each pair as a number, the end in its lowest domain and in the other.
+
+    Args:
+        end_ns: Own ends of the members.
+        domain: Their clock domains, ``count`` at most.
+        first: Where each instance begins.
+        count: Number of domains.
+    """
+    place = np.repeat(np.arange(len(first)) * count, np.diff(first, append=len(end_ns)))
+    place += domain
+    if (place[1:] < place[:-1]).any():  # members are in order of their ranks, mostly by domain too
+        order = np.argsort(place, kind="stable")
+        place, end_ns = place[order], end_ns[order]
+    starts = np.flatnonzero(np.append(True, place[1:] != place[:-1]))
+    end = _mean_ns(end_ns, starts)
+    instance, domain = np.divmod(place[starts], count)
+    index = np.arange(len(domain))
+    leads = np.concatenate(([True], instance[1:] != instance[:-1]))
+    leader = np.maximum.accumulate(np.where(leads, index, 0))[~leads]
+    return domain[leader] * count + domain[~leads], end[leader], end[~leads]
+
+
+def _split_by(keys: Int64Array) -> list[Int64Array]:
+    """Positions of equal keys together, in their order, by ascending key."""
     if not len(keys):
         return []
     found, code = encode(keys)
     sizes = np.bincount(code, minlength=len(found))
-    return np.split(values[order_of_codes(code, len(found))], np.cumsum(sizes)[:-1])
+    return np.split(order_of_codes(code, len(found)), np.cumsum(sizes)[:-1])
 
 
 def _mean_ns(values: Int64Array, first: Int64Array) -> Int64Array:
@@ -275,55 +309,88 @@ def _with_offset(clock: ClockAlignment, pairs: _Pairs) -> ClockAlignment:
     return replace(clock, offset_ns=offset)
 
 
-def _deviations(clock: ClockAlignment, ends: _Ends, domain: Int64Array) -> NDArray[np.float64]:
-    """Distance of each member's corrected end from the members' median, signed, in ns."""
-    common = member_to_common(clock, domain, ends.end_ns)
-    counts = np.diff(np.append(ends.first, len(common)))
+def _from_middle(common: Int64Array, first: Int64Array) -> NDArray[np.float64]:
+    """Distance of each end from the median of its instance."""
+    counts = np.diff(first, append=len(common))
     # relative to the first member: floats hold that exactly
-    relative = (common - np.repeat(common[ends.first], counts)).astype(np.float64)
+    relative = (common - np.repeat(common[first], counts)).astype(np.float64)
     middle = np.zeros(len(counts))
     for size in distinct(counts).tolist():
         alike = np.flatnonzero(counts == size)
-        rows = ends.first[alike, np.newaxis] + np.arange(size)
-        middle[alike] = np.median(relative[rows], axis=1)
-    deviation: NDArray[np.float64] = relative - np.repeat(middle, counts)
-    return deviation
+        rows = first[alike, np.newaxis] + np.arange(size)
+        middle[alike] = np.median(relative[rows], axis=1, overwrite_input=True)
+    relative -= np.repeat(middle, counts)
+    return relative
 
 
-def _by_rank(ends: _Ends, deviation: NDArray[np.float64]) -> dict[int, NDArray[np.float64]]:
-    """Deviations of each rank."""
-    ranks, code = encode(ends.rank)
-    order = order_of_codes(code, len(ranks))
-    ends_of_ranks = np.cumsum(np.bincount(code, minlength=len(ranks)))
-    return dict(zip(ranks.tolist(), np.split(deviation[order], ends_of_ranks[:-1]), strict=True))
+class _ByRank:
+    """How far the corrected ends of each rank are from the medians of their collectives, in ns.
 
-
-def _residuals(clock: ClockAlignment, ends: _Ends, deviation: NDArray[np.float64]) -> Int64Array:
-    """95th percentile per domain of how far a member's end is from what its partners show.
-
-    The median has a part of the member itself in it, so distances are scaled to what they would be
-    from the others alone: two members are as far apart as they are.
+    Args:
+        clock: The corrections.
+        ends: Own ends.
     """
-    counts = np.diff(np.append(ends.first, len(deviation)))
-    distance = np.abs(deviation) * np.repeat(counts / np.maximum(counts - 1, 1), counts)
-    by_rank = _by_rank(ends, distance)
+
+    def __init__(self, clock: ClockAlignment, ends: _Ends) -> None:
+        numbers, counts = _counted(ends.rank)
+        stop = np.cumsum(counts)
+        spans = zip((stop - counts).tolist(), stop.tolist(), strict=True)
+        self._span = dict(zip(numbers.tolist(), (slice(*span) for span in spans), strict=True))
+        self._deviation = np.empty(len(ends.rank))
+        self._num_members = np.empty(len(ends.rank), np.int32)
+        free = stop - counts
+        for members, first in ends.blocks():
+            rank = ends.rank[members]
+            common = member_to_common(clock, domain_of_ranks(clock, rank), ends.end_ns[members])
+            code = looked_up(numbers, np.arange(len(numbers)), rank)
+            order = order_of_codes(code, len(numbers))
+            some = np.bincount(code, minlength=len(numbers))
+            place = np.arange(len(code)) + np.repeat(free - np.cumsum(some) + some, some)
+            sizes = np.diff(first, append=len(code))
+            self._deviation[place] = _from_middle(common, first)[order]
+            self._num_members[place] = np.repeat(sizes, sizes)[order]
+            free += some
+
+    def of(self, ranks: Sequence[int]) -> list[NDArray[np.float64]]:
+        """Signed distances of each of the ranks that has any, in the order of the instances."""
+        return [self._deviation[self._span[rank]] for rank in ranks if rank in self._span]
+
+    def from_others(self, ranks: Sequence[int]) -> list[NDArray[np.float64]]:
+        """Distances of the ranks' ends from what the other members show.
+
+        The median has a part of the member itself in it, so distances are scaled to what they would
+        be from the others alone: two members are as far apart as they are.
+        """
+        counts = [self._num_members[self._span[rank]] for rank in ranks if rank in self._span]
+        return [
+            np.abs(deviation) * (count / np.maximum(count - 1, 1))
+            for deviation, count in zip(self.of(ranks), counts, strict=True)
+        ]
+
+
+def _counted(numbers: NDArray[np.int32]) -> tuple[NDArray[np.int32], Int64Array]:
+    """Distinct numbers, ascending, and how often each is there."""
+    known = distinct(numbers)
+    if known[-1] < _MOST_COUNTED:
+        return known, np.bincount(numbers)[known]
+    return known, np.bincount(np.searchsorted(known, numbers))
+
+
+def _residuals(clock: ClockAlignment, by_rank: _ByRank) -> Int64Array:
+    """95th percentile per domain of how far a member's end is from what its partners show."""
     residual = np.full(len(clock.domains), ABSENT, np.int64)
     for domain, ranks in enumerate(clock.domains):
-        parts = [by_rank[rank] for rank in ranks if rank in by_rank]
-        if parts:
+        if parts := by_rank.from_others(ranks):
             worst = np.percentile(np.concatenate(parts), _RESIDUAL_PERCENTILE)
             residual[domain] = int(np.ceil(worst))
     return residual
 
 
-def _torn_domains(
-    clock: ClockAlignment, ends: _Ends, deviation: NDArray[np.float64]
-) -> dict[int, float]:
+def _torn_domains(clock: ClockAlignment, by_rank: _ByRank) -> dict[int, float]:
     """Domains whose ranks' ends differ by more than clocks of one host do, with the difference."""
-    by_rank = _by_rank(ends, deviation)
     torn = {}
     for domain, ranks in enumerate(clock.domains):
-        parts = [by_rank[rank] for rank in ranks if rank in by_rank]
+        parts = by_rank.of(ranks)
         if len(parts) < 2:
             continue
         centers, scales = zip(*(location(part) for part in parts), strict=True)
@@ -343,21 +410,13 @@ def check_causality(
     """
     if matches.count == 0:
         return clock
-    domain = domain_of_ranks(clock, matches.member_rank)
-    first = matches.offsets[:-1]
-    start = member_to_common(clock, domain, member_column(matches, ranks, "start_ns"))
-    end = member_to_common(clock, domain, member_column(matches, ranks, "end_ns"))
-    slack = np.maximum.reduceat(clock.residual_ns[domain], first)
-    component = clock.component[domain]
-    same_clock = np.minimum.reduceat(component, first) == np.maximum.reduceat(component, first)
-    symmetric = np.isin(matches.kind, _SYMMETRIC) & same_clock
-    early = np.minimum.reduceat(end, first) < np.maximum.reduceat(start, first) - slack
-    message = (matches.kind == CollectiveKind.SEND) & same_clock
-    sent = start[first]
-    received = end[np.minimum(first + 1, len(end) - 1)]  # the sender is the first of two members
-    early_receipt = received < sent - slack
-    checked = (symmetric | message) & timed_instances(matches, ranks)
-    violated = checked & ((symmetric & early) | (message & early_receipt))
+    checked = np.zeros(matches.count, np.bool_)
+    violated = np.zeros(matches.count, np.bool_)
+    for block in MemberBlocks(matches, ranks, ["start_ns", "end_ns"]):
+        kinds = matches.kind[block.instances]
+        checked[block.instances], violated[block.instances] = _violations(block, kinds, clock)
+    checked &= timed_instances(matches, ranks)
+    violated &= checked
     notes = list(clock.notes)
     if _num_components(clock) > 1:
         notes.append(
@@ -371,6 +430,24 @@ def check_causality(
         num_violations=int(violated.sum()),
         notes=tuple(notes),
     )
+
+
+def _violations(
+    block: MemberBlock, kinds: NDArray[np.int8], clock: ClockAlignment
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Instances of which causes and effects can be compared, and those with an early effect."""
+    first, domain = block.first, domain_of_ranks(clock, block.rank)
+    start, end = (member_to_common(clock, domain, times) for times in block.columns)
+    slack = np.maximum.reduceat(clock.residual_ns[domain], first)
+    component = clock.component[domain]
+    same_clock = np.minimum.reduceat(component, first) == np.maximum.reduceat(component, first)
+    symmetric = np.isin(kinds, _SYMMETRIC) & same_clock
+    early = np.minimum.reduceat(end, first) < np.maximum.reduceat(start, first) - slack
+    message = (kinds == CollectiveKind.SEND) & same_clock
+    sent = start[first]
+    received = end[np.minimum(first + 1, len(end) - 1)]  # the sender is the first of two members
+    early_receipt = received < sent - slack
+    return symmetric | message, (symmetric & early) | (message & early_receipt)
 
 
 def _component_names(clock: ClockAlignment) -> list[str]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.join.blocks import blocks_of, joined, looked_up
 from distprof.join.topology import group_key, groups_of_rows, world_size_of
 from distprof.run.run import CollectiveMatches, Rank
 from distprof.run.topology import ProcessGroup
@@ -31,6 +33,8 @@ __all__ = [
 
 NO_STEP = np.iinfo(np.int64).min
 
+_INT32 = np.iinfo(np.int32)
+
 
 class Rows(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One entry per COLLECTIVES row of any rank, rank by rank, in order of start.
@@ -41,7 +45,7 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         group: int32, index into the topology's groups.
         kind: int8, a CollectiveKind.
         bytes: int64, ABSENT where unknown.
-        seq: int64, ABSENT where unknown.
+        seq: int64, or int32 where all are small; ABSENT where unknown.
         peer: int32, ABSENT where unknown.
         end_ns: int64, end on the rank's own clock.
     """
@@ -51,7 +55,7 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     group: NDArray[np.int32]
     kind: NDArray[np.int8]
     bytes: Int64Array
-    seq: Int64Array
+    seq: Int64Array | NDArray[np.int32]
     peer: NDArray[np.int32]
     end_ns: Int64Array
 
@@ -67,13 +71,16 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """int64, number of the step it belongs to, NO_STEP where unknown."""
         return np.concatenate([step_labels(rank) for rank in self.ranks])
 
-    def row(self, members: Int64Array) -> Int64Array:
+    def row(self, members: NDArray[Any]) -> Int64Array:
         """Rows in their ranks' tables of some entries."""
-        lengths = [len(rank.collectives) for rank in self.ranks]
-        numbers = [rank.rank for rank in self.ranks]
-        first = np.zeros(max(numbers, default=-1) + 1, np.int64)
-        first[numbers] = np.cumsum(lengths) - lengths
-        return members - first[self.rank[members]]
+        numbers = np.array([rank.rank for rank in self.ranks], np.int64)
+        return members - looked_up(numbers, self._first, self.rank[members])
+
+    @cached_property
+    def _first(self) -> Int64Array:
+        """Where each rank's rows begin."""
+        lengths = np.array([len(rank.collectives) for rank in self.ranks], np.int64)
+        return np.cumsum(lengths) - lengths
 
 
 def gather_rows(ranks: Sequence[Rank], groups: Sequence[ProcessGroup]) -> Rows:
@@ -92,12 +99,21 @@ def gather_rows(ranks: Sequence[Rank], groups: Sequence[ProcessGroup]) -> Rows:
         ranks=ranks,
         rank=np.repeat(np.array([rank.rank for rank in ranks], np.int32), lengths),
         group=_group_index(ranks, groups),
-        kind=np.concatenate([table["kind"] for table in tables]),
-        bytes=np.concatenate([table["bytes"] for table in tables]),
-        seq=np.concatenate([table["seq"] for table in tables]),
-        peer=np.concatenate([table["peer"] for table in tables]),
-        end_ns=np.concatenate([table["end_ns"] for table in tables]),
+        kind=joined([table["kind"] for table in tables]),
+        bytes=joined([table["bytes"] for table in tables]),
+        seq=_joined_small([table["seq"] for table in tables]),
+        peer=joined([table["peer"] for table in tables]),
+        end_ns=joined([table["end_ns"] for table in tables]),
     )
+
+
+def _joined_small(parts: Sequence[Int64Array]) -> NDArray[np.int64] | NDArray[np.int32]:
+    """The parts one after another, in half of the memory where the values allow it."""
+    most = max((int(part.max()) for part in parts if len(part)), default=0)
+    least = min((int(part.min()) for part in parts if len(part)), default=0)
+    if least < _INT32.min or most > _INT32.max or all(part.strides == (0,) for part in parts):
+        return joined(parts)
+    return np.concatenate(parts, dtype=np.int32, casting="same_kind")
 
 
 def step_labels(rank: Rank) -> Int64Array:
@@ -194,7 +210,7 @@ class MatchBuilder:
     """
 
     def __init__(self) -> None:
-        self.members: list[NDArray[np.int64]] = []
+        self.members: list[NDArray[Any]] = []
         self.sizes: list[NDArray[np.int64]] = []
         self.methods: list[NDArray[np.int8]] = []
         self.num_candidates = 0
@@ -202,7 +218,7 @@ class MatchBuilder:
         self.misnumbered: set[int] = set()
         self.notes: list[str] = []
 
-    def add(self, members: Int64Array, sizes: Int64Array, method: MatchMethod) -> None:
+    def add(self, members: NDArray[Any], sizes: Int64Array, method: MatchMethod) -> None:
         """Add instances: their members one after another, and how many each has."""
         self.members.append(members)
         self.sizes.append(sizes)
@@ -234,29 +250,35 @@ def matches_of(
         present: How many ranks of the run are in each group.
         found: Instances; the sender of a message is its first member.
     """
-    members = np.concatenate([np.empty(0, np.int64), *found.members])
+    members = np.concatenate([np.empty(0, np.int32), *found.members])
     sizes = np.concatenate([np.empty(0, np.int64), *found.sizes])
-    method = np.concatenate([np.empty(0, np.int8), *found.methods])
-    offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
-    if len(sizes):
-        order = np.argsort(rows.end_ns[members[offsets[:-1]]], kind="stable")
-        members, offsets = _reorder(members, offsets, order)
-        sizes, method = sizes[order], method[order]
-    first = members[offsets[:-1]]
+    begin = np.cumsum(sizes) - sizes
+    order = np.argsort(rows.end_ns[members[begin]], kind="stable")
+    first, begin, sizes = members[begin][order], begin[order], sizes[order]
+    method = np.concatenate([np.empty(0, np.int8), *found.methods])[order]
     group, kind = rows.group[first], rows.kind[first]
     message = are_messages(kind, rows.peer[first])
     group_size = np.array([len(g.ranks) or g.size or 0 for g in groups], np.int64)
     complete = message | (sizes == group_size[group])
     whole = complete | (sizes == present[group])
+    offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
+    member_rank, member_row = (np.empty(len(members), np.int32) for _ in range(2))
+    largest = np.empty(len(sizes), np.int64)
+    for low, high in blocks_of(offsets):
+        size = sizes[low:high]
+        place = np.repeat(begin[low:high] - offsets[low:high], size)
+        place += np.arange(offsets[low], offsets[high])
+        of_block, part = members[place], slice(int(offsets[low]), int(offsets[high]))
+        member_rank[part], member_row[part] = rows.rank[of_block], rows.row(of_block)
+        start = offsets[low:high] - offsets[low]
+        largest[low:high] = np.maximum.reduceat(rows.bytes[of_block], start)
     return CollectiveMatches(
         offsets=offsets,
-        member_rank=rows.rank[members],
-        member_row=rows.row(members),
+        member_rank=member_rank,
+        member_row=member_row,
         group=group,
         kind=kind,
-        bytes=np.maximum.reduceat(rows.bytes[members], offsets[:-1])
-        if len(sizes)
-        else np.empty(0, np.int64),
+        bytes=largest,
         method=method,
         complete=complete,
         num_candidates=found.num_candidates,
@@ -265,13 +287,3 @@ def matches_of(
         misnumbered_ranks=tuple(sorted(found.misnumbered)),
         notes=tuple(found.notes),
     )
-
-
-def _reorder(
-    members: Int64Array, offsets: Int64Array, order: Int64Array
-) -> tuple[Int64Array, Int64Array]:
-    """Members and offsets with the instances in another order."""
-    sizes = np.diff(offsets)[order]
-    moved = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
-    source = np.repeat(offsets[:-1][order] - moved[:-1], sizes) + np.arange(len(members))
-    return members[source], moved

@@ -13,6 +13,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.join import blocks
+from distprof.join.blocks import index_type, positions_by_code, spans
 from distprof.join.by_order import match_by_order, match_messages
 from distprof.join.clocks import SEPARATE_NS, ClockLinks
 from distprof.join.instances import (
@@ -28,7 +30,7 @@ from distprof.join.instances import (
 from distprof.join.shifts import CLEAR, TIMED, Expectation, best_shift, operations_of, typical_gap
 from distprof.join.waits import positions_of
 from distprof.run.run import CollectiveMatches, Rank
-from distprof.run.tables import distinct, encode, order_of_codes
+from distprof.run.tables import encode, order_of_codes
 from distprof.run.topology import ProcessGroup
 from distprof.schema import Int64Array
 from distprof.terms import CollectiveKind, MatchMethod
@@ -36,10 +38,10 @@ from distprof.units import fold_ranks, name_ranks
 
 __all__ = [
     "NumberConflicts",
-    "all_ranks_number",
     "check_numbers",
     "match_by_sequence",
     "match_collectives",
+    "numbered_rows",
 ]
 
 _SAMPLES = 32  # instances looked at per group
@@ -171,16 +173,19 @@ _FEW_GAPS = 8  # numbers that a group may skip for each that it has
 _MIN_TO_CONTRADICT = 4  # shared numbers: fewer that disagree are single faults
 
 
-def all_ranks_number(rows: Rows, index: Int64Array) -> NDArray[np.bool_]:
-    """Whether, in the row's group, each rank that has rows has rows with numbers."""
-    has_number = rows.seq[index] >= 0
-    if has_number.all():
+def numbered_rows(rows: Rows, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Those of the chosen rows that have a number, in groups of which every rank has such rows."""
+    has_number = chosen & (rows.seq >= 0)
+    if np.array_equal(has_number, chosen):
         return has_number
+    index = np.flatnonzero(chosen)
     group_of_pair, pair = _pairs(rows, index)
     numbers = np.zeros(len(group_of_pair), np.bool_)
-    numbers[pair[has_number]] = True
-    without = distinct(group_of_pair[~numbers])
-    return ~np.isin(rows.group[index], without)
+    numbers[pair[has_number[index]]] = True
+    everybody = np.ones(int(rows.group.max()) + 1, np.bool_)
+    everybody[group_of_pair[~numbers]] = False
+    has_number &= everybody[rows.group]
+    return has_number
 
 
 def _pairs(rows: Rows, index: Int64Array) -> tuple[Int64Array, Int64Array]:
@@ -192,7 +197,7 @@ def _pairs(rows: Rows, index: Int64Array) -> tuple[Int64Array, Int64Array]:
 
 def match_by_sequence(
     rows: Rows,
-    index: Int64Array,
+    numbered: NDArray[np.bool_],
     groups: Sequence[ProcessGroup],
     present: Int64Array,
     clocks: ClockLinks,
@@ -204,7 +209,7 @@ def match_by_sequence(
 
     Args:
         rows: The rows of all ranks.
-        index: Those to join, ascending; all have numbers.
+        numbered: Those to join; all have numbers.
         groups: Groups of the run's topology.
         present: How many ranks of the run are in each group.
         clocks: Takes what ends of equal numbers tell.
@@ -216,11 +221,12 @@ def match_by_sequence(
         The rows of groups whose numbers mean nothing: they contradict each other too often, or the
         times.
     """
-    notes = _Notes([], [])
+    notes = _Notes([], [], [])
     rest = [
         _match_part(rows, part, groups, present, None if are_sure else clocks, found, notes)
-        for part in _by_groups(rows, index)
+        for part in _by_groups(rows, numbered)
     ]
+    found.num_candidates += _num_in_common_window(rows, numbered, notes.groups)
     found.notes += notes.useless
     if notes.num_bad:
         found.notes.append(
@@ -233,31 +239,32 @@ def match_by_sequence(
 
 
 class _Notes(msgspec.Struct):
-    """What is said of groups, and of how many numbers that several ranks have."""
+    """What is said of groups, and of how many numbers that several ranks have.
+
+    ``groups`` are those whose numbers mean nothing.
+    """
 
     useless: list[str]
     refuted: list[str]
+    groups: list[int]
     num_bad: int = 0
     num_shared: int = 0
 
 
-_BLOCK = 1 << 21
-"""Rows joined at once, unless a group has more: about 100 bytes of memory for each."""
+def _by_groups(rows: Rows, chosen: NDArray[np.bool_]) -> list[NDArray[Any]]:
+    """The chosen rows in parts of whole groups, by ascending group, each part ascending.
 
-
-def _by_groups(rows: Rows, index: Int64Array) -> Iterator[Int64Array]:
-    """The rows in parts of whole groups, by ascending group, each part ascending."""
-    if len(index) <= _BLOCK:
-        if len(index):
-            yield index
-        return
-    group = rows.group[index]
-    counts = np.bincount(group)
-    part_of_group = _numbered((np.cumsum(counts) - counts) // _BLOCK)
-    part = part_of_group[group]
-    order = order_of_codes(part, int(part_of_group[-1]) + 1)
-    del group
-    yield from np.split(index[order], np.cumsum(np.bincount(part))[:-1])
+    A part has as many rows as are joined at once, each in about 100 bytes of memory, unless a group
+    has more.
+    """
+    counts = np.zeros(int(rows.group.max(initial=-1)) + 1, np.int64)
+    for span in spans(len(chosen)):
+        counts += np.bincount(rows.group[span][chosen[span]], minlength=len(counts))
+    if not counts.any():
+        return []
+    part_of_group = _numbered((np.cumsum(counts) - counts) // blocks.BLOCK)
+    parts = positions_by_code(rows.group, chosen, part_of_group)
+    return [part for part in parts if len(part)]
 
 
 def _numbered(ascending: Int64Array) -> Int64Array:
@@ -268,7 +275,7 @@ def _numbered(ascending: Int64Array) -> Int64Array:
 
 def _match_part(
     rows: Rows,
-    index: Int64Array,
+    index: NDArray[Any],
     groups: Sequence[ProcessGroup],
     present: Int64Array,
     clocks: ClockLinks | None,
@@ -276,6 +283,7 @@ def _match_part(
     notes: _Notes,
 ) -> Int64Array:
     """Join rows of some groups; those of groups whose numbers mean nothing are left."""
+    index = index.astype(np.int64, copy=False)
     order, first = _runs_of_sequence(rows, index)
     sizes = np.diff(np.append(first, len(order)))
     group = rows.group[order[first]]
@@ -296,10 +304,12 @@ def _match_part(
         refuted = _refuted_groups(rows, order, first, keep, groups, clocks, found, notes)
         useless[refuted] = True
     keep &= ~useless[group]
-    found.add(order[np.repeat(keep, sizes)], sizes[keep], MatchMethod.SEQUENCE)
-    by_order = useless[rows.group[index]]
-    found.num_candidates += _num_in_common_window(rows, index[~by_order])
-    return index[by_order]
+    members = order if keep.all() else order[np.repeat(keep, sizes)]
+    found.add(
+        members.astype(index_type(len(rows.rank)), copy=False), sizes[keep], MatchMethod.SEQUENCE
+    )
+    notes.groups += np.flatnonzero(useless).tolist()
+    return index[useless[rows.group[index]]] if useless.any() else index[:0]
 
 
 def _refuted_groups(
@@ -354,7 +364,7 @@ def _runs_of_sequence(rows: Rows, index: Int64Array) -> tuple[Int64Array, Int64A
     return order, np.flatnonzero(~same)
 
 
-def _order_of_numbers(group: NDArray[np.int32], seq: Int64Array) -> Int64Array:
+def _order_of_numbers(group: NDArray[np.int32], seq: Int64Array | NDArray[np.int32]) -> Int64Array:
     """Entries by group and number, stably; in linear time where numbers have few gaps."""
     count = int(group.max()) + 1
     low = np.full(count, np.iinfo(np.int64).max)
@@ -380,11 +390,20 @@ def _position_in_run(same_as_before: NDArray[np.bool_]) -> Int64Array:
 
 def _members_agree(rows: Rows, order: Int64Array, first: Int64Array) -> NDArray[np.bool_]:
     """Whether the members of each run agree in kind and bytes, as far as both are known."""
-    kind = rows.kind[order]
-    agree = _one_value(kind, kind != CollectiveKind.UNKNOWN, first)
-    size = rows.bytes[order]
-    agree &= _one_value(size, (size >= 0) & np.isin(kind, SAME_BYTES), first)
+    kind, size = rows.kind[order], rows.bytes[order]
+    agree = np.ones(len(first), np.bool_)
+    if not _is_constant(kind, first):
+        agree &= _one_value(kind, kind != CollectiveKind.UNKNOWN, first)
+    if not _is_constant(size, first):
+        agree &= _one_value(size, (size >= 0) & np.isin(kind, SAME_BYTES), first)
     return agree
+
+
+def _is_constant(values: NDArray[Any], first: Int64Array) -> bool:
+    """Whether the values of each run are all the same."""
+    changes = values[1:] != values[:-1]
+    changes[first[1:] - 1] = False
+    return not changes.any()
 
 
 def _one_value(
@@ -398,28 +417,60 @@ def _one_value(
     return same
 
 
-def _num_in_common_window(rows: Rows, index: Int64Array) -> int:
+def _num_in_common_window(rows: Rows, numbered: NDArray[np.bool_], useless: Sequence[int]) -> int:
     """Rows whose number every rank of the group with numbers has in its window.
 
     A number outside another rank's window cannot have a partner there. Where windows share
     nothing, all rows count: none was matched that should have been.
+
+    Args:
+        rows: The rows of all ranks.
+        numbered: Those that are joined by their numbers.
+        useless: Groups whose rows are not.
     """
-    if len(index) == 0:
-        return 0
-    which, pair = _pairs(rows, index)
-    seq = rows.seq[index]
-    low = np.full(len(which), np.iinfo(np.int64).max)
-    high = np.full(len(which), np.iinfo(np.int64).min)
-    np.minimum.at(low, pair, seq)
-    np.maximum.at(high, pair, seq)
-    groups, group_of_pair = encode(which)
-    start = np.full(len(groups), np.iinfo(np.int64).min)
-    stop = np.full(len(groups), np.iinfo(np.int64).max)
-    np.maximum.at(start, group_of_pair, low)
-    np.minimum.at(stop, group_of_pair, high)
+    if useless:
+        wanted = np.ones(int(rows.group.max()) + 1, np.bool_)
+        wanted[list(useless)] = False
+        numbered = numbered & wanted[rows.group]
+    start, stop = _common_windows(rows, numbered)
+    count = 0
+    for part in spans(len(numbered)):
+        group, seq = rows.group[part], rows.seq[part]
+        inside = numbered[part] & (seq >= start[group])
+        inside &= seq <= stop[group]
+        count += int(np.count_nonzero(inside))
+    return count
+
+
+def _common_windows(rows: Rows, numbered: NDArray[np.bool_]) -> tuple[Int64Array, Int64Array]:
+    """First and last number that all ranks of each group have; all numbers where none is."""
+    limits, count = np.iinfo(np.int64), int(rows.group.max(initial=-1)) + 1
+    start, stop = np.full(count, limits.min), np.full(count, limits.max)
+    for part in _blocks_of_ranks(rows, count):
+        index = np.flatnonzero(numbered[part]) + part.start
+        if not len(index):
+            continue
+        which, pair = _pairs(rows, index)
+        seq = rows.seq[index].astype(np.int64)
+        low, high = np.full(len(which), limits.max), np.full(len(which), limits.min)
+        np.minimum.at(low, pair, seq)
+        np.maximum.at(high, pair, seq)
+        np.maximum.at(start, which, low)
+        np.minimum.at(stop, which, high)
     disjoint = start > stop
-    group = group_of_pair[pair]
-    return int((((seq >= start[group]) & (seq <= stop[group])) | disjoint[group]).sum())
+    start[disjoint], stop[disjoint] = limits.min, limits.max
+    return start, stop
+
+
+def _blocks_of_ranks(rows: Rows, num_groups: int) -> Iterator[slice]:
+    """Rows of some ranks at a time, so that neither rows nor pairs with groups are many."""
+    ends = np.concatenate(([0], np.cumsum([len(rank.collectives) for rank in rows.ranks])))
+    most, low = max(blocks.BLOCK // max(num_groups, 1), 1), 0
+    while low < len(rows.ranks):
+        high = int(np.searchsorted(ends, ends[low] + blocks.BLOCK, side="right")) - 1
+        high = min(max(high, low + 1), low + most, len(rows.ranks))
+        yield slice(int(ends[low]), int(ends[high]))
+        low = high
 
 
 # All ways of matching -----------------------------------------------------------------------------
@@ -448,16 +499,12 @@ def match_collectives(
     present = _present_members(rows, ranks, groups)
     found, clocks = MatchBuilder(), ClockLinks(ranks, nodes)
     message = are_messages(rows.kind, rows.peer)
-    shared = present[rows.group] >= 2 if len(rows.group) else np.zeros(0, np.bool_)
-    shared &= ~_strays(ranks)
-    collective = np.flatnonzero(shared & ~message)
-    numbered = all_ranks_number(rows, collective) & (rows.seq[collective] >= 0)
-    others = collective[~numbered]
-    if not numbered.all():
-        collective = collective[numbered]
+    shared = (present >= 2)[rows.group] & ~_strays(ranks)
+    collective = shared & ~message
+    numbered = numbered_rows(rows, collective)
     on_cpu = all(rank.device.name == "cpu" for rank in ranks)
-    rest = match_by_sequence(rows, collective, groups, present, clocks, found, are_sure=on_cpu)
-    del collective
+    rest = match_by_sequence(rows, numbered, groups, present, clocks, found, are_sure=on_cpu)
+    others = np.flatnonzero(collective & ~numbered)
     ordered = np.sort(np.concatenate((others, rest)))
     match_by_order(rows, ordered, clocks, groups, present, found)
     match_messages(rows, np.flatnonzero(shared & message), clocks, found)
@@ -499,10 +546,10 @@ def _strays(ranks: Sequence[Rank]) -> NDArray[np.bool_]:
 
 
 def _nameless(rank: Rank) -> NDArray[np.bool_]:
-    table = rank.collectives
-    without: NDArray[np.bool_] = table.coded("group").equals("") & table.coded(
-        "group_ranks"
-    ).equals("")
+    columns = [rank.collectives.coded(name) for name in ("group", "group_ranks")]
+    if not all("" in column.values for column in columns):
+        return np.zeros(len(rank.collectives), np.bool_)
+    without: NDArray[np.bool_] = columns[0].equals("") & columns[1].equals("")
     return without
 
 

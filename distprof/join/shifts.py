@@ -378,12 +378,15 @@ def _candidates(a: Operations, b: Operations, expected: Expectation) -> list[_Fi
     share = MIN_OVERLAP_RATIO if expected.is_vague else 0.0
     needed = max(1, int(share * min(len(a), len(b))))
     steps_agree = len(np.intersect1d(a.step[a.step != NO_STEP], b.step[b.step != NO_STEP])) > 0
-    tried = (_fit(a, b, shift) for shift in _shifts(a, b, needed, expected))
+    shifts = _shifts(a, b, needed, expected)
+    if steps_agree or np.isinf(expected.usual_error_ns):  # no shift is left out for its offset
+        shifts = _without_misfit(a, b, shifts, expected)
+    tried = (_fit(a, b, shift) for shift in shifts)
     fits = [f for f in tried if f is not None and (steps_agree or expected.allows(f.offset_ns))]
     if not fits:
         return []
     longest = max(fit.num_tried for fit in fits)
-    conclusive = longest / 2 if longest <= 2 * MIN_PAIRS else MIN_PAIRS + 1
+    conclusive = _conclusive(longest)
     tight = [
         fit
         for fit in fits
@@ -396,6 +399,45 @@ def _candidates(a: Operations, b: Operations, expected: Expectation) -> list[_Fi
         close = (fit for fit in fits if fit.agreement >= CLOSE_RATIO * best)
         fits = list({fit.shift: fit for fit in (*tight, *close)}.values())
     return sorted(fits, key=lambda fit: _first_guess(fit, expected))[:MAX_CANDIDATES]
+
+
+def _conclusive(longest: int) -> float:
+    """Pairs without a misfit that say something, by the number of pairs of the longest overlap."""
+    return longest / 2 if longest <= 2 * MIN_PAIRS else MIN_PAIRS + 1
+
+
+def _without_misfit(
+    a: Operations, b: Operations, shifts: list[int], expected: Expectation
+) -> list[int]:
+    """Shifts at which all pairs are compatible, where that decides; else all shifts.
+
+    Step numbers mostly leave a single one. How well each shift fits is then not looked at: only
+    which pairs are compatible, for all shifts at once.
+    """
+    if not shifts:
+        return shifts
+    count, num_tried = _compatible_pairs(a, b, np.array(shifts))
+    longest = int(num_tried[count > 0].max(initial=0))
+    tight = (count > 0) & (count == num_tried)
+    if expected.is_vague:
+        tight &= num_tried >= _conclusive(longest)
+    if not (tight & (count >= MIN_EXACT) & (2 * count >= longest)).any():
+        return shifts
+    return [shift for shift, fits in zip(shifts, tight.tolist(), strict=True) if fits]
+
+
+def _compatible_pairs(
+    a: Operations, b: Operations, shifts: Int64Array
+) -> tuple[Int64Array, Int64Array]:
+    """Of each shift the compatible pairs in the middle of the overlap, and all of them."""
+    low, high = np.maximum(-shifts, 0), np.minimum(len(b) - shifts, len(a))
+    first = low + np.maximum(high - low - SAMPLES, 0) // 2
+    num_tried = np.minimum(high, first + SAMPLES) - first
+    place = np.arange(int(num_tried.max(initial=0)))
+    i = np.minimum(first[:, np.newaxis] + place, len(a) - 1)
+    j = np.minimum(i + shifts[:, np.newaxis], len(b) - 1)
+    could = compatible(a, b, i, j) & (place < num_tried[:, np.newaxis])
+    return could.sum(axis=1), num_tried
 
 
 def _shifts(a: Operations, b: Operations, needed: int, expected: Expectation) -> list[int]:

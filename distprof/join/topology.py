@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from distprof.artefacts.run_file import RunFile
 from distprof.join.axes import with_inferred_axes
 from distprof.run.run import Rank
+from distprof.run.tables import encode
 from distprof.run.topology import (
     MAX_WORLD_SIZE,
     NodeOrigin,
@@ -26,7 +27,6 @@ from distprof.run.topology import (
     with_axis,
     world_size_of_job,
 )
-from distprof.schema import Int64Array
 from distprof.terms import MeshAxis
 
 __all__ = [
@@ -254,11 +254,13 @@ def groups_of_rows(
     """
     table = rank.collectives
     coded = [table.coded(name) for name in ("group", "group_desc", "group_ranks")]
-    sizes, size_code = np.unique(table["group_size"], return_inverse=True)
-    combined: Int64Array = size_code.astype(np.int64)
+    sizes, combined = encode(table["group_size"])
+    size_code = combined
     for column in coded:
         combined = combined * max(1, len(column.values)) + column.codes
-    _, first, inverse = np.unique(combined, return_index=True, return_inverse=True)
+    distinct, inverse = encode(combined)
+    first = np.empty(len(distinct), np.int64)
+    first[inverse[::-1]] = np.arange(len(inverse))[::-1]  # of several the last one stays
     found = tuple(
         _group_of_row(
             rank,

@@ -5,18 +5,22 @@ And columns of matched collectives, gathered from the tables of many ranks, that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.join.blocks import blocks_of, joined, looked_up
 from distprof.run.run import ClockAlignment, CollectiveMatches, Rank
-from distprof.run.tables import encode
+from distprof.run.tables import distinct
 from distprof.schema import ABSENT, Int64Array
 from distprof.terms import CollectiveKind
 
 __all__ = [
+    "MemberBlock",
+    "MemberBlocks",
     "comparable_instances",
     "domain_of_ranks",
     "last_start_on_own_clock",
@@ -36,9 +40,61 @@ def positions_of(ranks: Sequence[Rank], numbers: NDArray[Any]) -> NDArray[np.int
         numbers: Rank numbers, each of them in ``ranks``.
     """
     known = np.array([rank.rank for rank in ranks], dtype=np.int64)
-    distinct, code = encode(numbers)
-    positions: Int64Array = np.searchsorted(known, distinct)[code]
-    return positions
+    return looked_up(known, np.arange(len(known), dtype=np.int64), numbers)
+
+
+class MemberBlocks:
+    """Matched collectives, some instances at a time, with columns of their members' rows.
+
+    Args:
+        matches: Matched collectives.
+        ranks: Ranks of the run, ascending.
+        columns: Names of columns of COLLECTIVES that are no categories.
+    """
+
+    def __init__(
+        self, matches: CollectiveMatches, ranks: Sequence[Rank], columns: Sequence[str] = ()
+    ) -> None:
+        self._matches = matches
+        lengths = np.array([len(rank.collectives) for rank in ranks], dtype=np.int64)
+        self._known = np.array([rank.rank for rank in ranks], dtype=np.int64)
+        self._first = np.cumsum(lengths) - lengths
+        self._columns = [joined([rank.collectives[name] for rank in ranks]) for name in columns]
+
+    def __iter__(self) -> Iterator[MemberBlock]:
+        matches = self._matches
+        for low, high in blocks_of(matches.offsets):
+            members = slice(int(matches.offsets[low]), int(matches.offsets[high]))
+            rank = matches.member_rank[members]
+            row = looked_up(self._known, self._first, rank) + matches.member_row[members]
+            yield MemberBlock(
+                instances=slice(low, high),
+                members=members,
+                first=matches.offsets[low:high] - matches.offsets[low],
+                rank=rank,
+                row=row,
+                columns=tuple(column[row] for column in self._columns),
+            )
+
+
+class MemberBlock(msgspec.Struct, frozen=True, kw_only=True):
+    """Some instances, one after another.
+
+    Args:
+        instances: Which they are.
+        members: Their members among those of all instances.
+        first: int64 per instance, where its members begin among these.
+        rank: int32 per member, rank number.
+        row: int64 per member, its row among the COLLECTIVES rows of all ranks.
+        columns: Columns of COLLECTIVES, one entry per member each.
+    """
+
+    instances: slice
+    members: slice
+    first: Int64Array
+    rank: NDArray[np.int32]
+    row: Int64Array
+    columns: tuple[NDArray[Any], ...]
 
 
 def member_rows(matches: CollectiveMatches, ranks: Sequence[Rank]) -> Int64Array:
@@ -48,9 +104,9 @@ def member_rows(matches: CollectiveMatches, ranks: Sequence[Rank]) -> Int64Array
         matches: Matched collectives.
         ranks: Ranks of the run, ascending.
     """
-    lengths = np.array([len(rank.collectives) for rank in ranks], dtype=np.int64)
-    first = np.cumsum(lengths) - lengths
-    rows: Int64Array = first[positions_of(ranks, matches.member_rank)] + matches.member_row
+    rows = np.empty(len(matches.member_rank), np.int64)
+    for block in MemberBlocks(matches, ranks):
+        rows[block.members] = block.row
     return rows
 
 
@@ -67,12 +123,10 @@ def member_column(
     Returns:
         int64, shape ``(len(matches.member_rank),)``.
     """
-    if len(matches.member_rank) == 0:
-        return np.empty(0, np.int64)
-    values = np.concatenate([rank.collectives[column] for rank in ranks])
-    rows = member_rows(matches, ranks)
-    column_of_members: Int64Array = values[rows].astype(np.int64, copy=False)
-    return column_of_members
+    values = np.empty(len(matches.member_rank), np.int64)
+    for block in MemberBlocks(matches, ranks, [column]):
+        values[block.members] = block.columns[0]
+    return values
 
 
 def timed_instances(matches: CollectiveMatches, ranks: Sequence[Rank]) -> NDArray[np.bool_]:
@@ -81,10 +135,11 @@ def timed_instances(matches: CollectiveMatches, ranks: Sequence[Rank]) -> NDArra
     Returns:
         bool, one per instance.
     """
-    if matches.count == 0:
-        return np.zeros(0, np.bool_)
-    timed = member_column(matches, ranks, "is_timed")
-    everyone: NDArray[np.bool_] = np.minimum.reduceat(timed, matches.offsets[:-1]) > 0
+    everyone = np.ones(matches.count, np.bool_)
+    if all(rank.collectives["is_timed"].all() for rank in ranks):
+        return everyone
+    for block in MemberBlocks(matches, ranks, ["is_timed"]):
+        everyone[block.instances] = np.logical_and.reduceat(block.columns[0], block.first)
     return everyone
 
 
@@ -94,10 +149,9 @@ def domain_of_ranks(clock: ClockAlignment, numbers: NDArray[Any]) -> NDArray[np.
     Raises:
         ValueError: If a rank is in no domain.
     """
-    distinct, code = encode(numbers)
-    domains = np.array([clock.domain_of(rank) for rank in distinct.tolist()], dtype=np.int64)
-    of_each: Int64Array = domains[code]
-    return of_each
+    known = distinct(numbers).astype(np.int64)
+    domains = np.array([clock.domain_of(rank) for rank in known.tolist()], dtype=np.int64)
+    return looked_up(known, domains, numbers)
 
 
 def member_to_common(
@@ -112,9 +166,10 @@ def member_to_common(
     """
     if len(own_ns) == 0:
         return own_ns
-    drift = clock.drift_ratio[domain] * (own_ns - clock.reference_ns)
-    correction: Int64Array = np.rint(clock.offset_ns[domain] + drift).astype(np.int64)
-    return own_ns - correction
+    correction = clock.drift_ratio[domain] * (own_ns - clock.reference_ns)
+    correction += clock.offset_ns[domain]
+    whole: Int64Array = np.rint(correction, out=correction).astype(np.int64)
+    return np.subtract(own_ns, whole, out=whole)
 
 
 # Arrivals -----------------------------------------------------------------------------------------
@@ -152,24 +207,29 @@ def last_start_on_own_clock(
     usable = comparable_instances(matches, clock) & np.isin(matches.kind, _WAITS_FOR_ALL)
     usable &= timed_instances(matches, ranks)
     if usable.any():
-        last = _last_starts(matches, clock, member_column(matches, ranks, "start_ns"))
-        keep = np.repeat(usable, np.diff(matches.offsets))
-        waits[member_rows(matches, ranks)[keep]] = last[keep]
+        for block in MemberBlocks(matches, ranks, ["start_ns"]):
+            some, last = usable[block.instances], _last_starts(block, clock)
+            if some.all():
+                waits[block.row] = last
+            else:
+                keep = np.repeat(some, np.diff(block.first, append=len(last)))
+                waits[block.row[keep]] = last[keep]
     parts = np.split(waits, np.cumsum(lengths)[:-1])
     return {rank.rank: part for rank, part in zip(ranks, parts, strict=True)}
 
 
-def _last_starts(
-    matches: CollectiveMatches, clock: ClockAlignment, own_ns: Int64Array
-) -> Int64Array:
+def _last_starts(block: MemberBlock, clock: ClockAlignment) -> Int64Array:
     """When the last member of each member's instance started, on the member's own clock."""
-    domain = domain_of_ranks(clock, matches.member_rank)
+    (own_ns,) = block.columns
+    domain = domain_of_ranks(clock, block.rank)
     common = member_to_common(clock, domain, own_ns)
-    last = np.maximum.reduceat(common, matches.offsets[:-1])
+    last = np.maximum.reduceat(common, block.first)
     # differences are small, so that rates of clocks can be applied to them in floating point
-    late = np.repeat(last, np.diff(matches.offsets)) - common
-    own_late = np.rint(late / (1.0 - clock.drift_ratio[domain])).astype(np.int64)
-    return own_ns + own_late
+    late = np.repeat(last, np.diff(block.first, append=len(common)))
+    late -= common
+    own_late: Int64Array = np.rint(late / (1.0 - clock.drift_ratio[domain])).astype(np.int64)
+    own_late += own_ns
+    return own_late
 
 
 def comparable_instances(matches: CollectiveMatches, clock: ClockAlignment) -> NDArray[np.bool_]:
@@ -192,18 +252,44 @@ def _has_all_seen(matches: CollectiveMatches) -> NDArray[np.bool_]:
     message = np.isin(matches.kind, [CollectiveKind.SEND, CollectiveKind.RECV])
     # several messages in one kernel, between two ranks of a larger group
     message |= (matches.kind == CollectiveKind.SEND_RECV) & matches.complete & (size == 2)
-    ranks, rank = encode(matches.member_rank)
-    pair = np.repeat(matches.group.astype(np.int64) * len(ranks), size) + rank
-    pairs, _ = encode(pair[np.repeat(~message, size)])
-    seen = np.bincount(pairs // len(ranks), minlength=int(matches.group.max()) + 1)
+    seen = _ranks_seen(matches, ~message)
     whole: NDArray[np.bool_] = np.where(message, size == 2, size == seen[matches.group])
     return whole
 
 
+_MAX_PAIRS = 1 << 26
+"""Pairs of a group and a rank that are ticked off; more are sorted."""
+
+
+def _ranks_seen(matches: CollectiveMatches, counted: NDArray[np.bool_]) -> Int64Array:
+    """How many ranks take part in the instances of each group that count."""
+    count, most = int(matches.group.max()) + 1, int(matches.member_rank.max()) + 1
+    ticked = np.zeros(count * most if count * most <= _MAX_PAIRS else 0, np.bool_)
+    found: Int64Array = np.empty(0, np.int64)
+    for low, high in blocks_of(matches.offsets):
+        members = slice(int(matches.offsets[low]), int(matches.offsets[high]))
+        pair = np.where(counted[low:high], matches.group[low:high].astype(np.int64) * most, ABSENT)
+        pair = np.repeat(pair, np.diff(matches.offsets[low : high + 1]))
+        known = pair >= 0
+        pair += matches.member_rank[members]
+        if not known.all():
+            pair = pair[known]
+        if len(ticked):
+            ticked[pair] = True
+        else:
+            found = distinct(np.concatenate((found, distinct(pair))))
+    seen: Int64Array = np.bincount(found // most, minlength=count)
+    return ticked.reshape(count, most).sum(axis=1) if len(ticked) else seen
+
+
 def _on_one_clock(matches: CollectiveMatches, clock: ClockAlignment) -> NDArray[np.bool_]:
-    component = clock.component[domain_of_ranks(clock, matches.member_rank)]
-    first = matches.offsets[:-1]
-    low = np.minimum.reduceat(component, first)
-    high = np.maximum.reduceat(component, first)
-    same: NDArray[np.bool_] = low == high
+    same = np.ones(matches.count, np.bool_)
+    if (clock.component == clock.component[:1]).all():
+        return same
+    for low, high in blocks_of(matches.offsets):
+        members = slice(int(matches.offsets[low]), int(matches.offsets[high]))
+        component = clock.component[domain_of_ranks(clock, matches.member_rank[members])]
+        first = matches.offsets[low:high] - matches.offsets[low]
+        lowest = np.minimum.reduceat(component, first)
+        same[low:high] = lowest == np.maximum.reduceat(component, first)
     return same

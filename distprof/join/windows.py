@@ -14,16 +14,17 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from distprof.errors import DistprofError
 from distprof.join.instances import NO_STEP, step_labels
 from distprof.join.waits import (
+    MemberBlocks,
     comparable_instances,
     domain_of_ranks,
-    member_column,
     member_to_common,
     positions_of,
 )
 from distprof.run.run import CaptureWindow, ClockAlignment, CollectiveMatches, Gap, Rank
-from distprof.schema import ABSENT, Int64Array
+from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.terms import CollectiveKind, StepSource
 from distprof.units import NS_PER_S, fold_ranks, format_duration, name_ranks
 
@@ -97,20 +98,62 @@ def _number_unknown(ranks: list[Rank]) -> _Selection:
 
 def _drop_copies(ranks: list[Rank]) -> _Selection:
     """One of several files with the same content."""
-    seen: dict[tuple[object, ...], Rank] = {}
-    copies = [rank for rank in ranks if seen.setdefault(_content(rank), rank) is not rank]
+    alike: dict[tuple[object, ...], list[Rank]] = {}
+    copies, kept = [], []
+    for rank in ranks:
+        seen = alike.setdefault(_outline(rank), [])
+        if any(_are_copies(rank, other) for other in seen):
+            copies.append(rank)
+        else:
+            seen.append(rank)
+            kept.append(rank)
     if not copies:
         return ranks, []
     does = "repeats" if len(copies) == 1 else "repeat"
     is_unused = "is" if len(copies) == 1 else "are"
     message = f"{_files(copies)} {does} the content of another file and {is_unused} skipped."
-    kept = list(seen.values())
     return kept, [Gap(what="duplicate-files", message=message)]
 
 
-def _content(rank: Rank) -> tuple[object, ...]:
+def _outline(rank: Rank) -> tuple[object, ...]:
+    """What files of the same content agree in, and different ranks rarely do."""
     counts = len(rank.collectives), len(rank.steps), rank.quality.num_events
-    return rank.rank, rank.capture_start_ns, rank.capture_end_ns, *counts
+    return rank.rank, rank.capture_start_ns, rank.capture_end_ns, rank.host, *counts
+
+
+def _are_copies(one: Rank, other: Rank) -> bool:
+    """Whether two files hold the same events.
+
+    Different ranks may begin and end together and have as many events, as simulated ones do: only
+    rows tell. The tables are read for that, and only of files that agree in all else.
+    """
+    if not _same_rows(one.collectives, other.collectives) or not _same_rows(one.steps, other.steps):
+        return False
+    try:
+        tables = one.tables.load(), other.tables.load()
+    except (DistprofError, OSError, ValueError, EOFError):
+        return False  # both are kept; what cannot be read is said where it is measured
+    pairs = ((getattr(part, name) for part in tables) for name in ("activity", "host"))
+    return all(_same_rows(*pair) for pair in pairs)
+
+
+def _same_rows(one: Table, other: Table) -> bool:
+    """Whether two tables hold the same in every row."""
+    if len(one) != len(other):
+        return False
+    for column in one.schema:
+        if column.dtype == "category":
+            if not _same_strings(one.coded(column.name), other.coded(column.name)):
+                return False
+        elif not np.array_equal(one[column.name], other[column.name]):
+            return False
+    return True
+
+
+def _same_strings(one: Coded, other: Coded) -> bool:
+    if one.values == other.values:
+        return np.array_equal(one.codes, other.codes)
+    return one.decode() == other.decode()
 
 
 def _one_recording(ranks: list[Rank]) -> _Selection:
@@ -232,8 +275,10 @@ def _members(matches: CollectiveMatches, instance: int) -> slice:
 
 def _longest(matches: CollectiveMatches, ranks: Sequence[Rank]) -> Int64Array:
     """Longest duration among the members of each instance."""
-    length = member_column(matches, ranks, "end_ns") - member_column(matches, ranks, "start_ns")
-    longest: Int64Array = np.maximum.reduceat(length, matches.offsets[:-1])
+    longest = np.zeros(matches.count, np.int64)
+    for block in MemberBlocks(matches, ranks, ["start_ns", "end_ns"]):
+        start, end = block.columns
+        longest[block.instances] = np.maximum.reduceat(end - start, block.first)
     return longest
 
 

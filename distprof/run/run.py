@@ -157,7 +157,7 @@ class CollectiveMatches(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         offsets: int64, shape ``(n + 1,)``.
         member_rank: int32, global rank of each member.
-        member_row: int64, row of the member in its rank's COLLECTIVES table.
+        member_row: int32, row of the member in its rank's COLLECTIVES table.
         group: int32, shape ``(n,)``, index into the topology's groups.
         kind: int8, shape ``(n,)``, a CollectiveKind.
         bytes: int64, shape ``(n,)``, full buffer, or absent.
@@ -175,7 +175,7 @@ class CollectiveMatches(msgspec.Struct, frozen=True, kw_only=True):
 
     offsets: Int64Array
     member_rank: NDArray[np.int32]
-    member_row: Int64Array
+    member_row: NDArray[np.int32]
     group: NDArray[np.int32]
     kind: NDArray[np.int8]
     bytes: Int64Array
@@ -203,7 +203,7 @@ class CollectiveMatches(msgspec.Struct, frozen=True, kw_only=True):
         return CollectiveMatches(
             offsets=np.zeros(1, np.int64),
             member_rank=np.empty(0, np.int32),
-            member_row=np.empty(0, np.int64),
+            member_row=np.empty(0, np.int32),
             group=np.empty(0, np.int32),
             kind=np.empty(0, np.int8),
             bytes=np.empty(0, np.int64),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from distprof.artefacts.run_file import RunFile
 from distprof.intervals import Intervals
-from distprof.schema import Int64Array
+from distprof.schema import ABSENT, Int64Array
 from distprof.sections.idle.result import RankIdle
 from distprof.sections.job.result import NO_RUN_DIRECTORY
 from distprof.sections.overlap.result import AxisOverlap, RankOverlap
@@ -212,7 +212,11 @@ class MainLine(msgspec.Struct, frozen=True, kw_only=True):
         begin_ns: int64 per segment: when it started, since ``start_ns``.
         first_window: Index of the first window among the analysed ones, of which a line may be a
             part (``RankContext.simulated``).
+        first_row: Row of COLLECTIVES that the first entry of ``issue``, ``leader``, ``resume`` and
+            ``exposed`` is about. A part has entries of the rows that matter to it.
     """
+
+    of_rows: ClassVar[tuple[str, ...]] = ("issue", "leader", "resume", "exposed")
 
     start_ns: int
     own_ns: Int64Array
@@ -230,9 +234,20 @@ class MainLine(msgspec.Struct, frozen=True, kw_only=True):
     held_ns: Int64Array
     begin_ns: Int64Array
     first_window: int = 0
+    first_row: int = 0
 
     def __len__(self) -> int:
         return len(self.own_ns)
+
+    def row_column(self, name: str, num_rows: int) -> NDArray[Any]:
+        """One of ``of_rows`` with an entry for each row; ABSENT, or False, where there is none."""
+        values: NDArray[Any] = getattr(self, name)
+        if len(values) == num_rows:
+            return values
+        outside = False if values.dtype == np.bool_ else ABSENT
+        whole = np.full(num_rows, outside, dtype=values.dtype)
+        whole[self.first_row : self.first_row + len(values)] = values
+        return whole
 
 
 class RankGradients(msgspec.Struct, frozen=True, kw_only=True):
@@ -403,7 +418,7 @@ class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     kernels: tuple[KernelStats, ...]
     exposed_ns: Int64Array
     exposed_wait_ns: Int64Array
-    collective_step: Int64Array
+    collective_step: NDArray[np.int32]
     input_ns: Int64Array
     computation_ns: Int64Array
     idle_host_ns: Int64Array

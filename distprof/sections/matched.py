@@ -13,6 +13,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.join import blocks
+from distprof.join.blocks import blocks_of, index_type, joined, spans
 from distprof.run.run import CollectiveMatches, Rank, Run
 from distprof.run.tables import distinct
 from distprof.run.topology import ProcessGroup
@@ -31,9 +33,10 @@ __all__ = [
     "segment_median",
 ]
 
-_BLOCK = 4_000_000
-"""Members looked at at once: limits intermediate arrays to about 100 MB."""
 
+_MANY = 4_000_000
+"""Members looked at at once: limits intermediate arrays to about 100 MB. Sums of fractions are
+rounded block by block, so that another number changes their last digit."""
 
 _PAIR = 1 << 24
 """More than ranks can be."""
@@ -112,9 +115,8 @@ class RowIndex(msgspec.Struct, frozen=True, kw_only=True):
 
     def column(self, of: Callable[[Rank], NDArray[Any]]) -> NDArray[Any]:
         """A per-row array of all ranks, joined."""
-        spans = zip(self.ranks, self.low.tolist(), np.diff(self.base).tolist(), strict=True)
-        parts = [of(rank)[low : low + length] for rank, low, length in spans]
-        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+        of_ranks = zip(self.ranks, self.low.tolist(), np.diff(self.base).tolist(), strict=True)
+        return joined([of(rank)[low : low + length] for rank, low, length in of_ranks])
 
     def members(self, matches: CollectiveMatches) -> Members:
         """Members of the matched instances; those of rows without a number are left out."""
@@ -124,16 +126,33 @@ class RowIndex(msgspec.Struct, frozen=True, kw_only=True):
         position = np.full(highest + 1, -1, dtype=np.int32)
         position[[rank.rank for rank in self.ranks]] = np.arange(len(self.ranks))
         rank_index = position[matches.member_rank]
-        known = rank_index >= 0
-        if not self._is_whole:
-            row = matches.member_row - np.append(self.low, 0)[rank_index]
-            known &= (row >= 0) & (row < np.append(np.diff(self.base), 0)[rank_index])
-        kept = np.concatenate(([0], np.cumsum(known)))
-        rank_index = rank_index[known]
+        shift = (self.base[:-1] - self.low).astype(index_type(len(self)))
+        if self._is_whole and (rank_index >= 0).all():
+            row = np.empty(len(rank_index), shift.dtype)
+            for span in spans(len(row)):
+                row[span] = shift[rank_index[span]] + matches.member_row[span]
+            return Members(row=row, rank_index=rank_index, offsets=matches.offsets)
+        return self._known_members(matches, rank_index, shift)
+
+    def _known_members(
+        self, matches: CollectiveMatches, rank_index: NDArray[np.int32], shift: NDArray[Any]
+    ) -> Members:
+        """Members whose row has a number."""
+        low, length = np.append(self.low, 0), np.append(np.diff(self.base), 0)
+        offsets = np.zeros(matches.count + 1, np.int64)
+        rows, indices = [np.empty(0, shift.dtype)], [np.empty(0, np.int32)]
+        for first, last in blocks_of(matches.offsets):
+            begin = matches.offsets[first : last + 1]
+            part = slice(int(begin[0]), int(begin[-1]))
+            rank, own = rank_index[part], matches.member_row[part]
+            row = own - low[rank]
+            known = (rank >= 0) & (row >= 0) & (row < length[rank])
+            kept = np.concatenate(([0], np.cumsum(known)))
+            offsets[first + 1 : last + 1] = offsets[first] + kept[begin[1:] - begin[0]]
+            rows.append((shift[rank[known]] + own[known]).astype(shift.dtype))
+            indices.append(rank[known])
         return Members(
-            row=(self.base[:-1] - self.low)[rank_index] + matches.member_row[known],
-            rank_index=rank_index,
-            offsets=kept[matches.offsets].astype(np.int64),
+            row=np.concatenate(rows), rank_index=np.concatenate(indices), offsets=offsets
         )
 
 
@@ -141,12 +160,12 @@ class Members(msgspec.Struct, frozen=True, kw_only=True):
     """Members of all instances, instance after instance.
 
     Args:
-        row: int64, number of the member's row.
+        row: int32 where all rows have such numbers, else int64; number of the member's row.
         rank_index: int32, position of its rank among the analysed ranks.
         offsets: int64, shape ``(instances + 1,)``; an instance may have no member left.
     """
 
-    row: Int64Array
+    row: NDArray[Any]
     rank_index: NDArray[np.int32]
     offsets: Int64Array
 
@@ -164,8 +183,12 @@ class Members(msgspec.Struct, frozen=True, kw_only=True):
         return first
 
 
-def by_size(offsets: Int64Array) -> Iterator[tuple[Int64Array, Int64Array]]:
+def by_size(offsets: Int64Array, at_once: int = _MANY) -> Iterator[tuple[Int64Array, Int64Array]]:
     """Segments of equal size together, so that they are rows of a matrix.
+
+    Args:
+        offsets: Where each segment begins.
+        at_once: Elements of a matrix, unless a segment has more.
 
     Yields:
         Segment numbers, shape ``(n,)``, and positions of their elements, shape ``(n, size)``.
@@ -173,17 +196,27 @@ def by_size(offsets: Int64Array) -> Iterator[tuple[Int64Array, Int64Array]]:
     sizes = np.diff(offsets)
     for size in distinct(sizes[sizes > 0]).tolist():
         segments = np.flatnonzero(sizes == size)
-        height = max(_BLOCK // size, 1)
+        height = max(at_once // size, 1)
         for low in range(0, len(segments), height):
             chosen = segments[low : low + height]
             yield chosen, offsets[chosen][:, None] + np.arange(size, dtype=np.int64)
 
 
-def segment_median(values: Int64Array, offsets: Int64Array) -> Int64Array:
-    """Median of each segment of ``values``, int64, rounded down; 0 for an empty segment."""
+def segment_median(
+    values: Int64Array, offsets: Int64Array, rows: NDArray[Any] | None = None
+) -> Int64Array:
+    """Median of each segment of ``values``, int64, rounded down; 0 for an empty segment.
+
+    Args:
+        values: The values.
+        offsets: Where each segment begins.
+        rows: Which value is each element of the segments; None for the values in their order.
+    """
     result = np.zeros(len(offsets) - 1, dtype=np.int64)
-    for segments, positions in by_size(offsets):
-        result[segments] = np.floor(np.median(values[positions], axis=1)).astype(np.int64)
+    for segments, positions in by_size(offsets, blocks.BLOCK):
+        some = values[positions if rows is None else rows[positions]]
+        middle = np.median(some, axis=1, overwrite_input=True)
+        result[segments] = np.floor(middle).astype(np.int64)
     return result
 
 

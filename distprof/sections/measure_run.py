@@ -16,7 +16,7 @@ from distprof.errors import DistprofError
 from distprof.intervals import EMPTY, Intervals
 from distprof.join.waits import last_start_on_own_clock
 from distprof.run.run import Rank, Run, TableSource
-from distprof.run.tables import intervals_of
+from distprof.run.tables import encode, intervals_of
 from distprof.run.topology import GroupNames, ProcessGroup, Topology
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.context import RankAnalyses, RankAnalysis, RankContext
@@ -80,7 +80,12 @@ def measure_run(
     wait_ends = last_start_on_own_clock(run.matches, run.clock, run.ranks)
     jobs, unavailable = _jobs_of(run, by_step, wait_ends)
     outcomes = _map(jobs, executor, progress)
-    analyses = [outcome for outcome in outcomes if isinstance(outcome, RankAnalysis)]
+    axes = {job.rank: job.context.axis for job in jobs}
+    analyses = [
+        replace(outcome, row_axis=axes[outcome.rank])  # the one that came back is a copy
+        for outcome in outcomes
+        if isinstance(outcome, RankAnalysis)
+    ]
     unavailable += [outcome for outcome in outcomes if isinstance(outcome, str)]
     return RankAnalyses(
         by_rank={analysis.rank: analysis for analysis in analyses},
@@ -238,7 +243,7 @@ def _axes(collectives: Table, groups: _Groups) -> tuple[NDArray[np.int32], tuple
     )
     shape = (len(group.values), len(ranks.values), len(desc.values))
     keys = np.ravel_multi_index((group.codes, ranks.codes, desc.codes), shape)
-    distinct, inverse = np.unique(keys, return_inverse=True)
+    distinct, inverse = encode(keys)
     labels = [
         _axis_label(groups, group.values[g], ranks.values[r], desc.values[d])
         for g, r, d in zip(*np.unravel_index(distinct, shape), strict=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -10,9 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from distprof.join import matching
+from benchmarks import cross_rank
+from distprof.join import blocks, matching, shifts, waits
+from distprof.join.alignment import align_clocks
+from distprof.join.instances import NO_STEP
 from distprof.join.matching import match_collectives
 from distprof.join.topology import build_topology
+from distprof.join.windows import find_window
 from distprof.run.run import CollectiveMatches, Rank
 from distprof.run.tables import COLLECTIVES, order_of_codes
 from distprof.schema import Coded, Table
@@ -68,8 +73,69 @@ def test_group_by_group_or_at_once(seed: int, with_seq: bool) -> None:
         ranks[0] = structs.replace(ranks[0], collectives=table.with_columns(seq=off))
     whole = matched(ranks)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(matching, "_BLOCK", 7)
+        patch.setattr(blocks, "BLOCK", 7)
         assert_same(matched(ranks), whole)
+
+
+@settings(max_examples=10)
+@given(SEEDS, st.sampled_from([1, 5, 40]), st.booleans())
+def test_some_instances_at_a_time_or_all(seed: int, block: int, is_torn: bool) -> None:
+    """Clocks, waits and the window; the ranks of a node with two clocks are told apart."""
+    ranks = ranks_of(seed)
+    if is_torn:
+        table = ranks[1].collectives
+        off = {name: table[name] + 300_000 for name in ("start_ns", "end_ns")}
+        ranks[1] = structs.replace(ranks[1], collectives=table.with_columns(**off))
+    whole = joined_by_time(ranks)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "BLOCK", block)
+        patch.setattr(waits, "_MAX_PAIRS", 0)  # pairs are sorted then
+        assert joined_by_time(ranks) == whole
+
+
+def joined_by_time(ranks: list[Rank]) -> list[object]:
+    topology, matches = build_topology(ranks), matched(ranks)
+    clock = align_clocks(ranks, topology.nodes, matches)
+    window, gaps = find_window(ranks, matches, clock)
+    found: list[object] = [
+        value.tolist() if isinstance(value, np.ndarray) else value
+        for struct in (clock, window)
+        for value in structs.astuple(struct)
+    ]
+    ends = waits.last_start_on_own_clock(matches, clock, ranks)
+    return [*found, gaps, {rank: end.tolist() for rank, end in ends.items()}]
+
+
+@given(SEEDS)
+def test_columns_joined(seed: int) -> None:
+    """Of parts of one value only one value is kept, and what is joined is the same."""
+    dice = np.random.default_rng(seed)
+    parts = [
+        np.broadcast_to(np.int64(dice.integers(2)), dice.integers(4))
+        if dice.integers(2)
+        else dice.integers(0, 3, dice.integers(4))
+        for _ in range(dice.integers(1, 4))
+    ]
+    column = blocks.joined(parts)
+    assert column.tolist() == np.concatenate(parts).tolist()
+    some = [part for part in parts if len(part)]
+    of_one_value = all(part.strides == (0,) and part[0] == some[0][0] for part in some)
+    assert not (some and of_one_value) or column.strides == (0,)
+
+
+@given(SEEDS, st.sampled_from([1, 7, 1 << 20]))
+def test_positions_by_code(seed: int, block: int) -> None:
+    dice = np.random.default_rng(seed)
+    codes = dice.integers(0, dice.integers(1, 6), dice.integers(0, 40)).astype(np.int32)
+    chosen, lookup = dice.random(len(codes)) < 0.7, dice.integers(0, 3, 6)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "BLOCK", block)
+        found = blocks.positions_by_code(codes)
+        other = blocks.positions_by_code(codes, chosen, lookup)
+    for number, positions in enumerate(found):
+        assert positions.tolist() == np.flatnonzero(codes == number).tolist()
+    for number, positions in enumerate(other):
+        assert positions.tolist() == np.flatnonzero(chosen & (lookup[codes] == number)).tolist()
 
 
 @given(SEEDS)
@@ -129,3 +195,50 @@ def test_a_compact_table_holds_the_same_in_less(num_rows: int) -> None:
         if num_rows >= 1_000:
             assert held_bytes(other) < 13 * num_rows
             assert held_bytes(table) > 90 * num_rows
+
+
+@given(SEEDS)
+def test_a_shift_without_misfit_is_found_as_among_all(seed: int) -> None:
+    """Steps of a few operations, some lost at either end or in the middle."""
+    dice = np.random.default_rng(seed)
+    length = int(dice.integers(1, 9))
+    count = int(dice.integers(1, 12)) * length
+    end = np.cumsum(dice.integers(1, 10**6, count))
+    step = np.arange(count) // length if dice.integers(2) else np.full(count, NO_STEP)
+    token = np.arange(count) % length % dice.integers(1, 4)
+
+    def seen(lost: int, cut: int) -> shifts.Operations:
+        kept = np.delete(np.arange(cut, count), dice.integers(0, max(count - cut, 1), lost))
+        off = dice.integers(0, 50, len(kept)) + dice.integers(0, 10**7)
+        return shifts.Operations(
+            token=token[kept],
+            end_ns=end[kept] + off,
+            step=step[kept].astype(np.int64),
+            is_timed=np.ones(len(kept), np.bool_),
+        )
+
+    lost = int(dice.integers(0, 2)) if count > 4 else 0
+    a, b = seen(lost, 0), seen(lost, int(dice.integers(0, min(count, 12))))
+    error = float(dice.choice([np.inf, 5e4, 1e7]))
+    expected = shifts.Expectation(usual_error_ns=error)
+    found = shifts.best_shift(a, b, expected)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shifts, "_without_misfit", lambda a, b, every, expected: every)
+        assert shifts.best_shift(a, b, expected) == found
+
+
+MOST_BYTES = 80
+"""Per collective, of all that matching and clocks take beyond its tables; 67 when this was written.
+Twice as many rows may take no more per row: blocks are small here, as they are in large jobs."""
+
+
+@pytest.mark.parametrize("num_ranks", [32, 64])
+def test_memory_of_each_collective(num_ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "BLOCK", 1 << 12)
+    ranks = cross_rank.make_ranks(num_ranks, 1_500, with_seq=True, seed=0)
+    cross_rank.measure(ranks)  # what is imported and cached is not of any size
+    tracemalloc.start()
+    cross_rank.measure(ranks)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < MOST_BYTES * sum(len(rank.collectives) for rank in ranks)

@@ -1,5 +1,7 @@
 import pytest
+from msgspec.structs import replace
 
+from distprof.errors import InputError
 from distprof.join.windows import same_run
 from distprof.run.run import Quality
 from distprof.schema import ABSENT
@@ -44,6 +46,42 @@ def test_a_file_that_names_no_world_belongs_to_any():
 def test_a_copy_is_dropped():
     paths, gaps = kept(made(0), made(0, path="copy/rank0.json"), made(1))
     assert (paths, gaps) == (["rank0.json", "rank1.json"], ["duplicate-files"])
+
+
+@pytest.mark.parametrize("number", [ABSENT, 0])
+@pytest.mark.parametrize("differs_in", ["activity", "host", "collectives", "name"])
+def test_equal_times_and_counts_make_no_copy(number, differs_in):
+    """Two ranks may begin and end together with as many events: only their rows say which it is."""
+
+    def file(path, *, differs=False):
+        more = {what: int(differs and what == differs_in) for what in ("activity", "host")}
+        name = "gemm2" if differs and differs_in == "name" else "gemm"
+        builder = RankBuilder(number).kernel(name, 0, 40 + more["activity"])
+        builder.call("cudaLaunchKernel", 0, 5 + more["host"])
+        builder.comm("all_reduce", 50 + int(differs and differs_in == "collectives"), 100)
+        quality = Quality(num_events=3)
+        return builder.rank(path=path, capture_start_ns=0, capture_end_ns=100, quality=quality)
+
+    copies, gaps = same_run([file("a.json"), file("b.json")])
+    assert [rank.path for rank in copies] == ["a.json"]
+    assert gaps[0].what == "duplicate-files"
+    assert "b.json repeats the content" in gaps[0].message
+    both, gaps = same_run([file("a.json"), file("b.json", differs=True)])
+    assert "duplicate-files" not in {gap.what for gap in gaps}
+    if number == ABSENT:
+        assert [rank.path for rank in both] == ["a.json", "b.json"]  # no rank is lost
+    else:
+        assert [gap.what for gap in gaps] == ["duplicate-ranks"]
+
+
+def test_a_file_that_cannot_be_read_again_is_no_copy():
+    class Unreadable:
+        def load(self, *, every_host_row=False):
+            raise InputError("a.json", expected="a cache entry", found="none")
+
+    one, other = (replace(made(ABSENT, path=path), tables=Unreadable()) for path in ("a", "b"))
+    chosen, _ = same_run([one, other])
+    assert [rank.path for rank in chosen] == ["a", "b"]
 
 
 def test_two_captures_of_one_rank_leave_the_newest():

@@ -8,8 +8,9 @@ member is neither.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -19,7 +20,9 @@ from numpy.typing import NDArray
 from distprof.artefacts.fabric_file import FabricFile
 from distprof.costs.collectives import bus_factor
 from distprof.costs.fabric import expected_busbw
+from distprof.join.blocks import blocks_of, positions_by_code, spans
 from distprof.run.run import Rank, Run
+from distprof.run.tables import encode
 from distprof.run.topology import GroupNames, ProcessGroup, Topology, is_unnamed
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
@@ -33,7 +36,7 @@ from distprof.sections.collectives.rows import (
     rank_row_hidden_ns,
 )
 from distprof.sections.collectives.trains import collective_trains, rank_trains
-from distprof.sections.context import RankAnalyses, RankAnalysis
+from distprof.sections.context import RankAnalyses
 from distprof.sections.matched import Members, RowIndex, median_by_code, segment_median
 from distprof.terms import CollectiveKind
 from distprof.units import NS_PER_S, fold_ranks, format_bytes
@@ -106,17 +109,10 @@ def _class_table(run: Run, analyses: RankAnalyses) -> CollectivesResult:
     keys = _Keys(GroupNames(run.topology.groups))
     members = index.members(run.matches)
     size = _class_bytes(index, members)
-    unit = np.concatenate(
-        [
-            keys.encode(rank, size[low:high])
-            for rank, low, high in zip(
-                index.ranks, index.base[:-1].tolist(), index.base[1:].tolist(), strict=True
-            )
-        ]
-    )
+    unit = np.concatenate([keys.encode(rank, size(rank)) for rank in index.ranks])
     keys.fold_sizes()
     class_code = np.asarray(keys.class_of_unit, dtype=np.int32)[unit]
-    rows = _rows(index, analyses, class_code, unit, analyses.wait_ends, size)
+    rows = _Rows(index, analyses, class_code, unit, size)
     instances = _instances(rows, members)
     classes = _classes(run, keys, rows, instances, len(index.ranks) * max(num_steps, 1))
     return CollectivesResult(
@@ -127,22 +123,28 @@ def _class_table(run: Run, analyses: RankAnalyses) -> CollectivesResult:
     )
 
 
-def _class_bytes(index: RowIndex, members: Members) -> Int64Array:
+_OfRank: TypeAlias = "Callable[[Rank], NDArray[Any]]"
+"""A column of a rank's COLLECTIVES rows."""
+
+
+def _class_bytes(index: RowIndex, members: Members) -> _OfRank:
     """Bytes of each row; members of one all-to-all, which send unlike amounts, get their mean."""
-    size: Int64Array = index.column(lambda rank: rank.collectives["bytes"]).copy()
     kind = index.column(lambda rank: rank.collectives["kind"])
     first = members.first_row
     uneven = np.flatnonzero((first >= 0) & (kind[first] == CollectiveKind.ALL_TO_ALL))
-    lengths = np.diff(members.offsets)[uneven]
     if len(uneven) == 0:
-        return size
+        return lambda rank: rank.collectives["bytes"]
+    size: Int64Array = index.column(lambda rank: rank.collectives["bytes"]).copy()
+    lengths = np.diff(members.offsets)[uneven]
     begin = np.cumsum(lengths) - lengths
     inside = np.arange(int(lengths.sum())) - np.repeat(begin - members.offsets[uneven], lengths)
     rows = members.row[inside]
     known = np.minimum.reduceat(size[rows], begin) >= 0
     mean = np.where(known, np.add.reduceat(size[rows], begin) // lengths, ABSENT)
     size[rows] = np.repeat(mean, lengths)
-    return size
+    parts = np.split(size, index.base[1:-1])
+    of_rank = {rank.rank: part for rank, part in zip(index.ranks, parts, strict=True)}
+    return lambda rank: of_rank[rank.rank]
 
 
 class _ClassKey(msgspec.Struct, frozen=True):
@@ -206,73 +208,93 @@ def group_label(name: str, description: str) -> str:
     return name if description in ("", "undefined") else description
 
 
-def _unique_rows(columns: list[NDArray[np.generic]]) -> tuple[Int64Array, Int64Array]:
+def _unique_rows(columns: list[NDArray[Any]]) -> tuple[Int64Array, Int64Array]:
     """First position of each distinct row over columns, and for each row which one it is."""
     code = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
-        values, inverse = np.unique(column, return_inverse=True)
-        code = np.unique(code * max(len(values), 1) + inverse, return_inverse=True)[1]
-    _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
-    return first.astype(np.int64), inverse.astype(np.int64)
+        values, inverse = encode(column)
+        code = encode(code * max(len(values), 1) + inverse)[1]
+    first = np.empty(int(code.max(initial=-1)) + 1, np.int64)
+    first[code[::-1]] = np.arange(len(code))[::-1]  # of several the last one stays
+    return first, code
 
 
-class _Rows(msgspec.Struct, frozen=True, kw_only=True):
-    """Per-row columns of all ranks; ``inside`` marks the analysed windows.
+class _Rows:
+    """Columns of all ranks' rows; ``inside`` marks the analysed windows.
 
     The wait and the time after the last start mean something only where ``timed``, durations only
-    where ``executed``.
+    where ``executed``. Times are joined when they are asked for: all of them at once would take
+    fifty bytes per row.
+
+    Args:
+        index: The rows.
+        analyses: By global rank.
+        class_code: int32, class of each row.
+        unit: int32, unit of each row.
+        size: Bytes of a rank's rows.
     """
 
-    rank_index: NDArray[np.int32]
-    unit: NDArray[np.int32]
-    class_code: NDArray[np.int32]
-    bytes: Int64Array
-    duration_ns: Int64Array
-    wait_ns: Int64Array
-    after_last_start_ns: Int64Array
-    timed: NDArray[np.bool_]
-    executed: NDArray[np.bool_]
-    inside: NDArray[np.bool_]
-    exposed_ns: Int64Array
-    exposed_wait_ns: Int64Array
-    is_receipt: NDArray[np.bool_]
+    def __init__(
+        self,
+        index: RowIndex,
+        analyses: RankAnalyses,
+        class_code: NDArray[np.int32],
+        unit: NDArray[np.int32],
+        size: _OfRank,
+    ) -> None:
+        self.index, self._analyses, self._size = index, analyses, size
+        self.class_code, self.unit = class_code, unit
+        self.timed = index.column(lambda rank: analyses.wait_ends[rank.rank] != ABSENT)
+        self.executed = index.column(lambda rank: rank.collectives["is_timed"])
+        self.inside = index.column(lambda rank: analyses[rank.rank].collective_step >= 0)
+        self.is_receipt = index.column(lambda rank: rank.collectives["kind"] == CollectiveKind.RECV)
 
+    @cached_property
+    def by_class(self) -> list[NDArray[Any]]:
+        """Rows of each class."""
+        return positions_by_code(self.class_code)
 
-def _rows(
-    index: RowIndex,
-    analyses: Mapping[int, RankAnalysis],
-    class_code: NDArray[np.int32],
-    unit: NDArray[np.int32],
-    wait_ends: Mapping[int, Int64Array],
-    size: Int64Array,
-) -> _Rows:
-    def duration(rank: Rank) -> Int64Array:
+    def bytes(self) -> Int64Array:
+        """Bytes that decide the class."""
+        return self.index.column(self._size)
+
+    def duration_ns(self) -> Int64Array:
+        """From start to end."""
+        return self.index.column(self._duration)
+
+    def wait_ns(self) -> Int64Array:
+        """From the start to that of the last member."""
+        return self.index.column(self._wait)
+
+    def transfer_ns(self) -> Int64Array:
+        """The rest of the duration."""
+        return self.index.column(lambda rank: self._duration(rank) - self._wait(rank))
+
+    def after_last_start_ns(self) -> Int64Array:
+        """From the last member's start to the own end."""
+        ends = self._analyses.wait_ends
+        return self.index.column(
+            lambda rank: np.maximum(rank.collectives["end_ns"] - ends[rank.rank], 0)
+        )
+
+    def exposed_ns(self) -> Int64Array:
+        """Not hidden by computation."""
+        return self.index.column(lambda rank: self._analyses[rank.rank].exposed_ns)
+
+    def exposed_wait_ns(self) -> Int64Array:
+        """The same for the wait; ABSENT where not matched."""
+        return self.index.column(lambda rank: self._analyses[rank.rank].exposed_wait_ns)
+
+    @staticmethod
+    def _duration(rank: Rank) -> Int64Array:
         lasted: Int64Array = rank.collectives["end_ns"] - rank.collectives["start_ns"]
         return lasted
 
-    def wait(rank: Rank) -> Int64Array:
-        waited = wait_ends[rank.rank] - rank.collectives["start_ns"]
-        inside: Int64Array = np.clip(waited, 0, duration(rank))
+    def _wait(self, rank: Rank) -> Int64Array:
+        waited = self._analyses.wait_ends[rank.rank] - rank.collectives["start_ns"]
+        np.maximum(waited, 0, out=waited)
+        inside: Int64Array = np.minimum(waited, self._duration(rank), out=waited)
         return inside
-
-    def after(rank: Rank) -> Int64Array:
-        return np.clip(rank.collectives["end_ns"] - wait_ends[rank.rank], 0, None)
-
-    return _Rows(  # rank by rank: of all ranks, each array on the way would be as large as these
-        rank_index=index.rank_index,
-        unit=unit,
-        class_code=class_code,
-        bytes=size,
-        duration_ns=index.column(duration),
-        wait_ns=index.column(wait),
-        after_last_start_ns=index.column(after),
-        timed=index.column(lambda rank: wait_ends[rank.rank] != ABSENT),
-        executed=index.column(lambda rank: rank.collectives["is_timed"]),
-        inside=index.column(lambda rank: analyses[rank.rank].collective_step >= 0),
-        exposed_ns=index.column(lambda rank: analyses[rank.rank].exposed_ns),
-        exposed_wait_ns=index.column(lambda rank: analyses[rank.rank].exposed_wait_ns),
-        is_receipt=index.column(lambda rank: rank.collectives["kind"] == CollectiveKind.RECV),
-    )
 
 
 class _Instances(msgspec.Struct, frozen=True, kw_only=True):
@@ -291,12 +313,13 @@ class _Instances(msgspec.Struct, frozen=True, kw_only=True):
 
 def _instances(rows: _Rows, members: Members) -> _Instances:
     matched_row = np.zeros(len(rows.unit), dtype=np.bool_)
-    matched_row[members.row] = True
+    for span in spans(len(members.row)):
+        matched_row[members.row[span]] = True
     first = members.first_row
     some_inside = _any_member(rows.inside, members)
     all_timed = ~_any_member(~rows.timed, members)
     keep = some_inside & (first >= 0)
-    transfer = segment_median(rows.after_last_start_ns[members.row], members.offsets)
+    transfer = segment_median(rows.after_last_start_ns(), members.offsets, members.row)
     last = members.row[np.maximum(members.offsets[1:] - 1, 0)][keep]
     code = rows.class_code[first[keep]]
     other_end = rows.class_code[last]
@@ -311,8 +334,11 @@ def _instances(rows: _Rows, members: Members) -> _Instances:
 
 def _any_member(flag: NDArray[np.bool_], members: Members) -> NDArray[np.bool_]:
     """Whether any member of each instance has the flag."""
-    hits = np.concatenate(([0], np.cumsum(flag[members.row])))
-    some: NDArray[np.bool_] = np.diff(hits[members.offsets]) > 0
+    some = np.zeros(members.count, np.bool_)
+    for low, high in blocks_of(members.offsets):
+        begin = members.offsets[low : high + 1]
+        hits = np.cumsum(flag[members.row[begin[0] : begin[-1]]])
+        some[low:high] = np.diff(np.concatenate(([0], hits))[begin - begin[0]]) > 0
     return some
 
 
@@ -340,32 +366,60 @@ def _class_columns(
 ) -> dict[str, Sequence[Any]]:
     """Values of every class, by name."""
     num = len(keys.classes)
-    code, inside, timed = rows.class_code, rows.inside, rows.inside & rows.timed
+    inside, timed = rows.inside, rows.inside & rows.timed
     executed = inside & rows.executed
-    has_times = np.bincount(code[executed], minlength=num) > 0
     usable = instances.timed
     ends = np.concatenate((instances.class_code, instances.received))
     matched = np.bincount(ends, minlength=num)
     unmatched = _unmatched_count(keys, rows, ~instances.matched_row & inside)
-    waiting = timed & (rows.exposed_wait_ns >= 0)
-    transfer_of_row = rows.duration_ns - rows.wait_ns
-    return {
-        "bytes": median_by_code(code[inside], rows.bytes[inside], num),
+    num_rows = [int(np.count_nonzero(inside[chosen])) for chosen in rows.by_class]
+    size, wait = _Column(rows, rows.bytes()), _Column(rows, rows.wait_ns())
+    columns: dict[str, Sequence[Any]] = {
+        "bytes": size.medians(inside),
+        "bytes_mean": _mean_bytes(size, inside, samples),
         "count": (matched + unmatched).tolist(),
         "matched": matched.tolist(),
-        "num_rows": np.bincount(code[inside], minlength=num).tolist(),
-        "duration": median_by_code(code[executed], rows.duration_ns[executed], num),
-        "wait": median_by_code(code[timed], rows.wait_ns[timed], num),
+        "num_rows": num_rows,
+        "has_times": [bool(executed[chosen].any()) for chosen in rows.by_class],
+        "wait": wait.medians(timed),
+        "wait_mean": wait.means(timed, samples),
         "transfer": median_by_code(
             instances.class_code[usable], instances.transfer_ns[usable], num
         ),
-        "has_times": has_times.tolist(),
-        "bytes_mean": _mean_bytes(code, rows.bytes, inside, num, samples),
-        "exposed_mean": _mean(code, rows.exposed_ns, executed, num, samples),
-        "wait_mean": _mean(code, rows.wait_ns, timed, num, samples),
-        "transfer_mean": _mean(code, transfer_of_row, timed, num, samples),
-        "exposed_wait_mean": _mean(code, rows.exposed_wait_ns, waiting, num, samples),
     }
+    del size, wait
+    waited = _Column(rows, rows.exposed_wait_ns())
+    waiting = timed & (waited.values >= 0)
+    columns["exposed_wait_mean"] = waited.means(waiting, samples)
+    del waited, waiting
+    columns["duration"] = _Column(rows, rows.duration_ns()).medians(executed)
+    columns["exposed_mean"] = _Column(rows, rows.exposed_ns()).means(executed, samples)
+    columns["transfer_mean"] = _Column(rows, rows.transfer_ns()).means(timed, samples)
+    return columns
+
+
+class _Column(NamedTuple):
+    """Values of all rows, to be summed up class by class."""
+
+    rows: _Rows
+    values: Int64Array
+
+    def of_classes(self, chosen: NDArray[np.bool_]) -> Iterator[Int64Array]:
+        """The chosen values of each class."""
+        every = bool(chosen.all())
+        for of_class in self.rows.by_class:
+            yield self.values[of_class if every else of_class[chosen[of_class]]]
+
+    def medians(self, chosen: NDArray[np.bool_]) -> list[int | None]:
+        """Median of the chosen values of each class, rounded down; None for one without any."""
+        return [
+            int(np.median(values, overwrite_input=True)) if len(values) else None
+            for values in self.of_classes(chosen)
+        ]
+
+    def means(self, chosen: NDArray[np.bool_], samples: int) -> list[int]:
+        """Sum of the chosen values of each class over ``samples``, exact in int64."""
+        return [int(values.sum()) // samples for values in self.of_classes(chosen)]
 
 
 def _record(
@@ -410,41 +464,22 @@ def _sent_bytes(key: _ClassKey, bytes_per_step: float | None) -> float | None:
     return None if factor is None else factor * bytes_per_step
 
 
-def _mean(
-    codes: NDArray[np.int32],
-    values: Int64Array,
-    chosen: NDArray[np.bool_],
-    num_codes: int,
-    samples: int,
-) -> list[int]:
-    """Sum of the chosen values of each code over ``samples``, exact in int64."""
-    sums = np.zeros(num_codes, dtype=np.int64)
-    np.add.at(sums, codes[chosen], values[chosen])
-    return [int(value) // samples for value in sums]
-
-
-def _mean_bytes(
-    codes: NDArray[np.int32],
-    values: Int64Array,
-    chosen: NDArray[np.bool_],
-    num_codes: int,
-    samples: int,
-) -> list[float | None]:
-    """Sum of the bytes of each code over ``samples``; None where some are not known."""
-    unknown = np.bincount(codes[chosen & (values < 0)], minlength=num_codes) > 0
-    sums = np.zeros(num_codes, dtype=np.int64)
-    np.add.at(sums, codes[chosen], np.maximum(values[chosen], 0))
-    return [None if u else total / samples for u, total in zip(unknown, sums.tolist(), strict=True)]
+def _mean_bytes(size: _Column, chosen: NDArray[np.bool_], samples: int) -> list[float | None]:
+    """Sum of the bytes of each class over ``samples``; None where some are not known."""
+    return [
+        None if (values < 0).any() else int(values.sum()) / samples
+        for values in size.of_classes(chosen)
+    ]
 
 
 def _unmatched_count(keys: _Keys, rows: _Rows, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Instances known from one rank's row alone: in each group, as many as its busiest rank saw."""
-    num_units = len(keys.class_of_unit)
-    pairs = rows.rank_index[chosen].astype(np.int64) * num_units + rows.unit[chosen]
-    distinct, seen = np.unique(pairs, return_counts=True)
-    busiest = np.zeros(num_units, dtype=np.int64)
-    np.maximum.at(busiest, distinct % num_units, seen)
+    busiest = np.zeros(len(keys.class_of_unit), dtype=np.int64)
     result = np.zeros(len(keys.classes), dtype=np.int64)
+    if chosen.any():
+        for low, high in zip(rows.index.base[:-1], rows.index.base[1:], strict=True):
+            units, code = encode(rows.unit[low:high][chosen[low:high]])
+            busiest[units] = np.maximum(busiest[units], np.bincount(code, minlength=len(units)))
     np.add.at(result, np.asarray(keys.class_of_unit), busiest)
     return result
 

@@ -81,14 +81,14 @@ def _own_part(intervals: Intervals) -> Intervals:
     return Intervals(own_start, np.maximum(own_start, end))
 
 
-def rank_collective_step(collectives: Table, context: RankContext) -> Int64Array:
+def rank_collective_step(collectives: Table, context: RankContext) -> NDArray[np.int32]:
     """For each row, the window that holds its moment; ABSENT where none does."""
     moment, windows = _moment_of(collectives, context), context.windows
     if windows.size == 0:
-        return np.full(len(moment), ABSENT, dtype=np.int64)
+        return np.full(len(moment), ABSENT, dtype=np.int32)
     at = np.searchsorted(windows.start, moment, side="right") - 1
     held = (at >= 0) & (moment < windows.end[np.maximum(at, 0)])
-    return np.where(held, at, ABSENT).astype(np.int64)
+    return np.where(held, at, ABSENT).astype(np.int32)
 
 
 def _moment_of(collectives: Table, context: RankContext) -> Int64Array:

@@ -10,9 +10,10 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from distprof.intervals import Intervals, covered, union
-from distprof.run.tables import intervals_of
+from distprof.run.tables import distinct, intervals_of
 from distprof.schema import Int64Array, Table
 from distprof.sections.collectives.result import CollectiveTrain
 from distprof.sections.context import RankTrain
@@ -34,7 +35,7 @@ _KINDS = (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER)
 
 
 def rank_trains(
-    collectives: Table, collective_step: Int64Array, timeline: Timeline, is_cpu: bool
+    collectives: Table, collective_step: NDArray[np.int32], timeline: Timeline, is_cpu: bool
 ) -> tuple[RankTrain, ...]:
     """Trains of one rank, of each kind and group; none on a CPU.
 
@@ -49,7 +50,9 @@ def rank_trains(
     kinds, groups = collectives["kind"], collectives.coded("group").codes
     chosen = np.isin(kinds, _KINDS) & (collective_step >= 0) & collectives["is_timed"]
     found = []
-    for kind, group in np.unique(np.stack((kinds[chosen], groups[chosen])), axis=1).T.tolist():
+    many = int(groups.max(initial=0)) + 1
+    pairs = distinct(kinds[chosen].astype(np.int64) * many + groups[chosen])
+    for kind, group in (divmod(pair, many) for pair in pairs.tolist()):
         rows = np.flatnonzero(chosen & (kinds == kind) & (groups == group))
         rows = rows[np.argsort(collectives["start_ns"][rows], kind="stable")]
         found += _trains_of(collectives, rows, collective_step, timeline.computation, kind)
@@ -57,7 +60,7 @@ def rank_trains(
 
 
 def _trains_of(
-    collectives: Table, rows: Int64Array, step: Int64Array, computation: Intervals, kind: int
+    collectives: Table, rows: Int64Array, step: NDArray[np.int32], computation: Intervals, kind: int
 ) -> list[RankTrain]:
     start, end = (column[rows] for column in intervals_of(collectives))
     length = end - start

@@ -47,7 +47,7 @@ def rank_gradients(
     context: RankContext,
     timeline: Timeline,
     causes: IdleCauses | None,
-    collective_step: Int64Array,
+    collective_step: NDArray[np.int32],
     exposed_ns: Int64Array,
     exposed_wait_ns: Int64Array,
 ) -> RankGradients | None:
@@ -93,7 +93,7 @@ def rank_gradients(
     ]
     return RankGradients(
         axis=context.axis[picked][first],
-        window=window[picked][first],
+        window=window[picked][first].astype(np.int64),
         update=updated[number],
         num_buckets=last - first + 1,
         rows=picked,

@@ -474,9 +474,10 @@ def _first_of_launch(activity: Table, launches: Launches) -> NDArray[np.bool_]:
     """
     rows = np.flatnonzero(launches.known)
     order = rows[np.argsort(activity["start_ns"][rows], kind="stable")]
-    _, first = np.unique(launches.row[order], return_index=True)
+    first = np.full(int(launches.row.max(initial=ABSENT)) + 1, ABSENT, dtype=np.int64)
+    first[launches.row[order[::-1]]] = order[::-1]  # of several the last one stays
     result = np.zeros(len(launches.known), dtype=np.bool_)
-    result[order[first]] = True
+    result[first[first != ABSENT]] = True
     return result
 
 

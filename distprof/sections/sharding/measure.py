@@ -10,7 +10,9 @@ backward has a reduce-scatter after each.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
+from functools import cached_property
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,6 +20,7 @@ from numpy.typing import NDArray
 
 from distprof.artefacts.fabric_file import FabricFile
 from distprof.run.run import Rank, Run
+from distprof.run.tables import distinct
 from distprof.run.topology import Topology
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.context import RankAnalyses, RankAnalysis
@@ -105,30 +108,86 @@ _ELEMENT_BYTES = {
 """Element types of parameters and gradients. Bytes may be packed data of any type."""
 
 
-class AxisRows(msgspec.Struct, frozen=True, kw_only=True):
+class AxisRows:
     """Collectives of one rank along one axis inside its windows, in launch order.
 
-    ``elements`` are ABSENT if size or type is unknown, ``wait_ns`` if members were not matched;
-    ``among_kernels`` is empty on a CPU.
+    Columns are taken from the rank's tables when they are asked for. ``elements`` are ABSENT if
+    size or type is unknown, ``wait_ns`` if members were not matched; ``among_kernels`` is empty on
+    a CPU.
+
+    Args:
+        analysis: Of the rank.
+        rank: The rank.
+        axis: The axis.
+        rows: Rows of its COLLECTIVES table.
     """
 
-    axis: str
-    group_size: int | None
-    num_steps: int
-    kind: NDArray[np.int8]
-    step: Int64Array
-    bytes: Int64Array
-    elements: Int64Array
-    duration_ns: Int64Array
-    hidden_ns: Int64Array
-    ahead: Flags
-    exposed_ns: Int64Array
-    wait_ns: Int64Array
-    among_kernels: Flags
+    def __init__(
+        self, analysis: RankAnalysis, rank: Rank, axis: str, rows: NDArray[np.int32]
+    ) -> None:
+        self._analysis, self._table, self._rows = analysis, rank.collectives, rows
+        sizes = distinct(self._table["group_size"][rows])
+        self.axis = axis
+        self.group_size = int(sizes[0]) if len(sizes) == 1 and sizes[0] > 0 else None
+        self.num_steps = len(analysis.steps)
 
     def of(self, *kinds: CollectiveKind) -> Flags:
         """Mask of the rows of these kinds."""
         return np.isin(self.kind, kinds)
+
+    @property
+    def kind(self) -> NDArray[np.int8]:
+        """A CollectiveKind."""
+        return self._table["kind"][self._rows]
+
+    @cached_property
+    def step(self) -> NDArray[Any]:
+        """Index of the analysed window."""
+        return self._analysis.collective_step[self._rows]
+
+    @property
+    def bytes(self) -> Int64Array:
+        """Full buffer."""
+        return self._table["bytes"][self._rows]
+
+    @cached_property
+    def elements(self) -> Int64Array:
+        """Elements of the full buffer."""
+        return _elements(self._table, self._rows)
+
+    @property
+    def duration_ns(self) -> Int64Array:
+        """From start to end."""
+        lasted: Int64Array = (self._table["end_ns"] - self._table["start_ns"])[self._rows]
+        return lasted
+
+    @property
+    def hidden_ns(self) -> Int64Array:
+        """Of it what overlaps with computation."""
+        return self._analysis.row_hidden_ns[self._rows]
+
+    @property
+    def ahead(self) -> Flags:
+        """Whether it was asked for before its result was needed."""
+        beside = self._analysis.row_begins_beside[self._rows]
+        ahead: Flags = beside | (self.hidden_ns >= _BESIDE_RATIO * self.duration_ns)
+        return ahead
+
+    @property
+    def exposed_ns(self) -> Int64Array:
+        """Not hidden by computation."""
+        return self._analysis.exposed_ns[self._rows]
+
+    @property
+    def wait_ns(self) -> Int64Array:
+        """Of it what is waiting."""
+        return self._analysis.exposed_wait_ns[self._rows]
+
+    @property
+    def among_kernels(self) -> Flags:
+        """Whether it runs on a stream that computes."""
+        among = self._analysis.row_among_kernels
+        return among[self._rows] if len(among) else among
 
 
 def traffic_of(analysis: RankAnalysis, rank: Rank) -> list[AxisRows]:
@@ -138,40 +197,19 @@ def traffic_of(analysis: RankAnalysis, rank: Rank) -> list[AxisRows]:
         return []
     asked = np.where(table["enqueue_ns"] == ABSENT, table["start_ns"], table["enqueue_ns"])
     inside = np.flatnonzero((analysis.collective_step >= 0) & table["is_timed"])
-    inside = inside[np.argsort(asked[inside], kind="stable")]
+    asked = asked[inside]
+    if (asked[1:] < asked[:-1]).any():
+        inside = inside[np.argsort(asked, kind="stable")]
+    inside = inside.astype(np.int32)  # kept of all ranks
     axis = analysis.row_axis[inside]
     return [
-        _rows(analysis, rank, analysis.row_axis_names[number], inside[axis == number])
+        AxisRows(analysis, rank, analysis.row_axis_names[number], inside[axis == number])
         for number in range(len(analysis.row_axis_names))
         if (axis == number).any()
     ]
 
 
-def _rows(analysis: RankAnalysis, rank: Rank, axis: str, rows: NDArray[np.intp]) -> AxisRows:
-    table = rank.collectives
-    duration = (table["end_ns"] - table["start_ns"])[rows]
-    hidden = analysis.row_hidden_ns[rows]
-    among = analysis.row_among_kernels
-    sizes = set(table["group_size"][rows].tolist())
-    size = sizes.pop() if len(sizes) == 1 else ABSENT
-    return AxisRows(
-        axis=axis,
-        group_size=size if size > 0 else None,
-        num_steps=len(analysis.steps),
-        kind=table["kind"][rows],
-        step=analysis.collective_step[rows],
-        bytes=table["bytes"][rows],
-        elements=_elements(table, rows),
-        duration_ns=duration,
-        hidden_ns=hidden,
-        ahead=analysis.row_begins_beside[rows] | (hidden >= _BESIDE_RATIO * duration),
-        exposed_ns=analysis.exposed_ns[rows],
-        wait_ns=analysis.exposed_wait_ns[rows],
-        among_kernels=among[rows] if len(among) else among,
-    )
-
-
-def _elements(table: Table, rows: NDArray[np.intp]) -> Int64Array:
+def _elements(table: Table, rows: NDArray[np.int32]) -> Int64Array:
     dtype = table.coded("dtype")
     width = [_ELEMENT_BYTES.get(_plain(name), 0) for name in dtype.values] or [0]
     of_row = np.array(width, dtype=np.int64)[dtype.codes[rows]]
@@ -325,7 +363,7 @@ def _axis(
     gathers, scatters = every.of(CollectiveKind.ALL_GATHER), every.of(CollectiveKind.REDUCE_SCATTER)
     size = ranks[0].group_size
     of_first = passes(ranks[0])
-    median = _median(every.bytes[gathers])
+    median = _median(every.column(lambda rows: rows.bytes)[gathers])
     return ShardedAxis(
         axis=ranks[0].axis,
         group_size=size,
@@ -358,9 +396,13 @@ def _latency(profile: FabricFile | None, size: int | None, num_nodes: int | None
 
 
 def _ahead(every: _Sums, gathers: Flags) -> float | None:
-    size = every.bytes[gathers]
+    size = every.column(lambda rows: rows.bytes)[gathers]
     weight = np.ones(len(size)) if (size < 0).any() or not size.any() else size.astype(np.float64)
-    return float(weight[every.ahead[gathers]].sum() / weight.sum()) if len(size) else None
+    return (
+        float(weight[every.column(lambda rows: rows.ahead)[gathers]].sum() / weight.sum())
+        if len(size)
+        else None
+    )
 
 
 def _median(values: Int64Array) -> int | None:
@@ -389,7 +431,7 @@ def shared_streams(
 def _shared_stream(ranks: Sequence[AxisRows]) -> SharedStream:
     every = _Sums(ranks)
     hideable = np.logical_or.reduce([every.of(kind) for kind in _HIDEABLE])
-    among = hideable & every.among_kernels
+    among = hideable & every.column(lambda rows: rows.among_kernels)
     return SharedStream(
         axis=ranks[0].axis,
         per_step=every.count(among),
@@ -412,7 +454,8 @@ def tensor_traffic(traffic: Iterable[Sequence[AxisRows]]) -> TensorTraffic | Non
     gathers, scatters = every.of(CollectiveKind.ALL_GATHER), every.of(CollectiveKind.REDUCE_SCATTER)
     pairs = gathers | scatters
     rows = reduces | pairs
-    busy = int(every.duration_ns[rows].sum())
+    busy = int(every.column(lambda one: one.duration_ns)[rows].sum())
+    hidden = int(every.column(lambda one: one.hidden_ns)[rows].sum())
     return TensorTraffic(
         group_size=ranks[0].group_size,
         all_reduces_per_step=every.count(reduces),
@@ -424,7 +467,7 @@ def tensor_traffic(traffic: Iterable[Sequence[AxisRows]]) -> TensorTraffic | Non
         pair_bytes_per_step=every.size(pairs),
         pair_exposed_ns_per_step=every.exposed(pairs),
         pair_wait_ns_per_step=every.wait(pairs),
-        overlap_ratio=int(every.hidden_ns[rows].sum()) / busy if busy else None,
+        overlap_ratio=hidden / busy if busy else None,
     )
 
 
@@ -432,20 +475,18 @@ class _Sums:
     """Rows of all ranks of an axis, and their means over ranks and steps."""
 
     def __init__(self, ranks: Sequence[AxisRows]) -> None:
+        self._ranks = ranks
         self._samples = max(sum(rows.num_steps for rows in ranks), 1)
-        self._kind = np.concatenate([rows.kind for rows in ranks])
-        self._exposed_ns = np.concatenate([rows.exposed_ns for rows in ranks])
-        self._wait_ns = np.concatenate([rows.wait_ns for rows in ranks])
-        self.bytes = np.concatenate([rows.bytes for rows in ranks])
-        self.duration_ns = np.concatenate([rows.duration_ns for rows in ranks])
-        self.hidden_ns = np.concatenate([rows.hidden_ns for rows in ranks])
-        self.ahead = np.concatenate([rows.ahead for rows in ranks])
-        self.among_kernels = np.concatenate([rows.among_kernels for rows in ranks])
+        self._kind = self.column(lambda rows: rows.kind)
 
     def of(self, kind: CollectiveKind) -> Flags:
         """Mask of the rows of a kind."""
         mask: Flags = self._kind == kind
         return mask
+
+    def column(self, of: Callable[[AxisRows], NDArray[Any]]) -> NDArray[Any]:
+        """A column of all ranks, joined when it is asked for."""
+        return np.concatenate([of(rows) for rows in self._ranks])
 
     def count(self, mask: Flags) -> float:
         """Number of rows per step."""
@@ -453,16 +494,16 @@ class _Sums:
 
     def size(self, mask: Flags) -> int | None:
         """Their bytes per step; None if one is unknown."""
-        size = self.bytes[mask]
+        size = self.column(lambda rows: rows.bytes)[mask]
         return None if (size < 0).any() else int(size.sum()) // self._samples
 
     def exposed(self, mask: Flags) -> int:
         """Their exposed time per step."""
-        return int(self._exposed_ns[mask].sum()) // self._samples
+        return int(self.column(lambda rows: rows.exposed_ns)[mask].sum()) // self._samples
 
     def wait(self, mask: Flags) -> int | None:
         """Their exposed waiting per step; None unless most of them were matched."""
-        wait = self._wait_ns[mask]
+        wait = self.column(lambda rows: rows.wait_ns)[mask]
         known = wait[wait != ABSENT]
         if 2 * len(known) < len(wait) or not len(wait):
             return None

@@ -134,21 +134,30 @@ class _Context(msgspec.Struct, frozen=True, kw_only=True):
     @staticmethod
     def of(run: Run, analyses: Mapping[int, RankAnalysis]) -> _Context:
         index = RowIndex.of(run, analyses)
-        members, columns = index.members(run.matches), _columns(run, index, analyses)
+        members = index.members(run.matches)
         ranks = tuple(rank.rank for rank in index.ranks)
+        start_ns = index.column(
+            lambda rank: run.clock.to_common(rank.rank, rank.collectives["start_ns"])
+        )
+        roots, last_row = find_roots(
+            index,
+            members,
+            start_ns,
+            lambda rank: analyses[rank.rank].exposed_wait_ns,
+            lambda rank: _exposed_transfer(rank, analyses),
+        )
+        owner = np.searchsorted(index.base, last_row, side="right") - 1
         return _Context(
             ranks=ranks,
             members=members,
-            columns=columns,
-            domains=_DomainsOf(run.clock, ranks),
-            roots=find_roots(
-                index,
-                members,
-                columns.start_ns,
-                columns.exposed_wait_ns,
-                columns.exposed_transfer_ns,
+            columns=_Columns(
+                start_ns=start_ns,
+                exposed_wait_ns=index.column(lambda rank: analyses[rank.rank].exposed_wait_ns),
+                step=index.column(lambda rank: analyses[rank.rank].collective_step),
             ),
-            last_rank=_last_rank(members, columns.start_ns),
+            domains=_DomainsOf(run.clock, ranks),
+            roots=roots,
+            last_rank=np.where(last_row >= 0, owner, -1),
             stage=_stage_codes(run, analyses, ranks),
         )
 
@@ -161,32 +170,10 @@ def _stage_codes(
     return np.array([numbers[held[rank]] for rank in ranks], dtype=np.int64)
 
 
-def _last_rank(members: Members, start_ns: Int64Array) -> Int64Array:
-    """Position of the rank that comes last to each instance; -1 for one without members."""
-    result = np.full(members.count, -1, dtype=np.int64)
-    for instances, positions in by_size(members.offsets):
-        start = start_ns[members.row[positions]]
-        rows = np.arange(len(positions))
-        result[instances] = members.rank_index[positions][rows, start.argmax(axis=1)]
-    return result
-
-
 class _Columns(msgspec.Struct, frozen=True, kw_only=True):
     start_ns: Int64Array  # common clock
     exposed_wait_ns: Int64Array
-    exposed_transfer_ns: Int64Array
-    step: Int64Array
-
-
-def _columns(run: Run, index: RowIndex, analyses: Mapping[int, RankAnalysis]) -> _Columns:
-    return _Columns(
-        start_ns=index.column(
-            lambda rank: run.clock.to_common(rank.rank, rank.collectives["start_ns"])
-        ),
-        exposed_wait_ns=index.column(lambda rank: analyses[rank.rank].exposed_wait_ns),
-        exposed_transfer_ns=index.column(lambda rank: _exposed_transfer(rank, analyses)),
-        step=index.column(lambda rank: analyses[rank.rank].collective_step),
-    )
+    step: NDArray[np.int32]
 
 
 def _exposed_transfer(rank: Rank, analyses: Mapping[int, RankAnalysis]) -> Int64Array:
@@ -284,12 +271,12 @@ class _Block(msgspec.Struct, frozen=True, kw_only=True):
         return median
 
 
-def _first_step(steps: Int64Array) -> Int64Array:
+def _first_step(steps: NDArray[np.int32]) -> Int64Array:
     """The step of an instance: the earliest in which a member sees its end, -1 outside of all.
 
     All see it at one moment, but the threads of gloo note it late, some in the next step already.
     """
-    last = np.iinfo(np.int64).max
+    last = np.iinfo(np.int32).max
     first = np.where(steps < 0, last, steps).min(axis=1)
     return np.where(first == last, ABSENT, first).astype(np.int64)
 

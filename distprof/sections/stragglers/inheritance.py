@@ -12,12 +12,16 @@ was held up by a link, and no rank is to blame.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.join.blocks import blocks_of, index_type, positions_by_code
 from distprof.run.run import Rank
-from distprof.run.tables import distinct
+from distprof.run.tables import distinct, order_of_codes
 from distprof.schema import Int64Array
 from distprof.sections.matched import Members, RowIndex, by_size
 
@@ -27,39 +31,39 @@ INHERITED = 0.5
 """Part of the last member's lateness that earlier waiting must explain for blame to move on."""
 
 
+_OfRank: TypeAlias = "Callable[[Rank], Int64Array]"
+"""A column of a rank's COLLECTIVES rows."""
+
+
 def find_roots(
     index: RowIndex,
     members: Members,
     start_ns: Int64Array,
-    exposed_wait_ns: Int64Array,
-    exposed_transfer_ns: Int64Array | None = None,
-) -> Int64Array:
+    exposed_wait_ns: _OfRank,
+    exposed_transfer_ns: _OfRank,
+) -> tuple[Int64Array, Int64Array]:
     """For each instance, the instance whose last member is to blame for it: itself, or an earlier.
 
     Args:
         index: Rows of the analysed ranks.
         members: Members of the matched instances.
         start_ns: Start of each row on the common clock.
-        exposed_wait_ns: Of each row; negative where not known.
-        exposed_transfer_ns: Of each row; None not to look at transfers.
+        exposed_wait_ns: Of each row of a rank; negative where not known.
+        exposed_transfer_ns: Of each row of a rank.
 
     Returns:
-        int64, shape ``(instances,)``; -1 where a transfer is to blame.
+        The instances, int64, -1 where a transfer is to blame; and the row of each one's last
+        member, -1 for one without members.
     """
-    wait = np.maximum(exposed_wait_ns, 0)
-    meeting = _previous_meeting(index)
-    before = np.concatenate(([0], np.cumsum(wait)))
-    waited = before[: len(wait)] - before[meeting + 1]
-    moved = np.zeros_like(wait)
-    if exposed_transfer_ns is not None:
-        before = np.concatenate(([0], np.cumsum(np.maximum(exposed_transfer_ns, 0))))
-        moved = before[: len(wait)] - before[meeting + 1]
+    waited = index.column(lambda rank: _since_meeting(rank, exposed_wait_ns(rank)))
+    moved = index.column(lambda rank: _since_meeting(rank, exposed_transfer_ns(rank)))
     last = _last_members(members, start_ns, waited, moved)
-    source = _longest_wait(index, members, wait, meeting, last)
+    del waited, moved
+    source = _longest_wait(index, members, exposed_wait_ns, last)
     # A pointer leads back in time, so that following them ends.
     source = np.where((source >= 0) & (last.start_ns[source] < last.start_ns), source, -1)
     root = _follow(source)
-    return np.where(last.held_up[root], -1, root)
+    return np.where(last.held_up[root], -1, root), last.row
 
 
 class _Last(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,24 +99,18 @@ def _last_members(
     return _Last(row=row, start_ns=last_start, inherited=inherited, held_up=held_up & ~inherited)
 
 
-def _previous_meeting(index: RowIndex) -> Int64Array:
-    """For each row, the rank's row before it of the same group; one before its first row if none.
-
-    The result is a row number, so that the waits between are those of ``result + 1`` to the row.
-    """
-    return np.concatenate(
-        [
-            low + _previous_of_group(rank)
-            for rank, low in zip(index.ranks, index.base[:-1].tolist(), strict=True)
-        ]
-        or [np.empty(0, np.int64)]
-    )
+def _since_meeting(rank: Rank, exposed_ns: Int64Array) -> Int64Array:
+    """For each row, exposed time of the rank's rows since its group last met."""
+    before = np.concatenate(([0], np.cumsum(np.maximum(exposed_ns, 0))))
+    since: Int64Array = before[:-1] - before[_previous_of_group(rank) + 1]
+    return since
 
 
 def _previous_of_group(rank: Rank) -> Int64Array:
+    """For each row, the rank's row before it of the same group; -1 if none."""
     group, ranks = rank.collectives.coded("group"), rank.collectives.coded("group_ranks")
     code = group.codes.astype(np.int64) * max(len(ranks.values), 1) + ranks.codes
-    order = np.argsort(code, kind="stable")
+    order = order_of_codes(code, int(code.max(initial=0)) + 1)
     same = np.flatnonzero(code[order[1:]] == code[order[:-1]])
     previous = np.full(len(code), -1, dtype=np.int64)
     previous[order[same + 1]] = order[same]
@@ -120,20 +118,26 @@ def _previous_of_group(rank: Rank) -> Int64Array:
 
 
 def _longest_wait(
-    index: RowIndex, members: Members, wait: Int64Array, meeting: Int64Array, last: _Last
+    index: RowIndex, members: Members, exposed_wait_ns: _OfRank, last: _Last
 ) -> Int64Array:
     """For each inherited instance, the instance in which its last member had waited longest."""
-    instance_of_row = np.full(len(wait), -1, dtype=np.int64)
-    sizes = np.diff(members.offsets)
-    instance_of_row[members.row] = np.repeat(np.arange(members.count, dtype=np.int64), sizes)
     result = np.full(members.count, -1, dtype=np.int64)
     asked = np.flatnonzero(last.inherited)
+    if not len(asked):
+        return result
+    instance_of_row = np.full(len(index), -1, dtype=index_type(members.count))
+    sizes = np.diff(members.offsets)
+    for low, high in blocks_of(members.offsets):
+        rows = members.row[members.offsets[low] : members.offsets[high]]
+        instance_of_row[rows] = np.repeat(np.arange(low, high), sizes[low:high])
     rank_of = np.searchsorted(index.base, last.row[asked], side="right") - 1
-    for position in distinct(rank_of).tolist():
-        chosen = asked[rank_of == position]
-        base, end = int(index.base[position]), int(index.base[position + 1])
-        low, high = meeting[last.row[chosen]] + 1 - base, last.row[chosen] - base
-        found = range_argmax(wait[base:end], low, high)
+    for position, mine in enumerate(positions_by_code(rank_of)):
+        if not len(mine):
+            continue
+        chosen, rank, base = asked[mine], index.ranks[position], int(index.base[position])
+        high = last.row[chosen] - base
+        low = _previous_of_group(rank)[high] + 1
+        found = range_argmax(np.maximum(exposed_wait_ns(rank), 0), low, high)
         result[chosen] = instance_of_row[base + found]
     return result
 

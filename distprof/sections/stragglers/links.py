@@ -10,7 +10,7 @@ is, the link is that node's; else, where several slow groups have members in com
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -98,9 +98,10 @@ def _cells(
     chosen = _chosen(run, analyses, index, members)
     if len(chosen) == 0:
         return None
-    transfer, exposed = _columns(index, analyses, wait_ends)
-    lengths = segment_median(transfer[members.row], members.offsets)[chosen]
-    exposed_ns = segment_median(exposed[members.row], members.offsets)[chosen]
+    lengths, exposed_ns = (
+        segment_median(index.column(of), members.offsets, members.row)[chosen]
+        for of in _columns(analyses, wait_ends)
+    )
     known = lengths >= 0
     chosen, lengths, exposed_ns = chosen[known], lengths[known], exposed_ns[known]
     if len(chosen) == 0:
@@ -153,9 +154,9 @@ _BY_CONTENT = (CollectiveKind.ALL_TO_ALL, CollectiveKind.BARRIER)
 
 
 def _columns(
-    index: RowIndex, analyses: Mapping[int, RankAnalysis], wait_ends: Mapping[int, Int64Array]
-) -> tuple[Int64Array, Int64Array]:
-    """Of each row its transfer, ABSENT where not known, and the exposed part of it."""
+    analyses: Mapping[int, RankAnalysis], wait_ends: Mapping[int, Int64Array]
+) -> Iterator[Callable[[Rank], Int64Array]]:
+    """Of a rank's rows the transfer, ABSENT where not known, and the exposed part of it."""
 
     def transfer(rank: Rank) -> Int64Array:
         until = wait_ends[rank.rank]
@@ -167,7 +168,7 @@ def _columns(
         rest = analysis.exposed_ns - np.maximum(analysis.exposed_wait_ns, 0)
         return rest.astype(np.int64)
 
-    return index.column(transfer), index.column(exposed)
+    yield from (transfer, exposed)
 
 
 def _by_class(run: Run, cells: _Cells) -> Mapping[tuple[int, int, int, str, int], list[int]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -66,7 +67,7 @@ class LineRows(msgspec.Struct, frozen=True, kw_only=True):
             return index.column(of_rank).astype(np.int64)
 
         def numbered(column: str) -> Int64Array:
-            segment = index.column(lambda rank: getattr(line_of[rank.rank], column))
+            segment = index.column(_of_lines(line_of, column))
             first = np.repeat(base[:-1], np.diff(index.base))
             return np.where(segment == ABSENT, ABSENT, segment + first).astype(np.int64)
 
@@ -85,7 +86,7 @@ class LineRows(msgspec.Struct, frozen=True, kw_only=True):
             issue=numbered("issue"),
             leader=_leaders(index, line_of),
             resume=numbered("resume"),
-            exposed=index.column(lambda rank: line_of[rank.rank].exposed),
+            exposed=index.column(_of_lines(line_of, "exposed")),
             begin_ns=np.array(begin, dtype=np.int64) - epoch,
             epoch_ns=epoch,
             is_needless=index.column(lambda rank: needless_rows(analyses[rank.rank])).astype(
@@ -103,10 +104,14 @@ class LineRows(msgspec.Struct, frozen=True, kw_only=True):
         return some
 
 
+def _of_lines(line_of: Mapping[int, MainLine], name: str) -> Callable[[Rank], NDArray[Any]]:
+    return lambda rank: line_of[rank.rank].row_column(name, len(rank.collectives))
+
+
 def _leaders(index: RowIndex, line_of: Mapping[int, MainLine]) -> Int64Array:
     """The row that each waited for, numbered through; ABSENT for none, and for one left out."""
     length = np.diff(index.base)
-    row = index.column(lambda rank: line_of[rank.rank].leader)
+    row = index.column(_of_lines(line_of, "leader"))
     inside = row - np.repeat(index.low, length)
     known = (row != ABSENT) & (inside >= 0) & (inside < np.repeat(length, length))
     return np.where(known, inside + np.repeat(index.base[:-1], length), ABSENT).astype(np.int64)

@@ -109,7 +109,7 @@ def step_times(graph: TraceGraph, changes: Iterable[TraceChange]) -> list[int]:
     height = max(_CELLS // max(graph.graph.num_operations, 1), 1)
     result: list[int] = []
     waiting = iter(changes)
-    own = graph.own_ns.sum(axis=1)
+    own = graph.own_total_ns
     while chosen := list(islice(waiting, height)):
         delays = releases = None
         if any(change.delay_ns is not None for change in chosen):
@@ -143,7 +143,7 @@ _PARTS = (
 
 def _idle(graph: TraceGraph, sections: Sections) -> Iterator[TraceChange]:
     """Parts of own time gone."""
-    own = graph.own_ns.sum(axis=1)
+    own = graph.own_total_ns
     for what, column, title in _PARTS:
         if graph.own_ns[:, column].any():
             yield TraceChange(
@@ -180,7 +180,7 @@ def _late_ranks(
     graph: TraceGraph, sections: Sections, replayed_ns: int, named: Collection[int]
 ) -> Iterator[TraceChange]:
     """Ranks as fast as the median of their peers: all at once, and each that is worth it."""
-    own = graph.own_ns.sum(axis=1)
+    own = graph.own_total_ns
     if len(graph.ranks) < 2:
         return
     even, begins = _as_peers(graph, sections), in_time(graph, sections)
@@ -266,7 +266,7 @@ def _as_peers(graph: TraceGraph, sections: Sections) -> Int64Array:
 
     No other rank computes what a pipeline stage computes, but a stage need not idle longer.
     """
-    own = graph.own_ns.sum(axis=1)
+    own = graph.own_total_ns
     even = _no_longer_than(sections, own, median_target(sections, own))
     alone = np.isin(graph.owner, [group[0] for group in sections.peers if len(group) == 1])
     if not alone.any():
@@ -280,7 +280,7 @@ def _as_peers(graph: TraceGraph, sections: Sections) -> Int64Array:
 
 
 def _imbalance(graph: TraceGraph, sections: Sections) -> Iterator[TraceChange]:
-    own = graph.own_ns.sum(axis=1)
+    own = graph.own_total_ns
     balanced = _balanced_stages(graph, sections)
     if balanced is not None:
         title = "all pipeline stages had equal work"
@@ -315,7 +315,7 @@ def _balanced_stages(graph: TraceGraph, sections: Sections) -> Int64Array | None
     for rows, of_position in zip(held.values(), level, strict=True):
         factor[rows] = of_position
     more = np.rint(in_stages * (factor[graph.owner] - 1)).astype(np.int64)
-    balanced: Int64Array = graph.own_ns.sum(axis=1) + more
+    balanced: Int64Array = graph.own_total_ns + more
     return balanced
 
 

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.intervals import EMPTY, Intervals, clip, covered, intersect, subtract, union
-from distprof.run.tables import RankTables, intervals_of
+from distprof.run.tables import RankTables, distinct, intervals_of
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.context import LaunchBounds, MainLine, Own, RankContext, StageSlots
 from distprof.sections.idle.launch_bounds import held_by_launches, launch_bounds
@@ -80,7 +80,22 @@ def rank_line(
     low, high = context.simulated
     some = Intervals(windows.start[low:high], windows.end[low:high])
     part = main_line(tables, some, timeline, causes, stages, lag_ns=lag_ns)
-    return None if part is None else replace(part, held_ns=line.held_ns, first_window=low)
+    if part is None:
+        return None
+    return replace(_near(part), held_ns=line.held_ns, first_window=low)
+
+
+MARGIN = 64
+"""Rows before and after a line that may have partners in it: captures are cut raggedly."""
+
+
+def _near(line: MainLine) -> MainLine:
+    """A line that is a part of what was recorded, with the rows that matter to it."""
+    inside = np.flatnonzero((line.issue != ABSENT) | (line.resume != ABSENT))
+    low = max(int(inside[0]) - MARGIN, 0) if len(inside) else 0
+    rows = slice(low, int(inside[-1]) + 1 + MARGIN if len(inside) else 0)
+    kept = {name: getattr(line, name)[rows].copy() for name in MainLine.of_rows}
+    return replace(line, first_row=low, **kept)
 
 
 def main_line(
@@ -170,7 +185,7 @@ class _Cuts(msgspec.Struct, frozen=True, kw_only=True):
     @staticmethod
     def of(hard_ns: Int64Array, soft_ns: Int64Array) -> _Cuts:
         origin = int(hard_ns[0])
-        keys = np.unique(np.concatenate(((hard_ns - origin) * 2, (soft_ns - origin) * 2 + 1)))
+        keys = distinct(np.concatenate(((hard_ns - origin) * 2, (soft_ns - origin) * 2 + 1)))
         return _Cuts(origin_ns=origin, keys=keys, segment=np.arange(len(keys), dtype=np.int64))
 
     @property

@@ -50,7 +50,7 @@ def set_changes(
         analyses: By global rank.
         sets: Ranks that are slow for one reason.
     """
-    own = graph.own_ns.sum(axis=1)
+    own = graph.own_total_ns
     for one in sets:
         if graph.is_sample and (one.steps or one.since_step is not None):
             continue  # some of its steps may not be simulated: what they cost is measured

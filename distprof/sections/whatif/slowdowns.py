@@ -11,6 +11,7 @@ Source:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import chain
 from math import ceil
 from typing import Any
@@ -59,9 +60,14 @@ class Slowdowns(msgspec.Struct, frozen=True, kw_only=True):
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-class _Ideal(msgspec.Struct, frozen=True, kw_only=True):
+class _Ideal(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     own_ns: Int64Array  # as in the graph
     transfer_ns: Int64Array
+
+    @cached_property
+    def own_total_ns(self) -> Int64Array:
+        own: Int64Array = self.own_ns.sum(axis=1)
+        return own
 
 
 def slowdowns(graph: TraceGraph, sections: Sections, replayed_ns: int) -> Slowdowns | None:
@@ -127,7 +133,7 @@ def _noted(changes: Iterable[TraceChange], names: list[str]) -> Iterator[TraceCh
 
 def _kinds(graph: TraceGraph, ideal: _Ideal) -> Iterator[TraceChange]:
     """All ideal but one kind of own time, or one class of transfers."""
-    own = ideal.own_ns.sum(axis=1)
+    own = ideal.own_total_ns
     for column, name in _NAMES.items():
         actual = graph.own_ns[:, column]
         if actual.any():
@@ -141,14 +147,14 @@ def _kinds(graph: TraceGraph, ideal: _Ideal) -> Iterator[TraceChange]:
 def _only(graph: TraceGraph, ideal: _Ideal, positions: Sequence[int]) -> TraceChange:
     """All ideal but own time of these ranks."""
     kept = np.isin(graph.owner, list(positions))
-    own = np.where(kept, graph.own_ns.sum(axis=1), ideal.own_ns.sum(axis=1))
+    own = np.where(kept, graph.own_total_ns, ideal.own_total_ns)
     return TraceChange(what="", title="", own_ns=own, transfer_ns=ideal.transfer_ns)
 
 
 def _all_but(graph: TraceGraph, ideal: _Ideal, positions: Sequence[int]) -> TraceChange:
     """As it is, but these ranks ideal."""
     fixed = np.isin(graph.owner, list(positions))
-    own = np.where(fixed, ideal.own_ns.sum(axis=1), graph.own_ns.sum(axis=1))
+    own = np.where(fixed, ideal.own_total_ns, graph.own_total_ns)
     return TraceChange(what="", title="", own_ns=own)
 
 
@@ -205,7 +211,7 @@ def _rows(graph: TraceGraph, held: Mapping[int, tuple[int, ...]], ideal: _Ideal)
 
 def _alone(graph: TraceGraph, ideal: _Ideal) -> _WorkerRows:
     """Each rank its own row; of more than can be simulated, those furthest beyond their peers."""
-    excess = graph.own_ns.sum(axis=1) - ideal.own_ns.sum(axis=1)
+    excess = graph.own_total_ns - ideal.own_total_ns
     beyond = np.bincount(graph.owner, weights=excess, minlength=len(graph.ranks))
     order = np.argsort(-beyond, kind="stable")
     most = min(MAX_WORKERS, affordable(graph))

@@ -72,7 +72,7 @@ class PackedChange(Change, frozen=True, kw_only=True):
 
         return TraceChange(
             **{field.name: getattr(self, field.name) for field in fields(Change)},
-            own_ns=whole(graph.own_ns.sum(axis=1), self.own),
+            own_ns=whole(graph.own_total_ns, self.own),
             transfer_ns=whole(graph.transfers.duration_ns, self.transfer),
             delay_ns=whole(graph.delay_ns, self.delay),
             release_ns=whole(graph.release_ns, self.release),
@@ -83,7 +83,7 @@ def packed(graph: TraceGraph, change: TraceChange) -> PackedChange:
     """The change in as few bytes as it takes."""
     return PackedChange(
         **{field.name: getattr(change, field.name) for field in fields(Change)},
-        own=_Difference.of(graph.own_ns.sum(axis=1), change.own_ns),
+        own=_Difference.of(graph.own_total_ns, change.own_ns),
         transfer=_Difference.of(graph.transfers.duration_ns, change.transfer_ns),
         delay=_Difference.of(graph.delay_ns, change.delay_ns),
         release=_Difference.of(graph.release_ns, change.release_ns),
@@ -111,7 +111,7 @@ class TraceModel(msgspec.Struct, frozen=True, kw_only=True):
         if not graph.stage_ns.any():
             return {}
         own = self._together(made).own_ns
-        own = graph.own_ns.sum(axis=1) if own is None else own
+        own = graph.own_total_ns if own is None else own
         total = np.bincount(graph.owner, np.where(graph.stage_ns > 0, own, 0), len(graph.ranks))
         return dict(zip(graph.ranks, total.tolist(), strict=True))
 
@@ -127,7 +127,7 @@ def _combined(graph: TraceGraph, changes: Sequence[TraceChange]) -> TraceChange:
     """All changes at once."""
     if len(changes) == 1:
         return changes[0]
-    own = graph.own_ns.sum(axis=1)
+    own = graph.own_total_ns
     return TraceChange(
         what=" + ".join(change.what for change in changes),
         title="",
@@ -151,7 +151,7 @@ def _partly(graph: TraceGraph, change: TraceChange, share: float) -> TraceChange
 
     return replace(
         change,
-        own_ns=between(graph.own_ns.sum(axis=1), change.own_ns),
+        own_ns=between(graph.own_total_ns, change.own_ns),
         transfer_ns=between(graph.transfers.duration_ns, change.transfer_ns),
         delay_ns=between(graph.delay_ns, change.delay_ns),
         release_ns=between(graph.release_ns, change.release_ns),

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 
 import msgspec
 import numpy as np
@@ -43,7 +44,7 @@ _NEVER = -(1 << 52)
 """Delay of an edge that holds nothing back."""
 
 
-class TraceGraph(msgspec.Struct, frozen=True, kw_only=True):
+class TraceGraph(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A run of P ranks and W windows as S segments and J transfers.
 
     Args:
@@ -94,6 +95,13 @@ class TraceGraph(msgspec.Struct, frozen=True, kw_only=True):
     asked_bytes: Int64Array
     first_window: int
     num_analysed: int
+
+    @cached_property
+    def own_total_ns(self) -> Int64Array:
+        """Own time of each segment, int64; read-only."""
+        own: Int64Array = self.own_ns.sum(axis=1)
+        own.setflags(write=False)
+        return own
 
     @property
     def is_sample(self) -> bool:
@@ -161,7 +169,7 @@ class TraceGraph(msgspec.Struct, frozen=True, kw_only=True):
             delay_ns: Per edge, shape ``(E,)`` or ``(E, k)``.
             release_ns: Per node, shape ``(S + J,)`` or ``(S + J, k)``.
         """
-        own = self.own_ns.sum(axis=1) if own_ns is None else own_ns
+        own = self.own_total_ns if own_ns is None else own_ns
         transfer = self.transfers.duration_ns if transfer_ns is None else transfer_ns
         width = max(own.shape[1:], transfer.shape[1:], key=len)
         if width:
@@ -208,19 +216,11 @@ def trace_graph(run: Run, analyses: Mapping[int, RankAnalysis]) -> TraceGraph | 
     return _assemble(rows, transfers_of(run, rows), analyses)
 
 
-MARGIN = 64
-"""Rows before and after a line that may have partners in it: captures are cut raggedly."""
-
-
 def _near(index: RowIndex, lines: Sequence[MainLine]) -> RowIndex:
     """The rows that matter to lines which are a part of what was recorded."""
-    low, high = np.zeros((2, len(lines)), dtype=np.int64)
-    for position, line in enumerate(lines):
-        inside = np.flatnonzero((line.issue != ABSENT) | (line.resume != ABSENT))
-        if len(inside):
-            low[position] = max(inside[0] - MARGIN, 0)
-            high[position] = min(inside[-1] + 1 + MARGIN, len(line.issue))
-    return index.cut(low, high)
+    low = np.array([line.first_row for line in lines], dtype=np.int64)
+    length = np.array([len(line.issue) for line in lines], dtype=np.int64)
+    return index.cut(low, low + length)
 
 
 # The graph ---------------------------------------------------------------------------------------

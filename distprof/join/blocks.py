@@ -1,0 +1,111 @@
+"""Rows of all ranks in blocks, so that memory is used again instead of new each time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.run.tables import order_of_codes
+from distprof.schema import Int64Array
+
+__all__ = [
+    "BLOCK",
+    "blocks_of",
+    "index_type",
+    "joined",
+    "looked_up",
+    "positions_by_code",
+    "spans",
+]
+
+BLOCK = 1 << 20
+"""Rows at once. Arrays of this many are given back to the allocator; larger ones to the system."""
+
+_MAX_TABLE = 1 << 24
+"""Numbers up to which a number is looked up in a table."""
+
+_INT32 = np.iinfo(np.int32)
+
+_Value = TypeVar("_Value", bound=np.generic)
+
+
+def spans(length: int) -> Iterator[slice]:
+    """Slices of a block each, up to ``length``."""
+    for low in range(0, length, BLOCK):
+        yield slice(low, min(low + BLOCK, length))
+
+
+def blocks_of(offsets: Int64Array) -> Iterator[tuple[int, int]]:
+    """Ranges of segments with at most a block of elements, or of one segment with more.
+
+    Args:
+        offsets: int64, shape ``(segments + 1,)``, where the elements of each begin.
+    """
+    low, count = 0, len(offsets) - 1
+    while low < count:
+        high = int(np.searchsorted(offsets, offsets[low] + BLOCK, side="right")) - 1
+        high = min(max(high, low + 1), count)
+        yield low, high
+        low = high
+
+
+def index_type(count: int) -> type[np.signedinteger[Any]]:
+    """The type of positions among ``count`` rows: of half the size where that holds them."""
+    return np.int32 if count <= _INT32.max else np.int64
+
+
+def joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """The parts one after another; of parts that are views of one equal value, such a view."""
+    some = [part for part in parts if len(part)]
+    if not some:
+        return parts[0] if parts else np.empty(0, np.int64)
+    if all(part.strides == (0,) and part[0] == some[0][0] for part in some):
+        return np.broadcast_to(some[0][:1], (sum(map(len, some)),))
+    return np.concatenate(some)
+
+
+def looked_up(
+    known: NDArray[Any], values: NDArray[_Value], numbers: NDArray[Any]
+) -> NDArray[_Value]:
+    """The value of each number; ``known`` are distinct numbers, ascending."""
+    if len(known) == 0 or known[0] < 0 or known[-1] >= _MAX_TABLE:
+        return values[np.searchsorted(known, numbers)]
+    table = np.zeros(int(known[-1]) + 1, values.dtype)
+    table[known] = values
+    found: NDArray[_Value] = table[numbers]
+    return found
+
+
+def positions_by_code(
+    codes: NDArray[Any], chosen: NDArray[np.bool_] | None = None, lookup: Int64Array | None = None
+) -> list[NDArray[Any]]:
+    """Positions of each code, ascending; in linear time, and in four bytes per position.
+
+    Args:
+        codes: Small non-negative integers.
+        chosen: Which of them count; None for all.
+        lookup: Replaces each code by another one; None to keep them.
+    """
+
+    def of(span: slice) -> tuple[Int64Array, NDArray[Any]]:
+        index = np.arange(span.start, span.stop)
+        index = index if chosen is None else index[chosen[span]]
+        own = codes[index]
+        return index, own if lookup is None else lookup[own]
+
+    count = int(codes.max(initial=-1) if lookup is None else lookup.max(initial=-1)) + 1
+    sizes = np.zeros(count, np.int64)
+    for span in spans(len(codes)):
+        sizes += np.bincount(of(span)[1], minlength=count)
+    order = np.empty(int(sizes.sum()), index_type(len(codes)))
+    free = np.cumsum(sizes) - sizes
+    for span in spans(len(codes)):
+        index, own = of(span)
+        some = np.bincount(own, minlength=count)
+        place = np.arange(len(index)) + np.repeat(free - np.cumsum(some) + some, some)
+        order[place] = index[order_of_codes(own, count)]
+        free += some
+    return np.split(order, free[:-1])
