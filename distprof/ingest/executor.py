@@ -8,17 +8,17 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future
-from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from distprof.errors import DistprofError, UsageError
-from distprof.ingest.machines.cluster import ClusterError, connect
+from distprof.ingest.machines.cluster import ClusterError, ClusterExecutor, connect
 from distprof.options import whole_number
 from distprof.processors import available_processors
 
@@ -257,24 +257,29 @@ def _completed(
     executor: Executor, function: Callable[[T], R], items: Sequence[T]
 ) -> Iterator[tuple[int, Future[R]]]:
     """Futures as they finish, a few more submitted at a time than there are workers now."""
+    done: SimpleQueue[Future[R]] = SimpleQueue()
     pending: dict[Future[R], int] = {}
-    waiting: Iterable[tuple[int, T]] = iter(enumerate(items))
-    for index, item in waiting:
-        pending[executor.submit(function, item)] = index
-        if len(pending) >= _limit(executor):
-            yield from _drain(pending)
+    for index, item in enumerate(items):
+        future = executor.submit(function, item)
+        pending[future] = index
+        future.add_done_callback(done.put)
+        while len(pending) >= _in_flight(executor):
+            yield _next(done, pending)
     while pending:
-        yield from _drain(pending)
+        yield _next(done, pending)
 
 
-def _limit(executor: Executor) -> int:
-    return int(_IN_FLIGHT_PER_WORKER * getattr(executor, "workers", available_processors() or 1))
+def _next(done: SimpleQueue[Future[R]], pending: dict[Future[R], int]) -> tuple[int, Future[R]]:
+    future = done.get()
+    return pending.pop(future), future
 
 
-def _drain(pending: dict[Future[R], int]) -> Iterator[tuple[int, Future[R]]]:
-    done, _ = wait_for(pending, return_when="FIRST_COMPLETED")
-    for future in done:
-        yield pending.pop(future), future
+def _in_flight(executor: Executor) -> int:
+    """How many futures may be pending."""
+    if isinstance(executor, ClusterExecutor):
+        return sys.maxsize  # calls wait there until a worker has time
+    workers = getattr(executor, "workers", None) or available_processors() or 1
+    return _IN_FLIGHT_PER_WORKER * int(workers)
 
 
 def _outcome(future: Future[R]) -> Outcome[R]:
