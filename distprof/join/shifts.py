@@ -11,7 +11,7 @@ How sure that is, :mod:`.steadiness` tells.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -378,7 +378,8 @@ def _candidates(a: Operations, b: Operations, expected: Expectation) -> list[_Fi
     share = MIN_OVERLAP_RATIO if expected.is_vague else 0.0
     needed = max(1, int(share * min(len(a), len(b))))
     steps_agree = len(np.intersect1d(a.step[a.step != NO_STEP], b.step[b.step != NO_STEP])) > 0
-    tried = (_fit(a, b, shift) for shift in _shifts(a, b, needed, expected))
+    shifts = _with_pairs(a, b, _shifts(a, b, needed, expected))
+    tried = (_fit(a, b, shift) for shift in shifts)
     fits = [f for f in tried if f is not None and (steps_agree or expected.allows(f.offset_ns))]
     if not fits:
         return []
@@ -412,6 +413,22 @@ def _shifts(a: Operations, b: Operations, needed: int, expected: Expectation) ->
         ranges.append((int(by_step.min()), int(by_step.max())))
     tried = {shift for low, high in ranges for shift in range(low - MARGIN, high + MARGIN + 1)}
     return sorted(s for s in tried if min(len(a), len(b) - s) - max(0, -s) >= needed)
+
+
+_AT_ONCE = 128  # shifts, of up to SAMPLES pairs each
+
+
+def _with_pairs(a: Operations, b: Operations, shifts: Sequence[int]) -> Iterator[int]:
+    """Shifts with a compatible pair, which few have; many are looked at by one call of numpy."""
+    for begin in range(0, len(shifts), _AT_ONCE):
+        shift = np.array(shifts[begin : begin + _AT_ONCE])
+        low, high = np.maximum(0, -shift), np.minimum(len(a), len(b) - shift)
+        first = low + np.maximum(0, (high - low - SAMPLES) // 2)
+        i = first[:, np.newaxis] + np.arange(min(int((high - low).max()), SAMPLES))
+        inside = i < high[:, np.newaxis]
+        i = np.minimum(i, len(a) - 1)
+        j = np.minimum(i + shift[:, np.newaxis], len(b) - 1)
+        yield from shift[(compatible(a, b, i, j) & inside).any(axis=1)].tolist()
 
 
 def _fit(a: Operations, b: Operations, shift: int) -> _Fit | None:

@@ -1,0 +1,34 @@
+"""Shifts between the operations of two ranks."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distprof.join import shifts
+from distprof.join.shifts import Operations, compatible, middle_of_overlap
+
+kinds = st.lists(st.tuples(st.integers(0, 3), st.integers(-1, 2)), min_size=1, max_size=40)
+
+
+def operations(rows):
+    token, step = np.array(rows, dtype=np.int64).T
+    ends = np.arange(len(rows), dtype=np.int64) * 1_000
+    return Operations(token=token, step=step, end_ns=ends, is_timed=np.ones(len(rows), np.bool_))
+
+
+@given(kinds, kinds, st.integers(1, 4), st.integers(2, 60))
+def test_shifts_with_a_pair_are_those_where_one_is_found_alone(first, second, at_once, samples):
+    a, b = operations(first), operations(second)
+    tried = list(range(1 - len(a), len(b)))
+    before = shifts._AT_ONCE, shifts.SAMPLES
+    shifts._AT_ONCE, shifts.SAMPLES = at_once, samples
+    try:
+        found = list(shifts._with_pairs(a, b, tried))
+        alone = []
+        for shift in tried:
+            i = middle_of_overlap(a, b, shift)
+            if compatible(a, b, i, i + shift).any():
+                alone.append(shift)
+    finally:
+        shifts._AT_ONCE, shifts.SAMPLES = before
+    assert found == alone
