@@ -61,6 +61,8 @@ class Slowdowns(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Ideal(msgspec.Struct, frozen=True, kw_only=True):
     own_ns: Int64Array  # as in the graph
+    total_ns: Int64Array  # per segment, all kinds of own time
+    actual_ns: Int64Array  # the same as it was
     transfer_ns: Int64Array
 
 
@@ -74,8 +76,11 @@ def slowdowns(graph: TraceGraph, sections: Sections, replayed_ns: int) -> Slowdo
     """
     if not sections.has_peers:
         return None
+    own_ns = np.stack([sections.mean(graph.own_ns[:, column]) for column in Own], axis=1)
     ideal = _Ideal(
-        own_ns=np.stack([sections.mean(graph.own_ns[:, column]) for column in Own], axis=1),
+        own_ns=own_ns,
+        total_ns=own_ns.sum(axis=1),
+        actual_ns=graph.own_ns.sum(axis=1),
         transfer_ns=_median_transfers(graph),
     )
     rows = _rows(graph, sections.stages, ideal)
@@ -127,7 +132,7 @@ def _noted(changes: Iterable[TraceChange], names: list[str]) -> Iterator[TraceCh
 
 def _kinds(graph: TraceGraph, ideal: _Ideal) -> Iterator[TraceChange]:
     """All ideal but one kind of own time, or one class of transfers."""
-    own = ideal.own_ns.sum(axis=1)
+    own = ideal.total_ns
     for column, name in _NAMES.items():
         actual = graph.own_ns[:, column]
         if actual.any():
@@ -141,14 +146,14 @@ def _kinds(graph: TraceGraph, ideal: _Ideal) -> Iterator[TraceChange]:
 def _only(graph: TraceGraph, ideal: _Ideal, positions: Sequence[int]) -> TraceChange:
     """All ideal but own time of these ranks."""
     kept = np.isin(graph.owner, list(positions))
-    own = np.where(kept, graph.own_ns.sum(axis=1), ideal.own_ns.sum(axis=1))
+    own = np.where(kept, ideal.actual_ns, ideal.total_ns)
     return TraceChange(what="", title="", own_ns=own, transfer_ns=ideal.transfer_ns)
 
 
 def _all_but(graph: TraceGraph, ideal: _Ideal, positions: Sequence[int]) -> TraceChange:
     """As it is, but these ranks ideal."""
     fixed = np.isin(graph.owner, list(positions))
-    own = np.where(fixed, ideal.own_ns.sum(axis=1), graph.own_ns.sum(axis=1))
+    own = np.where(fixed, ideal.total_ns, ideal.actual_ns)
     return TraceChange(what="", title="", own_ns=own)
 
 
