@@ -27,6 +27,7 @@ __all__ = [
     "Call",
     "Queue",
     "call_each",
+    "light",
     "packed",
     "unpacked",
 ]
@@ -197,10 +198,15 @@ def call_each(
 
 def _answer(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
     try:
-        return fn(*args, **kwargs), None
+        return light(fn(*args, **kwargs)), None
     except Exception as error:
         error.add_note(f"On a worker:\n{traceback.format_exc()}")
         return None, error
+
+
+def light(content: Any) -> Any:
+    """An argument or a result as it is sent: without what can be read where it arrives."""
+    return content.light() if hasattr(content, "light") else content
 
 
 def _all_sendable(made: list[Answer]) -> bytes:

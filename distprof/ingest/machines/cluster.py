@@ -25,6 +25,7 @@ from distprof.ingest.machines.batches import (
     Call,
     Queue,
     call_each,
+    light,
     packed,
     unpacked,
 )
@@ -124,8 +125,7 @@ class ClusterExecutor(Executor):
         if self._closed.is_set():
             raise RuntimeError("the executor is closed")
         path = getattr(args[0], "path", "") if args else ""
-        light = [argument.light() if hasattr(argument, "light") else argument for argument in args]
-        call = Call(fn=fn, args=tuple(light), kwargs=kwargs, future=Future(), path=path)
+        call = Call(fn=fn, args=tuple(map(light, args)), kwargs=kwargs, future=Future(), path=path)
         with self._lock:
             if self._problem is not None:
                 raise self._problem
