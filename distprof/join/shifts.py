@@ -12,6 +12,7 @@ How sure that is, :mod:`.steadiness` tells.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -411,8 +412,11 @@ def _shifts(a: Operations, b: Operations, needed: int, expected: Expectation) ->
     by_step = (in_b - in_a)[known]
     if len(by_step):
         ranges.append((int(by_step.min()), int(by_step.max())))
-    tried = {shift for low, high in ranges for shift in range(low - MARGIN, high + MARGIN + 1)}
-    return sorted(s for s in tried if min(len(a), len(b) - s) - max(0, -s) >= needed)
+    least, most = needed - len(a), len(b) - needed  # where as many pairs as needed overlap
+    tried: set[int] = set()
+    for low, high in ranges:
+        tried.update(range(max(low - MARGIN, least), min(high + MARGIN, most) + 1))
+    return sorted(tried)
 
 
 _AT_ONCE = 128  # shifts, of up to SAMPLES pairs each
@@ -440,13 +444,22 @@ def _fit(a: Operations, b: Operations, shift: int) -> _Fit | None:
     difference = b.end_ns[i + shift] - a.end_ns[i]
     # two or three ends say nothing about steadiness
     wobble = _typical_size(np.diff(difference)) if len(i) > 3 else np.inf
-    return _Fit(shift, len(i), num_tried, wobble, float(np.median(difference)))
+    return _Fit(shift, len(i), num_tried, wobble, _median(difference))
 
 
 def _typical_size(values: Int64Array) -> float:
     """Mean absolute value; what is three times the median counts as that much."""
     sizes = np.abs(values).astype(np.float64)
-    return float(np.minimum(sizes, 3 * np.median(sizes)).mean())
+    return float(np.minimum(sizes, 3 * _median(sizes)).mean())
+
+
+def _median(values: NDArray[Any]) -> float:
+    """Same as ``np.median`` of known values, which takes five times as long where they are few."""
+    ordered = np.sort(values)
+    high = len(ordered) // 2
+    if len(ordered) % 2:
+        return float(ordered[high])
+    return (float(ordered[high - 1]) + float(ordered[high])) / 2
 
 
 def _first_guess(fit: _Fit, expected: Expectation) -> tuple[float, float]:

@@ -32,3 +32,21 @@ def test_shifts_with_a_pair_are_those_where_one_is_found_alone(first, second, at
     finally:
         shifts._AT_ONCE, shifts.SAMPLES = before
     assert found == alone
+
+
+@given(st.lists(st.integers(-(2**60), 2**60), min_size=1, max_size=30))
+def test_the_median_is_numpys(values):
+    whole = np.array(values, dtype=np.int64)
+    assert shifts._median(whole) == float(np.median(whole))
+    assert shifts._median(whole.astype(np.float64)) == float(np.median(whole.astype(np.float64)))
+
+
+@given(kinds, kinds, st.integers(1, 40))
+def test_shifts_that_are_tried_overlap_by_as_much_as_is_needed(first, second, needed):
+    a, b = operations(first), operations(second)
+    needed = min(needed, len(a), len(b))
+    tried = shifts._shifts(a, b, needed, shifts.Expectation())
+    overlaps = [min(len(a), len(b) - shift) - max(0, -shift) for shift in tried]
+    assert min(overlaps) >= needed
+    assert tried == sorted(set(tried))
+    assert set(range(needed - len(a), len(b) - needed + 1)) <= {*tried}  # all are within the margin
