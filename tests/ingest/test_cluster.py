@@ -98,6 +98,16 @@ def test_short_calls_share_a_task(dask, monkeypatch):
         assert results(mixed) == [None if i % 2 else i for i in range(40)]
 
 
+def test_an_item_that_cannot_be_sent_costs_no_other(dask):
+    with make_executor(f"dask://{dask.place}") as pool:
+        map_each(pool, work.kind_of, range(40))
+        items = [*range(30), threading.Lock(), *range(30)]
+        outcomes = map_each(pool, work.kind_of, items)
+        assert "pickle" in outcomes[30].failure.reason
+        del outcomes[30]
+        assert results(outcomes) == ["int"] * 60
+
+
 def test_progress_on_a_cluster_names_every_rank(dask):
     told, finished = [], []
     with make_executor(f"dask://{dask.place}") as pool:

@@ -12,6 +12,10 @@ def double(number):
     return 2 * number
 
 
+def kind_of(item):
+    return type(item).__name__
+
+
 def refuse_odd(number):
     if number % 2:
         raise ValueError(f"{number} is odd")

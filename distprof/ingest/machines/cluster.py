@@ -140,16 +140,13 @@ class ClusterExecutor(Executor):
             if batch is None:
                 return
             try:
-                task = self._submitted(batch)
+                self._tasks[batch] = self._submitted(batch)
             except Exception as error:  # of arguments that cannot be sent
                 self._done.put((batch, error))
-                continue
-            self._tasks[batch] = task
-            task.add_done_callback(partial(self._when_done, batch))
 
     def _submitted(self, batch: Batch) -> Any:
         """Dask's future of a batch."""
-        return self._client.submit(
+        task = self._client.submit(
             _on_worker,
             __version__,
             packed(batch.content),
@@ -157,6 +154,8 @@ class ClusterExecutor(Executor):
             workers=[batch.place] if batch.place else None,
             allow_other_workers=bool(batch.place),
         )
+        task.add_done_callback(partial(self._when_done, batch))
+        return task
 
     def _when_done(self, batch: Batch, task: Any) -> None:
         self._done.put((batch, task))
@@ -207,8 +206,9 @@ class ClusterExecutor(Executor):
         return None
 
     def _take_failure(self, batch: Batch, error: BaseException) -> None:
-        """A batch came to nothing. One of which workers died is tried again call by call."""
-        again = _is_deadly(error) and len(batch.calls) > 1
+        """A batch came to nothing: it is tried again call by call, to see whose fault that is."""
+        problem = _explained(error)
+        again = len(batch.calls) > 1 and not isinstance(problem, ClusterError)
         with self._lock:
             self._tasks.pop(batch, None)
             if not self._queue.done(batch):
@@ -218,7 +218,7 @@ class ClusterExecutor(Executor):
             self._send()
         if not again:
             for call in batch.calls:
-                call.future.set_exception(_explained(error))
+                call.future.set_exception(problem)
 
     def _watch(self) -> None:
         """Look after the cluster until this is closed."""
@@ -300,16 +300,11 @@ def _answer(future: Future[Any], result: Any, error: BaseException | None) -> No
         future.set_result(result)
 
 
-def _is_deadly(error: BaseException) -> bool:
-    """Whether workers died of a task, so that Dask gave it up."""
-    return type(error).__name__ == "KilledWorker"
-
-
 def _explained(error: BaseException) -> BaseException:
     """The error of one item, in words where Dask gave up on it."""
     if isinstance(error, ModuleNotFoundError) and error.name == "distprof":
         return ClusterError("the Dask workers have no distprof: install it there, too")
-    if _is_deadly(error):
+    if type(error).__name__ == "KilledWorker":
         tries = getattr(error, "allowed_failures", 3) + 1
         return DistprofError(
             f"{tries} workers died while they worked on it; they may have had too little memory"
