@@ -1,9 +1,9 @@
 """Two Dask workers on this machine compared with two local processes, and the driver's share.
 
 Each rank is the same real trace (two A100, three steps) with its rank in the name of the file. The
-numbers to look at: the time on the cluster over the time of local processes, and how much of all
-CPU time is the driver's, the process that the user starts. The latter grows with the collectives
-of all ranks and not with their bytes, so it is smaller for longer traces.
+numbers to look at: wall and CPU time on the cluster over those of local processes, and how much of
+all CPU time is the driver's, the process that the user starts. The latter grows with the
+collectives of all ranks and not with their bytes, so it is smaller for longer traces.
 """
 
 from __future__ import annotations
@@ -114,6 +114,14 @@ def analyze(folder: Path, executor: str) -> Cost:
         return measure([*command, *where])
 
 
+def import_once(cluster: Cluster, num_workers: int) -> None:
+    """Workers of a cluster outlive a command, so that what they import is no part of its time."""
+    with tempfile.TemporaryDirectory() as name:
+        make_job(Path(name), 4 * num_workers, 1)
+        for executor in (f"process:{num_workers}", f"tcp://{cluster.place}"):
+            analyze(Path(name), executor)
+
+
 def on_cluster(folder: Path, cluster: Cluster, shares: list[tuple[float, float, float]]) -> Cost:
     before = cluster.cpu_s()
     cost = analyze(folder, f"tcp://{cluster.place}")
@@ -133,14 +141,11 @@ def main() -> None:
     print(versions("distprof", "distributed", "numpy", "pyarrow", "msgspec"))
     rows: list[tuple[str, ...]] = []
     with running_cluster(options.workers) as cluster:
+        import_once(cluster, options.workers)
         for num_ranks in options.ranks:
             with tempfile.TemporaryDirectory() as name:
                 folder = Path(name)
                 num_bytes = make_job(folder, num_ranks, options.megabytes)
-                analyze_first = [f"process:{options.workers}", f"tcp://{cluster.place}"]
-                if not rows:
-                    for executor in analyze_first:
-                        analyze(folder, executor)  # imports, once
                 shares: list[tuple[float, float, float]] = []
                 costs = rounds(
                     {
@@ -162,6 +167,7 @@ def main() -> None:
                     f"{there.wall_s:.1f}",
                     f"{statistics.median(a.wall_s / b.wall_s for a, b in pairs):.2f}",
                     f"{local.cpu_s:.1f}",
+                    f"{(driver + scheduler + workers) / local.cpu_s:.2f}",
                     f"{driver:.1f}",
                     f"{scheduler:.1f}",
                     f"{workers:.1f}",
@@ -170,8 +176,8 @@ def main() -> None:
                 )
             )
     header = (
-        *("ranks", "MB", "processes s", "Dask s", "ratio", "processes CPU s", "driver CPU s"),
-        *("scheduler CPU s", "workers CPU s", "driver %", "driver MB"),
+        *("ranks", "MB", "processes s", "Dask s", "ratio", "processes CPU s", "ratio"),
+        *("driver CPU s", "scheduler CPU s", "workers CPU s", "driver %", "driver MB"),
     )
     print_table(header, rows)
 

@@ -10,15 +10,15 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future
-from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from distprof.errors import DistprofError, UsageError
-from distprof.ingest.machines.cluster import ClusterError, connect
+from distprof.ingest.machines.cluster import ClusterError, ClusterExecutor, connect
 from distprof.options import whole_number
 from distprof.processors import available_processors
 
@@ -265,7 +265,7 @@ def map_each(
         outcomes[index] = outcome
         _tell(index, len(outcomes), len(items), progress, finished)
     for index in suspects:
-        ((_, future),) = _drain(executor, {executor.submit(function, items[index]): index})
+        ((_, future),) = _completed(executor, function, [items[index]])
         outcomes[index] = _outcome(future)
         _tell(index, len(outcomes), len(items), progress, finished)
     return [outcomes[index] for index in range(len(items))]
@@ -288,29 +288,40 @@ def _completed(
     executor: Executor, function: Callable[[T], R], items: Sequence[T]
 ) -> Iterator[tuple[int, Future[R]]]:
     """Futures as they finish, a few more submitted at a time than there are workers now."""
+    done: SimpleQueue[Future[R]] = SimpleQueue()
     pending: dict[Future[R], int] = {}
-    waiting: Iterable[tuple[int, T]] = iter(enumerate(items))
-    for index, item in waiting:
-        pending[executor.submit(function, item)] = index
-        if len(pending) >= _limit(executor):
-            yield from _drain(executor, pending)
+    for index, item in enumerate(items):
+        future = executor.submit(function, item)
+        pending[future] = index
+        future.add_done_callback(done.put)
+        while len(pending) >= _in_flight(executor):
+            yield _next(executor, done, pending)
     while pending:
-        yield from _drain(executor, pending)
+        yield _next(executor, done, pending)
 
 
-def _limit(executor: Executor) -> int:
-    return int(_IN_FLIGHT_PER_WORKER * getattr(executor, "workers", available_processors() or 1))
+def _next(
+    executor: Executor, done: SimpleQueue[Future[R]], pending: dict[Future[R], int]
+) -> tuple[int, Future[R]]:
+    future = _checking(executor, done) if isinstance(executor, ProcessExecutor) else done.get()
+    return pending.pop(future), future
 
 
-def _drain(executor: Executor, pending: dict[Future[R], int]) -> Iterator[tuple[int, Future[R]]]:
-    limit_s = _CHECK_S if isinstance(executor, ProcessExecutor) else None
-    done: set[Future[R]] = set()
-    while not done:
-        done, _ = wait_for(pending, limit_s, return_when="FIRST_COMPLETED")
-        if not done and isinstance(executor, ProcessExecutor):
-            executor.check()
-    for future in done:
-        yield pending.pop(future), future
+def _checking(pool: ProcessExecutor, done: SimpleQueue[Future[R]]) -> Future[R]:
+    """What is done next in a pool whose workers may die in silence."""
+    while True:
+        try:
+            return done.get(timeout=_CHECK_S)
+        except Empty:
+            pool.check()
+
+
+def _in_flight(executor: Executor) -> int:
+    """How many futures may be pending."""
+    if isinstance(executor, ClusterExecutor):
+        return sys.maxsize  # calls wait there until a worker has time
+    workers = getattr(executor, "workers", None) or available_processors() or 1
+    return _IN_FLIGHT_PER_WORKER * int(workers)
 
 
 def _outcome(future: Future[R]) -> Outcome[R]:

@@ -147,6 +147,11 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     quality: Quality
     tables: TableSource
 
+    def light(self) -> Rank:
+        """The same for another machine: its tables do not hold the collectives once more."""
+        tables = getattr(self.tables, "light", lambda: self.tables)()
+        return replace(self, tables=tables)
+
 
 class CollectiveMatches(msgspec.Struct, frozen=True, kw_only=True):
     """Collectives seen by two or more ranks, their members joined.

@@ -81,8 +81,9 @@ def chance_of_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
     mean, error = values.mean(axis=1), values.std(axis=1, ddof=1) / np.sqrt(samples)
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.where(mean > 0, mean / error, 0.0)  # infinite without any deviation
-    tail = _upper_tail(t, samples - 1)
-    return np.where(mean > 0, tail, 1.0)
+    chance = np.ones(rows)
+    chance[mean > 0] = _upper_tail(t[mean > 0], samples - 1)
+    return chance
 
 
 def _upper_tail(t: NDArray[np.float64], freedom: int) -> NDArray[np.float64]:

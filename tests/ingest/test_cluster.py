@@ -15,7 +15,6 @@ import pytest
 
 from distprof.cli import main
 from distprof.errors import MissingExtraError, UsageError
-from distprof.ingest import executor
 from distprof.ingest.cache import DamagedCacheError
 from distprof.ingest.executor import make_executor, map_each
 from distprof.ingest.machines import cluster
@@ -89,6 +88,58 @@ def test_a_rank_is_measured_where_it_was_read(dask, tmp_path):
         assert {pool.submit(work.process_id, Item()).result() for _ in range(8)} == {first}
 
 
+def test_short_calls_share_a_task(dask, monkeypatch):
+    """A task of its own costs more than such a call does."""
+    with make_executor(f"dask://{dask.place}") as pool:
+        sent = batches_of(pool, monkeypatch)
+        assert results(map_each(pool, work.double, range(400))) == [2 * i for i in range(400)]
+        assert len(sent) < 80
+        mixed = map_each(pool, work.refuse_odd, range(40))
+        assert results(mixed) == [None if i % 2 else i for i in range(40)]
+
+
+def test_an_item_that_cannot_be_sent_costs_no_other(dask):
+    with make_executor(f"dask://{dask.place}") as pool:
+        map_each(pool, work.kind_of, range(40))
+        items = [*range(30), threading.Lock(), *range(30)]
+        outcomes = map_each(pool, work.kind_of, items)
+        assert "pickle" in outcomes[30].failure.reason
+        del outcomes[30]
+        assert results(outcomes) == ["int"] * 60
+
+
+def test_progress_on_a_cluster_names_every_rank(dask):
+    told, finished = [], []
+    with make_executor(f"dask://{dask.place}") as pool:
+        map_each(pool, work.double, range(50), lambda *of: told.append(of), finished.append)
+    assert told == [(done, 50) for done in range(1, 51)]
+    assert sorted(finished) == list(range(50))
+
+
+def test_collectives_come_back_once_and_tables_stay(dask, tmp_path):
+    """What a worker has read stays there; the next one to ask reads its tables from the cache."""
+    run = open_run(
+        str(DLRM), IngestOptions(cache_dir=str(tmp_path)), executor=f"dask://{dask.place}"
+    )
+    for rank in run:
+        assert len(rank.collectives) > 0
+        assert rank.tables == rank.tables.light()
+        loaded = rank.tables.load().collectives
+        assert loaded.to_pandas().equals(rank.collectives.to_pandas())
+
+
+def batches_of(pool, monkeypatch):
+    """The items of each batch that is sent from now on."""
+    sent, real = [], pool._submitted
+
+    def submitted(batch):
+        sent.append([call.args[0] for call in batch.calls])
+        return real(batch)
+
+    monkeypatch.setattr(pool, "_submitted", submitted)
+    return sent
+
+
 # Tables -------------------------------------------------------------------------------------------
 
 
@@ -138,6 +189,27 @@ def test_what_kills_its_workers_costs_its_own_item(tmp_path):
         outcomes = map_each(pool, work.die_on_three_at_last, items, told)
         assert results(outcomes) == [0, 1, 2, None, 4, 5]
         assert "1 workers died" in outcomes[3].failure.reason
+
+
+def test_what_dies_in_a_batch_is_tried_again_alone(tmp_path, monkeypatch):
+    """Of many short calls one kills whatever runs it; those that went with it come back."""
+    limit = {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "0"}
+    mark = tmp_path / "others-are-here"
+    with processes(3, **limit) as dask, make_executor(f"dask://{dask.place}") as pool:
+        map_each(pool, work.die_if_told, [(0, "", "")] * 40)  # short, as is known by now
+        items = [(number, str(mark), str(tmp_path / "first")) for number in range(60)]
+
+        def told(done: int, total: int) -> None:
+            if done == total - 1:
+                mark.touch()
+
+        sent = batches_of(pool, monkeypatch)
+        outcomes = map_each(pool, work.die_if_told, items, told)
+        with_it = [len(batch) for batch in sent if 30 in (item[0] for item in batch)]
+        assert with_it[0] > 1  # and it killed the worker of them all
+        assert with_it[1:] == [1]
+        assert results(outcomes) == [None if n == 30 else n for n in range(60)]
+        assert "1 workers died" in outcomes[30].failure.reason
 
 
 def test_a_scheduler_that_is_killed_ends_the_work_with_a_sentence():
@@ -216,7 +288,7 @@ def test_workers_that_come_later_are_used(dask, monkeypatch):
         while pool.workers < 2:
             assert time.monotonic() < limit
             map_each(pool, work.process_id, range(2))
-        assert executor._limit(pool) == 4
+        assert pool.workers == 2
 
 
 def test_without_dask_the_extra_is_named(monkeypatch):

@@ -13,6 +13,10 @@ def double(number):
     return 2 * number
 
 
+def kind_of(item):
+    return type(item).__name__
+
+
 def refuse_odd(number):
     if number % 2:
         raise ValueError(f"{number} is odd")
@@ -90,3 +94,16 @@ def begin_a_message():
     results = frame.f_locals["result_queue"]
     results._wlock.acquire()
     os.write(results._writer.fileno(), b"\0\0\1\0half")
+
+
+def die_if_told(item):
+    """Its number; of thirty the process dies, again and not before all others have arrived."""
+    number, mark, first = item
+    if number == 30:
+        if not os.path.exists(first):  # noqa: PTH110 - a path as it is sent
+            open(first, "w").close()  # noqa: PTH123
+            os.kill(os.getpid(), signal.SIGKILL)
+        while not os.path.exists(mark):  # noqa: PTH110
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number

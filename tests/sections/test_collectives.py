@@ -204,3 +204,15 @@ def test_a_few_sizes_stay_apart():
         builder.comm("nccl", 100 * i, 100 * i + 50, size=1_000 + i)
     run = make_run([builder.rank()], steps=[0])
     assert len(analyze_collectives(run, measure(run).analyses).classes) == 32
+
+
+def test_ranks_that_differ_in_one_word_only_are_not_taken_for_alike():
+    """What the rank before said is used again where it is the same: groups by name, too."""
+    ranks = []
+    for rank, group in enumerate(("0-1", "0-1", "2-3", "2-3")):
+        builder = RankBuilder(rank).step(0, 0, 1_000).kernel("gemm", 0, 100)
+        members = (0, 1) if group == "0-1" else (2, 3)
+        builder.comm("ncclAllReduce", 100, 500, ranks=members, seq=1, group=group, desc=group)
+        ranks.append(builder.rank())
+    found = {record.group: record.count for record in analysed(ranks).classes}
+    assert found == {"0-1": 1, "2-3": 1}

@@ -1,7 +1,8 @@
 """Per-rank work on a Dask cluster: an executor that ends when the cluster does.
 
 Dask itself moves the tasks of a worker that died to another one. What it does not do is give up: it
-waits without end for workers, and for minutes for a scheduler that is gone.
+waits without end for workers, and for minutes for a scheduler that is gone. Nor does it join short
+tasks, which cost more than they do (:mod:`distprof.ingest.machines.batches`).
 """
 
 from __future__ import annotations
@@ -12,10 +13,22 @@ import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Executor, Future
 from contextlib import suppress
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from distprof.errors import DistprofError, MissingExtraError, UsageError
+from distprof.ingest.machines.batches import (
+    ANYWHERE,
+    Answer,
+    Batch,
+    Call,
+    Queue,
+    call_each,
+    light,
+    packed,
+    unpacked,
+)
 from distprof.version import __version__
 
 __all__ = ["ClusterError", "ClusterExecutor", "connect"]
@@ -92,12 +105,13 @@ class ClusterExecutor(Executor):
 
     def __init__(self, client: Any, address: str, levels: dict[str, int]) -> None:
         self._client, self._address, self._levels = client, address, levels
-        self._pending: dict[Future[Any], Any] = {}
+        self._queue = Queue()
+        self._tasks: dict[Batch, Any] = {}
         self._lock = threading.Lock()
         self._problem: ClusterError | None = None
         self._closed = threading.Event()
         self.workers = max(1, sum(client.nthreads().values()))
-        self._done: SimpleQueue[tuple[Future[Any], Any, str] | None] = SimpleQueue()
+        self._done: SimpleQueue[tuple[Batch, Any] | None] = SimpleQueue()
         threading.Thread(target=self._watch, daemon=True).start()
         threading.Thread(target=self._take_each, daemon=True).start()
 
@@ -106,27 +120,45 @@ class ClusterExecutor(Executor):
 
         Raises:
             ClusterError: If the cluster is lost.
+            RuntimeError: If this is closed.
         """
+        if self._closed.is_set():
+            raise RuntimeError("the executor is closed")
         path = getattr(args[0], "path", "") if args else ""
-        place = _places.get((self._address, path))
-        light = [argument.light() if hasattr(argument, "light") else argument for argument in args]
-        ours: Future[T] = Future()
+        call = Call(fn=fn, args=tuple(map(light, args)), kwargs=kwargs, future=Future(), path=path)
         with self._lock:
             if self._problem is not None:
                 raise self._problem
-            theirs = self._client.submit(
-                _on_worker,
-                __version__,
-                fn,
-                light,
-                kwargs,
-                pure=False,
-                workers=[place] if place else None,
-                allow_other_workers=bool(place),
-            )
-            self._pending[ours] = theirs
-        theirs.add_done_callback(lambda done: self._done.put((ours, done, path)))
-        return ours
+            self._queue.add(call, _places.get((self._address, path), ANYWHERE))
+            self._send()
+        return call.future
+
+    def _send(self) -> None:
+        """Send what waits, as far as the workers have too little to do; with the lock held."""
+        while self._client.status == "running":  # what cannot be sent any more, the watch ends
+            batch = self._queue.take(self.workers)
+            if batch is None:
+                return
+            try:
+                self._tasks[batch] = self._submitted(batch)
+            except Exception as error:  # of arguments that cannot be sent
+                self._done.put((batch, error))
+
+    def _submitted(self, batch: Batch) -> Any:
+        """Dask's future of a batch."""
+        task = self._client.submit(
+            _on_worker,
+            __version__,
+            packed(batch.content),
+            pure=False,
+            workers=[batch.place] if batch.place else None,
+            allow_other_workers=bool(batch.place),
+        )
+        task.add_done_callback(partial(self._when_done, batch))
+        return task
+
+    def _when_done(self, batch: Batch, task: Any) -> None:
+        self._done.put((batch, task))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Leave the cluster, which keeps running."""
@@ -134,7 +166,8 @@ class ClusterExecutor(Executor):
         self._closed.set()
         self._done.put(None)
         with self._lock:
-            left = list(self._pending.values())
+            left = list(self._tasks.values())
+            self._queue.clear()
         with suppress(Exception):  # a connection that is lost cannot be closed in order
             if cancel_futures and left and self._problem is None:
                 self._client.cancel(left, force=True)
@@ -147,26 +180,45 @@ class ClusterExecutor(Executor):
         Dask calls back in one thread for all its clients: a result that is not to be had from one
         cluster any more would hold up all later ones for ever.
         """
-        for ours, done, path in iter(self._done.get, None):
-            self._take(ours, done, path)
+        for batch, task in iter(self._done.get, None):
+            if isinstance(task, Exception):
+                self._take_failure(batch, task)
+            else:
+                self._take(batch, task)
 
-    def _take(self, ours: Future[Any], done: Any, path: str) -> None:
+    def _take(self, batch: Batch, task: Any) -> None:
         """Pass on what a worker returned."""
-        found, problem = None, None
         try:
-            found, place = done.result(timeout=FETCH_S)
+            content, seconds, place = task.result(timeout=FETCH_S)
+            found: list[Answer] = unpacked(content)
         except BaseException as error:
-            problem = _explained(error)
-            if isinstance(error, CancelledError) or done.status == "cancelled":
+            if isinstance(error, CancelledError) or task.status == "cancelled":
                 return self._lose(self._gone())
+            return self._take_failure(batch, error)
         with self._lock:
-            if self._pending.pop(ours, None) is None:
+            self._tasks.pop(batch, None)
+            if not self._queue.done(batch, seconds):
                 return None  # the cluster was lost meanwhile
-        if problem is not None:
-            return ours.set_exception(problem)
-        if path:
-            _places[self._address, path] = place
-        return ours.set_result(found)
+            _places.update(((self._address, call.path), place) for call in batch.calls if call.path)
+            self._send()
+        for call, (result, problem) in zip(batch.calls, found, strict=True):
+            _answer(call.future, result, problem)
+        return None
+
+    def _take_failure(self, batch: Batch, error: BaseException) -> None:
+        """A batch came to nothing: it is tried again call by call, to see whose fault that is."""
+        problem = _explained(error)
+        again = len(batch.calls) > 1 and not isinstance(problem, ClusterError)
+        with self._lock:
+            self._tasks.pop(batch, None)
+            if not self._queue.done(batch):
+                return
+            if again:
+                self._queue.add_alone(batch.calls)
+            self._send()
+        if not again:
+            for call in batch.calls:
+                call.future.set_exception(problem)
 
     def _watch(self) -> None:
         """Look after the cluster until this is closed."""
@@ -184,12 +236,19 @@ class ClusterExecutor(Executor):
                     return self._lose(self._gone())
                 continue
             answered = time.monotonic()
-            if threads or not self._pending:
+            if threads or self._queue.is_idle:
                 waiting_since = answered
-                self.workers = max(1, sum(threads.values()))
+                self._use(sum(threads.values()))
             elif answered - waiting_since > WORKER_S:
                 return self._lose(self._deserted())
         return None
+
+    def _use(self, threads: int) -> None:
+        """Give work to workers that have come."""
+        with self._lock:
+            self.workers = max(1, threads)
+            if self._problem is None and not self._closed.is_set():
+                self._send()
 
     def _threads(self) -> dict[str, int]:
         """Workers and their threads, as the scheduler knows them now."""
@@ -213,16 +272,14 @@ class ClusterExecutor(Executor):
         with self._lock:
             if self._problem is None:
                 self._problem = problem
-            waiting = [*self._pending]
-            self._pending.clear()
-        for future in waiting:
-            future.set_exception(self._problem)
+            waiting = self._queue.clear()
+            self._tasks.clear()
+        for call in waiting:
+            _answer(call.future, None, self._problem)
 
 
-def _on_worker(
-    version: str, fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
-) -> tuple[Any, str]:
-    """What a worker runs: the result, and where it was made.
+def _on_worker(version: str, content: bytes) -> tuple[bytes, float, str]:
+    """What a worker runs: the answers, how long they took, and where they were made.
 
     Raises:
         ClusterError: If the worker has another version of distprof.
@@ -233,8 +290,14 @@ def _on_worker(
         raise ClusterError(
             f"a Dask worker has distprof {__version__}, this machine {version}: install the same"
         )
+    return (*call_each(*unpacked(content)), str(get_worker().address))
 
-    return fn(*args, **kwargs), str(get_worker().address)
+
+def _answer(future: Future[Any], result: Any, error: BaseException | None) -> None:
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
 
 
 def _explained(error: BaseException) -> BaseException:

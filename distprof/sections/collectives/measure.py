@@ -24,7 +24,7 @@ from distprof.join.blocks import blocks_of, positions_by_code, spans
 from distprof.run.run import Rank, Run
 from distprof.run.tables import encode
 from distprof.run.topology import GroupNames, ProcessGroup, Topology, is_unnamed
-from distprof.schema import ABSENT, Int64Array
+from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
 from distprof.sections.collectives.rows import (
     rank_collective_step,
@@ -164,6 +164,7 @@ class _Keys:
         self.classes: dict[_ClassKey, int] = {}
         self.class_of_unit: list[int] = []
         self._units: dict[tuple[_ClassKey, str, str], int] = {}
+        self._last: tuple[_Said, NDArray[np.int32]] | None = None
 
     def fold_sizes(self) -> None:
         """Number the classes; sizes that vary form one class per power of two."""
@@ -176,13 +177,18 @@ class _Keys:
             self.class_of_unit.append(self.classes.setdefault(folded, len(self.classes)))
 
     def encode(self, rank: Rank, size: Int64Array) -> NDArray[np.int32]:
-        """The unit of each COLLECTIVES row of a rank; ``size`` determines its class."""
-        table = rank.collectives
-        columns = ("group", "group_desc", "group_ranks")
-        name, desc, ranks = (table.coded(column) for column in columns)
-        parts = [table["kind"], table["group_size"], size]
-        parts += [name.codes, desc.codes, ranks.codes]
-        first, inverse = _unique_rows(parts)
+        """The unit of each COLLECTIVES row of a rank; ``size`` determines its class.
+
+        Ranks of one group communicate alike: what the rank before said need not be looked at again.
+        """
+        said = _Said.of(rank.collectives, size)
+        if self._last is None or not said.equals(self._last[0]):
+            self._last = said, self._encoded(rank.collectives, said, size)
+        return self._last[1]
+
+    def _encoded(self, table: Table, said: _Said, size: Int64Array) -> NDArray[np.int32]:
+        name, desc, ranks = said.groups
+        first, inverse = _unique_rows(said.columns)
         units = [
             self._unit(
                 _ClassKey(
@@ -201,6 +207,28 @@ class _Keys:
 
     def _unit(self, key: _ClassKey, group: str, ranks: str) -> int:
         return self._units.setdefault((key, group, ranks), len(self._units))
+
+
+class _Said(msgspec.Struct, frozen=True):
+    """What a rank's rows say about their class: numbers, and groups by name."""
+
+    numbers: tuple[NDArray[Any], ...]
+    groups: tuple[Coded, ...]
+
+    @staticmethod
+    def of(table: Table, size: Int64Array) -> _Said:
+        groups = tuple(table.coded(name) for name in ("group", "group_desc", "group_ranks"))
+        return _Said((table["kind"], table["group_size"], size), groups)
+
+    @property
+    def columns(self) -> list[NDArray[Any]]:
+        return [*self.numbers, *(group.codes for group in self.groups)]
+
+    def equals(self, other: _Said) -> bool:
+        pairs = zip(self.groups, other.groups, strict=True)
+        return all(mine.values == theirs.values for mine, theirs in pairs) and all(
+            map(np.array_equal, self.columns, other.columns)
+        )
 
 
 def group_label(name: str, description: str) -> str:

@@ -88,6 +88,8 @@ def _traffic(run: Run, analyses: Mapping[int, RankAnalysis]) -> Traffic:
         if rows is None or len(rows) != len(analysis.collective_step):
             continue
         inside = (analysis.collective_step != ABSENT) & (rows["peer"] != ABSENT)
+        if not inside.any():
+            continue
         steps = max(len(analysis.steps), 1)
         for kind, found in ((CollectiveKind.SEND, sent), (CollectiveKind.RECV, received)):
             of_kind = (rows["kind"] == kind) | (rows["kind"] == CollectiveKind.SEND_RECV)

@@ -80,8 +80,9 @@ def slowdowns(graph: TraceGraph, sections: Sections, replayed_ns: int) -> Slowdo
     """
     if not sections.has_peers:
         return None
+    own_ns = np.stack([sections.mean(graph.own_ns[:, column]) for column in Own], axis=1)
     ideal = _Ideal(
-        own_ns=np.stack([sections.mean(graph.own_ns[:, column]) for column in Own], axis=1),
+        own_ns=own_ns,
         transfer_ns=_median_transfers(graph),
     )
     rows = _rows(graph, sections.stages, ideal)
