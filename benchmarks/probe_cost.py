@@ -8,8 +8,9 @@
 A small model trains one rank in one thread and then sleeps, so that a step lasts as long as asked.
 Contestants run alternately, each in a fresh process. CPU time of all threads is the upper bound of
 the cost when every core is busy; that of the training thread is the cost when there is a core to
-spare, because the other threads then run there. Unlike the length of steps, both hardly depend on
-other programs on the machine. Limit: 1 % of a step of 200 ms.
+spare, because the other threads then run there. ``no-attach`` is ``always-on`` without the socket
+and the thread that looks for requests of other nodes. Unlike the length of steps, both hardly
+depend on other programs on the machine. Limit: 1 % of a step of 200 ms.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any, Literal, get_args
 
 from measuring import machine, print_table, versions
 
-Contestant = Literal["without", "off", "always-on"]
+Contestant = Literal["without", "off", "no-attach", "always-on"]
 CONTESTANTS: tuple[Contestant, ...] = get_args(Contestant)
 WARM_UP = 20
 
@@ -44,7 +45,9 @@ def train(contestant: Contestant, steps: int, step_ms: float) -> None:
     with tempfile.TemporaryDirectory() as folder:
         opened: Any = nullcontext()
         if contestant != "without":
-            options = ProbeOptions(mode=contestant, measure_overhead=False)
+            has_attach = contestant != "no-attach"
+            mode: Any = contestant if has_attach else "always-on"
+            options = ProbeOptions(mode=mode, attach=has_attach, measure_overhead=False)
             opened = session(folder, options=options, rank=0, world_size=1)
         with opened as watching:
             cpu, own, wall = time.process_time(), time.thread_time(), time.perf_counter()

@@ -146,14 +146,15 @@ RUN/
   {artefacts.REPORT_FILE:22}the report, after `distprof analyze RUN`
   {artefacts.REPORT_PAGE_FILE:22}the same as a page, after `run` or `capture --format html`
   {artefacts.CACHE_DIR + "/":22}parsed tables; safe to delete
-  {artefacts.REQUESTS_DIR + "/":22}of `distprof attach --all-nodes`: what it asks, and the traces it got
+  {artefacts.REQUESTS_DIR + "/":22}requests of `distprof attach --all-nodes`, and the traces it got
   rank00000/            one folder per rank, so that thousands of them do not collide
 ```
 
 run.json is written when the job starts and again when it ends. Every file of a rank is optional:
 the report lists missing ones. distprof ignores other files.
-`{artefacts.DIARY_FILE}`, `{artefacts.ATTACH_FILE}` and the files for requests and replies are internal
-to the probes and may change at any time. The folder of a trace in `{artefacts.REQUESTS_DIR}/` is a run directory itself.
+`{artefacts.DIARY_FILE}`, `{artefacts.ATTACH_FILE}` and the requests and replies are internal to
+the probes and may change at any time. Each folder with traces in `{artefacts.REQUESTS_DIR}/` is a
+run directory itself.
 
 """
 

@@ -7,6 +7,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -268,6 +270,93 @@ def test_a_profiler_of_the_program_that_is_over_before_the_window_costs_nothing(
         train(session, 8)
 
     assert status_of(tmp_path, "profiler").state == "on"
+
+
+# distprof attach --profile, which torch's worker server runs on a thread of its own ---------------
+
+
+class OnDemand:
+    """A trace on demand, as the worker server makes it."""
+
+    def __init__(self, seconds: float = 0.05) -> None:
+        self.content, self.error = b"", ""
+        self._seconds = seconds
+        self._thread = threading.Thread(target=self._run)
+
+    def get_param(self, name: str) -> str:
+        return str(self._seconds)
+
+    def set_content(self, content: bytes, kind: str) -> None:
+        self.content = content
+
+    def set_status(self, status: int) -> None:
+        pass
+
+    def _run(self) -> None:
+        handlers = pytest.importorskip("torch.distributed.debug._handlers")
+        try:
+            handlers._torch_profile(self, self)
+        except Exception as error:
+            self.error = str(error)
+
+    def begin(self) -> None:
+        self._thread.start()
+        while not (torch.autograd.profiler._is_profiler_enabled or self.error):
+            time.sleep(0.001)
+
+    def end(self) -> None:
+        self._thread.join()
+
+    def all(self) -> None:
+        self._thread.start()
+        self._thread.join()
+
+
+def test_a_trace_on_demand_before_the_window_costs_nothing(tmp_path: Path) -> None:
+    asked = OnDemand()
+    with open_session(tmp_path, [ProfilerProbe()], options=OPTIONS) as session:
+        asked.all()
+        train(session, 8)
+
+    assert b"traceEvents" in asked.content
+    status = status_of(tmp_path, "profiler")
+    assert (status.state, status.reason, status.num_records) == ("on", "", 2)
+    assert names_of(tmp_path, "ProfilerStep#") == ["ProfilerStep#3", "ProfilerStep#4"]
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 4])
+def test_a_trace_on_demand_is_refused_while_the_window_is_traced(tmp_path: Path, step: int) -> None:
+    asked = OnDemand()
+    with open_session(tmp_path, [ProfilerProbe()], options=OPTIONS) as session:
+        train(session, 8, at={step: asked.all})
+
+    assert asked.error == "distprof traces the capture window of this rank: ask again later"
+    assert status_of(tmp_path, "profiler").state == "on"
+    assert names_of(tmp_path, "ProfilerStep#") == ["ProfilerStep#3", "ProfilerStep#4"]
+
+
+def test_a_trace_on_demand_that_runs_into_the_window_delays_it(tmp_path: Path) -> None:
+    asked = OnDemand(seconds=1.0)
+    with open_session(tmp_path, [ProfilerProbe()], options=OPTIONS) as session:
+        train(session, 8, at={0: asked.begin, 3: asked.end})
+
+    assert b"traceEvents" in asked.content
+    status = status_of(tmp_path, "profiler")
+    assert (status.state, status.reason) == ("on", "1 of 2 steps were traced")
+    assert names_of(tmp_path, "ProfilerStep#") == ["ProfilerStep#4"]
+
+
+def test_a_trace_on_demand_over_the_whole_window_is_named(tmp_path: Path) -> None:
+    asked = OnDemand(seconds=1.0)
+    with open_session(tmp_path, [ProfilerProbe()], options=OPTIONS) as session:
+        train(session, 8, at={0: asked.begin, 7: asked.end})
+
+    status = status_of(tmp_path, "profiler")
+    assert (status.state, status.reason) == (
+        "on",
+        "nothing was traced: a trace on demand (distprof attach) ran at that time",
+    )
+    assert not (tmp_path / "rank00000/trace.json.gz").exists()
 
 
 def test_a_tool_that_holds_cupti_makes_it_unavailable(

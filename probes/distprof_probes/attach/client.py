@@ -14,6 +14,7 @@ __all__ = ["NoAnswer", "ask", "fetch"]
 MAX_ANSWER_BYTES = 2 * 2**30
 _CHUNK_BYTES = 2**20
 _MOST_WORDS_BYTES = 300
+_LINE = "\n"  # after it comes a traceback
 _CREDENTIALS = struct.Struct("3i")  # process, user and group, as Linux gives them
 
 
@@ -99,7 +100,7 @@ def _parts(
     answer = connection.getresponse()
     if answer.status != http.client.OK:
         text = answer.read(_MOST_WORDS_BYTES).decode("utf-8", "replace").strip()
-        raise NoAnswer(f"it answered with status {answer.status}: {text}")
+        raise NoAnswer(f"it answered with status {answer.status}: {text.partition(_LINE)[0]}")
     size = 0
     while chunk := answer.read(_CHUNK_BYTES):
         size += len(chunk)

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from distprof.artefacts import TRACE_FILE
@@ -35,6 +36,7 @@ __all__ = [
 ]
 
 _ENTRANCES = ("_prepare_profiler", "_enable_profiler")
+_ON_DEMAND = ("torch.distributed.debug._handlers", "_torch_profile")
 
 # Set by tools that attach to CUDA through CUPTI; the driver allows one at a time.
 _CUPTI_TOOLS = {
@@ -61,12 +63,20 @@ def tool_that_holds_cupti() -> str:
 class UserProfilerWatch:
     """Calls back before the program prepares or starts its own profiler.
 
+    A trace on demand is none: ``distprof attach`` asked for it, and comes after the window.
+
     Args:
         give_way: Must stop distprof's profiler; it must not raise.
+        is_in_use: Whether distprof's profiler is prepared or records.
+
+    Attributes:
+        is_on_demand: Whether the latest profiler that was not distprof's was one on demand.
     """
 
-    def __init__(self, give_way: Callable[[], None]) -> None:
+    def __init__(self, give_way: Callable[[], None], is_in_use: Callable[[], bool]) -> None:
+        self.is_on_demand = False
         self._give_way = give_way
+        self._is_in_use = is_in_use
         self._ours = threading.local()
         self._replaced: dict[str, tuple[Any, Any]] = {}
 
@@ -99,14 +109,37 @@ class UserProfilerWatch:
         finally:
             self._ours.is_inside = False
 
+    def _other_begins(self) -> None:
+        """Another profiler begins.
+
+        Raises:
+            RuntimeError: If it is one on demand, and distprof's is in use.
+        """
+        self.is_on_demand = _is_asked_by_attach()
+        if not self.is_on_demand:
+            self._give_way()
+        elif self._is_in_use():
+            raise RuntimeError("distprof traces the capture window of this rank: ask again later")
+
     def _watched(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
         def watched(*args: Any, **keywords: Any) -> Any:
             if self._replaced and not getattr(self._ours, "is_inside", False):
-                self._give_way()
+                self._other_begins()
             return original(*args, **keywords)
 
         return watched
+
+
+def _is_asked_by_attach() -> bool:
+    """Whether torch's worker server is about to trace on demand, in this thread."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        module = frame.f_globals.get("__name__")
+        if frame.f_code.co_name == _ON_DEMAND[1] and module == _ON_DEMAND[0]:
+            return True
+        frame = frame.f_back
+    return False
 
 
 # Saving a recorded trace: whole or not at all ----------------------------------------------------
@@ -197,6 +230,8 @@ def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
     yield rest
 
 
+_ON_DEMAND_REMARK = "nothing was traced: a trace on demand (distprof attach) ran at that time"
+
 # torch.profiler over a window of steps that all ranks agree on by number -------------------------
 
 # A quotation mark in a name makes torch write broken JSON: names keep only these characters.
@@ -223,7 +258,7 @@ class ProfilerProbe(Tracer):
         self._marked_step = -1
         self._thread = 0
         self._resident_at_start = 0
-        self._watch = UserProfilerWatch(self._give_way)
+        self._watch = UserProfilerWatch(self._give_way, lambda: self._profile is not None)
         self._exports: ExportWatch | None = None
         self._has_given_way = False
 
@@ -259,7 +294,7 @@ class ProfilerProbe(Tracer):
         ends = self._is_recording and (next_step >= plan.traced.stop or self._is_too_big())
         if arms:
             self._arm()
-        if starts:
+        if starts and self._profile is not None:
             self._record()
         if ends:
             self._finish()
@@ -316,7 +351,11 @@ class ProfilerProbe(Tracer):
         if "torch" not in sys.modules:
             raise Unavailable("torch is not imported in this process")
         if is_profiler_running():
+            if self._watch.is_on_demand:  # it ends soon
+                self.remark = _ON_DEMAND_REMARK
+                return
             raise Yielded("the program's own profiler was running")
+        self.remark = ""
         self._watch.install()
         self._watch_exports()
         self._thread = threading.get_ident()

@@ -66,11 +66,16 @@ class Inbox:
     def news(self) -> list[str]:
         """Names of requests that were not there before; one look at the folder's time.
 
+        A missing folder is made, unless the run directory is missing too.
+
         Raises:
             RefusedError: If another user may write to the folder.
         """
         try:
             folder = OwnFile(self.folder, _FOLDER)
+        except FileNotFoundError:
+            self.make()
+            return []
         except OSError:
             return []
         try:

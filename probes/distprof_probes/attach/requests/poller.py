@@ -140,7 +140,6 @@ class Poller(threading.Thread):
         """Look once, if it is this rank's turn."""
         if not self._turn.is_ours():
             return
-        self._inbox.make()
         try:
             news = self._inbox.news()
         except RefusedError as why:
