@@ -52,6 +52,8 @@ _ALL = "all"
 
 _TOOLKITS = ("cuda", "rocm", "hip", "xpu")
 """What torch may be built for, as its ``version.py`` names them."""
+_UNIX_SOCKETS = Path("/proc/net/unix")
+_KINETO_CONFIG = Path("/etc/libkineto.conf")
 _FEW_FREE_BYTES = 2 * 10**9
 
 
@@ -100,6 +102,7 @@ def all_checks() -> Iterator[Check]:
     parts: tuple[Callable[[], Iterator[Check]], ...] = (
         _versions,
         _torch,
+        _on_demand,
         _extras,
         _plugins,
         _cache,
@@ -148,15 +151,69 @@ def _torch() -> Iterator[Check]:
 
 def _built_for() -> str:
     """For example ``CUDA 13.0``, or ``CPU only``; empty where torch does not say."""
-    spec = util.find_spec("torch")
-    places = list(spec.submodule_search_locations or ()) if spec else []
     try:
-        text = Path(places[0], "version.py").read_text("utf-8")
-    except (IndexError, OSError, UnicodeDecodeError):
+        text = Path(_torch_folder(), "version.py").read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
         return ""
     found = (re.search(rf"^{kit}\b.*= '([^']+)'", text, re.MULTILINE) for kit in _TOOLKITS)
     named = [f"{kit.upper()} {m[1]}" for kit, m in zip(_TOOLKITS, found, strict=True) if m]
     return named[0] if named else "CPU only"
+
+
+def _torch_folder() -> str:
+    """Where torch is installed; empty where it is not."""
+    spec = util.find_spec("torch")
+    return next(iter(spec.submodule_search_locations or ()), "") if spec else ""
+
+
+def _on_demand() -> Iterator[Check]:
+    """Other ways into a running job, none of which distprof needs: dynolog and torch.monitor."""
+    yield _dynolog()
+    folder = _torch_folder()
+    if folder and Path(folder, "monitor", "__init__.py").is_file():
+        found = "there; its handlers can take report.metrics() (docs: training loggers)"
+        yield Check(name="torch.monitor", state="ok", found=found)
+    else:
+        found = "not in this Python; distprof does not need it"
+        yield Check(name="torch.monitor", state="absent", found=found)
+
+
+def _dynolog() -> Check:
+    """Whether dynolog's daemon listens, and whether a torch that starts here registers with it."""
+    listens, registers = _dynolog_listens(), bool(os.environ.get("KINETO_USE_DAEMON"))
+    state: Literal["ok", "absent"] = "ok" if listens and registers else "absent"
+    found = {
+        (True, True): "listens; dyno gputrace traces torch programs started from here",
+        (True, False): "listens, but KINETO_USE_DAEMON is not set",
+        (False, True): "KINETO_USE_DAEMON is set, but no daemon listens",
+        (False, False): "not running; distprof attach does not need it",
+    }[listens, registers]
+    fix = {
+        (True, False): "set KINETO_USE_DAEMON=1 before the training starts",
+        (False, True): "start dynolog --enable_ipc_monitor, or unset the variable",
+    }.get((listens, registers), "")
+    return Check(name="dynolog", state=state, found=found + _kineto_config(), fix=fix)
+
+
+def _dynolog_listens() -> bool:
+    """Whether its socket is there: a file, or a name that Linux shows with an @ for each NUL."""
+    folder = os.environ.get("KINETO_IPC_SOCKET_DIR")
+    if folder:
+        return Path(folder, "dynolog").is_socket()
+    try:
+        names = _UNIX_SOCKETS.read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return False
+    return any(name.endswith((" @dynolog@", " @dynolog")) for name in names)
+
+
+def _kineto_config() -> str:
+    """Kineto's own file of settings, where there is one: it applies to all traces."""
+    named = os.environ.get("KINETO_CONFIG")
+    file = Path(named) if named else _KINETO_CONFIG
+    if file.is_file():
+        return f"; Kineto reads {file}"
+    return f"; KINETO_CONFIG names {file}, which does not exist" if named else ""
 
 
 def _extras() -> Iterator[Check]:

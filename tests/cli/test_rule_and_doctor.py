@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import sys
 import tomllib
 from importlib import util
@@ -174,3 +175,93 @@ def test_an_extra_whose_parent_package_is_absent_is_absent(
     monkeypatch.setitem(clinic._EXTRAS, "nothing", "no_such_package.part")
     (check,) = (one for one in clinic._extras() if one.name == "extra nothing")
     assert check.state == "absent"
+
+
+# Other ways into a running job --------------------------------------------------------------------
+
+
+@pytest.fixture
+def on_demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine without dynolog; its list of sockets is a file of the test."""
+    for name in ("KINETO_USE_DAEMON", "KINETO_IPC_SOCKET_DIR", "KINETO_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    sockets = tmp_path / "unix"
+    monkeypatch.setattr(clinic, "_UNIX_SOCKETS", sockets)
+    monkeypatch.setattr(clinic, "_KINETO_CONFIG", tmp_path / "libkineto.conf")
+    return sockets
+
+
+LISTENING = """Num       RefCount Protocol Flags    Type St Inode Path
+00000000b715a645: 00000002 00000000 00000000 0002 01 1325755 @dynolog@
+"""
+
+
+@pytest.mark.parametrize(
+    ("listens", "registers", "state", "found"),
+    [
+        (True, True, "ok", "dyno gputrace traces torch programs"),
+        (True, False, "absent", "KINETO_USE_DAEMON is not set"),
+        (False, True, "absent", "no daemon listens"),
+        (False, False, "absent", "distprof attach does not need it"),
+    ],
+)
+def test_doctor_says_whether_dynolog_can_trace(
+    on_demand: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    listens: bool,
+    registers: bool,
+    state: str,
+    found: str,
+) -> None:
+    on_demand.write_text(LISTENING if listens else LISTENING.replace("@dynolog@", "@other@"))
+    if registers:
+        monkeypatch.setenv("KINETO_USE_DAEMON", "1")
+    check = clinic._dynolog()
+    assert check.state == state
+    assert found in check.found
+    assert bool(check.fix) == (listens != registers)
+
+
+def test_dynolog_may_listen_in_a_folder(
+    on_demand: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the path of a socket must be short
+    monkeypatch.setenv("KINETO_IPC_SOCKET_DIR", ".")
+    assert not clinic._dynolog_listens()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind("dynolog")
+        assert clinic._dynolog_listens()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names without a file are Linux's")
+def test_a_real_socket_of_that_name_is_found(
+    on_demand: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clinic, "_UNIX_SOCKETS", Path("/proc/net/unix"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        try:
+            listener.bind("\0dynolog\0")  # as dynolog names it
+        except OSError:
+            pytest.skip("dynolog runs here")
+        assert clinic._dynolog_listens()
+
+
+def test_the_settings_that_kineto_reads_are_named(
+    on_demand: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert clinic._kineto_config() == ""
+    (tmp_path / "libkineto.conf").touch()
+    assert clinic._kineto_config() == f"; Kineto reads {tmp_path / 'libkineto.conf'}"
+    monkeypatch.setenv("KINETO_CONFIG", "/nowhere")
+    assert clinic._kineto_config() == "; KINETO_CONFIG names /nowhere, which does not exist"
+
+
+def test_torch_monitor_is_found_without_importing_torch(
+    on_demand: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clinic, "_torch_folder", lambda: "")
+    assert [check.state for check in clinic._on_demand()] == ["absent", "absent"]
+    (tmp_path / "monitor").mkdir()
+    (tmp_path / "monitor" / "__init__.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.setattr(clinic, "_torch_folder", lambda: str(tmp_path))
+    assert [check.state for check in clinic._on_demand()] == ["absent", "ok"]
