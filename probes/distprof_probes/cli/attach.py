@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import sys
 import time
@@ -139,8 +140,7 @@ class _Teller:
         if text == self._said:
             return
         if sys.stderr.isatty():
-            is_over = progress.answered == progress.asked
-            click.echo(f"\r{text:<{len(self._said)}}", err=True, nl=is_over)
+            click.echo(f"\r{text:<{len(self._said)}}", err=True, nl=progress.is_over)
         elif text.partition(":")[0] != self._said.partition(":")[0]:
             click.echo(text, err=True)
         self._said = text
@@ -150,6 +150,8 @@ def _in_words(progress: Progress) -> str:
     asked = f"{progress.asked} rank" + ("s" if progress.asked != 1 else "")
     if progress.answered == progress.asked:
         return f"All answered: {asked}"
+    if progress.is_over:
+        return f"No more answers: {progress.answered} of {asked}"
     if progress.seen < progress.asked and not progress.answered:
         return f"Waiting for {asked} to see the request: {progress.seen} have"
     if progress.starts_in_s > 0:
@@ -336,27 +338,27 @@ def _show_unseen(run_dir: Path, way: RanksHere | RanksEverywhere) -> None:
         more = len(way.unseen_hosts) - _MAX_HOSTS_SHOWN
         hosts += f" and {more} more" if more > 0 else ""
         click.echo(
-            _plain(
-                f"No answer from {hosts}: either no process of the job is left there, or it writes"
-                f" to another folder than {place} here. Run `findmnt -T {place}` on both hosts:"
-                " both must name the same shared file system. If new files show up late there,"
-                " give a longer --notice."
-            ),
+            f"No answer from {_plain(hosts)}: either no process of the job is left there,\n"
+            "or it writes to another folder. Is this one file system on both hosts?\n"
+            f"  findmnt -T {place}\n"
+            "If new files show up late there, give a longer --notice.",
             err=True,
         )
     absent = way.absent_ranks
     if absent:
         click.echo(
-            f"{name_ranks(absent)} have no folder in {place}: the run directory of their hosts is"
-            " another one, or they have not started to train.",
+            f"Without a folder in {place}: {name_ranks(absent)}. Their hosts write to another"
+            " folder,\nor they have not started to train.",
             err=True,
         )
 
 
 def _short(folder: Path) -> Path:
     """The path from the working directory, where that is shorter."""
-    here = Path.cwd()
-    return folder.relative_to(here) if here in folder.parents else folder
+    with contextlib.suppress(OSError):  # the working directory may be gone
+        here = Path.cwd()
+        return folder.relative_to(here) if here in folder.parents else folder
+    return folder
 
 
 def _plain(text: str) -> str:

@@ -200,8 +200,9 @@ def _another_rank_looks_where_the_first_is_stopped(job: Job, start: Starter) -> 
     assert done.returncode == 0, done.stderr
     assert "ranks 0,3:" in done.stdout
     pid = job.told(2)["pid"]
-    assert f"rank 2: it is stopped and does not answer; resume it with kill -CONT {pid}" in (
-        done.stderr
+    assert (
+        f"rank 2: it is stopped and does not answer; resume it with kill -CONT {pid} on node1"
+        in (done.stderr)
     )
 
 

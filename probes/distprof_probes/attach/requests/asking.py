@@ -56,6 +56,7 @@ _TAKEOVER_S = 10.0
 _MARGIN_S = 5.0
 _LOOK_S = 0.25
 _MAX_ANSWER_BYTES = 2**30
+_NO_ANSWER = "its node took the request and gave no answer"
 
 _WITHIN_S = {"profile": EXPORT_WITHIN_S, "stacks": STACKS_WITHIN_S, "flight": FLIGHT_WITHIN_S}
 
@@ -69,12 +70,14 @@ class Progress:
         seen: Those whose node has seen the request.
         answered: Those that have answered, or said why not.
         starts_in_s: Seconds until they begin; negative once they have begun.
+        is_over: Whether no more answers are awaited.
     """
 
     asked: int
     seen: int
     answered: int
     starts_in_s: float
+    is_over: bool
 
 
 @dataclass(slots=True)
@@ -264,25 +267,28 @@ class RanksEverywhere:
         heard = _Heard(folder / REPLIES_DIR)
         may_answer = {rank.rank for rank in self.ranks if _may_answer(rank)}
         patience_ns = request.asked_ns + round((self._notice_s + _TAKEOVER_S) * 1e9)
-        while time.time_ns() < request.deadline_ns:
+        is_over = False
+        while not is_over:
             heard.listen()
             seen = may_answer & heard.ranks.keys()
             answered = {rank for rank in seen if heard.ranks[rank].state != "accepted"}
             refused = {
                 rank.rank for rank in self.ranks if rank.host in heard.refusals
             } & may_answer - seen
+            now_ns = time.time_ns()
+            awaited = seen | refused if now_ns > patience_ns else may_answer
+            is_over = answered | refused == awaited or now_ns > request.deadline_ns
             self._tell(
                 Progress(
                     asked=len(may_answer),
                     seen=len(seen),
                     answered=len(answered),
-                    starts_in_s=(request.start_ns - time.time_ns()) / 1e9,
+                    starts_in_s=(request.start_ns - now_ns) / 1e9,
+                    is_over=is_over,
                 )
             )
-            is_late = time.time_ns() > patience_ns
-            if answered | refused == (seen | refused if is_late else may_answer):
-                break
-            time.sleep(_LOOK_S)
+            if not is_over:
+                time.sleep(_LOOK_S)
         return heard
 
     def _answers(self, heard: _Heard) -> Answers[int]:
@@ -313,7 +319,8 @@ class RanksEverywhere:
 
     def _why_missing(self, rank: LivingRank, reply: RankReply | None, heard: _Heard) -> str:
         if reply is not None:
-            return reply.reason or "its node took the request and gave no answer"
+            place = f" on {rank.host}" if reply.letter in ("T", "t") and not rank.is_here else ""
+            return f"{reply.reason or _NO_ANSWER}{place}"
         if rank.has_ended or (rank.is_here and not rank.can_be_asked):
             return rank.why_silent
         if not rank.takes_requests:
