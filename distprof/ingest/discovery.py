@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from distprof import artefacts
-from distprof.artefacts import CACHE_DIR
+from distprof.artefacts import CACHE_DIR, REQUESTS_DIR, RUN_FILE
 from distprof.bounds import NotAFileError, open_plain
 from distprof.errors import InputError
 from distprof.ingest.foreign import refuse_foreign
@@ -223,10 +223,15 @@ def _local(path: Path) -> TraceFile:
 
 
 def _walk(folder: Path) -> list[TraceFile]:
-    """Files below a folder whose names could be traces'; hidden ones and the cache left out."""
+    """Files below a folder whose names could be traces'.
+
+    Hidden ones are left out, and of a run directory its cache and what ``distprof attach`` recorded:
+    the same ranks at another time, each time a run directory of its own.
+    """
     found = []
     for parent, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if name != CACHE_DIR and name[0] != ".")
+        apart = {CACHE_DIR, REQUESTS_DIR} if RUN_FILE in files else {CACHE_DIR}
+        folders[:] = sorted(name for name in folders if name not in apart and name[0] != ".")
         found += [_local(Path(parent, name)) for name in sorted(files) if _may_be_trace(name)]
     return found
 
@@ -270,7 +275,16 @@ def _discover_url(source: str, *, may_be_empty: bool) -> Discovery:
         raise _unreadable(source, error) from error
     if isinstance(found, Stored):
         return Discovery(source=source, folder=None, traces=(_of_store(found),))
-    traces = [_of_store(stored) for stored in found if _may_be_trace_at(stored.url)]
+    apart = tuple(
+        stored.url.removesuffix(RUN_FILE) + REQUESTS_DIR + "/"
+        for stored in found
+        if stored.url.endswith("/" + RUN_FILE)
+    )
+    traces = [
+        _of_store(stored)
+        for stored in found
+        if _may_be_trace_at(stored.url) and not stored.url.startswith(apart)
+    ]
     return _select(source, None, traces, may_be_empty=may_be_empty)
 
 

@@ -48,6 +48,39 @@ def test_a_nested_run_directory_gives_its_traces_in_order_of_rank(tmp_path):
     assert found.gaps == ()
 
 
+def test_traces_on_demand_of_a_run_directory_are_runs_of_their_own(tmp_path):
+    """``distprof attach --all-nodes`` writes them below the job's own run directory."""
+    asked = tmp_path / "requests" / "profile-20260101-120000-0a1b2c3d"
+    for folder in (tmp_path, asked):
+        put(folder / "rank00000" / "trace.json.gz")
+        put(folder / "run.json", b"{}")
+    assert [t.path for t in discover(str(tmp_path)).traces] == [
+        str(tmp_path / "rank00000" / "trace.json.gz")
+    ]
+    assert [t.path for t in discover(str(asked)).traces] == [
+        str(asked / "rank00000" / "trace.json.gz")
+    ]
+
+
+def test_a_folder_called_requests_that_is_not_of_a_run_directory_is_searched(tmp_path):
+    put(tmp_path / "requests" / "rank0.json")
+    assert len(discover(str(tmp_path)).traces) == 1
+
+
+def test_traces_on_demand_behind_a_url_are_left_out_too():
+    memory = fsspec.filesystem("memory")
+    on_demand = "/job/requests/profile-20260101-120000-0a1b2c3d"
+    memory.pipe({f"{at}/rank00000/trace.json": TRACE for at in ("/job", on_demand)})
+    memory.pipe({f"{at}/run.json": b"{}" for at in ("/job", on_demand)})
+    try:
+        assert [t.path for t in discover("memory://job").traces] == [
+            "memory:///job/rank00000/trace.json"
+        ]
+        assert len(discover(f"memory:/{on_demand}").traces) == 1
+    finally:
+        memory.rm("/job", recursive=True)
+
+
 def test_other_files_become_one_gap_that_names_them(tmp_path):
     put(tmp_path / "rank0.json")
     put(tmp_path / "config.json", b'{"lr": 0.1}')

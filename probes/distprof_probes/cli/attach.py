@@ -141,7 +141,7 @@ class _Teller:
             return
         if sys.stderr.isatty():
             click.echo(f"\r{text:<{len(self._said)}}", err=True, nl=progress.is_over)
-        elif text.partition(":")[0] != self._said.partition(":")[0]:
+        elif text.split()[:2] != self._said.split()[:2]:
             click.echo(text, err=True)
         self._said = text
 
@@ -155,7 +155,7 @@ def _in_words(progress: Progress) -> str:
     if progress.seen < progress.asked and not progress.answered:
         return f"Waiting for {asked} to see the request: {progress.seen} have"
     if progress.starts_in_s > 0:
-        return f"Tracing starts soon: in {progress.starts_in_s:.0f} s on {asked}"
+        return f"Tracing starts in {progress.starts_in_s:.0f} s on {asked}"
     return f"Waiting for answers: {progress.answered} of {asked}"
 
 
