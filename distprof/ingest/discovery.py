@@ -225,8 +225,8 @@ def _local(path: Path) -> TraceFile:
 def _walk(folder: Path) -> list[TraceFile]:
     """Files below a folder whose names could be traces'.
 
-    Hidden ones are left out, and of a run directory its cache and what ``distprof attach`` recorded:
-    the same ranks at another time, each time a run directory of its own.
+    Hidden ones are left out, and of a run directory its cache and what ``distprof attach``
+    recorded: the same ranks at another time, each time a run directory of its own.
     """
     found = []
     for parent, folders, files in os.walk(folder):
