@@ -81,7 +81,11 @@ class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     moe_routing: Annotated[bool, option("Record tokens per expert.")] = True
     clock: Annotated[bool, option("Exchange time stamps with rank 0.")] = True
     attach: Annotated[
-        bool, option("Open a Unix socket through which distprof attach reaches this rank.")
+        bool,
+        option(
+            "Open a Unix socket through which distprof attach reaches this rank, and look for its"
+            " requests from other nodes in the run directory."
+        ),
     ] = True
     measure_overhead: Annotated[
         bool, option("Pause the probes for a few steps to measure their cost.")

@@ -50,7 +50,7 @@ _IN_SHORT = {
     "shapes": "Record operators' input shapes.",
     "pauses": "Record garbage collections and waits for the data loader.",
     "settings": "Read the configuration of data loaders, modules and optimizers.",
-    "attach": "Open a socket per rank for distprof attach.",
+    "attach": "Open a socket per rank for distprof attach, and take its requests.",
 }
 _NO_VERDICT = InputError.exit_code
 _WITH_REPORT = (0, 1)  # without and with findings
