@@ -73,6 +73,7 @@ def select(
     on_device: tuple[bytes, ...],
     step: bytes,
 ) -> tuple[bytes, int]: ...
+def holds_any(data: Buffer, stop: int, words: tuple[bytes, ...]) -> bool: ...
 def simulate(
     num_operations: int,
     width: int,  # simulations at once

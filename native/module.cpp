@@ -412,6 +412,34 @@ PyObject* select_events(PyObject*, PyObject* args) {
     });
 }
 
+// holds_any() -------------------------------------------------------------------------------------
+
+PyObject* holds_any(PyObject*, PyObject* args) {
+    PyObject *data, *words;
+    Py_ssize_t stop;
+    if (PyArg_ParseTuple(args, "OnO!:holds_any", &data, &stop, &PyTuple_Type, &words) == 0)
+        return nullptr;
+    return guarded([&]() -> PyObject* {
+        const Buffer buffer(data);
+        const std::string_view text = text_in(buffer, stop);
+        std::vector<std::string> wanted;
+        each(words, [&](PyObject* word) { wanted.push_back(bytes_of(word)); });
+        for (const std::string& word : wanted) {
+            if (word.empty()) {
+                PyErr_SetString(PyExc_ValueError, "there is nothing to look for");
+                throw PythonError{};
+            }
+        }
+        bool found = false;
+        {
+            const WithoutLock unlocked;
+            for (const std::string& word : wanted)
+                found = found || distprof::Needle(word).find_in(text, 0) != std::string_view::npos;
+        }
+        return PyBool_FromLong(found);
+    });
+}
+
 // The module --------------------------------------------------------------------------------------
 
 int add_types(PyObject* module) {
@@ -518,6 +546,8 @@ PyMethodDef module_functions[] = {
     {"select", select_events, METH_VARARGS,
      "select(data, stop, edge, opening, category, on_device, step)\n--\n\n"
      "Device rows and step marks as a JSON array, and the number of device rows."},
+    {"holds_any", holds_any, METH_VARARGS,
+     "holds_any(data, stop, words)\n--\n\nWhether one of the words stands in the data."},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -326,6 +326,23 @@ def test_a_search_finds_what_python_finds(seed, source):
     assert selected(chunk, kernel=True) == selected(chunk, kernel=False)
 
 
+@pytest.mark.parametrize("word", ["Kernel", "Memcpy", "Memset", "concurrent_kernel", "kernels"])
+def test_a_search_without_hits_knows_old_spellings(word):
+    chunk = chunk_of({"ph": "X", "cat": "cpu_op", "name": "a", "note": word})
+    found = selected(chunk, kernel=True)
+    assert found == selected(chunk, kernel=False)
+    assert found[1] == (word == "kernels")
+
+
+@given(st.binary(max_size=60), st.lists(st.binary(min_size=1, max_size=12), max_size=3), st.data())
+def test_a_word_is_held_where_python_finds_it(text, words, data):
+    place = data.draw(st.integers(0, len(text)))
+    text = text[:place] + b"".join(words[:1]) + text[place:]
+    stop = data.draw(st.integers(0, len(text)))
+    found = built_kernel().holds_any(text, stop, tuple(words))
+    assert found == any(word in text[:stop] for word in words)
+
+
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: path.parent.name)
 def test_a_search_finds_every_device_row_of_a_trace(path):
     chunk = chunk_in(path)
