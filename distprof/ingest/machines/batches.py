@@ -1,9 +1,9 @@
 """Calls for a cluster, sent several at a time.
 
 A task of its own costs the process that asks for it about 3 ms of CPU and the scheduler 4 ms,
-whatever is done in it. Calls that are short go together for that reason: as many as take about a
-second, fewer towards the end so that all workers finish together. A worker that dies loses that
-second and no more.
+whatever is done in it. Calls that are short go together for that reason: as many as take about two
+seconds, fewer towards the end so that all workers finish together. A worker that dies loses these
+seconds and no more.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ __all__ = [
     "unpacked",
 ]
 
-BATCH_S = 1.0
+BATCH_S = 2.0
 """A batch takes about this long."""
 
-MOST_CALLS = 32
+MOST_CALLS = 64
 """A batch has at most this many calls."""
 
 PER_WORKER = 2
@@ -112,7 +112,7 @@ class Queue:
         self._alone.extend(calls)
 
     def take(self, workers: int) -> Batch | None:
-        """The next batch to send; None while there is enough to do for so many threads."""
+        """The next batch to send; None while these threads have enough to do."""
         if not len(self) or len(self._sent) >= PER_WORKER * workers:
             return None
         batch = self._next(max(1, len(self) // (PER_WORKER * workers)))
@@ -235,7 +235,7 @@ def packed(content: Any) -> bytes:
 
 
 def unpacked(content: bytes) -> Any:
-    """What was :func:`packed`, by somebody who is trusted like all of the cluster."""
+    """What was :func:`packed`, from the cluster, which is trusted."""
     from distributed.protocol import pickle
 
     return pickle.loads(content)  # type: ignore[no-untyped-call]

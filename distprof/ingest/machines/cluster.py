@@ -206,7 +206,7 @@ class ClusterExecutor(Executor):
         return None
 
     def _take_failure(self, batch: Batch, error: BaseException) -> None:
-        """A batch came to nothing: it is tried again call by call, to see whose fault that is."""
+        """A batch came to nothing: its calls are tried again, each alone."""
         problem = _explained(error)
         again = len(batch.calls) > 1 and not isinstance(problem, ClusterError)
         with self._lock:
