@@ -19,6 +19,11 @@ an immediate end."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+class _Interrupted(KeyboardInterrupt):
+    """Python remembers a ``KeyboardInterrupt`` that leaves a string's ``exec``, as there is in many
+    an import, and ends ``python -m`` by SIGINT although it was caught; of a subclass it does not."""
+
+
 class Interrupts:
     """Counts interruptions instead of raising them at an arbitrary point of the launcher.
 
@@ -92,4 +97,4 @@ class Interrupts:
         self.signal = self.signal or signal.Signals(number)
         self._count += 1
         if not self.has_ranks and self._count == 1:
-            raise KeyboardInterrupt
+            raise _Interrupted
