@@ -20,8 +20,11 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class _Interrupted(KeyboardInterrupt):
-    """Python remembers a ``KeyboardInterrupt`` that leaves a string's ``exec``, as there is in many
-    an import, and ends ``python -m`` by SIGINT although it was caught; of a subclass it does not."""
+    """An interruption that Python does not remember once it is caught.
+
+    ``python -m`` ends by SIGINT where a ``KeyboardInterrupt`` itself has left the ``exec`` of a
+    string, as there is in many an import, even if it was caught.
+    """
 
 
 class Interrupts:
