@@ -406,17 +406,22 @@ def _conclusive(longest: int) -> float:
     return longest / 2 if longest <= 2 * MIN_PAIRS else MIN_PAIRS + 1
 
 
+_AT_ONCE = 128  # shifts, of up to SAMPLES pairs each
+
+
 def _without_misfit(
     a: Operations, b: Operations, shifts: list[int], expected: Expectation
 ) -> list[int]:
     """Shifts at which all pairs are compatible, where that decides; else all shifts.
 
     Step numbers mostly leave a single one. How well each shift fits is then not looked at: only
-    which pairs are compatible, for all shifts at once.
+    which pairs are compatible, for many shifts at once.
     """
     if not shifts:
         return shifts
-    count, num_tried = _compatible_pairs(a, b, np.array(shifts))
+    some = (shifts[low : low + _AT_ONCE] for low in range(0, len(shifts), _AT_ONCE))
+    parts = [_compatible_pairs(a, b, np.array(part)) for part in some]
+    count, num_tried = map(np.concatenate, zip(*parts, strict=True))
     longest = int(num_tried[count > 0].max(initial=0))
     tight = (count > 0) & (count == num_tried)
     if expected.is_vague:

@@ -223,6 +223,8 @@ def test_a_shift_without_misfit_is_found_as_among_all(seed: int) -> None:
     expected = shifts.Expectation(usual_error_ns=error)
     found = shifts.best_shift(a, b, expected)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shifts, "_AT_ONCE", 3)
+        assert shifts.best_shift(a, b, expected) == found
         patch.setattr(shifts, "_without_misfit", lambda a, b, every, expected: every)
         assert shifts.best_shift(a, b, expected) == found
 
