@@ -283,6 +283,15 @@ def test_other_processes_find_tables_in_the_cache(executor, usual_place):
     assert held != usual_place.exists()
 
 
+@pytest.mark.parametrize("executor", ["process:2", "serial"])
+def test_collectives_are_in_memory_once(executor, usual_place, monkeypatch):
+    """Parsed, read from the cache, and sent by another process."""
+    monkeypatch.setattr(cache, "MOST_HELD_ROWS", 10)
+    for _ in range(2):
+        for one in open_run(str(GLOO), executor=executor):
+            assert one.tables.collectives is one.collectives
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
 def test_a_small_file_without_permission_is_named(usual_place, tmp_path):
     locked = tmp_path / "trace.json"

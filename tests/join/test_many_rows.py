@@ -223,8 +223,22 @@ def test_a_shift_without_misfit_is_found_as_among_all(seed: int) -> None:
     expected = shifts.Expectation(usual_error_ns=error)
     found = shifts.best_shift(a, b, expected)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shifts, "_AT_ONCE", 3)
+        assert shifts.best_shift(a, b, expected) == found
         patch.setattr(shifts, "_without_misfit", lambda count, num_tried, expected: count > -1)
         assert shifts.best_shift(a, b, expected) == found
+
+
+def test_a_compact_table_owns_its_memory() -> None:
+    """What a reader gives are views of its own memory, which may be larger."""
+    table = many_rows(2_000)
+    codes = np.tile(np.array([0, 1], np.int32), 5_000)[:2_000]
+    groups = {name: Coded(codes, ("a", "b")) for name in ("group", "group_desc")}
+    compact = table.with_columns(start_ns=np.arange(10_000)[:2_000], **groups).compact()
+    assert compact["start_ns"].flags.owndata
+    assert compact["start_ns"].tolist() == list(range(2_000))
+    assert compact.coded("group").codes.flags.owndata
+    assert compact.coded("group").codes is compact.coded("group_desc").codes
 
 
 MOST_BYTES = 80
