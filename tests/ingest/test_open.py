@@ -289,7 +289,7 @@ def test_collectives_are_in_memory_once(executor, usual_place, monkeypatch):
     monkeypatch.setattr(cache, "MOST_HELD_ROWS", 10)
     for _ in range(2):
         for one in open_run(str(GLOO), executor=executor):
-            assert one.tables.collectives is one.collectives
+            assert one.tables.held[cache.COLLECTIVES_FILE] is one.collectives
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
