@@ -47,6 +47,9 @@ FETCH_S = 600.0
 WORKER_S = 60.0
 """For this long work may wait for a worker."""
 
+LEAVE_S = 2.0
+"""In this time a connection that is lost is closed. Until then Dask does not log its loss."""
+
 _LOOK_S = 0.5
 ASK_S = 5.0
 """How often the connection is looked at, and how often the scheduler is asked for its workers."""
@@ -171,7 +174,7 @@ class ClusterExecutor(Executor):
         with suppress(Exception):  # a connection that is lost cannot be closed in order
             if cancel_futures and left and self._problem is None:
                 self._client.cancel(left, force=True)
-            self._client.close(timeout=CONNECT_S if self._problem is None else 0.1)
+            self._client.close(timeout=CONNECT_S if self._problem is None else LEAVE_S)
         _restore(self._levels)
 
     def _take_each(self) -> None:
