@@ -48,7 +48,12 @@ class MissingExtraError(UsageError):
 
     def __init__(self, feature: str, extra: str) -> None:
         super().__init__(f"{feature} needs an extra: pip install 'distprof[{extra}]'")
+        self.feature = feature
         self.extra = extra
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Support pickling: an exception would pass its message on."""
+        return type(self), (self.feature, self.extra)
 
 
 class InputError(DistprofError):
@@ -93,3 +98,7 @@ class WebError(OSError):
     def __str__(self) -> str:
         """The reason alone."""
         return self.strerror or ""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Support pickling: ``OSError`` would pass its number on."""
+        return type(self), (self.strerror,)

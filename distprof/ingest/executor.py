@@ -6,6 +6,7 @@ Everything is a ``concurrent.futures.Executor``, so that another one can be give
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -94,12 +95,12 @@ class ProcessExecutor(Executor):
         """
         with _main_hidden():
             try:
-                return self._started().submit(fn, *args, **kwargs)  # type: ignore[no-any-return]
+                return self._started().submit(_called, fn, *args, **kwargs)  # type: ignore[no-any-return]
             except (BrokenExecutor, OSError) as error:
                 if isinstance(error, OSError) and not self._is_broken:
                     raise
                 self._pool = None
-                return self._started().submit(fn, *args, **kwargs)  # type: ignore[no-any-return]
+                return self._started().submit(_called, fn, *args, **kwargs)  # type: ignore[no-any-return]
 
     @property
     def _is_broken(self) -> bool:
@@ -145,6 +146,18 @@ class ProcessExecutor(Executor):
                 self.workers, mp_context=_start_method(), initializer=_serve_parent
             )
         return self._pool
+
+
+def _called(fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
+    """Call in a worker; an error that cannot be sent, which would break the pool, as its words."""
+    try:
+        return fn(*args, **kwargs)
+    except Exception as error:
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:
+            raise DistprofError(f"{type(error).__name__}: {error}") from None
+        raise
 
 
 def _end(workers: Iterable[Any], results: Any) -> None:

@@ -43,6 +43,14 @@ def test_what_fails_on_one_item_costs_that_item(processes):
     assert outcomes[0].failure is None
 
 
+def test_an_error_that_cannot_be_sent_comes_in_words_and_breaks_nothing(processes):
+    pool = processes._pool
+    outcomes = map_each(processes, work.refuse_three, range(6))
+    assert results(outcomes) == [0, 1, 2, None, 4, 5]
+    assert outcomes[3].failure.reason == "UnsendableError: 403: denied"
+    assert processes._pool is pool
+
+
 def test_a_worker_that_dies_costs_its_item_and_no_other(processes):
     outcomes = map_each(processes, work.die_on_three, range(12))
     assert results(outcomes) == [0, 1, 2, None, *range(4, 12)]

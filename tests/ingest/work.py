@@ -107,3 +107,16 @@ def die_if_told(item):
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGKILL)
     return number
+
+
+class UnsendableError(Exception):
+    """Packs, and cannot be unpacked, as errors of many libraries."""
+
+    def __init__(self, code, words):
+        super().__init__(f"{code}: {words}")
+
+
+def refuse_three(number):
+    if number == 3:
+        raise UnsendableError(403, "denied")
+    return number
