@@ -82,19 +82,19 @@ class KernelSteps(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         names: Of the kernels.
-        count: int64, shape ``(N, S)``.
-        total_ns: int64, shape ``(N, S)``.
-        quartile_ns: int64, shape ``(N, S, 3)``: lower quartile, median and upper quartile of the
+        count: Shape ``(N, S)``. All are int32 where that holds the numbers, else int64.
+        total_ns: Shape ``(N, S)``.
+        quartile_ns: Shape ``(N, S, 3)``: lower quartile, median and upper quartile of the
             durations; 0 where there is none.
-        blocks: int64, shape ``(N, S)``: thread blocks of all launches; ABSENT where the trace does
-            not tell those of each.
+        blocks: Shape ``(N, S)``: thread blocks of all launches; ABSENT where the trace does not
+            tell those of each.
     """
 
     names: tuple[str, ...]
-    count: Int64Array
-    total_ns: Int64Array
-    quartile_ns: Int64Array
-    blocks: Int64Array
+    count: NDArray[np.signedinteger[Any]]
+    total_ns: NDArray[np.signedinteger[Any]]
+    quartile_ns: NDArray[np.signedinteger[Any]]
+    blocks: NDArray[np.signedinteger[Any]]
 
 
 class SyncStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -252,6 +252,8 @@ def _sort_pairs(key: Int64Array, value: Int64Array) -> tuple[Int64Array, Int64Ar
 
 # Kernels of one rank step by step ----------------------------------------------------------------
 
+_MAX_INT32 = np.iinfo(np.int32).max
+
 MOST_NAMES = 64
 """Kernels that are compared step by step: the longest, which make nearly all of the time."""
 
@@ -306,11 +308,16 @@ def _in_cells(
     shape = (len(names), num_steps)
     return KernelSteps(
         names=names,
-        count=count.reshape(shape),
-        total_ns=total.reshape(shape),
-        quartile_ns=quartiles.reshape(*shape, 3),
-        blocks=all_blocks.reshape(shape),
+        count=_narrow(count).reshape(shape),
+        total_ns=_narrow(total).reshape(shape),
+        quartile_ns=_narrow(quartiles).reshape(*shape, 3),
+        blocks=_narrow(all_blocks).reshape(shape),
     )
+
+
+def _narrow(values: Int64Array) -> NDArray[np.signedinteger[Any]]:
+    """In half the memory where that holds them: all ranks' cells are kept at once."""
+    return values.astype(np.int32) if values.max(initial=0) <= _MAX_INT32 else values
 
 
 def _blocks_in_cells(cell: Int64Array, blocks: NDArray[np.int32], size: int) -> Int64Array:

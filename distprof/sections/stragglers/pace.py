@@ -10,7 +10,8 @@ compared, which run the same kernels in different numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -40,6 +41,10 @@ its kernels."""
 
 IN_COMMON = 0.5
 """Share of each rank's kernel time in kernels of all ranks from which all can be compared."""
+
+
+_Rows: TypeAlias = "tuple[KernelSteps, list[int]]"
+"""A rank's kernels, and which of them are those in common, in the order of these."""
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,19 +104,73 @@ def _common(known: Sequence[KernelSteps]) -> Collection[str]:
 
 def _factors(known: Sequence[KernelSteps]) -> NDArray[np.float64]:
     """Of ranks that can be compared, shape ``(P, S)``."""
+    num_steps = known[0].count.shape[1]
     common = sorted(_common(known))
     if not common:
-        return np.ones((len(known), known[0].count.shape[1]))
-    rows = [[kernels.names.index(name) for name in common] for kernels in known]
-    quartiles = np.stack([k.quartile_ns[row] for k, row in zip(known, rows, strict=True)])
-    total = np.stack([k.total_ns[row] for k, row in zip(known, rows, strict=True)])
-    filled = np.where(quartiles > 0, quartiles, np.nan).astype(np.float64)
-    usual = _lower_median(_median(filled, 2))  # per kernel and quartile
-    ratio = _median(filled / usual[None, :, None, :], 3)  # rank, kernel, step
-    ratio[_are_other_sizes(known, rows)] = np.nan
-    ratio[_are_other_mixtures(known, rows, usual)] = np.nan
-    weight = np.median(total, axis=(0, 2))  # alike for all ranks, or more work weighs more
-    return np.maximum(_reached(ratio, weight), 1.0)
+        return np.ones((len(known), num_steps))
+    pairs = [(kernels, [kernels.names.index(name) for name in common]) for kernels in known]
+    usual = _Usual.of(pairs)
+    left_out = _are_other_mixtures(pairs, usual.quartile_ns)
+    reached = np.empty((len(known), num_steps))
+    for steps in _blocks(num_steps, len(known) * len(common)):
+        ratio = _ratios(pairs, steps, usual)
+        ratio[left_out] = np.nan
+        reached[:, steps] = _reached(ratio, usual.weight)
+    return np.maximum(reached, 1.0)
+
+
+_CELLS = 1 << 20
+"""Cells of rank, kernel and step that are looked at together."""
+
+
+def _blocks(num_steps: int, cells_per_step: int) -> Iterator[slice]:
+    size = max(_CELLS // cells_per_step, 1)
+    for low in range(0, num_steps, size):
+        yield slice(low, min(low + size, num_steps))
+
+
+class _Usual(msgspec.Struct, frozen=True, kw_only=True):
+    """What is usual for each of K kernels in common.
+
+    Args:
+        quartile_ns: Shape ``(K, 3)``.
+        count: Launches per step, shape ``(K,)``.
+        blocks: Thread blocks per step, shape ``(K,)``.
+        weight: Time per step, shape ``(K,)``: alike for all ranks, or more work weighs more.
+    """
+
+    quartile_ns: NDArray[np.float64]
+    count: NDArray[np.float64]
+    blocks: NDArray[np.float64]
+    weight: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, pairs: Sequence[_Rows]) -> _Usual:
+        """Of ranks, each with its rows of these kernels; one rank, then one kernel at a time."""
+        kernels = range(len(pairs[0][1]))
+        totals = (np.stack([k.total_ns[row[place]] for k, row in pairs]) for place in kernels)
+        return cls(
+            quartile_ns=_lower_median(
+                np.stack([_median(_known(k.quartile_ns[row], 0), 1) for k, row in pairs])
+            ),
+            count=_median(np.stack([_median(_known(k.count[row], 0), 1) for k, row in pairs]), 0),
+            blocks=_median(
+                np.stack([_median(_known(k.blocks[row], ABSENT), 1) for k, row in pairs]), 0
+            ),
+            weight=np.array([np.median(total) for total in totals]),
+        )
+
+
+def _known(values: NDArray[np.signedinteger[Any]], absent: int) -> NDArray[np.float64]:
+    return np.where(values == absent, np.nan, values.astype(np.float64))
+
+
+def _ratios(pairs: Sequence[_Rows], steps: slice, usual: _Usual) -> NDArray[np.float64]:
+    """Times relative to the usual, where sizes are; rank, kernel, step."""
+    quartiles = np.stack([_known(k.quartile_ns[row, steps], 0) for k, row in pairs])
+    ratio = _median(quartiles / usual.quartile_ns[None, :, None, :], 3)
+    ratio[_are_other_sizes(pairs, steps, usual)] = np.nan
+    return ratio
 
 
 def _lower_median(of_ranks: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -122,25 +181,19 @@ def _lower_median(of_ranks: NDArray[np.float64]) -> NDArray[np.float64]:
     return taken
 
 
-def _are_other_sizes(known: Sequence[KernelSteps], rows: Sequence[list[int]]) -> NDArray[np.bool_]:
+def _are_other_sizes(pairs: Sequence[_Rows], steps: slice, usual: _Usual) -> NDArray[np.bool_]:
     """Which cells hold as many launches as usual, but of other grids; rank, kernel, step.
 
     Of another number of launches the mean size may differ because another layer is among them.
     """
-    cells = ((k.count[row], k.blocks[row]) for k, row in zip(known, rows, strict=True))
-    count, blocks = (np.stack(columns).astype(np.float64) for columns in zip(*cells, strict=True))
-    count[count == 0] = np.nan
-    blocks[blocks == ABSENT] = np.nan
-    usual_count = _median(_median(count, 2), 0)[None, :, None]
-    usual_blocks = _median(_median(blocks, 2), 0)[None, :, None]
-    differs = np.abs(blocks / usual_blocks - 1) > EQUAL_GRIDS
-    result: NDArray[np.bool_] = differs & (count == usual_count)
+    count = np.stack([_known(k.count[row, steps], 0) for k, row in pairs])
+    blocks = np.stack([_known(k.blocks[row, steps], ABSENT) for k, row in pairs])
+    differs = np.abs(blocks / usual.blocks[None, :, None] - 1) > EQUAL_GRIDS
+    result: NDArray[np.bool_] = differs & (count == usual.count[None, :, None])
     return result
 
 
-def _are_other_mixtures(
-    known: Sequence[KernelSteps], rows: Sequence[list[int]], usual: NDArray[np.float64]
-) -> NDArray[np.bool_]:
+def _are_other_mixtures(pairs: Sequence[_Rows], usual: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Kernels whose launches are of several sizes, in other shares than on most ranks.
 
     The quartiles of such a mixture jump from one size to another by a single launch more, as where
@@ -148,15 +201,13 @@ def _are_other_mixtures(
     more of everything; kernels of one size show by how much.
 
     Args:
-        known: Kernels of each rank.
-        rows: Those that all ranks have in common.
+        pairs: Kernels of each rank, and those that all ranks have in common.
         usual: Usual quartiles, shape ``(K, 3)`` for K kernels in common.
 
     Returns:
         Shape ``(P, K)``: which kernels of which rank cannot be compared.
     """
-    count = np.stack([k.count[row] for k, row in zip(known, rows, strict=True)])
-    launched = np.median(count.astype(np.float64), axis=2)
+    launched = np.stack([np.median(k.count[row].astype(np.float64), axis=1) for k, row in pairs])
     relative = launched / np.maximum(np.median(launched, axis=0), 1)
     wide = ~(usual[:, 2] < WIDE * usual[:, 0])
     times = np.median(relative if wide.all() else relative[:, ~wide], axis=1)
@@ -164,7 +215,7 @@ def _are_other_mixtures(
     near = np.zeros(share.shape, dtype=np.int64)
     for kernel in np.flatnonzero(wide).tolist():
         near[:, kernel] = number_near(share[:, kernel])
-    result: NDArray[np.bool_] = (2 * near <= len(known)) & wide
+    result: NDArray[np.bool_] = (2 * near <= len(pairs)) & wide
     return result
 
 

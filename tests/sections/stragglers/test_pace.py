@@ -1,6 +1,7 @@
 """The pace of devices: the same kernels compared, however many of them a rank runs."""
 
 import random
+import tracemalloc
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import pytest
 
 from distprof.ingest.assemble import assemble_run
 from distprof.sections.context import KernelSteps
+from distprof.sections.stragglers import pace
 from distprof.sections.stragglers.pace import pace_of
 from tests.sections.measured import measure
 from tests.simulator import MoreWork, SimulatedJob, SlowDevice
@@ -140,3 +142,54 @@ def test_a_stage_with_more_of_the_same_layers_is_compared_by_all_of_its_kernels(
 def test_one_rank_alone_has_no_pace():
     job = SimulatedJob(num_nodes=1, ranks_per_node=1, **QUIET)
     assert paces(job) is None
+
+
+def many_cells(num_ranks, num_kernels, num_steps, seed):
+    """Noisy quartiles, a rank without one of the kernels, unknown grids."""
+    dice = np.random.default_rng(seed)
+    usual = dice.integers(10**3, 10**6, num_kernels)
+    found = {}
+    for rank in range(num_ranks):
+        own = np.arange(num_kernels)[rank % 2 :]
+        count = dice.integers(0, 4, (len(own), num_steps))
+        spread = 1 + dice.random((len(own), num_steps, 3)) / 50
+        quartiles = np.sort((usual[own][:, None, None] * spread).astype(np.int64))
+        quartiles[count == 0] = 0
+        blocks = np.where(dice.random(count.shape) < 0.1, -1, 100 * count)
+        found[rank] = SimpleNamespace(
+            kernel_steps=KernelSteps(
+                names=tuple(f"kernel {number}" for number in own),
+                count=count,
+                total_ns=count * quartiles[:, :, 1],
+                quartile_ns=quartiles,
+                blocks=blocks,
+            )
+        )
+    return found
+
+
+@pytest.mark.parametrize("cells", [1, 7, 50])
+def test_steps_in_blocks_have_the_same_pace(cells, monkeypatch):
+    ranks = many_cells(6, 5, 9, seed=cells)
+    everybody = (tuple(range(6)),)
+    whole = pace_of(ranks, everybody).factor
+    assert (whole > 1).any()
+    monkeypatch.setattr(pace, "_CELLS", cells)
+    assert pace_of(ranks, everybody).factor.tobytes() == whole.tobytes()
+
+
+def test_memory_follows_what_ranks_hold():
+    """What is worked on at once is a block of cells, and one kernel of all ranks."""
+    ranks = many_cells(48, 60, 64, seed=1)
+    held = sum(k.nbytes for r in ranks.values() for k in cells_of(r.kernel_steps))
+    tracemalloc.start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pace, "_CELLS", 1 << 12)
+        pace_of(ranks, (tuple(range(48)),))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < held / 4
+
+
+def cells_of(kernels):
+    return kernels.count, kernels.total_ns, kernels.quartile_ns, kernels.blocks
