@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -370,10 +371,16 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             ValueError: If it is not part of the run.
         """
-        for candidate in self.ranks:
-            if candidate.rank == rank:
-                return candidate
-        raise ValueError(f"rank {rank} is not part of this run")
+        found = self.find(rank)
+        if found is None:
+            raise ValueError(f"rank {rank} is not part of this run")
+        return found
+
+    def find(self, rank: int) -> Rank | None:
+        """The rank with that number; None if it is not part of the run."""
+        place = bisect_left(self.ranks, rank, key=lambda one: one.rank)
+        found = self.ranks[place] if place < len(self.ranks) else None
+        return found if found is not None and found.rank == rank else None
 
     def get(self, kind: type[_T]) -> _T | None:
         """The evidence of that type, for example ``NcclLog``; None where there is none."""

@@ -81,9 +81,11 @@ def _fits(exchanges: _Exchanges, first: str, last: str) -> bool:
 
 
 def _exchanges(run: Run, analyses: Mapping[int, RankAnalysis], rank: int, peer: int) -> _Exchanges:
-    analysis = analyses.get(rank)
-    table = next((one.collectives for one in run.ranks if one.rank == rank), None)
-    if analysis is None or table is None or len(table) != len(analysis.collective_step):
+    analysis, found = analyses.get(rank), run.find(rank)
+    if analysis is None or found is None:
+        return _Exchanges(())
+    table = found.collectives
+    if len(table) != len(analysis.collective_step):
         return _Exchanges(())
     kinds = (CollectiveKind.SEND, CollectiveKind.RECV, CollectiveKind.SEND_RECV)
     chosen = (table["peer"] == peer) & np.isin(table["kind"], kinds)

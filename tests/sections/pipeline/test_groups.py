@@ -251,8 +251,8 @@ def test_stages_are_in_the_order_of_activations_and_not_of_rank_numbers():
 def test_stages_that_messages_show_are_those_of_the_ranks_in_every_subject():
     """So a rank is compared with ranks of its stage, and not called late for its layers."""
     ranks = [
-        messages(1, (0,), order=("SEND", "RECV")),
         messages(0, (1,), order=("RECV", "SEND"), kernels=("gemm", "loss")),
+        messages(1, (0,), order=("SEND", "RECV")),
     ]
     run = make_run(ranks, steps=(0,))
     assert held_stages(measure(run).analyses, run) == {1: (0,), 0: (1,)}
