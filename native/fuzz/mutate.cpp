@@ -63,6 +63,8 @@ public:
         return chunk;
     }
 
+    std::string token() { return TOKENS[below(std::size(TOKENS))]; }
+
 private:
     void change(std::string& chunk) {
         const size_t place = below(chunk.size() + 1);
@@ -91,8 +93,6 @@ private:
         const size_t end = chunk.find_first_of(",}]", colon);
         if (end != std::string::npos) chunk.replace(colon + 1, end - colon - 1, token());
     }
-
-    std::string token() { return TOKENS[below(std::size(TOKENS))]; }
 
     static constexpr size_t LENGTHS[] = {0, 0, 1, 1, 3, 20, 300};
     std::mt19937_64 random_;
@@ -138,6 +138,11 @@ void check_search(const distprof::EventSearch& search) {
     search.write(found, array.get());
 }
 
+/// A word is found where the standard library finds it.
+void check_needle(distprof::string_view text, const std::string& word, size_t from) {
+    check(distprof::Needle(word).find_in(text, from) == text.find(word, from), "a word is where it is");
+}
+
 int main(int count, char** words) {
     if (count < 4) return std::fprintf(stderr, "usage: mutate COUNT SEED CHUNK...\n"), 2;
     const long long wanted = std::atoll(words[1]);
@@ -152,6 +157,7 @@ int main(int count, char** words) {
         const std::unique_ptr<char[]> exact(new char[made.size()]);
         made.copy(exact.get(), made.size());
         const distprof::string_view text(exact.get(), made.size());
+        check_needle(text, mutator.token(), mutator.below(text.size() + 1));
         if (n % 8 == 0) check_search(distprof::EventSearch(text, search));
         try {
             check_chunk(distprof::read_chunk(text, settings, n % 3 == 0, n % 4 == 0));

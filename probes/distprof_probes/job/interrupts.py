@@ -70,10 +70,13 @@ class Interrupts:
         self._before = {}
 
     def install(self) -> None:
-        """Install the handlers (again): torch's launcher sets its own when it starts."""
+        """Install the handlers (again): torch's launcher sets its own when it starts.
+
+        What was ignored stays ignored: SIGHUP under nohup, SIGINT of a script's background jobs.
+        """
         for number in _SIGNALS:
-            if self._before[number] is not signal.SIG_IGN:  # as under nohup
-                signal.signal(number, self._note)
+            is_ignored = self._before[number] is signal.SIG_IGN
+            signal.signal(number, signal.SIG_IGN if is_ignored else self._note)
 
     @property
     def exit_code(self) -> int:
