@@ -42,6 +42,30 @@ _UNSEEN = re.compile(
 )
 
 
+_MANY_DIGITS = re.compile(rb"\d{19}")
+
+_LARGEST = 1 << 63
+
+
+def _check_numbers(data: bytes) -> None:
+    """Check that whole numbers fit 64 bits: all of ours do, and arithmetic relies on it.
+
+    Raises:
+        ValueError: If one does not.
+    """
+    if _MANY_DIGITS.search(data) is None:  # as good as always
+        return
+    waiting = [msgspec.json.decode(data)]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, int) and not -_LARGEST <= value < 2 * _LARGEST:
+            raise ValueError(f"a number of {len(str(abs(value)))} digits")
+        if isinstance(value, dict):
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+
+
 class _Header(msgspec.Struct):
     """What tells a document from other JSON, before its fields are looked at."""
 
@@ -160,6 +184,7 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         """
         header = self._header(data, source)
         try:
+            _check_numbers(data)
             return msgspec.json.decode(data, type=self.kind)
         except (msgspec.ValidationError, RecursionError, ValueError) as error:
             raise SchemaError(

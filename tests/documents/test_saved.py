@@ -34,6 +34,20 @@ def test_a_large_report_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert small.count(b"\n") > path.read_bytes().count(b"\n") == 1
 
 
+@pytest.mark.parametrize("number", [2**64, -(2**63) - 1, 10**300])
+def test_a_number_that_nothing_measures_is_refused(number: int) -> None:
+    document = json.loads(REPORT.encode(healthy()))
+    document["waterfall"]["num_steps"] = number
+    with pytest.raises(SchemaError, match=f"a number of {len(str(abs(number)))} digits"):
+        REPORT.decode(json.dumps(document).encode(), "r.json")
+
+
+def test_long_digits_in_a_text_are_no_number() -> None:
+    document = json.loads(REPORT.encode(healthy()))
+    document["run"]["source"] = "9" * 40
+    assert REPORT.decode(json.dumps(document).encode(), "r.json").run.source == "9" * 40
+
+
 @pytest.mark.parametrize("name", SAMPLES)
 def test_every_report_fits_the_schema(name: str) -> None:
     validator = jsonschema.Draft202012Validator(REPORT.json_schema())
