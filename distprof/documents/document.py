@@ -42,7 +42,8 @@ _UNSEEN = re.compile(
 )
 
 
-_MANY_DIGITS = re.compile(rb"\d{19}")
+_MANY_DIGITS = re.compile(rb"-\d{19}|(?<![.\d])\d{20}")
+"""No number beyond 64 bits is shorter; times since the epoch are."""
 
 _LARGEST = 1 << 63
 

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from distprof.join.blocks import blocks_of, looked_up
+from distprof.join.blocks import blocks_of, looked_up, sorted_into
 from distprof.join.clocks import components_of, fit_line, location, pooled_scale, solve_graph
 from distprof.join.waits import (
     MemberBlock,
@@ -343,13 +343,10 @@ class _ByRank:
             rank = ends.rank[members]
             common = member_to_common(clock, domain_of_ranks(clock, rank), ends.end_ns[members])
             code = looked_up(numbers, np.arange(len(numbers)), rank)
-            order = order_of_codes(code, len(numbers))
-            some = np.bincount(code, minlength=len(numbers))
-            place = np.arange(len(code)) + np.repeat(free - np.cumsum(some) + some, some)
+            order, place = sorted_into(free, code)
             sizes = np.diff(first, append=len(code))
             self._deviation[place] = _from_middle(common, first)[order]
             self._num_members[place] = np.repeat(sizes, sizes)[order]
-            free += some
 
     def of(self, ranks: Sequence[int]) -> list[NDArray[np.float64]]:
         """Signed distances of each of the ranks that has any, in the order of the instances."""

@@ -18,6 +18,7 @@ __all__ = [
     "joined",
     "looked_up",
     "positions_by_code",
+    "sorted_into",
     "spans",
 ]
 
@@ -32,10 +33,11 @@ _INT32 = np.iinfo(np.int32)
 _Value = TypeVar("_Value", bound=np.generic)
 
 
-def spans(length: int) -> Iterator[slice]:
-    """Slices of a block each, up to ``length``."""
-    for low in range(0, length, BLOCK):
-        yield slice(low, min(low + BLOCK, length))
+def spans(length: int, size: int | None = None) -> Iterator[slice]:
+    """Slices of ``size`` each, of a block by default, up to ``length``."""
+    size = size or BLOCK
+    for low in range(0, length, size):
+        yield slice(low, min(low + size, length))
 
 
 def blocks_of(offsets: Int64Array) -> Iterator[tuple[int, int]]:
@@ -104,8 +106,22 @@ def positions_by_code(
     free = np.cumsum(sizes) - sizes
     for span in spans(len(codes)):
         index, own = of(span)
-        some = np.bincount(own, minlength=count)
-        place = np.arange(len(index)) + np.repeat(free - np.cumsum(some) + some, some)
-        order[place] = index[order_of_codes(own, count)]
-        free += some
+        taken, place = sorted_into(free, own)
+        order[place] = index[taken]
     return np.split(order, free[:-1])
+
+
+def sorted_into(free: Int64Array, codes: NDArray[Any]) -> tuple[Int64Array, Int64Array]:
+    """One block of a sort by small numbers.
+
+    Args:
+        free: For each code the next free place of the result; moved on by what the block takes.
+        codes: Of the block.
+
+    Returns:
+        Positions in the block in the order of their codes, and the place in the result of each.
+    """
+    some = np.bincount(codes, minlength=len(free))
+    place = np.arange(len(codes)) + np.repeat(free - np.cumsum(some) + some, some)
+    free += some
+    return order_of_codes(codes, len(free)), place

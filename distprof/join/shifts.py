@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.join.blocks import spans
 from distprof.join.instances import MESSAGES, NO_STEP, SAME_BYTES, Rows
 from distprof.schema import ABSENT, Int64Array
 from distprof.terms import CollectiveKind
@@ -438,8 +439,7 @@ def _compatible_pairs(
     num_tried = np.minimum(high, first + SAMPLES) - first
     place = np.arange(int(num_tried.max(initial=0)))
     count = np.empty_like(num_tried)
-    for begin in range(0, len(shifts), _AT_ONCE):
-        part = slice(begin, begin + _AT_ONCE)
+    for part in spans(len(shifts), _AT_ONCE):
         i = np.minimum(first[part, np.newaxis] + place, len(a) - 1)
         j = np.minimum(i + shifts[part, np.newaxis], len(b) - 1)
         could = compatible(a, b, i, j) & (place < num_tried[part, np.newaxis])

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.intervals import Intervals
+from distprof.join.blocks import index_type
 from distprof.run.tables import distinct
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.context import KernelStats, KernelSteps, RankAnalyses, RankAnalysis
@@ -252,8 +253,6 @@ def _sort_pairs(key: Int64Array, value: Int64Array) -> tuple[Int64Array, Int64Ar
 
 # Kernels of one rank step by step ----------------------------------------------------------------
 
-_MAX_INT32 = np.iinfo(np.int32).max
-
 MOST_NAMES = 64
 """Kernels that are compared step by step: the longest, which make nearly all of the time."""
 
@@ -317,7 +316,7 @@ def _in_cells(
 
 def _narrow(values: Int64Array) -> NDArray[np.signedinteger[Any]]:
     """In half the memory where that holds them: all ranks' cells are kept at once."""
-    return values.astype(np.int32) if values.max(initial=0) <= _MAX_INT32 else values
+    return values.astype(index_type(int(values.max(initial=0))), copy=False)
 
 
 def _blocks_in_cells(cell: Int64Array, blocks: NDArray[np.int32], size: int) -> Int64Array:

@@ -10,13 +10,14 @@ compared, which run the same kernels in different numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.join.blocks import spans
 from distprof.schema import ABSENT
 from distprof.sections.context import KernelSteps, RankAnalysis
 
@@ -112,7 +113,7 @@ def _factors(known: Sequence[KernelSteps]) -> NDArray[np.float64]:
     usual = _Usual.of(pairs)
     left_out = _are_other_mixtures(pairs, usual.quartile_ns)
     reached = np.empty((len(known), num_steps))
-    for steps in _blocks(num_steps, len(known) * len(common)):
+    for steps in spans(num_steps, max(_CELLS // (len(known) * len(common)), 1)):
         ratio = _ratios(pairs, steps, usual)
         ratio[left_out] = np.nan
         reached[:, steps] = _reached(ratio, usual.weight)
@@ -121,12 +122,6 @@ def _factors(known: Sequence[KernelSteps]) -> NDArray[np.float64]:
 
 _CELLS = 1 << 20
 """Cells of rank, kernel and step that are looked at together."""
-
-
-def _blocks(num_steps: int, cells_per_step: int) -> Iterator[slice]:
-    size = max(_CELLS // cells_per_step, 1)
-    for low in range(0, num_steps, size):
-        yield slice(low, min(low + size, num_steps))
 
 
 class _Usual(msgspec.Struct, frozen=True, kw_only=True):

@@ -84,8 +84,7 @@ def parse_alerts(texts: Iterable[str]) -> dict[str, float]:
     Raises:
         UsageError: If a kind is unknown, or a level cannot be read.
     """
-    pieces = [piece.strip() for text in texts for piece in text.split(",")]
-    return dict(_parsed(piece) for piece in pieces if piece)
+    return dict(map(_parsed, _pieces(texts)))
 
 
 def alert_kinds(texts: Iterable[str]) -> list[str]:
@@ -94,7 +93,7 @@ def alert_kinds(texts: Iterable[str]) -> list[str]:
     Raises:
         UsageError: If a kind is unknown or has a level.
     """
-    pieces = [piece.strip() for text in texts for piece in text.split(",") if piece.strip()]
+    pieces = _pieces(texts)
     for piece in pieces:
         if "=" in piece:
             raise UsageError(
@@ -104,6 +103,11 @@ def alert_kinds(texts: Iterable[str]) -> list[str]:
         if piece not in KINDS:
             raise UsageError(_unknown(piece))
     return pieces
+
+
+def _pieces(texts: Iterable[str]) -> list[str]:
+    pieces = (piece.strip() for text in texts for piece in text.split(","))
+    return [piece for piece in pieces if piece]
 
 
 def _unknown(name: str) -> str:
