@@ -15,20 +15,25 @@ A field's type and bounds are its check, so no other code checks values by hand.
 from __future__ import annotations
 
 import difflib
+import math
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import inspect
 
 from distprof.errors import UsageError
 
+if TYPE_CHECKING:
+    import click
+
 __all__ = [
     "Option",
     "check_known",
     "click_options",
     "convert",
+    "finite_range",
     "option",
     "options_of",
     "parse_toml",
@@ -128,11 +133,35 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
         if self.choices:
             attributes["type"] = click.Choice(self.choices)
         elif with_range and (self.low is not None or self.high is not None):
-            kind: Any = click.IntRange if self.value_type is int else click.FloatRange
+            kind: Any = click.IntRange if self.value_type is int else finite_range
             attributes["type"] = kind(self.low, self.high)
+        elif self.value_type is float:
+            attributes["type"] = finite_range()
         elif self.value_type is not bool:
             attributes["type"] = self.value_type
         return attributes
+
+
+def finite_range(
+    low: float | None = None, high: float | None = None, *, max_open: bool = False
+) -> click.FloatRange:
+    """What click converts an option's number with; its own range lets "nan" and "inf" pass.
+
+    Args:
+        low: Smallest value; None for any.
+        high: Largest value; None for any.
+        max_open: Whether ``high`` itself is too large.
+    """
+    import click
+
+    class FiniteRange(click.FloatRange):
+        def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+            number = super().convert(value, param, ctx)
+            if not math.isfinite(number):
+                self.fail(f"{value!r} is not a finite number.", param, ctx)
+            return number
+
+    return FiniteRange(low, high, max_open=max_open)
 
 
 def options_of(kind: type[msgspec.Struct]) -> tuple[Option, ...]:
@@ -191,29 +220,37 @@ def parse_toml(text: str) -> dict[str, Any]:
         text: The document.
 
     Raises:
-        ValueError: If it is no TOML, is nested without end, or holds an integer of more than 64
-            bits; the message says which.
+        ValueError: If it is no TOML, is nested without end, or holds ``nan``, ``inf`` or an
+            integer of more than 64 bits; the message says which.
     """
     try:
         values = tomllib.loads(text)
-        _check_integers(values)
+        wrong = _wrong_number(values)
     except RecursionError:
         raise ValueError("not valid TOML: it is nested too deeply") from None
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"not valid TOML: {error}") from None
     except ValueError:  # Python refuses thousands of digits by itself
-        raise ValueError("not valid TOML: it holds an integer of more than 64 bits") from None
+        wrong = _LONG
+    if wrong:
+        raise ValueError(wrong)
     return values
 
 
-def _check_integers(value: object) -> None:
+_LONG = "not valid TOML: it holds an integer of more than 64 bits"
+
+
+def _wrong_number(value: object) -> str:
+    """Why a number in the document is refused; empty if none is."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list):
-        for part in value:
-            _check_integers(part)
-    elif isinstance(value, int) and not -_LARGEST - 1 <= value <= _LARGEST:
-        raise ValueError(value)
+        return next(filter(None, map(_wrong_number, value)), "")
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"it holds {value}: only finite numbers can be computed with"
+    if isinstance(value, int) and not -_LARGEST - 1 <= value <= _LARGEST:
+        return _LONG
+    return ""
 
 
 def whole_number(text: str, *, most: int) -> int | None:

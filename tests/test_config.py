@@ -80,11 +80,22 @@ def test_a_file_that_is_no_toml_is_named(tmp_path, content):
         f"[check]\nwindow = {'9' * 5_000}",
         f"[limits.COM101]\noverlap_ratio = 0x{'f' * 5_000}",
         f"[model]\nlayers = {2**63}",
+        "[limits.COM101]\noverlap_ratio = nan",
+        "[hardware.links.own]\ngb_per_s = inf",
         f"x = {'[' * 5_000}",
         f"[communication]\nexclude = ['{'(' * 2_000}{')' * 2_000}']",
         f"[communication]\nexclude = ['a{{{'9' * 30}}}']",
     ],
-    ids=["digits", "hexadecimal", "of 65 bits", "nested", "nested groups", "repetitions"],
+    ids=[
+        "digits",
+        "hexadecimal",
+        "of 65 bits",
+        "nan",
+        "inf",
+        "nested",
+        "nested groups",
+        "repetitions",
+    ],
 )
 def test_what_python_itself_cannot_read_is_refused_in_a_sentence(tmp_path, text):
     path = tmp_path / CONFIG_FILE

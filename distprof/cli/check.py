@@ -15,6 +15,7 @@ from distprof.cli.options import debug_option, output_options_with
 from distprof.cli.output import Output, check_free, deliver, note, show_in_step_summary
 from distprof.cli.progress import make_sweep
 from distprof.errors import UsageError
+from distprof.options import finite_range
 from distprof.terms import CI_FORMATS, PAGE_FORMATS
 from distprof.verbs.sources import summaries_of
 
@@ -28,6 +29,7 @@ __all__ = ["check"]
 
 REPEATS = 5
 MOST = 100
+_LATEST_NS = (1 << 63) - 1
 FORMATS = (*PAGE_FORMATS, *CI_FORMATS, "benchmark")
 
 
@@ -92,7 +94,7 @@ FORMATS = (*PAGE_FORMATS, *CI_FORMATS, "benchmark")
 )
 @click.option(
     "--session-noise",
-    type=click.FloatRange(0, 1, max_open=True),
+    type=finite_range(0, 1, max_open=True),
     metavar="DEVIATION",
     help="Spread between sessions on this machine: 0.03 is 3 %.  [distprof.toml's, else unknown]",
 )
@@ -233,14 +235,15 @@ def _acknowledge(sources: tuple[str, ...], options: dict[str, Any], *, quiet: bo
 
 
 def _end_of(day: str | None) -> int | None:
-    """The end of that day, ns since the epoch."""
+    """The end of that day, ns since the epoch, as far as 64 bits go: from 1970 to 2262."""
     if day is None:
         return None
     try:
         after = dt.date.fromisoformat(day) + dt.timedelta(days=1)
     except (ValueError, OverflowError):
         raise UsageError(f"{day!r} is not a date such as 2027-01-31") from None
-    return int(dt.datetime.combine(after, dt.time(), dt.UTC).timestamp()) * 1_000_000_000
+    ns = int(dt.datetime.combine(after, dt.time(), dt.UTC).timestamp()) * 1_000_000_000
+    return min(max(ns, 0), _LATEST_NS)
 
 
 def _metric_names() -> str:

@@ -13,6 +13,7 @@ from distprof.cli.options import RankList, StepList, debug_option
 from distprof.cli.output import check_free, note, to_stdout
 from distprof.errors import UsageError
 from distprof.escape import plain
+from distprof.options import finite_range
 from distprof.verbs.sources import check_comparable, check_source, single_source
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def perfetto(
 )
 @click.option(
     "--every",
-    type=click.FloatRange(0.1, 86_400),
+    type=finite_range(0.1, 86_400),
     metavar="SECONDS",
     help="With -o: write the file again every SECONDS, until Ctrl-C.",
 )
@@ -181,7 +182,7 @@ def prometheus(
 )
 @click.option(
     "--every",
-    type=click.FloatRange(0.1, 86_400),
+    type=finite_range(0.1, 86_400),
     metavar="SECONDS",
     help="Send again every SECONDS, until Ctrl-C; spans only of steps from now on.",
 )

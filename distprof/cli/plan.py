@@ -12,7 +12,7 @@ from distprof.cli.options import debug_option, output_options_with
 from distprof.cli.output import Output, deliver, show_in_step_summary
 from distprof.config import ModelShape
 from distprof.errors import UsageError
-from distprof.options import click_options, options_of
+from distprof.options import click_options, finite_range, options_of
 from distprof.terms import CI_FORMATS, PAGE_FORMATS
 
 if TYPE_CHECKING:
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 __all__ = ["plan"]
 
 _AT_LEAST_ONE = click.IntRange(1, 10**9)
-_SHARE = click.FloatRange(0, 1)
+_SHARE = finite_range(0, 1)
 _FEW, _MANY = 10, 100
 _SHAPE_KEYS = ModelShape.__struct_fields__
 
 
 @click.command()
 @click.option("--model", metavar="NAME", help="A published model, for example llama3-70b.")
-@click.option("--params", type=click.FloatRange(1), metavar="N", help="Parameters, e.g. 70e9.")
+@click.option("--params", type=finite_range(1, 1e18), metavar="N", help="Parameters, e.g. 70e9.")
 @click_options(
     options_of(ModelShape),
     ffn={"help": "Width of the MLP; by default 8/3 of hidden, or derived from --params."},

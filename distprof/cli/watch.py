@@ -24,6 +24,7 @@ from distprof.cli.output import (
 )
 from distprof.errors import InputError, UsageError
 from distprof.escape import plain
+from distprof.options import finite_range
 
 if TYPE_CHECKING:
     from distprof.verbs.watch.deliver import Courier
@@ -49,7 +50,7 @@ __all__ = ["watch"]
 @click.option(
     "--every",
     "period_s",
-    type=click.FloatRange(min=0.1, max=3600),
+    type=finite_range(0.1, 3600),
     default=2.0,
     show_default=True,
     metavar="SECONDS",

@@ -98,6 +98,32 @@ def test_wrong_usage_is_2_with_a_sentence(
     assert captured.err.startswith("Error: ")
 
 
+def options_with_a_fraction() -> list[tuple[str, click.Option]]:
+    """Of all verbs and their subcommands, with the name of the verb."""
+    context, found = click.Context(application.app), []
+    waiting: list[click.Command] = [application.app]
+    while waiting:
+        command = waiting.pop()
+        if isinstance(command, click.Group):
+            below = (command.get_command(context, name) for name in command.list_commands(context))
+            waiting += [each for each in below if each is not None]
+        found += [
+            (f"{command.name} {option.opts[0]}", option)
+            for option in command.params
+            if isinstance(option, click.Option) and option.type.name.startswith("float")
+        ]
+    return found
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "1e999"])
+def test_no_option_takes_a_number_that_nothing_can_be_computed_with(text: str) -> None:
+    options = options_with_a_fraction()
+    assert len(options) > 10
+    for name, option in options:
+        with pytest.raises(click.BadParameter):
+            pytest.fail(f"{name}: {option.type.convert(text, option, None)}")
+
+
 def test_a_report_that_cannot_be_read_is_3(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

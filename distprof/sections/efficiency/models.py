@@ -39,6 +39,9 @@ _FFN_STEP = 64
 
 _MOST = 10**9
 
+_MOST_PARAMETERS = 10**18
+"""Sizes in bytes and counts of a saved plan have 64 bits."""
+
 _NEAR = 0.05
 
 
@@ -113,7 +116,14 @@ def shape_from(
     given.setdefault(width, default)
     shape: dict[str, Any] = dict(given)
     model = Transformer(name=name, gated=is_gated, **shape)
-    return model if params is None else _fit(model, params, width, is_open=is_open)
+    if params is not None:
+        model = _fit(model, params, width, is_open=is_open)
+    if model.parameters > _MOST_PARAMETERS:
+        raise UsageError(
+            f"the shape has {model.parameters:.3g} parameters, more than {_MOST_PARAMETERS:.0e}:"
+            " correct its numbers"
+        )
+    return model
 
 
 def _check_experts(given: Mapping[str, int]) -> None:

@@ -14,6 +14,7 @@ import click
 
 from distprof.artefacts import RUN_FILE
 from distprof.errors import InputError
+from distprof.options import finite_range
 from distprof.units import name_ranks
 from distprof_probes.attach.ranks import LivingRank, look
 
@@ -43,7 +44,7 @@ _LONG_WITHOUT_STEP_S = 10.0
     "seconds",
     is_flag=False,
     flag_value=_SECONDS,
-    type=click.FloatRange(min=0.01, max=600),
+    type=finite_range(0.01, 600),
     metavar="[SECONDS]",
     help=f"Trace every rank now for this many seconds ({_SECONDS:g} without a number), and report.",
 )
@@ -55,7 +56,7 @@ _LONG_WITHOUT_STEP_S = 10.0
 @click.option(
     "--notice",
     "notice_s",
-    type=click.FloatRange(min=3, max=600),
+    type=finite_range(3, 600),
     default=5.0,
     show_default=True,
     metavar="SECONDS",

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from distprof.errors import UsageError
-from distprof.options import click_options, options_of
+from distprof.options import click_options, finite_range, options_of
 from distprof_runs.bench.plan import KINDS, Plan, parse_kinds, parse_size
 from distprof_runs.cli import remember_debug
 from distprof_runs.settings import LaunchOptions, resolve
@@ -42,10 +42,12 @@ _LAUNCH = [each for each in options_of(LaunchOptions) if each.name != "emulate_n
 @click.option(
     "--iterations", type=int, default=0, help="Operations per round.  [as many as fit in --round-s]"
 )
-@click.option("--round-s", type=float, default=_DEFAULTS.round_s, help="Seconds per round.  [0.05]")
+@click.option(
+    "--round-s", type=finite_range(), default=_DEFAULTS.round_s, help="Seconds per round.  [0.05]"
+)
 @click.option(
     "--timeout-s",
-    type=float,
+    type=finite_range(),
     default=_DEFAULTS.timeout_s,
     help="Maximum seconds to wait for a rank.  [60]",
 )

@@ -61,6 +61,7 @@ def test_a_width_is_chosen_so_that_the_parameters_come_out():
         ({"layers": 2, "hidden": 64, "heads": 4, "experts": 4}, None, "set top_k"),
         ({"layers": 2, "hidden": 64, "heads": 4, "ffn": 256}, 7e9, "--params says 7,000,000,000"),
         ({"layers": 32, "hidden": 4096, "heads": 32}, 1e9, "correct the shape"),
+        ({"layers": 10**9, "hidden": 10**9, "heads": 8}, None, "more than 1e.18"),
     ],
 )
 def test_numbers_that_lack_or_contradict_are_refused(values, params, message):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -158,7 +159,8 @@ def test_a_watcher_that_goes_away_leaves_its_last_report_for_a_minute(
     board: Board, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = iter(range(0, 10_000, 25))
-    monkeypatch.setattr(endpoint.time, "monotonic", lambda: float(next(now)))
+    clock = SimpleNamespace(monotonic=lambda: float(next(now)))  # not the other threads' too
+    monkeypatch.setattr(endpoint, "time", clock)
     monkeypatch.setattr(endpoint, "_body", lambda answer: answer.read())
     other = Board("127.0.0.1", 0)
     other.show(running())
