@@ -25,7 +25,7 @@
 #include <utility>
 #include <vector>
 
-#if defined(__SSE2__)
+#if defined(__SSE2__)  // of x86: little-endian
 #include <emmintrin.h>
 #endif
 
@@ -338,6 +338,31 @@ public:
         return key;
     }
 
+    /// Pass a text of known bytes, if that is what comes next.
+    ///
+    /// @param text  Its bytes, and any others up to `KNOWN` of them.
+    /// @param mask  A bit for each byte of it, the first one lowest.
+    DISTPROF_INLINE bool passes(const char* text, std::uint32_t mask, size_t size) {
+        if (static_cast<size_t>(end_ - at_) < KNOWN) return false;
+#if defined(__SSE2__)
+        const auto load = [](const char* from) {
+            return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+        };
+        const auto first = _mm_movemask_epi8(_mm_cmpeq_epi8(load(at_), load(text)));
+        const auto second = _mm_movemask_epi8(_mm_cmpeq_epi8(load(at_ + 16), load(text + 16)));
+        const auto same = static_cast<std::uint32_t>(first) | static_cast<std::uint32_t>(second) << 16;
+        if ((same & mask) != mask) return false;
+#else
+        static_cast<void>(mask);
+        if (std::memcmp(at_, text, size) != 0) return false;
+#endif
+        at_ += size;
+        return true;
+    }
+
+    /// The longest text that `passes` compares.
+    static constexpr size_t KNOWN = 32;
+
     DISTPROF_INLINE void pass_colon() {
         skip_space();
         expect(':');
@@ -397,7 +422,7 @@ public:
     DISTPROF_INLINE void skip_value(int depth) {
         if (peek() == '"')
             pass_string();
-        else
+        else if (!passes_short_integer())
             skip_other(depth);
     }
 
@@ -541,31 +566,77 @@ private:
 
     bool at_digit() const { return at_ < end_ && *at_ >= '0' && *at_ <= '9'; }
 
-    /// Eight digits at a time in three multiplications: times have twelve and more.
-    void pass_eight_digits(std::uint64_t& mantissa) {
-#if defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-        while (end_ - at_ >= 8) {
-            std::uint64_t word;
-            std::memcpy(&word, at_, 8);
-            const std::uint64_t digits = word - 0x3030303030303030u;
-            // a byte is a digit where neither it nor it plus 6 leaves the low four bits
-            if (((digits | (digits + 0x0606060606060606u)) & 0xF0F0F0F0F0F0F0F0u) != 0) return;
-            const std::uint64_t pairs = digits * 10 + (digits >> 8);
-            const std::uint64_t low = (pairs & 0x000000FF000000FFu) * 0x000F424000000064u;
-            const std::uint64_t high = ((pairs >> 16) & 0x000000FF000000FFu) * 0x0000271000000001u;
-            mantissa = 100000000u * mantissa + ((low + high) >> 32);
-            at_ += 8;
+    /// Digits into the mantissa, at least one; how many.
+    DISTPROF_INLINE std::uint32_t pass_digits(std::uint64_t& mantissa) {
+#if defined(__SSE2__)
+        if (end_ - at_ >= 16) {
+            const unsigned count = digits_here();
+            if (count < 16) {
+                require(count > 0);
+                const std::uint64_t value =
+                    count <= 8 ? eight_digits(word_at(at_) << (64 - 8 * count))
+                               : 100000000u * eight_digits(word_at(at_) << (128 - 8 * count)) +
+                                     eight_digits(word_at(at_ + count - 8));
+                mantissa = POWERS_OF_TEN[count] * mantissa + value;
+                at_ += count;
+                return count;
+            }
         }
 #endif
+        return pass_many_digits(mantissa);
     }
 
-    /// Digits into the mantissa, at least one; how many.
-    std::uint32_t pass_digits(std::uint64_t& mantissa) {
+    std::uint32_t pass_many_digits(std::uint64_t& mantissa) {
         const char* const begin = at_;
-        pass_eight_digits(mantissa);
         while (at_digit()) mantissa = 10 * mantissa + static_cast<std::uint64_t>(*at_++ - '0');
         require(at_ > begin && at_ - begin < 1000);
         return static_cast<std::uint32_t>(at_ - begin);
+    }
+
+#if defined(__SSE2__)
+    static constexpr std::array<std::uint64_t, 16> POWERS_OF_TEN{
+        1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000, 1000000000, 10000000000,
+        100000000000, 1000000000000, 10000000000000, 100000000000000, 1000000000000000};
+
+    /// Number of digits in the next 16 bytes, up to the first other one.
+    DISTPROF_INLINE unsigned digits_here() const {
+        const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at_));
+        const __m128i digits = _mm_sub_epi8(bytes, _mm_set1_epi8('0'));
+        const __m128i is_digit = _mm_cmpeq_epi8(_mm_min_epu8(digits, _mm_set1_epi8(9)), digits);
+        const auto others = ~static_cast<unsigned>(_mm_movemask_epi8(is_digit));
+        return static_cast<unsigned>(__builtin_ctz(others));
+    }
+
+    /// Eight bytes less the code of 0 each. What they borrow is from bytes behind the first one that is
+    /// no digit.
+    static DISTPROF_INLINE std::uint64_t word_at(const char* from) {
+        std::uint64_t word;
+        std::memcpy(&word, from, 8);
+        return word - 0x3030303030303030u;
+    }
+
+    /// Values of eight digits, the first one lowest, to a number in three multiplications.
+    static DISTPROF_INLINE std::uint64_t eight_digits(std::uint64_t digits) {
+        const std::uint64_t pairs = digits * 10 + (digits >> 8);
+        const std::uint64_t low = (pairs & 0x000000FF000000FFu) * 0x000F424000000064u;
+        const std::uint64_t high = ((pairs >> 16) & 0x000000FF000000FFu) * 0x0000271000000001u;
+        return (low + high) >> 32;
+    }
+#endif
+
+    /// Pass an integer that nobody asks for, if it is a short one.
+    DISTPROF_INLINE bool passes_short_integer() {
+#if defined(__SSE2__)
+        if (end_ - at_ < 17) return false;
+        const unsigned count = digits_here();
+        const char behind = at_[count];
+        const bool is_integer = behind != '.' && behind != 'e' && behind != 'E';
+        if (!is_integer || count == 0 || count == 16 || (*at_ == '0' && count > 1)) return false;
+        at_ += count;
+        return true;
+#else
+        return false;
+#endif
     }
 
     DISTPROF_INLINE void read_number(Number& number) {
@@ -746,6 +817,84 @@ struct Event {
     bool has_argument(size_t which) const { return (seen_arguments >> which & 1u) != 0; }
 };
 
+/// What stands between two values, `, "key": ` or a closing brace, mostly stood there in the event
+/// before too. It is compared as a whole, and read where it differs.
+class Members {
+public:
+    /// Where an object has no more members.
+    static constexpr std::uint32_t CLOSED = 1u << 31;
+
+    Members() {
+        steps_.reserve(MOST);
+        steps_.resize(NUM_SPECIAL);
+    }
+
+    /// Begin an object, after its opening brace.
+    DISTPROF_INLINE void begin() { current_ = START; }
+
+    /// Go to the value of the next member, or past the closing brace.
+    ///
+    /// @param number_of  The number of a key.
+    /// @returns The number of its key, or `CLOSED`.
+    template <typename NumberOf>
+    DISTPROF_INLINE std::uint32_t next(Scanner& scanner, NumberOf number_of) {
+        for (const std::uint32_t likely : steps_[current_].next) {
+            const Step& step = steps_[likely];
+            if (likely == START) break;
+            if (scanner.passes(step.text.data(), step.mask, step.size)) {
+                current_ = likely;
+                return step.number;
+            }
+        }
+        return read(scanner, number_of);
+    }
+
+private:
+    struct Step {
+        std::array<char, Scanner::KNOWN> text{};
+        std::uint32_t mask = 0;
+        std::uint32_t size = 0;
+        std::uint32_t number = 0;
+        // what followed it, the latest first; START for none
+        std::array<std::uint32_t, 2> next{START, START};
+    };
+
+    /// Steps that have no text: before the first member, and after one that is not remembered.
+    enum : std::uint32_t { START, OTHER, NUM_SPECIAL };
+
+    static constexpr size_t MOST = 96;
+
+    template <typename NumberOf>
+    std::uint32_t read(Scanner& scanner, NumberOf number_of) {
+        const char* const begin = scanner.place();
+        std::uint32_t number = CLOSED;
+        if (scanner.has_another('}', current_ == START))
+            number = static_cast<std::uint32_t>(number_of(scanner.read_key()));
+        const std::uint32_t found = step_of({begin, static_cast<size_t>(scanner.place() - begin)}, number);
+        auto& next = steps_[current_].next;
+        if (current_ != OTHER && found != OTHER) next = {found, next[0]};
+        current_ = found;
+        return number;
+    }
+
+    std::uint32_t step_of(string_view text, std::uint32_t number) {
+        for (std::uint32_t known = NUM_SPECIAL; known < steps_.size(); ++known) {
+            const Step& step = steps_[known];
+            if (string_view(step.text.data(), step.size) == text) return known;
+        }
+        if (text.size() >= Scanner::KNOWN || steps_.size() == MOST) return OTHER;
+        Step& step = steps_.emplace_back();
+        std::memcpy(step.text.data(), text.data(), text.size());
+        step.mask = (1u << text.size()) - 1;
+        step.size = static_cast<std::uint32_t>(text.size());
+        step.number = number;
+        return static_cast<std::uint32_t>(steps_.size() - 1);
+    }
+
+    std::vector<Step> steps_;
+    std::uint32_t current_ = START;
+};
+
 class ChunkReader {
 public:
     ChunkReader(string_view text, const Settings& settings, bool exact, bool device_only)
@@ -777,8 +926,10 @@ private:
         const char* const begin = scanner_.place();
         const std::uint64_t num_odd = scanner_.num_odd_numbers();
         scanner_.expect('{');
-        for (bool is_first = true; scanner_.has_another('}', is_first); is_first = false) {
-            read_member(scanner_.read_key());
+        members_.begin();
+        std::uint32_t field;
+        while ((field = members_.next(scanner_, field_of)) != Members::CLOSED) {
+            read_member(static_cast<Field>(field));
             if (event_.seen == 1u << PHASE && is_skipped()) {
                 skip_rest_of_event();
                 return;
@@ -797,8 +948,9 @@ private:
     }
 
     void skip_rest_of_event() {
-        while (scanner_.has_another('}', false)) {
-            require(scanner_.read_key() != "ph");
+        std::uint32_t field;
+        while ((field = members_.next(scanner_, field_of)) != Members::CLOSED) {
+            require(field != PHASE);
             scanner_.skip_value(1);
         }
     }
@@ -831,8 +983,7 @@ private:
         return NUM_FIELDS;
     }
 
-    void read_member(string_view key) {
-        const Field field = field_of(key);
+    void read_member(Field field) {
         if (field == NUM_FIELDS) {
             scanner_.skip_value(1);
             return;
@@ -854,8 +1005,10 @@ private:
 
     void read_arguments() {
         scanner_.expect('{');
-        for (bool is_first = true; scanner_.has_another('}', is_first); is_first = false) {
-            const size_t number = settings_.argument_of(scanner_.read_key());
+        arguments_.begin();
+        const auto number_of = [this](string_view key) { return settings_.argument_of(key); };
+        std::uint32_t number;
+        while ((number = arguments_.next(scanner_, number_of)) != Members::CLOSED) {
             if (number == MOST_ARGUMENTS) {
                 scanner_.skip_value(2);
                 continue;
@@ -1133,6 +1286,7 @@ private:
     Scanner scanner_;
     Chunk chunk_;
     Event event_;
+    Members members_, arguments_;
     string_view text_;     // of the event
     bool is_odd_ = false;  // whether a number in it may not be readable
     std::vector<std::int8_t> kinds_;                // by category

@@ -300,6 +300,58 @@ def test_a_damaged_chunk_is_read_as_python_reads_it_or_not_at_all(seed, source, 
     assert answer_of(chunk, kernel=True, **how) == answer_of(chunk, kernel=False, **how)
 
 
+OF_KEY = {"ph": '"X"', "name": '"b"', "ts": "2", "cat": '"cpu_op"', "dur": "1.5"}
+OTHER_KEYS = ("tid", "n", "id", f"a key of {'very ' * 6}many letters")
+GAPS = st.sampled_from(["", " ", "\n    ", " " * 40])
+ARGUMENTS = st.lists(
+    st.tuples(st.sampled_from(["stream", *OTHER_KEYS]), GAPS, GAPS), unique_by=lambda each: each[0]
+)
+
+
+@st.composite
+def kinds_of_events(draw):
+    """Members with the space before and after each key, and those of the arguments."""
+    keys = draw(st.permutations([*OF_KEY, *OTHER_KEYS[: draw(st.integers(0, 4))]]))
+    return [(key, draw(GAPS), draw(GAPS)) for key in keys], draw(st.lists(ARGUMENTS, max_size=1))
+
+
+def laid_out(members, arguments, gap) -> str:
+    """An event with exactly this space between its members."""
+    parts = [f'{before}"{key}":{after}{OF_KEY.get(key, 7)}' for key, before, after in members]
+    parts += [f'"args":{laid_out(inside, [], gap)}' for inside in arguments]
+    return f"{{{','.join(parts)}{gap}}}"
+
+
+@given(st.lists(kinds_of_events(), max_size=6), st.lists(st.integers(0, 5)), GAPS)
+def test_members_in_any_order_and_layout_are_read_as_python_reads_them(kinds, order, gap):
+    events = [laid_out(*kinds[number], gap) for number in order if number < len(kinds)]
+    chunk = f"[{','.join(events)}]".encode()
+    assert not is_declined(chunk)
+    for data in (chunk, chunk.replace(b'"ts":', b'"ph":', 1)):
+        assert answer_of(data, kernel=True) == answer_of(data, kernel=False)
+
+
+def test_more_keys_than_are_remembered_are_read_all_the_same():
+    events = [{**OPERATOR, "ts": 5 + n % 7, f"key {n % 150}": n} for n in range(900)]
+    chunk = chunk_of(*events, KERNEL, *events)
+    assert not is_declined(chunk)
+    assert answer_of(chunk, kernel=True) == answer_of(chunk, kernel=False)
+
+
+@pytest.mark.parametrize("behind", ["", " ", "\n", "0", ".5", ".", "e1", "E", "-", '"', ":"])
+@pytest.mark.parametrize("first", ["", "-", "0", "."])
+def test_integers_of_any_length_are_read_as_python_reads_them(first, behind):
+    for count in range(26):
+        number = f"{first}{'1234567890' * 3}"[: len(first) + count] + behind
+        for text in (
+            f'[{{"ph":"X","name":"a","ts":1,"x":{number}}}]',
+            f'[{{"ph":"X","name":"a","ts":1,"args":{{"correlation":{number},"y":[{number}]}}}}]',
+            f'[{{"ph":"s","x":{number},"y":2}}, {{"ph":"X","name":"a","ts":{number},"y":2}}]',
+        ):
+            chunk = text.encode()
+            assert answer_of(chunk, kernel=True) == answer_of(chunk, kernel=False), text
+
+
 @given(st.integers(0, 10**16), st.integers(0, 8), st.booleans())
 def test_every_decimal_number_becomes_the_same_time(digits, decimals, negative):
     text = f"{digits:0{decimals + 1}d}"
