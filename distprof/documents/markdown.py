@@ -118,7 +118,7 @@ def _row(row: tuple[Cell, ...], *, strong: bool) -> str:
 def _drawn(cell: Cell) -> str:
     if isinstance(cell, Drawing):
         return f"`{plain(cell.draw(_DRAWING_CELLS))}`"
-    return "█" * round(cell.ratio * _BAR_CELLS) if isinstance(cell, Bar) else _cell(cell)
+    return "█" * cell.length(_BAR_CELLS) if isinstance(cell, Bar) else _cell(cell)
 
 
 def linked(title: str, finding: Finding) -> str:

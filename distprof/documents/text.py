@@ -261,7 +261,7 @@ def _step_bar(report: Report, width: int) -> Text:
     done, drawn = 0.0, 0
     for _, glyph, style, ratio in group_shares(report):
         done += ratio
-        upto = round(done * width)
+        upto = Bar(ratio=done, key="").length(width)
         bar.append(glyph * (upto - drawn), style=style)
         drawn = upto
     return bar
@@ -421,7 +421,7 @@ def _drawn_cell(cell: Cell, bar_cells: int, room: int) -> Text:
         return Text(plain(cell.draw(max(room, _MIN_BAR))))
     if isinstance(cell, Bar):
         glyph, style = _glyph(cell.key)
-        return Text(glyph * round(cell.ratio * bar_cells), style=style)
+        return Text(glyph * cell.length(bar_cells), style=style)
     return Text(plain(cell[:_MAX_NAME]))
 
 

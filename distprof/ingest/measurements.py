@@ -63,6 +63,9 @@ _WORK = {
     "batch": "samples_per_step",
     "global_batch": "samples_per_step",
 }
+_MOST = 1e18
+"""Of ranks, work and ns of a step: each fits 64 bits."""
+
 _EXPECTED = (
     "a table with a header: ranks, and step_ms, step_s or tokens_per_s (CSV), or a list of such "
     "objects (JSON)"
@@ -161,6 +164,13 @@ def _summary(source: str, number: int, row: Mapping[str, Any], created_ns: int) 
         if values.get(name) not in (None, "")
     }
     step_ns = _step_ns(source, number, values, ranks, work)
+    if step_ns >= _MOST:
+        raise InputError(
+            source,
+            expected=f"a step of less than {_MOST / NS_PER_S:.0e} s in row {number}",
+            found=f"one of {step_ns / NS_PER_S:.3g} s",
+            fix="check the units: step_s is in seconds, step_ms in milliseconds",
+        )
     return SummaryFile(
         distprof_version=__version__,
         source=source,
@@ -197,15 +207,16 @@ def _number(source: str, number: int, name: str, value: Any) -> float:
         found = float(value)
     except (TypeError, ValueError, OverflowError):  # of integers that no float can hold
         found = math.nan
-    if not (math.isfinite(found) and found > 0):
+    if not 0 < found < _MOST:
         raise _wrong(source, number, name, value)
     return found
 
 
 def _wrong(source: str, number: int, name: str, value: Any) -> InputError:
+    whole = "whole " if name in _RANKS else ""
     return InputError(
         source,
-        expected=f"a positive {'whole ' if name in _RANKS else ''}number in {name} of row {number}",
+        expected=f"a positive {whole}number below {_MOST:.0e} in {name} of row {number}",
         found=repr(value),
         fix="leave out rows that were not measured",
     )

@@ -49,12 +49,16 @@ class Bar(msgspec.Struct, frozen=True, kw_only=True):
     """A share of a whole, to be drawn as a bar.
 
     Args:
-        ratio: 0 to 1.
+        ratio: 0 to 1; what is beyond, in reports from elsewhere, is drawn as the nearer of them.
         key: Part of the step it belongs to, which decides its colour.
     """
 
     ratio: float
     key: str
+
+    def length(self, width: int) -> int:
+        """Characters that it takes, of those that the whole takes."""
+        return round(min(max(self.ratio, 0.0), 1.0) * width)
 
 
 class Drawing(msgspec.Struct, frozen=True):

@@ -19,7 +19,7 @@ _COLORS = 6
 
 def collectives_figure(classes: Sequence[CollectiveClass]) -> Markup:
     """Each class as a mark: its kind decides shape and colour, its exposed time the size."""
-    timed = [c for c in classes if c.bytes and _time_ns(c)]
+    timed = [c for c in classes if (c.bytes or 0) > 0 and (_time_ns(c) or 0) > 0]
     if not timed:
         return EMPTY
     scales = _Scales(timed)
@@ -42,9 +42,14 @@ def collectives_figure(classes: Sequence[CollectiveClass]) -> Markup:
 
 def expected_ns(c: CollectiveClass) -> float | None:
     """The transfer that the fabric profile promises, ns; None without one."""
-    if not (c.transfer_ns_median and c.busbw_bytes_per_s and c.expected_busbw_bytes_per_s):
+    took_ns, reached, promised = (
+        c.transfer_ns_median,
+        c.busbw_bytes_per_s,
+        c.expected_busbw_bytes_per_s,
+    )
+    if not (took_ns and reached and promised and min(took_ns, reached, promised) > 0):
         return None
-    return c.transfer_ns_median * c.busbw_bytes_per_s / c.expected_busbw_bytes_per_s
+    return took_ns * reached / promised
 
 
 def _time_ns(c: CollectiveClass) -> int | None:
@@ -104,7 +109,7 @@ def _decades(values: Sequence[float]) -> tuple[int, int]:
 
 def _mark(c: CollectiveClass, number: int, most: int, scales: _Scales) -> Markup:
     ns = _time_ns(c) or 1
-    size = 5 + 9 * math.sqrt((c.exposed_ns_per_step or 0) / most) if most else 6.0
+    size = 5 + 9 * math.sqrt(max(c.exposed_ns_per_step or 0, 0) / most) if most > 0 else 6.0
     exposed = format_duration(c.exposed_ns_per_step)
     text = (
         f"{c.kind} {c.axis or c.group}, {format_bytes(c.bytes)}: {format_duration(ns)}, "

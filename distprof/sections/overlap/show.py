@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ def communication_sentence(report: Report) -> str:
     if total <= 0:
         return ""
     hidden = sum(rank.overlapped_ns for rank in report.overlap.ranks)
-    by_key = {part.key: part.ns for part in parts_of(report)}
+    by_key = Counter({part.key: part.ns for part in parts_of(report)})
     wait = by_key["exposed_wait"] + by_key["exposed_p2p_wait"]
     transfer, unsplit = by_key["exposed_transfer"], by_key["exposed_comm_unsplit"]
     exposed = wait + transfer + unsplit

@@ -194,7 +194,7 @@ def timers_table(report: Report, *, show_all: bool) -> TableView | None:
 
 def _timer_bar(timer: TrainingTimer) -> Bar:
     key = "exposed_wait" if timer.waits else "computation"
-    return Bar(ratio=min(timer.ratio or 0.0, 1.0), key=key)
+    return Bar(ratio=timer.ratio or 0.0, key=key)
 
 
 @table(place=480)

@@ -188,7 +188,7 @@ def path_table(report: Report, *, show_all: bool) -> TableView | None:
 
 
 def _path_bar(share: PathShare) -> Bar:
-    return Bar(ratio=min(max(share.share_ratio, 0.0), 1.0), key=_key(share.kind))
+    return Bar(ratio=share.share_ratio, key=_key(share.kind))
 
 
 def _key(kind: str) -> str:

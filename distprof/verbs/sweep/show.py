@@ -277,7 +277,7 @@ def _size_row(size: ScalingSize) -> tuple[Cell, ...]:
         f"{size.speedup:.2f} of {size.ideal_speedup:g}",
         format_ratio(size.efficiency),
         ends,
-        Bar(ratio=min(size.efficiency, 1.0), key="computation"),
+        Bar(ratio=size.efficiency, key="computation"),
     )
 
 
