@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import io
+import math
 import os
 import select
 import stat
@@ -27,6 +28,7 @@ __all__ = [
     "open_plain",
     "read_plain",
     "within",
+    "wrong_number",
 ]
 
 
@@ -52,6 +54,29 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
     depth: int | None = None
     beyond: Literal["refused", "skipped", "made again"]
     seconds_per_mb: float = 0.5
+
+
+def wrong_number(value: object, *, most: int = 2**64 - 1) -> str:
+    """A number that nothing can be computed with, in a parsed document; empty if there is none.
+
+    Python's own parser makes infinity of ``1e999``, and takes ``NaN``; msgspec takes neither.
+
+    Args:
+        value: Tables, lists and plain values.
+        most: Largest integer; the smallest is that of 64 bits.
+    """
+    waiting = [value]
+    while waiting:
+        found = waiting.pop()
+        if isinstance(found, int) and not -(2**63) <= found <= most:
+            return "a whole number of more than 64 bits"
+        if isinstance(found, float) and not math.isfinite(found):
+            return f"a number that is {'not one' if math.isnan(found) else 'infinite'}"
+        if isinstance(found, dict):
+            waiting += found.values()
+        elif isinstance(found, list):
+            waiting += found
+    return ""
 
 
 class _RefusedError(OSError):

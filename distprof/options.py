@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, g
 import msgspec
 from msgspec import inspect
 
+from distprof.bounds import wrong_number
 from distprof.errors import UsageError
 
 if TYPE_CHECKING:
@@ -225,32 +226,16 @@ def parse_toml(text: str) -> dict[str, Any]:
     """
     try:
         values = tomllib.loads(text)
-        wrong = _wrong_number(values)
+        wrong = wrong_number(values, most=_LARGEST)
     except RecursionError:
         raise ValueError("not valid TOML: it is nested too deeply") from None
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"not valid TOML: {error}") from None
     except ValueError:  # Python refuses thousands of digits by itself
-        wrong = _LONG
+        wrong = "a whole number of more than 64 bits"
     if wrong:
-        raise ValueError(wrong)
+        raise ValueError(f"it holds {wrong}")
     return values
-
-
-_LONG = "not valid TOML: it holds an integer of more than 64 bits"
-
-
-def _wrong_number(value: object) -> str:
-    """Why a number in the document is refused; empty if none is."""
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, list):
-        return next(filter(None, map(_wrong_number, value)), "")
-    if isinstance(value, float) and not math.isfinite(value):
-        return f"it holds {value}: only finite numbers can be computed with"
-    if isinstance(value, int) and not -_LARGEST - 1 <= value <= _LARGEST:
-        return _LONG
-    return ""
 
 
 def whole_number(text: str, *, most: int) -> int | None:

@@ -44,6 +44,8 @@ def test_saved_summaries_come_back_as_they_were(tmp_path):
         '{"schema": "distprof.summary/1"',
         '{"schema": "distprof.summary/1", "step_ns": "no"}',
         '[{"schema": "distprof.summary/1"}, 3]',
+        '{"schema": "distprof.summary/1", "tokens_per_step": 1e999}',
+        '{"schema": "distprof.summary/1", "step_ns": [99999999999999999999]}',
     ],
 )
 def test_damaged_summaries_are_named(tmp_path, text):

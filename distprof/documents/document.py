@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 import msgspec
 
 from distprof.artefacts.files import write_atomically
-from distprof.bounds import Bound, NotAFileError, TooLargeError, read_plain
+from distprof.bounds import Bound, NotAFileError, TooLargeError, read_plain, wrong_number
 from distprof.documents.page import Page, page_markdown, page_text
 from distprof.documents.schema import json_schema, schema_page, schema_text
 from distprof.errors import InputError, SchemaError, UsageError
@@ -45,8 +45,6 @@ _UNSEEN = re.compile(
 _MANY_DIGITS = re.compile(rb"-\d{19}|(?<![.\d])\d{20}")
 """No number beyond 64 bits is shorter; times since the epoch are."""
 
-_LARGEST = 1 << 63
-
 
 def _check_numbers(data: bytes) -> None:
     """Check that whole numbers fit 64 bits: all of ours do, and arithmetic relies on it.
@@ -56,15 +54,9 @@ def _check_numbers(data: bytes) -> None:
     """
     if _MANY_DIGITS.search(data) is None:  # as good as always
         return
-    waiting = [msgspec.json.decode(data)]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, int) and not -_LARGEST <= value < 2 * _LARGEST:
-            raise ValueError(f"a number of {len(str(abs(value)))} digits")
-        if isinstance(value, dict):
-            waiting += value.values()
-        elif isinstance(value, list):
-            waiting += value
+    wrong = wrong_number(msgspec.json.decode(data))
+    if wrong:
+        raise ValueError(wrong)
 
 
 class _Header(msgspec.Struct):

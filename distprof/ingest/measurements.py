@@ -216,7 +216,7 @@ def _wrong(source: str, number: int, name: str, value: Any) -> InputError:
     whole = "whole " if name in _RANKS else ""
     return InputError(
         source,
-        expected=f"a positive {whole}number below {_MOST:.0e} in {name} of row {number}",
+        expected=f"a positive {whole}number in {name} of row {number}, below {_MOST:.0e}",
         found=repr(value),
         fix="leave out rows that were not measured",
     )

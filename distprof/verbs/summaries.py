@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from distprof.artefacts.summary_file import SUMMARY_SCHEMA, Fingerprint, StepParts, SummaryFile
-from distprof.bounds import Bound, read_plain
+from distprof.bounds import Bound, read_plain, wrong_number
 from distprof.errors import DistprofError, InputError
 from distprof.ingest.measurements import fits_measurements, read_measurements
 from distprof.ingest.recognise import Kind, fresh_report_in, kind_of, runs_inside
@@ -94,6 +94,9 @@ def _read_summaries(path: Path) -> list[SummaryFile]:
         read = msgspec.convert(found, list[SummaryFile])
     except (OSError, ValueError, msgspec.ValidationError, RecursionError) as error:
         raise InputError(str(path), expected=expected, found=str(error), fix=fix) from error
+    wrong = wrong_number(found)
+    if wrong:
+        raise InputError(str(path), expected=expected, found=wrong, fix=fix)
     other = next((one.schema for one in read if one.schema != SUMMARY_SCHEMA), None)
     if other is not None:
         raise InputError(str(path), expected=expected, found=f'"schema": "{other}"', fix=fix)

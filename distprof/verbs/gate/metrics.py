@@ -125,12 +125,11 @@ def efficiency_ratio(small: SummaryFile, large: SummaryFile) -> float | None:
     """Work per rank and time of the large run, divided by that of the small run.
 
     Work is tokens, else samples. Where neither is known, every rank is assumed to have the same
-    work in both runs (weak scaling). None where a step time or a size is unknown.
+    work in both runs (weak scaling). None where a step time or a size is unknown, or impossible.
     """
-    rates = [_rank_rate(run, _work_field(small, large)) for run in (small, large)]
-    if rates[0] is None or rates[1] is None:
-        return None
-    return rates[1] / rates[0]
+    before, after = (_rank_rate(run, _work_field(small, large)) for run in (small, large))
+    ratio = after / before if before and after else 0.0
+    return ratio if 0 < ratio < math.inf else None
 
 
 def _work_field(small: SummaryFile, large: SummaryFile) -> str:
