@@ -86,3 +86,119 @@ def write(path: Path, *tools: dict[str, Any]) -> Path:
     """A file of one or several processes."""
     path.write_text(json.dumps({"rocprofiler-sdk-tool": list(tools)}))
     return path
+
+
+# The same as a Perfetto trace ---------------------------------------------------------------------
+
+BOOT = 6  # clock of the packets
+
+
+class Perfetto:
+    """Writes packets as Perfetto's SDK does: names are interned, per sequence, when first used.
+
+    Args:
+        definitions: Perfetto's messages, of its own package.
+    """
+
+    def __init__(self, definitions: Any, *, sequence: int = 1) -> None:
+        self.trace = definitions.Trace()
+        self._sequence = sequence
+        self._known: dict[tuple[str, str], int] = {}
+        packet = self._packet()
+        packet.sequence_flags = 1
+        packet.trace_packet_defaults.timestamp_clock_id = BOOT
+
+    def _packet(self) -> Any:
+        packet = self.trace.packet.add()
+        packet.trusted_packet_sequence_id = self._sequence
+        return packet
+
+    def forget(self) -> None:
+        """Begin again with no name known, as after a lost packet."""
+        self._known.clear()
+        self._packet().sequence_flags = 1
+
+    def process(self, pid: int) -> None:
+        track = self._packet().track_descriptor
+        track.uuid, track.process.pid = 99, pid
+
+    def track(self, number: int, name: str) -> None:
+        track = self._packet().track_descriptor
+        track.uuid, track.name = number, name
+
+    def _number(self, packet: Any, table: str, text: str) -> int:
+        found = self._known.get((table, text))
+        if found is None:
+            found = self._known[table, text] = len(self._known) + 1
+            entry = getattr(packet.interned_data, table).add()
+            entry.iid, entry.name = found, text
+        return found
+
+    def slice(
+        self, category: str, name: str, track: int, start: int, end: int, **told: Any
+    ) -> None:
+        packet = self._packet()
+        packet.timestamp, packet.sequence_flags = start, 2
+        event = packet.track_event
+        event.type, event.track_uuid = event.TYPE_SLICE_BEGIN, track
+        event.category_iids.append(self._number(packet, "event_categories", category))
+        event.name_iid = self._number(packet, "event_names", name)
+        event.flow_ids.append(told.get("corr_id", 0))
+        for key, value in {"begin_ns": start, "end_ns": end, **told}.items():
+            said = event.debug_annotations.add()
+            said.name_iid = self._number(packet, "debug_annotation_names", key)
+            if isinstance(value, str):
+                said.string_value = value
+            else:
+                said.uint_value = value
+        packet = self._packet()
+        packet.timestamp = end
+        packet.track_event.type, packet.track_event.track_uuid = 2, track
+
+
+def perfetto_of(tool: dict[str, Any], definitions: Any, *, by_queue: bool = False) -> Perfetto:
+    """The same records of one process as a Perfetto trace."""
+    out = Perfetto(definitions)
+    out.process(tool["metadata"]["pid"])
+    records, tracks = tool["buffer_records"], dict[str, int]()
+
+    def track(name: str) -> int:
+        if name not in tracks:
+            tracks[name] = 1_000 + len(tracks)
+            out.track(tracks[name], name)
+        return tracks[name]
+
+    def place(record: dict[str, Any], agent: int, stream: int, what: str) -> int:
+        kind = "GPU" if agent >= 0xA0 else "CPU"
+        node = agent - 0xA0 + 2 if agent >= 0xA0 else 0  # two CPUs come first
+        queue = "QUEUE" if what == "COMPUTE" else "THREAD"
+        return track(f"{what} AGENT [{node}] {queue if by_queue else 'STREAM'} [{stream}] ({kind})")
+
+    symbols = {one["kernel_id"]: one["formatted_kernel_name"] for one in tool["kernel_symbols"]}
+    kinds = tool["strings"]["buffer_records"]
+    texts = {one["key"]: one["value"] for one in tool["strings"]["marker_api"]}
+    streams: dict[int, int] = {}
+    kernels = []
+    for record in records["kernel_dispatch"]:
+        info = record["dispatch_info"]
+        queue, agent = info["queue_id"]["handle"], info["agent_id"]["handle"]
+        stream = streams.setdefault(queue, len(streams))
+        where = place(record, agent, stream, "COMPUTE")
+        more = {"agent": f"Agent-{agent - 0xA0 + 2}", "queue": queue}
+        kernels.append((record, symbols.get(info["kernel_id"], ""), where, more))
+    copies = [
+        (record, kinds[3]["operations"][record["operation"]],
+         place(record, record["dst_agent_id"]["handle"], 0, "COPY to"),
+         {"copy_bytes": record["bytes"], "src_agent": "Agent-0", "dst_agent": "Agent-2"})
+        for record in records["memory_copy"]
+    ]  # fmt: skip
+    calls = [(r, kinds[1]["operations"][r["operation"]], 1, {}) for r in records["hip_api"]]
+    marks = [(r, texts[r["correlation_id"]["internal"]], 1, {}) for r in records["marker_api"]]
+    parts = {"hip_api": calls, "marker_api": marks, "memory_copy": copies}
+    for category, rows in {**parts, "kernel_dispatch": kernels}.items():
+        for record, name, where, more in rows:
+            out.slice(
+                category, name, where, record["start_timestamp"], record["end_timestamp"],
+                tid=record["thread_id"], corr_id=record["correlation_id"]["internal"], **more,
+            )  # fmt: skip
+    return out

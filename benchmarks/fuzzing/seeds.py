@@ -18,17 +18,20 @@ from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
+from perfetto.protos.perfetto.trace import perfetto_trace_pb2
 
 from benchmarks.fuzzing.mutations import GZIP, PARQUET, Files
 from distprof.errors import DistprofError
 from distprof.ingest.source import Source, known_sources
 from distprof.verbs.documents import all_documents
 from distprof.verbs.history import dataset
+from tests.broken_inputs.exports import small
 from tests.broken_inputs.intact import intact
 from tests.contracts.test_documents import FAST, LARGE, SAMPLES
 from tests.documents.samples import SAMPLES as REPORTS
 from tests.flight_jobs import job, op
 from tests.job_folders import MS, START_NS, JobFolder
+from tests.rocprof_traces import perfetto_of, tool_of
 from tests.verbs.history.samples import commits
 
 __all__ = ["Seed", "all_seeds"]
@@ -70,7 +73,15 @@ def all_seeds() -> tuple[Seed, ...]:
     """Every seed, in a fixed order."""
     return tuple(
         seed
-        for seeds in (_of_kinds, _of_traces, _of_jobs, _of_dumps, _of_documents, _of_settings)
+        for seeds in (
+            _of_kinds,
+            _of_traces,
+            _of_jobs,
+            _of_dumps,
+            _of_documents,
+            _of_settings,
+            _of_tools,
+        )
         for seed in seeds()
     )
 
@@ -211,6 +222,20 @@ def _cached(trace: bytes) -> Files:
         open_run(str(folder / "trace.json"), executor="serial", cache_dir=str(folder / "cache"))
         found = sorted(path for path in folder.rglob("*") if path.is_file())
         return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+
+
+def _of_tools() -> Iterator[Seed]:
+    """Exports of other profilers."""
+    with tempfile.TemporaryDirectory() as name:
+        export = small(Path(name, "rank0.sqlite")).read_bytes()
+    path = GOLDEN / "kineto" / "mi250-1gpu" / "mi250_minitoy_train_ROCm6_2_kineto.json.gz"
+    tool = json.loads(_thinned(json.dumps(tool_of(path)).encode()))
+    whole = json.dumps({"rocprofiler-sdk-tool": [tool]}).encode()
+    packets = perfetto_of(tool, perfetto_trace_pb2).trace.SerializeToString()
+    for file, data in {
+        "rank0.sqlite": export, "1_results.json": whole, "1_results.pftrace": packets,
+    }.items():  # fmt: skip
+        yield _seed(file, {file: data}, _analyze(file), (*EXPORT, file))
 
 
 # Run directories and dumps ------------------------------------------------------------------------

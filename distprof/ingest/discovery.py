@@ -21,7 +21,8 @@ from distprof.errors import InputError
 from distprof.ingest.foreign import refuse_foreign
 from distprof.ingest.nsys.stream import ENDINGS, opened_process, processes_in, why_not_an_export
 from distprof.ingest.rocprof.stream import (
-    SIGN,
+    PERFETTO_ENDINGS,
+    begins_rocprof,
     is_rocprof,
     opened_rocprof,
     processes_in_rocprof,
@@ -232,7 +233,8 @@ def _walk(folder: Path) -> list[TraceFile]:
     for parent, folders, files in os.walk(folder):
         apart = {CACHE_DIR, REQUESTS_DIR} if RUN_FILE in files else {CACHE_DIR}
         folders[:] = sorted(name for name in folders if name not in apart and name[0] != ".")
-        found += [_local(Path(parent, name)) for name in sorted(files) if _may_be_trace(name)]
+        paths = [Path(parent, name) for name in sorted(files)]
+        found += [_local(path) for path in paths if _may_be_local(path)]
     return found
 
 
@@ -240,7 +242,7 @@ def _glob(pattern: Path) -> list[TraceFile]:
     import glob
 
     paths = [Path(name) for name in glob.glob(str(pattern), recursive=True)]  # noqa: PTH207
-    found = [_local(path) for path in paths if path.is_file() and _may_be_trace(path.name)]
+    found = [_local(path) for path in paths if path.is_file() and _may_be_local(path)]
     for path in paths:
         if path.is_dir():
             found += _walk(path)
@@ -249,6 +251,12 @@ def _glob(pattern: Path) -> list[TraceFile]:
 
 def _may_be_trace(name: str) -> bool:
     return bool(_TRACE_NAME.search(name)) and name not in _NOT_TRACES and name[0] != "."
+
+
+def _may_be_local(path: Path) -> bool:
+    """The same of a file here; a Perfetto trace, such as one of ours, may be of another tool."""
+    is_perfetto = path.name.lower().endswith(PERFETTO_ENDINGS) and path.name[0] != "."
+    return is_rocprof(path) if is_perfetto else _may_be_trace(path.name)
 
 
 def _path(source: str) -> Path:
@@ -474,6 +482,8 @@ def _judge_head(head: bytes) -> str:
             head = zlib.decompressobj(31).decompress(head, _SNIFF_BYTES)
         except zlib.error:
             return "damaged gzip"
+    if begins_rocprof(head):
+        return ""
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if all(sign in text for sign in _OPERATION_SIGNS):
         return "a timeline of operations"
@@ -481,4 +491,4 @@ def _judge_head(head: bytes) -> str:
         return "" if b'"ph"' in text else "another kind of JSON"
     if text[:1] != b"{":
         return "not JSON"
-    return "" if any(key in text for key in (*_TRACE_KEYS, SIGN)) else "another kind of JSON"
+    return "" if any(key in text for key in _TRACE_KEYS) else "another kind of JSON"

@@ -23,7 +23,7 @@ _OWN = b'"traceEvents"'
 
 _EXPECTED = "a trace of torch.profiler (*.json or *.json.gz)"
 
-_ROCPROF = "from rocprofv3, ask for --output-format json"
+_ROCPROF = "from rocprofv3, ask for --output-format json or pftrace"
 
 _RECORD = "record the job with torch.profiler, or with distprof capture -- COMMAND"
 
@@ -87,9 +87,9 @@ _KNOWN = (
         fix=f"{_ROCPROF}; else {_RECORD}",
     ),
     Foreign(
-        name="a Perfetto trace",
+        name="a Perfetto trace, with no kernels of rocprofv3",
         endings=(".pftrace", ".perfetto-trace"),
-        fix=f"open it in ui.perfetto.dev; {_ROCPROF}; else {_RECORD}",
+        fix=f"open it in ui.perfetto.dev; with rocprofv3, use --runtime-trace; else {_RECORD}",
     ),
     Foreign(name="an XPlane profile of JAX, XLA or TensorFlow", endings=(".xplane.pb",)),
     Foreign(

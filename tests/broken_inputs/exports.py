@@ -91,6 +91,40 @@ def rocprof(text: str) -> Build:
     return build
 
 
+def packets(data: bytes) -> Build:
+    """A file that begins as a Perfetto trace of rocprofv3."""
+
+    def build(folder: Path) -> Path:
+        path = folder / "1_results.pftrace"
+        path.write_bytes(data)
+        return path
+
+    return build
+
+
+def packet(*fields: tuple[int, bytes]) -> bytes:
+    """A packet, each part of which is shorter than 128 bytes."""
+    inner = b"".join(bytes((key, len(part))) + part for key, part in fields)
+    return bytes((0x0A, len(inner))) + inner
+
+
+TRACK = b"\xe2\x03\x29\x08\x05\x12\x25COMPUTE AGENT [4] STREAM [0] (GPU)   "
+TRACK_PACKET = bytes((0x0A, len(TRACK))) + TRACK
+CASES.add("Perfetto trace of a track alone", REFUSED, packets(TRACK_PACKET))
+CASES.add("Perfetto trace that is cut", REFUSED, packets(TRACK_PACKET + b"\x0a\x7fabc"))
+CASES.add(
+    "Perfetto trace of an endless number", REFUSED, packets(TRACK_PACKET + b"\x0a" + b"\xff" * 99)
+)
+CASES.add(
+    "Perfetto trace of a packet of 4 GB",
+    REFUSED,
+    packets(TRACK_PACKET + b"\x0a\xff\xff\xff\xff\x0f"),
+)
+CASES.add("Perfetto trace with a group", REFUSED, packets(TRACK_PACKET + packet((0x5B, b"a"))))
+CASES.add(
+    "Perfetto trace with noise behind", REFUSED, packets(TRACK_PACKET + bytes(range(256)) * 9)
+)
+
 TOOL = '{"rocprofiler-sdk-tool": ['
 CASES.add("rocprofv3 cut after its name", REFUSED, rocprof(TOOL))
 CASES.add("rocprofv3 with deep values", REFUSED, rocprof(TOOL + "[" * 90_000))

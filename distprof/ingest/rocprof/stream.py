@@ -1,141 +1,37 @@
-"""JSON of rocprofv3: records of one process, by kind, as events of a trace of torch.profiler.
-
-One object holds everything, so the file is read whole, up to a size. Times are of the system's
-clock since boot: ranks are compared through their collectives only.
-
-Source: ROCm/rocprofiler-sdk, ``source/docs/how-to/using-rocprofv3.rst`` (``--output-format json``)
-and ``tests/rocprofv3`` (``buffer_records``, ``strings``, ``kernel_symbols``, ``agents``).
-"""
+"""The processes in a file of rocprofv3, and the trace of each; whichever format it has."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-import msgspec
-
-from distprof.bounds import Bound, num_parts, within
 from distprof.errors import InputError
-from distprof.ingest.files import DAMAGE, beginning, opened, read_some
-from distprof.ingest.kineto.made import StepRanges, on_device, on_host, opened_events
+from distprof.ingest.kineto.made import opened_events
+from distprof.ingest.rocprof import json_file, perfetto
+from distprof.ingest.rocprof.records import RECORD
 
-__all__ = ["BOUND", "SIGN", "is_rocprof", "opened_rocprof", "processes_in_rocprof"]
+__all__ = [
+    "PERFETTO_ENDINGS",
+    "begins_rocprof",
+    "is_rocprof",
+    "opened_rocprof",
+    "processes_in_rocprof",
+]
 
-SIGN = b'"rocprofiler-sdk-tool"'
-BOUND = Bound(
-    reads="a trace of rocprofv3 as JSON",
-    num_bytes=1 << 29,
-    rows=1 << 26,
-    depth=1_000,
-    beyond="refused",
-    seconds_per_mb=2,
-)
-_SNIFFED_BYTES = 4_096
-_ENDINGS = (".json", ".json.gz")
-_EXPECTED = "JSON of rocprofv3 with kernels (rocprofv3 --runtime-trace --output-format json)"
-_RECORD = "record with rocprofv3 --runtime-trace --output-format json -- COMMAND"
-_LARGEST_NS = 1 << 62
-_MAX_NAME = 2_000
-_GPU = 2  # type of an agent
-_CALLS = ("hip_api", "hip_api_ext")
-_RANGES = ("marker_api", "marker_api_ext")
-_COPY = re.compile(r"MEMORY_COPY_(HOST|DEVICE)_TO_(HOST|DEVICE)")
+PERFETTO_ENDINGS = perfetto.ENDINGS
+"""Of names that belong to several tools: such a file is looked into."""
 
 
-class _Handle(msgspec.Struct):
-    handle: int = 0
-
-
-class _Correlation(msgspec.Struct):
-    internal: int = 0
-
-
-class _Dispatch(msgspec.Struct):
-    kernel_id: int = -1
-    agent_id: _Handle = msgspec.field(default_factory=_Handle)
-    queue_id: _Handle = msgspec.field(default_factory=_Handle)
-
-
-class _Record(msgspec.Struct):
-    kind: int = -1
-    operation: int = -1
-    thread_id: int = 0
-    start_timestamp: int = 0
-    end_timestamp: int = 0
-    bytes: int | None = None
-    correlation_id: _Correlation = msgspec.field(default_factory=_Correlation)
-    stream_id: _Handle | None = None
-    src_agent_id: _Handle = msgspec.field(default_factory=_Handle)
-    dst_agent_id: _Handle = msgspec.field(default_factory=_Handle)
-    dispatch_info: _Dispatch = msgspec.field(default_factory=_Dispatch)
-
-
-class _Records(msgspec.Struct):
-    kernel_dispatch: list[_Record] = []
-    memory_copy: list[_Record] = []
-    hip_api: list[_Record] = []
-    hip_api_ext: list[_Record] = []
-    marker_api: list[_Record] = []
-    marker_api_ext: list[_Record] = []
-
-
-class _Kind(msgspec.Struct):
-    kind: str = ""
-    operations: list[str] = []
-
-
-class _Message(msgspec.Struct):
-    key: int
-    value: str = ""
-
-
-class _Strings(msgspec.Struct):
-    buffer_records: list[_Kind] = []
-    marker_api: list[_Message] = []
-
-
-class _Symbol(msgspec.Struct):
-    kernel_id: int = -1
-    formatted_kernel_name: str = ""
-    demangled_kernel_name: str = ""
-    kernel_name: str = ""
-
-
-class _Agent(msgspec.Struct):
-    id: _Handle = msgspec.field(default_factory=_Handle)
-    type: int = 0
-    name: str = ""
-    product_name: str = ""
-    logical_node_id: int = 0
-
-
-class _Node(msgspec.Struct):
-    hostname: str = ""
-
-
-class _About(msgspec.Struct):
-    pid: int = 0
-    node: _Node = msgspec.field(default_factory=_Node)
-
-
-class _Tool(msgspec.Struct):
-    metadata: _About = msgspec.field(default_factory=_About)
-    agents: list[_Agent] = []
-    strings: _Strings = msgspec.field(default_factory=_Strings)
-    kernel_symbols: list[_Symbol] = []
-    buffer_records: _Records = msgspec.field(default_factory=_Records)
-
-
-class _File(msgspec.Struct):
-    tools: list[_Tool] = msgspec.field(default_factory=list, name="rocprofiler-sdk-tool")
+def begins_rocprof(head: bytes) -> bool:
+    """Whether a file that begins so, unpacked, is of rocprofv3."""
+    return json_file.is_begin(head) or perfetto.is_begin(head)
 
 
 def is_rocprof(path: str | Path) -> bool:
-    """Whether a regular file begins like JSON of rocprofv3, gzipped or not; never raises."""
-    return SIGN in beginning(str(path), _SNIFFED_BYTES, endings=_ENDINGS)
+    """Whether a regular file is of rocprofv3, by its name and beginning; never raises."""
+    return json_file.is_json(path) or perfetto.is_perfetto(path)
 
 
 def processes_in_rocprof(path: str | Path) -> list[int]:
@@ -144,11 +40,16 @@ def processes_in_rocprof(path: str | Path) -> list[int]:
     Raises:
         InputError: If it cannot be read, or has none.
     """
-    tools = _read(path).tools
-    found = [n for n, tool in enumerate(tools) if tool.buffer_records.kernel_dispatch]
+    if perfetto.is_perfetto(path):
+        found = [0] if perfetto.has_kernels(path) else []
+    else:
+        found = json_file.places_of_processes(path)
     if not found:
         raise InputError(
-            str(path), expected=_EXPECTED, found="a trace of rocprofv3 without kernels", fix=_RECORD
+            str(path),
+            expected="a trace of rocprofv3 with kernels",
+            found="a trace of rocprofv3 without kernels",
+            fix=RECORD,
         )
     return found
 
@@ -160,165 +61,12 @@ def opened_rocprof(path: str | Path, place: int) -> Iterator[BinaryIO]:
     Raises:
         InputError: If it cannot be read, or has no process at this place.
     """
-    tools = _read(path).tools
-    if place >= len(tools):
-        raise InputError(str(path), expected=_EXPECTED, found="fewer processes", fix=_RECORD)
-    tool = tools[place]
-    with opened_events(_head(tool), _events(tool)) as stream:
+    if perfetto.is_perfetto(path):
+        with (
+            perfetto.opened_slices(path) as (head, events),
+            opened_events(head, events) as stream,
+        ):
+            yield stream
+        return
+    with opened_events(*json_file.head_and_events(path, place)) as stream:
         yield stream
-
-
-def _read(path: str | Path) -> _File:
-    try:
-        with opened(str(path)) as stream:
-            data, damage = read_some(stream, BOUND.num_bytes + 1)
-        if damage:
-            raise InputError(str(path), expected=_EXPECTED, found=damage, fix=_RECORD)
-        return _decoded(within(data, BOUND.num_bytes, str(path)))
-    except (*DAMAGE, RecursionError) as error:
-        text = " ".join(f"{error}".split())[:200]
-        raise InputError(str(path), expected=_EXPECTED, found=text, fix=_RECORD) from error
-
-
-def _decoded(data: bytes) -> _File:
-    if BOUND.rows is not None and num_parts(data) > BOUND.rows:
-        raise ValueError(f"more than {BOUND.rows:,} values")
-    return msgspec.json.decode(data, type=_File)
-
-
-def _gpus(tool: _Tool) -> dict[int, int]:
-    """Handle of each GPU to its number, in the order of the system."""
-    gpus = sorted((a for a in tool.agents if a.type == _GPU), key=lambda a: a.logical_node_id)
-    return {agent.id.handle: number for number, agent in enumerate(gpus)}
-
-
-def _head(tool: _Tool) -> dict[str, object]:
-    gpus = _gpus(tool)
-    named = {agent.id.handle: agent.product_name or agent.name for agent in tool.agents}
-    return {
-        "schemaVersion": 1,
-        "host_name": tool.metadata.node.hostname[:200],
-        "deviceProperties": [
-            {"id": number, "name": named[handle][:200]} for handle, number in gpus.items()
-        ],
-    }
-
-
-def _events(tool: _Tool) -> Iterator[bytes]:
-    """Events of one process as JSON, by kind."""
-    streams: dict[tuple[int, int], int] = {}
-    yield from _kernels(tool, streams)
-    yield from _copies(tool, streams)
-    yield from _calls(tool)
-    yield from _ranges(tool)
-
-
-def _timed(records: list[_Record]) -> Iterator[_Record]:
-    """Records with usable times."""
-    for record in records:
-        if 0 <= record.start_timestamp <= record.end_timestamp < _LARGEST_NS:
-            yield record
-
-
-def _stream(record: _Record, queue: int, streams: dict[tuple[int, int], int]) -> int:
-    """A small number for a stream, or for the queue where streams are not told."""
-    told = record.stream_id
-    key = (0, told.handle) if told is not None else (1, queue)
-    return streams.setdefault(key, len(streams))
-
-
-def _correlation(record: _Record) -> int | None:
-    number = record.correlation_id.internal
-    return number if 0 < number < 1 << 62 else None
-
-
-def _kernels(tool: _Tool, streams: dict[tuple[int, int], int]) -> Iterator[bytes]:
-    gpus = _gpus(tool)
-    names = {
-        symbol.kernel_id: msgspec.json.encode(_name_of(symbol)) for symbol in tool.kernel_symbols
-    }
-    for record in _timed(tool.buffer_records.kernel_dispatch):
-        told = record.dispatch_info
-        yield on_device(
-            b"kernel",
-            names.get(told.kernel_id, b'"unknown"'),
-            record.start_timestamp,
-            record.end_timestamp,
-            device=gpus.get(told.agent_id.handle, 0),
-            stream=_stream(record, told.queue_id.handle, streams),
-            correlation=_correlation(record),
-        )
-
-
-def _name_of(symbol: _Symbol) -> str:
-    names = (symbol.formatted_kernel_name, symbol.demangled_kernel_name, symbol.kernel_name)
-    return next(filter(None, names), "unknown")[:_MAX_NAME]
-
-
-def _operation(tool: _Tool) -> Callable[[_Record], str]:
-    """Names of operations, which are told by kind and number."""
-    kinds = tool.strings.buffer_records
-
-    def name(record: _Record) -> str:
-        if not 0 <= record.kind < len(kinds):
-            return ""
-        operations = kinds[record.kind].operations
-        known = 0 <= record.operation < len(operations)
-        return operations[record.operation][:_MAX_NAME] if known else ""
-
-    return name
-
-
-def _copies(tool: _Tool, streams: dict[tuple[int, int], int]) -> Iterator[bytes]:
-    gpus, operation = _gpus(tool), _operation(tool)
-    for record in _timed(tool.buffer_records.memory_copy):
-        way = _COPY.search(operation(record))
-        ends = [end.capitalize() for end in way.groups()] if way else ["Device", "Device"]
-        kind = f"{ends[0][0]}to{ends[1][0]}"
-        device = gpus.get(record.dst_agent_id.handle, gpus.get(record.src_agent_id.handle, 0))
-        yield on_device(
-            b"gpu_memcpy",
-            f'"Memcpy {kind} ({ends[0]} -> {ends[1]})"'.encode(),
-            record.start_timestamp,
-            record.end_timestamp,
-            device=device,
-            stream=_stream(record, -1 - device, streams),
-            correlation=_correlation(record),
-            num_bytes=record.bytes,
-        )
-
-
-def _calls(tool: _Tool) -> Iterator[bytes]:
-    operation = _operation(tool)
-    for kind in _CALLS:
-        for record in _timed(getattr(tool.buffer_records, kind)):
-            name = operation(record)
-            if not name.startswith("__"):  # of the compiler's registration
-                yield on_host(
-                    b"cuda_runtime",
-                    msgspec.json.encode(name or "unknown"),
-                    record.start_timestamp,
-                    record.end_timestamp,
-                    pid=tool.metadata.pid,
-                    tid=record.thread_id,
-                    correlation=_correlation(record),
-                )
-
-
-def _ranges(tool: _Tool) -> Iterator[bytes]:
-    """Ranges of ROCTx, and the steps among them once more under Kineto's name for them."""
-    texts = {message.key: message.value[:_MAX_NAME] for message in tool.strings.marker_api}
-    steps = StepRanges()
-    for kind in _RANGES:
-        for record in _timed(getattr(tool.buffer_records, kind)):
-            name = texts.get(record.correlation_id.internal, "")
-            start, end = record.start_timestamp, record.end_timestamp
-            if name and end > start:
-                yield _range(tool, msgspec.json.encode(name), start, end, record.thread_id)
-                steps.note(name, start, end, record.thread_id)
-    for step, start, end, thread in steps.chosen():
-        yield _range(tool, step, start, end, thread)
-
-
-def _range(tool: _Tool, name: bytes, start: int, end: int, thread: int) -> bytes:
-    return on_host(b"user_annotation", name, start, end, pid=tool.metadata.pid, tid=thread)

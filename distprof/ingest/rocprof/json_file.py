@@ -1,0 +1,301 @@
+"""JSON of rocprofv3: records of one process, by kind, as events of a trace of torch.profiler.
+
+One object holds everything, so the file is read whole, up to a size. Times are of the system's
+clock since boot: ranks are compared through their collectives only.
+
+Source: ROCm/rocprofiler-sdk, ``source/docs/how-to/using-rocprofv3.rst`` (``--output-format json``)
+and ``tests/rocprofv3`` (``buffer_records``, ``strings``, ``kernel_symbols``, ``agents``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from distprof.bounds import Bound, num_parts, within
+from distprof.errors import InputError
+from distprof.ingest.files import DAMAGE, beginning, opened, read_some
+from distprof.ingest.rocprof.records import (
+    LARGEST_NS,
+    MAX_NAME,
+    RECORD,
+    Ranges,
+    call_event,
+    copy_event,
+    kernel_event,
+)
+
+__all__ = ["BOUND", "head_and_events", "is_begin", "is_json", "places_of_processes"]
+
+_SIGN = b'"rocprofiler-sdk-tool"'
+BOUND = Bound(
+    reads="a trace of rocprofv3 as JSON",
+    num_bytes=1 << 29,
+    rows=1 << 26,
+    depth=1_000,
+    beyond="refused",
+    seconds_per_mb=2,
+)
+_SNIFFED_BYTES = 4_096
+_ENDINGS = (".json", ".json.gz")
+_EXPECTED = "JSON of rocprofv3 with kernels (rocprofv3 --runtime-trace --output-format json)"
+_GPU = 2  # type of an agent
+_CALLS = ("hip_api", "hip_api_ext")
+_RANGES = ("marker_api", "marker_api_ext")
+
+
+class _Handle(msgspec.Struct):
+    handle: int = 0
+
+
+class _Correlation(msgspec.Struct):
+    internal: int = 0
+
+
+class _Dispatch(msgspec.Struct):
+    kernel_id: int = -1
+    agent_id: _Handle = msgspec.field(default_factory=_Handle)
+    queue_id: _Handle = msgspec.field(default_factory=_Handle)
+
+
+class _Record(msgspec.Struct):
+    kind: int = -1
+    operation: int = -1
+    thread_id: int = 0
+    start_timestamp: int = 0
+    end_timestamp: int = 0
+    bytes: int | None = None
+    correlation_id: _Correlation = msgspec.field(default_factory=_Correlation)
+    stream_id: _Handle | None = None
+    src_agent_id: _Handle = msgspec.field(default_factory=_Handle)
+    dst_agent_id: _Handle = msgspec.field(default_factory=_Handle)
+    dispatch_info: _Dispatch = msgspec.field(default_factory=_Dispatch)
+
+
+class _Records(msgspec.Struct):
+    kernel_dispatch: list[_Record] = []
+    memory_copy: list[_Record] = []
+    hip_api: list[_Record] = []
+    hip_api_ext: list[_Record] = []
+    marker_api: list[_Record] = []
+    marker_api_ext: list[_Record] = []
+
+
+class _Kind(msgspec.Struct):
+    kind: str = ""
+    operations: list[str] = []
+
+
+class _Message(msgspec.Struct):
+    key: int
+    value: str = ""
+
+
+class _Strings(msgspec.Struct):
+    buffer_records: list[_Kind] = []
+    marker_api: list[_Message] = []
+
+
+class _Symbol(msgspec.Struct):
+    kernel_id: int = -1
+    formatted_kernel_name: str = ""
+    demangled_kernel_name: str = ""
+    kernel_name: str = ""
+
+
+class _Agent(msgspec.Struct):
+    id: _Handle = msgspec.field(default_factory=_Handle)
+    type: int = 0
+    name: str = ""
+    product_name: str = ""
+    logical_node_id: int = 0
+
+
+class _Node(msgspec.Struct):
+    hostname: str = ""
+
+
+class _About(msgspec.Struct):
+    pid: int = 0
+    node: _Node = msgspec.field(default_factory=_Node)
+
+
+class _Tool(msgspec.Struct):
+    metadata: _About = msgspec.field(default_factory=_About)
+    agents: list[_Agent] = []
+    strings: _Strings = msgspec.field(default_factory=_Strings)
+    kernel_symbols: list[_Symbol] = []
+    buffer_records: _Records = msgspec.field(default_factory=_Records)
+
+
+class _File(msgspec.Struct):
+    tools: list[_Tool] = msgspec.field(default_factory=list, name="rocprofiler-sdk-tool")
+
+
+def is_begin(head: bytes) -> bool:
+    """Whether a file that begins so is JSON of rocprofv3."""
+    return _SIGN in head
+
+
+def is_json(path: str | Path) -> bool:
+    """Whether a regular file is such JSON, by its name and beginning; never raises."""
+    return is_begin(beginning(str(path), _SNIFFED_BYTES, endings=_ENDINGS))
+
+
+def places_of_processes(path: str | Path) -> list[int]:
+    """Places of the processes with kernels in a file; mostly there is one.
+
+    Raises:
+        InputError: If it cannot be read.
+    """
+    tools = _read(path).tools
+    return [n for n, tool in enumerate(tools) if tool.buffer_records.kernel_dispatch]
+
+
+def head_and_events(path: str | Path, place: int) -> tuple[dict[str, object], Iterator[bytes]]:
+    """What Kineto writes before its events, and the events of one process as JSON.
+
+    Raises:
+        InputError: If it cannot be read, or has no process at this place.
+    """
+    tools = _read(path).tools
+    if place >= len(tools):
+        raise InputError(str(path), expected=_EXPECTED, found="fewer processes", fix=RECORD)
+    return _head(tools[place]), _events(tools[place])
+
+
+def _read(path: str | Path) -> _File:
+    try:
+        with opened(str(path)) as stream:
+            data, damage = read_some(stream, BOUND.num_bytes + 1)
+        if damage:
+            raise InputError(str(path), expected=_EXPECTED, found=damage, fix=RECORD)
+        return _decoded(within(data, BOUND.num_bytes, str(path)))
+    except (*DAMAGE, RecursionError) as error:
+        text = " ".join(f"{error}".split())[:200]
+        raise InputError(str(path), expected=_EXPECTED, found=text, fix=RECORD) from error
+
+
+def _decoded(data: bytes) -> _File:
+    if BOUND.rows is not None and num_parts(data) > BOUND.rows:
+        raise ValueError(f"more than {BOUND.rows:,} values")
+    return msgspec.json.decode(data, type=_File)
+
+
+def _gpus(tool: _Tool) -> dict[int, int]:
+    """Handle of each GPU to its number, in the order of the system."""
+    gpus = sorted((a for a in tool.agents if a.type == _GPU), key=lambda a: a.logical_node_id)
+    return {agent.id.handle: number for number, agent in enumerate(gpus)}
+
+
+def _head(tool: _Tool) -> dict[str, object]:
+    gpus = _gpus(tool)
+    named = {agent.id.handle: agent.product_name or agent.name for agent in tool.agents}
+    return {
+        "schemaVersion": 1,
+        "host_name": tool.metadata.node.hostname[:200],
+        "deviceProperties": [
+            {"id": number, "name": named[handle][:200]} for handle, number in gpus.items()
+        ],
+    }
+
+
+def _events(tool: _Tool) -> Iterator[bytes]:
+    """Events of one process as JSON, by kind."""
+    streams: dict[tuple[int, int], int] = {}
+    yield from _kernels(tool, streams)
+    yield from _copies(tool, streams)
+    yield from _calls(tool)
+    yield from _ranges(tool)
+
+
+def _timed(records: list[_Record]) -> Iterator[_Record]:
+    """Records with usable times."""
+    for record in records:
+        if 0 <= record.start_timestamp <= record.end_timestamp < LARGEST_NS:
+            yield record
+
+
+def _stream(record: _Record, queue: int, streams: dict[tuple[int, int], int]) -> int:
+    """A small number for a stream, or for the queue where streams are not told."""
+    told = record.stream_id
+    key = (0, told.handle) if told is not None else (1, queue)
+    return streams.setdefault(key, len(streams))
+
+
+def _kernels(tool: _Tool, streams: dict[tuple[int, int], int]) -> Iterator[bytes]:
+    gpus = _gpus(tool)
+    names = {
+        symbol.kernel_id: msgspec.json.encode(_name_of(symbol)) for symbol in tool.kernel_symbols
+    }
+    for record in _timed(tool.buffer_records.kernel_dispatch):
+        told = record.dispatch_info
+        yield kernel_event(
+            names.get(told.kernel_id, b'"unknown"'),
+            record.start_timestamp,
+            record.end_timestamp,
+            device=gpus.get(told.agent_id.handle, 0),
+            stream=_stream(record, told.queue_id.handle, streams),
+            correlation=record.correlation_id.internal,
+        )
+
+
+def _name_of(symbol: _Symbol) -> str:
+    names = (symbol.formatted_kernel_name, symbol.demangled_kernel_name, symbol.kernel_name)
+    return next(filter(None, names), "unknown")[:MAX_NAME]
+
+
+def _operation(tool: _Tool) -> Callable[[_Record], str]:
+    """Names of operations, which are told by kind and number."""
+    kinds = tool.strings.buffer_records
+
+    def name(record: _Record) -> str:
+        if not 0 <= record.kind < len(kinds):
+            return ""
+        operations = kinds[record.kind].operations
+        known = 0 <= record.operation < len(operations)
+        return operations[record.operation][:MAX_NAME] if known else ""
+
+    return name
+
+
+def _copies(tool: _Tool, streams: dict[tuple[int, int], int]) -> Iterator[bytes]:
+    gpus, operation = _gpus(tool), _operation(tool)
+    for record in _timed(tool.buffer_records.memory_copy):
+        device = gpus.get(record.dst_agent_id.handle, gpus.get(record.src_agent_id.handle, 0))
+        yield copy_event(
+            operation(record),
+            record.start_timestamp,
+            record.end_timestamp,
+            device=device,
+            stream=_stream(record, -1 - device, streams),
+            correlation=record.correlation_id.internal,
+            num_bytes=record.bytes,
+        )
+
+
+def _calls(tool: _Tool) -> Iterator[bytes]:
+    operation = _operation(tool)
+    for kind in _CALLS:
+        for record in _timed(getattr(tool.buffer_records, kind)):
+            yield from call_event(
+                operation(record),
+                record.start_timestamp,
+                record.end_timestamp,
+                pid=tool.metadata.pid,
+                thread=record.thread_id,
+                correlation=record.correlation_id.internal,
+            )
+
+
+def _ranges(tool: _Tool) -> Iterator[bytes]:
+    texts = {message.key: message.value[:MAX_NAME] for message in tool.strings.marker_api}
+    ranges = Ranges(tool.metadata.pid)
+    for kind in _RANGES:
+        for record in _timed(getattr(tool.buffer_records, kind)):
+            name = texts.get(record.correlation_id.internal, "")
+            start, end = record.start_timestamp, record.end_timestamp
+            yield from ranges.event(name, start, end, record.thread_id)
+    yield from ranges.steps()

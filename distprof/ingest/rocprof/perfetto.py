@@ -1,0 +1,328 @@
+"""Perfetto traces of rocprofv3: slices of one process, as events of a trace of torch.profiler.
+
+Times come from the annotations ``begin_ns`` and ``end_ns`` of each slice, which are those that were
+recorded. Tracks, of threads and of streams of agents, are described before the first slice.
+
+Source: ROCm/rocprofiler-sdk, ``source/lib/output/generatePerfetto.cpp``; google/perfetto,
+``protos/perfetto/trace``: ``trace_packet``, ``interned_data``, ``track_event``,
+``track_descriptor``, ``debug_annotation``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from distprof.bounds import Bound
+from distprof.errors import InputError
+from distprof.ingest.files import DAMAGE, beginning, opened
+from distprof.ingest.rocprof.records import (
+    LARGEST_NS,
+    MAX_NAME,
+    RECORD,
+    Ranges,
+    call_event,
+    copy_event,
+    kernel_event,
+)
+from distprof.ingest.rocprof.wire import fields, packets
+
+__all__ = ["BOUND", "ENDINGS", "has_kernels", "is_begin", "is_perfetto", "opened_slices"]
+
+ENDINGS = (".pftrace", ".pftrace.gz", ".perfetto-trace")
+
+BOUND = Bound(
+    reads="a Perfetto trace of rocprofv3",
+    num_bytes=1 << 29,
+    names=1 << 18,
+    beyond="refused",
+    seconds_per_mb=2,
+)
+_EXPECTED = "a Perfetto trace of rocprofv3 (rocprofv3 --runtime-trace --output-format pftrace)"
+_SNIFFED_BYTES = 1 << 16
+_LONGEST_PACKET = 1 << 24
+_MOST_ANNOTATIONS = 64
+
+_KERNEL, _COPY, _CALL, _RANGE = "kernel_dispatch", "memory_copy", "hip_api", "marker_api"
+_COMPUTE = re.compile(rb"COMPUTE [^\0-\x1f]{0,40}\] (?:STREAM|QUEUE) \[")
+_AGENT = re.compile(r"\[(\d{1,9})\]")
+_STREAM = re.compile(r"\bSTREAM \[(\d{1,18})\]")
+_DIGITS = re.compile(r"\d{1,9}")
+
+Values = dict[int, int | bytes]
+"""Field of a message to its value, the last one where there are several."""
+
+
+class _Packet:
+    SEQUENCE, TRACK_EVENT, INTERNED, FLAGS, TRACK = 10, 11, 12, 13, 60
+    STATE_CLEARED = 1  # a flag
+
+
+class _Interned:
+    CATEGORIES, NAMES, ANNOTATIONS, TEXTS = 1, 2, 3, 29
+    NUMBER, TEXT = 1, 2  # of each entry
+
+
+class _Event:
+    CATEGORY_NUMBER, ANNOTATION, TYPE, NAME_NUMBER, TRACK, CATEGORY, NAME = 3, 4, 9, 10, 11, 22, 23
+    SLICE_BEGIN = 1  # a type
+
+
+class _Annotation:
+    NAME_NUMBER, UNSIGNED, SIGNED, TEXT, NAME, TEXT_NUMBER = 1, 3, 4, 6, 10, 17
+
+
+class _Track:
+    NUMBER, NAME, PROCESS = 1, 2, 3
+    PID = 1  # of a process
+
+
+class _Slice(msgspec.Struct):
+    category: str
+    name: str
+    track: int
+    told: dict[str, int | str]
+
+    def number(self, name: str) -> int:
+        """An annotation that is a number; -1 where there is none."""
+        value = self.told.get(name, -1)
+        return value if isinstance(value, int) else -1
+
+
+def is_begin(head: bytes) -> bool:
+    """Whether a file that begins so is a Perfetto trace of rocprofv3 with streams of an agent."""
+    return head[:1] == b"\n" and _COMPUTE.search(head) is not None
+
+
+def is_perfetto(path: str | Path) -> bool:
+    """Whether a regular file is one, by its name and beginning; never raises."""
+    return is_begin(beginning(str(path), _SNIFFED_BYTES, endings=ENDINGS))
+
+
+def has_kernels(path: str | Path) -> bool:
+    """Whether a kernel ran.
+
+    Raises:
+        InputError: If the trace cannot be read.
+    """
+    with _refusing(path), opened(str(path)) as stream:
+        return any(found.category == _KERNEL for found in _Reader(stream).slices())
+
+
+@contextmanager
+def opened_slices(path: str | Path) -> Iterator[tuple[dict[str, Any], Iterator[bytes]]]:
+    """What Kineto writes before its events, and the events as JSON.
+
+    Raises:
+        InputError: If the trace cannot be read; while events are taken, too.
+    """
+    with _refusing(path), opened(str(path)) as stream:
+        reader = _Reader(stream)
+        slices = reader.slices()
+        first = next(slices, None)
+        gpus = _gpus(reader.tracks.values())
+        head = {"schemaVersion": 1, "deviceProperties": [{"id": gpu} for gpu in gpus.values()]}
+        events = _Events(reader.tracks, gpus, reader.pid)
+        yield head, events.of(chain([] if first is None else [first], slices))
+
+
+@contextmanager
+def _refusing(path: str | Path) -> Iterator[None]:
+    try:
+        yield
+    except (*DAMAGE, ValueError) as error:
+        found = " ".join(f"{error}".split())[:200]
+        raise InputError(str(path), expected=_EXPECTED, found=found, fix=RECORD) from error
+
+
+# Packets ------------------------------------------------------------------------------------------
+
+
+class _Reader:
+    """Reads packets in order; names are numbers into tables of their sequence of packets.
+
+    Args:
+        stream: The trace.
+    """
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._tables: dict[int, dict[tuple[int, int], str]] = {}
+        self._num_names = 0
+        self.tracks: dict[int, str] = {}
+        self.pid = 0
+
+    def slices(self) -> Iterator[_Slice]:
+        """Slices that begin, with what is said of them; tracks are noted on the way."""
+        most = BOUND.num_bytes
+        for packet in packets(self._stream, most_bytes=most, longest=_LONGEST_PACKET):
+            values: Values = dict(fields(packet))
+            sequence = _whole(values, _Packet.SEQUENCE)
+            if _whole(values, _Packet.FLAGS) & _Packet.STATE_CLEARED:
+                self._tables.pop(sequence, None)
+            table = self._tables.setdefault(sequence, {})
+            self._intern(_message(values, _Packet.INTERNED), table)
+            self._note_track(dict(fields(_message(values, _Packet.TRACK))))
+            event = _message(values, _Packet.TRACK_EVENT)
+            if event:
+                yield from _begun(event, table)
+
+    def _intern(self, data: bytes, table: dict[tuple[int, int], str]) -> None:
+        for which, entry in fields(data):
+            if isinstance(entry, bytes):
+                said: Values = dict(fields(entry))
+                table[which, _whole(said, _Interned.NUMBER)] = _text(said, _Interned.TEXT)
+                self._check_names()
+
+    def _note_track(self, said: Values) -> None:
+        if _Track.NAME in said:
+            self.tracks[_whole(said, _Track.NUMBER)] = _text(said, _Track.NAME)
+            self._check_names()
+        process: Values = dict(fields(_message(said, _Track.PROCESS)))
+        self.pid = self.pid or _whole(process, _Track.PID) & 0x7FFFFFFF
+
+    def _check_names(self) -> None:
+        self._num_names += 1
+        if BOUND.names is not None and self._num_names > BOUND.names:
+            raise ValueError(f"more than {BOUND.names:,} names")
+
+
+def _whole(values: Values, which: int) -> int:
+    """A number; 0 where there is none."""
+    value = values.get(which, 0)
+    return value if isinstance(value, int) else 0
+
+
+def _message(values: Values, which: int) -> bytes:
+    """A message inside another; an empty one where there is none."""
+    value = values.get(which, b"")
+    return value if isinstance(value, bytes) else b""
+
+
+def _text(values: Values, which: int) -> str:
+    return _message(values, which)[: 4 * MAX_NAME].decode("utf-8", "replace")[:MAX_NAME]
+
+
+def _begun(data: bytes, table: dict[tuple[int, int], str]) -> Iterator[_Slice]:
+    """The slice that begins with an event; nothing for other events."""
+    annotations: list[int | bytes] = []
+    values: Values = {}
+    for which, value in fields(data):
+        values[which] = value
+        if which == _Event.ANNOTATION and len(annotations) < _MOST_ANNOTATIONS:
+            annotations.append(value)
+    if _whole(values, _Event.TYPE) != _Event.SLICE_BEGIN:
+        return
+    category = table.get((_Interned.CATEGORIES, _whole(values, _Event.CATEGORY_NUMBER)), "")
+    name = table.get((_Interned.NAMES, _whole(values, _Event.NAME_NUMBER)), "")
+    yield _Slice(
+        category=category or _text(values, _Event.CATEGORY),
+        name=name or _text(values, _Event.NAME),
+        track=_whole(values, _Event.TRACK),
+        told=dict(_annotation(each, table) for each in annotations if isinstance(each, bytes)),
+    )
+
+
+def _annotation(data: bytes, table: dict[tuple[int, int], str]) -> tuple[str, int | str]:
+    values: Values = dict(fields(data))
+    name = table.get((_Interned.ANNOTATIONS, _whole(values, _Annotation.NAME_NUMBER)), "")
+    name = name or _text(values, _Annotation.NAME)
+    if _Annotation.UNSIGNED in values:
+        return name, _whole(values, _Annotation.UNSIGNED)
+    if _Annotation.SIGNED in values:
+        return name, _whole(values, _Annotation.SIGNED)
+    text = table.get((_Interned.TEXTS, _whole(values, _Annotation.TEXT_NUMBER)), "")
+    return name, text or _text(values, _Annotation.TEXT)
+
+
+# Events -------------------------------------------------------------------------------------------
+
+
+def _gpus(tracks: Iterable[str]) -> dict[int, int]:
+    """Number of each agent that is a GPU to the number of the GPU, in the order of the system."""
+    agents = {_agent(name) for name in tracks if name.rstrip().endswith("(GPU)")}
+    return {agent: gpu for gpu, agent in enumerate(sorted(agents))}
+
+
+def _agent(track: str) -> int:
+    """Number of the agent in the name of a track; -1 for none."""
+    found = _AGENT.search(track)
+    return int(found[1]) if found else -1
+
+
+class _Events:
+    """Makes events of slices.
+
+    Args:
+        tracks: Number of each track to its name.
+        gpus: Number of each agent that is a GPU to the number of the GPU.
+        pid: Number of the process.
+    """
+
+    def __init__(self, tracks: dict[int, str], gpus: dict[int, int], pid: int) -> None:
+        self._tracks = tracks
+        self._gpus = gpus
+        self._pid = pid
+        self._ranges = Ranges(pid)
+        self._streams: dict[tuple[int, int], int] = {}
+
+    def of(self, slices: Iterator[_Slice]) -> Iterator[bytes]:
+        """As JSON, in the order of the slices; marks of steps at the end."""
+        for found in slices:
+            start, end = found.number("begin_ns"), found.number("end_ns")
+            if 0 <= start <= end < LARGEST_NS:
+                yield from self._events_of(found, start, end)
+        yield from self._ranges.steps()
+
+    def _events_of(self, found: _Slice, start: int, end: int) -> Iterator[bytes]:
+        thread, correlation = found.number("tid"), found.number("corr_id")
+        if found.category == _KERNEL:
+            yield kernel_event(
+                msgspec.json.encode(found.name or "unknown"),
+                start,
+                end,
+                device=self._device(found, "agent"),
+                stream=self._stream(found),
+                correlation=correlation,
+            )
+        elif found.category == _COPY:
+            yield copy_event(
+                found.name,
+                start,
+                end,
+                device=self._device(found, "src_agent"),
+                stream=self._stream(found),
+                correlation=correlation,
+                num_bytes=found.number("copy_bytes"),
+            )
+        elif found.category == _CALL:
+            yield from call_event(
+                found.name, start, end, pid=self._pid, thread=thread, correlation=correlation
+            )
+        elif found.category == _RANGE and not found.name.startswith("roctx"):
+            yield from self._ranges.event(found.name, start, end, thread)
+
+    def _device(self, found: _Slice, other: str) -> int:
+        """Number of the GPU of the track, or of the other agent where the track is of a CPU."""
+        gpu = self._gpus.get(_agent(self._tracks.get(found.track, "")))
+        if gpu is not None:
+            return gpu
+        digits = _DIGITS.search(str(found.told.get(other, "")))
+        return self._gpus.get(int(digits[0]), 0) if digits else 0
+
+    def _stream(self, found: _Slice) -> int:
+        """A small number for a stream, or for the queue or track where streams are not told."""
+        told = _STREAM.search(self._tracks.get(found.track, ""))
+        if told:
+            key = (0, int(told[1]))
+        elif "queue" in found.told:
+            key = (1, found.number("queue"))
+        else:
+            key = (2, found.track)
+        return self._streams.setdefault(key, len(self._streams))

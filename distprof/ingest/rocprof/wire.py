@@ -1,0 +1,94 @@
+"""Fields of protobuf's messages, as far as Perfetto's packets need them.
+
+The protobuf package needs Perfetto's definitions, and memory for all of a trace at once. Nothing
+here is: messages are read one after another, and unknown fields are passed over.
+
+Source: https://protobuf.dev/programming-guides/encoding
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import BinaryIO
+
+__all__ = ["fields", "packets"]
+
+_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+_MOST_BITS = 64
+_PACKET = 1 << 3 | _LENGTH  # the only field of a trace
+_BLOCK_BYTES = 1 << 20
+
+
+def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Number and value of each field of a message, in order; 64 bits without a sign, or bytes.
+
+    Raises:
+        ValueError: If the bytes are not a message.
+    """
+    place, end = 0, len(data)
+    while place < end:
+        key, place = _varint(data, place)
+        kind = key & 7
+        if kind == _VARINT:
+            value, place = _varint(data, place)
+            yield key >> 3, value
+            continue
+        if kind == _LENGTH:
+            size, place = _varint(data, place)
+        elif kind in (_FIXED64, _FIXED32):
+            size = 8 if kind == _FIXED64 else 4
+        else:
+            raise ValueError(f"a field of kind {kind}")
+        if size > end - place:
+            raise ValueError("a field that ends behind its message")
+        found = data[place : place + size]
+        place += size
+        yield key >> 3, found if kind == _LENGTH else int.from_bytes(found, "little")
+
+
+def _varint(data: bytes, place: int) -> tuple[int, int]:
+    """A number, and the place behind it."""
+    number = shift = 0
+    while place < len(data) and shift < _MOST_BITS + 6:
+        byte = data[place]
+        place += 1
+        number |= (byte & 127) << shift
+        if byte < 128:
+            return number & (1 << _MOST_BITS) - 1, place
+        shift += 7
+    raise ValueError("a number that does not end")
+
+
+def packets(stream: BinaryIO, *, most_bytes: int, longest: int) -> Iterator[bytes]:
+    """Packets of a trace, one after another.
+
+    Args:
+        stream: The trace.
+        most_bytes: Bytes of a trace that are read.
+        longest: Bytes of a packet.
+
+    Raises:
+        ValueError: If it is cut, goes beyond a limit, or holds something other than packets.
+    """
+    kept, place, total = b"", 0, 0
+    while True:
+        if len(kept) - place < _BLOCK_BYTES:
+            part = stream.read(_BLOCK_BYTES)
+            total += len(part)
+            kept, place = kept[place:] + part, 0
+        if not kept:
+            return
+        if total > most_bytes:
+            raise ValueError(f"more than {most_bytes:,} bytes")
+        key, start = _varint(kept, place)
+        size, start = _varint(kept, start)
+        if key != _PACKET or size > longest:
+            raise ValueError("something other than packets of Perfetto")
+        while len(kept) - start < size:
+            part = stream.read(size - (len(kept) - start))
+            if not part:
+                raise ValueError("a packet that is cut")
+            total += len(part)
+            kept += part
+        yield kept[start : start + size]
+        place = start + size
