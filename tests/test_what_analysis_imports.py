@@ -22,7 +22,16 @@ sys.exit(code)
 """
 ARRAYS = {"numpy", "pyarrow", "pandas", "fsspec"}
 DRAWING = {"rich", "markdown_it", "pygments"}
-NEVER = {"torch", "hta", "dask", "distributed", "duckdb", "matplotlib", "importlib.metadata"}
+NEVER = {
+    "torch",
+    "hta",
+    "dask",
+    "distributed",
+    "duckdb",
+    "matplotlib",
+    "importlib.metadata",
+    "asyncio",
+}
 LOADED = {
     "--help": NEVER | ARRAYS | DRAWING | {"msgspec", "distprof.config", "distprof.api"},
     "analyze --help": NEVER | ARRAYS | DRAWING | {"msgspec", "distprof.config", "distprof.api"},

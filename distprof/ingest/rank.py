@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -38,6 +38,9 @@ from distprof.run.tables import COLLECTIVES, HOST, STEPS, RankTables
 from distprof.run.topology import shared_group
 from distprof.schema import ABSENT, Table
 from distprof.terms import ActivityKind, StepSource
+
+if TYPE_CHECKING:
+    from distprof.ingest.machines.shared_cache import SharedCache
 
 __all__ = [
     "CONCLUSIONS_VERSION",
@@ -215,22 +218,30 @@ def ingest_rank(trace: TraceFile, options: IngestOptions) -> Rank:
 
 def _cached(source: _Source, options: IngestOptions) -> Rank:
     """The rank with its tables in the cache: found, fetched from a shared cache, or made."""
-    from distprof.ingest.machines.shared_cache import SharedCache
-
     root = cache_root(options.run_dir, options.cache_dir)
     key = _key(source, options)
     entry, note = cache.find_entry(root, key), ""
-    shared = SharedCache(shared_url(options.run_dir, options.cache_dir))
-    if entry is None and shared.url:
+    shared = _shared(options)
+    if entry is None and shared is not None:
         entry, note = shared.fetch(key, root)
     if entry is not None:
         kept = _from_entry(source.trace, options, entry)
         if kept is not None:
             return kept
     made = _kept(source, options, root, key)
-    if shared.url and not note:
+    if shared is not None and not note:
         note = shared.store(key, Path(getattr(made.tables, "folder", "")))
     return _with_note(made, note) if note else made
+
+
+def _shared(options: IngestOptions) -> SharedCache | None:
+    """The cache that a team shares, where the user named one."""
+    url = shared_url(options.run_dir, options.cache_dir)
+    if not url:
+        return None
+    from distprof.ingest.machines.shared_cache import SharedCache  # and with it asyncio
+
+    return SharedCache(url)
 
 
 def _kept(source: _Source, options: IngestOptions, root: Path, key: cache.CacheKey) -> Rank:
