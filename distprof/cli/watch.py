@@ -27,8 +27,8 @@ from distprof.escape import plain
 from distprof.options import finite_range
 
 if TYPE_CHECKING:
+    from distprof.verbs.watch.board import Board
     from distprof.verbs.watch.deliver import Courier
-    from distprof.verbs.watch.endpoint import Board
     from distprof.verbs.watch.result import Alert, WatchReport
 
 __all__ = ["watch"]
@@ -91,7 +91,7 @@ def watch(
     output = Output(**output_options)
     from distprof.verbs.addresses import listen_address
     from distprof.verbs.watch.alerts import alert_kinds, default_levels, parse_alerts
-    from distprof.verbs.watch.endpoint import Board, follow_endpoint, is_endpoint
+    from distprof.verbs.watch.endpoint import follow_endpoint, is_endpoint
     from distprof.verbs.watch.follow import follow, run_directory
     from distprof.verbs.watch.show import WATCH
 
@@ -103,6 +103,8 @@ def watch(
         raise UsageError("--listen needs a run directory, and time: it does not go with --once")
     board = None
     if listen is not None:
+        from distprof.verbs.watch.board import Board
+
         run_directory(source)  # before others are told where to look
         board = Board(*listen_address(listen))
         note(f"Others can watch at {board.address}", quiet=output.quiet)

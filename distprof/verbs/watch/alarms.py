@@ -6,8 +6,7 @@ from collections.abc import Collection, Mapping
 
 import msgspec
 
-from distprof.units import capitalized, name_ranks
-from distprof.verbs.watch.result import Alert
+from distprof.verbs.watch.result import Alert, sentence_on
 from distprof.version import __version__
 
 __all__ = ["JOB", "Alarms", "Condition"]
@@ -65,14 +64,14 @@ class Alarms:
             began, ended = now.on - before, before - now.on
             if began:
                 words = now.words_on(began)
-                events.append(self._alert("raised", kind, began, words, step, now_ns))
+                events.append(self._alert(kind, began, words, step, now_ns))
             if ended:
-                words = f"no longer: {kind}"
-                events.append(self._alert("cleared", kind, ended, words, step, now_ns))
+                over = _ranks(ended)
+                events.append(self._began[kind].cleared(over, step=step, time_ns=now_ns))
             self._raised[kind] = now.on
             if now.on:
                 words = now.words_on(now.on)
-                self._began[kind] = self._alert("raised", kind, now.on, words, step, now_ns)
+                self._began[kind] = self._alert(kind, now.on, words, step, now_ns)
         return events
 
     def raised(self) -> tuple[Alert, ...]:
@@ -80,17 +79,20 @@ class Alarms:
         return tuple(self._began[kind] for kind, on in self._raised.items() if on)
 
     def _alert(
-        self, state: str, kind: str, on: Collection[int], words: str, step: int | None, now_ns: int
+        self, kind: str, on: Collection[int], words: str, step: int | None, now_ns: int
     ) -> Alert:
-        ranks = tuple(sorted(rank for rank in on if rank != JOB))
-        who = capitalized(name_ranks(ranks)) if ranks else "The job"
+        ranks = _ranks(on)
         return Alert(
             distprof_version=__version__,
-            state="raised" if state == "raised" else "cleared",
+            state="raised",
             kind=kind,
-            message=f"{who}: {words}",
+            message=sentence_on(ranks, words),
             ranks=ranks,
             step=step,
             time_ns=now_ns,
             source=self._source,
         )
+
+
+def _ranks(on: Collection[int]) -> tuple[int, ...]:
+    return tuple(sorted(rank for rank in on if rank != JOB))

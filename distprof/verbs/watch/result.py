@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Literal
 
 import msgspec
 
 from distprof.formats import Displayed
+from distprof.units import capitalized, name_ranks
 
 __all__ = [
     "ALERT_SCHEMA",
@@ -18,6 +20,7 @@ __all__ = [
     "MemoryOfRank",
     "ThrottledRank",
     "WatchReport",
+    "sentence_on",
 ]
 
 WATCH_SCHEMA = "distprof.watch/1"
@@ -50,6 +53,29 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     step: int | None = None
     time_ns: int
     source: str
+
+    def cleared(self, ranks: Collection[int], *, step: int | None, time_ns: int) -> Alert:
+        """The alert that it is over.
+
+        Args:
+            ranks: For these of its ranks; none where it is about the job.
+            step: Last step known.
+            time_ns: When that was noticed, ns since the epoch.
+        """
+        return msgspec.structs.replace(
+            self,
+            state="cleared",
+            message=sentence_on(ranks, f"no longer: {self.kind}"),
+            ranks=tuple(sorted(ranks)),
+            step=step,
+            time_ns=time_ns,
+        )
+
+
+def sentence_on(ranks: Collection[int], words: str) -> str:
+    """Who, and what of them; the job where there is no rank."""
+    who = capitalized(name_ranks(sorted(ranks))) if ranks else "The job"
+    return f"{who}: {words}"
 
 
 class LateRank(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

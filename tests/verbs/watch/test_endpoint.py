@@ -20,9 +20,11 @@ import pytest
 
 from distprof.cli import main
 from distprof.errors import InputError, UsageError
+from distprof.verbs.watch import board as board_module
 from distprof.verbs.watch import endpoint
 from distprof.verbs.watch.alerts import alert_kinds
-from distprof.verbs.watch.endpoint import Board, follow_endpoint, is_endpoint
+from distprof.verbs.watch.board import Board
+from distprof.verbs.watch.endpoint import follow_endpoint, is_endpoint
 from distprof.verbs.watch.result import Alert, WatchReport
 from tests.job_folders import JobFolder
 from tests.verbs.watch.samples import ended, running
@@ -249,12 +251,12 @@ def test_an_answer_that_trickles_is_not_waited_for(monkeypatch: pytest.MonkeyPat
 def test_visitors_that_say_nothing_shut_nobody_out_for_long(
     board: Board, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endpoint._Answer, "timeout", 0.5)
+    monkeypatch.setattr(board_module._Answer, "timeout", 0.5)
     board.show(running())
     address = board.address.removeprefix("http://").split(":")
     silent = [
         socket.create_connection((address[0], int(address[1])))
-        for _ in range(endpoint.MOST_VISITORS + 8)
+        for _ in range(board_module.MOST_VISITORS + 8)
     ]
     until = time.monotonic() + 60
     while time.monotonic() < until:
