@@ -1,9 +1,10 @@
-"""A saved report with a number that cannot be is refused, or shown in every format."""
+"""A saved document with a number that cannot be is refused, or shown in every format."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -11,11 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distprof.documents.document import Document
 from distprof.documents.saved import REPORT
-from distprof.errors import SchemaError
-from distprof.formats import RenderOptions, find_reporter
+from distprof.errors import SchemaError, UsageError
+from distprof.formats import RenderOptions
 from distprof.sections.table import Bar
-from tests.documents.job_samples import SAMPLES
+from distprof.verbs.documents import all_documents
+from tests.contracts.test_documents import SAMPLES
+from tests.documents.job_samples import SAMPLES as REPORTS
 
 FORMATS = ("text", "brief", "md", "html", "github", "gitlab", "sarif", "junit")
 IMPOSSIBLE = (0, -1, 1e300, -1e300, 1e-300, 2**62, -(2**62), 2**64 - 1)
@@ -35,8 +39,16 @@ def places(value: object, place: Place = ()) -> Iterator[Place]:
 
 
 @cache
-def sample(name: str) -> tuple[bytes, tuple[Place, ...]]:
-    data = REPORT.encode(SAMPLES[name]())
+def samples() -> dict[str, tuple[Document[Any], Any]]:
+    """By name: every document that people see, and every kind of report."""
+    documents = {each.name: (each, SAMPLES[each.name]()) for each in all_documents() if each.page}
+    return documents | {f"report, {name}": (REPORT, make()) for name, make in REPORTS.items()}
+
+
+@cache
+def encoded(name: str) -> tuple[bytes, tuple[Place, ...]]:
+    document, result = samples()[name]
+    data = document.encode(result)
     return data, tuple(places(json.loads(data)))
 
 
@@ -49,18 +61,27 @@ def with_number(data: bytes, place: Place, number: float) -> bytes:
     return json.dumps(document).encode()
 
 
-@given(st.sampled_from(sorted(SAMPLES)), st.data(), st.sampled_from(IMPOSSIBLE), st.booleans())
+def all_formats(document: Document[Any], result: Any, *, show_all: bool = False) -> list[str]:
+    shown = []
+    for form in FORMATS:
+        with suppress(UsageError):  # it has no such format
+            report = document.reporter(form)
+            shown.append(report(result, RenderOptions(width=80, show_all=show_all)))
+    return shown
+
+
+@given(st.sampled_from(sorted(samples())), st.data(), st.sampled_from(IMPOSSIBLE), st.booleans())
 def test_any_number_in_any_place_is_refused_or_shown(
     name: str, drawn: st.DataObject, number: float, show_all: bool
 ) -> None:
-    data, found = sample(name)
+    data, found = encoded(name)
+    document = samples()[name][0]
     changed = with_number(data, drawn.draw(st.sampled_from(found)), number)
     try:
-        report = REPORT.decode(changed, "report.json")
+        result = document.decode(changed, "saved.json")
     except SchemaError:
         return
-    for form in FORMATS:
-        assert find_reporter(form)(report, RenderOptions(width=80, show_all=show_all))
+    assert all(all_formats(document, result, show_all=show_all))
 
 
 @pytest.mark.parametrize(("ratio", "length"), [(0.5, 5), (-1e9, 0), (1e300, 10), (1.01, 10)])
@@ -71,13 +92,16 @@ def test_a_bar_is_never_longer_than_its_room(ratio: float, length: int) -> None:
 @pytest.mark.parametrize(
     ("name", "place", "number"),
     [
-        ("healthy", ("waterfall", "num_ranks"), 0),
-        ("straggler", ("collectives", "classes", 0, "bytes"), -1),
-        ("capture-only", ("waterfall", "ranks", 0, "exposed_transfer_ns"), 2**62),
+        ("report, healthy", ("waterfall", "num_ranks"), 0),
+        ("report, straggler", ("collectives", "classes", 0, "bytes"), -1),
+        ("report, capture-only", ("waterfall", "ranks", 0, "exposed_transfer_ns"), 2**62),
+        ("scaling", ("scaling", "sizes", 0, "run_step_ns", 0), 0),
+        ("plan", ("best", 0, "step_ns"), 0),
     ],
 )
 def test_numbers_that_once_broke_a_page(name: str, place: Place, number: float) -> None:
-    report = REPORT.decode(with_number(sample(name)[0], place, number), "report.json")
-    for form in FORMATS:
-        text = find_reporter(form)(report, RenderOptions(width=80))
-        assert len(text) < 2_000_000
+    document = samples()[name][0]
+    result = document.decode(with_number(encoded(name)[0], place, number), "saved.json")
+    shown = all_formats(document, result)
+    assert len(shown) >= 4
+    assert all(len(text) < 2_000_000 for text in shown)

@@ -89,7 +89,8 @@ def reasons(plan: Plan) -> Iterator[str]:
         "bubble": best.bubble_ns,
         "optimizer": best.optimizer_ns,
     }
-    shares = [f"{format_ratio(ns / best.step_ns)} {name}" for name, ns in parts.items() if ns > 0]
+    whole = max(best.step_ns, 1)
+    shares = [f"{format_ratio(ns / whole)} {name}" for name, ns in parts.items() if ns > 0]
     yield f"The step is {', '.join(shares)}."
     for position in best.tiers:
         yield (

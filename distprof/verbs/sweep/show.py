@@ -124,7 +124,7 @@ def _unsteady(sizes: Sequence[ScalingSize]) -> Iterator[str]:
     spread = {
         size.num_ranks: (min(size.run_step_ns), max(size.run_step_ns))
         for size in sizes
-        if len(size.run_step_ns) > 1
+        if len(size.run_step_ns) > 1 and min(size.run_step_ns) > 0
     }
     if not spread:
         return
