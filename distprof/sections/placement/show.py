@@ -39,7 +39,7 @@ def groups_on_nodes_table(report: Report, *, show_all: bool) -> TableView | None
     if len(result.nodes) < 2 and not show_all:
         return None
     is_timed = any(axis.sent_bytes_per_step is not None for axis in result.axes)
-    order = f", {_ORDERS[result.order]}" if result.order else ""
+    order = f", {_ORDERS.get(result.order, result.order)}" if result.order else ""
     return rows_table(
         "Groups on nodes",
         (

@@ -29,9 +29,10 @@ _PREFERRED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 def fabric_verdict(profile: FabricFile) -> str:
     """The most informative curve in one sentence."""
-    if not profile.curves:
+    measured = [curve for curve in profile.curves if curve.points]
+    if not measured:
         return "Nothing was measured."
-    curve = min(profile.curves, key=_rank_of)
+    curve = min(measured, key=_rank_of)
     best = _best(curve)
     reaches = (
         f"{curve.kind} over {_where(curve)} reaches {format_bandwidth(best.busbw_bytes_per_s)}"

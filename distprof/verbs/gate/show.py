@@ -207,7 +207,7 @@ def _parts_table(result: CheckResult) -> TableView:
     there = [part for part in result.parts if part.baseline_ns or part.candidate_ns]
     rows = [
         (
-            PARTS[part.part],
+            PARTS.get(part.part, part.part),
             format_duration(part.baseline_ns),
             format_duration(part.candidate_ns),
             signed(part.change_ns),

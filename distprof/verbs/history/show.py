@@ -385,7 +385,9 @@ def _answer_page(answer: HistoryAnswer, options: RenderOptions) -> Page:
 
 
 def _answer_table(answer: HistoryAnswer, *, show_all: bool) -> TableView:
-    rows = answer.rows if show_all else answer.rows[:_FEW_ROWS]
+    some = answer.rows if show_all else answer.rows[:_FEW_ROWS]
+    width = len(answer.columns)  # of a row from elsewhere, cells may be missing or too many
+    rows = [(*row, *[None] * width)[:width] for row in some]
     left = [not _is_number(column) for column in zip(*rows, strict=True)]
     more = len(answer.rows) - len(rows)
     return TableView(

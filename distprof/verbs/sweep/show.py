@@ -315,13 +315,17 @@ def _drawing(size: ScalingSize) -> Callable[[int], str]:
 def _losses_table(sizes: Sequence[ScalingSize], *, show_all: bool) -> TableView:
     """One row per cause, one column per size; columns add up to the loss."""
     shown = sizes if show_all else sizes[-_MOST_SIZES:]
-    lost = [{loss.cause: loss for loss in size.losses} for size in shown]
-    used = [name for name in CAUSES.values() if any(of[name].lost_ns for of in lost)]
+    lost = [_by_cause(size) for size in shown]
+    used = [
+        name for name in CAUSES.values() if any(loss.lost_ns for of in lost for loss in of[name])
+    ]
     small = [] if show_all else [name for name in used if _is_small(name, lost)]
-    rows = [_loss_row(name, [[of[name]] for of in lost]) for name in used if name not in small]
+    rows = [_loss_row(name, [of[name] for of in lost]) for name in used if name not in small]
     if small:
         title = small[0] if len(small) == 1 else f"{len(small)} smaller causes"
-        rows.append(_loss_row(title, [[of[name] for name in small] for of in lost]))
+        rows.append(
+            _loss_row(title, [[loss for name in small for loss in of[name]] for of in lost])
+        )
     rows.append(_loss_row("lost", [size.losses for size in shown]))
     largest = counted(shown[-1].num_ranks, "rank")
     return TableView(
@@ -338,8 +342,13 @@ def _losses_table(sizes: Sequence[ScalingSize], *, show_all: bool) -> TableView:
     )
 
 
-def _is_small(cause: str, lost: Sequence[dict[str, ScalingLoss]]) -> bool:
-    return all(abs(of[cause].ratio) < _LEAST_SHARE for of in lost)
+def _by_cause(size: ScalingSize) -> dict[str, list[ScalingLoss]]:
+    """Losses of each cause, also of those that a table from elsewhere lacks."""
+    return {name: [loss for loss in size.losses if loss.cause == name] for name in CAUSES.values()}
+
+
+def _is_small(cause: str, lost: Sequence[dict[str, list[ScalingLoss]]]) -> bool:
+    return all(abs(loss.ratio) < _LEAST_SHARE for of in lost for loss in of[cause])
 
 
 def _loss_row(title: str, lost: Sequence[Sequence[ScalingLoss]]) -> tuple[str, ...]:

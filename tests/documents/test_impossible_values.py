@@ -1,4 +1,4 @@
-"""A saved document with a number that cannot be is refused, or shown in every format."""
+"""A saved document with a value that cannot be is refused, or shown in every format."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ from tests.contracts.test_documents import SAMPLES
 from tests.documents.job_samples import SAMPLES as REPORTS
 
 FORMATS = ("text", "brief", "md", "html", "github", "gitlab", "sarif", "junit")
-IMPOSSIBLE = (0, -1, 1e300, -1e300, 1e-300, 2**62, -(2**62), 2**64 - 1)
+NUMBERS = (0, -1, 1e300, -1e300, 1e-300, 2**62, -(2**62), 2**64 - 1)
+OTHERS = (None, [], {}, "", "other", True)
 Place = tuple[str | int, ...]
 
 
 def places(value: object, place: Place = ()) -> Iterator[Place]:
-    """Where the numbers of a document stand."""
+    """Where the values of a document stand: tables, lists and plain ones."""
+    if place:
+        yield place
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from places(inner, (*place, key))
     elif isinstance(value, list):
         for number, inner in enumerate(value[:2]):
             yield from places(inner, (*place, number))
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        yield place
 
 
 @cache
@@ -52,12 +53,12 @@ def encoded(name: str) -> tuple[bytes, tuple[Place, ...]]:
     return data, tuple(places(json.loads(data)))
 
 
-def with_number(data: bytes, place: Place, number: float) -> bytes:
+def with_value(data: bytes, place: Place, value: object) -> bytes:
     document: Any = json.loads(data)
     within = document
     for key in place[:-1]:
         within = within[key]
-    within[place[-1]] = number
+    within[place[-1]] = value
     return json.dumps(document).encode()
 
 
@@ -70,13 +71,14 @@ def all_formats(document: Document[Any], result: Any, *, show_all: bool = False)
     return shown
 
 
-@given(st.sampled_from(sorted(samples())), st.data(), st.sampled_from(IMPOSSIBLE), st.booleans())
-def test_any_number_in_any_place_is_refused_or_shown(
-    name: str, drawn: st.DataObject, number: float, show_all: bool
+@given(st.sampled_from(sorted(samples())), st.data(), st.booleans())
+def test_any_value_in_any_place_is_refused_or_shown(
+    name: str, drawn: st.DataObject, show_all: bool
 ) -> None:
     data, found = encoded(name)
     document = samples()[name][0]
-    changed = with_number(data, drawn.draw(st.sampled_from(found)), number)
+    place = drawn.draw(st.sampled_from(found))
+    changed = with_value(data, place, drawn.draw(st.sampled_from([*NUMBERS, *OTHERS])))
     try:
         result = document.decode(changed, "saved.json")
     except SchemaError:
@@ -90,18 +92,24 @@ def test_a_bar_is_never_longer_than_its_room(ratio: float, length: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "place", "number"),
+    ("name", "place", "value"),
     [
         ("report, healthy", ("waterfall", "num_ranks"), 0),
         ("report, straggler", ("collectives", "classes", 0, "bytes"), -1),
         ("report, capture-only", ("waterfall", "ranks", 0, "exposed_transfer_ns"), 2**62),
         ("scaling", ("scaling", "sizes", 0, "run_step_ns", 0), 0),
         ("plan", ("best", 0, "step_ns"), 0),
+        ("scaling", ("scaling", "sizes", 1, "losses", 0, "cause"), "other"),
+        ("check", ("parts", 0, "part"), "other"),
+        ("history-answer", ("rows", 0), []),
+        ("history-answer", ("columns",), []),
+        ("fabric", ("curves", 0, "points"), []),
+        ("report, many-ranks", ("placement", "order"), "other"),
     ],
 )
-def test_numbers_that_once_broke_a_page(name: str, place: Place, number: float) -> None:
+def test_values_that_once_broke_a_page(name: str, place: Place, value: object) -> None:
     document = samples()[name][0]
-    result = document.decode(with_number(encoded(name)[0], place, number), "saved.json")
+    result = document.decode(with_value(encoded(name)[0], place, value), "saved.json")
     shown = all_formats(document, result)
     assert len(shown) >= 4
     assert all(len(text) < 2_000_000 for text in shown)
