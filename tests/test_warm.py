@@ -70,6 +70,19 @@ def test_sitecustomize_runs_before_and_sees_torch_being_imported(
     assert printed(started_warm, text, PYTHONPATH=path) == "False\n['torch'] 2.0\n"
 
 
+def test_what_the_first_test_puts_on_the_path_is_new_to_its_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('customized')")
+    warm = WarmPython()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    try:
+        done = warm.run([sys.executable, "-c", "print('ran')"], env=os.environ, timeout_s=120)
+    finally:
+        warm.close()
+    assert done.stdout == "customized\nran\n"
+
+
 @pytest.mark.parametrize(
     ("end", "code"),
     [

@@ -520,6 +520,8 @@ class WarmPython:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._stem: _Stem | None = None
+        # not that of the first test, whose folders on the path would count as known already
+        self._environment = {**os.environ, **_WITHOUT_THREADS}
 
     def popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
         """As ``subprocess.Popen`` with text.
@@ -540,7 +542,7 @@ class WarmPython:
             [sys.executable, "-P", __file__, str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
-            env={**os.environ, **_WITHOUT_THREADS},
+            env=self._environment,
         )
         theirs.close()
         self._stem = _Stem(ours)
