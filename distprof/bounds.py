@@ -11,9 +11,10 @@ import errno
 import io
 import math
 import os
+import re
 import select
 import stat
-from typing import Any, BinaryIO, Literal, cast
+from typing import Any, BinaryIO, Literal, TypeVar, cast
 
 import msgspec
 
@@ -24,12 +25,16 @@ __all__ = [
     "NotAFileError",
     "TooLargeError",
     "UnpackedTooLargeError",
+    "decode_json",
     "num_parts",
     "open_plain",
     "read_plain",
     "within",
     "wrong_number",
 ]
+
+
+T = TypeVar("T")
 
 
 class Bound(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +82,25 @@ def wrong_number(value: object, *, most: int = 2**64 - 1) -> str:
         elif isinstance(found, list):
             waiting += found
     return ""
+
+
+_MANY_DIGITS = re.compile(rb"-\d{19}|(?<![.\d])\d{20}")
+"""No number beyond 64 bits is shorter; times since the epoch are."""
+
+
+def decode_json(data: bytes, kind: type[T]) -> T:
+    """What a file of ours holds; its whole numbers fit 64 bits, which arithmetic relies on.
+
+    Raises:
+        ValueError: If a number does not, or the text is not JSON of this kind (msgspec's errors are
+            of this type).
+    """
+    found = msgspec.json.decode(data, type=kind)
+    if _MANY_DIGITS.search(data) is not None:  # as good as never
+        wrong = wrong_number(msgspec.json.decode(data))
+        if wrong:
+            raise ValueError(wrong)
+    return found
 
 
 class _RefusedError(OSError):

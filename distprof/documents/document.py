@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 import msgspec
 
 from distprof.artefacts.files import write_atomically
-from distprof.bounds import Bound, NotAFileError, TooLargeError, read_plain, wrong_number
+from distprof.bounds import Bound, NotAFileError, TooLargeError, decode_json, read_plain
 from distprof.documents.page import Page, page_markdown, page_text
 from distprof.documents.schema import json_schema, schema_page, schema_text
 from distprof.errors import InputError, SchemaError, UsageError
@@ -40,23 +40,6 @@ LARGE = 10_000_000
 _UNSEEN = re.compile(
     "[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e007f]"
 )
-
-
-_MANY_DIGITS = re.compile(rb"-\d{19}|(?<![.\d])\d{20}")
-"""No number beyond 64 bits is shorter; times since the epoch are."""
-
-
-def _check_numbers(data: bytes) -> None:
-    """Check that whole numbers fit 64 bits: all of ours do, and arithmetic relies on it.
-
-    Raises:
-        ValueError: If one does not.
-    """
-    if _MANY_DIGITS.search(data) is None:  # as good as always
-        return
-    wrong = wrong_number(msgspec.json.decode(data))
-    if wrong:
-        raise ValueError(wrong)
 
 
 class _Header(msgspec.Struct):
@@ -177,8 +160,7 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         """
         header = self._header(data, source)
         try:
-            _check_numbers(data)
-            return msgspec.json.decode(data, type=self.kind)
+            return decode_json(data, self.kind)
         except (msgspec.ValidationError, RecursionError, ValueError) as error:
             raise SchemaError(
                 source,

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from distprof.artefacts.fabric_file import FABRIC_SCHEMA, FabricCurve, FabricFile, FabricPoint
-from distprof.bounds import Bound, TooLargeError, read_plain
+from distprof.bounds import Bound, TooLargeError, decode_json, read_plain
 from distprof.costs.collectives import bus_factor
 from distprof.costs.fabric import fitted, point
 from distprof.errors import InputError, SchemaError
@@ -127,8 +127,8 @@ def _beginning(source: str) -> bytes:
 
 def _own(data: bytes, source: str) -> FabricFile:
     try:
-        profile = msgspec.json.decode(data, type=FabricFile)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        profile = decode_json(data, FabricFile)
+    except (ValueError, RecursionError) as error:
         raise _other_schema(source, str(error)) from error
     if profile.schema != FABRIC_SCHEMA:
         raise _other_schema(source, f'"schema": "{profile.schema[:60]}"')

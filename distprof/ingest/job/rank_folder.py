@@ -31,7 +31,7 @@ from distprof.artefacts.records import (
     StepRecord,
 )
 from distprof.artefacts.settings_file import SettingsFile
-from distprof.bounds import Bound
+from distprof.bounds import Bound, decode_json
 from distprof.ingest.files import Folder
 from distprof.run.records import (
     CLOCK_STAMPS,
@@ -337,7 +337,7 @@ def _settings(folder: Folder, rank: int) -> tuple[SettingsFile | None, str]:
         return None, ""
     try:
         data = folder.read(SETTINGS_FILE, MAX_SETTINGS_BYTES)
-        settings = msgspec.json.decode(data, type=SettingsFile)
+        settings = decode_json(data, SettingsFile)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError):
         return None, f"{SETTINGS_FILE} is damaged and was ignored"
     if settings.schema != SETTINGS_SCHEMA or settings.rank != rank:

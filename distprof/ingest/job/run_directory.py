@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from distprof.artefacts import ERROR_FILE, FLIGHT_FILE, RANK_FILE, RANK_SCHEMA, RUN_FILE, RUN_SCHEMA
 from distprof.artefacts.rank_file import ErrorFile, RankFile, with_ranks
 from distprof.artefacts.run_file import RankEntry, RunFile
-from distprof.bounds import Bound
+from distprof.bounds import Bound, decode_json
 from distprof.errors import InputError, SchemaError
 from distprof.ingest.discovery import TraceFile
 from distprof.ingest.files import Folder
@@ -185,7 +185,7 @@ def _run_file(folder: Folder) -> tuple[RunFile | None, list[Gap]]:
                 fix="analyse it with the version of distprof that wrote it or a newer one: pip "
                 "install --upgrade distprof",
             )
-        return msgspec.json.decode(data, type=RunFile), []
+        return decode_json(data, RunFile), []
     except OSError as error:
         return None, [_no_run_file(f"is not readable ({error.strerror})")]
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
@@ -215,7 +215,7 @@ def _optional(folder: Folder, name: str, kind: type[_T]) -> tuple[_T | None, boo
     if folder.size(name) is None:
         return None, True
     try:
-        return msgspec.json.decode(folder.read(name, MAX_RANK_BYTES), type=kind), True
+        return decode_json(folder.read(name, MAX_RANK_BYTES), kind), True
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError):
         return None, False
 

@@ -164,6 +164,12 @@ def test_a_nameless_table_is_told_by_its_ratio_or_asked_about(tmp_path):
             b'"points":[{"bytes":0,"time_ns":1,"algbw_bytes_per_s":1,"busbw_bytes_per_s":1}]}]}',
             "curve that is impossible",
         ),
+        (
+            b'{"schema":"distprof.fabric/1","origin":"x","curves":[{"kind":"reduce","group_size":2,'
+            b'"points":[{"bytes":1' + b"0" * 400 + b',"time_ns":1,"algbw_bytes_per_s":1,'
+            b'"busbw_bytes_per_s":1}]}]}',
+            "more than 64 bits",
+        ),
     ],
 )
 def test_what_is_no_profile_is_refused_with_a_sentence(tmp_path, content, says):
