@@ -76,7 +76,7 @@ def wrong_number(value: object, *, most: int = 2**64 - 1) -> str:
         if isinstance(found, int) and not -(2**63) <= found <= most:
             return "a whole number of more than 64 bits"
         if isinstance(found, float) and not math.isfinite(found):
-            return f"a number that is {'not one' if math.isnan(found) else 'infinite'}"
+            return f"the number {found}"
         if isinstance(found, dict):
             waiting += found.values()
         elif isinstance(found, list):
