@@ -25,8 +25,15 @@
 #include <utility>
 #include <vector>
 
-#if defined(__SSE2__)  // of x86: little-endian
+#if defined(__SSE2__)
 #include <emmintrin.h>
+#endif
+
+// Eight bytes are looked at as one number.
+#if defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#define DISTPROF_WORDS 1
+#else
+#define DISTPROF_WORDS 0
 #endif
 
 namespace distprof {
@@ -466,7 +473,7 @@ private:
 
     /// Indents are several spaces: eight are compared at once.
     void pass_spaces() {
-#if defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#if DISTPROF_WORDS
         while (end_ - at_ >= 8) {
             std::uint64_t word;
             std::memcpy(&word, at_, 8);
@@ -568,51 +575,37 @@ private:
 
     /// Digits into the mantissa, at least one; how many.
     DISTPROF_INLINE std::uint32_t pass_digits(std::uint64_t& mantissa) {
-#if defined(__SSE2__)
-        if (end_ - at_ >= 16) {
-            const unsigned count = digits_here();
-            if (count < 16) {
-                require(count > 0);
-                const std::uint64_t value =
-                    count <= 8 ? eight_digits(word_at(at_) << (64 - 8 * count))
-                               : 100000000u * eight_digits(word_at(at_) << (128 - 8 * count)) +
-                                     eight_digits(word_at(at_ + count - 8));
-                mantissa = POWERS_OF_TEN[count] * mantissa + value;
-                at_ += count;
-                return count;
-            }
+        const char* const begin = at_;
+#if DISTPROF_WORDS
+        for (unsigned count = 8; count == 8 && end_ - at_ >= 8; at_ += count) {
+            const std::uint64_t digits = digits_at(at_);
+            count = num_digits(digits);
+            if (count == 0) break;
+            mantissa = POWERS_OF_TEN[count] * mantissa + eight_digits(digits << (64 - 8 * count));
         }
 #endif
-        return pass_many_digits(mantissa);
-    }
-
-    std::uint32_t pass_many_digits(std::uint64_t& mantissa) {
-        const char* const begin = at_;
         while (at_digit()) mantissa = 10 * mantissa + static_cast<std::uint64_t>(*at_++ - '0');
         require(at_ > begin && at_ - begin < 1000);
         return static_cast<std::uint32_t>(at_ - begin);
     }
 
-#if defined(__SSE2__)
-    static constexpr std::array<std::uint64_t, 16> POWERS_OF_TEN{
-        1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000, 1000000000, 10000000000,
-        100000000000, 1000000000000, 10000000000000, 100000000000000, 1000000000000000};
+#if DISTPROF_WORDS
+    static constexpr std::array<std::uint64_t, 9> POWERS_OF_TEN{
+        1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000};
 
-    /// Number of digits in the next 16 bytes, up to the first other one.
-    DISTPROF_INLINE unsigned digits_here() const {
-        const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at_));
-        const __m128i digits = _mm_sub_epi8(bytes, _mm_set1_epi8('0'));
-        const __m128i is_digit = _mm_cmpeq_epi8(_mm_min_epu8(digits, _mm_set1_epi8(9)), digits);
-        const auto others = ~static_cast<unsigned>(_mm_movemask_epi8(is_digit));
-        return static_cast<unsigned>(__builtin_ctz(others));
-    }
-
-    /// Eight bytes less the code of 0 each. What they borrow is from bytes behind the first one that is
-    /// no digit.
-    static DISTPROF_INLINE std::uint64_t word_at(const char* from) {
+    /// Eight bytes less the code of 0 each. What they borrow is from bytes behind the first one that
+    /// is no digit.
+    static DISTPROF_INLINE std::uint64_t digits_at(const char* from) {
         std::uint64_t word;
         std::memcpy(&word, from, 8);
         return word - 0x3030303030303030u;
+    }
+
+    /// How many of these are digits, up to the first that is none: neither it nor it plus 6 is
+    /// without its high four bits.
+    static DISTPROF_INLINE unsigned num_digits(std::uint64_t digits) {
+        const std::uint64_t others = (digits | (digits + 0x0606060606060606u)) & 0xF0F0F0F0F0F0F0F0u;
+        return others == 0 ? 8 : static_cast<unsigned>(__builtin_ctzll(others)) / 8;
     }
 
     /// Values of eight digits, the first one lowest, to a number in three multiplications.
@@ -626,9 +619,10 @@ private:
 
     /// Pass an integer that nobody asks for, if it is a short one.
     DISTPROF_INLINE bool passes_short_integer() {
-#if defined(__SSE2__)
+#if DISTPROF_WORDS
         if (end_ - at_ < 17) return false;
-        const unsigned count = digits_here();
+        unsigned count = num_digits(digits_at(at_));
+        if (count == 8) count += num_digits(digits_at(at_ + 8));
         const char behind = at_[count];
         const bool is_integer = behind != '.' && behind != 'e' && behind != 'E';
         if (!is_integer || count == 0 || count == 16 || (*at_ == '0' && count > 1)) return false;
@@ -843,6 +837,7 @@ public:
             if (likely == START) break;
             if (scanner.passes(step.text.data(), step.mask, step.size)) {
                 current_ = likely;
+                if (step.number != CLOSED) scanner.skip_space();  // there may be more than before
                 return step.number;
             }
         }

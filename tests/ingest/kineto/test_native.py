@@ -331,6 +331,14 @@ def test_members_in_any_order_and_layout_are_read_as_python_reads_them(kinds, or
         assert answer_of(data, kernel=True) == answer_of(data, kernel=False)
 
 
+def test_a_member_with_more_space_than_the_one_before_is_not_left_to_python():
+    event = json.dumps(OPERATOR)
+    wider = event.replace('": ', '":\n   ').replace(', "', ' ,\n "')
+    chunk = f"[{event}, {wider}, {event}]".encode()
+    assert not is_declined(chunk)
+    assert answer_of(chunk, kernel=True) == answer_of(chunk, kernel=False)
+
+
 def test_more_keys_than_are_remembered_are_read_all_the_same():
     events = [{**OPERATOR, "ts": 5 + n % 7, f"key {n % 150}": n} for n in range(900)]
     chunk = chunk_of(*events, KERNEL, *events)
