@@ -284,7 +284,7 @@ def _read_columns(path: str) -> dict[str, Any]:
             names = [*COLUMNS, *({"gmc"} & present.keys())]
             file = pq.ParquetFile(stream, metadata=file.metadata, read_dictionary=["optype"])
             table = file.read(columns=names, use_threads=False).combine_chunks()
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(
             path,
             expected=f"a Parquet file with {_LAYOUT}",
