@@ -15,26 +15,22 @@ A field's type and bounds are its check, so no other code checks values by hand.
 from __future__ import annotations
 
 import difflib
-import math
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import inspect
 
 from distprof.bounds import wrong_number
 from distprof.errors import UsageError
-
-if TYPE_CHECKING:
-    import click
+from distprof.units import finite_range
 
 __all__ = [
     "Option",
     "check_known",
     "click_options",
     "convert",
-    "finite_range",
     "option",
     "options_of",
     "parse_toml",
@@ -141,28 +137,6 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
         elif self.value_type is not bool:
             attributes["type"] = self.value_type
         return attributes
-
-
-def finite_range(
-    low: float | None = None, high: float | None = None, *, max_open: bool = False
-) -> click.FloatRange:
-    """What click converts an option's number with; its own range lets "nan" and "inf" pass.
-
-    Args:
-        low: Smallest value; None for any.
-        high: Largest value; None for any.
-        max_open: Whether ``high`` itself is too large.
-    """
-    import click
-
-    class FiniteRange(click.FloatRange):
-        def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-            number = super().convert(value, param, ctx)
-            if not math.isfinite(number):
-                self.fail(f"{value!r} is not a finite number.", param, ctx)
-            return number
-
-    return FiniteRange(low, high, max_open=max_open)
 
 
 def options_of(kind: type[msgspec.Struct]) -> tuple[Option, ...]:

@@ -1,4 +1,4 @@
-"""Constants, and the only functions that format numbers as text.
+"""Constants, the only functions that format numbers as text, and what options take as a number.
 
 Values from a trace stay int64 nanoseconds and bytes until a reporter shows them.
 Bandwidths and byte counts use decimal prefixes (1 GB = 1e9 B), as nccl-tests does.
@@ -6,13 +6,19 @@ Bandwidths and byte counts use decimal prefixes (1 GB = 1e9 B), as nccl-tests do
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import click
 
 __all__ = [
     "NS_PER_MS",
     "NS_PER_S",
     "NS_PER_US",
     "capitalized",
+    "finite_range",
     "fold_ranks",
     "format_bandwidth",
     "format_bytes",
@@ -136,3 +142,25 @@ def name_of_device(host: str, index: int | None, bus_id: str, uuid: str) -> str:
     """For people, by the best that is known: ``GPU 3 of node-1``."""
     device = f"GPU {index}" if index is not None else f"GPU {bus_id or uuid}".strip()
     return f"{device} of {host}" if host else device
+
+
+def finite_range(
+    low: float | None = None, high: float | None = None, *, max_open: bool = False
+) -> click.FloatRange:
+    """What click converts an option's number with; its own range lets "nan" and "inf" pass.
+
+    Args:
+        low: Smallest value; None for any.
+        high: Largest value; None for any.
+        max_open: Whether ``high`` itself is too large.
+    """
+    import click
+
+    class FiniteRange(click.FloatRange):
+        def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+            number = super().convert(value, param, ctx)
+            if not math.isfinite(number):
+                self.fail(f"{value!r} is not a finite number.", param, ctx)
+            return number
+
+    return FiniteRange(low, high, max_open=max_open)

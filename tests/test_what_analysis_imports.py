@@ -35,6 +35,9 @@ NEVER = {
 LOADED = {
     "--help": NEVER | ARRAYS | DRAWING | {"msgspec", "distprof.config", "distprof.api"},
     "analyze --help": NEVER | ARRAYS | DRAWING | {"msgspec", "distprof.config", "distprof.api"},
+    "check --help": NEVER | ARRAYS | DRAWING | {"msgspec", "distprof.api"},
+    "export --help": NEVER | ARRAYS | DRAWING | {"msgspec", "distprof.api"},
+    "watch --help": NEVER | ARRAYS | DRAWING | {"msgspec", "distprof.api"},
     "plan --help": NEVER | ARRAYS | DRAWING | {"distprof.api", "distprof.rules"},
     "rule": NEVER | ARRAYS | DRAWING | {"distprof.api", "distprof.ingest", "distprof.documents"},
     "rule COM101 --format md": NEVER | ARRAYS | DRAWING,

@@ -15,8 +15,8 @@ from distprof.cli.options import debug_option, output_options_with
 from distprof.cli.output import Output, check_free, deliver, note, show_in_step_summary
 from distprof.cli.progress import make_sweep
 from distprof.errors import UsageError
-from distprof.options import finite_range
 from distprof.terms import CI_FORMATS, PAGE_FORMATS
+from distprof.units import finite_range
 from distprof.verbs.sources import summaries_of
 
 if TYPE_CHECKING:

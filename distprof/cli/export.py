@@ -13,7 +13,7 @@ from distprof.cli.options import RankList, StepList, debug_option
 from distprof.cli.output import check_free, note, to_stdout
 from distprof.errors import UsageError
 from distprof.escape import plain
-from distprof.options import finite_range
+from distprof.units import finite_range
 from distprof.verbs.sources import check_comparable, check_source, single_source
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ from distprof.cli.options import debug_option, output_options_with
 from distprof.cli.output import Output, deliver, show_in_step_summary
 from distprof.config import ModelShape
 from distprof.errors import UsageError
-from distprof.options import click_options, finite_range, options_of
+from distprof.options import click_options, options_of
 from distprof.terms import CI_FORMATS, PAGE_FORMATS
+from distprof.units import finite_range
 
 if TYPE_CHECKING:
     from distprof.verbs.plan.job_file import JobFile

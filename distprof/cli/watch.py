@@ -24,7 +24,7 @@ from distprof.cli.output import (
 )
 from distprof.errors import InputError, UsageError
 from distprof.escape import plain
-from distprof.options import finite_range
+from distprof.units import finite_range
 
 if TYPE_CHECKING:
     from distprof.verbs.watch.board import Board

@@ -80,26 +80,25 @@ CASES.add(
 )
 
 
-def rocprof(text: str) -> Build:
-    """A file that begins as rocprofv3 writes it."""
+def written(name: str, data: bytes) -> Build:
+    """A file of this name."""
 
     def build(folder: Path) -> Path:
-        path = folder / "1_results.json"
-        path.write_text(text)
-        return path
-
-    return build
-
-
-def packets(data: bytes) -> Build:
-    """A file that begins as a Perfetto trace of rocprofv3."""
-
-    def build(folder: Path) -> Path:
-        path = folder / "1_results.pftrace"
+        path = folder / name
         path.write_bytes(data)
         return path
 
     return build
+
+
+def rocprof(text: str) -> Build:
+    """A file that begins as rocprofv3 writes it."""
+    return written("1_results.json", text.encode())
+
+
+def packets(data: bytes) -> Build:
+    """A file that begins as a Perfetto trace of rocprofv3."""
+    return written("1_results.pftrace", data)
 
 
 def packet(*fields: tuple[int, bytes]) -> bytes:

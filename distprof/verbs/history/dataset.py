@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from distprof.artefacts.summary_file import SUMMARY_SCHEMA, SummaryFile
-from distprof.bounds import wrong_number
+from distprof.bounds import decode_json
 from distprof.errors import InputError, MissingExtraError
 from distprof.verbs.history.rows import (
     COLUMNS,
@@ -202,13 +202,9 @@ def count_files(folder: str) -> int:
 
 def _decoded(text: str) -> SummaryFile:
     """Decode a summary; raises ValueError, or an error of msgspec."""
-    found = msgspec.json.decode(text)
-    summary = msgspec.convert(found, SummaryFile)
+    summary = decode_json(text.encode(), SummaryFile)
     if summary.schema != SUMMARY_SCHEMA:
         raise ValueError(f'"schema": "{summary.schema[:60]}"')
-    wrong = wrong_number(found)
-    if wrong:
-        raise ValueError(wrong)
     return summary
 
 

@@ -11,13 +11,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
 from distprof.verbs.addresses import cannot_listen
+from distprof.verbs.watch.endpoint import WITHIN_S
 from distprof.verbs.watch.result import WatchReport
 from distprof.verbs.watch.show import WATCH
 
 __all__ = ["Board"]
-
-WITHIN_S: Final = 10.0
-"""For one question and its answer."""
 
 MOST_VISITORS: Final = 32
 

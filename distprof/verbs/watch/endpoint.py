@@ -21,7 +21,7 @@ from distprof.verbs.watch.show import WATCH
 __all__ = ["follow_endpoint", "is_endpoint"]
 
 WITHIN_S: Final = 10.0
-"""For one question and its answer."""
+"""For one question and its answer, on both sides."""
 
 MOST_BYTES: Final = 4 << 20
 GIVEN_UP_S: Final = 60.0

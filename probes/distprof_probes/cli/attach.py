@@ -14,8 +14,7 @@ import click
 
 from distprof.artefacts import RUN_FILE
 from distprof.errors import InputError
-from distprof.options import finite_range
-from distprof.units import name_ranks
+from distprof.units import finite_range, name_ranks
 from distprof_probes.attach.ranks import LivingRank, look
 
 if TYPE_CHECKING:

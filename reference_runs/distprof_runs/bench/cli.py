@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from distprof.errors import UsageError
-from distprof.options import click_options, finite_range, options_of
+from distprof.options import click_options, options_of
+from distprof.units import finite_range
 from distprof_runs.bench.plan import KINDS, Plan, parse_kinds, parse_size
 from distprof_runs.cli import remember_debug
 from distprof_runs.settings import LaunchOptions, resolve
