@@ -3,13 +3,16 @@
 ::
 
     python3 tasks.py programs --collect-only   # makes the programs' environment
-    python -m benchmarks.programs --trials 5 --save programs.jsonl
+    python -m benchmarks.programs --trials 5 --kept programs.jsonl --wrong wrong/
     python -m benchmarks.programs --only FSDP2 --busy 4
 
 Each trial runs a program of ``tests/programs`` under ``distprof capture``, healthy or with one of
-five faults. "Named" counts reports that blame the struck rank alone, "explained" those that also
-name the cause, "others" those that blame another rank. The last columns are the probes' own
-measurement of their cost. ``--busy N`` adds N processes that compute for the whole time.
+five faults; a program's second trial comes after the first one of all others. "Named" counts
+reports that blame the struck rank alone, "explained" those that also name the cause, "others" those
+that blame another rank. The last columns are the probes' own measurement of their cost. ``--busy
+N`` adds N processes that compute for the whole time. With ``--kept``, each trial is one line of a
+file, and trials that are in it are not run again: a call that was ended is resumed by the same
+call. ``--wrong`` keeps the run directories of trials that were not judged right.
 
 ::
 
@@ -24,15 +27,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from tests.programs.declared import (
     FAULTS,
@@ -48,9 +53,10 @@ from tests.programs.declared import (
 from tests.programs.started import Ended, started, why_not
 
 Report = Mapping[str, Any]
+Case = tuple[Program, Fault | None]
 
 
-class Cost(NamedTuple):
+class Cost(msgspec.Struct, frozen=True):
     """What the probes cost, as shares of the step.
 
     Args:
@@ -72,57 +78,106 @@ class Cost(NamedTuple):
         return f"{100 * self.ratio:+.1f} % ({100 * self.low:+.1f} to {100 * self.high:+.1f})"
 
 
-@dataclass(kw_only=True)
-class Score:
-    """Of one program with one fault, or healthy."""
+class Trial(msgspec.Struct, kw_only=True):
+    """One program once, healthy or with a fault.
 
-    trials: int = 0
-    failed: int = 0
-    steps_wrong: int = 0
-    named: int = 0
-    explained: int = 0
-    others: int = 0
-    said: list[str] = field(default_factory=list)
-    unmeasured: list[str] = field(default_factory=list)
-    always_on: list[Cost] = field(default_factory=list)
-    tracing: list[Cost] = field(default_factory=list)
+    Args:
+        program: Its name.
+        fault: Kind of the fault; empty if healthy.
+        number: Of the trial, from 0.
+        busy: Processes that computed next to it.
+        steps: How many it was to train.
+        failed: Whether it ended badly or left no report.
+        steps_wrong: Whether the steps are not those of the program's log.
+        named: Whether the report blames the struck rank alone.
+        explained: Whether it also names the cause.
+        blamed_others: Whether it blames another rank.
+        said: What it said where that is not right.
+        unmeasured: Why a cost could not be measured.
+        always_on: Cost of the probes without tracing.
+        tracing: Cost of tracing.
+    """
+
+    program: str
+    fault: str
+    number: int
+    busy: int
+    steps: int
+    failed: bool = False
+    steps_wrong: bool = False
+    named: bool = False
+    explained: bool = False
+    blamed_others: bool = False
+    said: list[str] = []
+    unmeasured: list[str] = []
+    always_on: list[Cost] = []
+    tracing: list[Cost] = []
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the report says what it should, and nothing else."""
+        found = self.explained or not self.fault
+        return found and not (self.failed or self.steps_wrong or self.blamed_others)
 
 
-def add(
-    score: Score, program: Program, fault: Fault | None, ended: Ended, steps: int = STEPS
-) -> None:
-    """Count one trial."""
-    score.trials += 1
+def judge(trial: Trial, program: Program, fault: Fault | None, ended: Ended) -> None:
+    """Fill in what became of a trial."""
     if ended.code != 0 or not (ended.folder / "report.json").is_file():
-        score.failed += 1
         errors = [one for one in ended.err.splitlines() if "Error" in one]
-        score.said.append(
-            f"exit code {ended.code}: {(errors or ['no error was printed'])[0][:200]}"
-        )
+        said = (errors or ["no error was printed"])[0][:200]
+        trial.failed, trial.said = True, [f"exit code {ended.code}: {said}"]
         return
     logged = {step for _, step in losses(ended.out)}
-    counted = [len(ended.steps(rank)) for rank in range(program.ranks)]
-    score.steps_wrong += len(logged) != steps or set(counted) != {steps}
-    judge(score, fault, ended.report)
-    score.unmeasured += [
-        note for note in ended.report["job"]["probe_notes"] if "not measured" in note
-    ]
-    for found in ended.report["job"]["overhead"]:
-        cost = Cost(*(found[name] for name in Cost._fields))
-        (score.tracing if found["mode"] == "tracing" else score.always_on).append(cost)
+    counted = {len(ended.steps(rank)) for rank in range(program.ranks)}
+    trial.steps_wrong = len(logged) != trial.steps or counted != {trial.steps}
+    report = ended.report
+    _judge_blame(trial, fault, report)
+    trial.unmeasured = [note for note in report["job"]["probe_notes"] if "not measured" in note]
+    for found in report["job"]["overhead"]:
+        cost = Cost(*(found[name] for name in Cost.__struct_fields__))
+        (trial.tracing if found["mode"] == "tracing" else trial.always_on).append(cost)
 
 
-def judge(score: Score, fault: Fault | None, report: Report) -> None:
-    """Count whom the report blames."""
+def _judge_blame(trial: Trial, fault: Fault | None, report: Report) -> None:
     others = accused(report)
     if fault is not None:
         others = [one for one in others if tuple(one["ranks"]) != (fault.rank,)]
-        score.named += is_named(report, fault)
-        score.explained += is_explained(report, fault)
-        if not is_explained(report, fault):
-            score.said += [f"{one['code']} {one['message']}" for one in report["findings"][:3]]
-    score.others += bool(others)
-    score.said += [f"blamed: {one['code']} {one['message']}" for one in others]
+        trial.named, trial.explained = is_named(report, fault), is_explained(report, fault)
+        if not trial.explained:
+            trial.said += [f"{one['code']} {one['message']}" for one in report["findings"][:3]]
+    trial.blamed_others = bool(others)
+    trial.said += [f"blamed: {one['code']} {one['message']}" for one in others]
+
+
+class Kept:
+    """Trials, on disk if asked for: each is written when it ends.
+
+    Args:
+        file: Where they are kept; None for this call only.
+    """
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        lines = file.read_bytes().splitlines() if file is not None and file.exists() else []
+        self.trials = [msgspec.json.decode(line, type=Trial) for line in lines]
+
+    def has(self, wanted: Trial) -> bool:
+        """Whether it was run."""
+        return any(_same(wanted, trial) for trial in self.trials)
+
+    def add(self, trial: Trial) -> None:
+        """Keep one."""
+        self.trials.append(trial)
+        if self._file is not None:
+            with self._file.open("ab") as file:
+                file.write(msgspec.json.encode(trial) + b"\n")
+
+
+def _same(one: Trial, other: Trial) -> bool:
+    return all(
+        getattr(one, name) == getattr(other, name)
+        for name in ("program", "fault", "number", "busy", "steps")
+    )
 
 
 @contextlib.contextmanager
@@ -138,30 +193,57 @@ def busy(number: int) -> Iterator[None]:
             process.wait()
 
 
-def cases(only: str) -> Iterator[tuple[Program, Fault | None]]:
+def cases(only: str, *, healthy_only: bool) -> list[Case]:
     """Each program healthy and with each of its faults; those whose name holds the text."""
+    found: list[Case] = []
     for program in PROGRAMS.values():
         reason = why_not(program)
         if reason:
             print(f"{program.name}: left out, {reason}", flush=True)
             continue
-        for fault in (None, *(FAULTS[kind] for kind in program.faults)):
-            if only in f"{program.name} {fault.kind if fault else 'healthy'}":
-                yield program, fault
+        faults = () if healthy_only else program.faults
+        each = [(program, None), *((program, FAULTS[kind]) for kind in faults)]
+        found += [case for case in each if only in f"{program.name} {_kind(case[1]) or 'healthy'}"]
+    return found
 
 
-def line(program: Program, fault: Fault | None, score: Score) -> str:
-    """A row of the table."""
+def _kind(fault: Fault | None) -> str:
+    return fault.kind if fault else ""
 
-    def share(count: int) -> str:
-        return f"{count}/{score.trials}"
 
-    right = ("-", "-") if fault is None else (share(score.named), share(score.explained))
-    trouble = f"{share(score.failed)} failed  {share(score.steps_wrong)} steps wrong"
+# What is printed ----------------------------------------------------------------------------------
+
+
+def line(case: Case, trials: Sequence[Trial]) -> str:
+    """A row of the table: all trials of one program with one fault."""
+    program, fault = case
+
+    def share(name: str) -> str:
+        return f"{sum(getattr(trial, name) for trial in trials)}/{len(trials)}"
+
+    right = ("-", "-") if fault is None else (share("named"), share("explained"))
+    always_on = _short([cost for trial in trials for cost in trial.always_on])
+    tracing = _short([cost for trial in trials for cost in trial.tracing])
     return (
-        f"{program.name:22} {fault.kind if fault else 'healthy':15} {right[0]:>7} {right[1]:>9} "
-        f"{share(score.others):>7} {_short(score.always_on):>9} {_short(score.tracing):>9}"
-        f"  {trouble}"
+        f"{program.name:22} {_kind(fault) or 'healthy':15} {right[0]:>7} {right[1]:>9} "
+        f"{share('blamed_others'):>7} {always_on:>9} {tracing:>9}"
+        f"  {share('failed')} failed  {share('steps_wrong')} steps wrong"
+    )
+
+
+def totals(trials: Sequence[Trial]) -> str:
+    """Rates over all programs: of the faults, and of the healthy runs."""
+    struck = [trial for trial in trials if trial.fault]
+    healthy = [trial for trial in trials if not trial.fault]
+
+    def rate(name: str) -> str:
+        count = sum(getattr(trial, name) for trial in struck)
+        return f"{count} of {len(struck)} ({100 * count / max(len(struck), 1):.0f} %)"
+
+    return (
+        f"faults: rank named {rate('named')}, cause named {rate('explained')}, another rank "
+        f"blamed {rate('blamed_others')}; healthy: {sum(t.blamed_others for t in healthy)} of "
+        f"{len(healthy)} blame a rank; {sum(t.failed for t in trials)} failed"
     )
 
 
@@ -172,18 +254,21 @@ def _short(costs: list[Cost]) -> str:
 
 def median(costs: list[Cost]) -> Cost | None:
     """The cost in the middle; None if no trial could measure one."""
-    return sorted(costs)[len(costs) // 2] if costs else None
+    ordered = sorted(costs, key=lambda cost: cost.ratio)
+    return ordered[len(costs) // 2] if costs else None
 
 
-def overhead_line(program: Program, score: Score) -> str:
+def overhead_line(case: Case, trials: Sequence[Trial]) -> str:
     """A row of the table of costs."""
-    always_on, tracing = median(score.always_on), median(score.tracing)
+    measured = [cost for trial in trials for cost in trial.always_on]
+    always_on = median(measured)
+    tracing = median([cost for trial in trials for cost in trial.tracing])
     one = always_on or tracing
     step = f"{one.step_ns / 1e6:,.0f} ms" if one else "-"
     pairs = always_on.num_pairs if always_on else "-"
-    measured = f"{len(score.always_on)} of {score.trials}"
     shown = [str(cost or "not measured") for cost in (always_on, tracing)]
-    return f"{program.name:22} {step:>9} {shown[0]:>28} {pairs:>5} {measured:>8}   {shown[1]}"
+    of = f"{len(measured)} of {len(trials)}"
+    return f"{case[0].name:22} {step:>9} {shown[0]:>28} {pairs:>5} {of:>8}   {shown[1]}"
 
 
 def _head(*, is_overhead: bool) -> str:
@@ -194,38 +279,78 @@ def _head(*, is_overhead: bool) -> str:
     return "{:22} {:15} {:>7} {:>9} {:>7} {:>9} {:>9}".format(*names_)
 
 
+def show(chosen: Sequence[Case], trials: Sequence[Trial], *, is_overhead: bool) -> None:
+    """Print a row for each case that was tried, then the rates."""
+    print(_head(is_overhead=is_overhead))
+    tried: list[Trial] = []
+    for case in chosen:
+        wanted = (case[0].name, _kind(case[1]))
+        mine = [trial for trial in trials if (trial.program, trial.fault) == wanted]
+        if mine:
+            print(overhead_line(case, mine) if is_overhead else line(case, mine))
+        tried += mine
+    print(totals(tried))
+
+
+# A campaign ---------------------------------------------------------------------------------------
+
+
+def _keep(folder: Path, place: Path) -> None:
+    """Keep a run directory, in place of one of the same name."""
+    shutil.rmtree(place, ignore_errors=True)
+    if folder.exists():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(folder, place)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--trials", type=int, default=1)
     parser.add_argument("--only", default="", help="part of a program's or a fault's name")
     parser.add_argument("--busy", type=int, default=0, help="processes that compute next to it")
-    parser.add_argument("--save", type=Path, help="write the counts here, as JSON lines")
+    parser.add_argument("--kept", type=Path, help="file of the trials: those in it are done")
+    parser.add_argument("--wrong", type=Path, help="where run directories are kept if not right")
     parser.add_argument(
         "--overhead", action="store_true", help="healthy runs only: what probes cost"
     )
     parser.add_argument("--steps", type=int, default=STEPS)
     options = parser.parse_args()
-    print(_head(is_overhead=options.overhead), flush=True)
+    kept = Kept(options.kept)
+    chosen = cases(options.only, healthy_only=options.overhead)
     began = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with busy(options.busy), tempfile.TemporaryDirectory(prefix="programs-") as base:
-        for number, (program, fault) in enumerate(cases(options.only)):
-            if options.overhead and fault is not None:
-                continue
-            score = Score()
-            for trial in range(options.trials):
-                folder = Path(base) / f"{number:03}-{trial}"
-                ended = started(program, folder, fault=fault, steps=options.steps)
-                add(score, program, fault, ended, options.steps)
-            row_of = (
-                overhead_line(program, score) if options.overhead else line(program, fault, score)
-            )
-            remarks = score.said + (score.unmeasured if options.overhead else [])
-            print(row_of, *(f"\n    {said}" for said in remarks), flush=True)
-            if options.save:
-                row = {"program": program.name, "fault": fault.kind if fault else ""}
-                with options.save.open("a") as file:
-                    file.write(json.dumps({**row, "busy": options.busy, **vars(score)}) + "\n")
+        for number in range(options.trials):
+            for case in chosen:
+                _try(number, case, options, Path(base), kept)
+    wanted = (options.busy, options.steps)
+    counted = [trial for trial in kept.trials if (trial.busy, trial.steps) == wanted]
+    show(chosen, counted, is_overhead=options.overhead)
     print(f"{time.monotonic() - began:.0f} s")
+
+
+def _try(number: int, case: Case, options: argparse.Namespace, base: Path, kept: Kept) -> None:
+    program, fault = case
+    trial = Trial(
+        program=program.name,
+        fault=_kind(fault),
+        number=number,
+        busy=options.busy,
+        steps=options.steps,
+    )
+    if kept.has(trial):
+        return
+    name = f"{program.name}-{trial.fault or 'healthy'}-{number}"
+    folder = base / "".join(letter if letter.isalnum() else "-" for letter in name)
+    ended = started(program, folder, fault=fault, steps=trial.steps)
+    judge(trial, program, fault, ended)
+    kept.add(trial)
+    remarks = trial.said + (trial.unmeasured if options.overhead else [])
+    verdict = "right" if trial.is_right else "NOT right"
+    print(f"{folder.name}: {verdict}", *(f"\n    {said}" for said in remarks), flush=True)
+    if options.wrong and not trial.is_right:
+        _keep(folder, options.wrong / folder.name)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

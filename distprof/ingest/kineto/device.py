@@ -123,6 +123,10 @@ _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})(?=\s*[,}])')
 
 _EVENTS = "traceEvents"
 
+_MOST_DAMAGED = 16 << 20
+_MOST_BROKEN = 16
+"""Each value that cannot be read costs time by the length of the text, so both have a limit."""
+
 
 def parse_metadata(head: bytes, tail: bytes, *, ended: bool) -> tuple[Mapping[str, Any], bool]:
     """Top-level keys but ``traceEvents``, and whether their text was complete.
@@ -159,15 +163,18 @@ def _base_in(damaged: bytes) -> dict[str, int]:
 
 
 def _keys_of(text: bytes) -> dict[str, Any]:
-    """The keys at the top of a damaged object whose values can be read, in order."""
-    decoded = text.decode("utf-8", "replace")
+    """The keys at the top of a damaged object whose values can be read, in order.
+
+    Nothing beyond some megabytes of text, or after some broken values.
+    """
+    decoded = text[:_MOST_DAMAGED].decode("utf-8", "replace")
     decoder = json.JSONDecoder(strict=False)
     found: dict[str, Any] = {}
-    position = 0
-    while match := _KEY.search(decoded, position):
+    position = num_broken = 0
+    while num_broken < _MOST_BROKEN and (match := _KEY.search(decoded, position)):
         position = match.end()
         try:
             found[match[1]], position = decoder.raw_decode(decoded, match.end())
         except (ValueError, RecursionError):
-            continue
+            num_broken += 1
     return found

@@ -3,13 +3,16 @@ import gzip
 import json
 import os
 import random
+from collections import Counter
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from distprof.errors import InputError
+from distprof.ingest.kineto.device import parse_metadata
 from distprof.ingest.kineto.source import ByteSource
 from tests.ingest.kineto.traces import (
     BASE_NS,
@@ -70,6 +73,24 @@ def test_metadata_before_the_events_survives_truncation():
 
     assert parsed.metadata == METADATA
     assert parsed.has_epoch
+
+
+def test_values_of_damaged_metadata_are_tried_a_limited_number_of_times():
+    tries = Counter()
+
+    class Counted(json.JSONDecoder):
+        def raw_decode(self, text, start=0):
+            tries["all"] += 1
+            return super().raw_decode(text, start)
+
+    broken = b"".join(b', "broken %d": }' % number for number in range(100_000))
+    with mock.patch.object(json, "JSONDecoder", Counted):
+        keys, complete = parse_metadata(
+            b'{"world_size": 8, "traceEvents": ', b', "rank": 3' + broken, ended=True
+        )
+    assert keys == {"world_size": 8, "rank": 3}
+    assert not complete
+    assert tries["all"] < 100
 
 
 def test_a_base_at_the_lost_end_means_no_epoch():
