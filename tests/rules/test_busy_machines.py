@@ -39,6 +39,19 @@ def test_a_rank_that_waits_far_longer_for_a_cpu_than_others_is_named():
     assert "take the CPU of rank 1" in found[0].message
 
 
+@pytest.mark.parametrize(
+    ("most_ms", "named"),
+    [
+        pytest.param(14, tuple(RANKS), id="twice as long, by chance"),
+        pytest.param(40, (1,), id="six times as long"),
+    ],
+)
+def test_on_a_busy_machine_a_rank_is_named_only_for_a_clear_difference(most_ms, named):
+    waits = dict.fromkeys(RANKS, 6.5 * MS) | {1: most_ms * MS}
+    results = {**healthy(), PausesResult: pauses(queue_ns=waits, cpu_ns={})}
+    assert [one.ranks for one in outcome_of("HST110", results).findings] == [named]
+
+
 def test_a_rank_that_runs_longer_waits_longer_and_is_not_named():
     waits = dict.fromkeys(RANKS, 2 * MS) | {1: 6 * MS}
     results = {**healthy(), PausesResult: pauses(queue_ns=waits, cpu_ns={1: 30 * MS})}

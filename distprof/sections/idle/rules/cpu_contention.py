@@ -19,7 +19,8 @@ those that take more than twice the median. Ranks that are late because of it ar
 stragglers. What the job gains on a quiet host is simulated as if all ranks kept up with each other.
 
 A rank is named alone if it waits far longer than the others do, in proportion to the time that each
-runs on a CPU. If all ranks wait, the machine is busy, and which rank is to blame is uncertain.
+runs on a CPU. If all ranks wait, the machine is busy, and which rank is to blame is uncertain: for
+seconds at a time, one of two ranks waits twice as long as the other by chance alone.
 
 ## How to fix
 Give the job CPUs of its own: stop other work on the host, ask the scheduler for exclusive cores,
@@ -55,6 +56,10 @@ from distprof.units import format_duration, format_ratio, name_ranks
         "over_others": Limit(
             2.0, "wait over that of the other ranks, in proportion to CPU time, that names a rank"
         ),
+        "busy_step_ratio": Limit(
+            0.1, "share of the step that the other ranks wait, too, on a busy machine"
+        ),
+        "over_others_if_busy": Limit(4.0, "the same as `over_others`, on a busy machine"),
     },
 )
 def check(pauses: PausesResult, step_log: StepLogResult, limits: Limits) -> Iterator[Draft]:
@@ -67,7 +72,7 @@ def check(pauses: PausesResult, step_log: StepLogResult, limits: Limits) -> Iter
     found = tuple(rank for rank, ns in waits.items() if ns > least)
     if not found:
         return
-    alone = _starved(pauses, least, limits["over_others"])
+    alone = _starved(pauses, step, limits)
     named = alone or found
     worst = max(waits[rank] for rank in named)
     yield Draft(
@@ -85,7 +90,7 @@ def check(pauses: PausesResult, step_log: StepLogResult, limits: Limits) -> Iter
     )
 
 
-def _starved(pauses: PausesResult, least_ns: float, over_others: float) -> tuple[int, ...]:
+def _starved(pauses: PausesResult, step_ns: int, limits: Limits) -> tuple[int, ...]:
     """Fewer than half of the ranks, which wait far longer than the others; empty without any.
 
     A rank that runs longer also waits longer on a busy machine: that is its share. One that runs
@@ -100,7 +105,9 @@ def _starved(pauses: PausesResult, least_ns: float, over_others: float) -> tuple
         usual = median(other.run_queue_ns_per_step or 0 for other in others)
         share = max(usual, median(_share_of(rank, other) for other in others))
         waited = rank.run_queue_ns_per_step or 0
-        if waited - share > least_ns and waited > over_others * share:
+        is_busy = usual > limits["busy_step_ratio"] * step_ns
+        times = limits["over_others_if_busy" if is_busy else "over_others"]
+        if waited - share > limits["min_step_ratio"] * step_ns and waited > times * share:
             found.append(rank.rank)
     return tuple(found) if 2 * len(found) <= len(waits) else ()
 
