@@ -399,7 +399,9 @@ PyObject* select_events(PyObject*, PyObject* args) {
         search.step = bytes_of(step);
         each(on_device, [&](PyObject* word) { search.on_device.push_back(bytes_of(word)); });
         const bool is_edge = opening > 0 && static_cast<size_t>(opening) < search.edge.size();
-        if (!is_edge || search.category.empty() || search.step.empty()) {
+        bool is_given = is_edge && !search.category.empty() && !search.step.empty();
+        for (const std::string& word : search.on_device) is_given = is_given && !word.empty();
+        if (!is_given) {
             PyErr_SetString(PyExc_ValueError, "there is nothing to look for");
             throw PythonError{};
         }

@@ -52,6 +52,18 @@ public:
         return text.find(text_, at);
     }
 
+    /// The same, by its last byte: faster than `find_in` where that byte is rare in the text.
+    size_t find_by_end(std::string_view text, size_t from) const {
+        const size_t last = text_.size() - 1;
+        for (size_t end = from + last; end < text.size(); ++end) {
+            const void* const found = std::memchr(text.data() + end, text_.back(), text.size() - end);
+            if (found == nullptr) break;
+            end = static_cast<size_t>(static_cast<const char*>(found) - text.data());
+            if (is_at(text, end - last)) return end - last;
+        }
+        return std::string_view::npos;
+    }
+
     /// Where it begins last and ends at or before `until`, npos if it does not.
     size_t find_before(std::string_view text, size_t until) const {
         if (until < text_.size()) return std::string_view::npos;
@@ -60,7 +72,6 @@ public:
         return std::string_view::npos;
     }
 
-private:
     /// Whether it is at `place`, after which the text has enough bytes for it. Most candidates
     /// differ within the first eight bytes, which are compared as one number.
     bool is_at(std::string_view text, size_t place) const {
@@ -73,6 +84,7 @@ private:
         return std::memcmp(text.data() + place, text_.data(), text_.size()) == 0;
     }
 
+private:
     std::string_view text_;
     std::uint64_t head_ = 0;  // its first bytes
     std::uint64_t mask_ = ~std::uint64_t{0};
@@ -145,17 +157,55 @@ private:
     std::vector<Span> device_rows() const {
         const Needle category(search_.category);
         std::vector<Span> spans;
-        size_t hit = category.find_in(text_, 0);
+        size_t hit = next_row(category, 0);
         while (hit != NOWHERE) {
-            const size_t after = hit + search_.category.size();
-            size_t next = after;
-            if (is_on_device(text_.substr(after))) {
-                spans.push_back(event_around(hit));
-                next = spans.back().second;
-            }
-            hit = category.find_in(text_, next);
+            spans.push_back(event_around(hit));
+            hit = next_row(category, spans.back().second);
         }
         return spans;
+    }
+
+    /// Where the category of the next device row begins, at or after `from`.
+    ///
+    /// Every event has a category. That of a device row differs in the byte after the common
+    /// beginning, which is compared together with the first one, at 64 places at once.
+    size_t next_row(const Needle& category, size_t from) const {
+        const size_t size = search_.category.size();
+        size_t at = from;
+#if defined(__SSE2__)
+        if (search_.on_device.size() == 2) {
+            const __m128i first = _mm_set1_epi8(search_.category.front());
+            const __m128i one = _mm_set1_epi8(search_.on_device[0].front());
+            const __m128i other = _mm_set1_epi8(search_.on_device[1].front());
+            const auto load = [&](size_t place) {
+                return _mm_loadu_si128(reinterpret_cast<const __m128i*>(text_.data() + place));
+            };
+            const auto may_be = [&](size_t place) {
+                const __m128i after = load(place + size);
+                const __m128i is_either =
+                    _mm_or_si128(_mm_cmpeq_epi8(after, one), _mm_cmpeq_epi8(after, other));
+                return _mm_and_si128(_mm_cmpeq_epi8(load(place), first), is_either);
+            };
+            for (; text_.size() >= 64 + size && at <= text_.size() - 64 - size; at += 64) {
+                const __m128i block[] = {may_be(at), may_be(at + 16), may_be(at + 32),
+                                         may_be(at + 48)};
+                const __m128i any = _mm_or_si128(_mm_or_si128(block[0], block[1]),
+                                                 _mm_or_si128(block[2], block[3]));
+                if (_mm_movemask_epi8(any) == 0) continue;
+                std::uint64_t places = 0;
+                for (size_t part = 4; part-- > 0;)
+                    places = places << 16 | static_cast<unsigned>(_mm_movemask_epi8(block[part]));
+                for (; places != 0; places &= places - 1) {
+                    const size_t place = at + static_cast<size_t>(__builtin_ctzll(places));
+                    if (category.is_at(text_, place) && is_on_device(text_.substr(place + size)))
+                        return place;
+                }
+            }
+        }
+#endif
+        for (; (at = category.find_in(text_, at)) != NOWHERE; at += size)
+            if (is_on_device(text_.substr(at + size))) return at;
+        return NOWHERE;
     }
 
     bool is_on_device(std::string_view rest) const {
@@ -168,11 +218,11 @@ private:
     std::vector<Span> step_marks() const {
         const Needle step(search_.step);
         std::vector<Span> spans;
-        size_t hit = step.find_in(text_, 0);
+        size_t hit = step.find_by_end(text_, 0);
         while (hit != NOWHERE) {
             const size_t place = hit + search_.step.size() - 1;
             spans.push_back(event_around(place));
-            hit = step.find_in(text_, std::max(spans.back().second, place + 1));
+            hit = step.find_by_end(text_, std::max(spans.back().second, place + 1));
         }
         return spans;
     }

@@ -98,6 +98,9 @@ class CommColumns(NamedTuple):
     texts: Mapping[str, tuple[NDArray[np.int32], Sequence[str]]]
 
 
+_CHUNKS_AT_ONCE = 64
+
+
 class CommRows:
     """Collects COMM_ARGS rows as columns.
 
@@ -115,23 +118,31 @@ class CommRows:
             name: array("i") for name in ("name", "category", "thread", *TEXT_KEYS)
         }
         self._texts = {name: Symbols() for name in TEXT_KEYS}
+        self._waiting: list[CommColumns] = []
 
     def extend(self, rows: Sequence[CommRow] | CommColumns) -> None:
         """Add rows."""
         if isinstance(rows, CommColumns):
-            self._extend_columns(rows)
-        elif rows:
+            self._waiting.append(rows)
+        if len(self._waiting) >= _CHUNKS_AT_ONCE or not isinstance(rows, CommColumns):
+            self._take_waiting()
+        if rows and not isinstance(rows, CommColumns):
             self._extend_rows(rows)
 
-    def _extend_columns(self, columns: CommColumns) -> None:
-        for name, values in columns.integers.items():
-            self._integers[name].frombytes(values.tobytes())
-        for name, codes in columns.codes.items():
-            self._codes[name].frombytes(codes.tobytes())
-        for name, (codes, texts) in columns.texts.items():
-            known = self._texts[name]
-            mapped = np.array([known[text] for text in texts], np.int32)
-            self._codes[name].frombytes(mapped[codes].tobytes())
+    def _take_waiting(self) -> None:
+        """Add the columns of many chunks at once: most chunks have few rows."""
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        for name, integers in self._integers.items():
+            parts = [chunk.integers[name] for chunk in waiting]
+            integers.frombytes(np.concatenate(parts).view(np.uint8))
+        for name in ("name", "category", "thread"):
+            parts = [chunk.codes[name] for chunk in waiting]
+            self._codes[name].frombytes(np.concatenate(parts).view(np.uint8))
+        for name, known in self._texts.items():
+            parts = [_recoded(*chunk.texts[name], known) for chunk in waiting]
+            self._codes[name].frombytes(np.concatenate(parts).view(np.uint8))
 
     def _extend_rows(self, rows: Sequence[CommRow]) -> None:
         for name in ("start_ns", "end_ns", "stream", "correlation"):
@@ -149,6 +160,7 @@ class CommRows:
 
     def to_table(self, base_ns: int) -> Table:
         """The rows as a COMM_ARGS table, ``base_ns`` added to the times."""
+        self._take_waiting()
         integers = {name: np.array(values, np.int64) for name, values in self._integers.items()}
         integers["start_ns"] += base_ns
         integers["end_ns"] += base_ns
@@ -162,6 +174,13 @@ class CommRows:
         for name, codes in self._codes.items():
             columns[name] = compact(np.array(codes, np.int32), texts[name].texts)
         return Table(COMM_ARGS, columns)
+
+
+def _recoded(
+    codes: NDArray[np.int32], texts: Sequence[str], known: Mapping[str, int]
+) -> NDArray[np.int32]:
+    """The codes that the same texts have in the file's dictionary, which grows."""
+    return np.array([known[text] for text in texts], np.int32)[codes]
 
 
 def find_arguments(
