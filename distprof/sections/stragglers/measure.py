@@ -223,6 +223,8 @@ def _set(slow: Slowness, blame: Blame, known: _Evidence) -> StragglerSet:
     alone = alone and cause.detail != EXPERTS  # whose exchanges are shorter too without it
     # Of one rank, collectives show best what the others wait for it.
     blamed = float(blame.lost_ns[episode.positions[0]].mean()) if alone else 0.0
+    if slow.part == COUNTS:  # times may be noisy: it is last by chance, too
+        blamed = min(blamed, episode.per_step_ns)
     lost_ns = max(slow.lost_ns, blamed)
     return StragglerSet(
         ranks=ranks,

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from distprof.sections.context import KernelSteps, RankAnalysis
 from distprof.sections.kernels.measure import MOST_NAMES
+from distprof.sections.own_time import over_peers
 
 __all__ = ["work_by_counts"]
 
@@ -29,9 +30,13 @@ def work_by_counts(
         analyses: By global rank, P of them.
         peers: Groups of positions of ranks that do the same work.
 
+    Of operators on a CPU, launches beyond the peers' take what they add to the kernel's time in the
+    median step: one kernel has many sizes there, and the usual duration is that of the others'.
+
     Returns:
         Shape ``(P, S)``; None where the kernels of a rank are not known.
     """
+    are_operators = all(analysis.is_cpu for analysis in analyses.values())
     known = [analysis.kernel_steps for analysis in analyses.values()]
     steps = [kernels for kernels in known if kernels is not None and kernels.names]
     if len(steps) != len(known) or len({kernels.count.shape[1] for kernels in steps}) != 1:
@@ -41,7 +46,14 @@ def work_by_counts(
         of_group = [steps[position] for position in group]
         usual = _usual_ns(of_group)
         result[list(group)] = [_at_usual_times(kernels, usual) for kernels in of_group]
+        if are_operators and len(group) > 1:
+            result[list(group)] += _larger(of_group, usual)
     return result
+
+
+CLEARLY = 10.0
+"""Time of a kernel, over the shortest that another rank lists, from which it would be listed there
+if that rank ran it, too."""
 
 
 def _usual_ns(ranks: Sequence[KernelSteps]) -> dict[str, float]:
@@ -49,7 +61,7 @@ def _usual_ns(ranks: Sequence[KernelSteps]) -> dict[str, float]:
 
     Kernels that some ranks do not run have the mean duration of all such: they may be versions of
     one. Only the longest kernels of a rank are kept. Where some are cut off, a kernel that a rank
-    seems not to run may be one of them, and does not count.
+    seems not to run may be one of them, and counts only if it is far longer than those.
     """
     found: dict[str, list[tuple[int, int]]] = {}
     for kernels in ranks:
@@ -58,11 +70,22 @@ def _usual_ns(ranks: Sequence[KernelSteps]) -> dict[str, float]:
             found.setdefault(name, []).append((sums[0], sums[1]))
     everywhere = {name for name, sums in found.items() if len(sums) == len(ranks)}
     usual = {name: float(np.median([_mean(*one) for one in found[name]])) for name in everywhere}
-    if any(len(kernels.names) >= MOST_NAMES for kernels in ranks):
-        return usual
-    lone = [one for name, sums in found.items() if name not in everywhere for one in sums]
-    of_lone = _mean(sum(ns for ns, _ in lone), sum(count for _, count in lone))
-    return dict.fromkeys(found, of_lone) | usual
+    least = CLEARLY * max(map(_longest_left_out, ranks))
+    lone = {
+        name: sums
+        for name, sums in found.items()
+        if name not in everywhere and max(ns for ns, _ in sums) >= least
+    }
+    cells = [one for sums in lone.values() for one in sums]
+    of_lone = _mean(sum(ns for ns, _ in cells), sum(count for _, count in cells))
+    return dict.fromkeys(lone, of_lone) | usual
+
+
+def _longest_left_out(kernels: KernelSteps) -> int:
+    """What a kernel that is not kept can take at most, ns; 0 where all are kept."""
+    if len(kernels.names) < MOST_NAMES:
+        return 0
+    return int(kernels.total_ns.sum(axis=1).min())
 
 
 def _mean(total_ns: int, count: int) -> float:
@@ -72,4 +95,29 @@ def _mean(total_ns: int, count: int) -> float:
 def _at_usual_times(kernels: KernelSteps, usual: Mapping[str, float]) -> NDArray[np.float64]:
     times = np.array([usual.get(name, 0.0) for name in kernels.names])
     result: NDArray[np.float64] = times @ kernels.count
+    return result
+
+
+MORE_LAUNCHES = 0.1
+"""Relative to the peers', from which launches of a kernel in each step are more: those that every
+rank has differ in time by chance, which must not count as that of a few more."""
+
+
+def _larger(ranks: Sequence[KernelSteps], usual: Mapping[str, float]) -> NDArray[np.float64]:
+    """What launches beyond the peers' take longer than usual ones, shape ``(P, S)``, ns.
+
+    Only of kernels of which a rank launches more than its peers in every step.
+    """
+    result = np.zeros((len(ranks), ranks[0].count.shape[1]))
+    for name in frozenset(ranks[0].names).intersection(*(kernels.names for kernels in ranks[1:])):
+        rows = [kernels.names.index(name) for kernels in ranks]
+        count = np.stack([k.count[row] for k, row in zip(ranks, rows, strict=True)])
+        more = over_peers(count)
+        lasting = (more > MORE_LAUNCHES * (count - more)).all(axis=1) & (count > more).all(axis=1)
+        if not lasting.any():
+            continue
+        total = np.stack([k.total_ns[row] for k, row in zip(ranks, rows, strict=True)])
+        each = np.median(over_peers(total)[lasting] / more[lasting], axis=1)
+        longer = np.maximum(each - usual[name], 0.0)
+        result[lasting] += more[lasting] * longer[:, None]
     return result

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from distprof.run.run import Device
+from distprof.sections.kernels.measure import MOST_NAMES
 from distprof.sections.stragglers.measure import analyze_stragglers
 from distprof.sections.stragglers.surplus import work_by_counts
 from distprof.terms import CollectiveKind, StragglerCause, StragglerPattern
@@ -12,29 +14,43 @@ from tests.sections.measured import measure
 
 STEPS = 4
 US = 1_000
+GPU, CPU = Device(name="NVIDIA H100"), Device(name="cpu")
+MANY = tuple(f"short {number}" for number in range(2 * MOST_NAMES))
 
 
-def noisy_pair(counts, names=("gemm", "gemm"), seed=0):
-    """Two ranks whose kernels take 20 to 60 µs each, all kinds of times in every step."""
+def noisy_pair(counts, names=("gemm", "gemm"), *, seed=0, short=(), more=(), device=GPU):
+    """Two ranks whose kernels take 20 to 60 µs each, all kinds of times in every step.
+
+    Args:
+        counts: Kernels of each rank.
+        names: Of these.
+        seed: Of the times.
+        short: Names of further kernels of each rank, of 1 µs.
+        more: Name and µs of each kernel that rank 1 runs in addition.
+        device: Of both.
+    """
     noise = np.random.default_rng(seed)
     ranks = []
     for rank, (count, name) in enumerate(zip(counts, names, strict=True)):
         builder = RankBuilder(rank)
         for step in range(STEPS):
-            low = at = 2_000 * US * step
-            builder.step(step, low, low + 2_000 * US)
-            for ns in noise.integers(20 * US, 60 * US, count).tolist():
-                builder.kernel(name, at, at + ns)
+            low = at = 4_000 * US * step
+            builder.step(step, low, low + 4_000 * US)
+            each = [(name, ns) for ns in noise.integers(20 * US, 60 * US, count).tolist()]
+            each += [(little, US) for little in short[rank]] if short else []
+            each += [(other, us * US) for other, us in more] if rank == 1 else []
+            for kernel, ns in each:
+                builder.kernel(kernel, at, at + ns)
                 at += ns
             builder.comm(
                 "nccl",
                 at,
-                low + 1_900 * US,
+                low + 3_900 * US,
                 ranks=(0, 1),
                 seq=step,
                 kind=CollectiveKind.ALL_REDUCE,
             )
-        ranks.append(builder.rank())
+        ranks.append(builder.rank(device=device))
     clock = identity_clock((0, 1), 10)
     return make_run(ranks, steps=range(STEPS), matches=join_by_seq(ranks)[0], clock=clock)
 
@@ -64,3 +80,33 @@ def test_another_version_of_a_kernel_is_the_same_work():
     work = work_by_counts(measure(run).analyses, ((0, 1), (0, 1)))
     assert work is not None
     assert work[1] == pytest.approx(work[0])
+
+
+def test_a_long_kernel_of_one_rank_is_more_work_though_short_ones_are_not_listed():
+    run = noisy_pair((16, 16), short=(MANY, MANY), more=[("matmul", 60)] * 10)
+    work = work_by_counts(measure(run).analyses, ((0, 1), (0, 1)))
+    assert work is not None
+    assert (work[1] - work[0]).tolist() == pytest.approx([10 * 60 * US] * STEPS)
+    assert judged(run).ranks[0].cause is StragglerCause.MORE_WORK
+
+
+def test_a_kernel_that_is_listed_for_one_rank_by_chance_is_no_more_work():
+    run = noisy_pair((16, 16), short=(MANY, MANY[::-1]))
+    work = work_by_counts(measure(run).analyses, ((0, 1), (0, 1)))
+    assert work is not None
+    assert work[1] == pytest.approx(work[0])
+
+
+def test_more_launches_of_an_operator_take_what_they_add_to_its_time():
+    """16 launches of 40 µs on both ranks, four more of 300 µs on rank 1."""
+    run = noisy_pair((16, 16), more=[("gemm", 300)] * 4, device=CPU)
+    work = work_by_counts(measure(run).analyses, ((0, 1), (0, 1)))
+    assert work is not None
+    assert (work[1] - work[0]).mean() == pytest.approx(4 * 300 * US, rel=0.25)
+
+
+def test_few_more_launches_do_not_take_what_noise_adds():
+    run = noisy_pair((30, 31), device=CPU)
+    work = work_by_counts(measure(run).analyses, ((0, 1), (0, 1)))
+    assert work is not None
+    assert (work[1] - work[0]).max() < 60 * US
