@@ -135,14 +135,12 @@ class CommRows:
         if not waiting:
             return
         for name, integers in self._integers.items():
-            parts = [chunk.integers[name] for chunk in waiting]
-            integers.frombytes(np.concatenate(parts).view(np.uint8))
+            integers.frombytes(_bytes_of([chunk.integers[name] for chunk in waiting]))
         for name in ("name", "category", "thread"):
-            parts = [chunk.codes[name] for chunk in waiting]
-            self._codes[name].frombytes(np.concatenate(parts).view(np.uint8))
+            self._codes[name].frombytes(_bytes_of([chunk.codes[name] for chunk in waiting]))
         for name, known in self._texts.items():
-            parts = [_recoded(*chunk.texts[name], known) for chunk in waiting]
-            self._codes[name].frombytes(np.concatenate(parts).view(np.uint8))
+            codes = [_recoded(*chunk.texts[name], known) for chunk in waiting]
+            self._codes[name].frombytes(_bytes_of(codes))
 
     def _extend_rows(self, rows: Sequence[CommRow]) -> None:
         for name in ("start_ns", "end_ns", "stream", "correlation"):
@@ -174,6 +172,10 @@ class CommRows:
         for name, codes in self._codes.items():
             columns[name] = compact(np.array(codes, np.int32), texts[name].texts)
         return Table(COMM_ARGS, columns)
+
+
+def _bytes_of(parts: Sequence[NDArray[np.signedinteger[Any]]]) -> bytes:
+    return np.concatenate(parts).tobytes()
 
 
 def _recoded(

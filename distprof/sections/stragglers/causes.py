@@ -167,7 +167,8 @@ def find_cause(
     position = own_time.ranks.index(rank)
     queue = _Queue.of(position, steps, analyses, own_time, pauses or {})
     queued = queue and queue.beyond_its_share
-    if queued and lateness_ns > 0 and queued.ns >= EXPLAINS * lateness_ns:
+    sleeps = queue is not None and queue.slept_ns >= EXPLAINS * lateness_ns
+    if queued and not sleeps and queued.ns >= EXPLAINS * lateness_ns > 0:
         return Cause(StragglerCause.CPU_TAKEN, (_text(queued),), "", _share(queued, lateness_ns))
     found = _without_queue(
         position,

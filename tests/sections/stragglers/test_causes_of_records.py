@@ -168,6 +168,14 @@ def test_a_rank_that_sleeps_on_a_busy_machine_is_a_late_host():
     assert (late.rank, late.cause) == (1, StragglerCause.LATE_HOST)
 
 
+def test_a_rank_that_sleeps_and_whose_kernels_wait_for_a_cpu_is_a_late_host():
+    """It idles 200 longer, and sleeps for 140 of that; in its kernels it waits for a CPU."""
+    late = busy_machine(
+        own_ns=(360, 700), queue_ns=(200, 400), cpu_ns=(160, 160), idle_ns=(100, 300)
+    )
+    assert (late.rank, late.cause) == (1, StragglerCause.LATE_HOST)
+
+
 def test_a_host_that_works_more_on_a_busy_machine_is_a_late_host():
     """It runs 110 longer, so that it also waits 90 longer for a CPU, in proportion."""
     late = busy_machine(

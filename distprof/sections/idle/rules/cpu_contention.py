@@ -59,7 +59,7 @@ from distprof.units import format_duration, format_ratio, name_ranks
         "busy_step_ratio": Limit(
             0.1, "share of the step that the other ranks wait, too, on a busy machine"
         ),
-        "over_others_if_busy": Limit(2.75, "the same as `over_others`, on a busy machine"),
+        "over_others_if_busy": Limit(2.5, "the same as `over_others`, on a busy machine"),
     },
 )
 def check(pauses: PausesResult, step_log: StepLogResult, limits: Limits) -> Iterator[Draft]:
