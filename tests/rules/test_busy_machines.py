@@ -52,6 +52,22 @@ def test_on_a_busy_machine_a_rank_is_named_only_for_a_clear_difference(most_ms, 
     assert [one.ranks for one in outcome_of("HST110", results).findings] == [named]
 
 
+def test_on_a_busy_machine_a_rank_is_compared_with_the_other_that_waits_longest():
+    """Three times the median, and twice the next."""
+    waits = dict.fromkeys(RANKS, 4 * MS) | {1: 12 * MS, 2: 6 * MS}
+    results = {**healthy(), PausesResult: pauses(queue_ns=waits, cpu_ns={})}
+    assert [one.ranks for one in outcome_of("HST110", results).findings] == [tuple(RANKS)]
+
+
+def test_a_rank_that_waits_a_quarter_of_the_longest_is_not_named_with_it():
+    """Where others take one CPU, ranks that run there now and then wait, too."""
+    waits = {1: 12 * MS, 2: 3 * MS}
+    results = {**healthy(), PausesResult: pauses(queue_ns=waits, cpu_ns={})}
+    found = outcome_of("HST110", results).findings
+    assert [one.ranks for one in found] == [(1,)]
+    assert "The other ranks wait 3.00 ms at most" in found[0].message
+
+
 def test_a_rank_that_runs_longer_waits_longer_and_is_not_named():
     waits = dict.fromkeys(RANKS, 2 * MS) | {1: 6 * MS}
     results = {**healthy(), PausesResult: pauses(queue_ns=waits, cpu_ns={1: 30 * MS})}

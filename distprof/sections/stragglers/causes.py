@@ -23,7 +23,7 @@ from distprof.sections.telemetry.result import RankTelemetry, TelemetryResult, W
 from distprof.terms import StragglerCause
 from distprof.units import format_duration, format_ratio
 
-__all__ = ["EXPLAINS", "Cause", "find_cause", "sensed_difference"]
+__all__ = ["EXPLAINS", "Cause", "cpu_taken", "find_cause", "sensed_difference"]
 
 _Floats: TypeAlias = NDArray[np.float64]
 
@@ -166,10 +166,8 @@ def find_cause(
     """
     position = own_time.ranks.index(rank)
     queue = _Queue.of(position, steps, analyses, own_time, pauses or {})
-    queued = queue and queue.beyond_its_share
-    sleeps = queue is not None and queue.slept_ns >= EXPLAINS * lateness_ns
-    if queued and not sleeps and queued.ns >= EXPLAINS * lateness_ns > 0:
-        return Cause(StragglerCause.CPU_TAKEN, (_text(queued),), "", _share(queued, lateness_ns))
+    if queue is not None and (taken := queue.explained(lateness_ns)):
+        return taken
     found = _without_queue(
         position,
         steps,
@@ -183,6 +181,19 @@ def find_cause(
         exchanged,
     )
     return (queue and _taken(found, queue, lateness_ns)) or found
+
+
+def cpu_taken(
+    rank: int,
+    steps: Sequence[int],
+    lateness_ns: float,
+    analyses: Mapping[int, RankAnalysis],
+    own_time: OwnTime,
+    pauses: Mapping[int, HostPauses],
+) -> Cause | None:
+    """That others take the rank's CPU, where it explains its lateness (:func:`find_cause`)."""
+    queue = _Queue.of(own_time.ranks.index(rank), steps, analyses, own_time, pauses)
+    return None if queue is None else queue.explained(lateness_ns)
 
 
 def _without_queue(
@@ -288,6 +299,13 @@ class _Queue(msgspec.Struct, frozen=True):
     slept_ns: float = 0.0
     excess_ns: float = 0.0
     is_lasting: bool = False
+
+    def explained(self, lateness_ns: float) -> Cause | None:
+        """That others take its CPU, where it waits for it, and does not sleep, half of that."""
+        queued = self.beyond_its_share
+        if self.slept_ns >= EXPLAINS * lateness_ns or not queued.ns >= EXPLAINS * lateness_ns > 0:
+            return None
+        return Cause(StragglerCause.CPU_TAKEN, (_text(queued),), "", _share(queued, lateness_ns))
 
     @staticmethod
     def of(

@@ -25,7 +25,7 @@ from distprof.sections.context import ProbeRecords, RankAnalyses, RankAnalysis
 from distprof.sections.idle.measure import HostPauses
 from distprof.sections.own_time import COMPUTATION, HOST, OwnTime, held_stages
 from distprof.sections.stragglers.arrivals import Blame, judge_arrivals
-from distprof.sections.stragglers.causes import Cause, find_cause
+from distprof.sections.stragglers.causes import Cause, cpu_taken, find_cause
 from distprof.sections.stragglers.computing import EXPERTS
 from distprof.sections.stragglers.episodes import Episode
 from distprof.sections.stragglers.exchanged import carried
@@ -328,6 +328,16 @@ def _cause_in(slow: Slowness, position: int, known: _Evidence) -> Cause:
     excess = slow.episode.excess_ns[position]
     steps = np.flatnonzero(excess > 0).tolist()
     if slow.is_alone and slow.part == PACE:
+        taken = cpu_taken(
+            known.own_time.ranks[position],
+            steps,
+            float(excess[steps].mean()),
+            known.analyses,
+            known.own_time,
+            known.pauses,
+        )
+        if taken is not None:
+            return taken
         text = "it runs the same kernels slower than ranks of other stages do"
         return Cause(StragglerCause.SLOW_DEVICE, (text,), confidence=ALIKE)
     found = find_cause(

@@ -8,6 +8,7 @@ from distprof.run.run import ClockAlignment, Device
 from distprof.sections.context import ProbeRecords
 from distprof.sections.idle.measure import HostPauses
 from distprof.sections.own_time import COMPUTATION, HOST
+from distprof.sections.stragglers import measure as stragglers
 from distprof.sections.stragglers.causes import (
     QUEUED,
     Cause,
@@ -174,6 +175,17 @@ def test_a_rank_that_sleeps_and_whose_kernels_wait_for_a_cpu_is_a_late_host():
         own_ns=(360, 700), queue_ns=(200, 400), cpu_ns=(160, 160), idle_ns=(100, 300)
     )
     assert (late.rank, late.cause) == (1, StragglerCause.LATE_HOST)
+
+
+@pytest.mark.parametrize(
+    ("queue_ns", "cause"),
+    [((10, 10), StragglerCause.SLOW_DEVICE), ((40, 240), StragglerCause.CPU_TAKEN)],
+)
+def test_a_stage_of_one_rank_whose_cpu_others_take_is_no_slow_device(monkeypatch, queue_ns, cause):
+    """Each rank holds a stage of its own, and rank 1 runs the same kernels half as fast."""
+    monkeypatch.setattr(stragglers, "held_stages", lambda *_: {0: (0,), 1: (1,)})
+    late = busy_machine(own_ns=(300, 600), queue_ns=queue_ns, cpu_ns=(260, 260))
+    assert (late.rank, late.cause) == (1, cause)
 
 
 def test_a_host_that_works_more_on_a_busy_machine_is_a_late_host():

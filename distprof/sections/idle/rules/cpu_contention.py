@@ -36,7 +36,7 @@ Linux kernel documentation, "Scheduler Statistics" (schedstat).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 from distprof.rules.base import Draft, Limit, Limits, rule
@@ -59,7 +59,10 @@ from distprof.units import format_duration, format_ratio, name_ranks
         "busy_step_ratio": Limit(
             0.1, "share of the step that the other ranks wait, too, on a busy machine"
         ),
-        "over_others_if_busy": Limit(2.5, "the same as `over_others`, on a busy machine"),
+        "over_others_if_busy": Limit(
+            2.5, "wait over that of the other rank that waits longest, on a busy machine"
+        ),
+        "of_longest": Limit(0.5, "wait over the longest from which a rank is named with it"),
     },
 )
 def check(pauses: PausesResult, step_log: StepLogResult, limits: Limits) -> Iterator[Draft]:
@@ -93,23 +96,46 @@ def check(pauses: PausesResult, step_log: StepLogResult, limits: Limits) -> Iter
 def _starved(pauses: PausesResult, step_ns: int, limits: Limits) -> tuple[int, ...]:
     """Fewer than half of the ranks, which wait far longer than the others; empty without any.
 
-    A rank that runs longer also waits longer on a busy machine: that is its share. One that runs
-    less has no smaller one, since its CPU time is noisy, too.
+    On a busy machine they must wait far longer than whichever other rank waits longest, since among
+    several ranks one waits twice as long as the median by chance.
     """
     waits = {rank.rank: rank.run_queue_ns_per_step for rank in pauses.ranks}
     if len(waits) < 2 or None in waits.values():
         return ()
-    found = []
-    for rank in pauses.ranks:
-        others = [other for other in pauses.ranks if other is not rank]
-        usual = median(other.run_queue_ns_per_step or 0 for other in others)
-        share = max(usual, median(_share_of(rank, other) for other in others))
-        waited = rank.run_queue_ns_per_step or 0
-        is_busy = usual > limits["busy_step_ratio"] * step_ns
-        times = limits["over_others_if_busy" if is_busy else "over_others"]
-        if waited - share > limits["min_step_ratio"] * step_ns and waited > times * share:
-            found.append(rank.rank)
-    return tuple(found) if 2 * len(found) <= len(waits) else ()
+    found = [rank for rank in pauses.ranks if _waits_long(rank, pauses.ranks, step_ns, limits)]
+    most = max((_waited(rank) for rank in found), default=0)
+    found = [rank for rank in found if _waited(rank) > most * limits["of_longest"]]
+    rest = [rank for rank in pauses.ranks if rank not in found]
+    if not found or not rest or len(found) > len(rest):
+        return ()
+    if median(map(_waited, rest)) > limits["busy_step_ratio"] * step_ns:
+        times = limits["over_others_if_busy"]
+        found = [
+            rank
+            for rank in found
+            if _waited(rank) > times * max(_share_of(rank, other) for other in rest)
+        ]
+    return tuple(rank.rank for rank in found)
+
+
+def _waits_long(
+    rank: RankPauses, ranks: Sequence[RankPauses], step_ns: int, limits: Limits
+) -> bool:
+    """Whether a rank waits longer than its share.
+
+    A rank that runs longer also waits longer on a busy machine: that is its share. One that runs
+    less has no smaller one, since its CPU time is noisy, too.
+    """
+    others = [other for other in ranks if other is not rank]
+    usual = median(map(_waited, others))
+    share = max(usual, median(_share_of(rank, other) for other in others))
+    waited = _waited(rank)
+    is_long = waited - share > limits["min_step_ratio"] * step_ns
+    return is_long and waited > limits["over_others"] * share
+
+
+def _waited(rank: RankPauses) -> int:
+    return rank.run_queue_ns_per_step or 0
 
 
 def _share_of(rank: RankPauses, other: RankPauses) -> float:
@@ -117,7 +143,7 @@ def _share_of(rank: RankPauses, other: RankPauses) -> float:
     ran = 1.0
     if rank.cpu_ns_per_step and other.cpu_ns_per_step:
         ran = rank.cpu_ns_per_step / other.cpu_ns_per_step
-    return ran * (other.run_queue_ns_per_step or 0)
+    return ran * _waited(other)
 
 
 def _of_few(alone: tuple[int, ...], waits: Mapping[int, int], step: int) -> str:
