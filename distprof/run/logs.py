@@ -21,6 +21,7 @@ __all__ = [
     "DeviceLinks",
     "DeviceLog",
     "DeviceSeries",
+    "DeviceState",
     "Float64Array",
     "NcclCard",
     "NcclChoice",
@@ -332,6 +333,53 @@ class DeviceLinks(msgspec.Struct, frozen=True, kw_only=True):
     rank: int | None = None
 
 
+class DeviceState(msgspec.Struct, frozen=True, kw_only=True):
+    """What one device says of itself at one moment, apart from its sensors.
+
+    Args:
+        file: Where it stands.
+        host: Host name, empty where the file does not tell.
+        index: Number of the device on its host as the driver counts; None where not told.
+        uuid: Empty where not told.
+        bus_id: PCI bus id as in DeviceSeries; empty where not told.
+        name: For example ``NVIDIA H200``; empty where not told.
+        driver: Version of the driver; empty where not told.
+        cuda: Newest version of CUDA that the driver supports; empty where not told.
+        is_in_use: Whether it was working, so that its PCIe link is not slowed down to save power;
+            None where not told.
+        pcie_generation: Of the link at that moment, None where not told.
+        pcie_generation_max: Most that the GPU and its host allow.
+        pcie_width: Lanes of the link at that moment, None where not told.
+        pcie_width_max: Most that the GPU and its host allow.
+        ecc_uncorrected: Uncorrected memory errors since the driver was loaded; None where not told.
+        is_repair_pending: Whether memory waits for a reset to be repaired (a row to be remapped, a
+            page to be retired); None where not told.
+        has_repair_failed: Whether memory could not be repaired; None where not told.
+        recovery: What the driver asks for, for example ``Reset``; empty for nothing, and where not
+            told.
+        rank: Global rank on that device, None where that is not known.
+    """
+
+    file: str
+    host: str = ""
+    index: int | None = None
+    uuid: str = ""
+    bus_id: str = ""
+    name: str = ""
+    driver: str = ""
+    cuda: str = ""
+    is_in_use: bool | None = None
+    pcie_generation: int | None = None
+    pcie_generation_max: int | None = None
+    pcie_width: int | None = None
+    pcie_width_max: int | None = None
+    ecc_uncorrected: int | None = None
+    is_repair_pending: bool | None = None
+    has_repair_failed: bool | None = None
+    recovery: str = ""
+    rank: int | None = None
+
+
 class DeviceLog(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that such files tell.
 
@@ -340,6 +388,7 @@ class DeviceLog(msgspec.Struct, frozen=True, kw_only=True):
         series: Sensors, one entry per device and clock.
         events: Errors, in order of the files.
         links: NVLink, one entry per device.
+        states: Links to the CPU and memory, one entry per device.
         kernel_logs: Of the files, those that are kernel logs.
         num_lines: Lines read.
         written_ns: File to when it was last written, ns since the epoch; without packed ones and
@@ -351,6 +400,7 @@ class DeviceLog(msgspec.Struct, frozen=True, kw_only=True):
     series: tuple[DeviceSeries, ...] = ()
     events: tuple[DeviceEvent, ...] = ()
     links: tuple[DeviceLinks, ...] = ()
+    states: tuple[DeviceState, ...] = ()
     kernel_logs: tuple[str, ...] = ()
     num_lines: int = 0
     written_ns: Mapping[str, int] = msgspec.field(default_factory=dict)
@@ -364,6 +414,7 @@ class DeviceLog(msgspec.Struct, frozen=True, kw_only=True):
             series=tuple(series for log in logs for series in log.series),
             events=tuple(event for log in logs for event in log.events),
             links=tuple(links for log in logs for links in log.links),
+            states=tuple(state for log in logs for state in log.states),
             kernel_logs=tuple(file for log in logs for file in log.kernel_logs),
             num_lines=sum(log.num_lines for log in logs),
             written_ns={file: ns for log in logs for file, ns in log.written_ns.items()},

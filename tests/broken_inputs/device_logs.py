@@ -89,5 +89,39 @@ CASES.add(
     EITHER,
     log(b'[{"gpu": {}, "usage": {"gfx_activity": [1e999, {}]}}, {"gpu": "card9"}, 7]', "amd.json"),
 )
+XML = b'<?xml version="1.0" ?>\n<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v13.dtd">\n'
+STATE = b"<nvidia_smi_log><gpu id='0000:01:00.0'><product_name>" + EVIL + b"</product_name>"
+CASES.add("xml of sensors, empty", REFUSED, log(XML, "gpu.xml"))
+CASES.add("xml of sensors with control characters", EITHER, log(XML + STATE, "gpu.xml"))
+CASES.add(
+    "xml of sensors that declares entities in entities",
+    REFUSED,
+    log(
+        b"<?xml version='1.0'?>\n<!DOCTYPE nvidia_smi_log [<!ENTITY a0 'ha'>"
+        + b"".join(b"<!ENTITY a%d '%s'>" % (n, b"&a%d;" % (n - 1) * 10) for n in range(1, 12))
+        + b"]>\n<nvidia_smi_log><uuid>&a11;</uuid></nvidia_smi_log>\n",
+        "gpu.xml",
+    ),
+)
+CASES.add(
+    "xml of sensors, nested without end", REFUSED, log(XML + b"<nvidia_smi_log>" * 90_000, "a.xml")
+)
+CASES.add(
+    "xml of sensors with a tag without end",
+    REFUSED,
+    log(XML + b"<nvidia_smi_log>\n<gpu id='" + b"x\n" * 900_000, "a.xml"),
+)
+CASES.add(
+    "text of sensors with control characters and endless lines",
+    EITHER,
+    log(
+        b"==============NVSMI LOG==============\nGPU 00000000:01:00.0\n    Product Name : "
+        + EVIL
+        + b"\n    "
+        + b"a" * 900_000
+        + b" : 1\n    Performance State : P0\n    Clocks\n        SM : 1e99 MHz\n",
+        "gpu.txt",
+    ),
+)
 for seed in range(5):
     CASES.add(f"pieces of lines of sensors {seed}", EITHER, log(random_log(seed)))

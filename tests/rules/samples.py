@@ -61,6 +61,7 @@ from distprof.sections.summaries.result import (
     SummarisedClass,
 )
 from distprof.sections.telemetry.result import (
+    DeviceCondition,
     DeviceNvlink,
     RankTelemetry,
     TelemetryResult,
@@ -372,6 +373,7 @@ def telemetry(changes: dict[int, dict[str, Any]] | None = None, **fields: Any) -
     healthy_fields = {
         "ranks": ranks,
         "nvlinks": tuple(nvlink(rank) for rank in RANKS),
+        "conditions": tuple(condition(rank) for rank in RANKS),
         "energy_per_step_j": 90.0,
         "waiting_energy_per_step_j": 0.9,
         "waiting_energy_ratio": 0.01,
@@ -429,6 +431,27 @@ def nvlink(rank: int, num_active: int = 18) -> DeviceNvlink:
         inactive=tuple(range(num_active, 18)),
         expected_bytes_per_s=450e9,
     )
+
+
+def condition(rank: int, **fields: Any) -> DeviceCondition:
+    """What nvidia-smi -q says of a rank's H100 that works."""
+    usual = {
+        "device": f"GPU {rank % 4} of node-{1 + rank // 4}",
+        "name": "NVIDIA H100 80GB HBM3",
+        "rank": rank,
+        "driver": "590.48.01",
+        "cuda": "13.1",
+        "is_in_use": True,
+        "pcie_generation": 5,
+        "pcie_generation_max": 5,
+        "pcie_width": 16,
+        "pcie_width_max": 16,
+        "ecc_uncorrected": 0,
+        "is_repair_pending": False,
+        "has_repair_failed": False,
+        "recovery": "",
+    }
+    return DeviceCondition(**{**usual, **fields})
 
 
 def changed(results: Results, kind: type[Result], **fields: Any) -> Results:

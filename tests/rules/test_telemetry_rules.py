@@ -22,7 +22,7 @@ from distprof.sections.telemetry.result import (
 from distprof.sections.telemetry.rules._shared import medians_of_others
 from distprof.sections.telemetry.rules._xid_errors import meaning_of
 from distprof.terms import Severity
-from tests.rules.samples import RANKS, healthy, telemetry
+from tests.rules.samples import RANKS, condition, healthy, telemetry
 
 GPU = Path(__file__).parents[1] / "golden" / "gpu"
 RULES = tuple(rule for rule in all_rules() if rule.code.startswith("TEL"))
@@ -159,6 +159,43 @@ def test_uncorrected_errors_and_switches_are_told():
     assert found(telemetry({3: {"ecc_uncorrected": 2}}), "TEL103")[0].severity is Severity.ERROR
     (fatal,) = found(telemetry(errors=(error(1, kind="fabric", text="fatal x"),)), "TEL103")
     assert fatal.severity is Severity.ERROR
+
+
+@pytest.mark.parametrize(
+    ("fields", "words", "severity"),
+    [
+        ({"has_repair_failed": True, "recovery": "Reset"}, "could not be", Severity.ERROR),
+        ({"is_repair_pending": True, "recovery": "Reset"}, "waits for a reset", Severity.WARNING),
+        ({"ecc_uncorrected": 3}, "had 3 uncorrectable errors since", Severity.WARNING),
+        ({"recovery": "Drain and Reset"}, '("Drain and Reset")', Severity.ERROR),
+    ],
+)
+def test_what_a_gpu_says_of_its_memory_and_recovery_is_one_finding(fields, words, severity):
+    wrong = tuple(condition(rank, **(fields if rank == 3 else {})) for rank in RANKS)
+    (finding,) = found(telemetry(conditions=wrong), "TEL103")
+    assert (finding.ranks, finding.severity) == ((3,), severity)
+    assert words in finding.message
+    unknown = tuple(condition(rank, **dict.fromkeys(fields)) for rank in RANKS)
+    assert found(telemetry(conditions=unknown), "TEL103") == []
+
+
+def test_errors_that_were_counted_during_the_recording_are_not_counted_again():
+    wrong = (condition(3, ecc_uncorrected=2),)
+    (finding,) = found(telemetry({3: {"ecc_uncorrected": 2}}, conditions=wrong), "TEL103")
+    assert "during the recording" in finding.message
+
+
+def test_links_that_are_reduced_alike_are_one_finding_and_unknown_ones_none():
+    slow = tuple(condition(rank, pcie_generation=3 if rank in (2, 5) else 5) for rank in RANKS)
+    (finding,) = found(telemetry(conditions=slow), "TEL110")
+    assert "The GPUs of ranks 2,5 run over PCIe 3.0 x16" in finding.message
+    unknown = tuple(condition(rank, pcie_generation_max=None) for rank in RANKS)
+    assert found(telemetry(conditions=unknown), "TEL110") == []
+    idle = tuple(condition(rank, is_in_use=None, pcie_width=1) for rank in RANKS)
+    why = {
+        skipped.code: skipped.why for skipped in outcome_of(telemetry(conditions=idle)).not_checked
+    }
+    assert "nvidia-smi -q" in why["TEL110"]
 
 
 def test_numbers_that_nobody_knows_send_the_reader_to_the_list():

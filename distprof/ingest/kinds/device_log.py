@@ -56,7 +56,7 @@ def read_device_log(source: str) -> DeviceLog:
         paths = [path for path in paths if _content(path)]
         root = str(Path(source).expanduser())
     log = DeviceLog.merged([read_file(path, _shown(path, root)) for path in paths])
-    is_empty = not (log.series or log.events or log.links)
+    is_empty = not (log.series or log.events or log.links or log.states)
     if is_empty and all(_content(path) != "errors" for path in paths):
         raise InputError(
             source,

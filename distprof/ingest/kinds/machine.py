@@ -14,6 +14,7 @@ import msgspec
 from distprof.bounds import Bound, within
 from distprof.errors import InputError
 from distprof.ingest.files import DAMAGE, opened
+from distprof.ingest.sensors.hosts import host_named
 from distprof.ingest.source import Source, keep
 from distprof.run.evidence import Machine, Machines
 from distprof.run.run import Run
@@ -36,11 +37,6 @@ _LINE = re.compile(_PREFIX + r"(?P<rest>.*)")
 _GPU = re.compile(r"GPU\d{1,4}")
 _CARD_NAME = re.compile(r"\s*(NIC\d{1,4}):\s*([\w.:\-]{1,64})\s*")
 _PATH = re.compile(r"X|NV\d{1,3}|PIX|PXB|PHB|NODE|SYS|N/A")
-_HOST = re.compile(
-    r"[=#*\-\s]*(?P<label>(?:host(?:name)?|node)\s*[:=]\s*)?"
-    r"(?P<host>[A-Za-z0-9][\w.\-]{0,252}?):?[=#*\-\s]*",
-    re.IGNORECASE,
-)
 _RULER = re.compile(r"[=#*\-\s]*")
 
 
@@ -101,7 +97,7 @@ def parse_machines(text: str) -> Machines:
         prefix, rest = _split(line, prefixes)
         header = _HEADER.fullmatch(line)
         if header is not None:
-            host = _host_of(prefix) or _host_named(before.get(prefix, ""))
+            host = _host_of(prefix) or host_named(before.get(prefix, ""))
             blocks.setdefault(prefix, []).append(_Block(host, header["names"].split()))
         elif prefix in blocks:
             blocks[prefix][-1].take(rest)
@@ -189,15 +185,6 @@ def _split(line: str, prefixes: set[str]) -> tuple[str, str]:
 def _host_of(prefix: str) -> str:
     """A launcher's prefix that is a name; a task's number is none."""
     return "" if not prefix or prefix.isdecimal() or prefix.startswith("[") else prefix
-
-
-def _host_named(line: str) -> str:
-    """The host that a line before a matrix names; empty for other lines."""
-    match = _HOST.fullmatch(line)
-    if match is None:
-        return ""
-    is_name = bool(match["label"]) or any(c.isdigit() for c in match["host"])
-    return match["host"] if is_name and not match["host"].isdecimal() else ""
 
 
 def _cell(cells: Sequence[str], index: int) -> str:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -20,7 +20,14 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.artefacts.throttling import throttle_reasons
-from distprof.run.logs import Clock, DeviceEvent, DeviceLinks, DeviceLog, DeviceSeries
+from distprof.run.logs import (
+    Clock,
+    DeviceEvent,
+    DeviceLinks,
+    DeviceLog,
+    DeviceSeries,
+    DeviceState,
+)
 from distprof.run.records import NO_THROTTLING, TELEMETRY
 from distprof.schema import ABSENT, Coded, Table
 from distprof.units import NS_PER_S
@@ -147,6 +154,8 @@ MAX_SAMPLES = 20_000_000
 
 MAX_DEVICES = 4_096
 
+MAX_LINKS = 100_000
+
 MAX_EVENTS = 10_000
 
 MAX_NAME = 200
@@ -230,6 +239,14 @@ class Samples:
         return Coded(padded, tuple(words))
 
 
+Origin = Literal["monitor", "query", "table"]
+"""What samples are of: a monitor or a query that repeats, ``nvidia-smi -q``, the table for people.
+
+The last two are snapshots. Where one file has several, the first in this order counts: it says the
+same with more digits, and a GPU that two of them name would be there twice.
+"""
+
+
 class Collector(msgspec.Struct):
     """Everything that one file tells.
 
@@ -250,7 +267,10 @@ class Collector(msgspec.Struct):
     uuids: dict[str, str] = msgspec.field(default_factory=dict)
     left_out: Counter[str] = msgspec.field(default_factory=Counter)
     notes: list[str] = msgspec.field(default_factory=list)
-    _samples: dict[tuple[Identity, Clock], Samples] = msgspec.field(default_factory=dict)
+    _states: dict[tuple[str, str], DeviceState] = msgspec.field(default_factory=dict)
+    _samples: dict[Origin, dict[tuple[Identity, Clock], Samples]] = msgspec.field(
+        default_factory=lambda: {"monitor": {}, "query": {}, "table": {}}
+    )
 
     def sample(
         self,
@@ -258,19 +278,33 @@ class Collector(msgspec.Struct):
         when: tuple[int, Clock] | None,
         values: Mapping[str, float | None],
         reasons: str = "",
+        origin: Origin = "monitor",
     ) -> None:
         """Add a sample; without a time it gets its number."""
         clock: Clock = when[1] if when else "none"
-        samples = self._samples.get((device, clock))
-        if self.num_samples >= MAX_SAMPLES or (
-            samples is None and len(self._samples) >= MAX_DEVICES
-        ):
+        known = self._samples[origin]
+        samples = known.get((device, clock))
+        if self.num_samples >= MAX_SAMPLES or (samples is None and len(known) >= MAX_DEVICES):
             self.left_out["samples above the limit, not kept"] += 1
             return
         if samples is None:
-            samples = self._samples[device, clock] = Samples()
+            samples = known[device, clock] = Samples()
         samples.add(when[0] if when else len(samples), values, reasons)
         self.num_samples += 1
+
+    def link(self, links: DeviceLinks) -> None:
+        """Add the links of a device."""
+        if len(self.links) < MAX_LINKS:
+            self.links.append(links)
+
+    def state(self, state: DeviceState) -> None:
+        """Add a device's state: the last one counts, if possible one in which it was in use."""
+        device = (state.host, state.uuid or state.bus_id or str(state.index))
+        before = self._states.get(device)
+        if before is None and len(self._states) >= MAX_DEVICES:
+            self.left_out["states of GPUs above the limit, not kept"] += 1
+        elif before is None or state.is_in_use or not before.is_in_use:
+            self._states[device] = state
 
     def event(self, event: DeviceEvent) -> None:
         """Add an error."""
@@ -278,10 +312,11 @@ class Collector(msgspec.Struct):
         if len(self.events) < MAX_EVENTS:
             self.events.append(event)
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing was found."""
-        return not (self._samples or self.events or self.links)
+    def _by_host(self) -> list[tuple[tuple[Identity, Clock], Samples]]:
+        """Samples of the first origin that has any, host by host: lines of hosts may be mixed."""
+        found = next(filter(None, self._samples.values()), {})
+        places = {host: i for i, host in enumerate(dict.fromkeys(one.host for one, _ in found))}
+        return sorted(found.items(), key=lambda item: places[item[0][0].host])
 
     def result(self) -> DeviceLog:
         """The log, with what was left out as notes."""
@@ -296,7 +331,7 @@ class Collector(msgspec.Struct):
                 clock=clock,
                 table=samples.table(),
             )
-            for (device, clock), samples in self._samples.items()
+            for (device, clock), samples in self._by_host()
         )
         notes = [*self.notes, *(f"{self.file}: {n:,} {what}." for what, n in self.left_out.items())]
         if self.num_events > len(self.events):
@@ -309,6 +344,7 @@ class Collector(msgspec.Struct):
             series=series,
             events=tuple(self.events),
             links=tuple(self.links),
+            states=tuple(self._states.values()),
             kernel_logs=(self.file,) if self.is_kernel_log else (),
             num_lines=self.num_lines,
             written_ns={} if self.written_ns is None else {self.file: self.written_ns},
@@ -332,12 +368,6 @@ class Labelled:
         self.uuids = collector.uuids
         self.left_out = collector.left_out
         self.notes = collector.notes
-        self.links = collector.links
-
-    @property
-    def num_samples(self) -> int:
-        """Of the whole file."""
-        return self._collector.num_samples
 
     def sample(
         self,
@@ -345,6 +375,7 @@ class Labelled:
         when: tuple[int, Clock] | None,
         values: Mapping[str, float | None],
         reasons: str = "",
+        origin: Origin = "monitor",
     ) -> None:
         """Add a sample."""
         named = self._named.get(device)
@@ -352,7 +383,15 @@ class Labelled:
             named = replace(device, host=device.host or self._host)
             if len(self._named) < MAX_DEVICES:
                 self._named[device] = named
-        self._collector.sample(named, when, values, reasons)
+        self._collector.sample(named, when, values, reasons, origin)
+
+    def link(self, links: DeviceLinks) -> None:
+        """Add the links of a device."""
+        self._collector.link(replace(links, host=links.host or self._host))
+
+    def state(self, state: DeviceState) -> None:
+        """Add a device's state."""
+        self._collector.state(replace(state, host=state.host or self._host))
 
     def event(self, event: DeviceEvent) -> None:
         """Add an error."""

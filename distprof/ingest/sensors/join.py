@@ -12,7 +12,14 @@ import numpy as np
 from msgspec.structs import replace
 
 from distprof.ingest.sensors.places import Places
-from distprof.run.logs import Clock, DeviceEvent, DeviceLinks, DeviceLog, DeviceSeries
+from distprof.run.logs import (
+    Clock,
+    DeviceEvent,
+    DeviceLinks,
+    DeviceLog,
+    DeviceSeries,
+    DeviceState,
+)
 from distprof.run.records import RankRecords, RecordSource
 from distprof.run.run import Gap, Run
 from distprof.schema import Int64Array, Table
@@ -123,7 +130,9 @@ def _name(shift_ns: int) -> str:
 
 # The join -----------------------------------------------------------------------------------------
 
-_Placed = TypeVar("_Placed", DeviceSeries, DeviceEvent, DeviceLinks)
+_OfDevice = TypeVar("_OfDevice", DeviceSeries, DeviceState)
+
+_Placed = TypeVar("_Placed", DeviceSeries, DeviceEvent, DeviceLinks, DeviceState)
 
 NEAR_NS = 3_600 * NS_PER_S
 """An error this long before or after the recording is told with it."""
@@ -187,6 +196,7 @@ def with_device_log(run: Run, log: DeviceLog) -> Run:
         series=tuple(timed),
         events=tuple(near),
         links=tuple(_placed(links, places, hosts) for links in log.links),
+        states=tuple(_of_the_job([_placed(one, places, hosts) for one in log.states])[0]),
     )
     gaps = [Gap(what="damaged", message=note) for note in log.notes]
     gaps += [Gap(what="assumed", message=note) for note in (*notes, *notes_on_events)]
@@ -218,7 +228,7 @@ def _placed(one: _Placed, places: Places, hosts: dict[str, str]) -> _Placed:
 
 
 def _known_by_sensors(log: DeviceLog) -> DeviceLog:
-    """With the ranks of errors and links whose device a series with a rank names.
+    """With the ranks of errors, links and states whose device a series with a rank names.
 
     A kernel log has only bus ids; nvidia-smi has them together with the GPU index.
     """
@@ -246,6 +256,10 @@ def _known_by_sensors(log: DeviceLog) -> DeviceLog:
         links=tuple(
             replace(one, rank=rank_of(one.host, one.uuid)) if one.rank is None else one
             for one in log.links
+        ),
+        states=tuple(
+            replace(one, rank=rank_of(one.host, one.uuid, one.bus_id)) if one.rank is None else one
+            for one in log.states
         ),
     )
 
@@ -304,12 +318,12 @@ def _timed(one: DeviceSeries, zone: Zone | None) -> DeviceSeries:
 
 
 def _of_the_job(
-    series: Sequence[DeviceSeries],
-) -> tuple[list[DeviceSeries], list[DeviceSeries]]:
-    """Series that may be of the job, and those of hosts where all of its devices are known."""
-    known = {one.host for one in series if one.rank is not None}
-    kept = [one for one in series if one.rank is not None or one.host not in known]
-    return kept, [one for one in series if one.rank is None and one.host in known]
+    devices: Sequence[_OfDevice],
+) -> tuple[list[_OfDevice], list[_OfDevice]]:
+    """Those that may be of the job, and those of hosts where all of its devices are known."""
+    known = {one.host for one in devices if one.rank is not None}
+    kept = [one for one in devices if one.rank is not None or one.host not in known]
+    return kept, [one for one in devices if one.rank is None and one.host in known]
 
 
 def _not_of_the_job(others: Sequence[DeviceSeries]) -> str:

@@ -162,9 +162,9 @@ class NvlinkStatus:
 
     def close(self) -> None:
         """End the GPU that is open."""
-        if self._gpu is not None and self._speeds and len(self._collector.links) < 100_000:
+        if self._gpu is not None and self._speeds:
             index, name, uuid = self._gpu
-            self._collector.links.append(
+            self._collector.link(
                 DeviceLinks(
                     file=self._collector.file,
                     host="",

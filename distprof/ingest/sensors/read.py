@@ -6,7 +6,6 @@ lines between): each line goes to the reader whose mark it bears, else to the ta
 
 from __future__ import annotations
 
-import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from distprof.errors import InputError
 from distprof.ingest.files import DAMAGE, opened
 from distprof.ingest.sensors.amd import AmdCsv, amd_header, is_amd_json, take_amd_json
 from distprof.ingest.sensors.collect import Collector, Labelled
+from distprof.ingest.sensors.hosts import LABEL, MARKER, NAME, RULE, host_named
 from distprof.ingest.sensors.kernel import (
     JOURNAL,
     SNIFFED_LINES,
@@ -34,6 +34,7 @@ from distprof.ingest.sensors.messages import (
     take_fabric_line,
     take_monitor_line,
 )
+from distprof.ingest.sensors.smi_query import SmiText, SmiXml, begins_query, begins_xml
 from distprof.ingest.sensors.tables import (
     Dmon,
     QueryCsv,
@@ -42,7 +43,7 @@ from distprof.ingest.sensors.tables import (
     header_of,
     is_headless,
 )
-from distprof.ingest.sensors.tables_for_people import TITLE, SmiTables, is_date
+from distprof.ingest.sensors.tables_for_people import TITLE, SmiTables, date_of
 from distprof.run.logs import DeviceLog
 
 __all__ = ["EXPECTED", "content_of", "read_file"]
@@ -58,16 +59,12 @@ _SNIFFED_LINES = 20_000
 _SNIFFED_CHARACTERS = 500
 _MOST_BEFORE = 10_000
 _MAX_HOSTS = 4_096
-_LABEL = re.compile(r"([A-Za-z0-9][\w.-]{0,80}): ?(?=[#|+\w ])")
-"""A host's name, or a task's number, as pdsh, clush and ``srun --label`` put it before lines."""
-
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,80}")
-_RULE = re.compile(r"-{4,80}")
 _BLOCK_BYTES = 1 << 20
 EXPECTED = (
-    "GPU sensors or errors: nvidia-smi, its --query-gpu as csv, its dmon, amd-smi or rocm-smi as "
-    "csv or json, dcgmi dmon, metrics of dcgm-exporter, the SuperBench monitor, nvidia-smi nvlink "
-    "--status, a kernel log (dmesg -T, journalctl -k) or a fabric manager log"
+    "GPU sensors or errors: nvidia-smi, its -q and -q -x, its --query-gpu as csv, its dmon, "
+    "amd-smi or rocm-smi as csv or json, dcgmi dmon, metrics of dcgm-exporter, the SuperBench "
+    "monitor, nvidia-smi nvlink --status, a kernel log (dmesg -T, journalctl -k) or a fabric "
+    "manager log"
 )
 
 
@@ -154,6 +151,7 @@ class _Dispatcher:
         self._hosts: dict[str, _Host] = {"": _Host(collector, "")}
         self._open = self._hosts[""]
         self._last = ["", ""]
+        self._heading = ""
         self.beginning = ""
 
     def take(self, line: str) -> None:
@@ -170,16 +168,33 @@ class _Dispatcher:
             self._dispatch(line)
 
     def _dispatch(self, line: str) -> None:
-        label = _LABEL.match(line)
+        label = LABEL.match(line)
         if label is not None and self._is_host(label[1], line[label.end() :]):
             self._hosts[label[1]].take(line[label.end() :])
             return
+        if not self._is_heading(line):
+            self._open.take(line)
+
+    def _is_heading(self, line: str) -> bool:
+        """Whether a line says whose output follows; it is that of its host then.
+
+        ``dshbak`` puts a name between two rules, ansible a line of its own, and scripts a name
+        above the first line of what nvidia-smi prints.
+        """
         before, name = self._last
         self._last = [name, line]
-        if _RULE.fullmatch(line) and _RULE.fullmatch(before) and _NAME.fullmatch(name):
-            self._open = self._host(name)  # as dshbak writes
-            return
-        self._open.take(line)
+        marked = MARKER.fullmatch(line)
+        if RULE.fullmatch(line) and RULE.fullmatch(before) and NAME.fullmatch(name):
+            self._open = self._host(name)
+        elif marked is not None:
+            self._open = self._host(marked[1])
+        else:
+            if begins_query(line) or begins_xml(line):
+                host = host_named(self._heading)
+                self._open = self._host(host) if host else self._open
+            self._heading = line if line.strip("=#*- \t") else self._heading
+            return False
+        return True
 
     def _is_host(self, name: str, rest: str) -> bool:
         """Whether a line begins with a host's name: one behind which a table has begun."""
@@ -198,9 +213,6 @@ class _Dispatcher:
         """End what is open."""
         for host in self._hosts.values():
             host.close()
-        if not self._collector.num_samples:
-            for host in self._hosts.values():
-                host.close_tables()
 
 
 class _Host:
@@ -218,6 +230,7 @@ class _Host:
         self._scrapes = Scrapes(self._collector)
         self._links = NvlinkStatus(self._collector)
         self._tables = SmiTables(self._collector, name)
+        self._text, self._xml = SmiText(self._collector), SmiXml(self._collector)
         self._num_rows = 0
 
     def take_row(self, line: str) -> bool:
@@ -231,7 +244,7 @@ class _Host:
     def take(self, line: str) -> None:
         """Read one line."""
         first = line[:1]
-        if self.take_row(line):
+        if self._xml.take(line) or self._text.take(line) or self.take_row(line):
             return
         if first == "#":
             self._comment(line)
@@ -248,10 +261,8 @@ class _Host:
         """End what is open."""
         self._scrapes.close()
         self._links.close()
-
-    def close_tables(self) -> None:
-        """Hand over tables for people, where the file has nothing better."""
-        self._tables.close()
+        self._text.close()
+        self._xml.close()
 
     def _comment(self, line: str) -> None:
         """A header of dmon, its line of units, the end of a section, or something else."""
@@ -286,6 +297,8 @@ class _Host:
 def _begins_table(line: str) -> bool:
     """Whether a line is the first of a table, a scrape or the tables of nvidia-smi."""
     if line.startswith((TITLE, PREFIX, f"# HELP {PREFIX}")):
+        return True
+    if begins_query(line) or begins_xml(line):
         return True
     if line.startswith("#"):
         return dmon_header(line) is not None
@@ -338,20 +351,30 @@ def _begins_with_tables(text: str) -> bool:
     Below other words it may be in the log of a program.
     """
     for line in text.split("\n", _MOST_BEFORE)[:_MOST_BEFORE]:
-        label = _LABEL.match(line)
+        label = LABEL.match(line)
         rest = (line if label is None else line[label.end() :]).strip()
-        if rest.startswith(TITLE):
+        if rest.startswith((TITLE, "<!DOCTYPE nvidia_smi_log", "<nvidia_smi_log")):
             return True
-        is_quiet = not rest or rest[0] in "+|" or is_date(rest)
-        if not (is_quiet or _RULE.fullmatch(rest) or _NAME.fullmatch(rest)):
+        if begins_query(rest):
+            return True
+        if not (_is_quiet(rest) or MARKER.fullmatch(rest) or host_named(rest)):
             return False
     return False
 
 
+def _is_quiet(line: str) -> bool:
+    """Whether a line may stand above the output of nvidia-smi."""
+    is_drawn = line[:1] in ("", "+", "|") or not line.strip("=#*- ")
+    is_word = RULE.fullmatch(line) or NAME.fullmatch(line) or line.startswith("<?xml")
+    return bool(is_drawn or is_word or date_of(line))
+
+
 def _kind(line: str, *, is_first: bool) -> str:
-    label = _LABEL.match(line)
+    label = LABEL.match(line)
     if label is not None and _begins_table(line[label.end() :]):
         line = line[label.end() :]
+        if begins_query(line) or begins_xml(line):
+            return "samples"
     if "," in line and amd_header(line) is not None:
         return "samples"
     if FABRIC.match(line):

@@ -27,6 +27,7 @@ from distprof.ingest.sensors.collect import (
     time_of,
     whole,
 )
+from distprof.ingest.sensors.facts import state_columns, state_of
 from distprof.run.logs import Clock
 from distprof.run.records import NO_THROTTLING
 from distprof.units import NS_PER_S
@@ -227,6 +228,8 @@ def is_headless(line: str) -> bool:
 
 _MAX_CACHED = 100_000
 
+_MAX_STATES = 4_096
+
 
 class _Number(msgspec.Struct, frozen=True):
     """A column of numbers: where it is, and what a number without a unit is counted in.
@@ -281,6 +284,8 @@ class QueryCsv:
             "host": at.get("hostname"),
         }
         self.has_sensors = bool(self._numbers or self._mask is not None or self._flags)
+        self._states = state_columns(names)
+        self._last_states: dict[Identity, tuple[str, ...]] = {}
         self._devices: dict[tuple[str, ...], Identity] = {}
         positions = [p for p in (self._index, *self._texts.values()) if p is not None]
         self._identity: Callable[[list[str]], tuple[str, ...]] = lambda cells: tuple(
@@ -309,7 +314,22 @@ class QueryCsv:
                 self._collector.left_out["rows without a readable time skipped"] += 1
                 return
         values = {n.column: n.value(cells[n.position]) for n in self._numbers}
-        self._collector.sample(self._device(cells), when, values, self._slowed_by(cells))
+        device = self._device(cells)
+        self._collector.sample(device, when, values, self._slowed_by(cells))
+        if self._states:
+            self._take_state(device, cells)
+
+    def _take_state(self, device: Identity, cells: list[str]) -> None:
+        """Give the device's state where a row changes it; as good as none does."""
+        told = tuple(cells[i] for i, _ in self._states)
+        if self._last_states.get(device) == told:
+            return
+        if len(self._last_states) < _MAX_STATES:
+            self._last_states[device] = told
+        facts = {name: cells[i] for i, name in self._states}
+        state = state_of(facts, device, self._collector.file)
+        if state is not None:
+            self._collector.state(state)
 
     def _device(self, cells: list[str]) -> Identity:
         key = self._identity(cells)

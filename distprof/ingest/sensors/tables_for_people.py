@@ -1,7 +1,6 @@
-"""Tables that ``nvidia-smi`` prints for people, of one host or of many.
+"""Tables that ``nvidia-smi`` prints for people, of one host or of many. A table is a snapshot.
 
-Source: output of ``nvidia-smi`` of drivers 418 to 590. A table is a snapshot; it counts where the
-file holds no samples of its GPUs otherwise, since a query says the same with more digits.
+Source: output of ``nvidia-smi`` of drivers 418 to 590.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from distprof.ingest.sensors.collect import Collector, Identity, Labelled, bus_i
 from distprof.ingest.sensors.kernel import parsed_time
 from distprof.run.logs import Clock
 
-__all__ = ["TITLE", "SmiTables", "is_date"]
+__all__ = ["TITLE", "SmiTables", "date_of"]
 
 TITLE = "| NVIDIA-SMI "
 _WHEN = re.compile(r"[A-Z][a-z]{2} ([A-Z][a-z]{2}) +(\d{1,2}) (\d\d:\d\d:\d\d) (\d{4})\s*")
@@ -27,16 +26,21 @@ _SECOND = re.compile(
 _MIB = 1024.0**2
 
 
-def is_date(line: str) -> bool:
-    """Whether a line is the date that stands above a table."""
-    return _WHEN.fullmatch(line) is not None
+def date_of(line: str) -> tuple[int, Clock] | None:
+    """The time that a date such as ``Fri Jul  3 22:10:46 2026`` means; None for another line."""
+    match = _WHEN.fullmatch(line) if line[:1].isupper() else None
+    if match is None:
+        return None
+    month, day, time, year = match.groups()
+    t_ns = parsed_time(f"{month} {day} {year} {time}", "%b %d %Y %H:%M:%S")
+    return None if t_ns is None else (t_ns, "local")
 
 
 class SmiTables:
     """Tables of one host.
 
     Args:
-        collector: Where samples go, when the file ends.
+        collector: Where samples go.
         host: Host name, empty where not told.
     """
 
@@ -45,16 +49,11 @@ class SmiTables:
         self._host = host
         self._when: tuple[int, Clock] | None = None
         self._gpu: tuple[Identity, float | None] | None = None
-        self._samples: list[tuple[Identity, tuple[int, Clock] | None, dict[str, float | None]]] = []
 
     def take(self, line: str) -> bool:
         """Read a line; False for one of something else."""
         if line[:1] != "|":
-            when = _WHEN.fullmatch(line) if line[:1].isupper() else None
-            if when is not None:
-                month, day, time, year = when.groups()
-                t_ns = parsed_time(f"{month} {day} {year} {time}", "%b %d %Y %H:%M:%S")
-                self._when = None if t_ns is None else (t_ns, "local")
+            self._when = date_of(line) or self._when
             return False
         first = _FIRST.fullmatch(line)
         if first is not None:
@@ -63,7 +62,7 @@ class SmiTables:
             self._gpu = (device, number(ecc))
             return True
         second = _SECOND.fullmatch(line)
-        if second is not None and self._gpu is not None and len(self._samples) < 1_000_000:
+        if second is not None and self._gpu is not None:
             heat, power, memory, use = (number(cell) for cell in second.groups())
             device, ecc_errors = self._gpu
             values = {
@@ -73,12 +72,6 @@ class SmiTables:
                 "gpu_utilization_ratio": None if use is None else use / 100,
                 "ecc_uncorrected": ecc_errors,
             }
-            self._samples.append((device, self._when, values))
+            self._collector.sample(device, self._when, values, origin="table")
             self._gpu = None
         return True
-
-    def close(self) -> None:
-        """Hand samples over."""
-        for device, when, values in self._samples:
-            self._collector.sample(device, when, values)
-        self._samples.clear()

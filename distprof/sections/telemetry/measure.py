@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 
 from distprof.hardware import load_sheet
 from distprof.intervals import EMPTY, Intervals
-from distprof.run.logs import DeviceEvent, DeviceLinks, DeviceLog
+from distprof.run.logs import DeviceEvent, DeviceLinks, DeviceLog, DeviceState
 from distprof.run.records import NO_THROTTLING, RankRecords
 from distprof.run.run import Run
 from distprof.schema import Int64Array, Table
 from distprof.sections.context import ProbeRecords
 from distprof.sections.step_log.result import StepLogResult
 from distprof.sections.telemetry.result import (
+    DeviceCondition,
     DeviceError,
     DeviceNvlink,
     DeviceTelemetry,
@@ -303,9 +304,10 @@ def with_devices(result: TelemetryResult, run: Run) -> TelemetryResult:
         errors=_errors(log.events)[:MAX_ERRORS],
         kernel_logs=log.kernel_logs[:MAX_ERRORS],
         nvlinks=tuple(_nvlink(links) for links in log.links[:MAX_DEVICES]),
+        conditions=tuple(_condition(state) for state in log.states[:MAX_DEVICES]),
         is_missing=is_missing,
         unavailable=()
-        if run.job is None and (log.series or log.kernel_logs)
+        if run.job is None and (log.series or log.kernel_logs or log.states)
         else result.unavailable,
     )
 
@@ -373,6 +375,25 @@ def _nvlink(links: DeviceLinks) -> DeviceNvlink:
         bytes_per_s=sum(speeds) * _GB,
         expected_bytes_per_s=_by_sheet(links.name),
         inactive=tuple(i for i, speed in enumerate(links.gb_per_s) if speed is None),
+    )
+
+
+def _condition(state: DeviceState) -> DeviceCondition:
+    return DeviceCondition(
+        device=name_of_device(state.host, state.index, state.bus_id, state.uuid),
+        name=state.name,
+        rank=state.rank,
+        driver=state.driver,
+        cuda=state.cuda,
+        is_in_use=state.is_in_use,
+        pcie_generation=state.pcie_generation,
+        pcie_generation_max=state.pcie_generation_max,
+        pcie_width=state.pcie_width,
+        pcie_width_max=state.pcie_width_max,
+        ecc_uncorrected=state.ecc_uncorrected,
+        is_repair_pending=state.is_repair_pending,
+        has_repair_failed=state.has_repair_failed,
+        recovery=state.recovery,
     )
 
 

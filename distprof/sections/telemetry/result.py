@@ -6,6 +6,7 @@ from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 
 __all__ = [
+    "DeviceCondition",
     "DeviceError",
     "DeviceNvlink",
     "DeviceTelemetry",
@@ -179,6 +180,46 @@ class DeviceNvlink(Record, frozen=True, kw_only=True):
     expected_bytes_per_s: float | None = None
 
 
+class DeviceCondition(Record, frozen=True, kw_only=True):
+    """What ``nvidia-smi -q`` says of a device's link to the CPU and of its memory.
+
+    None: not told; it is never 0.
+
+    Args:
+        device: For people: ``GPU 3 of node-1``.
+        name: For example ``NVIDIA H200``.
+        rank: Who ran there, None where that is not known.
+        driver: Version of the driver; empty where not told.
+        cuda: Newest version of CUDA that the driver supports; empty where not told.
+        is_in_use: Whether the device was working, so that its link was not slowed down to save
+            power.
+        pcie_generation: Of the link at that moment.
+        pcie_generation_max: Most that the GPU and its host allow.
+        pcie_width: Lanes of the link at that moment.
+        pcie_width_max: Most that the GPU and its host allow.
+        ecc_uncorrected: Uncorrected memory errors since the driver was loaded.
+        is_repair_pending: Whether memory waits for a reset to be repaired.
+        has_repair_failed: Whether memory could not be repaired.
+        recovery: What the driver asks for, for example ``Reset``; empty for nothing, and where not
+            told.
+    """
+
+    device: str
+    name: str
+    rank: int | None
+    driver: str
+    cuda: str
+    is_in_use: bool | None
+    pcie_generation: int | None
+    pcie_generation_max: int | None
+    pcie_width: int | None
+    pcie_width_max: int | None
+    ecc_uncorrected: int | None
+    is_repair_pending: bool | None
+    has_repair_failed: bool | None
+    recovery: str
+
+
 class TelemetryResult(Result, frozen=True, kw_only=True):
     """Sensors of each rank's device; ``unavailable`` says why there are none.
 
@@ -188,6 +229,7 @@ class TelemetryResult(Result, frozen=True, kw_only=True):
         errors: Errors in logs of kernels, drivers and switches during the recording.
         kernel_logs: Kernel logs that were read, with errors in them or without.
         nvlinks: What ``nvidia-smi nvlink --status`` shows.
+        conditions: What ``nvidia-smi -q`` shows of links to the CPU and of memory.
         energy_per_step_j: All devices together, mean of the analysed steps; None unless it is known
             of every rank's device. Ranks that were not traced count in the time of one that was.
         energy_per_token_j: Over the tokens of a step by the step log.
@@ -204,6 +246,7 @@ class TelemetryResult(Result, frozen=True, kw_only=True):
     errors: tuple[DeviceError, ...] = ()
     kernel_logs: tuple[str, ...] = ()
     nvlinks: tuple[DeviceNvlink, ...] = ()
+    conditions: tuple[DeviceCondition, ...] = ()
     energy_per_step_j: float | None = None
     energy_per_token_j: float | None = None
     waiting_energy_per_step_j: float | None = None

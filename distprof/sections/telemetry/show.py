@@ -1,4 +1,4 @@
-"""Sensors, energy, device errors and NVLink."""
+"""Sensors, energy, device errors, NVLink, PCIe and memory of GPUs."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from distprof.sections.table import (
     rows_table,
 )
 from distprof.sections.telemetry.result import (
+    DeviceCondition,
     DeviceError,
     RankTelemetry,
     TelemetryResult,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from distprof.sections.report import Report
 
 __all__ = [
+    "conditions_table",
     "device_errors_table",
     "devices_table",
     "energy_table",
@@ -194,6 +196,56 @@ def nvlinks_table(report: Report, *, show_all: bool) -> TableView | None:
     )
 
 
+@table(place=412)
+def conditions_table(report: Report, *, show_all: bool) -> TableView | None:
+    """PCIe links, memory and drivers by GPU; identical ones in one row."""
+    rows: dict[tuple[object, ...], list[DeviceCondition]] = {}
+    for one in report.telemetry.conditions:
+        alike = (one.name, one.driver, one.cuda, _link(one), one.ecc_uncorrected, _repair(one))
+        rows.setdefault(alike, []).append(one)
+    groups = list(rows.values())
+    shown = groups if show_all else groups[:MAX_ROWS]
+    more = len(groups) - len(shown)
+    return rows_table(
+        "PCIe and memory of GPUs",
+        (
+            Column("device", _group_name, left=True),
+            Column("name", lambda group: group[0].name, form="name", left=True, wide_only=True),
+            Column("PCIe", lambda group: _link(group[0]), left=True),
+            Column("uncorrected", lambda group: group[0].ecc_uncorrected),
+            Column("repair", lambda group: _repair(group[0]), left=True),
+            Column("driver", lambda group: group[0].driver, form="name", left=True),
+            Column("CUDA", lambda group: group[0].cuda, form="name", left=True),
+        ),
+        shown,
+        caption="from nvidia-smi -q",
+        notes=(f"{more:,} more with --all",) if more else (),
+    )
+
+
+def _group_name(group: Sequence[DeviceCondition]) -> str:
+    first = group[0]
+    place = first.device if first.rank is None else f"{first.device} (rank {first.rank})"
+    return place if len(group) == 1 else f"{place} and {len(group) - 1:,} more"
+
+
+def _link(one: DeviceCondition) -> str:
+    if one.pcie_width is None or one.pcie_generation is None:
+        return "unknown"
+    most = f"{one.pcie_generation_max}.0 x{one.pcie_width_max}"
+    now = f"{one.pcie_generation}.0 x{one.pcie_width}"
+    idle = ", idle" if one.is_in_use is False else ""
+    return f"{now}{idle}" if now == most else f"{now} of {most}{idle}"
+
+
+def _repair(one: DeviceCondition) -> str:
+    if one.has_repair_failed:
+        return "failed"
+    if one.is_repair_pending:
+        return "pending"
+    return "unknown" if one.is_repair_pending is None else "none"
+
+
 def _origins(rows: Sequence[RankTelemetry]) -> str:
     files = {(row.origin or "").partition(", ")[0] for row in rows} - {""}
     return f"from {', '.join(sorted(files)[:3])}" if files else "from distprof's probe"
@@ -243,6 +295,8 @@ def _contents(result: TelemetryResult) -> list[str]:
     elif result.kernel_logs:
         logs = counted(len(result.kernel_logs), "kernel log")
         parts.append(f"{logs} without an error of a GPU, a crash or a process killed for memory")
+    if result.conditions and not result.devices:
+        parts.append(f"the state of {counted(len(result.conditions), 'GPU')}")
     if result.nvlinks:
         active = sum(links.num_active for links in result.nvlinks)
         total = sum(links.num_links for links in result.nvlinks)

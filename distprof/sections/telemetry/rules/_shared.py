@@ -10,6 +10,7 @@ import msgspec
 from distprof.rules.base import InsufficientEvidenceError
 from distprof.sections.stragglers.result import StragglersResult
 from distprof.sections.telemetry.result import (
+    DeviceCondition,
     RankTelemetry,
     TelemetryResult,
     WindowSensors,
@@ -25,8 +26,10 @@ __all__ = [
     "evidence_of",
     "median_of",
     "medians_of_others",
+    "name_devices",
     "named",
     "ranks_of",
+    "ranks_of_devices",
     "units_of",
 ]
 
@@ -101,19 +104,32 @@ def units_of(telemetry: TelemetryResult) -> list[Unit]:
 
 def named(units: Sequence[Unit]) -> str:
     """For example ``The GPUs of ranks 3, 5``, ``GPU 3 of node-1, GPU 4 of node-1``."""
-    ranks = ranks_of(units)
-    others = list(dict.fromkeys(unit.label for unit in units if unit.rank is None))
+    labels = [unit.label for unit in units if unit.rank is None]
+    return capitalized(_named(ranks_of(units), labels))
+
+
+def name_devices(devices: Sequence[DeviceCondition]) -> str:
+    """For example ``the GPUs of ranks 3, 5``, inside a sentence."""
+    return _named(ranks_of_devices(devices), [one.device for one in devices if one.rank is None])
+
+
+def _named(ranks: Sequence[int], labels: Sequence[str]) -> str:
+    others = list(dict.fromkeys(labels))
     parts = [f"the GPU{'s' if len(ranks) > 1 else ''} of {name_ranks(ranks)}"] if ranks else []
     if others:
         more = f" and {len(others) - 4} more" if len(others) > 4 else ""
         parts.append(", ".join(others[:4]) + more)
-    text = " and ".join(parts)
-    return capitalized(text)
+    return " and ".join(parts)
 
 
 def ranks_of(units: Sequence[Unit]) -> tuple[int, ...]:
     """Their ranks, ascending."""
     return tuple(sorted(unit.rank for unit in units if unit.rank is not None))
+
+
+def ranks_of_devices(devices: Sequence[DeviceCondition]) -> tuple[int, ...]:
+    """Their ranks, ascending."""
+    return tuple(sorted(one.rank for one in devices if one.rank is not None))
 
 
 def evidence_of(units: Sequence[Unit]) -> tuple[str, ...]:

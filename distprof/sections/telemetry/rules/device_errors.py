@@ -1,7 +1,8 @@
 """# device-errors
 
 ## What it detects
-Errors of GPUs and switches: XID errors, uncorrectable memory errors, NVSwitch errors.
+Errors of GPUs and switches: XID errors, uncorrectable memory errors, memory that waits for a reset
+to be repaired or could not be repaired, NVSwitch errors.
 
 ## Why it costs time
 Some end the job now or soon (a GPU that fell off the bus, failing memory). Some make a link or a
@@ -9,7 +10,8 @@ GPU slow while it recovers. Some are faults of the program. The number shows whi
 
 ## Evidence needed
 XID errors that distprof's probe saw, a log of the kernel (`dmesg -T`), of the fabric manager,
-or DCGM's `DCGM_FI_DEV_XID_ERRORS`; the counter of uncorrected errors. Errors that a log dates an
+or DCGM's `DCGM_FI_DEV_XID_ERRORS`; the counter of uncorrected errors; `nvidia-smi -q` for repairs
+of memory and for errors since the driver was loaded. Errors that a log dates an
 hour or more away from the recording are left out; errors without a time are marked.
 
 ## How the cost is computed
@@ -21,10 +23,11 @@ it if the error comes back.
 
 ## When it is wrong
 A kernel log without times may be of another job. XID 13, 31 and 43 are mostly program
-faults, but a failing GPU shows them too. XID 45 follows anything that ends a program.
+faults, but a failing GPU shows them too. XID 45 follows anything that ends a program. Memory errors
+since the driver was loaded may be of earlier jobs.
 
 ## Sources
-NVIDIA, "XID Errors"; "Fabric Manager for NVIDIA NVSwitch Systems".
+NVIDIA, "XID Errors"; "GPU Memory Error Management"; "Fabric Manager for NVIDIA NVSwitch Systems".
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ import msgspec
 from distprof.escape import shorten
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limits, rule
 from distprof.sections.telemetry.result import DeviceError, TelemetryResult
+from distprof.sections.telemetry.rules._conditions import wrong_conditions
 from distprof.sections.telemetry.rules._shared import NO_SENSORS
 from distprof.sections.telemetry.rules._xid_errors import meaning_of
 from distprof.terms import Confidence, Severity
@@ -65,7 +69,7 @@ class _Found(msgspec.Struct):
 )
 def check(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
     """Yield one finding per number of an error."""
-    if telemetry.is_missing and not telemetry.errors:
+    if telemetry.is_missing and not (telemetry.errors or telemetry.conditions):
         raise InsufficientEvidenceError(NO_SENSORS)
     for number, found in sorted(_xids(telemetry).items()):
         yield _xid_draft(number, found)
@@ -82,6 +86,7 @@ def check(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:  # noq
             evidence=("telemetry.ranks",),
             severity=Severity.ERROR,
         )
+    yield from wrong_conditions(telemetry.conditions, {row.rank for row in wrong})
     yield from (_fabric_draft(error) for error in telemetry.errors if error.kind == "fabric")
 
 

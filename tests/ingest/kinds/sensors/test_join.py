@@ -15,6 +15,7 @@ from distprof.ingest.sensors.places import Places
 from distprof.run.logs import (
     DeviceEvent,
     DeviceLog,
+    DeviceState,
     NcclCommunicator,
     NcclLog,
     NcclMember,
@@ -207,6 +208,13 @@ def test_an_error_on_a_bus_id_is_of_the_rank_whose_sensors_name_it(is_first, hos
     for log in logs if is_first else reversed(logs):
         run = with_device_log(run, log)
     assert [event.rank for event in run.get(DeviceLog).events] == [2]
+
+
+def test_states_have_the_ranks_of_their_gpus_and_those_of_other_gpus_are_left_out():
+    run = simulated()
+    states = tuple(DeviceState(file="q.txt", index=index, pcie_width=16) for index in range(6))
+    joined = with_device_log(run, DeviceLog(files=("q.txt",), states=states)).get(DeviceLog)
+    assert [one.rank for one in joined.states] == [0, 1, 2, 3]
 
 
 def test_errors_of_another_time_are_left_out_and_counted():

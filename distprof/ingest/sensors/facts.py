@@ -1,0 +1,275 @@
+"""What ``nvidia-smi`` says of one GPU, whichever of its forms says it.
+
+A form is read into facts: the name of a value, as that form has it, to its text. The names of each
+value are listed here, once for all forms: of the text of ``-q`` and of its XML (``-q -x``), levels
+joined by slashes, and of the columns of ``--query-gpu``.
+
+Source: ``nvidia-smi`` manual, "GPU Attributes"; ``nvidia-smi --help-query-gpu``; output of drivers
+418 to 590 (``nvsmi_device_v11.dtd`` to ``v13``), which renamed throttle reasons to event reasons in
+535 and split the power readings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from distprof.ingest.sensors.collect import Identity, bus_id, number, whole
+from distprof.run.logs import DeviceState
+from distprof.run.records import NO_THROTTLING
+
+__all__ = ["device_of", "is_used", "reasons_in", "state_columns", "state_of", "values_of"]
+
+# Column of TELEMETRY to the names of its value, best first, and what a plain number is counted in.
+_VALUES: tuple[tuple[str, tuple[str, ...], float], ...] = (
+    (
+        "sm_clock_mhz",
+        ("clocks/sm", "clocks/sm_clock", "clocks/graphics", "clocks/graphics_clock"),
+        1,
+    ),
+    ("memory_clock_mhz", ("clocks/memory", "clocks/mem_clock"), 1),
+    (
+        "power_w",
+        (
+            "gpu_power_readings/instantaneous_power_draw",
+            "gpu_power_readings/instant_power_draw",
+            "gpu_power_readings/power_draw",
+            "power_readings/power_draw",
+            "gpu_power_readings/average_power_draw",
+        ),
+        1,
+    ),
+    (
+        "temperature_c",
+        ("temperature/gpu_current_temp", "temperature/gpu_temp", "temperature/gpu"),
+        1,
+    ),
+    ("gpu_utilization_ratio", ("utilization/gpu", "utilization/gpu_util"), 0.01),
+    ("memory_utilization_ratio", ("utilization/memory", "utilization/memory_util"), 0.01),
+    ("memory_used_bytes", ("fb_memory_usage/used", "memory_usage/used"), 1024.0**2),
+    ("pcie_tx_bytes_per_s", ("pci/tx_throughput", "pci/tx_util"), 1e3),
+    ("pcie_rx_bytes_per_s", ("pci/rx_throughput", "pci/rx_util"), 1e3),
+)
+
+_TEXT_ECC, _CSV_ECC = "ecc_errors/volatile/", "ecc.errors.uncorrected.volatile."
+_ECC_TOTAL = (f"{_TEXT_ECC}double_bit/total", f"{_CSV_ECC}total")
+_ECC_PARTS = (
+    f"{_TEXT_ECC}dram_uncorrectable",
+    f"{_TEXT_ECC}sram_uncorrectable",
+    f"{_TEXT_ECC}sram_uncorrectable_parity",
+    f"{_TEXT_ECC}sram_uncorrectable_sec-ded",
+    f"{_TEXT_ECC}sram_uncorrectable_secded",
+)
+
+_TEXT_LINK, _XML_LINK = "pci/gpu_link_info/", "pci/pci_gpu_link_info/"
+_GENERATION = (
+    f"{_TEXT_LINK}pcie_generation/current",
+    f"{_XML_LINK}pcie_gen/current_link_gen",
+    "pcie.link.gen.current",
+)
+_GENERATION_MAX = (
+    f"{_TEXT_LINK}pcie_generation/max",
+    f"{_XML_LINK}pcie_gen/max_link_gen",
+    "pcie.link.gen.max",
+)
+_WIDTH = (
+    f"{_TEXT_LINK}link_width/current",
+    f"{_XML_LINK}link_widths/current_link_width",
+    "pcie.link.width.current",
+)
+_WIDTH_MAX = (
+    f"{_TEXT_LINK}link_width/max",
+    f"{_XML_LINK}link_widths/max_link_width",
+    "pcie.link.width.max",
+)
+_REPAIR_PENDING = (
+    "remapped_rows/pending",
+    "remapped_rows/remapped_row_pending",
+    "remapped_rows.pending",
+    "retired_pages/pending_page_blacklist",
+    "retired_pages/pending_blacklist",
+    "retired_pages/pending_retirement",
+    "retired_pages.pending",
+    "ecc_errors/channel_repair_pending",
+    "ecc_errors/tpc_repair_pending",
+)
+_REPAIR_FAILED = (
+    "remapped_rows/remapping_failure_occurred",
+    "remapped_rows/remapped_row_failure",
+    "remapped_rows.failure",
+    "ecc_errors/unrepairable_memory",
+)
+_RECOVERY = ("gpu_recovery_action",)
+_RESET = ("gpu_reset_status/reset_required",)
+_PERFORMANCE = ("performance_state", "pstate")
+_USE = ("utilization/gpu", "utilization/gpu_util")
+_DRIVER, _CUDA = ("driver_version",), ("cuda_version",)
+
+_TOLD = (
+    "driver",
+    "pcie_generation",
+    "pcie_width",
+    "ecc_uncorrected",
+    "is_repair_pending",
+    "has_repair_failed",
+    "recovery",
+)
+
+_STATE = (
+    *_ECC_TOTAL,
+    *_ECC_PARTS,
+    *_GENERATION,
+    *_GENERATION_MAX,
+    *_WIDTH,
+    *_WIDTH_MAX,
+    *_REPAIR_PENDING,
+    *_REPAIR_FAILED,
+    *_RECOVERY,
+    *_RESET,
+    *_PERFORMANCE,
+    *_USE,
+    *_DRIVER,
+    *_CUDA,
+)
+
+_REPAIRS_AND_LINKS = frozenset(
+    (*_GENERATION, *_WIDTH, *_REPAIR_PENDING, *_REPAIR_FAILED, *_RECOVERY)
+)
+
+_REASONS = ("clocks_event_reasons/", "clocks_throttle_reasons/")
+_REASON_TAGS = ("clocks_event_reason_", "clocks_throttle_reason_")
+_NO_REASONS = ("idle", "gpu_idle")
+_OF_DEVICE = ("product_name", "gpu_uuid", "uuid", "pci/bus_id", "pci/pci_bus_id")
+_USED = frozenset((*_STATE, *_OF_DEVICE, *(n for _, names, _ in _VALUES for n in names)))
+
+_FAST = ("P0", "P1", "P2")
+"""Performance states of a GPU that works; in higher ones the link is slowed down too."""
+
+_BUSY = 10.0
+"""Per cent of time with a kernel running from which a GPU without a known state is in use."""
+
+_DEPRECATED = "Requested functionality has been deprecated"
+_MAX_TEXT = 200
+_ANSWERS = {"yes": True, "1": True, "no": False, "0": False}
+
+
+def is_used(name: str) -> bool:
+    """Whether a fact is used, so that a reader keeps its text."""
+    return name in _USED or name.startswith(_REASONS)
+
+
+def state_columns(names: Sequence[str]) -> list[tuple[int, str]]:
+    """Columns of a query that tell a device's state, by position.
+
+    None of them where only its errors are told: these are samples.
+    """
+    is_told = any(name in _REPAIRS_AND_LINKS for name in names)
+    return [(i, name) for i, name in enumerate(names) if is_told and name in _STATE]
+
+
+def device_of(facts: Mapping[str, str], bus: str, index: int | None) -> Identity:
+    """The device; its index where the form lists devices in their order."""
+    return Identity(
+        index=index,
+        uuid=_text(facts, ("gpu_uuid", "uuid")),
+        bus_id=bus_id(_text(facts, ("pci/bus_id", "pci/pci_bus_id")) or bus),
+        name=_text(facts, ("product_name",)),
+    )
+
+
+def values_of(facts: Mapping[str, str]) -> dict[str, float | None]:
+    """Columns of TELEMETRY that are told."""
+    values: dict[str, float | None] = {}
+    for column, names, scale in _VALUES:
+        cell = _text(facts, names)
+        value = number(cell)
+        if value is not None:
+            values[column] = value if "iB" in cell else value * scale
+    errors = _errors(facts)
+    return values if errors is None else {**values, "ecc_uncorrected": errors}
+
+
+def reasons_in(facts: Mapping[str, str]) -> str:
+    """Why the device is slowed down, joined by commas; empty where it is not told."""
+    told = {
+        _reason(name): text
+        for name, text in facts.items()
+        if name.startswith(_REASONS) and text in ("Active", "Not Active")
+    }
+    active = [name for name, text in told.items() if text == "Active" and name not in _NO_REASONS]
+    return "" if not told else ",".join(active) or NO_THROTTLING
+
+
+def _reason(name: str) -> str:
+    """The name that ``--query-gpu`` has for it; below one reason the text lists what it is of."""
+    last = name.rpartition("/")[2]
+    for tag in _REASON_TAGS:
+        last = last.removeprefix(tag)
+    return last.replace("display_clocks_", "display_clock_")
+
+
+def state_of(facts: Mapping[str, str], device: Identity, file: str) -> DeviceState | None:
+    """The device's state; None where none of it is told."""
+    state = DeviceState(
+        file=file,
+        host=device.host,
+        index=device.index,
+        uuid=device.uuid,
+        bus_id=device.bus_id,
+        name=device.name,
+        driver=_text(facts, _DRIVER),
+        cuda=_text(facts, _CUDA),
+        is_in_use=_is_in_use(facts),
+        pcie_generation=_whole(facts, _GENERATION),
+        pcie_generation_max=_whole(facts, _GENERATION_MAX),
+        pcie_width=_whole(facts, _WIDTH),
+        pcie_width_max=_whole(facts, _WIDTH_MAX),
+        ecc_uncorrected=_errors(facts),
+        is_repair_pending=_any(facts, _REPAIR_PENDING),
+        has_repair_failed=_any(facts, _REPAIR_FAILED),
+        recovery=_recovery(facts),
+    )
+    return state if any(getattr(state, name) not in (None, "") for name in _TOLD) else None
+
+
+def _is_in_use(facts: Mapping[str, str]) -> bool | None:
+    state = _text(facts, _PERFORMANCE)
+    if state:
+        return state in _FAST
+    use = number(_text(facts, _USE))
+    return None if use is None else use >= _BUSY
+
+
+def _recovery(facts: Mapping[str, str]) -> str:
+    action = _text(facts, _RECOVERY)
+    if action:
+        return "" if action == "None" else action
+    return "Reset" if _any(facts, _RESET) else ""
+
+
+def _errors(facts: Mapping[str, str]) -> int | None:
+    """Uncorrected errors since the driver was loaded."""
+    total = _whole(facts, _ECC_TOTAL)
+    parts = [count for name in _ECC_PARTS if (count := _whole(facts, (name,))) is not None]
+    return total if total is not None else sum(parts) if parts else None
+
+
+def _any(facts: Mapping[str, str], names: Sequence[str]) -> bool | None:
+    """Whether one of these is so; None where none of them is told."""
+    told = [
+        answer for n in names if (answer := _ANSWERS.get(_text(facts, (n,)).lower())) is not None
+    ]
+    return any(told) if told else None
+
+
+def _whole(facts: Mapping[str, str], names: Sequence[str]) -> int | None:
+    """The number of a text such as ``16x``."""
+    return whole(_text(facts, names).removesuffix("x"))
+
+
+def _text(facts: Mapping[str, str], names: Sequence[str]) -> str:
+    """The first that is told; empty where none is."""
+    for name in names:
+        text = facts.get(name, "").strip()[:_MAX_TEXT]
+        if text and not text.startswith("[") and text != "N/A" and text != _DEPRECATED:
+            return text
+    return ""

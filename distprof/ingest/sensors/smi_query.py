@@ -1,0 +1,264 @@
+"""Output of ``nvidia-smi -q``: text, or XML with ``-x``, of one host or of many.
+
+Each output is a snapshot of all GPUs of a host. The XML is an untrusted document: expat is told to
+expand and to load nothing, and what is declared, nested or left open beyond any output of
+nvidia-smi ends its reading.
+
+Source: ``nvidia-smi`` manual; output of drivers 418 to 590.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NoReturn
+from xml.parsers import expat
+
+import msgspec
+
+from distprof.ingest.sensors.collect import Collector, Labelled, time_of, whole
+from distprof.ingest.sensors.facts import device_of, is_used, reasons_in, state_of, values_of
+from distprof.ingest.sensors.tables_for_people import date_of
+from distprof.run.logs import Clock
+
+__all__ = ["SmiText", "SmiXml", "begins_query", "begins_xml"]
+
+_TITLE = re.compile(r"=+NVSMI LOG=+\s*")
+_GPU = re.compile(r"GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])\s*")
+_FACT = re.compile(r"( *)([A-Za-z][^:|,]{0,80}?)\s*(?:\s: (.*))?")
+_SPACES = re.compile(r"\s+")
+_XML = ("<?xml", "<!DOCTYPE nvidia_smi_log", "<nvidia_smi_log")
+_ROOT = "nvidia_smi_log"
+_MAX_GPUS = 1_024
+_MAX_FACTS = 1_000
+_MAX_DEPTH = 16
+_MAX_TEXT = 1_000
+_MAX_TAG = 1 << 18
+
+
+def begins_query(line: str) -> bool:
+    """Whether a line is the first of the text."""
+    return line.startswith("=") and _TITLE.fullmatch(line) is not None
+
+
+def begins_xml(line: str) -> bool:
+    """Whether a line is one of the first of the XML; the very first is that of any XML."""
+    return line.startswith(_XML)
+
+
+class _Gpu(msgspec.Struct):
+    """What was read of one GPU."""
+
+    bus: str
+    facts: dict[str, str] = msgspec.field(default_factory=dict)
+    num_processes: int | None = None
+
+    def keep(self, name: str, text: str) -> None:
+        if len(self.facts) < _MAX_FACTS:
+            self.facts.setdefault(name, text[:_MAX_TEXT])
+
+
+class _Snapshot(msgspec.Struct):
+    """What was read of one output."""
+
+    about: dict[str, str] = msgspec.field(default_factory=dict)
+    gpus: list[_Gpu] = msgspec.field(default_factory=list)
+
+    def give(self, collector: Collector | Labelled) -> None:
+        """Hand it over.
+
+        GPUs are listed by their index. Where only some are (``-i 3``), no index is known.
+        """
+        is_whole = whole(self.about.get("attached_gpus", "")) == len(self.gpus)
+        text = self.about.get("timestamp", "")
+        when = date_of(text) or time_of(text)
+        for position, gpu in enumerate(self.gpus):
+            _give(gpu, collector, when, position if is_whole else None, self.about)
+
+
+def _give(
+    gpu: _Gpu,
+    collector: Collector | Labelled,
+    when: tuple[int, Clock] | None,
+    index: int | None,
+    about: Mapping[str, str],
+) -> None:
+    device = device_of(gpu.facts, gpu.bus, index)
+    values = {**values_of(gpu.facts), "num_processes": gpu.num_processes}
+    reasons = reasons_in(gpu.facts)
+    if reasons or any(value is not None for value in values.values()):
+        collector.sample(device, when, values, reasons, "query")
+    state = state_of({**about, **gpu.facts}, device, collector.file)
+    if state is not None:
+        collector.state(state)
+
+
+class SmiText:
+    """Text of one host.
+
+    Args:
+        collector: Where samples and states go.
+    """
+
+    def __init__(self, collector: Collector | Labelled) -> None:
+        self._collector = collector
+        self._snapshot: _Snapshot | None = None
+        self._levels: list[tuple[int, str]] = []
+
+    def take(self, line: str) -> bool:
+        """Read a line; False for one of something else, which also ends an output."""
+        if begins_query(line):
+            self.close()
+            self._snapshot = _Snapshot()
+            return True
+        if self._snapshot is None:
+            return False
+        if not line.strip():
+            return True
+        gpu = _GPU.fullmatch(line)
+        if gpu is not None:
+            self._levels.clear()
+            if len(self._snapshot.gpus) < _MAX_GPUS:
+                self._snapshot.gpus.append(_Gpu(gpu[1]))
+            return True
+        fact = _FACT.fullmatch(line) if len(line) <= _MAX_TEXT else None
+        if fact is None and line[0] != " ":
+            self.close()
+            return False
+        if fact is not None:
+            self._keep(self._snapshot, len(fact[1]), fact[2], fact[3])
+        return True
+
+    def close(self) -> None:
+        """End what is open."""
+        if self._snapshot is not None:
+            self._snapshot.give(self._collector)
+        self._snapshot = None
+        self._levels.clear()
+
+    def _keep(self, snapshot: _Snapshot, indent: int, key: str, text: str | None) -> None:
+        """A fact, or the name of a level; facts below one belong to it."""
+        while self._levels and self._levels[-1][0] >= indent:
+            self._levels.pop()
+        name = _SPACES.sub("_", key.strip().lower())
+        name = f"{self._levels[-1][1]}/{name}" if self._levels else name
+        if len(self._levels) < _MAX_DEPTH:
+            self._levels.append((indent, name))
+        if not snapshot.gpus or indent == 0:
+            if text is not None and len(snapshot.about) < _MAX_FACTS:
+                snapshot.about.setdefault(name, text.strip()[:_MAX_TEXT])
+            return
+        gpu = snapshot.gpus[-1]
+        if name == "processes":
+            gpu.num_processes = gpu.num_processes or 0
+        elif name == "processes/process_id/type" and text is not None:
+            gpu.num_processes = (gpu.num_processes or 0) + ("C" in text)
+        elif text is not None and is_used(name):
+            gpu.keep(name, text.strip())
+
+
+class _RefusedError(Exception):
+    """A document is none that nvidia-smi writes."""
+
+
+class SmiXml:
+    """XML of one host, fed line by line.
+
+    Args:
+        collector: Where samples and states go.
+    """
+
+    def __init__(self, collector: Collector | Labelled) -> None:
+        self._collector = collector
+        self._parser: expat.XMLParserType | None = None
+        self._snapshot = _Snapshot()
+        self._path: list[str] = []
+        self._text = ""
+        self._num_fed = 0
+
+    def take(self, line: str) -> bool:
+        """Read a line; False for one of something else."""
+        if line.startswith("<?xml") or (self._parser is None and begins_xml(line)):
+            self.close()
+            self._open()
+        if self._parser is None:
+            return False
+        data = f"{line}\n".encode("utf-8", "replace")
+        self._num_fed += len(data)
+        try:
+            self._parser.Parse(data)
+            self._check_tag()
+        except expat.ExpatError as error:
+            self._end(expat.ErrorString(error.code))
+        except _RefusedError as error:
+            self._end(f"{error}")
+        return True
+
+    def _check_tag(self) -> None:
+        """Expat keeps, and reads again with each line, a tag that has not ended."""
+        parser = self._parser  # None where the document has ended
+        if parser is not None and self._num_fed - parser.CurrentByteIndex > _MAX_TAG:
+            raise _RefusedError("a tag does not end")
+
+    def close(self) -> None:
+        """End what is open."""
+        if self._parser is not None:
+            self._end("it ends too early")
+
+    def _open(self) -> None:
+        """A parser that loads no other file and refuses whatever would expand."""
+        parser = self._parser = expat.ParserCreate(encoding="utf-8")
+        parser.buffer_text = True
+        parser.SetParamEntityParsing(expat.XML_PARAM_ENTITY_PARSING_NEVER)
+        parser.EntityDeclHandler = _refuse_entities
+        parser.ExternalEntityRefHandler = _refuse_entities
+        parser.StartElementHandler = self._start
+        parser.CharacterDataHandler = self._characters
+        parser.EndElementHandler = self._finish
+        self._snapshot, self._path, self._text, self._num_fed = _Snapshot(), [], "", 0
+
+    def _end(self, damage: str = "") -> None:
+        """Hand over what was read, unless it was handed over: then something follows the end."""
+        if self._parser is None:
+            return
+        if damage:
+            what = f"documents of nvidia-smi -q -x read only up to the damage: {damage}"
+            self._collector.left_out[what] += 1
+        self._snapshot.give(self._collector)
+        self._parser = None
+
+    def _start(self, name: str, attributes: Mapping[str, str]) -> None:
+        if len(self._path) >= _MAX_DEPTH or (not self._path and name != _ROOT):
+            raise _RefusedError("something other than the output of nvidia-smi")
+        self._path.append(name)
+        self._text = ""
+        if self._path == [_ROOT, "gpu"] and len(self._snapshot.gpus) < _MAX_GPUS:
+            self._snapshot.gpus.append(_Gpu(attributes.get("id", "")[:_MAX_TEXT]))
+
+    def _characters(self, text: str) -> None:
+        if len(self._text) < _MAX_TEXT:
+            self._text += text
+
+    def _finish(self, _: str) -> None:
+        self._keep("/".join(self._path[2:]), self._text.strip())
+        self._path.pop()
+        self._text = ""
+        if not self._path:
+            self._end()
+
+    def _keep(self, name: str, text: str) -> None:
+        if len(self._path) == 2 and self._path[1] != "gpu":
+            if len(self._snapshot.about) < _MAX_FACTS:
+                self._snapshot.about.setdefault(self._path[1], text[:_MAX_TEXT])
+        elif name and self._path[1] == "gpu" and self._snapshot.gpus:
+            gpu = self._snapshot.gpus[-1]
+            if name == "processes":
+                gpu.num_processes = gpu.num_processes or 0
+            elif name == "processes/process_info/type":
+                gpu.num_processes = (gpu.num_processes or 0) + ("C" in text)
+            elif is_used(name):
+                gpu.keep(name, text)
+
+
+def _refuse_entities(*_: object) -> NoReturn:
+    raise _RefusedError("it declares entities")
