@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from distprof.artefacts import FLIGHT_FILE, STACKS_FILE
+from distprof.artefacts import FLIGHT_FILE, REQUESTS_DIR, RUN_FILE, STACKS_FILE
 from distprof.artefacts.stacks import FRAME, LIBRARY, main_stack
 from distprof.errors import DistprofError, InputError
 from distprof.ingest.executor import Outcome, Progress, map_each, running
@@ -304,18 +304,24 @@ def find_files(
 
 
 def _walk(root: Folder) -> Iterator[tuple[Folder, str, str]]:
-    """Every file, with its folder and its path within the source; bounded in depth and number."""
+    """Every file, with its folder and its path within the source; bounded in depth and number.
+
+    Left out is what ``distprof attach --all-nodes`` asked for in a run directory: the same ranks at
+    another time. Answers about the hang itself are copied into the folders of the ranks.
+    """
     ahead: list[tuple[Folder, str, int]] = [(root, "", 0)]
     count = 0
     while ahead:
         folder, prefix, depth = ahead.pop()
-        for name in folder.names():
+        names = folder.names()
+        skipped = {*_SKIPPED, REQUESTS_DIR} if RUN_FILE in names else _SKIPPED
+        for name in names:
             count += 1
             if count > MAX_FILES:
                 return
             if folder.size(name) is not None:
                 yield folder, name, f"{prefix}{name}"
-            elif depth < MAX_DEPTH and name not in _SKIPPED:
+            elif depth < MAX_DEPTH and name not in skipped:
                 ahead.append((folder.child(name), f"{prefix}{name}/", depth + 1))
 
 

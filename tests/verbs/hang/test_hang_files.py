@@ -168,3 +168,31 @@ def test_a_run_directory_tells_size_hosts_ends_and_stacks(tmp_path: Path) -> Non
     assert found.stacks[0][0] == "average (train.py:40)"
     assert [(line.rank, line.about) for line in found.log_lines] == [(0, "peer"), (2, "peer")]
     assert not found.has_ended_well
+
+
+def test_answers_to_requests_of_a_run_are_not_of_its_hang(tmp_path: Path) -> None:
+    """GIVEN dumps and stacks that somebody asked for earlier, THEN those of the ranks count."""
+    run = RunFile(
+        distprof_version="0", kind="run", command=(), started_ns=START_NS, world_size=2, ranks=()
+    )
+    (tmp_path / "run.json").write_bytes(msgspec.json.encode(run))
+    later = [op(1), op(2), op(3, at_ms=90_000)]
+    asked = tmp_path / "requests" / "flight-20260101-000000-0123abcd"
+    for rank in (0, 1):
+        own, other = tmp_path / f"rank{rank:05d}", asked / f"rank{rank:05d}"
+        own.mkdir()
+        other.mkdir(parents=True)
+        (own / "flight.json").write_bytes(DATA)
+        (other / "flight.json").write_text(json.dumps(dump(later, {"0": [0, 1]})))
+        (other / "stacks.txt").write_text(STACKS)
+        (other / "worker.log").write_text("torch.OutOfMemoryError: CUDA out of memory\n")
+    found = read_evidence(str(tmp_path))
+    assert [one.source for one in found.dumps] == ["rank00000/flight.json", "rank00001/flight.json"]
+    assert (found.num_other_dumps, found.stacks, found.log_lines) == (0, {}, ())
+    assert len(read_evidence(str(asked)).dumps) == 2
+
+
+def test_a_folder_named_requests_that_is_in_no_run_directory_is_read(tmp_path: Path) -> None:
+    (tmp_path / "requests").mkdir()
+    written(tmp_path / "requests", job({0: [op(1)], 1: [op(1)]}))
+    assert [dump.rank for dump in read_evidence(str(tmp_path)).dumps] == [0, 1]
