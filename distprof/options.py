@@ -9,7 +9,8 @@
     click_options(options_of(LaunchOptions))            # --nodes, with the same help
     msgspec.json.schema(LaunchOptions)                  # for editors and for the documentation
 
-A field's type and bounds are its check, so no other code checks values by hand.
+A field's type and bounds are its check, so no other code checks values by hand. A whole number
+whose size means work or memory has an upper bound (``le``); none has more than 64 bits.
 """
 
 from __future__ import annotations
@@ -183,9 +184,15 @@ def convert(values: Mapping[str, Any], kind: type[T], where: str) -> T:
             names the key, what was expected and what was found.
     """
     try:
-        return msgspec.convert(values, kind)
+        converted = msgspec.convert(values, kind)
     except msgspec.ValidationError:
         raise UsageError(where + _problem(values, kind, "")) from None
+    for name, value in values.items():
+        if wrong_number(value, most=_LARGEST):
+            raise UsageError(
+                f"{where}{name} must be a number of at most 64 bits, not {_short(value)}"
+            )
+    return converted
 
 
 def parse_toml(text: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import click
 
 __all__ = [
+    "MOST_RANKS",
     "NS_PER_MS",
     "NS_PER_S",
     "NS_PER_US",
@@ -33,6 +34,9 @@ __all__ = [
 NS_PER_US = 1_000
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
+
+MOST_RANKS = 1_000_000
+"""Ranks or nodes of a job, the upper bound of options; a larger number is a mistake."""
 
 _LEAST_SHOWN = 0.01
 _ROUNDED_UP = 0.9995  # at or above this, three digits round to 1.00: 999.9 µs is 1.00 ms

@@ -13,7 +13,7 @@ from distprof.cli.options import RankList, StepList, debug_option
 from distprof.cli.output import check_free, note, to_stdout
 from distprof.errors import UsageError
 from distprof.escape import plain
-from distprof.units import finite_range
+from distprof.units import MOST_RANKS, finite_range
 from distprof.verbs.sources import check_comparable, check_source, single_source
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def prometheus(
 )
 @click.option(
     "--rank",
-    type=click.IntRange(0),
+    type=click.IntRange(0, MOST_RANKS),
     metavar="RANK",
     help="Whose steps become spans; the lowest rank by default.",
 )

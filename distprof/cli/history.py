@@ -90,7 +90,10 @@ def add(
     "--workload", metavar="NAME", help="Only runs whose workload or strategy contains NAME."
 )
 @click.option(
-    "--last", type=click.IntRange(1), metavar="N", help=f"Number of newest points.  [{_FEW_POINTS}]"
+    "--last",
+    type=click.IntRange(1, 1_000_000),
+    metavar="N",
+    help=f"Number of newest points.  [{_FEW_POINTS}]",
 )
 @click.option(
     "--plot",

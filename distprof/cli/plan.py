@@ -14,7 +14,7 @@ from distprof.config import ModelShape
 from distprof.errors import UsageError
 from distprof.options import click_options, options_of
 from distprof.terms import CI_FORMATS, PAGE_FORMATS
-from distprof.units import finite_range
+from distprof.units import MOST_RANKS, finite_range
 
 if TYPE_CHECKING:
     from distprof.verbs.plan.job_file import JobFile
@@ -47,7 +47,7 @@ _SHAPE_KEYS = ModelShape.__struct_fields__
     help="Global batch of a step; 4 Mi tokens by default.",
 )
 @click.option(
-    "--gpus", type=click.IntRange(1, 10**6), metavar="N", help="Number of GPUs of the job."
+    "--gpus", type=click.IntRange(1, MOST_RANKS), metavar="N", help="Number of GPUs of the job."
 )
 @click.option("--gpu", metavar="NAME", help="Kind of GPU; h100 by default.")
 @click.option(

@@ -14,6 +14,7 @@ from distprof.cli.options import debug_option, fail_on_option, output_options
 from distprof.cli.output import Output, check_free, deliver, note, verdict_code
 from distprof.cli.progress import make_sweep
 from distprof.errors import UsageError
+from distprof.units import MOST_RANKS
 
 if TYPE_CHECKING:
     from distprof.artefacts.summary_file import SummaryFile
@@ -55,7 +56,9 @@ __all__ = ["scale"]
     " JSON), and start nothing. May be repeated.",
 )
 @click.option(
-    "--baseline-ranks", type=click.IntRange(1), help="Size with efficiency 1.  [the smallest]"
+    "--baseline-ranks",
+    type=click.IntRange(1, MOST_RANKS),
+    help="Size with efficiency 1.  [the smallest]",
 )
 @click.option(
     "--save-summaries", type=click.Path(), metavar="FILE", help="Save the metrics of each run."

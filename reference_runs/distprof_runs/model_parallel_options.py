@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from distprof.errors import UsageError
 from distprof.options import option
+from distprof.units import MOST_RANKS
 from distprof_runs.options import (
     ModelOptions,
     Schedule,
@@ -67,7 +68,7 @@ class PpOptions(WorkloadOptions, frozen=True, kw_only=True):
 
     schedule: Annotated[Schedule, option("Pipeline schedule.")] = "1f1b"
     virtual_stages: Annotated[
-        int, option("Stages per rank (0: 1, or 2 if the schedule needs more).")
+        int, option("Stages per rank (0: 1, or 2 if the schedule needs more).", le=1_000)
     ] = 0
     split: Annotated[str, option("Blocks per stage, for example 2,3,3 (empty: even).")] = ""
 
@@ -106,8 +107,8 @@ class MoeOptions(WorkloadOptions, frozen=True, kw_only=True):
     name = "moe"
     summary = "expert parallelism: tokens sent to their experts and back by all-to-all"
 
-    experts: Annotated[int, option("Experts per layer.")] = 8
-    top_k: Annotated[int, option("Experts per token.")] = 2
+    experts: Annotated[int, option("Experts per layer.", le=100_000)] = 8
+    top_k: Annotated[int, option("Experts per token.", le=100_000)] = 2
     capacity_factor: Annotated[float, option("Tokens per expert / even share (0: no limit).")] = 0.0
     aux_loss_weight: Annotated[float, option("Weight of the load-balancing loss.")] = 0.01
     skew: Annotated[float, option("Added to the router's logit of the first expert.")] = 0.0
@@ -171,18 +172,21 @@ class ThreeDOptions(WorkloadOptions, frozen=True, kw_only=True):
     summary = "any mesh of pipeline, data, sharding, tensor and expert parallelism"
     training_defaults: ClassVar[dict[str, Any]] = {"micro_batches": 4}
 
-    pp: Annotated[int, option("Pipeline stages.")] = 2
-    dp: Annotated[int, option("Replicas.")] = 1
-    fsdp: Annotated[int, option("Shards (FSDP2); 0: the remaining ranks.")] = 2
-    tp: Annotated[int, option("Tensor-parallel ranks.")] = 2
+    pp: Annotated[int, option("Pipeline stages.", le=MOST_RANKS)] = 2
+    dp: Annotated[int, option("Replicas.", le=MOST_RANKS)] = 1
+    fsdp: Annotated[int, option("Shards (FSDP2); 0: the remaining ranks.", le=MOST_RANKS)] = 2
+    tp: Annotated[int, option("Tensor-parallel ranks.", le=MOST_RANKS)] = 2
     ep: Annotated[
         int,
-        option("Expert-parallel ranks: 1, or as many as shards, over which experts are spread."),
+        option(
+            "Expert-parallel ranks: 1, or as many as shards, over which experts are spread.",
+            le=MOST_RANKS,
+        ),
     ] = 1
     schedule: Annotated[Schedule, option("Pipeline schedule.")] = "1f1b"
     order: Annotated[str, option("Mesh order, slowest varying axis first.")] = "pp,dp,fsdp,tp"
-    experts: Annotated[int, option("Experts per layer (0: dense).")] = 0
-    top_k: Annotated[int, option("Experts per token.")] = 2
+    experts: Annotated[int, option("Experts per layer (0: dense).", le=100_000)] = 0
+    top_k: Annotated[int, option("Experts per token.", le=100_000)] = 2
 
     def mesh(self, world_size: int) -> dict[str, int]:
         """The axes in the order asked for; axes of size 1 are left out."""

@@ -12,6 +12,7 @@ import msgspec
 
 from distprof.errors import UsageError
 from distprof.options import option
+from distprof.units import MOST_RANKS
 
 __all__ = [
     "PRESETS",
@@ -35,13 +36,15 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     preset: Annotated[str, option("Size of the model: tiny, small, 125m, 1b, 7b, 13b, 70b.")] = (
         "tiny"
     )
-    layers: Annotated[int, option("Transformer blocks (0: the preset's).")] = 0
-    hidden: Annotated[int, option("Hidden size.")] = 0
-    heads: Annotated[int, option("Attention heads.")] = 0
-    kv_heads: Annotated[int, option("Key and value heads (grouped-query attention).")] = 0
-    ffn: Annotated[int, option("Inner size of the feed-forward layer.")] = 0
-    sequence: Annotated[int, option("Sequence length in tokens.")] = 0
-    vocabulary: Annotated[int, option("Vocabulary size.")] = 0
+    layers: Annotated[int, option("Transformer blocks (0: the preset's).", le=10_000)] = 0
+    hidden: Annotated[int, option("Hidden size.", le=1_000_000)] = 0
+    heads: Annotated[int, option("Attention heads.", le=10_000)] = 0
+    kv_heads: Annotated[
+        int, option("Key and value heads (grouped-query attention).", le=10_000)
+    ] = 0
+    ffn: Annotated[int, option("Inner size of the feed-forward layer.", le=10_000_000)] = 0
+    sequence: Annotated[int, option("Sequence length in tokens.", le=100_000_000)] = 0
+    vocabulary: Annotated[int, option("Vocabulary size.", le=100_000_000)] = 0
 
     def resolved(self) -> ModelOptions:
         """The same with every 0 filled in from the preset.
@@ -93,11 +96,16 @@ PRESETS: dict[str, dict[str, int]] = {
 class TrainingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options common to all workloads."""
 
-    steps: Annotated[int, option("Optimizer steps.")] = 40
-    batch: Annotated[int, option("Sequences per micro-batch and data-parallel rank.")] = 4
+    steps: Annotated[int, option("Optimizer steps.", le=1_000_000_000)] = 40
+    batch: Annotated[
+        int, option("Sequences per micro-batch and data-parallel rank.", le=1_000_000)
+    ] = 4
     micro_batches: Annotated[
         int,
-        option("Micro-batches per step: gradient accumulation, or a pipeline's (pp: 8, 3d: 4)."),
+        option(
+            "Micro-batches per step: gradient accumulation, or a pipeline's (pp: 8, 3d: 4).",
+            le=10_000,
+        ),
     ] = 1
     precision: Annotated[
         Literal["auto", "fp32", "bf16"], option("Auto: bf16 on CUDA devices, fp32 on CPU.")
@@ -108,8 +116,8 @@ class TrainingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     learning_rate: Annotated[float, option("Of AdamW.")] = 0.0003
     clip_grad_norm: Annotated[float, option("Clip the gradient's norm (0: do not).")] = 0.0
     device: Annotated[Literal["auto", "cuda", "cpu"], option("Auto: CUDA if available.")] = "auto"
-    seed: Annotated[int, option("Random seed of weights and data.")] = 0
-    threads: Annotated[int, option("CPU threads of each rank.")] = 1
+    seed: Annotated[int, option("Random seed of weights and data.", ge=-(2**63), le=2**63 - 1)] = 0
+    threads: Annotated[int, option("CPU threads of each rank.", le=1_024)] = 1
     group_timeout_s: Annotated[float, option("Seconds a collective may wait for a rank.")] = 60.0
     compute: Annotated[
         Literal["real", "sleep"],
@@ -210,7 +218,9 @@ class FsdpOptions(WorkloadOptions, frozen=True, kw_only=True):
     zero: Annotated[
         Literal["1", "2", "3"], option("What is sharded: 1 optimizer, 2 and gradients, 3 all.")
     ] = "3"
-    replicas: Annotated[int, option("Replicas of the shard group (hybrid sharding, HSDP).")] = 1
+    replicas: Annotated[
+        int, option("Replicas of the shard group (hybrid sharding, HSDP).", le=MOST_RANKS)
+    ] = 1
     prefetch: Annotated[bool, option("Gather the next block while this one computes.")] = True
     no_sync: Annotated[
         bool,

@@ -15,6 +15,7 @@ from distprof_probes.options import ProbeOptions
 from distprof.artefacts.run_file import Fault
 from distprof.errors import InputError, UsageError
 from distprof.options import check_known, convert, option, parse_toml
+from distprof.units import MOST_RANKS
 from distprof_runs.configuration import Configuration
 from distprof_runs.faults.orders import SLOW_LINK, parse_fault
 from distprof_runs.options import TrainingOptions
@@ -22,6 +23,9 @@ from distprof_runs.options import TrainingOptions
 __all__ = ["LaunchOptions", "Settings", "read_settings_file", "resolve", "to_toml"]
 
 Sections = Mapping[str, Mapping[str, Any]]
+MOST_ON_NODE = 1_024
+"""Ranks of one node: each is a process."""
+
 _FIXED = ("model", "training", "launch", "probes", "faults")
 """Sections of every workload's file, besides the one that has its name."""
 
@@ -29,13 +33,17 @@ _FIXED = ("model", "training", "launch", "probes", "faults")
 class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Number and placement of ranks. 0 means not given."""
 
-    ranks: Annotated[int, option("Ranks on each node (2 if neither this nor --gpus is given).")] = 0
-    gpus: Annotated[int, option("GPUs on each node, one rank per GPU.")] = 0
-    nodes: Annotated[int, option("Nodes; run the same command on each.")] = 1
-    node_rank: Annotated[int, option("Number of this node, from 0 (-1: from SLURM).")] = -1
+    ranks: Annotated[
+        int, option("Ranks on each node (2 if neither this nor --gpus is given).", le=MOST_ON_NODE)
+    ] = 0
+    gpus: Annotated[int, option("GPUs on each node, one rank per GPU.", le=MOST_ON_NODE)] = 0
+    nodes: Annotated[int, option("Nodes; run the same command on each.", le=MOST_RANKS)] = 1
+    node_rank: Annotated[
+        int, option("Number of this node, from 0 (-1: from SLURM).", le=MOST_RANKS)
+    ] = -1
     rdzv_endpoint: Annotated[str, option("HOST:PORT on the first node, where nodes meet.")] = ""
     emulate_nodes: Annotated[
-        int, option("Emulate this many nodes here with network namespaces (needs root).")
+        int, option("Emulate this many nodes here with network namespaces (needs root).", le=256)
     ] = 0
 
     @property

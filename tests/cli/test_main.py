@@ -87,6 +87,9 @@ def test_a_trace_given_as_verb_is_pointed_to_analyze(capsys: pytest.CaptureFixtu
         ["analyze", "x", "--nonsense"],
         ["rule", "COM101", "--all"],
         ["rule", "XYZ999"],
+        ["run", "ddp", "--ranks", "1000000000"],
+        ["bench", "--rounds", "1000000000"],
+        ["bench", "--max-bytes", "2048G"],
     ],
 )
 def test_wrong_usage_is_2_with_a_sentence(

@@ -55,7 +55,10 @@ def test_every_default_is_spelt_out() -> None:
             r"\[ddp\] hok is unknown: did you mean hook\? Known are bucket_mb",
         ),
         ({"ddp": {"hook": "zip"}}, r"hook must be one of none, fp16, .* not 'zip'"),
-        ({"training": {"steps": "many"}}, r"\[training\] steps must be a whole number, not 'many'"),
+        (
+            {"training": {"steps": "many"}},
+            r"\[training\] steps must be a whole number of at most 1,000,000,000, not 'many'",
+        ),
         ({"ddp": {"name": "x"}}, r"\[ddp\] name is unknown"),
     ],
 )

@@ -56,7 +56,10 @@ def test_flags_that_are_named_for_a_negative_turn_both_ways() -> None:
     [
         ({"trainig": {}}, r"section \[trainig\] is unknown: did you mean training\?"),
         ({"training": {"step": 3}}, r"\[training\] step is unknown: did you mean steps\?"),
-        ({"training": {"steps": "x"}}, r"\[training\] steps must be a whole number, not 'x'"),
+        (
+            {"training": {"steps": "x"}},
+            r"\[training\] steps must be a whole number of at most 1,000,000,000, not 'x'",
+        ),
         ({"probes": {"mode": "loud"}}, r"\[probes\] mode must be one of window, .* not 'loud'"),
         ({"ddp": {"hook": "fp8"}}, r"\[ddp\] hook"),
         ({"model": {"preset": "huge"}}, "unknown preset 'huge'"),

@@ -35,20 +35,32 @@ _LAUNCH = [each for each in options_of(LaunchOptions) if each.name != "emulate_n
 @click.option("--min-bytes", default="64", metavar="SIZE", help="Smallest size.  [64]")
 @click.option("--max-bytes", metavar="SIZE", help="Largest size.  [CUDA: 1G, CPU: 64M]")
 @click.option(
-    "--factor", type=int, default=_DEFAULTS.factor, help="Ratio of successive sizes.  [4]"
+    "--factor",
+    type=click.IntRange(2, 1_000_000),
+    default=_DEFAULTS.factor,
+    help="Ratio of successive sizes.  [4]",
 )
 @click.option(
-    "--rounds", type=int, default=_DEFAULTS.rounds, help="Rounds per size; the median counts.  [5]"
+    "--rounds",
+    type=click.IntRange(1, 1_000),
+    default=_DEFAULTS.rounds,
+    help="Rounds per size; the median counts.  [5]",
 )
 @click.option(
-    "--iterations", type=int, default=0, help="Operations per round.  [as many as fit in --round-s]"
+    "--iterations",
+    type=click.IntRange(0, 1_000_000),
+    default=0,
+    help="Operations per round.  [as many as fit in --round-s]",
 )
 @click.option(
-    "--round-s", type=finite_range(), default=_DEFAULTS.round_s, help="Seconds per round.  [0.05]"
+    "--round-s",
+    type=finite_range(0, 3_600),
+    default=_DEFAULTS.round_s,
+    help="Seconds per round.  [0.05]",
 )
 @click.option(
     "--timeout-s",
-    type=finite_range(),
+    type=finite_range(0, 86_400),
     default=_DEFAULTS.timeout_s,
     help="Maximum seconds to wait for a rank.  [60]",
 )
