@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import os
 import re
 import textwrap
 from collections.abc import Collection
@@ -12,6 +13,7 @@ from distprof.units import fold_ranks
 __all__ = [
     "glued",
     "html_text",
+    "inert",
     "markdown_text",
     "plain",
     "plain_lines",
@@ -22,6 +24,14 @@ __all__ = [
 
 _MARKDOWN_SPECIAL = frozenset("\\`*_[]#|~")
 _UNIT = re.compile(r"(?<=\d) (?=(?:%|ns|µs|ms|s|B|kB|MB|GB|TB|GB/s|ppm|×)(?!\w))")
+_WORKFLOW_COMMAND = re.compile(r"^(?P<before>\s*):(?=:)|#(?P<hash>#)(?=\[)", re.MULTILINE)
+_BROKEN = {
+    **dict.fromkeys(("text", "brief", "md"), (": ", " #")),
+    **dict.fromkeys(("html", "junit"), ("&#58;", "&#35;")),
+    **dict.fromkeys(("json", "gitlab", "sarif"), (":", "\\u0023")),  # no line starts with a colon
+}
+"""Format to what is written for a colon at the start of a line, and for the second of two hashes."""
+
 _SPACES = str.maketrans({"\u00a0": " ", "\u202f": " "})
 
 
@@ -47,6 +57,28 @@ def markdown_text(text: str) -> str:
     escaped = html.escape(plain(text), quote=False)
     spelled = "".join(f"\\{c}" if c in _MARKDOWN_SPECIAL else c for c in escaped)
     return spelled.replace("@", "@\u200b").replace("://", ":\u200b//").replace("www.", "www\u200b.")
+
+
+def inert(text: str, format_name: str = "text") -> str:
+    """``text`` for a stream that GitHub Actions reads, so that it holds no workflow command.
+
+    The runner takes a line that begins with ``::name::``, after spaces, for one, and ``##[name]``
+    anywhere. JSON, XML and HTML mean the same afterwards; formats of commands and of others stay.
+
+    Args:
+        text: What is written, one line or many.
+        format_name: Its format.
+
+    Source:
+        actions/runner, ``src/Runner.Common/ActionCommand.cs``.
+    """
+    broken = _BROKEN.get(format_name)
+    if broken is None or os.environ.get("GITHUB_ACTIONS") != "true":
+        return text
+    colon, sharp = broken
+    return _WORKFLOW_COMMAND.sub(
+        lambda found: f"#{sharp}" if found["hash"] else f"{found['before']}{colon}", text
+    )
 
 
 def html_text(text: str) -> str:

@@ -21,7 +21,7 @@ from importlib import import_module
 import click
 
 from distprof.errors import DistprofError
-from distprof.escape import plain, plain_lines
+from distprof.escape import inert, plain, plain_lines
 from distprof.installed import plugins
 from distprof.version import __version__
 
@@ -281,4 +281,4 @@ def _unexpected(error: Exception, state: State) -> int:
 
 def _say(message: str) -> None:
     """Write one message to stderr, with control characters escaped."""
-    click.echo(plain_lines(message), err=True)
+    click.echo(inert(plain_lines(message)), err=True)

@@ -89,7 +89,7 @@ def doctor(format_name: str) -> int:
     problems = sum(check.state == "problem" for check in checks)
     if format_name == "json":
         content = {"problems": problems, "checks": [asdict(check) for check in checks]}
-        to_stdout(json.dumps(content, indent=2) + "\n")
+        to_stdout(json.dumps(content, indent=2) + "\n", "json")
         return ExitCode.FINDINGS if problems else ExitCode.FINE
     to_stdout("".join(_line(check) for check in checks))
     summary = f"{problems} problem{'s' if problems != 1 else ''}" if problems else "no problems"

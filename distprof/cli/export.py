@@ -167,7 +167,7 @@ def prometheus(
         keep_file(exposition, output, every, failed=note)
         note(f"Wrote {output}", quiet=quiet)
     else:
-        to_stdout(text_of(exposition))
+        to_stdout(text_of(exposition), "prometheus")
     return ExitCode.FINE
 
 

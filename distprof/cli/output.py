@@ -14,7 +14,7 @@ import click
 
 from distprof.cli.app import ExitCode
 from distprof.errors import UsageError
-from distprof.escape import plain
+from distprof.escape import inert, plain
 
 if TYPE_CHECKING:
     from msgspec import Struct
@@ -200,7 +200,7 @@ def _write(text: str, output: Output) -> None:
     from distprof.documents.document import write_file
 
     if output.output is None:
-        to_stdout(text)
+        to_stdout(text, output.reporter)
         return
     write_file(Path(output.output), text.encode("utf-8", "backslashreplace"))
     note(f"Wrote {output.output}", quiet=output.quiet)
@@ -220,11 +220,15 @@ def verdict_code(findings: Iterable[Finding], fail_on: str | None) -> int:
 def note(message: str, *, quiet: bool = False) -> None:
     """Write a remark to stderr."""
     if not quiet:
-        click.echo(plain(message), err=True)
+        click.echo(inert(plain(message)), err=True)
 
 
-def to_stdout(text: str) -> None:
+def to_stdout(text: str, format_name: str = "text") -> None:
     """Write to stdout and flush; a reader that has closed the pipe, like ``head``, is not an error.
+
+    Args:
+        text: What to write.
+        format_name: Its format, by which workflow commands are kept out under GitHub Actions.
 
     Raises:
         InputError: If stdout cannot be written, for example because its disk is full.
@@ -234,7 +238,7 @@ def to_stdout(text: str) -> None:
     stream = sys.stdout
     encoding = getattr(stream, "encoding", None) or "utf-8"
     try:
-        stream.write(in_encoding(text, encoding))
+        stream.write(in_encoding(inert(text, format_name), encoding))
         stream.flush()
     except BrokenPipeError:
         _forget_stdout()

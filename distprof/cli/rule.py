@@ -67,7 +67,7 @@ def rule(code_or_name: str | None, list_all: bool, format_name: str) -> None:
     if list_all and code_or_name:
         raise click.UsageError("name a rule, or list all rules with --all")
     rules = (find_rule(code_or_name),) if code_or_name else all_rules()
-    to_stdout(_FORMATS[format_name](rules, listed=not code_or_name))
+    to_stdout(_FORMATS[format_name](rules, listed=not code_or_name), format_name)
 
 
 def _as_json(rules: tuple[Rule, ...], *, listed: bool) -> str:
