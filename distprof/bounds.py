@@ -23,6 +23,7 @@ __all__ = [
     "Bound",
     "GzipLimit",
     "NotAFileError",
+    "Seekable",
     "TooLargeError",
     "UnpackedTooLargeError",
     "decode_json",
@@ -246,6 +247,39 @@ def num_parts(data: bytes) -> int:
     An empty list is two bytes of a file, and sixty-four of memory.
     """
     return 1 + sum(data.count(sign) for sign in (b",", b"[", b"{"))
+
+
+class Seekable(io.RawIOBase):
+    """What raw files that can be read from any place share: the place itself."""
+
+    def __init__(self) -> None:
+        self._at = 0
+
+    def readable(self) -> bool:
+        """Yes."""
+        return True
+
+    def seekable(self) -> bool:
+        """Yes."""
+        return True
+
+    def tell(self) -> int:
+        """The place."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Go to a place, at least the start.
+
+        Raises:
+            OSError: If the size must be known for it, and is not.
+        """
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at}
+        self._at = max(0, (base[whence] if whence in base else self._size()) + offset)
+        return self._at
+
+    def _size(self) -> int:
+        """Bytes in all; asked for only where somebody seeks from the end."""
+        raise NotImplementedError
 
 
 # Compressed files ---------------------------------------------------------------------------------

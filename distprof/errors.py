@@ -23,6 +23,7 @@ __all__ = [
     "SchemaError",
     "UsageError",
     "WebError",
+    "in_words",
 ]
 
 
@@ -87,6 +88,11 @@ def _rebuild(
     kind: type[InputError], source: str, expected: str, found: str, fix: str
 ) -> InputError:
     return kind(source, expected=expected, found=found, fix=fix)
+
+
+def in_words(error: BaseException) -> DistprofError:
+    """An error that another process cannot make again, as its kind and its words."""
+    return DistprofError(f"{type(error).__name__}: {error}")
 
 
 class WebError(OSError):

@@ -28,9 +28,9 @@ _WORKFLOW_COMMAND = re.compile(r"^(?P<before>\s*):(?=:)|#(?P<hash>#)(?=\[)", re.
 _BROKEN = {
     **dict.fromkeys(("text", "brief", "md"), (": ", " #")),
     **dict.fromkeys(("html", "junit"), ("&#58;", "&#35;")),
-    **dict.fromkeys(("json", "gitlab", "sarif"), (":", "\\u0023")),  # no line starts with a colon
+    **dict.fromkeys(("json", "gitlab", "sarif"), (":", "\\u0023")),  # no line starts so
 }
-"""Format to what is written for a colon at the start of a line, and for the second of two hashes."""
+"""Format to what stands for a colon at the start of a line, and for the second of two hashes."""
 
 _SPACES = str.maketrans({"\u00a0": " ", "\u202f": " "})
 

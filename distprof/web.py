@@ -26,7 +26,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 import fsspec
 
-from distprof.bounds import Bound, TooLargeError
+from distprof.bounds import Bound, Seekable, TooLargeError
 from distprof.errors import WebError
 
 __all__ = ["BOUND", "LIMIT_S", "WebFileSystem"]
@@ -381,7 +381,7 @@ def _read(answer: Any, visit: _Visit, most: int = BLOCK_BYTES) -> bytes:
         raise WebError(f"a broken connection ({type(error).__name__}: {error})") from error
 
 
-class _WebFile(io.RawIOBase):
+class _WebFile(Seekable):
     """A file of a server, seekable on every server.
 
     Args:
@@ -389,8 +389,8 @@ class _WebFile(io.RawIOBase):
     """
 
     def __init__(self, remote: _Remote) -> None:
+        super().__init__()
         self._remote = remote
-        self._at = 0
 
     def close(self) -> None:
         """Close the file and its connection."""
@@ -398,29 +398,10 @@ class _WebFile(io.RawIOBase):
             self._remote.release()
         super().close()
 
-    def readable(self) -> bool:
-        """Yes."""
-        return True
-
-    def seekable(self) -> bool:
-        """Yes."""
-        return True
-
-    def tell(self) -> int:
-        """The place."""
-        return self._at
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Go to a place.
-
-        Raises:
-            OSError: If the size must be known for it, and is not.
-        """
-        if whence == os.SEEK_END and self._remote.size is None:
+    def _size(self) -> int:
+        if self._remote.size is None:
             raise WebError("a server that does not say how large the file is")
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._remote.size or 0}
-        self._at = max(0, base[whence] + offset)
-        return self._at
+        return self._remote.size
 
     def readinto(self, buffer: Any) -> int:
         """Fill ``buffer`` from one block."""

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from distprof.errors import DistprofError, UsageError
+from distprof.errors import DistprofError, UsageError, in_words
 from distprof.ingest.machines.cluster import ClusterError, ClusterExecutor, connect
 from distprof.options import whole_number
 from distprof.processors import available_processors
@@ -156,7 +156,7 @@ def _called(fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
         try:
             pickle.loads(pickle.dumps(error))
         except Exception:
-            raise DistprofError(f"{type(error).__name__}: {error}") from None
+            raise in_words(error) from None
         raise
 
 

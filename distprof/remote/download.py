@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import io
 import tempfile
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from itertools import islice
 from typing import Any, BinaryIO, Final, cast
 
-from distprof.bounds import Bound, TooLargeError
+from distprof.bounds import Bound, Seekable, TooLargeError
 from distprof.remote.listing import Stored, stat
 from distprof.remote.problems import ChangedError, StoreError, explained, is_final
 from distprof.remote.system import LIMIT_S, ask, file_system, is_async
@@ -39,7 +38,7 @@ _HERE = ("memory", "file", "local")
 _Read = Callable[[int, int], Awaitable[bytes]]
 
 
-class Download(io.RawIOBase):
+class Download(Seekable):
     """What has come of an object, and what is still to come.
 
     Args:
@@ -51,11 +50,12 @@ class Download(io.RawIOBase):
     """
 
     def __init__(self, stored: Stored, blocks: Iterator[bytes]) -> None:
+        super().__init__()
         self.stored = stored
         self.failure: OSError | None = None
         self._blocks = blocks
         self._kept = tempfile.TemporaryFile(prefix="distprof-")  # noqa: SIM115 - closed with this
-        self._at = self._length = 0
+        self._length = 0
 
     def close(self) -> None:
         """Close the file; what is still to come is not asked for."""
@@ -64,26 +64,11 @@ class Download(io.RawIOBase):
             getattr(self._blocks, "close", lambda: None)()
         super().close()
 
-    def readable(self) -> bool:
-        """Yes."""
-        return True
-
-    def seekable(self) -> bool:
-        """Yes, from what is kept."""
-        return True
-
-    def tell(self) -> int:
-        """The place."""
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a place; from the end, everything has to come first."""
-        if whence == io.SEEK_END:
-            while self._more():
-                pass
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._length}
-        self._at = max(0, base[whence] + offset)
-        return self._at
+    def _size(self) -> int:
+        """From the end, everything has to come first."""
+        while self._more():
+            pass
+        return self._length
 
     def readinto(self, buffer: Any) -> int:
         """Fill ``buffer`` with what is there, at least a byte of it unless this is the end.

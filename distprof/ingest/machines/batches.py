@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from distprof.errors import DistprofError
+from distprof.errors import in_words
 
 __all__ = [
     "ANYWHERE",
@@ -222,8 +222,7 @@ def _sendable(answer: Answer) -> Answer:
     try:
         unpacked(packed(answer))
     except Exception as error:
-        cause = answer[1] or error
-        return None, DistprofError(f"{type(cause).__name__}: {cause}")
+        return None, in_words(answer[1] or error)
     return answer
 
 
