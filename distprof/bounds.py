@@ -278,7 +278,7 @@ class Seekable(io.RawIOBase):
         return self._at
 
     def _size(self) -> int:
-        """Bytes in all; asked for only where somebody seeks from the end."""
+        """Bytes in all; asked for only on a seek from the end."""
         raise NotImplementedError
 
 

@@ -75,7 +75,7 @@ __all__ = [
     "write_table",
 ]
 
-CACHE_VERSION = 7
+CACHE_VERSION = 8
 """Raised whenever the same trace would give other tables."""
 
 ACTIVITY_FILE = "activity.parquet"

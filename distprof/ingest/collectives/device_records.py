@@ -25,6 +25,7 @@ from distprof.ingest.collectives.batched_messages import Batches, batches_of
 from distprof.ingest.collectives.group_columns import GroupColumns, Membership
 from distprof.ingest.collectives.sizes import (
     ANNOTATIONS,
+    COUNTED_IN_BYTES,
     OPERATORS,
     CallFacts,
     call_facts,
@@ -347,8 +348,9 @@ def _first(values: NDArray[np.int64], layers: Sequence[Int64Array]) -> Int64Arra
 
 
 def _first_text(written: Coded, derived: Coded, layers: Sequence[Int64Array]) -> Coded:
-    """The same for text: as written, else as derived from types of inputs."""
-    values = ("", *written.values, *derived.values)
+    """The same for types of elements: as written, else as derived from types of inputs."""
+    named = ("" if value == COUNTED_IN_BYTES else value for value in written.values)
+    values = ("", *named, *derived.values)
     has = np.array([bool(value) for value in values])
     codes = np.where(
         has[written.codes + 1], written.codes + 1, derived.codes + 1 + len(written.values)

@@ -124,9 +124,22 @@ def on_host(
     pid: int,
     tid: int,
     correlation: int | None = None,
+    told: bytes = b"",
 ) -> bytes:
-    """An activity of the CPU, times in ns; the correlation is that of what it launches."""
-    told = b"" if correlation is None else b'"correlation":%d' % correlation
+    """An activity of the CPU, times in ns.
+
+    Args:
+        category: Kineto's word.
+        name: As JSON.
+        start: In ns.
+        end: In ns.
+        pid: Process id.
+        tid: Thread id.
+        correlation: That of what it launches.
+        told: Other arguments, as JSON without its braces.
+    """
+    if correlation is not None:
+        told = b'"correlation":%d' % correlation + (b"," if told else b"") + told
     return b'{"ph":"X","cat":"%b","name":%b,"pid":%d,"tid":%d,"ts":%b,"dur":%b,"args":{%b}}' % (
         category, name, pid, tid, _micros(start), _micros(end - start), told,
     )  # fmt: skip

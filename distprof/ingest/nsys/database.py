@@ -52,7 +52,7 @@ class Database:
         """Columns of a real table; none where there is none of that name.
 
         Args:
-            table: A name that this package knows, never one out of a file.
+            table: A name that this package knows or makes of numbers, never one out of a file.
         """
         if table not in self._columns:
             (declared,) = next(

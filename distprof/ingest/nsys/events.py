@@ -15,6 +15,7 @@ import msgspec
 
 from distprof.ingest.kineto.made import StepRanges, on_device, on_host
 from distprof.ingest.nsys.database import Database
+from distprof.ingest.nsys.payloads import Calls, Payloads
 
 __all__ = ["KERNELS", "Process", "events_of", "head_of", "processes_of"]
 
@@ -251,24 +252,31 @@ def _calls(database: Database, number: int, names: _Names) -> Iterator[bytes]:
 
 
 def _call(
-    category: bytes, name: bytes, start: int, end: int, thread: int, correlation: int | None = None
+    category: bytes,
+    name: bytes,
+    start: int,
+    end: int,
+    thread: int,
+    correlation: int | None = None,
+    told: bytes = b"",
 ) -> bytes:
     pid, tid = thread >> 24 & 0xFFFFFF, thread & 0xFFFFFF
-    return on_host(category, name, start, end, pid=pid, tid=tid, correlation=correlation)
+    return on_host(category, name, start, end, pid=pid, tid=tid, correlation=correlation, told=told)
 
 
 # Ranges of NVTX -----------------------------------------------------------------------------------
 
 
-def _range_rows(database: Database, number: int) -> Iterator[tuple[int, int, int, Any, Any]]:
-    """Start, end, thread, text, and number of the text of each range that ended."""
+def _range_rows(database: Database, number: int) -> Iterator[tuple[int, int, int, Any, Any, Any]]:
+    """Start, end, thread, text, number of the text, and number of each range that ended."""
     known = database.columns(_RANGES)
     if not {"start", "end", "globalTid", "eventType"} <= known:
         return
     text = "text" if "text" in known else "NULL"
     key = "textId" if "textId" in known else "NULL"
+    event = "eventId" if "eventId" in known else "NULL"
     query = (
-        f'SELECT start, "end", globalTid, {text}, {key} FROM {_RANGES} '
+        f'SELECT start, "end", globalTid, {text}, {key}, {event} FROM {_RANGES} '
         f"WHERE globalTid / 16777216 = ? AND eventType IN ({_PUSHED}, {_STARTED})"
     )
     for row in database.rows(query, number):
@@ -278,9 +286,9 @@ def _range_rows(database: Database, number: int) -> Iterator[tuple[int, int, int
 
 
 def _ranges(database: Database, number: int, names: _Names) -> Iterator[bytes]:
-    """Ranges, and the steps among them once more under Kineto's name for them."""
-    steps = StepRanges()
-    for start, end, thread, text, key in _range_rows(database, number):
+    """Ranges, and once more under Kineto's names for them steps and calls of NCCL."""
+    steps, calls = StepRanges(), Calls(Payloads(database, number))
+    for start, end, thread, text, key, event in _range_rows(database, number):
         name = text[:_MAX_NAME] if isinstance(text, str) and text else names.text(key)
         operator = _OPERATOR.fullmatch(name)
         if operator is not None:  # of torch.autograd.profiler.emit_nvtx
@@ -288,5 +296,10 @@ def _ranges(database: Database, number: int, names: _Names) -> Iterator[bytes]:
         category = b"user_annotation" if operator is None else b"cpu_op"
         yield _call(category, msgspec.json.encode(name or "unknown"), start, end, thread)
         steps.note(name, start, end, thread)
+        calls.note(name, start, end, thread, event)
+    for call, told in calls.described():
+        yield _call(
+            b"cpu_op", b'"record_param_comms"', call.start, call.end, call.thread, told=told
+        )
     for step, start, end, thread in steps.chosen():
         yield _call(b"user_annotation", step, start, end, thread)
