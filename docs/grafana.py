@@ -20,6 +20,7 @@ _COLUMNS = 24
 _STEP = f"rate(distprof_step_seconds_total{{{_JOB}}}[$__rate_interval])"
 _STEPS = f"rate(distprof_steps_total{{{_JOB}}}[$__rate_interval])"
 _THREAD = f"rate(distprof_thread_seconds_total{{{_JOB}}}[$__rate_interval])"
+_COLLECTIVES = f"rate(distprof_collective_seconds_total{{{_JOB}}}[$__rate_interval])"
 _PHASE = f"rate(distprof_phase_seconds_total{{{_JOB}}}[$__rate_interval])"
 
 # Row, title, unit of Grafana, then query and legend of each line
@@ -83,6 +84,12 @@ _PANELS: Sequence[tuple[str, str, str, Sequence[tuple[str, str]]]] = (
         ((f"distprof_gpu_temperature_celsius{{{_JOB}}}", "rank {{rank}}"),),
     ),
     ("GPU", "Clock", "hertz", ((f"distprof_gpu_sm_clock_hertz{{{_JOB}}}", "rank {{rank}}"),)),
+    (
+        "GPU",
+        "Collectives by rank, per step: the least is late",
+        "s",
+        ((f"{_COLLECTIVES} / {_STEPS}", "rank {{rank}}"),),
+    ),
     (
         "GPU",
         "Memory of tensors",

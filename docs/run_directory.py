@@ -14,6 +14,7 @@ from distprof.artefacts import RANK_SCHEMA, RUN_SCHEMA, SETTINGS_SCHEMA
 from distprof.artefacts.rank_file import ErrorFile, RankFile
 from distprof.artefacts.records import (
     ClockStamp,
+    CollectivesRecord,
     Header,
     MemoryRecord,
     MoeRecord,
@@ -106,6 +107,12 @@ SCHEMAS = (
         schema="distprof.clock/1",
         kinds=(Header, ClockStamp),
         about="Time exchanges with rank 0.",
+    ),
+    Format(
+        file=artefacts.COLLECTIVES_FILE,
+        schema="distprof.collectives/1",
+        kinds=(Header, CollectivesRecord),
+        about="Time of NCCL's operations on the GPU, by step and group; only with NCCL's timing.",
     ),
     Format(
         file=artefacts.ERROR_FILE,

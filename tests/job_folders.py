@@ -19,6 +19,7 @@ import msgspec
 
 from distprof.artefacts import (
     CLOCK_FILE,
+    COLLECTIVES_FILE,
     ERROR_FILE,
     FLIGHT_FILE,
     MEMORY_FILE,
@@ -35,6 +36,7 @@ from distprof.artefacts import (
 from distprof.artefacts.rank_file import ErrorFile, RankFile
 from distprof.artefacts.records import (
     ClockStamp,
+    CollectivesRecord,
     Header,
     MemoryRecord,
     MoeRecord,
@@ -56,6 +58,7 @@ _SCHEMAS = {
     MOE_FILE: "distprof.moe/1",
     PAUSES_FILE: "distprof.pauses/1",
     CLOCK_FILE: "distprof.clock/1",
+    COLLECTIVES_FILE: "distprof.collectives/1",
 }
 
 
@@ -138,6 +141,9 @@ class JobFolder:
 
     def clock(self, rank: int, *records: ClockStamp) -> JobFolder:
         return self.lines(rank, CLOCK_FILE, records)
+
+    def collectives(self, rank: int, *records: CollectivesRecord) -> JobFolder:
+        return self.lines(rank, COLLECTIVES_FILE, records)
 
     def trace(self, rank: int, trace: Path, flight: Path | None = None) -> JobFolder:
         """A copy of a trace, and of the Flight Recorder's dump that belongs to it."""

@@ -7,6 +7,8 @@ import pytest
 
 from distprof.artefacts.records import (
     ClockStamp,
+    CollectivesRecord,
+    GroupTimes,
     MemoryRecord,
     MoeRecord,
     NvmlRecord,
@@ -40,6 +42,8 @@ def folder(tmp_path):
     job.pauses(0, Pause(kind="gc", start_ns=START_NS, end_ns=START_NS + 1, generation=2))
     job.settings(0, loaders=(LoaderSettings(num_workers=2, num_epochs=1),))
     job.clock(0, ClockStamp(t_sent_ns=1, t_server_ns=2, t_received_ns=3))
+    times = GroupTimes(group="0:1", kind="all", num_ranks=2, first=1, num=1, total_ns=(5,))
+    job.collectives(0, CollectivesRecord(step=0, groups=(times,)))
     job.moe(
         0,
         MoeRecord(

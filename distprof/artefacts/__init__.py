@@ -13,6 +13,7 @@ __all__ = [
     "ATTACH_FILE",
     "CACHE_DIR",
     "CLOCK_FILE",
+    "COLLECTIVES_FILE",
     "DIARY_FILE",
     "ERROR_FILE",
     "EXIT_FILE",
@@ -67,6 +68,7 @@ PAUSES_FILE = "pauses.jsonl"
 SETTINGS_FILE = "settings.json"  # configuration of the job, read from its live objects
 SETTINGS_SCHEMA = "distprof.settings/1"
 CLOCK_FILE = "clock.jsonl"
+COLLECTIVES_FILE = "collectives.jsonl"
 NCCL_LOG_FILE = "nccl.log"
 FLIGHT_FILE = "flight.json"  # written by torch.distributed's Flight Recorder
 ERROR_FILE = "error.json"

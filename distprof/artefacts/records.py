@@ -8,7 +8,9 @@ import msgspec
 
 __all__ = [
     "ClockStamp",
+    "CollectivesRecord",
     "DiaryLine",
+    "GroupTimes",
     "Header",
     "MemoryRecord",
     "MoeRecord",
@@ -24,7 +26,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         schema: ``distprof.steps/1``, ``distprof.nvml/1``, ``distprof.memory/1``,
-            ``distprof.moe/1``, ``distprof.pauses/1`` or ``distprof.clock/1``.
+            ``distprof.moe/1``, ``distprof.pauses/1``, ``distprof.clock/1`` or
+            ``distprof.collectives/1``.
         rank: Global rank.
         about: Facts common to all lines, for example the device's name or the sampling period.
     """
@@ -210,6 +213,48 @@ class ClockStamp(msgspec.Struct, frozen=True, kw_only=True):
     t_sent_ns: int
     t_server_ns: int
     t_received_ns: int
+
+
+class GroupTimes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The operations of one process group in a step, as NCCL timed them on the GPU.
+
+    Args:
+        group: The same text on all members, and on no other group: name and digest of the members.
+        kind: ``all`` no member leaves before all have arrived (all-reduce, all-gather,
+            reduce-scatter, barrier); ``some`` other collectives; ``messages`` sends and receives.
+        num_ranks: Members of the group, 0 where unknown.
+        first: Sequence number of the first operation. Members count alike, so operations with one
+            number are one operation; 0 for messages.
+        num: Operations.
+        num_untimed: Those of them without a duration.
+        total_ns: Their time, in order: of each, or, of more than 64, of as many in a row as make
+            at most 64 parts. The time runs while an operation waits for other members.
+        last_ns: Time of the last operation of each part; empty where each part is one operation.
+    """
+
+    group: str
+    kind: Literal["all", "some", "messages"]
+    num_ranks: int = 0
+    first: int = 0
+    num: int
+    num_untimed: int = 0
+    total_ns: tuple[int, ...] = ()
+    last_ns: tuple[int, ...] = ()
+
+
+class CollectivesRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a rank's collectives took on its GPU in a step. File ``collectives.jsonl``.
+
+    An operation belongs to the step in which the rank enqueued it. Operations that torch's Flight
+    Recorder does not see, those of a replayed CUDA graph for example, are missing.
+
+    Args:
+        step: Step number.
+        groups: A row for each process group and kind; empty if nothing was recorded.
+    """
+
+    step: int
+    groups: tuple[GroupTimes, ...] = ()
 
 
 class DiaryLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

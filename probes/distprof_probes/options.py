@@ -72,6 +72,13 @@ class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     flight_entries: Annotated[
         int, option("Collectives that it keeps; a value that the user has set wins.", ge=1)
     ] = 20_000
+    collective_times: Annotated[
+        bool,
+        option(
+            "Record how long NCCL's operations take on the GPU, where TORCH_NCCL_ENABLE_TIMING=1"
+            " is set."
+        ),
+    ] = True
     pauses: Annotated[bool, option("Record garbage collections and waits for input.")] = True
     settings: Annotated[
         bool,

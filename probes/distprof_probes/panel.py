@@ -25,7 +25,8 @@ State = Literal["on", "off", "unavailable", "yielded", "failed"]
 
 _log = logging.getLogger("distprof.probes")
 
-# Probe name, option, module. NCCL's environment must be set before anything else.
+# Probe name, option, module. NCCL's environment must be set before anything else, and who asks
+# through the socket of attach is stopped before it.
 _PROBES: tuple[tuple[str, str, str], ...] = (
     ("nccl_debug", "nccl_debug", "distprof_probes.probes.nccl_debug"),
     ("memory", "memory", "distprof_probes.probes.memory"),
@@ -36,6 +37,7 @@ _PROBES: tuple[tuple[str, str, str], ...] = (
     ("moe_routing", "moe_routing", "distprof_probes.probes.moe_routing"),
     ("clock", "clock", "distprof_probes.probes.clock"),
     ("flight_recorder", "flight_recorder", "distprof_probes.probes.flight_recorder"),
+    ("collective_times", "collective_times", "distprof_probes.probes.collective_times"),
     ("attach", "attach", "distprof_probes.attach.server"),
     ("profiler", "", "distprof_probes.probes.profiler"),
 )

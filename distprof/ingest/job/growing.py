@@ -17,6 +17,7 @@ import msgspec
 
 from distprof.artefacts import (
     ATTACH_FILE,
+    COLLECTIVES_FILE,
     ERROR_FILE,
     EXIT_FILE,
     MEMORY_FILE,
@@ -27,7 +28,14 @@ from distprof.artefacts import (
     STEPS_FILE,
 )
 from distprof.artefacts.rank_file import AttachFile, ErrorFile, RankFile
-from distprof.artefacts.records import Header, MemoryRecord, NvmlRecord, Pause, StepRecord
+from distprof.artefacts.records import (
+    CollectivesRecord,
+    Header,
+    MemoryRecord,
+    NvmlRecord,
+    Pause,
+    StepRecord,
+)
 from distprof.artefacts.run_file import ExitFile, RunFile
 from distprof.bounds import Bound, open_plain, read_plain
 from distprof.ingest.job.rank_folder import MAX_LINE_BYTES
@@ -205,6 +213,7 @@ class RankAdded(msgspec.Struct, frozen=True, kw_only=True):
         memory: Memory at the end of steps.
         samples: Samples of its GPU's sensors.
         pauses: Garbage collections and waits for input.
+        collectives: What its collectives took on the GPU, by step.
         said: rank.json, if it was written since.
         error: error.json, if it was written since.
         exit: exit.json, if it was written since.
@@ -216,6 +225,7 @@ class RankAdded(msgspec.Struct, frozen=True, kw_only=True):
     memory: tuple[MemoryRecord, ...] = ()
     samples: tuple[NvmlRecord, ...] = ()
     pauses: tuple[Pause, ...] = ()
+    collectives: tuple[CollectivesRecord, ...] = ()
     said: RankFile | None = None
     error: ErrorFile | None = None
     exit: ExitFile | None = None
@@ -305,6 +315,7 @@ class _GrowingRank:
         self._samples = lines(NVML_FILE, "distprof.nvml/1", NvmlRecord)
         self._memory = lines(MEMORY_FILE, "distprof.memory/1", MemoryRecord)
         self._pauses = lines(PAUSES_FILE, "distprof.pauses/1", Pause)
+        self._collectives = lines(COLLECTIVES_FILE, "distprof.collectives/1", CollectivesRecord)
         self._said = _WholeFile(folder / RANK_FILE, RankFile)
         self._error = _WholeFile(folder / ERROR_FILE, ErrorFile)
         self._exit = _WholeFile(folder / EXIT_FILE, ExitFile)
@@ -325,7 +336,7 @@ class _GrowingRank:
 
     @property
     def _files(self) -> tuple[GrowingFile[Any], ...]:
-        return self._steps, self._samples, self._memory, self._pauses
+        return self._steps, self._samples, self._memory, self._pauses, self._collectives
 
     def look(self) -> RankAdded | None:
         """What it added; None for nothing."""
@@ -338,6 +349,7 @@ class _GrowingRank:
             steps=steps,
             samples=tuple(self._samples.added()),
             pauses=tuple(self._pauses.added()),
+            collectives=tuple(self._collectives.added()),
             **whole,
         )
         return added if added != RankAdded(rank=self._rank) else None

@@ -12,8 +12,8 @@ from typing import TypeVar
 
 import msgspec
 
-from distprof.artefacts import MEMORY_FILE, NVML_FILE, RUN_FILE, STEPS_FILE
-from distprof.artefacts.records import MemoryRecord, NvmlRecord, StepRecord
+from distprof.artefacts import COLLECTIVES_FILE, MEMORY_FILE, NVML_FILE, RUN_FILE, STEPS_FILE
+from distprof.artefacts.records import CollectivesRecord, MemoryRecord, NvmlRecord, StepRecord
 from distprof.artefacts.run_file import RunFile
 from distprof.bounds import read_plain
 from distprof.errors import InputError
@@ -47,6 +47,8 @@ class LiveRank(msgspec.Struct, kw_only=True):
         thread_ns: What the training thread did to its time in all steps: ``running`` on a CPU,
             ``waiting_for_cpu`` ready without one, ``waiting_for_input`` asleep in the phases
             ``input``. What the system does not say is missing.
+        collectives_ns: Time of its collectives and messages on the GPU in all steps; None where it
+            is not recorded.
         last: The last step; None before the first.
         recent_ns: Durations of the last steps, the newest last.
         memory: The last record of memory; None without one.
@@ -61,6 +63,7 @@ class LiveRank(msgspec.Struct, kw_only=True):
     samples: int | None = None
     phases_ns: dict[str, int] = msgspec.field(default_factory=dict)
     thread_ns: dict[str, int] = msgspec.field(default_factory=dict)
+    collectives_ns: int | None = None
     last: StepRecord | None = None
     recent_ns: deque[int] = msgspec.field(default_factory=lambda: deque(maxlen=RECENT))
     memory: MemoryRecord | None = None
@@ -89,6 +92,11 @@ class LiveRank(msgspec.Struct, kw_only=True):
         self.last = step
         self.recent_ns.append(took)
         return True
+
+    def take_collectives(self, step: CollectivesRecord) -> None:
+        """Add the collectives of a step."""
+        took = sum(min(max(ns, 0), _MAX_STEP_NS) for each in step.groups for ns in each.total_ns)
+        self.collectives_ns = _added(self.collectives_ns, took)
 
     def forget(self) -> None:
         """Begin anew: another job writes where this one did."""
@@ -153,6 +161,8 @@ class LiveRun:
             for step in steps:
                 if rank.take(step) and self.on_step is not None:
                     self.on_step(number, step)
+            for record in files.collectives.added():
+                rank.take_collectives(record)
             rank.memory = next(reversed(files.memory.added()), rank.memory)
             rank.sensors = next(reversed(files.sensors.added()), rank.sensors)
             rank.num_bad += files.num_bad - bad
@@ -183,8 +193,10 @@ class _Files:
         self.steps = whole(STEPS_FILE, "distprof.steps/1", StepRecord)
         self.memory = whole(MEMORY_FILE, "distprof.memory/1", MemoryRecord)
         self.sensors = whole(NVML_FILE, "distprof.nvml/1", NvmlRecord)
+        self.collectives = whole(COLLECTIVES_FILE, "distprof.collectives/1", CollectivesRecord)
 
     @property
     def num_bad(self) -> int:
         """Lines that are no records."""
-        return self.steps.num_bad + self.memory.num_bad + self.sensors.num_bad
+        files = (self.steps, self.memory, self.sensors, self.collectives)
+        return sum(file.num_bad for file in files)

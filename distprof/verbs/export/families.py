@@ -123,6 +123,11 @@ _OF_RANK: Mapping[Family, Read] = {
         "last_step_end_timestamp_seconds", "gauge", "End of the last step, since the epoch."
     ): lambda r: _seconds(None if r.last is None else r.last.end_ns),
     _rank("loss", "gauge", "Loss of the last step."): lambda r: getattr(r.last, "loss", None),
+    _rank(
+        "collective_seconds_total",
+        "counter",
+        "Time of collectives and messages on the GPU, waits for other ranks included.",
+    ): lambda r: _seconds(r.collectives_ns),
     _rank("memory_allocated_bytes", "gauge", "Memory of tensors on the GPU."): _of_memory(
         "allocated_bytes"
     ),

@@ -45,12 +45,17 @@ _SIGMA = 1.4826  # median absolute deviation of a normal distribution to its sta
 Floats = NDArray[np.float64]
 
 
-def excess_of_peers(own: Floats, groups: NDArray[np.int64]) -> tuple[Floats, Floats]:
+def excess_of_peers(
+    own: Floats, groups: NDArray[np.int64], of_peers: Floats | None = None
+) -> tuple[Floats, Floats]:
     """How much more own time each rank has than the median of its peers.
 
     Args:
         own: Own time in one step, shape (ranks,), any unit; NaN where unknown.
         groups: Number of each rank's group, shape (ranks,); peers are the others of a group.
+        of_peers: Own time of each rank as one of the peers of another; ``own`` if it is known
+            exactly. With the least time as ``own`` and the most here, the result is the least
+            excess. Unknown for the same ranks.
 
     Returns:
         The excess as a share of the peers' median, and the peers' median; NaN where the rank or all
@@ -61,7 +66,7 @@ def excess_of_peers(own: Floats, groups: NDArray[np.int64]) -> tuple[Floats, Flo
     for group in np.unique(groups[known]):
         members = known[groups[known] == group]
         if len(members) > 1:
-            peers[members] = _medians_of_others(own[members])
+            peers[members] = _medians_of_others((own if of_peers is None else of_peers)[members])
     with np.errstate(divide="ignore", invalid="ignore"):
         excess = np.where(peers > 0, own / peers - 1, np.nan)
     return excess, peers
@@ -76,6 +81,14 @@ def _medians_of_others(values: Floats) -> Floats:
     low, high = (len(values) - 2) // 2, (len(values) - 1) // 2
     medians: Floats = (ordered[low + (place <= low)] + ordered[high + (place <= high)]) / 2
     return medians
+
+
+def _nearest_to_0(least: Floats, own: Floats, most: Floats, groups: NDArray[np.int64]) -> Floats:
+    """The smallest excess, either way, that the bounds allow: what is uncertain is no spread."""
+    highest, _ = excess_of_peers(most, groups, own)
+    highest = np.where(np.isfinite(highest), highest, np.inf)
+    nearest: Floats = np.where(least > 0, least, np.minimum(highest, 0.0))
+    return nearest
 
 
 class Persistence:
@@ -149,20 +162,29 @@ class SlowRanks:
             self._usual = np.pad(self._usual, (0, more))
             self._recent = np.pad(self._recent, ((0, 0), (0, more)), constant_values=np.nan)
 
-    def observe(self, own: Floats, step: Floats | float, groups: NDArray[np.int64]) -> Floats:
+    def observe(
+        self,
+        own: Floats,
+        step: Floats | float,
+        groups: NDArray[np.int64],
+        most: Floats | None = None,
+    ) -> Floats:
         """Take one step of all ranks.
 
         Args:
-            own: Own time, shape (ranks,); NaN where unknown.
+            own: Own time, shape (ranks,); NaN where unknown. Where only two bounds are known,
+                the lower one.
             step: Duration of the step, of the same unit.
             groups: As in :func:`excess_of_peers`.
+            most: The upper bound; None where own time is known exactly.
 
         Returns:
-            The excess of each rank, NaN where unknown.
+            The excess of each rank, at least; NaN where unknown.
         """
-        excess, peers = excess_of_peers(own, groups)
+        excess, peers = excess_of_peers(own, groups, most)
         known = np.isfinite(excess)
-        clipped = np.where(known, np.clip(excess, -_CLIP, _CLIP), self._usual)
+        likely = excess if most is None else _nearest_to_0(excess, own, most, groups)
+        clipped = np.where(known, np.clip(likely, -_CLIP, _CLIP), self._usual)
         self._usual += (clipped - self._usual) / WINDOW
         if self._num_steps % _SPREAD_EVERY == 0:
             self._renew_limits(groups, known)

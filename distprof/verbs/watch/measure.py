@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.units import NS_PER_S, name_ranks
+from distprof.units import NS_PER_S, capitalized, format_ratio, name_ranks
 from distprof.verbs.watch.lateness import Floats, excess_of_peers
 from distprof.verbs.watch.result import (
     LateRank,
@@ -17,7 +17,7 @@ from distprof.verbs.watch.result import (
     ThrottledRank,
     WatchReport,
 )
-from distprof.verbs.watch.state import JobWatch
+from distprof.verbs.watch.state import JobWatch, OwnTimes
 from distprof.version import __version__
 
 __all__ = ["report_on"]
@@ -26,6 +26,11 @@ MOST_RANKS = 8
 
 LEAST_ABOVE = 12
 """Steps of the window above the limit, from which a rank is worth a line."""
+
+LEAST_WIDTH = 0.05
+"""Of the step, between the bounds of own time."""
+
+FAR_LESS = 0.2
 
 LEAST_INPUT = 0.01
 LONGER = 1.2
@@ -44,6 +49,8 @@ def report_on(job: JobWatch, *, now_s: float, now_ns: int) -> WatchReport:
     step_ns = _median(durations)
     silent_s = job.silent_s(now_s)
     input_ratio, input_rank = _input(job, steps, durations)
+    own = job.own_times(steps)
+    own_ratio = _ratio(own.least_ns, own.step_ns)
     return WatchReport(
         distprof_version=__version__,
         source=job.source,
@@ -56,17 +63,22 @@ def report_on(job: JobWatch, *, now_s: float, now_ns: int) -> WatchReport:
         step_ns=step_ns,
         usual_step_ns=None if job.speed.usual_ns is None else round(job.speed.usual_ns),
         tokens_per_s=_tokens_per_s(job, steps, step_ns),
-        own_ratio=_ratio(job.own(steps), durations),
+        own_ratio=own_ratio,
         input_ratio=input_ratio,
         input_rank=input_rank,
-        late=_late(job, steps),
+        late=_late(job, steps, own),
         lost=_lost(job, now_s),
         throttled=_throttled(job),
         memory=_memory(job),
         alerts=job.alarms.raised(),
-        unknown=tuple(_unknown(job, steps)),
+        unknown=tuple(_unknown(job, steps, own)),
         notes=job.notes,
+        own_known_from=None if own_ratio is None else _source(job),
     )
+
+
+def _source(job: JobWatch) -> Literal["cpu", "collectives"]:
+    return "collectives" if job.waits.ranks else "cpu"
 
 
 def _median(values: Floats) -> int | None:
@@ -113,42 +125,54 @@ def _medians(values: Floats) -> Floats:
     return found
 
 
-def _late(job: JobWatch, steps: list[int]) -> tuple[LateRank, ...]:
+def _late(job: JobWatch, steps: list[int], own: OwnTimes) -> tuple[LateRank, ...]:
     counts, is_slow = job.slow.state.counts, job.slow.state.is_on
     worth = np.flatnonzero((counts >= LEAST_ABOVE) | is_slow)
-    if not worth.size or not steps:
+    if not worth.size or not len(own.least_ns):
         return ()
-    own, groups = job.own(steps), job.groups()
-    peers = np.array([excess_of_peers(row, groups)[1] for row in own])
+    groups = job.groups()
+    peers = _peers(own.least_ns, own.most_ns, groups)
     order = worth[np.lexsort((worth, -counts[worth], ~is_slow[worth]))][:MOST_RANKS]
-    late = _medians(own - peers)
-    ratios = _medians(own / peers - 1)
+    late = _medians(own.least_ns - peers)
+    most = _medians(own.most_ns - _peers(own.most_ns, own.least_ns, groups))
+    ratios = _medians(own.least_ns / peers - 1)
+    is_exact = _source(job) == "cpu"
     return tuple(
         LateRank(
             rank=job.table.ranks[column],
-            own_ns=_median(own[:, column]) or 0,
+            own_ns=_median(own.least_ns[:, column]) or 0,
             late_ns=round(float(late[column])),
             late_ratio=float(ratios[column]),
             num_above=int(counts[column]),
             is_slow=bool(is_slow[column]),
-            cause=_cause(job, steps, int(column), groups),
+            cause=_cause(job, steps, int(column), groups, float(late[column])),
+            late_most_ns=None if is_exact else round(float(most[column])),
         )
         for column in order
         if late[column] > 0
     )
 
 
+def _peers(own: Floats, of_peers: Floats, groups: NDArray[np.int64]) -> Floats:
+    """Median own time of each rank's peers, shape (steps, ranks)."""
+    rows = zip(own, of_peers, strict=True)
+    return np.array([excess_of_peers(row, groups, others)[1] for row, others in rows])
+
+
 def _cause(
-    job: JobWatch, steps: list[int], column: int, groups: NDArray[np.int64]
-) -> Literal["no_cpu", "input", "more_work"]:
+    job: JobWatch, steps: list[int], column: int, groups: NDArray[np.int64], late_ns: float
+) -> Literal["no_cpu", "input", "more_work", "device"]:
     """The part of own time that exceeds that of the peers most."""
     excess = {}
     for name in ("queue_ns", "asleep_ns", "cpu_ns"):
         values = job.table.of(name, steps)
-        peers = np.array([excess_of_peers(row, groups)[1] for row in values])
-        excess[name] = float(_medians((values - peers)[:, [column]])[0])
-    worst = max(excess, key=lambda name: (np.isfinite(excess[name]), excess[name]))
-    return {"queue_ns": "no_cpu", "asleep_ns": "input", "cpu_ns": "more_work"}[worst]  # type: ignore[return-value]
+        peers = _peers(values, values, groups)
+        excess[name] = float(_medians((values - peers)[:, [column]])[0]) if steps else np.nan
+    if _source(job) == "collectives":
+        del excess["cpu_ns"]  # a CPU that runs ahead of its GPU may work more, and delay nothing
+        excess = {name: ns for name, ns in excess.items() if ns >= late_ns / 2}
+    worst = max(excess, key=lambda name: (np.isfinite(excess[name]), excess[name]), default="")
+    return {"queue_ns": "no_cpu", "asleep_ns": "input", "cpu_ns": "more_work", "": "device"}[worst]  # type: ignore[return-value]
 
 
 def _lost(job: JobWatch, now_s: float) -> tuple[LostRank, ...]:
@@ -169,16 +193,13 @@ def _memory(job: JobWatch) -> MemoryOfRank | None:
     return max(known, key=lambda use: (use.used_bytes, -use.rank), default=None)
 
 
-def _unknown(job: JobWatch, steps: list[int]) -> Iterator[str]:
+def _unknown(job: JobWatch, steps: list[int], own: OwnTimes) -> Iterator[str]:
     if not steps:
         return
     on_gpu = [number for number, rank in job.ranks.items() if rank.device not in ("", "cpu")]
     if on_gpu:
-        yield (
-            f"Own time of {name_ranks(on_gpu)} is not known without a trace: a GPU's time does not"
-            " show in the CPU's. Throttling and loss are watched for."
-        )
-    elif not np.isfinite(job.own(steps)).any():
+        yield from _unknown_on_gpus(job, on_gpu, own)
+    elif not np.isfinite(own.least_ns).any():
         yield (
             "Own time is not known: the probes recorded no CPU time (Linux only, and not in the"
             " first step)."
@@ -186,3 +207,39 @@ def _unknown(job: JobWatch, steps: list[int]) -> Iterator[str]:
     missing = (_world_size(job) or 0) - len(job.ranks)
     if missing > 0:
         yield f"{missing:,} of {_world_size(job):,} ranks have recorded nothing yet."
+
+
+def _unknown_on_gpus(job: JobWatch, on_gpu: list[int], own: OwnTimes) -> Iterator[str]:
+    untimed = [number for number in on_gpu if number not in job.waits.ranks]
+    if untimed:
+        whys = (job.ranks[number].why_untimed for number in untimed)
+        why = next(filter(None, whys), "the time of their collectives is not recorded")
+        yield f"Own time of {name_ranks(untimed)} is not known: {why.rstrip('.')}."
+    if not len(own.least_ns):
+        return
+    known = {job.table.ranks[column] for column in np.nonzero(np.isfinite(own.least_ns))[1]}
+    unknown = sorted(job.waits.ranks - known)
+    if unknown:
+        yield (
+            f"Own time of {name_ranks(unknown)} is not known: some of their collectives have no"
+            " duration, or not all members of their groups recorded them."
+        )
+    if known:
+        yield from _uncertain(job, own)
+
+
+def _uncertain(job: JobWatch, own: OwnTimes) -> Iterator[str]:
+    """How far own time is known, where the two bounds are far apart."""
+    width = float(np.nanmedian((own.most_ns - own.least_ns) / own.step_ns))
+    if width < LEAST_WIDTH:
+        return
+    text = (
+        f"Own time is known to within {format_ratio(min(width, 1.0))} of the step only: waits in"
+        " single collectives may overlap with computation"
+    )
+    waited = _medians(1 - own.least_ns / own.step_ns)
+    least = int(np.nanargmin(waited))
+    others = np.delete(waited, least)
+    if np.isfinite(others).any() and waited[least] < FAR_LESS * float(np.nanmedian(others)):
+        text += f". {capitalized(name_ranks([job.table.ranks[least]]))} waits least for others"
+    yield f"{text}."

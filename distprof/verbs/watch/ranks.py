@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Final
 
-from distprof.artefacts.rank_file import AttachFile, ErrorFile
+from distprof.artefacts.rank_file import AttachFile, ErrorFile, RankFile
 from distprof.artefacts.records import NvmlRecord
 from distprof.artefacts.run_file import Exit
 from distprof.escape import plain, shorten
@@ -24,6 +24,9 @@ HARMFUL: Final = frozenset(
 )
 """Not the power cap: GPUs under full load run at it."""
 
+TIMES: Final = "collective_times"
+"""The probe that records how long collectives take on the GPU."""
+
 _LONGEST = 160  # of a message that another program wrote
 
 
@@ -37,6 +40,8 @@ class RankWatch:
     Attributes:
         device: Name of its accelerator, or ``cpu``; empty while unknown.
         coordinates: Its index along each mesh axis.
+        why_untimed: Why the time of its collectives is not recorded, as its probe says; empty while
+            it is, or unknown.
         has_ended: Whether its probes stopped cleanly.
         last_step: Last step that it completed, None before the first.
         ended_ns: End of that step by its own clock, ns since the epoch.
@@ -49,6 +54,7 @@ class RankWatch:
         self.rank = rank
         self.device = ""
         self.coordinates: dict[str, int] = {}
+        self.why_untimed = ""
         self.has_ended = False
         self.last_step: int | None = None
         self.ended_ns = 0
@@ -66,6 +72,7 @@ class RankWatch:
         if added.said is not None:
             self.device, self.coordinates = added.said.device, added.said.coordinates
             self.has_ended = added.said.ended_ns is not None
+            self.why_untimed = _why_untimed(added.said)
         self._error = added.error or self._error
         self._exit = added.exit or self._exit
         self._process = added.process or self._process
@@ -137,3 +144,10 @@ class RankWatch:
             reasons=tuple(reason for reason, _ in reasons.most_common()),
             sm_clock_mhz=known[-1].sm_clock_mhz,
         )
+
+
+def _why_untimed(said: RankFile) -> str:
+    for probe in said.probes:
+        if probe.name == TIMES:
+            return shorten(plain(probe.reason), _LONGEST)
+    return ""

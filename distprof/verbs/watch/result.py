@@ -83,13 +83,17 @@ class LateRank(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     Args:
         rank: Global rank.
-        own_ns: Its own time per step, median of the window, ns.
-        late_ns: How much more that is than the median of its peers, median of the window, ns.
+        own_ns: Its own time per step, median of the window, ns. On GPU ranks at least this, with
+            transfers.
+        late_ns: How much more that is than the median of its peers, median of the window, ns. On
+            GPU ranks at least this much.
         late_ratio: The same as a share of its peers' own time.
         num_above: Steps of the window in which it was above the limit.
         is_slow: Whether they are enough to call it slow.
         cause: ``no_cpu`` it waits for a CPU; ``input`` it waits for its data; ``more_work`` it runs
-            longer; most of the excess decides.
+            longer; most of the excess decides. On GPU ranks ``device`` where neither of the first
+            two explains half of it: the GPU works for longer, or its work is launched later.
+        late_most_ns: On GPU ranks, the most that ``late_ns`` can be; None where it is exact.
     """
 
     rank: int
@@ -98,7 +102,8 @@ class LateRank(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     late_ratio: float
     num_above: int
     is_slow: bool
-    cause: Literal["no_cpu", "input", "more_work"]
+    cause: Literal["no_cpu", "input", "more_work", "device"]
+    late_most_ns: int | None = None
 
 
 class LostRank(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -162,7 +167,8 @@ class WatchReport(Displayed, msgspec.Struct, frozen=True, kw_only=True, forbid_u
         step_ns: Median step of the window, ns.
         usual_step_ns: Median of the job's own steps before the window; None while they are few.
         tokens_per_s: Tokens of all ranks per second in the window; None where not reported.
-        own_ratio: Median own time as a share of the step; None where it is not known.
+        own_ratio: Median own time as a share of the step; None where it is not known. On GPU ranks
+            at least this, and with transfers.
         input_ratio: Share of the step that ranks wait for input, median over steps and ranks.
         input_rank: The rank that waits longest, if that is 1 % of the step and a fifth longer than
             most; None otherwise.
@@ -173,6 +179,8 @@ class WatchReport(Displayed, msgspec.Struct, frozen=True, kw_only=True, forbid_u
         alerts: Alerts that are raised now.
         unknown: What cannot be known here, one sentence each.
         notes: Remarks on files, one sentence each.
+        own_known_from: What own time is known from: ``cpu`` the time of the training thread,
+            ``collectives`` the time of collectives on the GPU; None where it is not known.
     """
 
     schema: str = WATCH_SCHEMA
@@ -197,3 +205,4 @@ class WatchReport(Displayed, msgspec.Struct, frozen=True, kw_only=True, forbid_u
     alerts: tuple[Alert, ...]
     unknown: tuple[str, ...]
     notes: tuple[str, ...]
+    own_known_from: Literal["cpu", "collectives"] | None = None

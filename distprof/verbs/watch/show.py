@@ -33,6 +33,7 @@ _CAUSES = {
     "no_cpu": "waits for a CPU",
     "input": "waits for its own input",
     "more_work": "computes for longer",
+    "device": "works for longer on its GPU, or launches its work later",
 }
 
 _WHERE = {"device": "held by tensors on its GPU", "process": "resident on the host"}
@@ -59,13 +60,19 @@ def watch_verdict(report: WatchReport) -> str:
         worst = max(slow, key=lambda late: late.late_ratio)
         others = f", and {counted(len(slow) - 1, 'other rank')}" if len(slow) > 1 else ""
         return (
-            f"Rank {worst.rank} is late by {format_duration(worst.late_ns)} in each step, "
+            f"Rank {worst.rank} is late by {_at_least(worst)}{format_duration(worst.late_ns)} "
+            "in each step, "
             f"{format_ratio(worst.late_ratio)} of its peers' own time{others}; "
             f"it {_CAUSES[worst.cause]}."
         )
     if report.alerts:
         return f"{report.alerts[0].message}."
     return "Nothing stands out."
+
+
+def _at_least(late: LateRank) -> str:
+    """The words before a lower bound; nothing before what is known exactly."""
+    return "" if late.late_most_ns is None else "at least "
 
 
 def _who_is_lost(report: WatchReport) -> str:
@@ -112,6 +119,8 @@ def _rate(step_ns: int) -> str:
 def _facts(report: WatchReport) -> TableView:
     memory = report.memory
     shares = "" if report.own_ratio is None else f"{format_ratio(report.own_ratio)} of the step"
+    if shares and report.own_known_from == "collectives":
+        shares = f"at least {shares}, from the time of collectives on the GPU"
     waits = "" if report.input_ratio is None else f"{format_ratio(report.input_ratio)} of the step"
     if waits and report.input_rank is not None:
         waits += f", longest on rank {report.input_rank}"
@@ -137,7 +146,13 @@ def _facts(report: WatchReport) -> TableView:
 def _tables(report: WatchReport) -> Iterator[TableView]:
     if report.step is not None:
         yield _facts(report)
-    late = rows_table("Late ranks", _LATE, report.late, caption="own time against peers, per step")
+    is_bound = report.own_known_from == "collectives"
+    late = rows_table(
+        "Late ranks",
+        _LATE_AT_LEAST if is_bound else _LATE,
+        report.late,
+        caption=f"own time against peers, per step{', at least' if is_bound else ''}",
+    )
     if late is not None:
         yield late
     lost = rows_table("Lost ranks", _LOST, report.lost[:_MOST_LOST], notes=_more_lost(report.lost))
@@ -157,6 +172,7 @@ _LATE = (
     Column("slow", lambda late: "yes" if late.is_slow else "not yet"),
     Column("why", lambda late: _CAUSES[late.cause], left=True, wrap=True),
 )
+_LATE_AT_LEAST = (*_LATE[:2], Column("at most", "late_most_ns"), *_LATE[2:])
 _LOST = (
     Column("rank", "rank"),
     Column("last step", "last_step"),

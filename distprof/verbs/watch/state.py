@@ -5,8 +5,9 @@ Time is a parameter, and nothing here reads a file: ``follow.py`` does both.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,13 +18,14 @@ from distprof.escape import plain
 from distprof.ingest.job.growing import MAX_RANKS, Added, RankAdded
 from distprof.units import NS_PER_S, format_bytes, format_duration, format_ratio
 from distprof.verbs.watch.alarms import JOB, Alarms, Condition
-from distprof.verbs.watch.lateness import SlowRanks
+from distprof.verbs.watch.lateness import WINDOW, Floats, SlowRanks
 from distprof.verbs.watch.ranks import RankWatch
 from distprof.verbs.watch.result import Alert, JobState
 from distprof.verbs.watch.speed import JobSpeed, Lasting
 from distprof.verbs.watch.steps import StepTable
+from distprof.verbs.watch.waits import StepWaits, WaitTable, waits_of
 
-__all__ = ["JobWatch"]
+__all__ = ["JobWatch", "OwnTimes"]
 
 SETTLE: Final = 3
 """First steps of a job, in which caches are cold."""
@@ -40,6 +42,20 @@ LEAST_BEHIND_S: Final = 10.0
 _ENDED: Final[tuple[JobState, ...]] = ("completed", "failed", "interrupted")
 
 
+class OwnTimes(NamedTuple):
+    """Own time of each rank in some steps.
+
+    Args:
+        least_ns: At least, shape (steps, ranks); NaN where unknown.
+        most_ns: At most; equal where own time is known exactly.
+        step_ns: Duration of the step, of a shape that divides them.
+    """
+
+    least_ns: Floats
+    most_ns: Floats
+    step_ns: Floats
+
+
 class JobWatch:
     """One job.
 
@@ -51,6 +67,7 @@ class JobWatch:
         run: run.json, None while there is none.
         ranks: What is known of each rank.
         table: The last steps of all ranks.
+        waits: What GPU ranks recorded of their collectives, until all have reported a step.
         slow: Which ranks are slow.
         speed: Whether the job is slower than its own past.
         step: Last complete step, None before the first.
@@ -67,6 +84,9 @@ class JobWatch:
     def _begin(self) -> None:
         self.ranks: dict[int, RankWatch] = {}
         self.table = StepTable()
+        self.waits = WaitTable()
+        self._waited: deque[tuple[float, StepWaits]] = deque(maxlen=WINDOW)
+        self._durations_ns: deque[float] = deque(maxlen=WINDOW)
         self.slow = SlowRanks(self.levels.get("slow-rank", 0.10), 0)
         self.speed = JobSpeed(self.levels.get("slow-job", 0.20))
         self.waiting = Lasting()
@@ -102,6 +122,7 @@ class JobWatch:
         self._take_steps(added.ranks, now_s, now_ns)
         for step in self.table.complete(self._living()):
             self._judge(step)
+        self._take_waits(added.ranks)
         return self.alarms.observe(self._conditions(now_s), step=self.step, now_ns=now_ns)
 
     @property
@@ -225,13 +246,64 @@ class JobWatch:
         if step < SETTLE or self.table.is_traced(step):
             return
         self.speed.observe(round(step_ns))
-        self.slow.observe(self.own([step])[0], step_ns, self.groups())
+        self._durations_ns.append(step_ns)
+        if not self.waits.ranks:
+            self.slow.observe(self._own_of_cpus([step])[0], step_ns, self.groups())
         inputs = self.table.of("input_ns", [step])[0]
         share = float(np.nanmedian(inputs / durations))
         self.waiting.observe(share > self.levels.get("input", 1.0))
 
-    def own(self, steps: list[int]) -> NDArray[np.float64]:
-        """Own time of each rank in these steps, ns; NaN where it is not known.
+    def _take_waits(self, ranks: tuple[RankAdded, ...]) -> None:
+        """Take what collectives took on GPUs, and judge the steps that all have reported."""
+        for each in ranks:
+            is_on_gpu = self.ranks[each.rank].device != "cpu"
+            for record in each.collectives if is_on_gpu else ():
+                self.waits.add(each.rank, record)
+        living = {number for number, rank in self.ranks.items() if rank.can_report}
+        stages = {
+            number: rank.coordinates[STAGE]
+            for number, rank in self.ranks.items()
+            if STAGE in rank.coordinates
+        }
+        for step, found in self.waits.complete(living):
+            if self._durations_ns and step >= SETTLE and not self.table.is_traced(step):
+                self._judge_waits(waits_of(step, found, self.table.ranks, stages))
+
+    def _judge_waits(self, waits: StepWaits) -> None:
+        step_ns = self._usual_duration_ns()
+        self._waited.append((step_ns, waits))
+        least, most = _own_times(step_ns, waits)
+        self.slow.observe(least, step_ns, self.groups(), most)
+
+    def _usual_duration_ns(self) -> float:
+        """Mean of the last steps without the longest.
+
+        Not that of one step: a CPU that runs ahead of its GPU waits for it only now and then, so
+        that single steps are short or long, and right in the mean. The longest may be a checkpoint.
+        """
+        durations = sorted(self._durations_ns)
+        return float(np.mean(durations[:-1] or durations))
+
+    def own_times(self, steps: list[int]) -> OwnTimes:
+        """Own time of all ranks in the last steps.
+
+        Args:
+            steps: The last complete ones, for CPU ranks. Collectives of GPU ranks are known a few
+                seconds later, and then of other steps.
+        """
+        if not self.waits.ranks:
+            own = self._own_of_cpus(steps)
+            return OwnTimes(own, own, self.table.of("step_ns", steps))
+        size = len(self.table.ranks)
+        rows = [_own_times(step_ns, waits) for step_ns, waits in self._waited]
+        return OwnTimes(
+            _stacked([least for least, _ in rows], size),
+            _stacked([most for _, most in rows], size),
+            np.array([step_ns for step_ns, _ in self._waited])[:, None],
+        )
+
+    def _own_of_cpus(self, steps: list[int]) -> Floats:
+        """Own time of each CPU rank in these steps, ns; NaN where it is not known.
 
         On GPU ranks, the CPU's time says nothing of the device's.
         """
@@ -262,12 +334,12 @@ class JobWatch:
         columns = [int(column) for column in np.flatnonzero(self.slow.state.is_on)]
         if not columns:
             return Condition(frozenset(), "")
-        worst = float(np.nanmax(self.slow.typical_excess(columns)))
-        to = "up to " if len(columns) > 1 else ""
-        return Condition(
-            frozenset(self.table.ranks[column] for column in columns),
-            f"own time is {to}{format_ratio(worst)} above that of the peers",
-        )
+        worst = format_ratio(float(np.nanmax(self.slow.typical_excess(columns))))
+        words = f"own time is {'up to ' if len(columns) > 1 else ''}{worst} above that of the peers"
+        if self.waits.ranks:
+            most = "most by" if len(columns) > 1 else "by"
+            words = f"own time is above that of the peers, {most} at least {worst}"
+        return Condition(frozenset(self.table.ranks[column] for column in columns), words)
 
     def _slow_job(self) -> Condition:
         usual = format_duration(self.speed.usual_ns)
@@ -310,6 +382,21 @@ class JobWatch:
         return frozenset(
             rank for alert in self.alarms.raised() if alert.kind == kind for rank in alert.ranks
         )
+
+
+def _own_times(step_ns: float, waits: StepWaits) -> tuple[Floats, Floats]:
+    """Own time at least and at most: the step less what was waited, transfers included."""
+    least: Floats = np.maximum(step_ns - waits.most_ns, 0.0)
+    most: Floats = np.maximum(step_ns - waits.least_ns, 0.0)
+    return least, most
+
+
+def _stacked(rows: Sequence[Floats], size: int) -> Floats:
+    """Steps below each other; ranks that came later are unknown before."""
+    table: Floats = np.full((len(rows), size), np.nan)
+    for number, row in enumerate(rows):
+        table[number, : len(row)] = row
+    return table
 
 
 def _of_job(holds: bool, words: str) -> Condition:

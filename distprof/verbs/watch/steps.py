@@ -131,8 +131,9 @@ class StepTable:
         return int(known.max(initial=-1))
 
     def is_traced(self, step: int) -> bool:
-        """Whether torch.profiler recorded the step on any rank."""
-        return bool(self._is_traced[step % CAPACITY])
+        """Whether torch.profiler recorded the step on any rank; False once it is not held."""
+        slot = step % CAPACITY
+        return bool(self._numbers[slot] == step and self._is_traced[slot])
 
     def of(self, name: str, steps: Sequence[int]) -> NDArray[np.float64]:
         """One of ``FIELDS`` in these steps, shape (steps, ranks); NaN where unknown."""

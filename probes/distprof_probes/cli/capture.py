@@ -39,6 +39,7 @@ _SWITCHES = (
     "nccl_debug",
     "memory",
     "flight_recorder",
+    "collective_times",
     "pauses",
     "settings",
     "pipeline_marks",
@@ -48,6 +49,7 @@ _SWITCHES = (
 )
 _IN_SHORT = {
     "shapes": "Record operators' input shapes.",
+    "collective_times": "Record NCCL's times on the GPU, with TORCH_NCCL_ENABLE_TIMING=1.",
     "pauses": "Record garbage collections and waits for the data loader.",
     "settings": "Read the configuration of data loaders, modules and optimizers.",
     "attach": "Open a socket per rank for distprof attach, and take its requests.",

@@ -16,7 +16,7 @@ from distprof_probes.probe import Tracer, Unavailable
 if TYPE_CHECKING:
     from distprof_probes.session import Session
 
-__all__ = ["FlightRecorder", "join_dumps", "merge_dumps"]
+__all__ = ["FlightRecorder", "has_process_group", "join_dumps", "merge_dumps"]
 
 _DUMPERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 """Groups on NCCL have a recorder of their own; those of other backends share the second one."""
@@ -44,7 +44,7 @@ class FlightRecorder(Tracer):
         self._session = session
         if not any(name in os.environ for name in _SIZE_VARIABLES):
             os.environ[_size_variable()] = str(session.options.flight_entries)
-        self._had_group = _is_initialized()
+        self._had_group = has_process_group()
         if self._had_group:
             self.remark = (
                 "the process group is older than the session: its ring has torch's default size"
@@ -52,7 +52,7 @@ class FlightRecorder(Tracer):
 
     def between_steps(self, next_step: int) -> bool:
         """Dump when the window has ended."""
-        self._had_group = self._had_group or _is_initialized()
+        self._had_group = self._had_group or has_process_group()
         traced = self._session.plan.traced
         return bool(traced) and next_step == traced.stop and self._save()
 
@@ -66,7 +66,7 @@ class FlightRecorder(Tracer):
             raise Unavailable("no collective was recorded: there was no process group")
 
     def _save(self) -> bool:
-        if not (self._had_group or _is_initialized()):
+        if not (self._had_group or has_process_group()):
             return False  # the call would create an empty recorder
         for name, dumper in _dumpers():
             now = json.loads(dumper())
@@ -118,7 +118,8 @@ def _size_variable() -> str:
     return new if (major, minor) >= (2, 9) else old
 
 
-def _is_initialized() -> bool:
+def has_process_group() -> bool:
+    """Whether there is a default process group; without one, a dump would make an empty ring."""
     dist = sys.modules.get("torch.distributed")
     return dist is not None and dist.is_available() and dist.is_initialized()
 

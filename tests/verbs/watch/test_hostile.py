@@ -8,7 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from distprof.artefacts.records import MemoryRecord, NvmlRecord, Pause
+from distprof.artefacts.records import (
+    CollectivesRecord,
+    GroupTimes,
+    MemoryRecord,
+    NvmlRecord,
+    Pause,
+)
 from distprof.formats import RenderOptions
 from distprof.ingest.job.growing import GrowingRun
 from distprof.verbs.watch.alerts import default_levels
@@ -24,7 +30,18 @@ VALUES = (
 )
 
 
-def run_folder(folder: Path) -> Path:
+def collectives(step: int, waited_ns: int) -> CollectivesRecord:
+    """Of three ranks, with a name that a terminal would obey."""
+    text = "a\x1b[2J\u202e"
+    times = {"num_ranks": 3, "first": 1 + 2 * step, "num": 2, "total_ns": (waited_ns, 5)}
+    groups = (
+        GroupTimes(group=text, kind="all", **times),
+        GroupTimes(group="m", kind="messages", num=1, total_ns=(7,)),
+    )
+    return CollectivesRecord(step=step, groups=groups)
+
+
+def run_folder(folder: Path, *, on_gpus: bool = False) -> Path:
     """Three ranks with every kind of file that is watched."""
     job(folder, late_ms=20, outcome="running", num=60)
     made = JobFolder(folder, mesh={"dp_replicate": 3})
@@ -33,6 +50,9 @@ def run_folder(folder: Path) -> Path:
         made.pauses(rank, *(Pause(kind="input", start_ns=1, end_ns=9, step=n) for n in range(9)))
         hot = ("hw_thermal_slowdown",)
         made.nvml(rank, *(NvmlRecord(t_ns=n, throttle_reasons=hot) for n in range(40)))
+        made.collectives(rank, *(collectives(n, 10**8 if rank else 0) for n in range(60)))
+        if on_gpus:
+            made.rank_file(rank, device="NVIDIA H100")
     made.error(1, "no memory")
     (made.rank_dir(2) / "exit.json").write_bytes(b'{"code": 1}')
     (made.rank_dir(2) / "attach.json").write_bytes(b'{"rank": 2, "host": "h", "pid": 5}')
@@ -60,7 +80,7 @@ def disturb(data: bytes, draw: random.Random) -> bytes:
 @pytest.mark.parametrize("seed", range(60))
 def test_whatever_a_run_directory_holds(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
-    folder = run_folder(tmp_path / "run")
+    folder = run_folder(tmp_path / "run", on_gpus=seed % 2 == 1)
     levels = {**default_levels(), "memory": 1e8}
     live, watched = GrowingRun(folder), JobWatch(str(folder), levels)
     files = sorted(path for path in folder.rglob("*") if path.is_file())

@@ -92,7 +92,10 @@ def test_on_gpus_own_time_is_said_to_be_unknown() -> None:
     assert playing.steps(0, 100, LATE) == []
     found = report(playing)
     assert found.own_ratio is None
-    assert found.unknown[0].startswith("Own time of ranks 0-3 is not known without a trace")
+    assert found.own_known_from is None
+    assert found.unknown == (
+        "Own time of ranks 0-3 is not known: the time of their collectives is not recorded.",
+    )
 
 
 def test_first_steps_and_traced_steps_do_not_count() -> None:

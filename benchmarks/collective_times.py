@@ -1,0 +1,141 @@
+"""What it costs a rank that its Flight Recorder is read while it trains.
+
+::
+
+    python benchmarks/collective_times.py
+    python benchmarks/collective_times.py --entries 2000 20000 --rounds 20
+
+One process records operations of gloo, whose entries are as long as NCCL's, and reads them as the
+probe does, through torch's worker server. A thread works with Python and collectives all the time,
+as a training does, in turns while the recorder is read without a rest and while it is not. From its
+pace in both follows what the probe costs it, which rests 200 times as long as it reads. Limit:
+0.5 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+from measuring import machine, print_table, versions
+
+TURN_S = 1.0
+
+
+def main() -> None:
+    """Each ring in a process of its own: its size is fixed when the first group is made."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--entries", type=int, nargs="+", default=[2_000, 20_000])
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        print(msgspec.json.encode(measured(options.one, options.rounds)).decode())
+        return
+    print(f"{machine()}; {versions('torch')}")
+    rows = []
+    for entries in options.entries:
+        command = [sys.executable, __file__, "--one", str(entries), "--rounds", str(options.rounds)]
+        environment = {**os.environ, "TORCH_FR_BUFFER_SIZE": str(entries)}
+        done = subprocess.run(command, env=environment, capture_output=True, check=True, text=True)
+        rows.append(
+            (f"{entries:,}", *msgspec.json.decode(done.stdout.splitlines()[-1], type=list[str]))
+        )
+    title = ("entries", "CPU per reading", "of it the probe's thread", "pace while read", "cost")
+    print_table(title, rows)
+
+
+def measured(entries: int, rounds: int) -> list[str]:
+    """One row of the table."""
+    import torch
+    import torch.distributed as dist
+    import torch.distributed.debug._handlers
+    from distprof_probes.probes import collective_times
+    from torch._C._distributed_c10d import _WorkerServer
+
+    collective_times._HANDLER = "fr_trace_json"
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    tensor = torch.ones(1_000)
+    for _ in range(entries):
+        dist.all_reduce(tensor)
+    path = str(Path(tempfile.mkdtemp()) / "s")
+    server = _WorkerServer(path)
+    reader = Reader(path)
+    costs = [reader.read() for _ in range(rounds)]
+    pace = Pace(lambda: dist.all_reduce(tensor))
+    pace.start()
+    ratios = []
+    for _ in range(rounds):
+        alone = pace.during(lambda: time.sleep(0.05))
+        ratios.append(pace.during(reader.read) / alone)
+    pace.ended.set()
+    pace.join()
+    ratio, rest = statistics.median(ratios), collective_times.REST
+    row = [
+        f"{statistics.median(cpu for cpu, _ in costs) * 1e3:.1f} ms",
+        f"{statistics.median(own for _, own in costs) * 1e3:.1f} ms",
+        f"{ratio:.0%}",
+        f"{max(1 - ratio, 0) / (1 + rest):.3%}",
+    ]
+    print(msgspec.json.encode(row).decode(), flush=True)
+    del server
+    os._exit(0)  # torch's worker server waits for its clients otherwise
+
+
+class Reader:
+    """Reads and sorts as the probe does."""
+
+    def __init__(self, path: str) -> None:
+        from distprof_probes.probes.collective_steps import CollectiveSteps, Dump, Window
+
+        self._path = path
+        self._window, self._steps = Window, CollectiveSteps()
+        self._decoder = msgspec.json.Decoder(Dump)
+
+    def read(self) -> tuple[float, float]:
+        """CPU seconds of the process, and of this thread."""
+        from distprof_probes.probes.collective_times import _fetched
+
+        process_s, thread_s = time.process_time(), time.thread_time()
+        dump = self._decoder.decode(_fetched(self._path, os.getpid()))
+        now_ns = time.time_ns()
+        self._steps.windows.append(self._window(0, now_ns - 5 * 10**9, now_ns))
+        self._steps.take(dump, asked_ns=now_ns)
+        return time.process_time() - process_s, time.thread_time() - thread_s
+
+
+class Pace(threading.Thread):
+    """A thread that works all the time, and counts."""
+
+    def __init__(self, work) -> None:  # any call
+        super().__init__(daemon=True)
+        self.ended = threading.Event()
+        self._work = work
+        self._count = 0
+
+    def run(self) -> None:
+        """Work."""
+        while not self.ended.is_set():
+            self._work()
+            self._count += 1
+
+    def during(self, activity) -> float:
+        """Rounds per second while something is done again and again."""
+        began, count = time.perf_counter(), self._count
+        while time.perf_counter() - began < TURN_S:
+            activity()
+        return (self._count - count) / (time.perf_counter() - began)
+
+
+if __name__ == "__main__":
+    main()

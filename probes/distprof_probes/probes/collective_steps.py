@@ -1,0 +1,263 @@
+"""Which operations of torch's Flight Recorder belong to which step, and how long they took."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import Final, Literal
+
+import msgspec
+
+from distprof.artefacts.records import CollectivesRecord, GroupTimes
+
+__all__ = ["MOST_PARTS", "CollectiveSteps", "Dump", "Entry", "Window"]
+
+MOST_PARTS: Final = 64
+"""Durations that are kept of a group and step."""
+
+MOST_WINDOWS: Final = 10_000
+"""Steps that may wait for the recorder."""
+
+PATIENCE: Final = 16
+"""Later steps that may be complete before an operation counts as one that never gets a duration."""
+
+_MOST_NS = 1 << 53
+_MOST_NAME = 100
+
+_FOR_ALL = re.compile(
+    r"\w+:(?:all_?reduce|all_reduce_barrier|barrier|_?all_?gather|_?reduce_scatter)(?!.*sparse)",
+)
+"""Operations that no member leaves before all have arrived."""
+
+_COMPOSITE = "coalesced"
+"""How the name of an operation ends that may stand for several, which are recorded too, without
+times."""
+
+_Kind = Literal["all", "some", "messages"]
+_Batch = tuple[tuple[str, ...], int, int]
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """An operation, as the recorder describes it.
+
+    Args:
+        record_id: Counts operations of the process.
+        process_group: Name and description.
+        collective_seq_id: Counts collectives of the group.
+        p2p_seq_id: Counts messages of the group.
+        profiling_name: For example ``nccl:all_reduce``.
+        time_created_ns: When it was enqueued, ns since the epoch.
+        duration_ms: Between two events on its stream; None without NCCL's timing, or not yet.
+        retired: Whether NCCL's watchdog has seen that it is complete: the duration is final.
+        is_p2p: Whether it is a message.
+    """
+
+    record_id: int
+    time_created_ns: int
+    profiling_name: str
+    process_group: tuple[str, ...] = ()
+    collective_seq_id: int = 0
+    p2p_seq_id: int = 0
+    duration_ms: float | None = None
+    retired: bool = False
+    is_p2p: bool = False
+
+    @property
+    def is_composite(self) -> bool:
+        """Whether it may stand for others."""
+        return self.profiling_name.endswith(_COMPOSITE)
+
+    @property
+    def batch(self) -> _Batch:
+        """Equal for the operations of one batch, and for the one that stands for them."""
+        return self.process_group, self.collective_seq_id, self.p2p_seq_id
+
+
+class _Group(msgspec.Struct, frozen=True):
+    ranks: str = ""
+
+
+class Dump(msgspec.Struct, frozen=True):
+    """A dump of the recorder.
+
+    Args:
+        entries: In the order in which they were enqueued.
+        pg_config: Name of a group to its members.
+    """
+
+    entries: list[Entry] = []
+    pg_config: dict[str, _Group] = {}
+
+
+class Window(msgspec.Struct, frozen=True):
+    """A step, by the clock of the recorder.
+
+    Args:
+        step: Its number.
+        start_ns: ns since the epoch.
+        end_ns: The same.
+    """
+
+    step: int
+    start_ns: int
+    end_ns: int
+
+
+class CollectiveSteps:
+    """Sorts operations into steps.
+
+    Attributes:
+        windows: Steps that wait. The training thread adds to it, any other thread calls
+            :meth:`take`.
+        num_lost: Steps of which the ring has lost operations.
+        has_times: Whether an operation had a duration; None before the first complete one.
+    """
+
+    def __init__(self) -> None:
+        self.windows: deque[Window] = deque(maxlen=MOST_WINDOWS)
+        self.num_lost = 0
+        self.has_times: bool | None = None
+
+    def take(self, dump: Dump, *, asked_ns: int) -> list[CollectivesRecord]:
+        """The steps that are complete by now, ascending, each once.
+
+        Args:
+            dump: What the recorder holds.
+            asked_ns: When it was asked, ns since the epoch: steps that ended later wait.
+        """
+        entries = sorted(dump.entries, key=attrgetter("time_created_ns"))
+        created = [entry.time_created_ns for entry in entries]
+        since_ns = _complete_since(entries)
+        done: list[tuple[Window, list[Entry]]] = []
+        open_: list[tuple[Window, list[Entry]]] = []
+        later: list[Window] = []
+        for window in [self.windows.popleft() for _ in range(len(self.windows))]:
+            first, last = (bisect_left(created, at) for at in (window.start_ns, window.end_ns))
+            own = entries[first:last]
+            if window.end_ns > asked_ns:
+                later.append(window)
+            elif window.start_ns < since_ns:
+                self.num_lost += 1
+            else:
+                (done if _are_final(own) else open_).append((window, own))
+        newest = sorted(window.step for window, _ in done)[-PATIENCE:]
+        for window, own in open_:
+            is_given_up = len(newest) == PATIENCE and window.step < newest[0]
+            if is_given_up:
+                done.append((window, own))
+            else:
+                later.append(window)
+        self.windows.extendleft(sorted(later, key=lambda window: -window.step))
+        done.sort(key=lambda each: each[0].step)
+        return [self._record(window.step, own, dump.pg_config) for window, own in done]
+
+    def _record(
+        self, step: int, entries: Sequence[Entry], groups: Mapping[str, _Group]
+    ) -> CollectivesRecord:
+        known = list(_operations(entries))
+        if known and not self.has_times:
+            self.has_times = any(each.duration_ms is not None for each, _ in known)
+        known.sort(key=lambda each: (each[0].process_group, each[1]))
+        rows = groupby(known, key=lambda each: (each[0].process_group, each[1]))
+        return CollectivesRecord(
+            step=step,
+            groups=tuple(
+                _times(name, kind, [each for each, _ in row], groups) for (name, kind), row in rows
+            ),
+        )
+
+
+def _complete_since(entries: Sequence[Entry]) -> int:
+    """From when on the dump holds every operation, ns since the epoch."""
+    if not entries or entries[0].record_id == 0:
+        return 0
+    return entries[0].time_created_ns + 1
+
+
+def _batches(entries: Sequence[Entry]) -> dict[_Batch, list[Entry]]:
+    """The operations that another one stands for, by batch."""
+    found: dict[_Batch, list[Entry]] = {entry.batch: [] for entry in entries if entry.is_composite}
+    for entry in entries:
+        if _is_stood_for(entry, found):
+            found[entry.batch].append(entry)
+    return found
+
+
+def _are_final(entries: Sequence[Entry]) -> bool:
+    """Whether all that ever get a duration have it."""
+    batches = _batches(entries)
+    return all(entry.retired or _is_stood_for(entry, batches) for entry in entries)
+
+
+def _is_stood_for(entry: Entry, batches: Mapping[_Batch, object]) -> bool:
+    """Whether another operation stands for this one."""
+    return entry.batch in batches and not entry.is_composite
+
+
+def _operations(entries: Sequence[Entry]) -> Iterator[tuple[Entry, _Kind]]:
+    """Operations that have a duration of their own, and what they are.
+
+    Collectives in a batch run on the caller's stream if they are synchronous, and torch records the
+    batch's events on another: such a duration is not one.
+    """
+    batches = _batches(entries)
+    for entry in entries:
+        members = batches.get(entry.batch)
+        if members is None:
+            yield entry, _kind(entry)
+        elif entry.is_composite:
+            if members and all(member.is_p2p for member in members):
+                yield entry, "messages"
+            elif members:
+                yield msgspec.structs.replace(entry, duration_ms=None), "some"
+            else:
+                yield entry, _kind(entry)
+
+
+def _kind(entry: Entry) -> _Kind:
+    if entry.is_p2p:
+        return "messages"
+    return "all" if _FOR_ALL.match(entry.profiling_name) else "some"
+
+
+def _times(
+    name: tuple[str, ...], kind: _Kind, entries: Sequence[Entry], groups: Mapping[str, _Group]
+) -> GroupTimes:
+    members = _members(groups.get(name[0]) if name else None)
+    durations = (_duration_ns(entry) for entry in entries)
+    timed = [duration_ns for duration_ns in durations if duration_ns is not None]
+    num_untimed = len(entries) - len(timed)
+    size = -(-len(timed) // MOST_PARTS) or 1
+    parts = [timed[start : start + size] for start in range(0, len(timed), size)]
+    return GroupTimes(
+        group=_identity(name, members),
+        kind=kind,
+        num_ranks=len(members),
+        first=0 if kind == "messages" else entries[0].collective_seq_id,
+        num=len(entries),
+        num_untimed=num_untimed,
+        total_ns=tuple(map(sum, parts)),
+        last_ns=tuple(part[-1] for part in parts) if size > 1 else (),
+    )
+
+
+def _duration_ns(entry: Entry) -> int | None:
+    """How long it took; None where that is unknown, or makes no sense."""
+    if entry.duration_ms is None or not 0 <= entry.duration_ms * 1e6 < _MOST_NS:
+        return None
+    return round(entry.duration_ms * 1e6)
+
+
+def _members(group: _Group | None) -> list[int]:
+    """Global ranks of a group, from text such as ``[0, 1]``; none where unknown."""
+    return [int(number) for number in re.findall(r"\d{1,9}", group.ranks)] if group else []
+
+
+def _identity(name: Sequence[str], members: Sequence[int]) -> str:
+    digest = zlib.crc32(",".join(map(str, members)).encode())
+    return f"{(name[0] if name else '')[:_MOST_NAME]}:{digest:08x}"
