@@ -16,7 +16,8 @@ import jsonschema
 import msgspec
 import pytest
 
-from distprof.artefacts.records import StepRecord
+from distprof.artefacts.records import CollectivesRecord, GroupTimes, StepRecord
+from distprof.artefacts.run_file import ProbeStatus
 from distprof.cli.app import main
 from distprof.verbs.watch.show import WATCH
 from tests.job_folders import MS, JobFolder
@@ -47,6 +48,33 @@ def test_once_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     out = capsys.readouterr().out
     assert out.startswith("The job has completed after step 99.\n")
     assert "25.0 %" in out
+
+
+def test_gpu_ranks_are_compared_by_their_collectives(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = job(tmp_path)
+    made = JobFolder(folder, mesh={"dp_replicate": 3})
+    for rank in range(3):
+        made.rank_file(rank, device="NVIDIA H100")
+    reason = "NCCL's timing is off: set X=1"
+    probe = ProbeStatus(name="collective_times", state="unavailable", reason=reason)
+    made.rank_file(1, device="NVIDIA H100", probes=(probe,))
+    assert main(["watch", str(folder), "--once", "--alert", "slow-rank"]) == 0
+    assert f"Own time of ranks 0-2 is not known: {reason}." in capsys.readouterr().out
+    times = {"group": "0:1", "kind": "all", "num_ranks": 3, "num": 1}
+    for rank in range(3):
+        took_ns = ((5 if rank == 1 else 25) * MS,)
+        rows = (GroupTimes(**times, first=n, total_ns=took_ns) for n in range(100))
+        made.collectives(
+            rank, *(CollectivesRecord(step=n, groups=(row,)) for n, row in enumerate(rows))
+        )
+    assert main(["watch", str(folder), "--once", "--alert", "slow-rank", "--format", "json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    jsonschema.validate(found, WATCH.json_schema())
+    (late,) = found["late"]
+    assert (late["rank"], late["late_ns"], late["late_most_ns"]) == (1, 20 * MS, 20 * MS)
+    assert (found["own_known_from"], found["unknown"]) == ("collectives", [])
 
 
 def test_once_as_json_fits_its_schema(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

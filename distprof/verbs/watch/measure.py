@@ -237,9 +237,13 @@ def _uncertain(job: JobWatch, own: OwnTimes) -> Iterator[str]:
         f"Own time is known to within {format_ratio(min(width, 1.0))} of the step only: waits in"
         " single collectives may overlap with computation"
     )
+    if job.slow.state.is_on.any():
+        yield f"{text}."
+        return
     waited = _medians(1 - own.least_ns / own.step_ns)
     least = int(np.nanargmin(waited))
     others = np.delete(waited, least)
     if np.isfinite(others).any() and waited[least] < FAR_LESS * float(np.nanmedian(others)):
         text += f". {capitalized(name_ranks([job.table.ranks[least]]))} waits least for others"
+        text += ": if one is slow, it is likely to be this one"
     yield f"{text}."

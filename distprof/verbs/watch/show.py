@@ -45,6 +45,7 @@ _ENDED = {
 }
 
 _MOST_LOST = 8
+_LEAST_SHARE = 0.05  # a lower bound below it says nothing
 
 
 def watch_verdict(report: WatchReport) -> str:
@@ -119,8 +120,9 @@ def _rate(step_ns: int) -> str:
 def _facts(report: WatchReport) -> TableView:
     memory = report.memory
     shares = "" if report.own_ratio is None else f"{format_ratio(report.own_ratio)} of the step"
-    if shares and report.own_known_from == "collectives":
+    if report.own_ratio is not None and report.own_known_from == "collectives":
         shares = f"at least {shares}, from the time of collectives on the GPU"
+        shares = shares if report.own_ratio >= _LEAST_SHARE else ""
     waits = "" if report.input_ratio is None else f"{format_ratio(report.input_ratio)} of the step"
     if waits and report.input_rank is not None:
         waits += f", longest on rank {report.input_rank}"
@@ -237,7 +239,8 @@ def one_line(report: WatchReport) -> str:
 def _late_words(late: tuple[LateRank, ...]) -> str:
     worst = late[0]
     return (
-        f"late {short_ranks([each.rank for each in late], 20)} (+{format_ratio(worst.late_ratio)})"
+        f"late {short_ranks([each.rank for each in late], 20)} "
+        f"({_at_least(worst)}+{format_ratio(worst.late_ratio)})"
     )
 
 

@@ -16,7 +16,7 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from distprof.artefacts import STEPS_FILE
-from distprof.artefacts.records import StepRecord
+from distprof.artefacts.records import CollectivesRecord, GroupTimes, StepRecord
 from distprof.cli import main
 from distprof.documents.saved import save_report
 from distprof.errors import InputError, UsageError
@@ -98,6 +98,20 @@ def test_own_time_is_sent_as_what_the_thread_did(tmp_path):
         if name == "distprof_thread_seconds_total" and labels[0] == ("rank", "0")
     }
     assert states == {"running": 12, "waiting_for_cpu": 11, "waiting_for_input": 2}
+
+
+def test_the_time_of_collectives_is_sent_where_it_is_recorded(tmp_path):
+    folder = JobFolder(tmp_path / "run", mesh={"dp_replicate": 2}, outcome="running")
+    folder.steps(0, [10, 10]).steps(1, [10])
+    groups = (
+        GroupTimes(group="0:1", kind="all", num=2, total_ns=(3 * MS, 4 * MS)),
+        GroupTimes(group="p", kind="messages", num=1, total_ns=(-5,)),
+    )
+    folder.collectives(0, *(CollectivesRecord(step=n, groups=groups) for n in range(2))).write()
+    found = parsed(text_of(Exposition(str(folder.path))))
+    name = "distprof_collective_seconds_total"
+    assert found[name, (("rank", "0"),)] == pytest.approx(0.014)
+    assert (name, (("rank", "1"),)) not in found
 
 
 @pytest.mark.parametrize("name", SAMPLES)

@@ -10,7 +10,7 @@ from distprof.verbs.watch.measure import report_on
 from distprof.verbs.watch.result import LostRank
 from distprof.verbs.watch.show import WATCH, one_line, watch_verdict
 from tests.verbs.watch.jobs import Playing
-from tests.verbs.watch.samples import HOSTILE, ended, running
+from tests.verbs.watch.samples import HOSTILE, ended, on_gpus, running
 
 
 def text(report, width: int) -> str:
@@ -45,6 +45,21 @@ def test_nothing_hostile_reaches_the_terminal() -> None:
         assert "\x1b" not in shown
         assert "\u202e" not in shown
     assert "a\\x1b[2J\\u202eb" in text(report, 80)
+
+
+def test_what_is_known_between_bounds_is_called_so() -> None:
+    report = on_gpus()
+    page = text(report, 100)
+    assert page.startswith(
+        "Rank 2 is late by at least 12.0 ms in each step, 11.9 % of its peers' own time; it works"
+    )
+    assert "at least 80.5 % of the step, from the time of collectives on the GPU" in page
+    assert "own time against peers, per step, at least" in page
+    assert "at most" in page
+    assert "late 2 (at least +11.9 %)" in one_line(report)
+    assert one_line(report).endswith("ALERT slow-rank")
+    assert max(map(len, text(report, 40).splitlines())) <= 40
+    assert "at least" not in text(running(), 100)
 
 
 def test_a_line_holds_what_the_page_says() -> None:

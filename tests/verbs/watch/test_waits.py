@@ -137,7 +137,8 @@ def test_in_one_tensor_parallel_group_the_bounds_are_far_apart_and_said() -> Non
     assert job.named == set()
     assert job.report.unknown == (
         "Own time is known to within 15.2 % of the step only: waits in single collectives may"
-        " overlap with computation. Rank 1 waits least for others.",
+        " overlap with computation. Rank 1 waits least for others: if one is slow, it is likely to"
+        " be this one.",
     )
 
 
