@@ -4,6 +4,7 @@
 
     python benchmarks/watch_alarms.py
     python benchmarks/watch_alarms.py --weeks 4 --seed 100 --trials 2000
+    python benchmarks/watch_alarms.py --buckets 4
 
 Healthy training at 1,024 ranks and one step per second is simulated week after week, and the laws
 of ``distprof/verbs/watch`` decide. What is healthy: ranks that differ by 1 % for ever, drift by
@@ -13,6 +14,9 @@ once a day; steps that are slow for all ranks alike; a checkpoint every 500 step
 0 longest. A straggler then is one rank whose own time is 10 % above that of its peers, with the
 same noise. The limit: less than one false alarm in a week, and a straggler told within 50 steps.
 
+With ``--buckets`` ranks work on GPUs, and the laws see only what their collectives took: gradients
+are reduced in so many parts during the last two thirds of a rank's work.
+
 No training runs here, and no clock is read: the figures depend on the seed alone.
 """
 
@@ -20,11 +24,12 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections import deque
 
 import numpy as np
 from measuring import print_table
 
-from distprof.verbs.watch.lateness import SlowRanks
+from distprof.verbs.watch.lateness import WINDOW, SlowRanks, medians_of_others
 from distprof.verbs.watch.speed import JobSpeed
 
 RANKS = 1_024
@@ -101,35 +106,73 @@ class Training:
             own[nodes] *= 1.3
 
 
-def alarms_of(seed: int, steps: int) -> tuple[int, int]:
+class Seen:
+    """Own times as the watcher knows them: exactly, or from the collectives of GPUs.
+
+    Args:
+        buckets: Parts in which gradients are reduced; 0 on CPU ranks.
+    """
+
+    def __init__(self, buckets: int) -> None:
+        self._shares = np.linspace(1 / 3, 1, buckets + 1)[1:]
+        self._slow = SlowRanks(0.10, RANKS)
+        self._groups = np.zeros(RANKS, dtype=np.int64)
+        self._steps_ms: deque[float] = deque(maxlen=WINDOW)
+
+    @property
+    def is_slow(self) -> np.ndarray:
+        """Which ranks are slow."""
+        return self._slow.state.is_on
+
+    def observe(self, own: np.ndarray) -> None:
+        """Take a step."""
+        if not len(self._shares):
+            self._slow.observe(own, own.max() + OTHER_MS, self._groups)
+            return
+        waits, free_ms = [], 0.0
+        takes_ms = OTHER_MS / len(self._shares)
+        for share in self._shares:
+            started = np.maximum(share * own, free_ms)
+            waits.append(started.max() - started)
+            free_ms = started.max() + takes_ms
+        self._steps_ms.append(free_ms)
+        step_ms = float(np.mean(sorted(self._steps_ms)[:-1] or self._steps_ms))
+        single, sums = np.array(waits).T, np.sum(waits, axis=0)
+        after = (medians_of_others(single) - single).max(axis=1)
+        late = after - np.maximum(sums - medians_of_others(sums), 0)
+        late_most = medians_of_others(sums) - single.max(axis=1)
+        peers = step_ms - medians_of_others(single.max(axis=1))
+        late = np.minimum(late, late_most)
+        self._slow.observe_bounds(late, late_most, peers, step_ms, self._groups)
+
+
+def alarms_of(seed: int, steps: int, buckets: int) -> tuple[int, int]:
     """False alarms of a healthy job: of single ranks, and of the job's speed."""
-    training, slow, speed = Training(seed), SlowRanks(0.10, RANKS), JobSpeed(0.20)
-    groups = np.zeros(RANKS, dtype=np.int64)
+    training, seen, speed = Training(seed), Seen(buckets), JobSpeed(0.20)
     before, was_slow = np.zeros(RANKS, dtype=bool), False
     of_ranks = of_job = 0
     for _ in range(0, steps, BLOCK):
         for own in training.block(BLOCK):
             step_ms = own.max() + OTHER_MS
-            slow.observe(own, step_ms, groups)
-            of_ranks += int((slow.state.is_on & ~before).sum())
-            before = slow.state.is_on
+            seen.observe(own)
+            of_ranks += int((seen.is_slow & ~before).sum())
+            before = seen.is_slow
             speed.observe(int(step_ms * 1e6))
             of_job += speed.state.is_on and not was_slow
             was_slow = speed.state.is_on
     return of_ranks, of_job
 
 
-def delay_of(seed: int, *, excess: float, noise: float, drift: float) -> int | None:
+def delay_of(seed: int, *, excess: float, noise: float, drift: float, buckets: int) -> int | None:
     """Steps from the first slow one to the alarm; None if there is none within 200."""
     healthy = Training(seed, noise=noise, drift=drift)
-    slow = SlowRanks(0.10, RANKS)
-    groups = np.zeros(RANKS, dtype=np.int64)
+    seen = Seen(buckets)
     for own in healthy.block(100):
-        slow.observe(own, own.max() + OTHER_MS, groups)
+        seen.observe(own)
     struck = Training(seed + 1, noise=noise, drift=drift, straggler=excess)
     for number, own in enumerate(struck.block(200), 1):
-        slow.observe(own, own.max() + OTHER_MS, groups)
-        if slow.state.is_on[7]:
+        seen.observe(own)
+        if seen.is_slow[7]:
             return number
     return None
 
@@ -151,10 +194,11 @@ def main() -> None:
     parser.add_argument("--weeks", type=float, default=0.05)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--trials", type=int, default=40)
+    parser.add_argument("--buckets", type=int, default=0)
     options = parser.parse_args()
     steps = int(options.weeks * STEPS_PER_WEEK)
     began = time.process_time()
-    of_ranks, of_job = alarms_of(options.seed, steps)
+    of_ranks, of_job = alarms_of(options.seed, steps, options.buckets)
     print(f"{steps:,} steps of {RANKS:,} healthy ranks, seed {options.seed}")
     rows = [
         (kind, str(count), f"{upper_bound(count) / options.weeks:.2f}")
@@ -176,7 +220,10 @@ def _delays(
     options: argparse.Namespace, excess: float, noise: float, drift: float
 ) -> tuple[str, ...]:
     seeds = range(options.seed + 1_000_000, options.seed + 1_000_000 + 2 * options.trials, 2)
-    delays = [delay_of(seed, excess=excess, noise=noise, drift=drift) for seed in seeds]
+    delays = [
+        delay_of(seed, excess=excess, noise=noise, drift=drift, buckets=options.buckets)
+        for seed in seeds
+    ]
     told = np.array([np.inf if delay is None else delay for delay in delays])
     within = float((told <= 50).mean())
     quantile = np.quantile(told, 0.99, method="higher")

@@ -20,7 +20,16 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LIMIT_SHARE", "OFF", "ON", "WINDOW", "Persistence", "SlowRanks", "excess_of_peers"]
+__all__ = [
+    "LIMIT_SHARE",
+    "OFF",
+    "ON",
+    "WINDOW",
+    "Persistence",
+    "SlowRanks",
+    "excess_of_peers",
+    "medians_of_others",
+]
 
 WINDOW: Final = 40
 ON: Final = 26
@@ -45,17 +54,12 @@ _SIGMA = 1.4826  # median absolute deviation of a normal distribution to its sta
 Floats = NDArray[np.float64]
 
 
-def excess_of_peers(
-    own: Floats, groups: NDArray[np.int64], of_peers: Floats | None = None
-) -> tuple[Floats, Floats]:
+def excess_of_peers(own: Floats, groups: NDArray[np.int64]) -> tuple[Floats, Floats]:
     """How much more own time each rank has than the median of its peers.
 
     Args:
         own: Own time in one step, shape (ranks,), any unit; NaN where unknown.
         groups: Number of each rank's group, shape (ranks,); peers are the others of a group.
-        of_peers: Own time of each rank as one of the peers of another; ``own`` if it is known
-            exactly. With the least time as ``own`` and the most here, the result is the least
-            excess. Unknown for the same ranks.
 
     Returns:
         The excess as a share of the peers' median, and the peers' median; NaN where the rank or all
@@ -66,29 +70,22 @@ def excess_of_peers(
     for group in np.unique(groups[known]):
         members = known[groups[known] == group]
         if len(members) > 1:
-            peers[members] = _medians_of_others((own if of_peers is None else of_peers)[members])
+            peers[members] = medians_of_others(own[members])
     with np.errstate(divide="ignore", invalid="ignore"):
         excess = np.where(peers > 0, own / peers - 1, np.nan)
     return excess, peers
 
 
-def _medians_of_others(values: Floats) -> Floats:
-    """Median of all values but each one itself; at least two values."""
-    order = np.argsort(values, kind="stable")
-    ordered = values[order]
-    place = np.empty(len(values), dtype=np.int64)
-    place[order] = np.arange(len(values))
+def medians_of_others(values: Floats) -> Floats:
+    """Median of all values but each one itself, along the first axis; at least two values."""
+    order = np.argsort(values, axis=0, kind="stable")
+    ordered = np.take_along_axis(values, order, axis=0)
+    place = np.argsort(order, axis=0)
     low, high = (len(values) - 2) // 2, (len(values) - 1) // 2
-    medians: Floats = (ordered[low + (place <= low)] + ordered[high + (place <= high)]) / 2
+    below = np.take_along_axis(ordered, low + (place <= low), axis=0)
+    above = np.take_along_axis(ordered, high + (place <= high), axis=0)
+    medians: Floats = (below + above) / 2
     return medians
-
-
-def _nearest_to_0(least: Floats, own: Floats, most: Floats, groups: NDArray[np.int64]) -> Floats:
-    """The smallest excess, either way, that the bounds allow: what is uncertain is no spread."""
-    highest, _ = excess_of_peers(most, groups, own)
-    highest = np.where(np.isfinite(highest), highest, np.inf)
-    nearest: Floats = np.where(least > 0, least, np.minimum(highest, 0.0))
-    return nearest
 
 
 class Persistence:
@@ -162,38 +159,60 @@ class SlowRanks:
             self._usual = np.pad(self._usual, (0, more))
             self._recent = np.pad(self._recent, ((0, 0), (0, more)), constant_values=np.nan)
 
-    def observe(
-        self,
-        own: Floats,
-        step: Floats | float,
-        groups: NDArray[np.int64],
-        most: Floats | None = None,
-    ) -> Floats:
+    def observe(self, own: Floats, step: Floats | float, groups: NDArray[np.int64]) -> Floats:
         """Take one step of all ranks.
 
         Args:
-            own: Own time, shape (ranks,); NaN where unknown. Where only two bounds are known,
-                the lower one.
+            own: Own time, shape (ranks,); NaN where unknown.
             step: Duration of the step, of the same unit.
             groups: As in :func:`excess_of_peers`.
-            most: The upper bound; None where own time is known exactly.
+
+        Returns:
+            The excess of each rank, NaN where unknown.
+        """
+        excess, peers = excess_of_peers(own, groups)
+        self._take(excess, excess, own - peers >= LEAST_OF_STEP * step, groups)
+        return excess
+
+    def observe_bounds(
+        self, late: Floats, late_most: Floats, peers: Floats, step: float, groups: NDArray[np.int64]
+    ) -> Floats:
+        """Take one step of ranks whose lateness is known between two bounds.
+
+        Args:
+            late: By how much a rank's own time exceeds that of its peers at least, shape (ranks,);
+                negative where it may be less, NaN where unknown.
+            late_most: The same at most.
+            peers: Own time of its peers, at most.
+            step: Duration of the step, of the same unit.
+            groups: As in :func:`excess_of_peers`.
 
         Returns:
             The excess of each rank, at least; NaN where unknown.
         """
-        excess, peers = excess_of_peers(own, groups, most)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            excess = np.where(peers > 0, late / peers, np.nan)
+            highest = np.where(peers > 0, late_most / peers, np.nan)
+        # The smallest excess, either way, that the bounds allow: what is uncertain is no spread
+        likely = np.where(excess > 0, excess, np.fmin(highest, 0.0))
+        self._take(excess, likely, late >= LEAST_OF_STEP * step, groups)
+        return excess
+
+    def _take(
+        self,
+        excess: Floats,
+        likely: Floats,
+        matters: NDArray[np.bool_],
+        groups: NDArray[np.int64],
+    ) -> None:
         known = np.isfinite(excess)
-        likely = excess if most is None else _nearest_to_0(excess, own, most, groups)
         clipped = np.where(known, np.clip(likely, -_CLIP, _CLIP), self._usual)
         self._usual += (clipped - self._usual) / WINDOW
         if self._num_steps % _SPREAD_EVERY == 0:
             self._renew_limits(groups, known)
         self._recent[self._num_steps % WINDOW] = excess
         self._num_steps += 1
-        with np.errstate(invalid="ignore"):
-            matters = (own - peers) >= LEAST_OF_STEP * step
-            self.state.observe(known & matters & (excess > self.limits))
-        return excess
+        self.state.observe(known & matters & (excess > self.limits))
 
     def _renew_limits(self, groups: NDArray[np.int64], known: NDArray[np.bool_]) -> None:
         self.limits[:] = LIMIT_SHARE * self._level

@@ -50,7 +50,7 @@ def report_on(job: JobWatch, *, now_s: float, now_ns: int) -> WatchReport:
     silent_s = job.silent_s(now_s)
     input_ratio, input_rank = _input(job, steps, durations)
     own = job.own_times(steps)
-    own_ratio = _ratio(own.least_ns, own.step_ns)
+    own_ratio = _ratio(own.own_ns, own.step_ns)
     return WatchReport(
         distprof_version=__version__,
         source=job.source,
@@ -128,19 +128,16 @@ def _medians(values: Floats) -> Floats:
 def _late(job: JobWatch, steps: list[int], own: OwnTimes) -> tuple[LateRank, ...]:
     counts, is_slow = job.slow.state.counts, job.slow.state.is_on
     worth = np.flatnonzero((counts >= LEAST_ABOVE) | is_slow)
-    if not worth.size or not len(own.least_ns):
+    if not worth.size or not len(own.own_ns):
         return ()
     groups = job.groups()
-    peers = _peers(own.least_ns, own.most_ns, groups)
     order = worth[np.lexsort((worth, -counts[worth], ~is_slow[worth]))][:MOST_RANKS]
-    late = _medians(own.least_ns - peers)
-    most = _medians(own.most_ns - _peers(own.most_ns, own.least_ns, groups))
-    ratios = _medians(own.least_ns / peers - 1)
+    late, most, ratios = map(_medians, (own.late_ns, own.late_most_ns, own.excess))
     is_exact = _source(job) == "cpu"
     return tuple(
         LateRank(
             rank=job.table.ranks[column],
-            own_ns=_median(own.least_ns[:, column]) or 0,
+            own_ns=_median(own.own_ns[:, column]) or 0,
             late_ns=round(float(late[column])),
             late_ratio=float(ratios[column]),
             num_above=int(counts[column]),
@@ -153,12 +150,6 @@ def _late(job: JobWatch, steps: list[int], own: OwnTimes) -> tuple[LateRank, ...
     )
 
 
-def _peers(own: Floats, of_peers: Floats, groups: NDArray[np.int64]) -> Floats:
-    """Median own time of each rank's peers, shape (steps, ranks)."""
-    rows = zip(own, of_peers, strict=True)
-    return np.array([excess_of_peers(row, groups, others)[1] for row, others in rows])
-
-
 def _cause(
     job: JobWatch, steps: list[int], column: int, groups: NDArray[np.int64], late_ns: float
 ) -> Literal["no_cpu", "input", "more_work", "device"]:
@@ -166,7 +157,7 @@ def _cause(
     excess = {}
     for name in ("queue_ns", "asleep_ns", "cpu_ns"):
         values = job.table.of(name, steps)
-        peers = _peers(values, values, groups)
+        peers = np.array([excess_of_peers(row, groups)[1] for row in values])
         excess[name] = float(_medians((values - peers)[:, [column]])[0]) if steps else np.nan
     if _source(job) == "collectives":
         del excess["cpu_ns"]  # a CPU that runs ahead of its GPU may work more, and delay nothing
@@ -199,7 +190,7 @@ def _unknown(job: JobWatch, steps: list[int], own: OwnTimes) -> Iterator[str]:
     on_gpu = [number for number, rank in job.ranks.items() if rank.device not in ("", "cpu")]
     if on_gpu:
         yield from _unknown_on_gpus(job, on_gpu, own)
-    elif not np.isfinite(own.least_ns).any():
+    elif not np.isfinite(own.own_ns).any():
         yield (
             "Own time is not known: the probes recorded no CPU time (Linux only, and not in the"
             " first step)."
@@ -215,9 +206,9 @@ def _unknown_on_gpus(job: JobWatch, on_gpu: list[int], own: OwnTimes) -> Iterato
         whys = (job.ranks[number].why_untimed for number in untimed)
         why = next(filter(None, whys), "the time of their collectives is not recorded")
         yield f"Own time of {name_ranks(untimed)} is not known: {why.rstrip('.')}."
-    if not len(own.least_ns):
+    if not len(own.own_ns):
         return
-    known = {job.table.ranks[column] for column in np.nonzero(np.isfinite(own.least_ns))[1]}
+    known = {job.table.ranks[column] for column in np.nonzero(np.isfinite(own.own_ns))[1]}
     unknown = sorted(job.waits.ranks - known)
     if unknown:
         yield (
@@ -230,17 +221,18 @@ def _unknown_on_gpus(job: JobWatch, on_gpu: list[int], own: OwnTimes) -> Iterato
 
 def _uncertain(job: JobWatch, own: OwnTimes) -> Iterator[str]:
     """How far own time is known, where the two bounds are far apart."""
-    width = float(np.nanmedian((own.most_ns - own.least_ns) / own.step_ns))
+    widths = (own.late_most_ns - own.late_ns) / own.step_ns
+    width = float(np.nanmedian(widths)) if np.isfinite(widths).any() else 0.0
     if width < LEAST_WIDTH:
         return
     text = (
-        f"Own time is known to within {format_ratio(min(width, 1.0))} of the step only: waits in"
+        f"Lateness is known to within {format_ratio(min(width, 1.0))} of the step only: waits in"
         " single collectives may overlap with computation"
     )
     if job.slow.state.is_on.any():
         yield f"{text}."
         return
-    waited = _medians(1 - own.least_ns / own.step_ns)
+    waited = _medians(1 - own.own_ns / own.step_ns)
     least = int(np.nanargmin(waited))
     others = np.delete(waited, least)
     if np.isfinite(others).any() and waited[least] < FAR_LESS * float(np.nanmedian(others)):

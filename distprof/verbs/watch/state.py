@@ -18,7 +18,7 @@ from distprof.escape import plain
 from distprof.ingest.job.growing import MAX_RANKS, Added, RankAdded
 from distprof.units import NS_PER_S, format_bytes, format_duration, format_ratio
 from distprof.verbs.watch.alarms import JOB, Alarms, Condition
-from distprof.verbs.watch.lateness import WINDOW, Floats, SlowRanks
+from distprof.verbs.watch.lateness import WINDOW, Floats, SlowRanks, excess_of_peers
 from distprof.verbs.watch.ranks import RankWatch
 from distprof.verbs.watch.result import Alert, JobState
 from distprof.verbs.watch.speed import JobSpeed, Lasting
@@ -43,16 +43,20 @@ _ENDED: Final[tuple[JobState, ...]] = ("completed", "failed", "interrupted")
 
 
 class OwnTimes(NamedTuple):
-    """Own time of each rank in some steps.
+    """Own time of each rank in some steps, all of shape (steps, ranks); NaN where unknown.
 
     Args:
-        least_ns: At least, shape (steps, ranks); NaN where unknown.
-        most_ns: At most; equal where own time is known exactly.
+        own_ns: Own time; on GPU ranks at least, transfers included.
+        late_ns: By how much it exceeds that of the peers; on GPU ranks at least.
+        late_most_ns: The same at most.
+        excess: ``late_ns`` as a share of the peers' own time.
         step_ns: Duration of the step, of a shape that divides them.
     """
 
-    least_ns: Floats
-    most_ns: Floats
+    own_ns: Floats
+    late_ns: Floats
+    late_most_ns: Floats
+    excess: Floats
     step_ns: Floats
 
 
@@ -85,7 +89,7 @@ class JobWatch:
         self.ranks: dict[int, RankWatch] = {}
         self.table = StepTable()
         self.waits = WaitTable()
-        self._waited: deque[tuple[float, StepWaits]] = deque(maxlen=WINDOW)
+        self._waited: deque[OwnTimes] = deque(maxlen=WINDOW)
         self._durations_ns: deque[float] = deque(maxlen=WINDOW)
         self.slow = SlowRanks(self.levels.get("slow-rank", 0.10), 0)
         self.speed = JobSpeed(self.levels.get("slow-job", 0.20))
@@ -270,10 +274,16 @@ class JobWatch:
                 self._judge_waits(waits_of(step, found, self.table.ranks, stages))
 
     def _judge_waits(self, waits: StepWaits) -> None:
-        step_ns = self._usual_duration_ns()
-        self._waited.append((step_ns, waits))
-        least, most = _own_times(step_ns, waits)
-        self.slow.observe(least, step_ns, self.groups(), most)
+        step_ns, groups = self._usual_duration_ns(), self.groups()
+        waited_least, waited_most = (
+            excess_of_peers(waited, groups)[1] for waited in (waits.least_ns, waits.most_ns)
+        )
+        late_most = np.minimum(waited_most - waits.least_ns, step_ns)
+        late = np.minimum(waits.late_ns, late_most)
+        peers = step_ns - waited_least
+        excess = self.slow.observe_bounds(late, late_most, peers, step_ns, groups)
+        own = np.maximum(step_ns - waits.most_ns, 0.0)
+        self._waited.append(OwnTimes(own, late, late_most, excess, np.array([step_ns])))
 
     def _usual_duration_ns(self) -> float:
         """Mean of the last steps without the longest.
@@ -291,16 +301,14 @@ class JobWatch:
             steps: The last complete ones, for CPU ranks. Collectives of GPU ranks are known a few
                 seconds later, and then of other steps.
         """
-        if not self.waits.ranks:
-            own = self._own_of_cpus(steps)
-            return OwnTimes(own, own, self.table.of("step_ns", steps))
-        size = len(self.table.ranks)
-        rows = [_own_times(step_ns, waits) for step_ns, waits in self._waited]
-        return OwnTimes(
-            _stacked([least for least, _ in rows], size),
-            _stacked([most for _, most in rows], size),
-            np.array([step_ns for step_ns, _ in self._waited])[:, None],
-        )
+        if self.waits.ranks:
+            sizes = (*[len(self.table.ranks)] * 4, 1)
+            rows = [[step[field] for step in self._waited] for field in range(len(sizes))]
+            return OwnTimes(*map(_stacked, rows, sizes))
+        own, groups = self._own_of_cpus(steps), self.groups()
+        peers = np.array([excess_of_peers(row, groups)[1] for row in own]).reshape(own.shape)
+        late = own - peers
+        return OwnTimes(own, late, late, own / peers - 1, self.table.of("step_ns", steps))
 
     def _own_of_cpus(self, steps: list[int]) -> Floats:
         """Own time of each CPU rank in these steps, ns; NaN where it is not known.
@@ -382,13 +390,6 @@ class JobWatch:
         return frozenset(
             rank for alert in self.alarms.raised() if alert.kind == kind for rank in alert.ranks
         )
-
-
-def _own_times(step_ns: float, waits: StepWaits) -> tuple[Floats, Floats]:
-    """Own time at least and at most: the step less what was waited, transfers included."""
-    least: Floats = np.maximum(step_ns - waits.most_ns, 0.0)
-    most: Floats = np.maximum(step_ns - waits.least_ns, 0.0)
-    return least, most
 
 
 def _stacked(rows: Sequence[Floats], size: int) -> Floats:

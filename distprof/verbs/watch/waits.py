@@ -6,12 +6,14 @@ What that costs depends on what the GPU does meanwhile. If it computes (DDP's bu
 is early by 5 ms is early by 5 ms in each of ten buckets, and loses 5 ms in all. If it does nothing
 (tensor parallelism), ten such waits are 50 ms. The recorder does not say which it was, so both ends
 are kept: a rank has waited at least for the longest single wait, since its step ends when all
-gradients have arrived, and at most for the sum of all waits. The former supposes that who is late
-in the middle of a step is not faster than its peers in the rest of it, step after step.
+gradients have arrived, and at most for the sum of all waits.
 
-A rank is called slow only if even so it must be: if its own time, less all that it may have waited,
-exceeds that of its peers, less only what they must have waited. So no rank is blamed that was
-kept waiting by another one in a second group.
+A rank is late at least by as much as it arrives after the median of the others, in that collective
+where it is most, less what it may have waited itself: all of its waits in other groups, and in the
+same group what it waited more than others did. So no rank is blamed that was kept waiting by
+another one in a second group, and no rank is excused because all had to wait for a third. This
+supposes that ranks run the same program, and that one that is late in the middle of a step is not
+faster than its peers in the rest of it, step after step.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from distprof.artefacts.records import CollectivesRecord, GroupTimes
+from distprof.verbs.watch.lateness import Floats, medians_of_others
 
 __all__ = ["CAPACITY", "StepWaits", "WaitTable", "waits_of"]
 
@@ -38,8 +40,6 @@ _MOST_NS = 1 << 53
 _MOST_STEPS = 1 << 53
 _MOST_AHEAD = 100_000  # steps: a rank that claims more is wrong
 
-Floats = NDArray[np.float64]
-
 
 class StepWaits(NamedTuple):
     """What ranks waited for others in one step.
@@ -48,11 +48,14 @@ class StepWaits(NamedTuple):
         step: Its number.
         least_ns: They waited at least for this long, shape (ranks,); NaN where unknown.
         most_ns: And at most for this long.
+        late_ns: How much later they arrive than others for a reason of their own, at least;
+            negative where that may be earlier.
     """
 
     step: int
     least_ns: Floats
     most_ns: Floats
+    late_ns: Floats
 
 
 class WaitTable:
@@ -128,7 +131,8 @@ def waits_of(
         else:
             waits.mark(rows, unknown=True)
     waits.of_messages(found, stages)
-    return StepWaits(step, waits.column(waits.least, ranks), waits.column(waits.most, ranks))
+    sums = (waits.least, waits.most, waits.late())
+    return StepWaits(step, *(waits.column(values, ranks) for values in sums))
 
 
 def _by_group(
@@ -164,6 +168,7 @@ class _Waits:
         }
         self.least = dict.fromkeys(known, 0.0)
         self.most = dict.fromkeys(known, 0.0)
+        self._after_others: dict[int, list[tuple[float, float]]] = {rank: [] for rank in known}
 
     def mark(self, ranks: Mapping[int, object], unknown: bool) -> None:
         """Where unknown, forget these ranks."""
@@ -173,15 +178,31 @@ class _Waits:
 
     def of_collectives(self, rows: Mapping[int, GroupTimes], *, is_for_all: bool) -> None:
         """Add the waits in a group's collectives."""
-        sums = _waits([times.total_ns for times in rows.values()])
+        waited = _waits([times.total_ns for times in rows.values()]).sum(axis=1)
         single = _waits([times.last_ns or times.total_ns for times in rows.values()])
-        for rank, all_ns, longest_ns in zip(
-            rows, sums.sum(axis=1), single.max(axis=1), strict=True
-        ):
+        for rank, all_ns, longest_ns in zip(rows, waited, single.max(axis=1), strict=True):
             if rank in self.most:
                 self.most[rank] += float(all_ns)
                 if is_for_all:
                     self.least[rank] = max(self.least[rank], float(longest_ns))
+        if is_for_all and len(rows) > 1:
+            self._compare(rows, waited, single)
+
+    def _compare(self, ranks: Mapping[int, object], waited: Floats, single: Floats) -> None:
+        """How much later than others of the group each one arrives, at most and waits excepted."""
+        after = (medians_of_others(single) - single).max(axis=1)
+        more = np.maximum(waited - medians_of_others(waited), 0.0)
+        for rank, late_ns, waited_ns in zip(ranks, after - more, waited, strict=True):
+            if rank in self.most:
+                self._after_others[rank].append((float(late_ns), float(waited_ns)))
+
+    def late(self) -> dict[int, float]:
+        """How much later than others a rank arrives for a reason of its own, at least."""
+        return {
+            rank: max(late_ns - (self.most[rank] - waited_ns) for late_ns, waited_ns in found)
+            for rank, found in self._after_others.items()
+            if rank in self.most and found
+        }
 
     def of_messages(
         self, found: Mapping[int, Sequence[GroupTimes]], stages: Mapping[int, int]
