@@ -31,6 +31,7 @@ from measuring import print_table
 
 from distprof.verbs.watch.lateness import WINDOW, SlowRanks, medians_of_others
 from distprof.verbs.watch.speed import JobSpeed
+from distprof.verbs.watch.waits import arrivals
 
 RANKS = 1_024
 PER_NODE = 8
@@ -138,11 +139,9 @@ class Seen:
         self._steps_ms.append(free_ms)
         step_ms = float(np.mean(sorted(self._steps_ms)[:-1] or self._steps_ms))
         single, sums = np.array(waits).T, np.sum(waits, axis=0)
-        after = (medians_of_others(single) - single).max(axis=1)
-        late = after - np.maximum(sums - medians_of_others(sums), 0)
         late_most = medians_of_others(sums) - single.max(axis=1)
         peers = step_ms - medians_of_others(single.max(axis=1))
-        late = np.minimum(late, late_most)
+        late = np.minimum(arrivals(single, single), late_most)
         self._slow.observe_bounds(late, late_most, peers, step_ms, self._groups)
 
 

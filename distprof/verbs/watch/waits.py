@@ -10,7 +10,7 @@ gradients have arrived, and at most for the sum of all waits.
 
 A rank is late at least by as much as it arrives after the median of the others, in that collective
 where it is most, less what it may have waited itself: all of its waits in other groups, and in the
-same group what it waited more than others did. So no rank is blamed that was kept waiting by
+same group what it waited more than others did before. So no rank is blamed that was kept waiting by
 another one in a second group, and no rank is excused because all had to wait for a third. This
 supposes that ranks run the same program, and that one that is late in the middle of a step is not
 faster than its peers in the rest of it, step after step.
@@ -26,7 +26,7 @@ import numpy as np
 from distprof.artefacts.records import CollectivesRecord, GroupTimes
 from distprof.verbs.watch.lateness import Floats, medians_of_others
 
-__all__ = ["CAPACITY", "StepWaits", "WaitTable", "waits_of"]
+__all__ = ["CAPACITY", "StepWaits", "WaitTable", "arrivals", "waits_of"]
 
 CAPACITY: Final = 128
 """Steps that may wait for ranks that have not reported them."""
@@ -178,23 +178,18 @@ class _Waits:
 
     def of_collectives(self, rows: Mapping[int, GroupTimes], *, is_for_all: bool) -> None:
         """Add the waits in a group's collectives."""
-        waited = _waits([times.total_ns for times in rows.values()]).sum(axis=1)
+        parts = _waits([times.total_ns for times in rows.values()])
         single = _waits([times.last_ns or times.total_ns for times in rows.values()])
+        waited = parts.sum(axis=1)
         for rank, all_ns, longest_ns in zip(rows, waited, single.max(axis=1), strict=True):
             if rank in self.most:
                 self.most[rank] += float(all_ns)
                 if is_for_all:
                     self.least[rank] = max(self.least[rank], float(longest_ns))
         if is_for_all and len(rows) > 1:
-            self._compare(rows, waited, single)
-
-    def _compare(self, ranks: Mapping[int, object], waited: Floats, single: Floats) -> None:
-        """How much later than others of the group each one arrives, at most and waits excepted."""
-        after = (medians_of_others(single) - single).max(axis=1)
-        more = np.maximum(waited - medians_of_others(waited), 0.0)
-        for rank, late_ns, waited_ns in zip(ranks, after - more, waited, strict=True):
-            if rank in self.most:
-                self._after_others[rank].append((float(late_ns), float(waited_ns)))
+            for rank, late_ns, all_ns in zip(rows, arrivals(parts, single), waited, strict=True):
+                if rank in self.most:
+                    self._after_others[rank].append((float(late_ns), float(all_ns)))
 
     def late(self) -> dict[int, float]:
         """How much later than others a rank arrives for a reason of its own, at least."""
@@ -223,6 +218,23 @@ class _Waits:
     def column(self, values: Mapping[int, float], ranks: Sequence[int]) -> Floats:
         """Values of these ranks, NaN where unknown."""
         return np.array([values.get(rank, np.nan) for rank in ranks], dtype=np.float64)
+
+
+def arrivals(parts: Floats, single: Floats) -> Floats:
+    """How much later than others of a group each member arrives, where that is most.
+
+    Args:
+        parts: Waits in each part of the step's collectives, in order, shape (members, parts).
+        single: Waits in the last collective of each part; equal to ``parts`` where each is one.
+
+    Returns:
+        Shape (members,), less what a member waited more than others before it arrived.
+    """
+    more = np.maximum(parts - medians_of_others(parts), 0.0)
+    # What was waited in a collective is no excuse for arriving late at it
+    before = np.cumsum(more, axis=1) - np.where(parts == single, more, 0.0)
+    late: Floats = (medians_of_others(single) - single - before).max(axis=1)
+    return late
 
 
 def _waits_and_transfers(groups: Sequence[GroupTimes]) -> int:
