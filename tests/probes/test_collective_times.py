@@ -136,6 +136,18 @@ def test_without_timing_the_variable_is_named_and_nothing_is_read(
     assert not (tmp_path / "rank00000" / COLLECTIVES_FILE).exists()
 
 
+def test_on_ranks_without_nccl_that_is_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "distprof_probes.probes.collective_times.backends", lambda: ("cpu:gloo", "gloo")
+    )
+    trained(tmp_path, FakeRecorder(), 3).close()
+    status = status_of(tmp_path, "collective_times")
+    assert status.state == "unavailable"
+    assert status.reason == "backend gloo has no GPU operations of NCCL to time"
+
+
 def test_a_recorder_that_does_not_answer_stops_no_step(tmp_path: Path) -> None:
     """The training goes on and ends while a reading hangs."""
     recorder = FakeRecorder()

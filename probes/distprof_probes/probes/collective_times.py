@@ -23,6 +23,7 @@ from distprof_probes.attach.client import NoAnswer, fetch
 from distprof_probes.probe import Probe, Unavailable
 from distprof_probes.probes.collective_steps import CollectiveSteps, Dump, Window
 from distprof_probes.probes.flight_recorder import has_process_group
+from distprof_probes.probes.nccl_debug import backends
 from distprof_probes.records import RecordWriter
 
 if TYPE_CHECKING:
@@ -79,8 +80,11 @@ class CollectiveTimes(Probe):
         """Start to read.
 
         Raises:
-            Unavailable: Without NCCL's timing.
+            Unavailable: Without NCCL, or its timing.
         """
+        backend, named = backends()
+        if backend and "nccl" not in backend:
+            raise Unavailable(f"backend {named} has no GPU operations of NCCL to time")
         if not any(os.environ.get(name, "").lower() in _YES for name in _SWITCHES):
             raise Unavailable(
                 f"NCCL's timing is off: set {TIMING_VARIABLE}=1 to know the own time of GPU ranks"

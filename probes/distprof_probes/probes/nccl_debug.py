@@ -19,7 +19,7 @@ from distprof_probes.probe import Probe, Unavailable, Yielded
 if TYPE_CHECKING:
     from distprof_probes.session import Session
 
-__all__ = ["SUBSYSTEMS", "NcclDebugProbe"]
+__all__ = ["SUBSYSTEMS", "NcclDebugProbe", "backends"]
 
 # COLL is left out: it writes a line per call on each rank. TUNING also writes one per collective,
 # but only on the first rank of a communicator.
@@ -103,16 +103,9 @@ class NcclDebugProbe(Probe):
         Raises:
             Unavailable: If it is not NCCL.
         """
-        torch = sys.modules.get("torch")
-        distributed = getattr(torch, "distributed", None)
-        if distributed is None or not distributed.is_available():
-            return
-        if distributed.is_initialized():
-            self._backend = str(distributed.get_backend_config())
-            if "nccl" not in self._backend:
-                named = str(distributed.get_backend())
-                named = self._backend if named == "undefined" else named
-                raise Unavailable(f"backend {named} writes no NCCL log")
+        self._backend, named = backends()
+        if self._backend and "nccl" not in self._backend:
+            raise Unavailable(f"backend {named} writes no NCCL log")
 
 
 def _has_text(file: Path | None) -> bool:
@@ -120,3 +113,12 @@ def _has_text(file: Path | None) -> bool:
         return file is not None and file.stat().st_size > 0
     except OSError:
         return False
+
+
+def backends() -> tuple[str, str]:
+    """Backend of each kind of device, and its name in a sentence; empty without a process group."""
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return "", ""
+    config, named = str(distributed.get_backend_config()), str(distributed.get_backend())
+    return config, config if named == "undefined" else named
