@@ -22,6 +22,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -61,10 +62,10 @@ def measured(entries: int, rounds: int) -> list[str]:
     import torch.distributed as dist
     import torch.distributed.debug._handlers
     from distprof_probes.probes import collective_times
-    from torch._C._distributed_c10d import _WorkerServer
+    from torch._C._distributed_c10d import HashStore, _WorkerServer
 
     collective_times._HANDLER = "fr_trace_json"
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     tensor = torch.ones(1_000)
     for _ in range(entries):
         dist.all_reduce(tensor)
@@ -117,7 +118,7 @@ class Reader:
 class Pace(threading.Thread):
     """A thread that works all the time, and counts."""
 
-    def __init__(self, work) -> None:  # any call
+    def __init__(self, work: Callable[[], object]) -> None:
         super().__init__(daemon=True)
         self.ended = threading.Event()
         self._work = work
@@ -129,7 +130,7 @@ class Pace(threading.Thread):
             self._work()
             self._count += 1
 
-    def during(self, activity) -> float:
+    def during(self, activity: Callable[[], object]) -> float:
         """Rounds per second while something is done again and again."""
         began, count = time.perf_counter(), self._count
         while time.perf_counter() - began < TURN_S:
