@@ -1,16 +1,27 @@
 """Findings where other processes take the CPUs: who is to blame is uncertain, and rules say so."""
 
+from statistics import median
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from distprof.rules.engine import run_rules
 from distprof.rules.registry import find_rule
 from distprof.sections.idle.result import IdleResult, PausesResult
+from distprof.sections.idle.rules.cpu_contention import _medians_of_others
 from distprof.sections.job.result import JobError, JobFailure, JobResult
 from distprof.sections.pipeline.result import PipelineResult
 from tests.rules.fixtures import input as of_input
 from tests.rules.fixtures import job, pipeline, stragglers
 from tests.rules.samples import MS, RANKS, healthy, pauses
+
+
+@given(st.lists(st.integers(0, 6), min_size=2, max_size=9))
+def test_medians_of_others_are_those_of_the_lists_without_each(values):
+    expected = [median(values[:row] + values[row + 1 :]) for row in range(len(values))]
+    assert _medians_of_others(values) == expected
 
 
 def outcome_of(code, results):

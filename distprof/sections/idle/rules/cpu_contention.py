@@ -36,11 +36,12 @@ Linux kernel documentation, "Scheduler Statistics" (schedstat).
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 from distprof.rules.base import Draft, Limit, Limits, rule
-from distprof.sections.idle.result import PausesResult, RankPauses
+from distprof.sections.idle.result import PausesResult
 from distprof.sections.step_log.result import StepLogResult
 from distprof.terms import Confidence, Severity
 from distprof.units import format_duration, format_ratio, name_ranks
@@ -96,54 +97,47 @@ def check(pauses: PausesResult, step_log: StepLogResult, limits: Limits) -> Iter
 def _starved(pauses: PausesResult, step_ns: int, limits: Limits) -> tuple[int, ...]:
     """Fewer than half of the ranks, which wait far longer than the others; empty without any.
 
-    On a busy machine they must wait far longer than whichever other rank waits longest, since among
-    several ranks one waits twice as long as the median by chance.
-    """
-    waits = {rank.rank: rank.run_queue_ns_per_step for rank in pauses.ranks}
-    if len(waits) < 2 or None in waits.values():
-        return ()
-    found = [rank for rank in pauses.ranks if _waits_long(rank, pauses.ranks, step_ns, limits)]
-    most = max((_waited(rank) for rank in found), default=0)
-    found = [rank for rank in found if _waited(rank) > most * limits["of_longest"]]
-    rest = [rank for rank in pauses.ranks if rank not in found]
-    if not found or not rest or len(found) > len(rest):
-        return ()
-    if median(map(_waited, rest)) > limits["busy_step_ratio"] * step_ns:
-        times = limits["over_others_if_busy"]
-        found = [
-            rank
-            for rank in found
-            if _waited(rank) > times * max(_share_of(rank, other) for other in rest)
-        ]
-    return tuple(rank.rank for rank in found)
-
-
-def _waits_long(
-    rank: RankPauses, ranks: Sequence[RankPauses], step_ns: int, limits: Limits
-) -> bool:
-    """Whether a rank waits longer than its share.
-
     A rank that runs longer also waits longer on a busy machine: that is its share. One that runs
-    less has no smaller one, since its CPU time is noisy, too.
+    less has no smaller one, since its CPU time is noisy, too. On a busy machine a rank must wait
+    far longer than whichever other rank waits longest, since among several ranks one waits twice
+    as long as the median by chance.
     """
-    others = [other for other in ranks if other is not rank]
-    usual = median(map(_waited, others))
-    share = max(usual, median(_share_of(rank, other) for other in others))
-    waited = _waited(rank)
-    is_long = waited - share > limits["min_step_ratio"] * step_ns
-    return is_long and waited > limits["over_others"] * share
+    told = [rank.run_queue_ns_per_step for rank in pauses.ranks]
+    waits = [wait for wait in told if wait is not None]
+    if len(waits) < max(2, len(told)):
+        return ()
+    ran = [rank.cpu_ns_per_step or 0 for rank in pauses.ranks]
+    ran = ran if all(ran) else [1] * len(ran)
+    rates = [wait / ns for wait, ns in zip(waits, ran, strict=True)]
+    usual = zip(_medians_of_others(waits), _medians_of_others(rates), ran, strict=True)
+    shares = [max(wait, rate * ns) for wait, rate, ns in usual]
+    found = [
+        row
+        for row, (wait, share) in enumerate(zip(waits, shares, strict=True))
+        if wait - share > limits["min_step_ratio"] * step_ns
+        and wait > limits["over_others"] * share
+    ]
+    most = max((waits[row] for row in found), default=0)
+    found = [row for row in found if waits[row] > limits["of_longest"] * most]
+    rest = sorted(set(range(len(waits))) - set(found))
+    if len(found) > len(rest):
+        return ()
+    if found and median(waits[row] for row in rest) > limits["busy_step_ratio"] * step_ns:
+        wait, rate = max(waits[row] for row in rest), max(rates[row] for row in rest)
+        times = limits["over_others_if_busy"]
+        found = [row for row in found if waits[row] > times * max(wait, rate * ran[row])]
+    return tuple(pauses.ranks[row].rank for row in found)
 
 
-def _waited(rank: RankPauses) -> int:
-    return rank.run_queue_ns_per_step or 0
-
-
-def _share_of(rank: RankPauses, other: RankPauses) -> float:
-    """What the rank would wait if it waited like another, ns per step."""
-    ran = 1.0
-    if rank.cpu_ns_per_step and other.cpu_ns_per_step:
-        ran = rank.cpu_ns_per_step / other.cpu_ns_per_step
-    return ran * _waited(other)
+def _medians_of_others(values: Sequence[float]) -> list[float]:
+    """For each of at least two values, the median of all others."""
+    ordered = sorted(values)
+    low, high = (len(values) - 2) // 2, (len(values) - 1) // 2
+    medians = []
+    for value in values:
+        place = bisect_left(ordered, value)
+        medians.append((ordered[low + (place <= low)] + ordered[high + (place <= high)]) / 2)
+    return medians
 
 
 def _of_few(alone: tuple[int, ...], waits: Mapping[int, int], step: int) -> str:
