@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import itertools
 import json
 import tempfile
 from collections.abc import Iterator
@@ -40,6 +41,9 @@ TESTS = Path(__file__).parents[2] / "tests"
 GOLDEN = TESTS / "golden"
 PER_KIND = 4
 """Golden files of a kind, the smallest first: more of them are alike."""
+
+FORMS = ("nvidia-smi-q",)
+"""Beginnings of names of golden files that are in a form of their own, and larger than others."""
 
 FEW = 24
 """Items that are kept of a long list in JSON: inputs are small, so that many can be tried."""
@@ -116,7 +120,9 @@ def _golden_of_kinds() -> list[tuple[Path, Source[Any]]]:
         source = next((each for each in known_sources() if each.fits(str(path))), None)
         if source is not None:
             found.setdefault(source.origin, []).append((path, source))
-    return [each for origin in sorted(found) for each in found[origin][:PER_KIND]]
+    chosen = [each for origin in sorted(found) for each in found[origin][:PER_KIND]]
+    forms = [each for each in itertools.chain(*found.values()) if each[0].name.startswith(FORMS)]
+    return [*chosen, *(each for each in forms if each not in chosen)]
 
 
 def _size(path: Path) -> int:
@@ -243,13 +249,25 @@ def _of_tools() -> Iterator[Seed]:
 
 def _of_jobs() -> Iterator[Seed]:
     read = (_analyze("in"), ("hang", "in", "--executor", "serial"), ("compare", "in", "in"))
-    more = (("report", "in"), ("check", "in", "--against", "in"), ("history", "add", "in"))
+    more = (
+        ("watch", "in", "--once"),
+        ("report", "in"),
+        ("check", "in", "--against", "in"),
+        ("history", "add", "in"),
+    )
     for name, files in (("completed", _completed()), ("failed", _failed())):
         yield _seed(f"run directory, {name}", files, *read, *more, ("scale", "--from", "in"))
 
 
 def _completed() -> Files:
-    from distprof.artefacts.records import ClockStamp, MemoryRecord, MoeRecord, NvmlRecord, Pause
+    from distprof.artefacts.records import (
+        ClockStamp,
+        CollectivesRecord,
+        MemoryRecord,
+        MoeRecord,
+        NvmlRecord,
+        Pause,
+    )
 
     with tempfile.TemporaryDirectory() as name:
         job_folder = JobFolder(Path(name, "in"), mesh={"dp": 2})
@@ -260,7 +278,8 @@ def _completed() -> Files:
             job_folder.steps(rank, [10, 11, 12, 10], traced=(2,), phases={"forward": 0.4})
             job_folder.memory(rank, _made(MemoryRecord)).nvml(rank, _made(NvmlRecord))
             job_folder.moe(rank, _made(MoeRecord)).pauses(rank, _made(Pause))
-            job_folder.clock(rank, _made(ClockStamp)).settings(rank).rank_file(rank)
+            job_folder.clock(rank, _made(ClockStamp)).collectives(rank, _made(CollectivesRecord))
+            job_folder.settings(rank).rank_file(rank)
             log = GOLDEN / "nccl/2.7.8-v100-1node-4gpu.txt"
             (job_folder.rank_dir(rank) / "nccl.log").write_bytes(_thinned(log.read_bytes()))
         return _as_files(job_folder.probe("nvml", "on").write(), "in")
