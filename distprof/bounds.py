@@ -27,6 +27,7 @@ __all__ = [
     "TooLargeError",
     "UnpackedTooLargeError",
     "decode_json",
+    "expanded",
     "num_parts",
     "open_plain",
     "read_plain",
@@ -154,6 +155,14 @@ class _Plain(io.FileIO):
 
     def _left(self, wanted: int) -> int:
         return max(0, min(wanted, self._size - self.tell()))
+
+
+def expanded(path: str) -> str:
+    """The path with the home directory of a user for ``~`` or ``~name``, as shells have it.
+
+    A path that begins with the name of nobody stays as it is: it may be a file's.
+    """
+    return os.path.expanduser(path)  # noqa: PTH111 - as Path's, which raises then
 
 
 def open_plain(path: str | os.PathLike[str]) -> BinaryIO:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from distprof import artefacts
 from distprof.artefacts import CACHE_DIR, REQUESTS_DIR, RUN_FILE
-from distprof.bounds import NotAFileError, open_plain
+from distprof.bounds import NotAFileError, expanded, open_plain
 from distprof.errors import InputError
 from distprof.ingest.foreign import refuse_foreign
 from distprof.ingest.nsys.stream import ENDINGS, opened_process, processes_in, why_not_an_export
@@ -261,7 +261,7 @@ def _may_be_local(path: Path) -> bool:
 
 def _path(source: str) -> Path:
     """The path, where the system can look for one of this name."""
-    path = Path(source).expanduser()
+    path = Path(expanded(source))
     try:
         path.exists()
     except (OSError, ValueError) as error:  # too long, or with a null character

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, cast
 
 import msgspec
 
-from distprof.bounds import GzipLimit, UnpackedTooLargeError, open_plain, within
+from distprof.bounds import GzipLimit, UnpackedTooLargeError, expanded, open_plain, within
 from distprof.errors import UsageError
 from distprof.remote.system import ask
 
@@ -141,10 +141,10 @@ def paths_of_logs(source: str, most: int) -> list[str]:
     Raises:
         OSError: If the folder cannot be read.
     """
-    if "://" in source or not Path(source).expanduser().is_dir():
+    if "://" in source or not Path(expanded(source)).is_dir():
         return [source]
     files: list[str] = []
-    for parent, folders, names in os.walk(Path(source).expanduser()):
+    for parent, folders, names in os.walk(Path(expanded(source))):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
             if name.lower().endswith(_TRACES) or len(files) >= most:
@@ -160,7 +160,7 @@ def opened(path: str) -> Iterator[BinaryIO]:
     Args:
         path: Path or fsspec URL.
     """
-    parent, _, name = (path if "://" in path else str(Path(path).expanduser())).rpartition("/")
+    parent, _, name = (path if "://" in path else expanded(path)).rpartition("/")
     folder = Folder(parent or ("/" if path.startswith("/") else "."))
     with folder.open(name) as stream:
         start = stream.read(2)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
+from distprof.bounds import expanded
 from distprof.errors import InputError
 from distprof.ingest.discovery import rank_in_name
 from distprof.ingest.kinds import training_log
@@ -86,7 +87,7 @@ def _one_of_each(source: str, found: Sequence[Found]) -> list[Found]:
 
 def _sources_inside(source: str) -> list[Found]:
     """Files and folders below a folder that are of a known kind."""
-    root = Path(source).expanduser()
+    root = Path(expanded(source))
     if "://" in source or not root.is_dir():
         return []
     found: list[Found] = []
@@ -123,7 +124,7 @@ def _only_one(source: str, several: Sequence[Found]) -> Found:
         logs = [(path, training_log.SOURCE.read(path)) for _, path in several]
         if _same_job(logs):
             return kind, max(logs, key=lambda one: one[1].num_reports)[0]
-    names = [str(Path(path).relative_to(Path(source).expanduser())) for _, path in several]
+    names = [str(Path(path).relative_to(Path(expanded(source)))) for _, path in several]
     more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
     raise InputError(
         source,

@@ -5,7 +5,7 @@ import pytest
 from distprof.cli import main
 
 LONG = "x" * 5_000
-NAMES = [LONG, f"{LONG}/{LONG}", f"{LONG}*.json", "~no-such-user/trace.json", "\udc80.json"]
+NAMES = [LONG, f"{LONG}/{LONG}", f"{LONG}*.json", "~no-such-user/trace.json", "~[", "\udc80.json"]
 COMMANDS = [
     ("analyze", "{}"),
     ("analyze", "{}", "--no-cache", "--executor", "serial"),

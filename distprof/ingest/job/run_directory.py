@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import TypeVar
 
 import msgspec
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from distprof.artefacts import ERROR_FILE, FLIGHT_FILE, RANK_FILE, RANK_SCHEMA, RUN_FILE, RUN_SCHEMA
 from distprof.artefacts.rank_file import ErrorFile, RankFile, with_ranks
 from distprof.artefacts.run_file import RankEntry, RunFile
-from distprof.bounds import Bound, decode_json
+from distprof.bounds import Bound, decode_json, expanded
 from distprof.errors import InputError, SchemaError
 from distprof.ingest.discovery import TraceFile
 from distprof.ingest.files import Folder
@@ -87,7 +87,7 @@ def find_run_directory(source: str) -> str | None:
     if PurePosixPath(plain).name == RUN_FILE:
         parent = plain[: -len(RUN_FILE)].rstrip("/") or "."
         return parent if Folder(parent).size(RUN_FILE) is not None else None
-    folder = Folder(plain if "://" in plain else str(Path(plain).expanduser()))
+    folder = Folder(plain if "://" in plain else expanded(plain))
     names = folder.names()
     if RUN_FILE in names or any(_RANK_FOLDER.match(name) for name in names):
         return folder.path if _is_run(folder, names) else None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
-from distprof.bounds import Bound
+from distprof.bounds import Bound, expanded
 from distprof.errors import InputError
 from distprof.ingest.files import beginning, paths_of_logs
 from distprof.ingest.sensors.amd import is_amd_json
@@ -54,7 +54,7 @@ def read_device_log(source: str) -> DeviceLog:
     root = str(PurePosixPath(source).parent)
     if paths != [source]:
         paths = [path for path in paths if _content(path)]
-        root = str(Path(source).expanduser())
+        root = expanded(source)
     log = DeviceLog.merged([read_file(path, _shown(path, root)) for path in paths])
     is_empty = not (log.series or log.events or log.links or log.states)
     if is_empty and all(_content(path) != "errors" for path in paths):

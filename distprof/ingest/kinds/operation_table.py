@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.bounds import Bound, open_plain
+from distprof.bounds import Bound, expanded, open_plain
 from distprof.errors import InputError
 from distprof.ingest.source import Source
 from distprof.remote.system import ask
@@ -242,7 +242,7 @@ def _table_path(source: str) -> str | None:
     """The Parquet file that ``source`` names; None where it names something else."""
     if "://" in source:
         return source if source.lower().endswith(".parquet") else None
-    path = Path(source).expanduser()
+    path = Path(expanded(source))
     try:
         if path.is_file():
             return str(path) if path.suffix.lower() == ".parquet" else None
@@ -380,7 +380,10 @@ def _kinds(path: str, column: Any) -> Coded:
     if not pa.types.is_dictionary(column.type):
         column = column.dictionary_encode()
     array = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
-    values = array.dictionary.to_pylist()
+    try:
+        values = array.dictionary.to_pylist()
+    except UnicodeDecodeError as error:
+        raise _bad(path, "optype", "names of kinds in UTF-8", str(error)) from None
     if not all(isinstance(value, str) and 0 < len(value) <= 200 for value in values):
         raise _bad(path, "optype", "names of kinds", f"{array.dictionary.type} values")
     if len(values) > MAX_KINDS:

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.bounds import Bound, TooLargeError, num_parts, read_plain
+from distprof.bounds import Bound, TooLargeError, expanded, num_parts, read_plain
 from distprof.errors import InputError
 from distprof.ingest.source import Source
 from distprof.run.evidence import OPERATIONS, OperationLog
@@ -112,7 +112,7 @@ def read_pipeline_timeline(source: str) -> OperationLog:
     Raises:
         InputError: If a file is damaged, too large, or the ranks have no iteration in common.
     """
-    config = _read_config(Path(source).expanduser() / _CONFIG)
+    config = _read_config(Path(expanded(source)) / _CONFIG)
     ranks = {rank: _read_rank(path) for rank, path in _rank_files(source).items()}
     times, notes = _times(source, ranks)
     size = max(config.pp_size or 0, times.ranks[-1] + 1)
@@ -142,7 +142,7 @@ def _rank_files(source: str) -> dict[int, Path]:
     """Files by pipeline rank, ascending; empty if ``source`` is not a folder of timelines."""
     if "://" in source:
         return {}
-    folder = Path(source).expanduser()
+    folder = Path(expanded(source))
     try:
         if not folder.is_dir() or (folder / "run.json").exists():
             return {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from distprof.bounds import Bound
+from distprof.bounds import Bound, expanded
 from distprof.ingest.files import DAMAGE, opened, read_some
 from distprof.ingest.source import Source
 from distprof.run.logs import TrainingLog
@@ -45,7 +45,7 @@ def fits_training_log(source: str) -> bool:
         return False
     is_text = not name.endswith((*_JSON, *_TABLES))
     try:
-        if "://" not in source and not Path(source).expanduser().is_file():
+        if "://" not in source and not Path(expanded(source)).is_file():
             return False
         with opened(source) as stream:
             start, _ = read_some(stream, _SMALL)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated
 
 import msgspec
 from msgspec.structs import replace
@@ -243,9 +244,12 @@ def _of_text(lines: Iterable[str]) -> RasStatus:
 # JSON ---------------------------------------------------------------------------------------------
 
 
+_Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+
+
 class _Status(msgspec.Struct):
-    init_state: int = 0
-    async_error: int = 0
+    init_state: _Whole = 0
+    async_error: _Whole = 0
     finalize_called: bool = False
     destroy_flag: bool = False
     abort_flag: bool = False
@@ -254,23 +258,23 @@ class _Status(msgspec.Struct):
 
 
 class _Rank(msgspec.Struct):
-    rank: int
+    rank: _Whole
     host: str = ""
-    pid: int = -1
-    cuda_dev: int = -1
+    pid: _Whole = -1
+    cuda_dev: _Whole = -1
     status: _Status = msgspec.field(default_factory=_Status)
-    collective_counts: dict[str, int] = {}
+    collective_counts: dict[str, _Whole] = {}
 
 
 class _Communicator(msgspec.Struct):
     hash: str
-    size: int
+    size: _Whole
     ranks: list[_Rank] = []
     missing_ranks: list[_Rank] = []
 
 
 class _Ras(msgspec.Struct):
-    timeouts_count: int = 0
+    timeouts_count: _Whole = 0
 
 
 class _Snapshot(msgspec.Struct):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from distprof.bounds import within
+from distprof.bounds import expanded, within
 from distprof.errors import InputError
 from distprof.ingest.files import DAMAGE, opened
 from distprof.ingest.sensors.amd import AmdCsv, amd_header, is_amd_json, take_amd_json
@@ -127,7 +127,7 @@ def _written_ns(path: str) -> int | None:
     if "://" in path or path.lower().endswith(".gz"):
         return None
     try:
-        return Path(path).expanduser().stat().st_mtime_ns
+        return Path(expanded(path)).stat().st_mtime_ns
     except OSError:
         return None
 

@@ -8,7 +8,6 @@ the last number in the file's name: ``_dump_3``, ``nccl_trace_rank_3``, ``fr_ran
 from __future__ import annotations
 
 import gzip
-import os
 import re
 import zlib
 from collections import defaultdict
@@ -20,6 +19,7 @@ from msgspec.structs import replace
 
 from distprof.artefacts import FLIGHT_FILE, REQUESTS_DIR, RUN_FILE, STACKS_FILE
 from distprof.artefacts.stacks import FRAME, LIBRARY, main_stack
+from distprof.bounds import expanded
 from distprof.errors import DistprofError, InputError
 from distprof.ingest.executor import Outcome, Progress, map_each, running
 from distprof.ingest.files import Folder
@@ -281,7 +281,7 @@ def find_files(
 ) -> tuple[Folder, list[DumpFile], list[LogFile], list[tuple[int, Folder]]]:
     """The folder, and its dumps, logs, and folders of ranks with stacks."""
     path = source.rstrip("/") or source
-    home = os.path.expanduser(path)  # noqa: PTH111 - as Path's, but never raises
+    home = expanded(path)
     root = Folder(path if "://" in path else home)
     dumps: list[DumpFile] = []
     logs: list[LogFile] = []

@@ -238,7 +238,8 @@ def _is_fresh(point: Point, evidence: HangEvidence) -> bool:
         return False
     if point.kind is not HangKind.NEVER_LAUNCHED:
         return False
-    dumps = [point.group.members[rank].dump for rank in point.waiting]
+    members = point.group.members
+    dumps = [members[rank].dump for rank in point.waiting if rank in members]
     ages = [dump.written_ns - point.first_ns for dump in dumps if dump.written_ns is not None]
     return bool(ages) and 0 <= max(ages) < _FRESH_NS
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,7 +15,7 @@ import numpy as np
 
 from distprof.artefacts.files import write_atomically
 from distprof.artefacts.summary_file import SummaryFile
-from distprof.bounds import Bound, read_plain, within
+from distprof.bounds import Bound, expanded, read_plain, within
 from distprof.errors import DistprofError, InputError
 from distprof.remote.system import file_system
 from distprof.verbs.history.timeline import series_of
@@ -210,7 +209,7 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
             InputError: If fsspec does not support this kind of URL.
         """
         if "://" not in folder:
-            path = os.path.expanduser(folder)  # noqa: PTH111 - as Path's, but never raises
+            path = expanded(folder)
             return cls(folder=folder, path=path)
         from fsspec.implementations.local import LocalFileSystem
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from distprof.artefacts import RUN_FILE
+from distprof.bounds import expanded
 from distprof.errors import InputError
 from distprof.ingest.job.growing import GrowingRun
 from distprof.verbs.watch.measure import report_on
@@ -26,7 +27,7 @@ def run_directory(source: str | os.PathLike[str]) -> Path:
         InputError: If it is an address, a file other than run.json, or does not exist.
     """
     text = os.fspath(source)
-    path = Path(text).expanduser()
+    path = Path(expanded(text))
     if "://" in text:
         found = "an address"
     elif path.name == RUN_FILE and path.is_file():

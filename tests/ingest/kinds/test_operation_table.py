@@ -255,6 +255,14 @@ def test_a_file_damaged_in_the_middle_is_an_input_error_or_read(path):
             assert str(path) in str(error)  # noqa: PT017 - either outcome is right
 
 
+def test_a_kind_that_is_not_utf8_is_refused_with_a_sentence(tmp_path):
+    path = write_table(tmp_path / "t.parquet", log_of(BY_HAND))
+    pq.write_table(pq.read_table(path), path, compression="none")
+    path.write_bytes(path.read_bytes().replace(b"forward-compute", b"forward-c\x90mpute"))
+    with pytest.raises(InputError, match="in column optype"):
+        read_operation_table(str(path))
+
+
 def test_a_name_of_a_column_that_is_not_utf8_is_refused_with_a_sentence(tmp_path):
     path = write_table(tmp_path / "t.parquet", log_of(BY_HAND))
     path.write_bytes(path.read_bytes().replace(b"optype", b"opt\x90pe"))

@@ -393,6 +393,12 @@ def test_a_dump_written_right_after_the_operation_is_no_hang() -> None:
     assert diagnosed_written(START_NS + 600_000 * MS).state is HangState.STUCK
 
 
+def test_a_message_of_a_rank_that_has_no_dump_is_diagnosed() -> None:
+    """As in a damaged dump: rank 1 tells of a message that rank 0 sends."""
+    found = diagnosed(job({1: [*done(3), message("send 0->1", at_ms=9)]}))
+    assert found.state is HangState.STUCK
+
+
 def diagnosed_written(at_ns: int) -> HangReport:
 
     from tests.flight_jobs import parsed

@@ -137,6 +137,13 @@ def test_what_is_cut_is_refused_with_a_sentence(tmp_path):
         read_nccl_ras(str(path))
 
 
+def test_a_number_beyond_64_bits_is_refused_with_a_sentence(tmp_path):
+    path = tmp_path / "ras.json"
+    path.write_text(JSON.replace('"size": ', f'"size": {10**300}', 1))
+    with pytest.raises(InputError, match="expected: output of ncclras -v"):
+        read_nccl_ras(str(path))
+
+
 @given(st.lists(st.sampled_from([*TEXT.split("\n"), *MISMATCH.split("\n"), "#9-9 (0) ERROR", ""])))
 @settings(max_examples=100)
 def test_lines_in_any_order_are_read_without_an_error(lines):
