@@ -160,7 +160,7 @@ class _Plain(io.FileIO):
 def expanded(path: str) -> str:
     """The path with the home directory of a user for ``~`` or ``~name``, as shells have it.
 
-    A path that begins with the name of nobody stays as it is: it may be a file's.
+    A path that begins with an unknown name stays as it is: it may be a file's.
     """
     return os.path.expanduser(path)  # noqa: PTH111 - as Path's, which raises then
 
