@@ -35,6 +35,7 @@ from pathlib import Path
 
 import msgspec
 
+from benchmarks.kept import Kept
 from benchmarks.measuring import machine
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -302,31 +303,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         return self.verb, self.how, self.seed, self.number
 
 
-class Kept:
-    """The trials so far.
-
-    Args:
-        file: Where they are kept; None for this call only.
-    """
-
-    def __init__(self, file: Path | None) -> None:
-        self._file = file
-        lines = file.read_bytes().splitlines() if file is not None and file.exists() else []
-        self.outcomes = [msgspec.json.decode(line, type=Outcome) for line in lines]
-        self._known = {outcome.key for outcome in self.outcomes}
-
-    def has(self, verb: str, how: str, seed: int, number: int) -> bool:
-        """Whether this trial is done."""
-        return (verb, how, seed, number) in self._known
-
-    def add(self, outcome: Outcome) -> None:
-        """Keep a trial."""
-        self.outcomes.append(outcome)
-        if self._file is not None:
-            with self._file.open("ab") as file:
-                file.write(msgspec.json.encode(outcome) + b"\n")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--moments", type=int, default=5, help="per verb and signal")
@@ -338,7 +314,7 @@ def main() -> None:
     options = parser.parse_args()
     wanted = options.only.split(",") if options.only else []
     chosen = [verb for verb in verbs() if not wanted or verb.name in wanted]
-    kept = Kept(options.kept)
+    kept = Kept(options.kept, Outcome)
     base = Path(tempfile.mkdtemp(prefix="interrupt-", dir="/tmp"))  # short, for sockets
     print(machine())
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
@@ -348,18 +324,19 @@ def main() -> None:
     finally:
         shutil.rmtree(base, ignore_errors=True)
     names = {verb.name for verb in chosen}
-    sys.exit(1 if _summarise([each for each in kept.outcomes if each.verb in names]) else 0)
+    sys.exit(1 if _summarise([each for each in kept.results if each.verb in names]) else 0)
 
 
-def _try(verb: Verb, options: argparse.Namespace, base: Path, kept: Kept) -> None:
+def _try(verb: Verb, options: argparse.Namespace, base: Path, kept: Kept[Outcome]) -> None:
     """Every trial of this shard that is not done."""
     part, _, parts = options.shard.partition("/")
+    known = {outcome.key for outcome in kept.results}
     trials = list(product(options.signals.split(","), range(options.moments)))
     left = [
         (how, number)
         for place, (how, number) in enumerate(trials)
         if place % int(parts) == int(part) - 1
-        and not kept.has(verb.name, how, options.seed, number)
+        and (verb.name, how, options.seed, number) not in known
     ]
     if not left:
         return

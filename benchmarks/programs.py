@@ -39,6 +39,7 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.kept import Kept
 from tests.programs.declared import (
     FAULTS,
     PROGRAMS,
@@ -147,30 +148,6 @@ def _judge_blame(trial: Trial, fault: Fault | None, report: Report) -> None:
             trial.said += [f"{one['code']} {one['message']}" for one in report["findings"][:3]]
     trial.blamed_others = bool(others)
     trial.said += [f"blamed: {one['code']} {one['message']}" for one in others]
-
-
-class Kept:
-    """Trials, on disk if asked for: each is written when it ends.
-
-    Args:
-        file: Where they are kept; None for this call only.
-    """
-
-    def __init__(self, file: Path | None) -> None:
-        self._file = file
-        lines = file.read_bytes().splitlines() if file is not None and file.exists() else []
-        self.trials = [msgspec.json.decode(line, type=Trial) for line in lines]
-
-    def has(self, wanted: Trial) -> bool:
-        """Whether it was run."""
-        return any(_same(wanted, trial) for trial in self.trials)
-
-    def add(self, trial: Trial) -> None:
-        """Keep one."""
-        self.trials.append(trial)
-        if self._file is not None:
-            with self._file.open("ab") as file:
-                file.write(msgspec.json.encode(trial) + b"\n")
 
 
 def _same(one: Trial, other: Trial) -> bool:
@@ -315,7 +292,7 @@ def main() -> None:
     )
     parser.add_argument("--steps", type=int, default=STEPS)
     options = parser.parse_args()
-    kept = Kept(options.kept)
+    kept = Kept(options.kept, Trial)
     chosen = cases(options.only, healthy_only=options.overhead)
     began = time.monotonic()
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
@@ -324,12 +301,14 @@ def main() -> None:
             for case in chosen:
                 _try(number, case, options, Path(base), kept)
     wanted = (options.busy, options.steps)
-    counted = [trial for trial in kept.trials if (trial.busy, trial.steps) == wanted]
+    counted = [trial for trial in kept.results if (trial.busy, trial.steps) == wanted]
     show(chosen, counted, is_overhead=options.overhead)
     print(f"{time.monotonic() - began:.0f} s")
 
 
-def _try(number: int, case: Case, options: argparse.Namespace, base: Path, kept: Kept) -> None:
+def _try(
+    number: int, case: Case, options: argparse.Namespace, base: Path, kept: Kept[Trial]
+) -> None:
     program, fault = case
     trial = Trial(
         program=program.name,
@@ -338,7 +317,7 @@ def _try(number: int, case: Case, options: argparse.Namespace, base: Path, kept:
         busy=options.busy,
         steps=options.steps,
     )
-    if kept.has(trial):
+    if any(_same(trial, other) for other in kept.results):
         return
     name = f"{program.name}-{trial.fault or 'healthy'}-{number}"
     folder = base / "".join(letter if letter.isalnum() else "-" for letter in name)
