@@ -28,7 +28,12 @@ IN_PARALLEL = (
     *("--max-worker-restart", "1"),  # a test that hangs ends its process, and is begun again
 )
 PACKAGES = ("distprof", "probes/distprof_probes", "reference_runs/distprof_runs")
-SYSTEM_PACKAGES = {"chromium": "chromium", "ip": "iproute2"}
+SYSTEM_PACKAGES = {
+    "chromium": "chromium",
+    "ip": "iproute2",
+    "prometheus": "prometheus",
+    "prometheus-node-exporter": "prometheus-node-exporter",
+}
 """Debian package of each program that tests need; they are skipped where it is missing."""
 
 GATE_BASELINE = "benchmarks/gate-baseline.json"
@@ -263,13 +268,13 @@ def install_system_packages() -> None:
         return
     say(f"installing {' '.join(missing)}")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for command in (["update"], ["install", "--yes", "--no-install-recommends", *missing]):
+    install = ("install", "--yes", "--no-install-recommends")
+    for command in (("update",), *((*install, package) for package in missing)):
         done = subprocess.run(
             ["apt-get", "-qq", *command], env=environment, check=False, stdout=subprocess.DEVNULL
         )
         if done.returncode:
-            say("apt-get failed: tests that need a browser or network namespaces are skipped")
-            return
+            say(f"apt-get failed: {command[-1]} (tests that need it are skipped)")
 
 
 def into(folder: Path, *packages: str, what: Sequence[str]) -> None:

@@ -74,10 +74,11 @@ def apt(monkeypatch):
     return commands
 
 
-def test_ci_installs_the_browser_and_what_makes_networks(apt):
+def test_ci_installs_what_tests_need_each_alone_so_that_one_cannot_spoil_the_others(apt):
     tasks.install_system_packages()
     assert apt[0][-1] == "update"
-    assert apt[1][-2:] == ["chromium", "iproute2"]
+    installed = [command[-1] for command in apt[1:]]
+    assert installed == ["chromium", "iproute2", "prometheus", "prometheus-node-exporter"]
 
 
 def test_system_packages_are_left_alone_outside_ci(apt, monkeypatch):
