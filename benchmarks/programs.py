@@ -41,7 +41,6 @@ import msgspec
 
 from benchmarks.kept import Kept
 from tests.programs.declared import (
-    FAULTS,
     PROGRAMS,
     STEPS,
     Fault,
@@ -179,7 +178,7 @@ def cases(only: str, *, healthy_only: bool) -> list[Case]:
             print(f"{program.name}: left out, {reason}", flush=True)
             continue
         faults = () if healthy_only else program.faults
-        each = [(program, None), *((program, FAULTS[kind]) for kind in faults)]
+        each = [(program, None), *((program, program.struck_by(kind)) for kind in faults)]
         found += [case for case in each if only in f"{program.name} {_kind(case[1]) or 'healthy'}"]
     return found
 

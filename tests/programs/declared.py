@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.e2e.accusations import ACCUSING
@@ -43,6 +43,8 @@ class Program:
         starts_ranks: Whether it needs no torchrun.
         axes: Axis of the process groups that a report must name, by the number of their members.
         faults: Kinds that the benchmark injects.
+        loader_workers: Processes that load its batches ahead. They hide a loader that is late by
+            less than a step, and then no report should name it: here it is late by more.
         is_stable: Whether two runs have the same losses, to the last bit.
     """
 
@@ -54,7 +56,15 @@ class Program:
     starts_ranks: bool = False
     axes: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     faults: tuple[str, ...] = ()
+    loader_workers: int = 0
     is_stable: bool = True
+
+    def struck_by(self, kind: str) -> Fault:
+        """The fault of that kind, large enough to lengthen this program's steps."""
+        fault = FAULTS[kind]
+        if kind == "late-loader":
+            return replace(fault, amount=fault.amount * (1 + self.loader_workers))
+        return fault
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +137,7 @@ PROGRAMS = {
             script="deepspeed_zero.py",
             needs=("deepspeed", "transformers"),
             faults=_ALL,
+            loader_workers=2,
         ),
         Program(
             name="pipelining", script="pipelining.py", axes={2: ("pp", "world")}, faults=_OF_HOSTS
