@@ -331,5 +331,5 @@ def _line(check: Check) -> str:
         mark = click.style(
             mark, fg={"ok": "green", "absent": "yellow", "problem": "red"}[check.state]
         )
-    line = f"{mark}  {check.name:<16}  {plain(check.found)}\n"
-    return line + (f"{'':<27}{plain(check.fix)}\n" if check.fix else "")
+    line = f"{mark}  {check.name:<18}  {plain(check.found)}\n"
+    return line + (f"{'':<29}{plain(check.fix)}\n" if check.fix else "")

@@ -28,7 +28,9 @@ def cost_text(finding: Finding, report: Report) -> str:
     if cost is None:
         return recovered or "–"
     if any(place.startswith("training_log") for place in finding.evidence):
-        return _cost_of_iteration(cost, report.training_log.mean_ns)
+        return _cost_of(cost, "iteration", report.training_log.mean_ns)
+    if not report.run.ranks and report.step_log.ranks:
+        return _cost_of(cost, "step", report.step_log.median_ns)
     text = f"{format_duration(cost)} per {window_word(report)}"
     # Costs are means over ranks, so is what they are a share of; without traces it is simulated
     span = mean_span_ns(report) or report.whatif.replayed_ns
@@ -50,10 +52,10 @@ def gain_text(finding: Finding, report: Report) -> str:
     return f"saves {format_duration(gain)} per {window_word(report)}{share}"
 
 
-def _cost_of_iteration(cost: int, iteration_ns: int | None) -> str:
-    """Of what a training program's log shows, whose iterations need be no step of a trace."""
-    text = f"{format_duration(cost)} per iteration"
-    return f"{text} ({format_ratio(cost / iteration_ns)})" if iteration_ns else text
+def _cost_of(cost: int, window: str, whole_ns: int | None) -> str:
+    """Of what a log shows, whose iterations or steps need be those of no trace."""
+    text = f"{format_duration(cost)} per {window}"
+    return f"{text} ({format_ratio(cost / whole_ns)})" if whole_ns else text
 
 
 def _recovered_text(finding: Finding, report: Report) -> str:

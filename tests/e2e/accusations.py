@@ -18,7 +18,7 @@ __all__ = [
 Finding = dict[str, Any]
 
 ACCUSING = (
-    *("STR101", "STR102", "STR103", "STR104"),
+    *("STR101", "STR102", "STR103", "STR104", "STR112"),
     *("INP101", "INP102", "HST103", "PIP101", "MOE101"),
 )
 """Rules that say who is to blame: a rank, a stage, or an expert."""

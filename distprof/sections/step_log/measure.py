@@ -11,11 +11,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.artefacts.run_file import RunFile
 from distprof.run.records import RankRecords
 from distprof.schema import Int64Array, Table
 from distprof.sections.context import ProbeRecords
 from distprof.sections.matched import segment_median
-from distprof.sections.step_log.result import RankStepLog, StepLogResult
+from distprof.sections.step_log.lateness import find_late_ranks, groups_of
+from distprof.sections.step_log.result import LateInLog, RankStepLog, StepLogResult
 from distprof.sections.step_log.stalls import find_periodic_stalls
 from distprof.units import NS_PER_S
 
@@ -37,6 +39,7 @@ class StepLog(msgspec.Struct, frozen=True, kw_only=True):
         duration_ns: int64.
         is_plain: bool.
         is_traced: bool.
+        cpu_ns: int64, time that the training thread ran on a CPU; negative where it is unknown.
     """
 
     row: RankStepLog
@@ -44,6 +47,7 @@ class StepLog(msgspec.Struct, frozen=True, kw_only=True):
     duration_ns: Int64Array
     is_plain: NDArray[np.bool_]
     is_traced: NDArray[np.bool_]
+    cpu_ns: Int64Array
 
 
 def measure_step_log(records: RankRecords) -> StepLog | None:
@@ -82,17 +86,27 @@ def measure_step_log(records: RankRecords) -> StepLog | None:
         duration_ns=duration[kept],
         is_plain=plain[kept],
         is_traced=traced[kept],
+        cpu_ns=np.minimum(log["cpu_ns"], duration)[kept],
     )
 
 
 def analyze_step_log(records: ProbeRecords) -> StepLogResult:
     """All ranks together; says too what of any record was damaged."""
     logs = tuple(records.of(StepLog).values())
-    return combine_step_logs(logs, (*records.notes, *records.why("step_log", logs)))
+    why = (*records.notes, *records.why("step_log", logs))
+    return combine_step_logs(logs, why, job=records.job)
 
 
-def combine_step_logs(logs: Sequence[StepLog], unavailable: Sequence[str] = ()) -> StepLogResult:
-    """All ranks together; ``logs`` are those of ranks that have one, ascending."""
+def combine_step_logs(
+    logs: Sequence[StepLog], unavailable: Sequence[str] = (), *, job: RunFile | None = None
+) -> StepLogResult:
+    """All ranks together.
+
+    Args:
+        logs: Those of ranks that have one, ascending.
+        unavailable: Why others have none.
+        job: What says which ranks do the same work; None where nothing does.
+    """
     rows = tuple(log.row for log in logs)
     if not rows:
         return StepLogResult(unavailable=tuple(unavailable))
@@ -115,7 +129,20 @@ def combine_step_logs(logs: Sequence[StepLog], unavailable: Sequence[str] = ()) 
         tokens_per_step=_all_ranks([row.tokens_per_step for row in rows]),
         samples_per_step=_all_ranks([row.samples_per_step for row in rows]),
         stalls=find_periodic_stalls(*_shared_durations(logs)),
+        late=() if job is None else _late(logs, job),
         unavailable=tuple(unavailable),
+    )
+
+
+def _late(logs: Sequence[StepLog], job: RunFile) -> tuple[LateInLog, ...]:
+    """CPU ranks that compute for longer than their peers."""
+    known = [log.is_plain & (log.cpu_ns >= 0) for log in logs]
+    ranks = [log.row.rank for log in logs]
+    return find_late_ranks(
+        ranks,
+        [log.step[kept] for log, kept in zip(logs, known, strict=True)],
+        [log.cpu_ns[kept] for log, kept in zip(logs, known, strict=True)],
+        groups_of(ranks, job),
     )
 
 

@@ -5,12 +5,15 @@ A trace holds a few steps; the log holds all of them, also those without a profi
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import msgspec
 
 from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 
 __all__ = [
+    "LateInLog",
     "PeriodicStall",
     "RankStepLog",
     "StepLogResult",
@@ -35,6 +38,27 @@ class PeriodicStall(Record, frozen=True, kw_only=True):
     num_due: int
     longer_ns: int
     cost_ns_per_step: int
+
+
+class LateInLog(Record, frozen=True, kw_only=True):
+    """A CPU rank whose training thread computes for longer than its peers' in nearly every step.
+
+    Args:
+        rank: Global rank.
+        late_ns: How much longer than the median of its peers it computes, median of the steps.
+        late_ratio: The same as a share of the peers' time.
+        often_ratio: The share that it exceeds in 65 % of the steps.
+        gained_ns: How much longer than any rank that is not late, median of the steps: what a step
+            in which all wait for all loses to it.
+        num_steps: Steps that were compared.
+    """
+
+    rank: int
+    late_ns: int
+    late_ratio: float
+    often_ratio: float
+    gained_ns: int
+    num_steps: int
 
 
 class RankStepLog(Record, frozen=True, kw_only=True):
@@ -104,7 +128,10 @@ class StepLogResult(Result, frozen=True, kw_only=True):
         tokens_per_step: All ranks together, None unless every logging rank counts them.
         samples_per_step: The same of samples.
         stalls: Periodic work that makes steps longer on all ranks.
+        late: CPU ranks that compute for longer than their peers in plain steps, the latest first.
     """
+
+    has_own_steps: ClassVar[bool] = True
 
     num_steps: int = 0
     last_step: int | None = None
@@ -123,3 +150,4 @@ class StepLogResult(Result, frozen=True, kw_only=True):
     tokens_per_step: int | None = None
     samples_per_step: int | None = None
     stalls: tuple[PeriodicStall, ...] = ()
+    late: tuple[LateInLog, ...] = ()

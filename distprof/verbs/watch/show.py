@@ -17,7 +17,7 @@ from distprof.units import (
     format_ratio,
     name_ranks,
 )
-from distprof.verbs.watch.lateness import WINDOW
+from distprof.verbs.watch.lateness import ON, WINDOW
 from distprof.verbs.watch.result import (
     ALERT_SCHEMA,
     WATCH_SCHEMA,
@@ -68,7 +68,15 @@ def watch_verdict(report: WatchReport) -> str:
         )
     if report.alerts:
         return f"{report.alerts[0].message}."
-    return "Nothing stands out."
+    return _not_proven(report.late[0]) if report.late else "Nothing stands out."
+
+
+def _not_proven(late: LateRank) -> str:
+    """That a rank is late more often than by chance, but not for long enough."""
+    return (
+        f"Rank {late.rank} may be slow: it was late in {late.num_above} of the last {WINDOW} "
+        f"steps, by {_at_least(late)}{format_duration(late.late_ns)} in the median; {ON} prove it."
+    )
 
 
 def _at_least(late: LateRank) -> str:

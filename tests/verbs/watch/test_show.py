@@ -62,6 +62,14 @@ def test_what_is_known_between_bounds_is_called_so() -> None:
     assert "at least" not in text(running(), 100)
 
 
+def test_a_rank_that_is_late_but_not_for_long_enough_is_no_silence() -> None:
+    (late,) = (replace(late, is_slow=False, num_above=20) for late in running().late)
+    assert watch_verdict(replace(running(), alerts=(), late=(late,))) == (
+        "Rank 2 may be slow: it was late in 20 of the last 40 steps, by 16.0 ms in the median; "
+        "26 prove it."
+    )
+
+
 def test_a_line_holds_what_the_page_says() -> None:
     assert one_line(running()) == (
         "running · step 149 · 10 steps/s (100 ms) · late 2 (+20.0 %) · input 1.00 % · "

@@ -1,0 +1,132 @@
+"""# late-rank-without-trace
+
+## What it detects
+No trace compares the ranks, but the step log shows one or a few CPU ranks whose training thread
+computes for longer than that of its peers in nearly every step.
+
+## Why it costs time
+All ranks wait for the last one at the next collective, so the slowest rank sets the length of
+every step.
+
+## Evidence needed
+A run directory with the step log of two or more CPU ranks and 20 steps without a profiler, in which
+Linux counted the CPU time of each training thread. With traces of several ranks the stragglers'
+rules know more, and this one is silent. GPU ranks are left out: a CPU that runs ahead of its GPU
+may work longer and delay nothing.
+
+## How the cost is computed
+In each step, the late rank's CPU time less that of the slowest rank that is not late; the median of
+all steps. A rank is compared with the other ranks of its pipeline stage. It is late by what it
+exceeds, as a share of their median, in 65 % of the steps.
+
+## How to fix
+Look for work that this rank does alone: logging, evaluation, checkpoints, a larger share of the
+batch. If there is none, compare its core with the others': clock, pinning, a busy sibling. A trace
+of all ranks (`distprof capture --profile-ranks all`) shows the operators that take longer.
+
+## When it is wrong
+Libraries that wait for messages in a loop (MPI) count waiting as computing: then all ranks seem to
+compute equally long, and a late one is missed. On a busy machine ranks that share a core run
+slower, so the limit is higher there.
+
+## Sources
+Linux kernel documentation, "Scheduler Statistics" (schedstat). Formula sheet, "Measured from
+traces" (straggler).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median
+
+from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.sections.idle.result import PausesResult
+from distprof.sections.step_log.result import LateInLog, StepLogResult
+from distprof.sections.stragglers.result import StragglersResult
+from distprof.terms import Confidence, Severity
+from distprof.units import capitalized, format_duration, format_ratio, name_ranks
+
+_MOST_NAMED = 0.5
+"""Of all ranks: if more are late, no few ranks delay the others."""
+
+_OF_INPUT = 0.5
+"""Of a rank's excess, from which it is late because of its input, which another rule reports."""
+
+
+@rule(
+    code="STR112",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    needs=(StepLogResult, PausesResult, StragglersResult),
+    limits={
+        "excess_ratio": Limit(0.1, "excess over the peers' CPU time in 65 % of the steps"),
+        "excess_ratio_if_busy": Limit(0.25, "the same where ranks wait for a free CPU"),
+        "busy_step_ratio": Limit(0.1, "share of the step that ranks wait on a busy machine"),
+        "min_step_ratio": Limit(0.02, "smallest share of the step that is worth reporting"),
+    },
+)
+def check(
+    step_log: StepLogResult, pauses: PausesResult, stragglers: StragglersResult, limits: Limits
+) -> Iterator[Draft]:
+    """Yield one finding for all late ranks."""
+    step = step_log.median_ns
+    if not step or len(stragglers.ranks) > 1:
+        return
+    is_busy = _queue_ns(pauses) > limits["busy_step_ratio"] * step
+    least = limits["excess_ratio_if_busy" if is_busy else "excess_ratio"]
+    late = [
+        one for one in step_log.late if one.often_ratio >= least and not _is_input(step_log, one)
+    ]
+    rest = [one for one in step_log.late if one not in late]
+    if not late or len(late) > _MOST_NAMED * len(step_log.ranks):
+        return
+    cost = _cost_ns(late, rest)
+    if cost < limits["min_step_ratio"] * step:
+        return
+    yield Draft(
+        message=_message(late, cost, step),
+        fix=(
+            f"Look for work that only {name_ranks(one.rank for one in late)} "
+            f"{'does' if len(late) == 1 else 'do'}, such as logging or a larger share of the "
+            "batch, and for a slower or shared core. A trace of all ranks shows which operators "
+            "take longer."
+        ),
+        cost_ns_per_step=cost,
+        confidence=Confidence.INFERRED,
+        ranks=tuple(sorted(one.rank for one in late)),
+        evidence=("step_log.late",),
+    )
+
+
+def _cost_ns(late: list[LateInLog], rest: list[LateInLog]) -> int:
+    """How much longer the latest rank takes than any that is not named."""
+    if not rest:
+        return max(one.gained_ns for one in late)
+    return max(0, max(one.late_ns for one in late) - max(one.late_ns for one in rest))
+
+
+def _queue_ns(pauses: PausesResult) -> float:
+    """Time in which a rank waits for a free CPU, per step, in the median of the ranks."""
+    return median([rank.run_queue_ns_per_step or 0 for rank in pauses.ranks] or [0])
+
+
+def _is_input(step_log: StepLogResult, late: LateInLog) -> bool:
+    """Whether most of what the rank computes longer may be in the phase ``input``."""
+    spent = {row.rank: row.phases.get("input", 0) for row in step_log.ranks}
+    others = [ns for rank, ns in spent.items() if rank != late.rank]
+    return spent[late.rank] - median(others) >= _OF_INPUT * late.late_ns
+
+
+def _message(late: list[LateInLog], cost: int, step: int) -> str:
+    first = late[0]
+    who = capitalized(name_ranks(one.rank for one in late))
+    if len(late) == 1:
+        how = f"{who} is the straggler: it computes {format_duration(first.late_ns)}"
+    else:
+        how = f"{who} are stragglers: they compute up to {format_duration(first.late_ns)}"
+    return (
+        f"{how} ({format_ratio(first.late_ratio)}) longer than "
+        f"{'its' if len(late) == 1 else 'their'} peers in each step (median of "
+        f"{first.num_steps:,} steps without a profiler). At the pace of the others a step would "
+        f"take {format_duration(cost)} less ({format_ratio(cost / step)})."
+    )
