@@ -178,12 +178,11 @@ def losses(text: str) -> dict[tuple[int, int], str]:
 def accused(report: Mapping[str, Any]) -> list[Finding]:
     """Findings that say which rank is to blame.
 
-    A finding on a taken CPU blames one only where it names fewer ranks than there are.
+    A finding on a taken CPU blames none where it says that the machine is busy.
     """
-    everybody = len(report["run"]["ranks"])
     found = [one for one in report["findings"] if one["code"] in ACCUSING and one["ranks"]]
     taken = [one for one in report["findings"] if one["code"] == "HST110"]
-    return found + [one for one in taken if len(one["ranks"]) < everybody]
+    return found + [one for one in taken if "The machine is busy" not in one["message"]]
 
 
 def is_named(report: Mapping[str, Any], fault: Fault) -> bool:

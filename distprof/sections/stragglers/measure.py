@@ -13,7 +13,7 @@ messages meanwhile.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 import msgspec
@@ -168,7 +168,10 @@ def analyze_stragglers(
         analyses, own_time, stages, mean_step, computes_unevenly=sequences is not None
     )
     sets = joined_by_pipelines(
-        _merged([_set(one, blame, known) for one in slow]), run, own_time.ranks, stages
+        _merged([made for one in slow for made in _sets(one, blame, known)]),
+        run,
+        own_time.ranks,
+        stages,
     )
     if blame.num_judged == 0 and not sets:
         return replace(_nobody(_why_nothing(run, analyses, blame)), sequences=sequences)
@@ -211,11 +214,35 @@ def _exchanged(
 # Sets of ranks that are slow for one reason -------------------------------------------------------
 
 
-def _set(slow: Slowness, blame: Blame, known: _Evidence) -> StragglerSet:
+def _sets(slow: Slowness, blame: Blame, known: _Evidence) -> Iterator[StragglerSet]:
+    """The set; two where others take the CPU of some of its ranks, which are not to blame.
+
+    If that is so for most of them, it is for all: the rest show something else by chance.
+    """
+    causes = _causes_of(slow, known)
+    taken = [at for at, cause in causes.items() if cause.cause is StragglerCause.CPU_TAKEN]
+    are_all_asked = len(causes) == len(slow.episode.positions)
+    if not taken or 2 * len(taken) > len(causes) or not are_all_asked:
+        yield _set(slow, _most_common(causes.values()), blame, known)
+        return
+    own = [at for at in causes if at not in taken]
+    for some in (own, taken):
+        part = _part_of(slow, some)
+        yield _set(part, _most_common([causes[at] for at in some]), blame, known)
+
+
+def _part_of(slow: Slowness, positions: Sequence[int]) -> Slowness:
+    """What of it is of these ranks."""
+    excess = np.zeros_like(slow.episode.excess_ns)
+    excess[list(positions)] = slow.episode.excess_ns[list(positions)]
+    episode = replace(slow.episode, excess_ns=excess)
+    return replace(slow, episode=episode, lost_ns=min(slow.lost_ns, episode.per_step_ns))
+
+
+def _set(slow: Slowness, cause: Cause, blame: Blame, known: _Evidence) -> StragglerSet:
     step_numbers = _step_numbers(known.analyses)
     episode, own_time = slow.episode, known.own_time
     ranks = tuple(own_time.ranks[position] for position in episode.positions)
-    cause = _cause_of_set(slow, known)
     shared = what_they_share(known.run, ranks, own_time.ranks, known.stages)
     in_all = episode.pattern is StragglerPattern.PERSISTENT
     since = None if episode.since is None else step_numbers[episode.since]
@@ -309,19 +336,25 @@ def _evidence_of(slow: Slowness, step_numbers: Sequence[int], since: int | None)
     return (f"slower than the other ranks in step{'s' if len(steps) > 1 else ''} {numbers}",)
 
 
-def _cause_of_set(slow: Slowness, known: _Evidence) -> Cause:
-    """The cause that most of the ranks show, each next to ranks that are not slow.
+def _causes_of(slow: Slowness, known: _Evidence) -> dict[int, Cause]:
+    """Position to the cause that its rank shows, next to ranks that are not slow.
 
-    Of a large set, :data:`MOST_ASKED` ranks show it, evenly spread over the set: each is compared
+    Of a large set, :data:`MOST_ASKED` ranks are asked, evenly spread over the set: each is compared
     with all others.
     """
     positions = slow.episode.positions
     asked = positions[:: -(-len(positions) // MOST_ASKED)]
     own_time = known.own_time.without(positions, asked)
-    causes = [_cause_in(slow, position, replace(known, own_time=own_time)) for position in asked]
-    order = Counter((cause.cause, cause.detail) for cause in causes)
+    compared = replace(known, own_time=own_time)
+    return {position: _cause_in(slow, position, compared) for position in asked}
+
+
+def _most_common(causes: Iterable[Cause]) -> Cause:
+    """The first of those that most ranks show."""
+    known = list(causes)
+    order = Counter((cause.cause, cause.detail) for cause in known)
     most = order.most_common(1)[0][0]
-    return next(cause for cause in causes if (cause.cause, cause.detail) == most)
+    return next(cause for cause in known if (cause.cause, cause.detail) == most)
 
 
 def _cause_in(slow: Slowness, position: int, known: _Evidence) -> Cause:

@@ -23,6 +23,7 @@ from tests.builders import RankBuilder, identity_clock, make_run
 from tests.sections.joined import join_by_seq
 from tests.sections.measured import measure
 
+ALL_REDUCE = CollectiveKind.ALL_REDUCE
 NUM_STEPS = 12
 LATE = 1
 
@@ -100,11 +101,16 @@ def test_what_one_rank_did_not_record_is_compared_with_nobody():
 
 
 def busy_machine(own_ns, queue_ns, cpu_ns=None, idle_ns=(0, 0)):
-    """Two ranks that compute for ``own_ns`` µs of each 1,000, and wait for a CPU as said meanwhile.
+    """The latest rank of :func:`on_a_busy_machine`."""
+    return on_a_busy_machine(own_ns, queue_ns, cpu_ns, idle_ns).ranks[0]
+
+
+def on_a_busy_machine(own_ns, queue_ns, cpu_ns=None, idle_ns=(0, 0)):
+    """Ranks that compute for ``own_ns`` µs of each 1,000, and wait for a CPU as said meanwhile.
 
     They idle for ``idle_ns`` of it, and run on a CPU for ``cpu_ns`` where that is recorded.
     """
-    ranks = []
+    ranks, everybody = [], tuple(range(len(own_ns)))
     for rank, own in enumerate(own_ns):
         builder = RankBuilder(rank)
         for step in range(NUM_STEPS):
@@ -112,12 +118,11 @@ def busy_machine(own_ns, queue_ns, cpu_ns=None, idle_ns=(0, 0)):
             computes = low + own - idle_ns[rank]
             builder.step(step, low, low + 1_000).kernel("gemm", low, computes)
             builder.operator("aten::mm", low, computes)
-            builder.comm(
-                "nccl", low + own, low + 900, ranks=(0, 1), seq=step, kind=CollectiveKind.ALL_REDUCE
-            )
+            builder.comm("nccl", low + own, low + 900, ranks=everybody, seq=step, kind=ALL_REDUCE)
         ranks.append(builder.rank(device=Device(name="cpu")))
     matches, _ = join_by_seq(ranks)
-    run = make_run(ranks, steps=range(NUM_STEPS), matches=matches, clock=identity_clock((0, 1), 10))
+    clock = identity_clock(everybody, 10)
+    run = make_run(ranks, steps=range(NUM_STEPS), matches=matches, clock=clock)
     found = measure(run)
     pauses = {
         rank: HostPauses(
@@ -127,7 +132,31 @@ def busy_machine(own_ns, queue_ns, cpu_ns=None, idle_ns=(0, 0)):
         for rank, queue in enumerate(queue_ns)
     }
     records = ProbeRecords(found={HostPauses: pauses})
-    return analyze_stragglers(run, found.analyses, found.step_time, records).ranks[0]
+    return analyze_stragglers(run, found.analyses, found.step_time, records)
+
+
+def test_of_a_slow_set_those_whose_cpu_others_take_are_not_to_blame():
+    """Ranks 1 and 3 are late by the same 200: one sleeps, the other has no CPU."""
+    found = on_a_busy_machine(
+        own_ns=(360, 560, 360, 560, 360),
+        queue_ns=(60, 60, 60, 260, 60),
+        cpu_ns=(160,) * 5,
+        idle_ns=(100, 300, 100, 300, 100),
+    )
+    causes = {one.ranks: one.cause for one in found.sets}
+    assert causes == {(1,): StragglerCause.LATE_HOST, (3,): StragglerCause.CPU_TAKEN}
+    assert {one.lost_ns_per_step for one in found.sets} == {200}
+
+
+def test_where_others_take_the_cpu_of_most_of_a_set_all_of_it_is_put_down_to_that():
+    found = on_a_busy_machine(
+        own_ns=(360, 560, 360, 560, 360, 560, 360),
+        queue_ns=(60, 260, 60, 260, 60, 60, 60),
+        cpu_ns=(160,) * 7,
+        idle_ns=(100, 300, 100, 300, 100, 300, 100),
+    )
+    (one,) = found.sets
+    assert (one.ranks, one.cause) == ((1, 3, 5), StragglerCause.CPU_TAKEN)
 
 
 def test_a_rank_that_gets_less_of_the_cpu_than_its_peer_is_not_a_slow_device():
