@@ -319,6 +319,8 @@ def best_shift(a: Operations, b: Operations, expected: Expectation) -> Choice | 
     fits = _candidates(a, b, expected)
     if not fits:
         return None
+    if len(fits) == 1:  # mostly, where steps are numbered
+        return Choice(shift=fits[0].shift, offset_ns=fits[0].offset_ns, log_odds=float("inf"))
     lead, shifts = 0, [fit.shift for fit in fits]
     surprise = np.array([expected.surprise(fit.offset_ns) for fit in fits])
     for _ in range(MAX_TURNS):
