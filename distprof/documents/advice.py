@@ -88,6 +88,9 @@ def _remaining_text(finding: Finding, recovered: int) -> str:
 def next_commands(report: Report, options: RenderOptions) -> tuple[tuple[str, str], ...]:
     """Commands worth running after this report, each with its purpose."""
     commands = []
+    if report.job.outcome == "running" and report.run.source.isprintable():
+        hang = f"distprof hang {shlex.quote(report.run.source)}"
+        commands.append((hang, "if it makes no progress: which rank the others wait for"))
     if report.findings:
         code = report.findings[0].code
         commands.append((f"distprof rule {shlex.quote(code)}", "what it means and how to fix it"))

@@ -165,6 +165,14 @@ def test_a_section_alone_has_no_brief_form(tmp_path, capsys) -> None:
     assert "--section is for text, Markdown and HTML, not for brief" in capsys.readouterr().err
 
 
+def test_a_job_whose_end_was_not_seen_may_hang() -> None:
+    report = straggler()
+    running = msgspec.structs.replace(report.job, outcome="running")
+    hang = f"\nNext\n- distprof hang {report.run.source}  # if it makes no progress"
+    assert hang in brief(msgspec.structs.replace(report, job=running))
+    assert "distprof hang" not in brief(report)
+
+
 def test_compare_and_hang_have_it_too(tmp_path, capsys) -> None:
     for name, report in (("a", healthy()), ("b", straggler())):
         save_report(report, tmp_path / f"{name}.json")
