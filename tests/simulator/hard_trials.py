@@ -125,7 +125,8 @@ def slow_group(workload: str, dice: random.Random) -> Trial:
     job = job_of(workload, dice)
     groups = [group for groups in job.axes.values() for group in groups]
     groups = [group for group in groups if 1 < len(group) < job.world_size]
-    groups = groups or [tuple(range(0, job.world_size, job.ranks_per_node))]
+    # Of one rank per node a position of all nodes is the whole job, which nothing is compared with.
+    groups = groups or [tuple(range(0, job.world_size, max(2, job.ranks_per_node)))]
     return _with(job, slow(dice.choice(groups), dice.uniform(1.05, 1.4)), SLOWER)
 
 
