@@ -105,6 +105,7 @@ FAULTS = {
 }
 
 _ALL = tuple(FAULTS)
+# A batch that no data loader makes looks like any other work of the host.
 _OF_HOSTS = ("sleeping-host", "extra-matmul", "throttled-core", "collecting")
 
 PROGRAMS = {
@@ -138,6 +139,20 @@ PROGRAMS = {
             needs=("deepspeed", "transformers"),
             faults=_ALL,
             loader_workers=2,
+        ),
+        Program(
+            name="nanoGPT's loop",
+            script="nanogpt_loop.py",
+            needs=("transformers",),
+            faults=_OF_HOSTS,
+        ),
+        Program(name="minGPT-ddp", script="mingpt_ddp.py", needs=("transformers",), faults=_ALL),
+        Program(name="ring attention", script="ring_attention.py", faults=_OF_HOSTS),
+        Program(
+            name="sequence parallel",
+            script="sequence_parallel.py",
+            axes={2: ("tp",)},
+            faults=_OF_HOSTS,
         ),
         Program(
             name="pipelining", script="pipelining.py", axes={2: ("pp", "world")}, faults=_OF_HOSTS
