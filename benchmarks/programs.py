@@ -16,7 +16,7 @@ call. ``--wrong`` keeps the run directories of trials that were not judged right
 
 ::
 
-    python -m benchmarks.programs --overhead --steps 120 --trials 3
+    python -m benchmarks.programs --overhead --steps 120 --trials 3 --ranks 1
 
 prints what always-on probes and tracing cost each healthy program: of its step, with the 95 %
 interval over alternating blocks of steps. Of several trials it shows the median one. The probes
@@ -34,6 +34,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -169,11 +170,14 @@ def busy(number: int) -> Iterator[None]:
             process.wait()
 
 
-def cases(only: str, *, healthy_only: bool) -> list[Case]:
+def cases(only: str, *, healthy_only: bool, ranks: int | None = None) -> list[Case]:
     """Each program healthy and with each of its faults; those whose name holds the text."""
     found: list[Case] = []
-    for program in PROGRAMS.values():
+    for usual in PROGRAMS.values():
+        program = usual if ranks is None else replace(usual, ranks=ranks)
         reason = why_not(program)
+        if program.ranks < program.fewest_ranks:
+            reason = f"it needs {program.fewest_ranks} ranks"
         if reason:
             print(f"{program.name}: left out, {reason}", flush=True)
             continue
@@ -290,9 +294,10 @@ def main() -> None:
         "--overhead", action="store_true", help="healthy runs only: what probes cost"
     )
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--ranks", type=int, help="of each program, in place of its own number")
     options = parser.parse_args()
     kept = Kept(options.kept, Trial)
-    chosen = cases(options.only, healthy_only=options.overhead)
+    chosen = cases(options.only, healthy_only=options.overhead, ranks=options.ranks)
     began = time.monotonic()
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with busy(options.busy), tempfile.TemporaryDirectory(prefix="programs-") as base:

@@ -40,6 +40,7 @@ class Program:
         arguments: Of the script.
         needs: Modules that it imports.
         ranks: Processes that torchrun starts; the script itself starts them if ``starts_ranks``.
+        fewest_ranks: With which it still works.
         starts_ranks: Whether it needs no torchrun.
         axes: Axis of the process groups that a report must name, by the number of their members.
         faults: Kinds that the benchmark injects.
@@ -53,6 +54,7 @@ class Program:
     arguments: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     ranks: int = 2
+    fewest_ranks: int = 1
     starts_ranks: bool = False
     axes: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     faults: tuple[str, ...] = ()
@@ -155,13 +157,18 @@ PROGRAMS = {
             faults=_OF_HOSTS,
         ),
         Program(
-            name="pipelining", script="pipelining.py", axes={2: ("pp", "world")}, faults=_OF_HOSTS
+            name="pipelining",
+            script="pipelining.py",
+            fewest_ranks=2,
+            axes={2: ("pp", "world")},
+            faults=_OF_HOSTS,
         ),
-        Program(name="GPipe by hand", script="gpipe_by_hand.py", faults=_OF_HOSTS),
+        Program(name="GPipe by hand", script="gpipe_by_hand.py", fewest_ranks=2, faults=_OF_HOSTS),
         Program(
             name="TP2 x DP2 by hand",
             script="tensor_and_data.py",
             ranks=4,
+            fewest_ranks=2,
             axes={2: ("dp", "tp")},
             faults=_OF_HOSTS,
         ),
@@ -169,6 +176,7 @@ PROGRAMS = {
             name="Ray Train",
             script="ray_train.py",
             needs=("ray", "transformers"),
+            fewest_ranks=2,
             starts_ranks=True,
             faults=_OF_HOSTS,
         ),
@@ -177,6 +185,7 @@ PROGRAMS = {
             script="megatron_mlp.py",
             needs=("megatron.core",),
             ranks=4,
+            fewest_ranks=2,
             faults=_OF_HOSTS,
         ),
     )

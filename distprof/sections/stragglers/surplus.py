@@ -47,7 +47,7 @@ def work_by_counts(
         usual = _usual_ns(of_group)
         result[list(group)] = [_at_usual_times(kernels, usual) for kernels in of_group]
         if are_operators and len(group) > 1:
-            result[list(group)] += _larger(of_group, usual)
+            result[list(group)] += _of_other_sizes(of_group, usual)
     return result
 
 
@@ -103,8 +103,15 @@ MORE_LAUNCHES = 0.1
 rank has differ in time by chance, which must not count as that of a few more."""
 
 
-def _larger(ranks: Sequence[KernelSteps], usual: Mapping[str, float]) -> NDArray[np.float64]:
-    """What launches beyond the peers' take longer than usual ones, shape ``(P, S)``, ns.
+SMALLEST = 0.1
+"""Relative to usual launches, what others take at least: times are noisy, and that they were
+launched is certain."""
+
+
+def _of_other_sizes(
+    ranks: Sequence[KernelSteps], usual: Mapping[str, float]
+) -> NDArray[np.float64]:
+    """What launches beyond the peers' take more or less than usual ones, shape ``(P, S)``, ns.
 
     Only of kernels of which a rank launches more than its peers in every step.
     """
@@ -118,6 +125,6 @@ def _larger(ranks: Sequence[KernelSteps], usual: Mapping[str, float]) -> NDArray
             continue
         total = np.stack([k.total_ns[row] for k, row in zip(ranks, rows, strict=True)])
         each = np.median(over_peers(total)[lasting] / more[lasting], axis=1)
-        longer = np.maximum(each - usual[name], 0.0)
-        result[lasting] += more[lasting] * longer[:, None]
+        other = np.maximum(each, SMALLEST * usual[name]) - usual[name]
+        result[lasting] += more[lasting] * other[:, None]
     return result

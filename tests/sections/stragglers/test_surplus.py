@@ -105,6 +105,22 @@ def test_more_launches_of_an_operator_take_what_they_add_to_its_time():
     assert (work[1] - work[0]).mean() == pytest.approx(4 * 300 * US, rel=0.25)
 
 
+def test_smaller_launches_of_an_operator_take_no_more_than_they_add():
+    """16 launches of 40 µs on both ranks, 40 more of 15 µs on rank 1: 600 µs, not 1,600."""
+    run = noisy_pair((16, 16), more=[("gemm", 15)] * 40, device=CPU)
+    work = work_by_counts(measure(run).analyses, ((0, 1), (0, 1)))
+    assert work is not None
+    assert (work[1] - work[0]).mean() == pytest.approx(600 * US, rel=0.4)
+
+
+def test_launches_that_noise_hides_are_work_still():
+    """Rank 0's take longer by chance, so that ten more seem to add nothing."""
+    run = noisy_pair((16, 16), more=[("gemm", 1)] * 10, device=CPU)
+    work = work_by_counts(measure(run).analyses, ((0, 1), (0, 1)))
+    assert work is not None
+    assert ((work[1] - work[0]) > 10 * 3 * US).all()
+
+
 def test_few_more_launches_do_not_take_what_noise_adds():
     run = noisy_pair((30, 31), device=CPU)
     work = work_by_counts(measure(run).analyses, ((0, 1), (0, 1)))
