@@ -13,9 +13,10 @@ from distprof.sections.idle.result import IdleResult, PausesResult
 from distprof.sections.idle.rules.cpu_contention import _medians_of_others
 from distprof.sections.job.result import JobError, JobFailure, JobResult
 from distprof.sections.pipeline.result import PipelineResult
+from distprof.sections.settings.result import ConfinedRank, SettingsResult
 from tests.rules.fixtures import input as of_input
 from tests.rules.fixtures import job, pipeline, stragglers
-from tests.rules.samples import MS, RANKS, healthy, pauses
+from tests.rules.samples import MS, RANKS, healthy, pauses, settings
 
 
 @given(st.lists(st.integers(0, 6), min_size=2, max_size=9))
@@ -68,6 +69,27 @@ def test_on_a_busy_machine_a_rank_is_compared_with_the_other_that_waits_longest(
     waits = dict.fromkeys(RANKS, 4 * MS) | {1: 12 * MS, 2: 6 * MS}
     results = {**healthy(), PausesResult: pauses(queue_ns=waits, cpu_ns={})}
     assert [one.ranks for one in outcome_of("HST110", results).findings] == [tuple(RANKS)]
+
+
+@pytest.mark.parametrize(("num_cpus", "named"), [(1, (1,)), (64, tuple(RANKS))])
+def test_that_a_rank_may_use_few_cpus_is_a_reason_to_name_it(num_cpus, named):
+    """It waits 2.2 times as long as the others, which chance does, too."""
+    confined = ConfinedRank(rank=1, num_cpus=num_cpus, usual_cpus=64)
+    hosts = [replace(one, confined=()) for one in settings().hosts]
+    if num_cpus < 64:
+        hosts[0] = replace(hosts[0], confined=(confined,))
+    waits = dict.fromkeys(RANKS, 5 * MS) | {1: 11 * MS}
+    results = {
+        **healthy(),
+        PausesResult: pauses(queue_ns=waits, cpu_ns={}),
+        SettingsResult: settings(hosts=tuple(hosts)),
+    }
+    (found,) = outcome_of("HST110", results).findings
+    assert found.ranks == named
+    assert ("Rank 1 may use 1 CPU, the median rank of its host 64." in found.message) == (
+        named == (1,)
+    )
+    assert ("cpuset" in found.fix) == (named == (1,))
 
 
 def test_a_rank_that_waits_a_quarter_of_the_longest_is_not_named_with_it():

@@ -112,6 +112,22 @@ def test_ranks_of_a_host_share_its_processors():
     assert not first.is_cpu
 
 
+@pytest.mark.parametrize(
+    ("cpus", "confined"),
+    [
+        (("0-7", "3", "0-7", "0-7"), [(1, 1, 8)]),
+        (("0-1", "1"), [(1, 1, 2)]),
+        (("0-7", "8-15", "16-23", "24-31"), []),  # each has its own
+        (("0-6", "0-7", "0-7"), []),  # a little less is usual
+        (("0", "", "0-7", "0-7"), []),
+    ],
+)
+def test_ranks_that_may_use_far_fewer_cpus_than_others_are_confined(cpus, confined):
+    said = [{"threads": ThreadSettings(cpus=text)} for text in cpus]
+    (host,) = combine_settings(files(*said), job(*("a" for _ in cpus))).hosts
+    assert [(one.rank, one.num_cpus, one.usual_cpus) for one in host.confined] == confined
+
+
 def test_a_host_has_the_model_that_one_of_its_ranks_knows():
     said = [{"threads": ThreadSettings(processor=name)} for name in ("", "EPYC", "")]
     hosts = combine_settings(files(*said), job("a", "a", "b")).hosts

@@ -6,7 +6,8 @@ for the same object show a difference between ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import median_high
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,6 +18,7 @@ from distprof.artefacts.settings_file import LoaderSettings, SettingsFile
 from distprof.run.records import RankRecords
 from distprof.sections.context import ProbeRecords, RankAnalyses, RankAnalysis, RankInput
 from distprof.sections.settings.result import (
+    ConfinedRank,
     DdpSetup,
     FsdpSetup,
     HostSetup,
@@ -208,7 +210,19 @@ def _host(host: str, files: Sequence[SettingsFile], *, is_cpu: bool) -> HostSetu
         ),
         omp_num_threads=set_to.pop() if len(set_to) == 1 else "",
         processor=next((one.processor for one in threads if one.processor), ""),
+        confined=tuple(_confined(files)),
     )
+
+
+def _confined(files: Sequence[SettingsFile]) -> Iterator[ConfinedRank]:
+    """Ranks that may use half of the median rank's CPUs or fewer; none where one does not say."""
+    numbers = [len(_cpus(file.threads.cpus)) for file in files]
+    if not all(numbers):
+        return
+    usual = median_high(numbers)
+    for file, number in sorted(zip(files, numbers, strict=True), key=lambda one: one[0].rank):
+        if 2 * number <= usual:
+            yield ConfinedRank(rank=file.rank, num_cpus=number, usual_cpus=usual)
 
 
 def _cpus(text: str) -> set[int]:

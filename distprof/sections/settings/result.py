@@ -10,6 +10,7 @@ from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 
 __all__ = [
+    "ConfinedRank",
     "DdpSetup",
     "FsdpSetup",
     "HostSetup",
@@ -145,6 +146,20 @@ class OptimizerSetup(Record, frozen=True, kw_only=True):
     foreach: bool | None
 
 
+class ConfinedRank(Record, frozen=True, kw_only=True):
+    """A rank that may use half as many CPUs as the median rank of its host, or fewer.
+
+    Args:
+        rank: Global rank.
+        num_cpus: CPUs that it may run on.
+        usual_cpus: CPUs that the median rank may run on.
+    """
+
+    rank: int
+    num_cpus: int
+    usual_cpus: int
+
+
 class HostSetup(Record, frozen=True, kw_only=True):
     """Threads and CPUs of one host.
 
@@ -161,6 +176,7 @@ class HostSetup(Record, frozen=True, kw_only=True):
             there, 0 to 1; null where unknown.
         omp_num_threads: ``OMP_NUM_THREADS`` as set; empty where it is not set or differs.
         processor: Model of the CPU; empty where unknown.
+        confined: Ranks that may use half as many CPUs as the median rank, or fewer.
     """
 
     host: str
@@ -173,6 +189,7 @@ class HostSetup(Record, frozen=True, kw_only=True):
     cpu_busy_ratio: float | None
     omp_num_threads: str
     processor: str = ""
+    confined: tuple[ConfinedRank, ...] = ()
 
 
 class RankFeed(Record, frozen=True, kw_only=True):

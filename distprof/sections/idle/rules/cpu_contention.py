@@ -19,8 +19,9 @@ those that take more than twice the median. Ranks that are late because of it ar
 stragglers. What the job gains on a quiet host is simulated as if all ranks kept up with each other.
 
 A rank is named alone if it waits far longer than the others do, in proportion to the time that each
-runs on a CPU. If all ranks wait, the machine is busy, and which rank is to blame is uncertain: for
-seconds at a time, one of two ranks waits twice as long as the other by chance alone.
+runs on a CPU. Less is asked for if it may use half as many CPUs as the median rank of its host, or
+fewer. If all ranks wait, the machine is busy, and which rank is to blame is uncertain: for seconds
+at a time, one of two ranks waits twice as long as the other by chance alone.
 
 ## How to fix
 Give the job CPUs of its own: stop other work on the host, ask the scheduler for exclusive cores,
@@ -37,21 +38,31 @@ Linux kernel documentation, "Scheduler Statistics" (schedstat).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from statistics import median
 
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.idle.result import PausesResult
+from distprof.sections.settings.result import ConfinedRank, SettingsResult
 from distprof.sections.step_log.result import StepLogResult
 from distprof.terms import Confidence, Severity
 from distprof.units import format_duration, format_ratio, name_ranks
+
+_FIX = (
+    "Give the job CPUs of its own: stop other work on the host, pin ranks to cores, and "
+    "set OMP_NUM_THREADS to the CPUs of a rank."
+)
+_FIX_PINNING = (
+    "Give each rank as many CPUs as the others (taskset, numactl, --cpu-bind, the container's "
+    "cpuset), and stop other work on them."
+)
 
 
 @rule(
     code="HST110",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(PausesResult, StepLogResult),
+    needs=(PausesResult, StepLogResult, SettingsResult),
     limits={
         "min_step_ratio": Limit(0.03, "share of the step that waiting for a CPU may take"),
         "over_others": Limit(
@@ -63,10 +74,15 @@ from distprof.units import format_duration, format_ratio, name_ranks
         "over_others_if_busy": Limit(
             2.5, "wait over that of the other rank that waits longest, on a busy machine"
         ),
+        "over_others_if_confined": Limit(
+            1.5, "the same of a rank that may use half of the median rank's CPUs or fewer"
+        ),
         "of_longest": Limit(0.5, "wait over the longest from which a rank is named with it"),
     },
 )
-def check(pauses: PausesResult, step_log: StepLogResult, limits: Limits) -> Iterator[Draft]:
+def check(
+    pauses: PausesResult, step_log: StepLogResult, settings: SettingsResult, limits: Limits
+) -> Iterator[Draft]:
     """Yield one finding for the run."""
     step = step_log.median_ns or step_log.traced_median_ns
     if not step:
@@ -76,15 +92,13 @@ def check(pauses: PausesResult, step_log: StepLogResult, limits: Limits) -> Iter
     found = tuple(rank for rank, ns in waits.items() if ns > least)
     if not found:
         return
-    alone = _starved(pauses, step, limits)
+    confined = {one.rank: one for host in settings.hosts for one in host.confined}
+    alone = _starved(pauses, step, limits, confined)
     named = alone or found
     worst = max(waits[rank] for rank in named)
     yield Draft(
-        message=_of_few(alone, waits, step) if alone else _of_all(found, waits, step),
-        fix=(
-            "Give the job CPUs of its own: stop other work on the host, pin ranks to cores, and "
-            "set OMP_NUM_THREADS to the CPUs of a rank."
-        ),
+        message=_of_few(alone, waits, step, confined) if alone else _of_all(found, waits, step),
+        fix=_FIX_PINNING if confined.keys() & set(alone) else _FIX,
         cost_ns_per_step=worst,
         confidence=Confidence.INFERRED,
         ranks=named,
@@ -94,13 +108,16 @@ def check(pauses: PausesResult, step_log: StepLogResult, limits: Limits) -> Iter
     )
 
 
-def _starved(pauses: PausesResult, step_ns: int, limits: Limits) -> tuple[int, ...]:
+def _starved(
+    pauses: PausesResult, step_ns: int, limits: Limits, confined: Collection[int]
+) -> tuple[int, ...]:
     """Fewer than half of the ranks, which wait far longer than the others; empty without any.
 
     A rank that runs longer also waits longer on a busy machine: that is its share. One that runs
     less has no smaller one, since its CPU time is noisy, too. On a busy machine a rank must wait
     far longer than whichever other rank waits longest, since among several ranks one waits twice
-    as long as the median by chance.
+    as long as the median by chance. That it may use far fewer CPUs than they is a reason, so that
+    less proves it.
     """
     told = [rank.run_queue_ns_per_step for rank in pauses.ranks]
     waits = [wait for wait in told if wait is not None]
@@ -124,9 +141,18 @@ def _starved(pauses: PausesResult, step_ns: int, limits: Limits) -> tuple[int, .
         return ()
     if found and median(waits[row] for row in rest) > limits["busy_step_ratio"] * step_ns:
         wait, rate = max(waits[row] for row in rest), max(rates[row] for row in rest)
-        times = limits["over_others_if_busy"]
-        found = [row for row in found if waits[row] > times * max(wait, rate * ran[row])]
+        found = [
+            row
+            for row in found
+            if waits[row]
+            > _times(pauses.ranks[row].rank, confined, limits) * max(wait, rate * ran[row])
+        ]
     return tuple(pauses.ranks[row].rank for row in found)
+
+
+def _times(rank: int, confined: Collection[int], limits: Limits) -> float:
+    """Over the other rank that waits longest, on a busy machine."""
+    return limits["over_others_if_confined" if rank in confined else "over_others_if_busy"]
 
 
 def _medians_of_others(values: Sequence[float]) -> list[float]:
@@ -140,7 +166,12 @@ def _medians_of_others(values: Sequence[float]) -> list[float]:
     return medians
 
 
-def _of_few(alone: tuple[int, ...], waits: Mapping[int, int], step: int) -> str:
+def _of_few(
+    alone: tuple[int, ...],
+    waits: Mapping[int, int],
+    step: int,
+    confined: Mapping[int, ConfinedRank],
+) -> str:
     worst = max(waits[rank] for rank in alone)
     rest = max(ns for rank, ns in waits.items() if rank not in alone)
     up_to = "waits" if len(alone) == 1 else "wait up to"
@@ -148,7 +179,17 @@ def _of_few(alone: tuple[int, ...], waits: Mapping[int, int], step: int) -> str:
         f"Other processes take the CPU of {name_ranks(alone)}, which {up_to} "
         f"{format_duration(worst)} of each step ({format_ratio(worst / step)}) for a free one. "
         f"The other ranks wait {format_duration(rest)} at most."
+        f"{_confinement([confined[rank] for rank in alone if rank in confined])}"
     )
+
+
+def _confinement(confined: Sequence[ConfinedRank]) -> str:
+    """How many CPUs the rank with the fewest may use; empty where all may use as many."""
+    if not confined:
+        return ""
+    worst = min(confined, key=lambda one: one.num_cpus)
+    cpus = "1 CPU" if worst.num_cpus == 1 else f"{worst.num_cpus:,} CPUs"
+    return f" Rank {worst.rank} may use {cpus}, the median rank of its host {worst.usual_cpus:,}."
 
 
 def _of_all(found: tuple[int, ...], waits: Mapping[int, int], step: int) -> str:
