@@ -14,7 +14,6 @@ whole or not at all (written under another name, then renamed), is checked again
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import errno
 import hashlib
@@ -43,11 +42,6 @@ from distprof.kernel import kernel
 from distprof.run.tables import ACTIVITY, COLLECTIVES, HOST, STEPS, RankTables
 from distprof.schema import Coded, Table, TableSchema
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -71,7 +65,6 @@ __all__ = [
     "find_entry",
     "is_temporary",
     "read_table",
-    "scratch_folder",
     "write_table",
 ]
 
@@ -94,13 +87,10 @@ MOST_HELD_ROWS = 500_000
 NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
 
 _TEMPORARY = "distprof-"
-_SCRATCH = "distprof-scratch-"
-_MOMENT_S = 10  # in which a new folder may not be locked yet
 _MAKING = ".making-"
 _AWAY = ".old-"  # damaged entries, until they are deleted
 _LONG_AGO_S = 86_400
 _unfinished: set[Path] = set()  # entries that this process is making
-_held: list[int] = []  # locks of scratch folders, until this process ends
 _TRIES = 20
 """To replace a damaged entry, which as many other processes may be replacing."""
 _ROW_GROUP = 1 << 17
@@ -269,46 +259,6 @@ def discard_unfinished() -> None:
     """Delete what this process was making, before it ends without unwinding."""
     for folder in _unfinished:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def scratch_folder() -> Path:
-    """A new folder for the entries of this process alone, deleted when it ends.
-
-    A killed process cannot delete its own; the next one does. A lock on the folder shows that its
-    process lives, also in another container that shares the place for temporary files.
-    """
-    made = Path(tempfile.mkdtemp(prefix=_SCRATCH))
-    atexit.register(shutil.rmtree, made, ignore_errors=True)
-    if fcntl is not None:
-        _held.append(_locked(made))
-        for other in made.parent.glob(f"{_SCRATCH}*"):
-            _delete_if_left(other)
-    return made
-
-
-def _delete_if_left(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # in use, another user's, or gone by now
-        lock = _locked(folder)
-        try:
-            if time.time() - folder.stat().st_mtime > _MOMENT_S:
-                shutil.rmtree(folder, ignore_errors=True)
-        finally:
-            os.close(lock)
-
-
-def _locked(folder: Path) -> int:
-    """The open folder, with a lock that ends with this process.
-
-    Raises:
-        OSError: If another process holds it.
-    """
-    number = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(number)
-        raise
-    return number
 
 
 def is_temporary(folder: str) -> bool:

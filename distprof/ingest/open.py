@@ -14,9 +14,10 @@ from msgspec.structs import replace
 
 from distprof.artefacts import NCCL_LOG_FILE
 from distprof.artefacts.cache_place import has_own_place
+from distprof.artefacts.scratch import scratch_folder
 from distprof.errors import DistprofError, InputError
 from distprof.ingest.assemble import assemble_run
-from distprof.ingest.cache import is_temporary, scratch_folder
+from distprof.ingest.cache import is_temporary
 from distprof.ingest.discovery import Discovery, TraceFile, discover
 from distprof.ingest.executor import (
     Outcome,
@@ -235,7 +236,7 @@ def _with_place(
         return replace(options, in_memory=True)
     if options.use_cache:
         return replace(options, run_dir=str(found.folder) if found.folder else None)
-    return replace(options, cache_dir=str(scratch_folder()))
+    return replace(options, cache_dir=str(scratch_folder("scratch")))
 
 
 def _fits_in_memory(traces: Sequence[TraceFile], executor: str | Executor) -> bool:

@@ -5,8 +5,6 @@ import json
 import multiprocessing
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -32,14 +30,12 @@ from distprof.ingest.cache import (
     find_entry,
     is_temporary,
     read_table,
-    scratch_folder,
     write_table,
 )
 from distprof.ingest.kineto.reader import read_trace
 from distprof.run.tables import ACTIVITY, COLLECTIVES, HOST, STEPS
 from distprof.schema import Coded, Table
 from tests.ingest.kineto.traces import rows_of
-from tests.processes import ended
 
 TRACE = (
     Path(__file__).parents[1] / "golden/kineto/ddp-a100-2gpu-rank0/nccl_data.json.gz"
@@ -347,39 +343,6 @@ def test_where_a_foreign_entry_cannot_be_replaced_the_run_is_not_cached(tmp_path
         (entry.folder / RANK_FILE).write_text("{}")
         assert entry.commit() != folder
     assert "(Operation not permitted): this run is not cached" in entry.note
-
-
-MAKES_SCRATCH = """
-import os, sys, time
-from distprof.ingest.cache import scratch_folder
-print(scratch_folder(), flush=True)
-if sys.argv[1] == "kill":
-    os.kill(os.getpid(), 9)
-time.sleep(float(sys.argv[1]))
-"""
-
-
-@pytest.mark.skipif(os.name == "nt", reason="locks of folders")
-def test_what_a_killed_process_left_is_deleted_by_the_next_and_what_is_in_use_is_not(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-
-    def start(how):
-        command = [sys.executable, "-c", MAKES_SCRATCH, how]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        return process, Path(process.stdout.readline().strip())
-
-    (over, own), (living, used), (dead, left) = start("0"), start("600"), start("kill")
-    with ended(dead), ended(living), ended(over):
-        dead.wait(60)
-        over.wait(60)
-        for folder in (left, used):
-            os.utime(folder, (time.time() - 100,) * 2)
-        assert (left.exists(), used.exists(), own.exists()) == (True, True, False)
-        mine = scratch_folder()
-        assert (left.exists(), used.exists(), mine.exists()) == (False, True, True)
 
 
 def damages_and_makes(root, key, rounds):

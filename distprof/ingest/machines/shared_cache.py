@@ -15,13 +15,13 @@ could show otherwise. An entry from there can be wrong; it cannot do anything el
 from __future__ import annotations
 
 import shutil
-import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 
+from distprof.artefacts.scratch import scratch
 from distprof.bounds import Bound, open_plain
 from distprof.errors import DistprofError
 from distprof.ingest import cache
@@ -75,8 +75,8 @@ class SharedCache(msgspec.Struct, frozen=True):
     def store(self, key: cache.CacheKey, entry: Path) -> str:
         """Copy an entry of this machine to the store; why that failed, empty usually."""
         try:
-            with tempfile.TemporaryDirectory(prefix="distprof-") as folder:
-                packed = Path(folder, "entry.zip")
+            with scratch("shared") as folder:
+                packed = folder / "entry.zip"
                 _pack(entry, packed)
                 ask(self._place(key), _putting(packed), PUT_LIMIT_S)
         except _FAULTS as error:

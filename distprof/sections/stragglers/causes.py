@@ -191,9 +191,21 @@ def cpu_taken(
     own_time: OwnTime,
     pauses: Mapping[int, HostPauses],
 ) -> Cause | None:
-    """That others take the rank's CPU, where it explains its lateness (:func:`find_cause`)."""
-    queue = _Queue.of(own_time.ranks.index(rank), steps, analyses, own_time, pauses)
-    return None if queue is None else queue.explained(lateness_ns)
+    """That others take the CPU of a rank whose kernels are slow, where it explains its lateness.
+
+    As :func:`find_cause` finds it. A rank that often waits for a CPU shares its core and caches
+    while it has one, so that its kernels take a little longer.
+    """
+    position = own_time.ranks.index(rank)
+    queue = _Queue.of(position, steps, analyses, own_time, pauses)
+    if queue is None:
+        return None
+    computes_ns = float(own_time.parts[COMPUTATION][position, list(steps)].mean())
+    shares = SHARED_CACHE * computes_ns
+    if queue.more_work_ns is None or not lateness_ns < shares < queue.whole_ns:
+        return queue.explained(lateness_ns)
+    text = f"it waits {format_duration(queue.whole_ns)} of such a step for a free CPU"
+    return Cause(StragglerCause.CPU_TAKEN, (text,), "", ALIKE_SHARED)
 
 
 def _without_queue(
@@ -351,6 +363,9 @@ class _Queue(msgspec.Struct, frozen=True):
             is_lasting=2 * len(steps) >= next(iter(own_time.parts.values())).shape[1],
         )
 
+
+ALIKE_SHARED = 0.6
+"""Confidence that a rank which often waits for a CPU is slow for the same reason while it runs."""
 
 SHARED_CACHE = 0.2
 """Relative to a thread's CPU time, what it runs longer because others use its core and caches."""

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from distprof_probes.job.supervise import Patience, Supervisor
 from distprof_probes.options import RUN_DIR_VARIABLE
 
 from distprof.artefacts.fabric_file import FABRIC_FILE
+from distprof.artefacts.scratch import keep_scratch, scratch, scratch_folder
 from distprof.errors import MissingExtraError, UsageError
 from distprof_runs.bench.plan import PLAN_VARIABLE, Plan
 from distprof_runs.launching.preparation import check_port, is_rank_already, on_this_machine
@@ -99,13 +99,15 @@ def run_bench(settings: Settings, plan: Plan, showing: Showing) -> int:
         f"measuring {len(plan.kinds)} collectives at {len(sizes)} sizes on {ranks}",
         quiet=showing.quiet,
     )
-    folder = Path(tempfile.mkdtemp(prefix="distprof-bench-"))
+    folder = scratch_folder("bench")
     code = None
     try:
         code = _launched(folder, settings, plan, showing)
         return code
     finally:
-        if code != JOB_FAILED:  # a failed job needs the output of the ranks
+        if code == JOB_FAILED:  # which needs the output of the ranks
+            keep_scratch(folder)
+        else:
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -148,8 +150,8 @@ def _as_rank(plan: Plan, showing: Showing, place: Placement) -> int:
         raise UsageError("a benchmark needs at least 2 ranks: launch 2 or more")
     if place.rank == 0:
         showing.check()
-    with tempfile.TemporaryDirectory(prefix="distprof-bench-") as folder:
-        result = Path(folder) / FABRIC_FILE
+    with scratch("bench") as folder:
+        result = folder / FABRIC_FILE
         plan = msgspec.structs.replace(plan, result=str(result))
         told = {**os.environ, **torch_variables(place), PLAN_VARIABLE: _text(plan)}
         command = [sys.executable, "-m", "distprof_runs.bench.worker"]

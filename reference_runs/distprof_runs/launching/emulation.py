@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,6 +22,7 @@ from distprof_probes.job.directory import new_run_directory
 from distprof_probes.job.ending import ReportOptions
 
 from distprof.artefacts.run_file import Fault
+from distprof.artefacts.scratch import scratch
 from distprof.errors import UsageError
 from distprof_runs.faults.orders import SLOW_LINK, link_of
 from distprof_runs.launching.emulated_nodes import EmulatedNodes, Link
@@ -55,9 +55,9 @@ def run_on_emulated_nodes(settings: Settings, report_options: ReportOptions) -> 
     run_dir = new_run_directory(report_options.out, settings.configuration.workload.name)
     with (
         EmulatedNodes(launch.emulate_nodes, link) as nodes,
-        tempfile.TemporaryDirectory(prefix="distprof-") as folder,
+        scratch("nodes") as folder,
     ):
-        file = Path(folder) / "run.toml"
+        file = folder / "run.toml"
         file.write_text(to_toml(replace(settings, launch=_of_a_node(settings, nodes))))
         commands = [
             nodes.command(node, _command(settings, report_options, file, run_dir, node))

@@ -217,6 +217,19 @@ def test_a_stage_of_one_rank_whose_cpu_others_take_is_no_slow_device(monkeypatch
     assert (late.rank, late.cause) == (1, cause)
 
 
+@pytest.mark.parametrize(
+    ("queue_ns", "cause"),
+    [((150, 150), StragglerCause.CPU_TAKEN), ((40, 40), StragglerCause.SLOW_DEVICE)],
+)
+def test_a_stage_that_is_a_little_slower_on_a_busy_machine_is_no_slow_device(
+    monkeypatch, queue_ns, cause
+):
+    """It takes 15 % longer for the same kernels, and shares its core with others all the time."""
+    monkeypatch.setattr(stragglers, "held_stages", lambda *_: {0: (0,), 1: (1,)})
+    late = busy_machine(own_ns=(400, 460), queue_ns=queue_ns, cpu_ns=(250, 250))
+    assert (late.rank, late.cause) == (1, cause)
+
+
 def test_a_host_that_works_more_on_a_busy_machine_is_a_late_host():
     """It runs 110 longer, so that it also waits 90 longer for a CPU, in proportion."""
     late = busy_machine(

@@ -1,0 +1,58 @@
+"""Temporary folders: gone with their process, or with the next one."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from distprof.artefacts.scratch import scratch, scratch_folder
+from tests.processes import ended
+
+MAKES_SCRATCH = """
+import os, sys, time
+from distprof.artefacts.scratch import keep_scratch, scratch_folder
+made = scratch_folder("test")
+print(made, flush=True)
+if sys.argv[1] == "keep":
+    keep_scratch(made)
+    sys.exit()
+if sys.argv[1] == "kill":
+    os.kill(os.getpid(), 9)
+time.sleep(float(sys.argv[1]))
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="locks of folders")
+def test_what_a_killed_process_left_is_deleted_by_the_next_and_what_is_in_use_is_not(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def start(how):
+        command = [sys.executable, "-c", MAKES_SCRATCH, how]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        return process, Path(process.stdout.readline().strip())
+
+    (over, own), (living, used), (dead, left) = start("0"), start("600"), start("kill")
+    keeps, kept = start("keep")
+    with ended(dead), ended(living), ended(over), ended(keeps):
+        for process in (dead, over, keeps):
+            process.wait(60)
+        for folder in (left, used, kept):
+            os.utime(folder, (time.time() - 100,) * 2)
+        assert (left.exists(), used.exists(), own.exists()) == (True, True, False)
+        mine = scratch_folder("test")
+        assert (left.exists(), used.exists(), mine.exists()) == (False, True, True)
+        assert kept.exists()
+
+
+def test_a_block_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with scratch("test") as folder:
+        (folder / "file").write_text("x")
+    assert list(tmp_path.iterdir()) == []
