@@ -14,6 +14,8 @@ from distprof.sections.idle.rules.cpu_contention import _medians_of_others
 from distprof.sections.job.result import JobError, JobFailure, JobResult
 from distprof.sections.pipeline.result import PipelineResult
 from distprof.sections.settings.result import ConfinedRank, SettingsResult
+from distprof.sections.stragglers.result import StragglerSet, StragglersResult
+from distprof.terms import StragglerCause, StragglerPattern
 from tests.rules.fixtures import input as of_input
 from tests.rules.fixtures import job, pipeline, stragglers
 from tests.rules.samples import MS, RANKS, healthy, pauses, settings
@@ -143,6 +145,35 @@ def test_a_stage_on_a_busy_machine_is_slow_only_if_it_runs_longer(queue_ms, ran_
     outcome = outcome_of("PIP101", results)
     assert bool(outcome.findings) == is_found
     assert is_found or "other processes take its CPU" in outcome.not_checked[0].why
+
+
+@pytest.mark.parametrize(
+    ("cause", "said"),
+    [
+        (StragglerCause.CPU_TAKEN, "other processes take its CPU"),
+        (StragglerCause.SLOW_DEVICE, ""),  # another rule names it
+        (StragglerCause.MORE_WORK, None),
+    ],
+)
+def test_a_stage_whose_cpu_others_take_holds_no_more_layers(cause, said):
+    """None: the rule fires. The stage runs longer on a CPU, too, since it shares its core."""
+    slow = pipeline.bad_unequal_stages()
+    busiest = slow[PipelineResult].positions[1]
+    one = StragglerSet(
+        ranks=busiest.ranks,
+        pattern=StragglerPattern.PERSISTENT,
+        cause=cause,
+        lost_ns_per_step=MS,
+        share_of_step_ratio=0.05,
+        confidence=0.9,
+        cause_confidence=0.6,
+        scenario="",
+    )
+    results = on_cpus(slow, cpu_ns=dict.fromkeys(busiest.ranks, 13 * MS))
+    results[StragglersResult] = replace(results[StragglersResult], sets=(one,))
+    outcome = outcome_of("PIP101", results)
+    assert bool(outcome.findings) == (said is None)
+    assert [one.why for one in outcome.not_checked if said and said in one.why] or not said
 
 
 @pytest.mark.parametrize(("queue_ms", "is_found"), [(1, True), (5, False)])

@@ -87,11 +87,12 @@ def check(
     busiest = max(pipeline.positions, key=lambda position: position.excess_ratio)
     if busiest.excess_ratio < limits["excess_ratio"] or cost < limits["min_step_ratio"] * step:
         return
-    if _runs_slower(busiest, stragglers):
-        return
+    if _is_for(StragglerCause.SLOW_DEVICE, busiest, stragglers):
+        return  # it runs the kernels of other stages slower: not more layers
     if busiest.chance > limits["chance"]:
         raise InsufficientEvidenceError(_unproven(busiest))
-    if idle.is_cpu and _only_waits(busiest, pauses):
+    is_taken = _is_for(StragglerCause.CPU_TAKEN, busiest, stragglers)
+    if idle.is_cpu and (is_taken or _only_waits(busiest, pauses)):
         raise InsufficientEvidenceError(_without_cpu(busiest))
     yield Draft(
         message=(
@@ -117,14 +118,9 @@ def _confidence(busiest: PipelinePosition) -> Confidence:
     return Confidence.MEASURED if is_marked else Confidence.INFERRED
 
 
-def _runs_slower(busiest: PipelinePosition, stragglers: StragglersResult) -> bool:
-    """Whether all ranks of a position run the kernels of other stages slower: not more layers."""
-    slow = {
-        rank
-        for one in stragglers.sets
-        if one.cause is StragglerCause.SLOW_DEVICE
-        for rank in one.ranks
-    }
+def _is_for(cause: StragglerCause, busiest: PipelinePosition, stragglers: StragglersResult) -> bool:
+    """Whether all ranks of a position are slow for this cause."""
+    slow = {rank for one in stragglers.sets if one.cause is cause for rank in one.ranks}
     return set(busiest.ranks) <= slow
 
 
