@@ -53,6 +53,15 @@ def test_what_a_killed_process_left_is_deleted_by_the_next_and_what_is_in_use_is
 
 def test_a_block_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with scratch("test") as folder:
+    with scratch("block") as folder:
         (folder / "file").write_text("x")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_many_blocks_hold_no_files_open(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(20):
+        with scratch("block"):
+            pass
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

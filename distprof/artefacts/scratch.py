@@ -20,7 +20,8 @@ __all__ = ["keep_scratch", "scratch", "scratch_folder"]
 
 _KEPT = ".kept"
 _MOMENT_S = 10  # in which a new folder may not be locked yet
-_locks: list[int] = []  # of this process's folders, until it ends
+_made: dict[Path, int | None] = {}  # this process's folders, each with its lock
+_swept: set[str] = set()  # kinds whose leftovers this process has deleted
 
 
 def scratch_folder(kind: str) -> Path:
@@ -35,11 +36,13 @@ def scratch_folder(kind: str) -> Path:
     """
     prefix = f"distprof-{kind}-"
     made = Path(tempfile.mkdtemp(prefix=prefix))
-    atexit.register(_delete, made)
+    _made[made] = None
     if fcntl is not None:
-        _locks.append(_locked(made))
-        for other in made.parent.glob(f"{prefix}*"):
-            _delete_if_left(other)
+        _made[made] = _locked(made)
+        if kind not in _swept:  # once: the place may hold many files
+            _swept.add(kind)
+            for other in made.parent.glob(f"{prefix}*"):
+                _delete_if_left(other)
     return made
 
 
@@ -50,12 +53,26 @@ def scratch(kind: str) -> Iterator[Path]:
     try:
         yield made
     finally:
-        _delete(made)
+        _release(made)
 
 
 def keep_scratch(folder: Path) -> None:
     """Leave a folder to the user, who was shown its name."""
     (folder / _KEPT).touch()
+
+
+def _release(folder: Path) -> None:
+    """Delete a folder of this process, and end its lock."""
+    _delete(folder)
+    lock = _made.pop(folder, None)
+    if lock is not None:
+        os.close(lock)
+
+
+@atexit.register
+def _release_all() -> None:
+    for folder in tuple(_made):
+        _release(folder)
 
 
 def _delete(folder: Path) -> None:

@@ -50,16 +50,24 @@ def find_late_ranks(
         groups: Positions of ranks that do the same work.
 
     Returns:
-        At most ``_MOST_RANKS``; none where fewer than ``FEWEST_STEPS`` steps are known of all.
+        At most ``_MOST_RANKS``; none of groups with fewer than ``FEWEST_STEPS`` steps in common.
     """
-    shared = reduce(np.intersect1d, steps) if steps else np.empty(0, dtype=np.int64)
-    if len(shared) < FEWEST_STEPS:
-        return ()
-    most = max(FEWEST_STEPS, min(_MOST_STEPS, _MOST_CELLS // len(steps)))
-    shared = shared[-most:]
-    table = np.stack([_at(shared, *one) for one in zip(steps, cpu_ns, strict=True)])
-    found = [late for group in groups for late in _of_group(ranks, table, group)]
+    found = [
+        late
+        for group in groups
+        for late in _of_group(
+            [ranks[at] for at in group], [steps[at] for at in group], [cpu_ns[at] for at in group]
+        )
+    ]
     return tuple(sorted(found, key=lambda one: -one.late_ns)[:_MOST_RANKS])
+
+
+def _shared(steps: Sequence[Int64Array]) -> Int64Array:
+    """Steps that all have, ascending; mostly all have the same."""
+    first = steps[0]
+    if all(np.array_equal(step, first) for step in steps) and np.all(np.diff(first) > 0):
+        return first
+    return reduce(np.intersect1d, steps)
 
 
 def _at(shared: Int64Array, step: Int64Array, ns: Int64Array) -> Int64Array:
@@ -81,21 +89,25 @@ def groups_of(ranks: Sequence[int], job: RunFile) -> list[tuple[int, ...]]:
 
 
 def _of_group(
-    ranks: Sequence[int], table: Int64Array, group: tuple[int, ...]
+    ranks: Sequence[int], steps: Sequence[Int64Array], cpu_ns: Sequence[Int64Array]
 ) -> Iterator[LateInLog]:
-    """Late ranks of a group; ``table`` is of shape (positions, steps)."""
-    cpu_ns = table[list(group)]
-    excess = over_peers(cpu_ns)
-    ratios = excess / np.maximum(cpu_ns - excess, 1.0)
+    """Late ranks among those that do the same work."""
+    shared = _shared(steps)
+    if len(shared) < FEWEST_STEPS:
+        return
+    shared = shared[-max(FEWEST_STEPS, min(_MOST_STEPS, _MOST_CELLS // len(ranks))) :]
+    table = np.stack([_at(shared, *one) for one in zip(steps, cpu_ns, strict=True)])
+    excess = over_peers(table)
+    ratios = excess / np.maximum(table - excess, 1.0)
     often = np.quantile(ratios, 1 - OFTEN, axis=1)
     late = np.flatnonzero(often >= _LEAST_RATIO)
-    rest = np.setdiff1d(np.arange(len(group)), late)
+    rest = np.setdiff1d(np.arange(len(ranks)), late)
     if not late.size or not rest.size:
         return
-    beyond = np.maximum(cpu_ns[late] - cpu_ns[rest].max(axis=0), 0)
+    beyond = np.maximum(table[late] - table[rest].max(axis=0), 0)
     for row, gained in zip(late.tolist(), np.median(beyond, axis=1), strict=True):
         yield LateInLog(
-            rank=ranks[group[row]],
+            rank=ranks[row],
             late_ns=round(float(np.median(excess[row]))),
             late_ratio=float(np.median(ratios[row])),
             often_ratio=float(often[row]),

@@ -136,13 +136,16 @@ def combine_step_logs(
 
 def _late(logs: Sequence[StepLog], job: RunFile) -> tuple[LateInLog, ...]:
     """CPU ranks that compute for longer than their peers."""
-    known = [log.is_plain & (log.cpu_ns >= 0) for log in logs]
     ranks = [log.row.rank for log in logs]
+    groups = groups_of(ranks, job)
+    if not groups:  # on GPUs
+        return ()
+    known = [log.is_plain & (log.cpu_ns >= 0) for log in logs]
     return find_late_ranks(
         ranks,
         [log.step[kept] for log, kept in zip(logs, known, strict=True)],
         [log.cpu_ns[kept] for log, kept in zip(logs, known, strict=True)],
-        groups_of(ranks, job),
+        groups,
     )
 
 

@@ -21,7 +21,7 @@ from distprof_probes.job.supervise import Patience, Supervisor
 from distprof_probes.options import RUN_DIR_VARIABLE
 
 from distprof.artefacts.fabric_file import FABRIC_FILE
-from distprof.artefacts.scratch import keep_scratch, scratch, scratch_folder
+from distprof.artefacts.scratch import keep_scratch, scratch
 from distprof.errors import MissingExtraError, UsageError
 from distprof_runs.bench.plan import PLAN_VARIABLE, Plan
 from distprof_runs.launching.preparation import check_port, is_rank_already, on_this_machine
@@ -99,16 +99,11 @@ def run_bench(settings: Settings, plan: Plan, showing: Showing) -> int:
         f"measuring {len(plan.kinds)} collectives at {len(sizes)} sizes on {ranks}",
         quiet=showing.quiet,
     )
-    folder = scratch_folder("bench")
-    code = None
-    try:
+    with scratch("bench") as folder:
         code = _launched(folder, settings, plan, showing)
-        return code
-    finally:
         if code == JOB_FAILED:  # which needs the output of the ranks
             keep_scratch(folder)
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
+        return code
 
 
 def _launched(folder: Path, settings: Settings, plan: Plan, showing: Showing) -> int:
