@@ -87,6 +87,8 @@ class Panel:
         self.step_log: StepLog | None = None
         self._watchers: tuple[_Slot, ...] = ()
         self._tracers: tuple[_Slot, ...] = ()
+        self._step_starters: tuple[_Slot, ...] = ()
+        self._step_enders: tuple[_Slot, ...] = ()
         self._phase_watchers: tuple[_Slot, ...] = ()
 
     def start(self) -> None:
@@ -117,9 +119,7 @@ class Panel:
 
     def step_started(self, step: int) -> None:
         """A step starts in which the probes record."""
-        for slot in self._watchers:
-            self._call(slot, "step_started", step)
-        for slot in self._tracers:
+        for slot in self._step_starters:
             self._call(slot, "step_started", step)
 
     def end_mark(self, step: int) -> bool:
@@ -129,7 +129,7 @@ class Panel:
 
     def step_ended(self, step: int) -> None:
         """A step ends in which the probes recorded."""
-        for slot in self._watchers:
+        for slot in self._step_enders:
             self._call(slot, "step_ended", step)
 
     def between_steps(self, next_step: int) -> bool:
@@ -188,7 +188,7 @@ class Panel:
         for slot in self._slots:
             if slot.is_on:
                 self._end(slot, "on", "")
-        self._watchers = self._tracers = self._phase_watchers = ()
+        self._assign(())
         self.step_log = None
 
     def status(self) -> tuple[ProbeStatus, ...]:
@@ -233,16 +233,19 @@ class Panel:
             probe.writer.close()
 
     def _sort(self) -> None:
-        on = [slot for slot in self._slots if slot.is_on]
-        self._tracers = tuple(slot for slot in on if isinstance(slot.probe, Tracer))
-        self._watchers = tuple(slot for slot in on if not isinstance(slot.probe, Tracer))
-        self._phase_watchers = tuple(
-            slot
-            for slot in self._watchers
-            if slot.probe and type(slot.probe).phase_ended is not Probe.phase_ended
-        )
+        self._assign([slot for slot in self._slots if slot.is_on])
         if self.step_log is not None and not self._slots[0].is_on:
             self.step_log = None
+
+    def _assign(self, on: Sequence[_Slot]) -> None:
+        """Who is called at which moment; a call that does nothing would still cost time."""
+        self._tracers = tuple(slot for slot in on if isinstance(slot.probe, Tracer))
+        self._watchers = tuple(slot for slot in on if not isinstance(slot.probe, Tracer))
+        self._step_starters = tuple(
+            slot for slot in (*self._watchers, *self._tracers) if _has(slot, "step_started")
+        )
+        self._step_enders = tuple(slot for slot in self._watchers if _has(slot, "step_ended"))
+        self._phase_watchers = tuple(slot for slot in self._watchers if _has(slot, "phase_ended"))
 
     def _made(self) -> list[_Slot]:
         if self._given is not None:
@@ -281,6 +284,12 @@ def _probe_in(module: str) -> Probe:
     if len(found) != 1:
         raise ImportError(f"{module} defines {len(found)} probes instead of one")
     return found[0]()
+
+
+def _has(slot: _Slot, method: str) -> bool:
+    """Whether the probe of this slot defines the method itself."""
+    own: object = getattr(type(slot.probe), method)
+    return own is not getattr(Probe, method)
 
 
 def _sentence(error: BaseException) -> str:

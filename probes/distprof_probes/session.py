@@ -403,12 +403,10 @@ class Session:
         self._step_log_write(step, end_ns, loss, tokens, samples, is_traced)
         if not self._is_paused:
             self._panel.step_ended(step)
-            if step + 1 in self.plan.paused:
-                drain(_DRAIN_S)  # the step that produced the records pays for writing them
         self._meter.record(step, self._timer() - self._mark)
         self.current_step = step + 1
-        self._switch_probes(step + 1)
-        took_long = self._panel.between_steps(step + 1)
+        took_long = self._switch_probes(step + 1)
+        took_long |= self._panel.between_steps(step + 1)
         self._step_start_ns = self._now() if took_long else end_ns
         self._mark = self._timer()
         if not self._is_paused:
@@ -436,13 +434,17 @@ class Session:
                 is_probed=not self._is_paused,
             )
 
-    def _switch_probes(self, step: int) -> None:
+    def _switch_probes(self, step: int) -> bool:
+        """Pause or resume where the plan says so; returns whether that took time."""
         should_pause = step in self.plan.paused
-        if should_pause and not self._is_paused:
+        is_pausing = should_pause and not self._is_paused
+        if is_pausing:
             self._panel.pause()
+            drain(_DRAIN_S)  # between steps: with a core to spare, writing costs no step
         elif self._is_paused and not should_pause:
             self._panel.resume()
         self._is_paused = should_pause
+        return is_pausing
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
