@@ -42,6 +42,12 @@ _PROBES: tuple[tuple[str, str, str], ...] = (
     ("profiler", "", "distprof_probes.probes.profiler"),
 )
 
+_MOMENTS = (
+    *("step_started", "step_ended", "phase_started", "phase_ended"),
+    *("between_steps", "open_mark", "end_mark"),
+)
+"""Methods that training calls, in each step or phase."""
+
 
 class _Slot:
     """A probe and its state."""
@@ -87,9 +93,7 @@ class Panel:
         self.step_log: StepLog | None = None
         self._watchers: tuple[_Slot, ...] = ()
         self._tracers: tuple[_Slot, ...] = ()
-        self._step_starters: tuple[_Slot, ...] = ()
-        self._step_enders: tuple[_Slot, ...] = ()
-        self._phase_watchers: tuple[_Slot, ...] = ()
+        self._called: dict[str, tuple[_Slot, ...]] = {}
 
     def start(self) -> None:
         """Create and start the probes; those that cannot run say why and are left out."""
@@ -119,38 +123,31 @@ class Panel:
 
     def step_started(self, step: int) -> None:
         """A step starts in which the probes record."""
-        for slot in self._step_starters:
-            self._call(slot, "step_started", step)
+        self._call_each("step_started", step)
 
     def end_mark(self, step: int) -> bool:
         """Close the step's mark in the trace and return whether the step was recorded."""
-        recorded = [self._call(slot, "end_mark", step) for slot in self._tracers]
-        return any(recorded)
+        return any(self._call_each("end_mark", step))
 
     def step_ended(self, step: int) -> None:
         """A step ends in which the probes recorded."""
-        for slot in self._step_enders:
-            self._call(slot, "step_ended", step)
+        self._call_each("step_ended", step)
 
     def between_steps(self, next_step: int) -> bool:
         """Let the tracers start, stop and save; return whether that took time."""
-        took_long = [self._call(slot, "between_steps", next_step) for slot in self._tracers]
-        return any(took_long)
+        return any(self._call_each("between_steps", next_step))
 
     def phase_started(self, name: str) -> None:
         """Report the start of a phase to the probes that record phases."""
-        for slot in self._phase_watchers:
-            self._call(slot, "phase_started", name)
+        self._call_each("phase_started", name)
 
     def phase_ended(self, name: str, start_ns: int, end_ns: int) -> None:
         """Report a phase to the probes that record phases."""
-        for slot in self._phase_watchers:
-            self._call(slot, "phase_ended", name, start_ns, end_ns)
+        self._call_each("phase_ended", name, start_ns, end_ns)
 
     def open_mark(self, name: str) -> list[AbstractContextManager[Any]]:
         """Open a mark in the trace, if one is being recorded; pass it to :meth:`close_mark`."""
-        marks = [self._call(slot, "open_mark", name) for slot in self._tracers]
-        return [mark for mark in marks if mark is not None]
+        return [mark for mark in self._call_each("open_mark", name) if mark is not None]
 
     def close_mark(self, marks: list[AbstractContextManager[Any]]) -> None:
         """Close a mark in the trace."""
@@ -203,6 +200,9 @@ class Panel:
 
     # The guard ------------------------------------------------------------------------------------
 
+    def _call_each(self, moment: str, *args: Any) -> list[Any]:
+        return [self._call(slot, moment, *args) for slot in self._called.get(moment, ())]
+
     def _call(self, slot: _Slot, method: str, *args: Any, **keywords: Any) -> Any:
         try:
             return getattr(slot.probe, method)(*args, **keywords)
@@ -238,14 +238,13 @@ class Panel:
             self.step_log = None
 
     def _assign(self, on: Sequence[_Slot]) -> None:
-        """Who is called at which moment; a call that does nothing would still cost time."""
+        """Who is called at which moment: a call that does nothing would still cost time."""
         self._tracers = tuple(slot for slot in on if isinstance(slot.probe, Tracer))
         self._watchers = tuple(slot for slot in on if not isinstance(slot.probe, Tracer))
-        self._step_starters = tuple(
-            slot for slot in (*self._watchers, *self._tracers) if _has(slot, "step_started")
-        )
-        self._step_enders = tuple(slot for slot in self._watchers if _has(slot, "step_ended"))
-        self._phase_watchers = tuple(slot for slot in self._watchers if _has(slot, "phase_ended"))
+        ordered = (*self._watchers, *self._tracers)
+        self._called = {
+            moment: tuple(slot for slot in ordered if _has(slot, moment)) for moment in _MOMENTS
+        }
 
     def _made(self) -> list[_Slot]:
         if self._given is not None:
@@ -286,10 +285,10 @@ def _probe_in(module: str) -> Probe:
     return found[0]()
 
 
-def _has(slot: _Slot, method: str) -> bool:
-    """Whether the probe of this slot defines the method itself."""
-    own: object = getattr(type(slot.probe), method)
-    return own is not getattr(Probe, method)
+def _has(slot: _Slot, moment: str) -> bool:
+    """Whether the probe of this slot does anything then; what only tracers do, others lack."""
+    nothing = getattr(Tracer, moment)
+    return getattr(type(slot.probe), moment, nothing) is not nothing
 
 
 def _sentence(error: BaseException) -> str:

@@ -326,9 +326,19 @@ def test_in_steps_left_alone_probes_rest_and_the_log_says_so(tmp_path: Path) -> 
     ]
 
 
-def test_overhead_is_measured_from_what_probes_cost(tmp_path: Path) -> None:
-    """Each step takes 1000 ns of training; the probe adds 30 at its end and 20 at its start."""
+def test_overhead_is_measured_from_what_probes_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step takes 1000 ns of training; the probe adds 30 at its end and 20 at its start.
+
+    Records are written between steps, before the probes pause: 7000 ns, which belong to no step.
+    """
     clock = Clock()
+
+    def drain(_: float) -> None:
+        clock.now_ns += 7_000
+
+    monkeypatch.setattr("distprof_probes.session.drain", drain)
 
     class Costly(Witness):
         def step_started(self, step: int) -> None:
@@ -346,6 +356,8 @@ def test_overhead_is_measured_from_what_probes_cost(tmp_path: Path) -> None:
     (overhead,) = rank_file_of(tmp_path).overhead
     assert (overhead.mode, overhead.num_pairs, overhead.step_ns) == ("always_on", 6, 1_000)
     assert (overhead.low, overhead.ratio, overhead.high) == (0.05, 0.05, 0.05)
+    durations = [record.end_ns - record.start_ns for record in steps_of(tmp_path)]
+    assert max(durations) < 2_000
 
 
 def test_why_overhead_has_no_figure_is_noted(tmp_path: Path) -> None:

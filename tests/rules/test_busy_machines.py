@@ -94,6 +94,30 @@ def test_that_a_rank_may_use_few_cpus_is_a_reason_to_name_it(num_cpus, named):
     assert ("cpuset" in found.fix) == (named == (1,))
 
 
+@pytest.mark.parametrize(
+    ("crowded", "named"),
+    [
+        pytest.param((), (1,), id="CPUs of its own"),
+        pytest.param((1, 2), (1, 2), id="it shares them with a rank that waits as long"),
+        pytest.param((0, 1, 2), None, id="it shares them with a rank that waits less"),
+    ],
+)
+def test_which_of_the_ranks_on_the_same_busy_cpus_waits_longest_is_chance(crowded, named):
+    waits = dict.fromkeys(RANKS, 1 * MS) | {1: 20 * MS}
+    if named == (1, 2):
+        waits[2] = 20 * MS
+    first, *others = (replace(one, confined=()) for one in settings().hosts)
+    hosts = (replace(first, crowded=crowded), *others)
+    results = {
+        **healthy(),
+        PausesResult: pauses(queue_ns=waits, cpu_ns={}),
+        SettingsResult: settings(hosts=hosts),
+    }
+    (found,) = outcome_of("HST110", results).findings
+    assert ("The machine is busy" in found.message) == (named is None)
+    assert named is None or found.ranks == named
+
+
 def test_a_rank_that_waits_a_quarter_of_the_longest_is_not_named_with_it():
     """Where others take one CPU, ranks that run there now and then wait, too."""
     waits = {1: 12 * MS, 2: 3 * MS}

@@ -8,11 +8,13 @@ from msgspec.structs import replace
 
 from distprof.intervals import Intervals
 from distprof.rules.engine import run_rules
+from distprof.sections.idle.result import IdleResult
 from distprof.sections.nccl.result import NcclResult, NcclSetting, NcclTransport
 from distprof.sections.summaries.result import InputReadinessResult, LatePeriod
 from distprof.sections.time.copies import direction_of, exposed_copies, measure_copies
 from distprof.sections.time.result import ExposedCopies, WaterfallResult
 from tests.builders import RankBuilder
+from tests.rules.fixtures.input import bad_input_bound, bad_loader_without_workers
 from tests.rules.samples import MS, changed, healthy, nccl_host, nccl_setting
 
 
@@ -197,3 +199,15 @@ def test_ranks_are_named_by_their_share_of_the_time_and_not_by_when():
     assert found.message.endswith(
         "most often that is rank 5 (70.0 %), rank 4 (20.0 %), rank 3 (10.0 %)."
     )
+
+
+# INP101, INP103
+
+
+@pytest.mark.parametrize("bad", [bad_input_bound, bad_loader_without_workers])
+@pytest.mark.parametrize("is_cpu", [False, True])
+def test_input_of_a_cpu_job_is_not_blamed_on_an_idle_gpu(bad, is_cpu):
+    (found,) = run_rules(changed(bad(), IdleResult, is_cpu=is_cpu).values(), debug=True).findings
+    assert ("the GPU idles" in found.message) is not is_cpu
+    assert ("nothing computes" in found.message) is is_cpu
+    assert ("pin_memory" in found.fix) is not is_cpu

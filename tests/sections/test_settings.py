@@ -113,6 +113,25 @@ def test_ranks_of_a_host_share_its_processors():
 
 
 @pytest.mark.parametrize(
+    ("cpus", "busy", "crowded"),
+    [
+        pytest.param(("0-3",) * 3, (1.0, 1.0, 1.0), (0, 1, 2), id="all share"),
+        pytest.param(("0-3",) * 3, (0.9, 0.9, 0.9), (), id="some time is left"),
+        pytest.param(("0-1", "2-3", "2-3"), (1.0, 1.0, 0.96), (1, 2), id="one has its own"),
+        pytest.param(("", "", ""), (1.0, 1.0, 1.0), (), id="unknown CPUs"),
+        pytest.param(("0-3",) * 3, (None, None, None), (), id="unknown load"),
+    ],
+)
+def test_ranks_that_share_busy_cpus_are_crowded(cpus, busy, crowded):
+    said = [
+        {"threads": ThreadSettings(cpus=text, cpu_busy_ratio=part)}
+        for text, part in zip(cpus, busy, strict=True)
+    ]
+    (host,) = combine_settings(files(*said), job(*("a" for _ in cpus))).hosts
+    assert host.crowded == crowded
+
+
+@pytest.mark.parametrize(
     ("cpus", "confined"),
     [
         (("0-7", "3", "0-7", "0-7"), [(1, 1, 8)]),

@@ -80,6 +80,11 @@ class IdleResult(Result, frozen=True, kw_only=True):
     sync_calls: tuple[SyncCall, ...]
     is_cpu: bool = False
 
+    @property
+    def nothing_runs(self) -> str:
+        """Says of an idle time what idles, for the middle of a sentence."""
+        return "the GPU idles" if self.ranks and not self.is_cpu else "nothing computes"
+
 
 # Time that training threads lost to garbage collection and to waiting for input ------------------
 

@@ -6,6 +6,7 @@ for the same object show a difference between ranks.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median_high
 from typing import Any, TypeVar
@@ -211,7 +212,21 @@ def _host(host: str, files: Sequence[SettingsFile], *, is_cpu: bool) -> HostSetu
         omp_num_threads=set_to.pop() if len(set_to) == 1 else "",
         processor=next((one.processor for one in threads if one.processor), ""),
         confined=tuple(_confined(files)),
+        crowded=tuple(_crowded(files)),
     )
+
+
+ALL_BUSY = 0.95
+"""Share of time from which CPUs leave none to spare: what a rank waits for them, others take."""
+
+
+def _crowded(files: Sequence[SettingsFile]) -> Iterator[int]:
+    """Ranks that share busy CPUs with another rank, ascending."""
+    sharing = Counter(frozenset(_cpus(file.threads.cpus)) for file in files)
+    for file in sorted(files, key=lambda one: one.rank):
+        cpus = frozenset(_cpus(file.threads.cpus))
+        if cpus and sharing[cpus] > 1 and (file.threads.cpu_busy_ratio or 0.0) >= ALL_BUSY:
+            yield file.rank
 
 
 def _confined(files: Sequence[SettingsFile]) -> Iterator[ConfinedRank]:

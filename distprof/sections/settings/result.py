@@ -177,6 +177,8 @@ class HostSetup(Record, frozen=True, kw_only=True):
         omp_num_threads: ``OMP_NUM_THREADS`` as set; empty where it is not set or differs.
         processor: Model of the CPU; empty where unknown.
         confined: Ranks that may use half as many CPUs as the median rank, or fewer.
+        crowded: Ranks that may use the same CPUs as another rank, all of which were busy: which of
+            them waits longest for one is chance.
     """
 
     host: str
@@ -190,6 +192,7 @@ class HostSetup(Record, frozen=True, kw_only=True):
     omp_num_threads: str
     processor: str = ""
     confined: tuple[ConfinedRank, ...] = ()
+    crowded: tuple[int, ...] = ()
 
 
 class RankFeed(Record, frozen=True, kw_only=True):

@@ -180,7 +180,40 @@ def find_cause(
         sequences,
         exchanged,
     )
-    return (queue and _taken(found, queue, lateness_ns)) or found
+    taken = _taken(found, queue, lateness_ns) if queue is not None else None
+    if taken or found.cause is not StragglerCause.UNKNOWN:
+        return taken or found
+    return _lost_in_a_crowd(position, analyses, own_time, pauses or {}) or found
+
+
+CROWDED = 0.05
+"""Share of all steps for which a rank and its peers wait for a CPU: there is none for them all."""
+
+
+def _lost_in_a_crowd(
+    position: int,
+    analyses: Mapping[int, RankAnalysis],
+    own_time: OwnTime,
+    pauses: Mapping[int, HostPauses],
+) -> Cause | None:
+    """Others took its CPU, where nothing else is known and every rank has to wait for one.
+
+    Threads of the backend and workers of loaders wait as the training thread does, and nothing
+    records how long.
+    """
+    if not all(analysis.is_cpu for analysis in analyses.values()):
+        return None
+    num_steps = next(iter(own_time.parts.values())).shape[1]
+    queue = _recorded("run_queue_ns", range(num_steps), analyses, own_time, pauses)
+    others = [peer for peer in own_time.peers[position] if peer != position]
+    if queue is None or not others:
+        return None
+    spans = [step.span_ns for analysis in analyses.values() for step in analysis.steps]
+    least = min(float(queue[position]), float(np.median(queue[others])))
+    if not spans or least < CROWDED * sum(spans) / len(spans):
+        return None
+    text = f"it and its peers wait {format_duration(least)} of each step or more for a free CPU"
+    return Cause(StragglerCause.CPU_TAKEN, (text, _UNCERTAIN), "", ALIKE_SHARED)
 
 
 def cpu_taken(
@@ -206,6 +239,34 @@ def cpu_taken(
         return queue.explained(lateness_ns)
     text = f"it waits {format_duration(queue.whole_ns)} of such a step for a free CPU"
     return Cause(StragglerCause.CPU_TAKEN, (text,), "", ALIKE_SHARED)
+
+
+def idles_for_a_cpu(
+    rank: int,
+    steps: Sequence[int],
+    lateness_ns: float,
+    analyses: Mapping[int, RankAnalysis],
+    own_time: OwnTime,
+    pauses: Mapping[int, HostPauses],
+) -> Cause | None:
+    """That a lone stage idles between kernels because its thread waits for a CPU.
+
+    As :func:`find_cause` finds it. A stage runs longer than others where it has other layers, so
+    that neither its time on a CPU nor its share of the waiting can be compared with theirs.
+    """
+    position = own_time.ranks.index(rank)
+    queue = _Queue.of(position, steps, analyses, own_time, pauses)
+    if queue is None or queue.more_work_ns is None or queue.slept_ns >= EXPLAINS * lateness_ns:
+        return None
+    idles_ns = float(own_time.parts[HOST][position, list(steps)].mean())
+    if queue.whole_ns < MOSTLY_QUEUED * idles_ns:
+        return None
+    text = f"it waits {format_duration(queue.whole_ns)} of such a step for a free CPU"
+    return Cause(StragglerCause.CPU_TAKEN, (text, _UNCERTAIN), "", ALIKE_SHARED)
+
+
+MOSTLY_QUEUED = 0.75
+"""Share of the time between kernels for which a thread waits for a CPU, so that this is why."""
 
 
 def _without_queue(
@@ -258,6 +319,7 @@ def _without_queue(
 
 
 QUEUED = "waiting for a free CPU"
+_UNCERTAIN = "other processes take its CPU, so blame is uncertain"
 
 _UNSURE = (StragglerCause.SLOW_DEVICE, StragglerCause.LATE_HOST, StragglerCause.UNKNOWN)
 """Causes that look the same on a rank whose CPU others take."""
@@ -282,7 +344,7 @@ def _taken(found: Cause, queue: _Queue, lateness_ns: float) -> Cause | None:
         taken_ns = queue.beyond_peers.ns
     if not may_be or taken_ns <= EXPLAINS * lateness_ns:
         return None
-    evidence = (_text(queue.beyond_peers), "other processes take its CPU, so blame is uncertain")
+    evidence = (_text(queue.beyond_peers), _UNCERTAIN)
     return Cause(StragglerCause.CPU_TAKEN, evidence, "", _share(queue.beyond_peers, lateness_ns))
 
 

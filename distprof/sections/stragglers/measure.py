@@ -25,7 +25,7 @@ from distprof.sections.context import ProbeRecords, RankAnalyses, RankAnalysis
 from distprof.sections.idle.measure import HostPauses
 from distprof.sections.own_time import COMPUTATION, HOST, OwnTime, held_stages
 from distprof.sections.stragglers.arrivals import Blame, judge_arrivals
-from distprof.sections.stragglers.causes import Cause, cpu_taken, find_cause
+from distprof.sections.stragglers.causes import Cause, cpu_taken, find_cause, idles_for_a_cpu
 from distprof.sections.stragglers.computing import EXPERTS
 from distprof.sections.stragglers.episodes import Episode
 from distprof.sections.stragglers.exchanged import carried
@@ -360,31 +360,27 @@ def _most_common(causes: Iterable[Cause]) -> Cause:
 def _cause_in(slow: Slowness, position: int, known: _Evidence) -> Cause:
     excess = slow.episode.excess_ns[position]
     steps = np.flatnonzero(excess > 0).tolist()
+    lateness = float(excess[steps].mean())
+    recorded = known.analyses, known.own_time, known.pauses
+    rank = known.own_time.ranks[position]
     if slow.is_alone and slow.part == PACE:
-        taken = cpu_taken(
-            known.own_time.ranks[position],
-            steps,
-            float(excess[steps].mean()),
-            known.analyses,
-            known.own_time,
-            known.pauses,
-        )
+        taken = cpu_taken(rank, steps, lateness, *recorded)
         if taken is not None:
             return taken
         text = "it runs the same kernels slower than ranks of other stages do"
         return Cause(StragglerCause.SLOW_DEVICE, (text,), confidence=ALIKE)
     found = find_cause(
-        known.own_time.ranks[position],
+        rank,
         steps,
-        float(excess[steps].mean()),
-        known.analyses,
-        known.own_time,
-        known.pauses,
+        lateness,
+        *recorded,
         own_part(slow.part),
         known.telemetry,
         known.sequences,
         known.exchanged,
     )
+    if slow.is_alone and found.cause is StragglerCause.LATE_HOST:
+        return idles_for_a_cpu(rank, steps, lateness, *recorded) or found
     if slow.part == COUNTS and found.cause is not StragglerCause.MORE_WORK:
         return Cause(StragglerCause.MORE_WORK, (COUNTED,), confidence=0.95)
     return found

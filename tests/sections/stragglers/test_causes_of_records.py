@@ -8,6 +8,7 @@ from distprof.run.run import ClockAlignment, Device
 from distprof.sections.context import ProbeRecords
 from distprof.sections.idle.measure import HostPauses
 from distprof.sections.own_time import COMPUTATION, HOST
+from distprof.sections.stragglers import causes
 from distprof.sections.stragglers import measure as stragglers
 from distprof.sections.stragglers.causes import (
     QUEUED,
@@ -227,6 +228,36 @@ def test_a_stage_that_is_a_little_slower_on_a_busy_machine_is_no_slow_device(
     """It takes 15 % longer for the same kernels, and shares its core with others all the time."""
     monkeypatch.setattr(stragglers, "held_stages", lambda *_: {0: (0,), 1: (1,)})
     late = busy_machine(own_ns=(400, 460), queue_ns=queue_ns, cpu_ns=(250, 250))
+    assert (late.rank, late.cause) == (1, cause)
+
+
+@pytest.mark.parametrize(
+    ("queue_ns", "cause"),
+    [((200, 320), StragglerCause.CPU_TAKEN), ((100, 120), StragglerCause.LATE_HOST)],
+)
+def test_a_stage_of_one_rank_that_idles_because_others_have_its_cpu_is_no_late_host(
+    monkeypatch, queue_ns, cause
+):
+    """Its CPU runs longer than that of the other stage, which may be because of its layers."""
+    monkeypatch.setattr(stragglers, "held_stages", lambda *_: {0: (0,), 1: (1,)})
+    late = busy_machine(own_ns=(360, 560), queue_ns=queue_ns, cpu_ns=(160, 240), idle_ns=(100, 300))
+    assert (late.rank, late.cause) == (1, cause)
+
+
+@pytest.mark.parametrize(
+    ("queue_ns", "cause"),
+    [
+        pytest.param((70, 60), StragglerCause.CPU_TAKEN, id="both wait for CPUs"),
+        pytest.param((0, 60), StragglerCause.UNKNOWN, id="the late one waits"),
+        pytest.param((60, 0), StragglerCause.UNKNOWN, id="the other one waits"),
+    ],
+)
+def test_lateness_without_a_cause_is_put_down_to_cpus_that_are_taken_from_all(
+    monkeypatch, queue_ns, cause
+):
+    """Threads of gloo and workers of loaders wait for CPUs too, and nothing records it."""
+    monkeypatch.setattr(causes, "_without_queue", lambda *_: Cause(StragglerCause.UNKNOWN))
+    late = busy_machine(own_ns=(360, 560), queue_ns=queue_ns, cpu_ns=(300, 300))
     assert (late.rank, late.cause) == (1, cause)
 
 

@@ -20,8 +20,9 @@ stragglers. What the job gains on a quiet host is simulated as if all ranks kept
 
 A rank is named alone if it waits far longer than the others do, in proportion to the time that each
 runs on a CPU. Less is asked for if it may use half as many CPUs as the median rank of its host, or
-fewer. If all ranks wait, the machine is busy, and which rank is to blame is uncertain: for seconds
-at a time, one of two ranks waits twice as long as the other by chance alone.
+fewer, and none is named that loses out to another rank on the same CPUs, all of them busy. If all
+ranks wait, the machine is busy, and which rank is to blame is uncertain: for seconds at a time, one
+of two ranks waits twice as long as the other by chance alone.
 
 ## How to fix
 Give the job CPUs of its own: stop other work on the host, ask the scheduler for exclusive cores,
@@ -93,7 +94,7 @@ def check(
     if not found:
         return
     confined = {one.rank: one for host in settings.hosts for one in host.confined}
-    alone = _starved(pauses, step, limits, confined)
+    alone = _without_chance(_starved(pauses, step, limits, confined), settings)
     named = alone or found
     worst = max(waits[rank] for rank in named)
     yield Draft(
@@ -148,6 +149,18 @@ def _starved(
             > _times(pauses.ranks[row].rank, confined, limits) * max(wait, rate * ran[row])
         ]
     return tuple(pauses.ranks[row].rank for row in found)
+
+
+def _without_chance(alone: tuple[int, ...], settings: SettingsResult) -> tuple[int, ...]:
+    """Those that do not just lose out to another rank on the same busy CPUs."""
+    lucky = [{*host.crowded} - {*alone} for host in settings.hosts]
+    by_chance = {
+        rank
+        for host, rest in zip(settings.hosts, lucky, strict=True)
+        if rest
+        for rank in host.crowded
+    }
+    return tuple(rank for rank in alone if rank not in by_chance)
 
 
 def _times(rank: int, confined: Collection[int], limits: Limits) -> float:

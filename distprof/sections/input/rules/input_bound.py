@@ -41,6 +41,15 @@ from distprof.sections.stragglers.result import StragglersResult
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import Severity, StragglerCause, StragglerPattern
 
+_FIX = (
+    "Raise num_workers and prefetch_factor, set pin_memory and persistent_workers, and copy with "
+    "non_blocking=True. Then look at decoding and storage."
+)
+_FIX_OF_CPU = (
+    "Raise num_workers and prefetch_factor, and set persistent_workers; leave the workers cores "
+    "that no rank computes on. Then look at decoding and storage."
+)
+
 
 @rule(
     code="INP101",
@@ -77,11 +86,10 @@ def check(
     if late and set(late) <= _named(stragglers):
         return
     yield Draft(
-        message=f"For {step.share(cost)} the GPU idles while the training loop waits for data.",
-        fix=(
-            "Raise num_workers and prefetch_factor, set pin_memory and persistent_workers, and "
-            "copy with non_blocking=True. Then look at decoding and storage."
+        message=(
+            f"For {step.share(cost)} {idle.nothing_runs} while the training loop waits for data."
         ),
+        fix=_FIX_OF_CPU if idle.is_cpu else _FIX,
         cost_ns_per_step=cost,
         ranks=late,
         evidence=("idle.ranks", "waterfall.all"),

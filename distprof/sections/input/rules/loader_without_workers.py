@@ -44,6 +44,9 @@ from distprof.sections.stragglers.result import StragglersResult
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import Severity
 
+_OTHERS = "persistent_workers=True and pin_memory=True"
+_OTHERS_OF_CPU = "persistent_workers=True"
+
 
 @rule(
     code="INP103",
@@ -81,14 +84,15 @@ def check(
     is_named = waiting.ranks and set(waiting.ranks) <= named_for_late_input(stragglers)
     if waiting.ratio < least or is_named:
         return
+    others = _OTHERS_OF_CPU if idle.is_cpu else _OTHERS
     yield Draft(
         message=(
-            f"For {waiting.share} the GPU idles while the training thread loads its batch itself: "
-            "the data loader has no workers."
+            f"For {waiting.share} {idle.nothing_runs} while the training thread loads its batch "
+            "itself: the data loader has no workers."
         ),
         fix=(
-            "Set num_workers=4 or more, persistent_workers=True and pin_memory=True. If batches "
-            "are only indexed in memory, index whole batches at once."
+            f"Set num_workers=4 or more and {others}. If batches are only indexed in memory, index "
+            "whole batches at once."
         ),
         cost_ns_per_step=waiting.ns,
         ranks=waiting.ranks,
