@@ -186,8 +186,9 @@ def find_cause(
     return _lost_in_a_crowd(position, analyses, own_time, pauses or {}) or found
 
 
-CROWDED = 0.05
-"""Share of all steps for which a rank and its peers wait for a CPU: there is none for them all."""
+CROWDED = 0.03
+"""Share of all steps for which a rank and its peers wait for a CPU: there is none for them all. As
+much makes `cpu-contention` say so."""
 
 
 def _lost_in_a_crowd(
@@ -334,7 +335,7 @@ def _taken(found: Cause, queue: _Queue, lateness_ns: float) -> Cause | None:
     if lateness_ns <= 0 or found.detail or found.cause is StragglerCause.LATE_INPUT:
         return None  # the rest is proven by what was recorded: collections, tokens, sensors
     if queue.more_work_ns is not None:
-        slept = queue.slept_ns if found.cause is StragglerCause.LATE_HOST else 0.0
+        slept = queue.proven_sleep_ns if found.cause is StragglerCause.LATE_HOST else 0.0
         proven_ns = queue.more_work_ns + slept
         due_ns = min(lateness_ns, queue.excess_ns) if queue.is_lasting else lateness_ns
         may_be = proven_ns < EXPLAINS * due_ns or found.cause is StragglerCause.UNKNOWN
@@ -346,6 +347,11 @@ def _taken(found: Cause, queue: _Queue, lateness_ns: float) -> Cause | None:
         return None
     evidence = (_text(queue.beyond_peers), _UNCERTAIN)
     return Cause(StragglerCause.CPU_TAKEN, evidence, "", _share(queue.beyond_peers, lateness_ns))
+
+
+CHANCE_IN_MANY = 0.25
+CHANCE_IN_ONE = 2.0
+"""Relative to what a thread waits for a CPU, what it may sleep by chance because others wait."""
 
 
 class _Queue(msgspec.Struct, frozen=True):
@@ -364,6 +370,7 @@ class _Queue(msgspec.Struct, frozen=True):
         excess_ns: All own time beyond its peers'. What it costs them can be more: each waits for
             whichever of them is last, and chance adds to that on a busy machine.
         is_lasting: Whether the late steps are at least half of all, so that chance evens out.
+        is_once: Whether the rank is late in one step of several.
     """
 
     beyond_its_share: _Excess
@@ -373,6 +380,17 @@ class _Queue(msgspec.Struct, frozen=True):
     slept_ns: float = 0.0
     excess_ns: float = 0.0
     is_lasting: bool = False
+    is_once: bool = False
+
+    @property
+    def proven_sleep_ns(self) -> float:
+        """``slept_ns`` where it is more than chance.
+
+        The thread also sleeps while another one of its rank waits for a CPU. Nothing records that;
+        it can take as long as the thread itself waits, or longer, and evens out over many steps.
+        """
+        chance = CHANCE_IN_ONE if self.is_once else CHANCE_IN_MANY
+        return self.slept_ns if self.slept_ns >= chance * self.whole_ns else 0.0
 
     def explained(self, lateness_ns: float) -> Cause | None:
         """That others take its CPU, where it waits for it, and does not sleep, half of that."""
@@ -416,13 +434,15 @@ class _Queue(msgspec.Struct, frozen=True):
             return _Queue(*excesses, float(queue[position]))
         # A thread also waits for a CPU when it returns from communication: that is too much here.
         slept = np.maximum(own - ran - queue, 0)
+        num_steps = next(iter(own_time.parts.values())).shape[1]
         return _Queue(
             *excesses,
             float(queue[position]),
             _more_work(float(ran[position]), ran[others], queue[others]),
             max(0.0, float(slept[position] - np.median(slept[others]))),
             max(0.0, float(own[position] - np.median(own[others]))),
-            is_lasting=2 * len(steps) >= next(iter(own_time.parts.values())).shape[1],
+            is_lasting=2 * len(steps) >= num_steps,
+            is_once=len(steps) == 1 < num_steps,
         )
 
 

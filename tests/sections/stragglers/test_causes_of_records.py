@@ -283,6 +283,20 @@ def test_what_is_its_own_is_compared_with_how_much_later_it_is_in_many_steps(
     assert (found is not None and found.cause is StragglerCause.CPU_TAKEN) == is_taken
 
 
+@pytest.mark.parametrize(
+    ("slept_ns", "is_once", "is_taken"),
+    [(40, False, False), (9, False, True), (40, True, True), (90, True, False)],
+)
+def test_a_short_sleep_proves_nothing_where_its_other_threads_wait_for_a_cpu_too(
+    slept_ns, is_once, is_taken
+):
+    """The training thread waits for 40; one that waits for another thread of its rank sleeps."""
+    of = _Excess(QUEUED, 3.0, 37.0)
+    queue = _Queue(of, of, 40.0, 0.0, slept_ns, 10.0, not is_once, is_once)
+    found = _taken(Cause(StragglerCause.LATE_HOST, ("idling",)), queue, 10.0)
+    assert (found is not None and found.cause is StragglerCause.CPU_TAKEN) == is_taken
+
+
 def excess(what, own, peers):
     return _Excess(what, float(own - peers), float(peers))
 

@@ -153,12 +153,8 @@ def _starved(
 
 def _without_chance(alone: tuple[int, ...], settings: SettingsResult) -> tuple[int, ...]:
     """Those that do not just lose out to another rank on the same busy CPUs."""
-    lucky = [{*host.crowded} - {*alone} for host in settings.hosts]
     by_chance = {
-        rank
-        for host, rest in zip(settings.hosts, lucky, strict=True)
-        if rest
-        for rank in host.crowded
+        rank for host in settings.hosts if {*host.crowded} - {*alone} for rank in host.crowded
     }
     return tuple(rank for rank in alone if rank not in by_chance)
 
