@@ -338,7 +338,8 @@ def test_overhead_is_measured_from_what_probes_cost(
     def drain(_: float) -> None:
         clock.now_ns += 7_000
 
-    monkeypatch.setattr("distprof_probes.session.drain", drain)
+    module = sys.modules["distprof_probes.session"]  # its name in the package is a function's
+    monkeypatch.setattr(module, "drain", drain)
 
     class Costly(Witness):
         def step_started(self, step: int) -> None:
