@@ -27,6 +27,7 @@ __all__ = [
     "OwnTime",
     "chance_of_mean",
     "held_stages",
+    "mean_step_of",
     "over_peers",
     "same_stages",
 ]
@@ -120,6 +121,11 @@ class OwnTime(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     parts: Mapping[str, Int64Array]
     peers: tuple[tuple[int, ...], ...]
     hidden: Int64Array
+
+    @property
+    def num_steps(self) -> int:
+        """Number of analysed steps."""
+        return int(self.hidden.shape[1])
 
     @staticmethod
     def of(
@@ -311,3 +317,9 @@ def _held(analysis: RankAnalysis) -> Int64Array:
 
 def _exposed(analysis: RankAnalysis) -> Int64Array:
     return np.array([step.exposed_comm_ns for step in analysis.steps], dtype=np.int64)
+
+
+def mean_step_of(analyses: Mapping[int, RankAnalysis]) -> float:
+    """What all shares of a report are shares of."""
+    spans = [step.span_ns for analysis in analyses.values() for step in analysis.steps]
+    return max(sum(spans) / len(spans) if spans else 1.0, 1.0)

@@ -19,6 +19,9 @@ _FIRST = 700
 _SPARE = 100
 """Numbers that stay free above the first of ours: of 1,024, the usual limit."""
 
+_MOST_BYTES = 100
+"""Read for words: what the kernel says of a process or thread is shorter."""
+
 
 def out_of_the_way(number: int) -> int:
     """The same open file under a high number; the old number is free again.
@@ -79,6 +82,15 @@ class OwnFile:
     def is_usable(self) -> bool:
         """Whether it is open, if need be again; not if it was replaced or deleted meanwhile."""
         return self.is_open() or self._reopen()
+
+    def words(self) -> list[bytes]:
+        """The words at its start; none if it is not usable."""
+        if not self.is_usable():
+            return []
+        try:
+            return os.pread(self.number, _MOST_BYTES, 0).split()
+        except OSError:
+            return []
 
     def close(self) -> None:
         """Close it, unless its number belongs to another file by now."""

@@ -12,7 +12,6 @@ __all__ = ["CpuTime", "RunQueue"]
 
 _SCHEDSTAT = "/proc/thread-self/schedstat"
 """Linux: time on a CPU and time waiting for one in ns, and the number of time slices."""
-_MOST_BYTES = 100
 
 
 class CpuTime(NamedTuple):
@@ -78,12 +77,11 @@ class RunQueue:
             self._open = None
 
     def _times(self) -> CpuTime:
-        if self._open is None or not self._open.is_usable():
-            return CpuTime()
+        words = [] if self._open is None else self._open.words()
         try:
-            ran, waited, *_ = os.pread(self._open.number, _MOST_BYTES, 0).split()
+            ran, waited, *_ = words
             return CpuTime(int(ran), int(waited))
-        except (OSError, ValueError, IndexError):
+        except ValueError:  # too few, or no numbers
             return CpuTime()
 
 

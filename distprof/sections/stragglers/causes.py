@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from distprof.schema import Int64Array
 from distprof.sections.context import RankAnalysis
 from distprof.sections.idle.measure import HostPauses
-from distprof.sections.own_time import COMPUTATION, HOST, INPUT, OwnTime
+from distprof.sections.own_time import COMPUTATION, HOST, INPUT, OwnTime, mean_step_of
 from distprof.sections.stragglers.computing import Work, why_it_computes_longer
 from distprof.sections.stragglers.result import SequenceImbalance
 from distprof.sections.telemetry.result import RankTelemetry, TelemetryResult, WindowSensors
@@ -204,14 +204,12 @@ def _lost_in_a_crowd(
     """
     if not all(analysis.is_cpu for analysis in analyses.values()):
         return None
-    num_steps = next(iter(own_time.parts.values())).shape[1]
-    queue = _recorded("run_queue_ns", range(num_steps), analyses, own_time, pauses)
+    queue = _recorded("run_queue_ns", range(own_time.num_steps), analyses, own_time, pauses)
     others = [peer for peer in own_time.peers[position] if peer != position]
     if queue is None or not others:
         return None
-    spans = [step.span_ns for analysis in analyses.values() for step in analysis.steps]
     least = min(float(queue[position]), float(np.median(queue[others])))
-    if not spans or least < CROWDED * sum(spans) / len(spans):
+    if least < CROWDED * mean_step_of(analyses):
         return None
     text = f"it and its peers wait {format_duration(least)} of each step or more for a free CPU"
     return Cause(StragglerCause.CPU_TAKEN, (text, _UNCERTAIN), "", ALIKE_SHARED)
@@ -238,8 +236,7 @@ def cpu_taken(
     shares = SHARED_CACHE * computes_ns
     if queue.more_work_ns is None or not lateness_ns < shares < queue.whole_ns:
         return queue.explained(lateness_ns)
-    text = f"it waits {format_duration(queue.whole_ns)} of such a step for a free CPU"
-    return Cause(StragglerCause.CPU_TAKEN, (text,), "", ALIKE_SHARED)
+    return queue.whole()
 
 
 def idles_for_a_cpu(
@@ -262,8 +259,7 @@ def idles_for_a_cpu(
     idles_ns = float(own_time.parts[HOST][position, list(steps)].mean())
     if queue.whole_ns < MOSTLY_QUEUED * idles_ns:
         return None
-    text = f"it waits {format_duration(queue.whole_ns)} of such a step for a free CPU"
-    return Cause(StragglerCause.CPU_TAKEN, (text, _UNCERTAIN), "", ALIKE_SHARED)
+    return queue.whole(_UNCERTAIN)
 
 
 MOSTLY_QUEUED = 0.75
@@ -399,6 +395,11 @@ class _Queue(msgspec.Struct, frozen=True):
             return None
         return Cause(StragglerCause.CPU_TAKEN, (_text(queued),), "", _share(queued, lateness_ns))
 
+    def whole(self, *more: str) -> Cause:
+        """That others take its CPU, by all that it waits."""
+        text = f"it waits {format_duration(self.whole_ns)} of such a step for a free CPU"
+        return Cause(StragglerCause.CPU_TAKEN, (text, *more), "", ALIKE_SHARED)
+
     @staticmethod
     def of(
         position: int,
@@ -434,15 +435,14 @@ class _Queue(msgspec.Struct, frozen=True):
             return _Queue(*excesses, float(queue[position]))
         # A thread also waits for a CPU when it returns from communication: that is too much here.
         slept = np.maximum(own - ran - queue, 0)
-        num_steps = next(iter(own_time.parts.values())).shape[1]
         return _Queue(
             *excesses,
             float(queue[position]),
             _more_work(float(ran[position]), ran[others], queue[others]),
             max(0.0, float(slept[position] - np.median(slept[others]))),
             max(0.0, float(own[position] - np.median(own[others]))),
-            is_lasting=2 * len(steps) >= num_steps,
-            is_once=len(steps) == 1 < num_steps,
+            is_lasting=2 * len(steps) >= own_time.num_steps,
+            is_once=len(steps) == 1 < own_time.num_steps,
         )
 
 

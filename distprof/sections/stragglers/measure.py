@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from distprof.run.run import Run
 from distprof.sections.context import ProbeRecords, RankAnalyses, RankAnalysis
 from distprof.sections.idle.measure import HostPauses
-from distprof.sections.own_time import COMPUTATION, HOST, OwnTime, held_stages
+from distprof.sections.own_time import COMPUTATION, HOST, OwnTime, held_stages, mean_step_of
 from distprof.sections.stragglers.arrivals import Blame, judge_arrivals
 from distprof.sections.stragglers.causes import Cause, cpu_taken, find_cause, idles_for_a_cpu
 from distprof.sections.stragglers.computing import EXPERTS
@@ -150,7 +150,7 @@ def analyze_stragglers(
     blame = judge_arrivals(run, analyses, len(step_numbers))
     stages = held_stages(analyses, run)
     own_time = OwnTime.of(analyses, stages)
-    mean_step = _mean_step(analyses)
+    mean_step = mean_step_of(analyses)
     sequences = find_sequence_imbalance(analyses, own_time, pauses, mean_step)
     known = _Evidence(
         run=run,
@@ -450,12 +450,6 @@ def _typical_step(analyses: Mapping[int, RankAnalysis], step_time: StepTimeResul
         return float(step_time.median_ns)
     spans = [step.span_ns for analysis in analyses.values() for step in analysis.steps]
     return max(float(np.median(spans)) if spans else 1.0, 1.0)
-
-
-def _mean_step(analyses: Mapping[int, RankAnalysis]) -> float:
-    """What all shares of a report are shares of."""
-    spans = [step.span_ns for analysis in analyses.values() for step in analysis.steps]
-    return max(sum(spans) / len(spans) if spans else 1.0, 1.0)
 
 
 def _straggler(

@@ -15,7 +15,6 @@ from distprof_probes.probe import Probe
 __all__ = ["MemoryProbe", "ResidentMemory", "resident_bytes"]
 
 _STATM = "/proc/self/statm"
-_MOST_BYTES = 100
 
 
 class ResidentMemory:
@@ -30,13 +29,8 @@ class ResidentMemory:
 
     def num_bytes(self) -> int | None:
         """How much it is now; None if the system does not report it (not Linux)."""
-        if self._open is None or not self._open.is_usable():
-            return None
-        try:
-            pages = os.pread(self._open.number, _MOST_BYTES, 0).split()[1]
-        except (OSError, IndexError):
-            return None
-        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+        words = [] if self._open is None else self._open.words()
+        return None if len(words) < 2 else int(words[1]) * os.sysconf("SC_PAGE_SIZE")
 
     def close(self) -> None:
         """Close the file."""

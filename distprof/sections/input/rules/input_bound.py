@@ -36,10 +36,11 @@ from collections.abc import Iterator
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.idle.result import IdleResult
+from distprof.sections.input.rules._shared import named_for_late_input
 from distprof.sections.shares import mean_step
 from distprof.sections.stragglers.result import StragglersResult
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
-from distprof.terms import Severity, StragglerCause, StragglerPattern
+from distprof.terms import Severity
 
 _FIX = (
     "Raise num_workers and prefetch_factor, set pin_memory and persistent_workers, and copy with "
@@ -83,7 +84,7 @@ def check(
         for rank in idle.ranks
         if rank.input_ns >= limits["idle_input_ratio"] * spans.get(rank.rank, rank.idle_ns)
     )
-    if late and set(late) <= _named(stragglers):
+    if late and set(late) <= named_for_late_input(stragglers):
         return
     yield Draft(
         message=(
@@ -96,12 +97,3 @@ def check(
         without="input",
         severity=Severity.ERROR if step.ratio(cost) >= limits["error_ratio"] else None,
     )
-
-
-def _named(stragglers: StragglersResult) -> set[int]:
-    """Ranks whose late input a straggler rule reports."""
-    return {
-        rank.rank
-        for rank in stragglers.ranks
-        if rank.pattern is not StragglerPattern.NONE and rank.cause is StragglerCause.LATE_INPUT
-    }
