@@ -191,6 +191,10 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         step: Step in which it happened.
         generation: Generation of the garbage collector; None for other kinds.
         num_collected: Objects freed; None for other kinds.
+        cpu_ns: Time for which the training thread, or the worker that owes the batch, ran on a CPU;
+            None where the system does not say, and for other kinds.
+        run_queue_ns: Time for which they were ready to run but had no CPU.
+        in_phase: Whether it is in a phase ``input``, which counts in its place.
     """
 
     kind: Literal["gc", "input"]
@@ -199,6 +203,9 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     step: int | None = None
     generation: int | None = None
     num_collected: int | None = None
+    cpu_ns: int | None = None
+    run_queue_ns: int | None = None
+    in_phase: bool = False
 
 
 class ClockStamp(msgspec.Struct, frozen=True, kw_only=True):

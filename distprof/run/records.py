@@ -165,6 +165,9 @@ PAUSES = TableSchema(
         _count("step", "Step in which it happened."),
         _count("generation", "Of the garbage collector."),
         _count("num_collected", "Objects freed."),
+        _count("cpu_ns", "Time on a CPU, of those who load the batch."),
+        _count("run_queue_ns", "Time without one, though ready to run."),
+        Column(name="in_phase", dtype="bool", doc="In a phase ``input``, which counts instead."),
     ),
 )
 

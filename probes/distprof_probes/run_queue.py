@@ -8,10 +8,13 @@ from typing import NamedTuple
 
 from distprof_probes.own_files import OwnFile
 
-__all__ = ["CpuTime", "RunQueue"]
+__all__ = ["CpuTime", "RunQueue", "of_process", "spent"]
 
-_SCHEDSTAT = "/proc/thread-self/schedstat"
+_PROC = "/proc"
+_SCHEDSTAT = f"{_PROC}/thread-self/schedstat"
 """Linux: time on a CPU and time waiting for one in ns, and the number of time slices."""
+
+_MOST_BYTES = 100
 
 
 class CpuTime(NamedTuple):
@@ -38,7 +41,7 @@ class RunQueue:
         """Time on a CPU and in the run queue since the last call of this thread."""
         now = self.total()
         before, self._before = self._before, now
-        return _between(before, now)
+        return spent(before, now)
 
     def total(self) -> CpuTime:
         """The same since this thread began; :meth:`since_last` takes no notice of the call."""
@@ -56,10 +59,10 @@ class RunQueue:
         Returns:
             None where the system does not say.
         """
-        spent = _between(since, self.total())
-        if spent.ran_ns is None or spent.waited_ns is None:
+        passed = spent(since, self.total())
+        if passed.ran_ns is None or passed.waited_ns is None:
             return None
-        return max(duration_ns - spent.ran_ns - spent.waited_ns, 0)
+        return max(duration_ns - passed.ran_ns - passed.waited_ns, 0)
 
     def close(self) -> None:
         """Close the file."""
@@ -77,16 +80,45 @@ class RunQueue:
             self._open = None
 
     def _times(self) -> CpuTime:
-        words = [] if self._open is None else self._open.words()
-        try:
-            ran, waited, *_ = words
-            return CpuTime(int(ran), int(waited))
-        except ValueError:  # too few, or no numbers
-            return CpuTime()
+        return CpuTime() if self._open is None else _parsed(self._open.words())
 
 
-def _between(before: CpuTime, now: CpuTime) -> CpuTime:
-    """What was spent between two totals of one thread."""
+def of_process(number: int, proc: str = _PROC) -> CpuTime:
+    """Of all threads of a process together, since each began.
+
+    Args:
+        number: The process's ID.
+        proc: Folder in which the system shows processes.
+    """
+    try:
+        with os.scandir(f"{proc}/{number}/task") as threads:
+            times = [_parsed(_words(f"{thread.path}/schedstat")) for thread in threads]
+    except OSError:  # it ended
+        return CpuTime()
+    ran = [time.ran_ns for time in times if time.ran_ns is not None]
+    waited = [time.waited_ns for time in times if time.waited_ns is not None]
+    is_known = 0 < len(times) == len(ran) == len(waited)
+    return CpuTime(sum(ran), sum(waited)) if is_known else CpuTime()
+
+
+def _words(file: str) -> list[bytes]:
+    number = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(number, _MOST_BYTES).split()
+    finally:
+        os.close(number)
+
+
+def _parsed(words: list[bytes]) -> CpuTime:
+    try:
+        ran, waited, *_ = words
+        return CpuTime(int(ran), int(waited))
+    except ValueError:  # too few, or no numbers
+        return CpuTime()
+
+
+def spent(before: CpuTime, now: CpuTime) -> CpuTime:
+    """What was spent between two totals of one thread, or of one process."""
     if before.ran_ns is None or before.waited_ns is None:
         return CpuTime()
     if now.ran_ns is None or now.waited_ns is None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import statistics
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import msgspec
 import pytest
 from distprof_probes.options import ProbeOptions
 from distprof_probes.probes.pauses import PausesProbe
+from distprof_probes.run_queue import CpuTime, of_process
 from distprof_probes.session import Session
 
 from distprof.artefacts.records import Pause
@@ -163,7 +166,7 @@ def test_waits_for_a_data_loader_belong_to_their_step(tmp_path: Path) -> None:
     assert durations == [(0, 30.0), (2, 20.0)]  # 0.05 ms is nothing
 
 
-def test_a_wait_within_an_input_phase_is_in_the_step_log_only(tmp_path: Path) -> None:
+def test_a_wait_within_an_input_phase_is_marked_because_the_step_log_has_it(tmp_path: Path) -> None:
     hand = Hand()
     session = _session(tmp_path, hand)
     batches = iter(torch_data.DataLoader(Slow(hand, 30.0, 40.0)))
@@ -174,7 +177,56 @@ def test_a_wait_within_an_input_phase_is_in_the_step_log_only(tmp_path: Path) ->
     session.step()
     session.close()
     waits = [pause for pause in _pauses(tmp_path) if pause.kind == "input"]
-    assert [(pause.end_ns - pause.start_ns) / MS for pause in waits] == [40.0]
+    found = [((pause.end_ns - pause.start_ns) / MS, pause.in_phase) for pause in waits]
+    assert found == [(30.0, True), (40.0, False)]
+
+
+class Busy(torch_data.Dataset[int]):
+    """Computes, or sleeps, for 30 ms per sample."""
+
+    def __init__(self, *, computes: bool) -> None:
+        self.computes = computes
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> int:
+        if not self.computes:
+            time.sleep(0.03)
+        end = time.process_time() + 0.03
+        while self.computes and time.process_time() < end:
+            pass
+        return index
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="needs Linux")
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("computes", [True, False])
+def test_a_wait_says_how_long_those_who_load_ran_and_had_no_cpu(
+    tmp_path: Path, *, num_workers: int, computes: bool
+) -> None:
+    """A worker that sleeps lacks no CPU, even where it is busy as one that computes."""
+    session = Session(tmp_path, options=OPTIONS, probes=[PausesProbe()])
+    for _ in torch_data.DataLoader(Busy(computes=computes), num_workers=num_workers):
+        session.step()
+    session.close()
+    waits = [pause for pause in _pauses(tmp_path) if pause.kind == "input"]
+    awake = [(pause.cpu_ns or 0) + (pause.run_queue_ns or 0) for pause in waits]
+    lasted = [pause.end_ns - pause.start_ns for pause in waits]
+    assert all(0 <= ns <= 2 * most for ns, most in zip(awake, lasted, strict=True))
+    assert statistics.median(lasted) > 20 * MS
+    assert (statistics.median(awake) > 15 * MS) is computes
+
+
+def test_a_worker_that_is_gone_or_hidden_is_unknown(tmp_path: Path) -> None:
+    assert of_process(1, str(tmp_path)) == CpuTime()
+    threads = tmp_path / "1" / "task"
+    for thread, text in ((7, "5 3 1"), (8, "10 4 1")):
+        (threads / str(thread)).mkdir(parents=True)
+        (threads / str(thread) / "schedstat").write_text(text)
+    assert of_process(1, str(tmp_path)) == CpuTime(15, 7)
+    (threads / "8" / "schedstat").write_text("")
+    assert of_process(1, str(tmp_path)) == CpuTime()
 
 
 def test_a_loader_over_a_loader_waits_once(tmp_path: Path) -> None:

@@ -682,8 +682,11 @@ def pauses(
     gc_ns: dict[int, int] | None = None,
     queue_ns: dict[int, int] | None = None,
     cpu_ns: dict[int, int] | None = None,
+    loader_queue_ns: dict[int, int] | None = None,
 ) -> PausesResult:
     """Collections of 20 µs in a step, and 5 µs without a CPU; on some ranks another time.
+
+    Loaders never lack a CPU, or for as long as given.
 
     Time on a CPU is 10 ms, or what is given, and not known where nothing is.
     """
@@ -702,6 +705,7 @@ def pauses(
                 longest_input_ns=None,
                 run_queue_ns_per_step=queued[rank],
                 cpu_ns_per_step=ran.get(rank),
+                input_queue_ns_per_step=(loader_queue_ns or {}).get(rank),
             )
             for rank in RANKS
         )

@@ -149,6 +149,15 @@ def test_late_input_counts_only_where_loaders_do_not_wait_as_long_for_a_cpu(queu
     assert is_found or "the machine is busy" in outcome.not_checked[0].why
 
 
+@pytest.mark.parametrize(("lacks_ms", "is_found"), [(0.5, True), (1.2, False)])
+def test_late_input_counts_only_where_the_loader_has_a_cpu(lacks_ms, is_found):
+    results = of_input.bad_uneven_input()
+    results[PausesResult] = pauses(loader_queue_ns={3: lacks_ms * MS})
+    outcome = outcome_of("INP102", results)
+    assert bool(outcome.findings) == is_found
+    assert is_found or "its loader waits 1.20 ms of it for a free CPU" in outcome.not_checked[0].why
+
+
 @pytest.mark.parametrize(
     ("queue_ms", "ran_ms", "is_found"),
     [

@@ -62,6 +62,9 @@ def records_of(recording: Recording, rank: int) -> InMemoryRecords:
             "step": step,
             "generation": 2,
             "num_collected": 100,
+            "cpu_ns": ABSENT,
+            "run_queue_ns": ABSENT,
+            "in_phase": False,
         }
         for step, start, end in log.collections
     ]

@@ -65,6 +65,9 @@ class HostPauses(msgspec.Struct, frozen=True, kw_only=True):
         tokens: Step to tokens trained on, None where they were not logged.
         run_queue_ns: Step to time without a CPU though ready to run, None where it is not known.
         cpu_ns: Step to time on a CPU, None where it is not known.
+        loader_cpu_ns: Step to time on a CPU of those who loaded its batches while training waited
+            for them, None where it is not known.
+        loader_queue_ns: The same for time without a CPU though ready to run.
     """
 
     gc_ns: Mapping[int, int] | None = None
@@ -72,6 +75,8 @@ class HostPauses(msgspec.Struct, frozen=True, kw_only=True):
     tokens: Mapping[int, int] | None = None
     run_queue_ns: Mapping[int, int] | None = None
     cpu_ns: Mapping[int, int] | None = None
+    loader_cpu_ns: Mapping[int, int] | None = None
+    loader_queue_ns: Mapping[int, int] | None = None
 
 
 def measure_pauses(records: RankRecords) -> RankPauses | None:
@@ -91,6 +96,7 @@ def measure_pauses(records: RankRecords) -> RankPauses | None:
         longest_input_ns=longest_wait,
         run_queue_ns_per_step=_mean_of_usual(records.step_log, "run_queue_ns"),
         cpu_ns_per_step=_mean_of_usual(records.step_log, "cpu_ns"),
+        input_queue_ns_per_step=_mean_of_loaders(records, "run_queue_ns"),
     )
 
 
@@ -116,15 +122,37 @@ def measure_host_pauses(records: RankRecords) -> HostPauses:
     pauses, phases = records.pauses, records.phases
     watched = len(pauses) > 0 or "pauses" in records.about
     collected = pauses.take(pauses.coded("kind").equals("gc") & _in_steps(records))
+    inputs = phases.take(phases.coded("name").equals("input"))
     return HostPauses(
-        gc_ns=_by_step(collected) if watched else None,
-        input_ns=_by_step(phases.take(phases.coded("name").equals("input")))
-        if len(phases)
-        else None,
+        gc_ns=_by_step(collected, _lasted(collected)) if watched else None,
+        input_ns=_by_step(inputs, _lasted(inputs)) if len(phases) else None,
         tokens=_logged(records.step_log, "tokens"),
         run_queue_ns=_within(records.step_log, "run_queue_ns"),
         cpu_ns=_within(records.step_log, "cpu_ns"),
+        loader_cpu_ns=_of_loaders(records, "cpu_ns") if watched else None,
+        loader_queue_ns=_of_loaders(records, "run_queue_ns") if watched else None,
     )
+
+
+def _of_loaders(records: RankRecords, column: str) -> dict[int, int] | None:
+    """What those who load batches spent in each step; None if one wait does not say."""
+    waits = _waits(records)
+    return None if (waits[column] < 0).any() else _by_step(waits, waits[column])
+
+
+def _mean_of_loaders(records: RankRecords, column: str) -> int | None:
+    """The same per step, without the first one."""
+    waits, log = _waits(records), records.step_log
+    if (waits[column] < 0).any():
+        return None
+    counted = waits["step"] != log["step"][0] if len(log) > 1 else slice(None)
+    return int(waits[column][counted].sum()) // max(1, len(log) - 1)
+
+
+def _waits(records: RankRecords) -> Table:
+    """All waits for a loader, inside phases too."""
+    pauses = records.pauses
+    return pauses.take(pauses.coded("kind").equals("input") & _in_steps(records))
 
 
 def _within(log: Table, column: str) -> dict[int, int] | None:
@@ -147,11 +175,16 @@ def _logged(log: Table, column: str) -> dict[int, int] | None:
     return dict(zip(steps[known].tolist(), values[known].tolist(), strict=True))
 
 
-def _by_step(rows: Table) -> dict[int, int]:
-    """Time of rows by step, without rows outside of steps."""
+def _lasted(rows: Table) -> Int64Array:
+    lasted: Int64Array = rows["end_ns"] - rows["start_ns"]
+    return lasted
+
+
+def _by_step(rows: Table, spent_ns: Int64Array) -> dict[int, int]:
+    """Time that rows took by step, without rows outside of steps."""
     steps, index = np.unique(rows["step"], return_inverse=True)
     total = np.zeros(len(steps), dtype=np.int64)
-    np.add.at(total, index, rows["end_ns"] - rows["start_ns"])
+    np.add.at(total, index, spent_ns)
     times = zip(steps.tolist(), total.tolist(), strict=True)
     return dict([(step, ns) for step, ns in times if step >= 0][-MAX_STEPS:])
 
@@ -165,7 +198,7 @@ def analyze_pauses(records: ProbeRecords) -> PausesResult:
 def _of_kind(records: RankRecords, kind: str) -> tuple[int, int, int | None]:
     """Time in pauses of a kind, their number, and the longest."""
     pauses, first = records.pauses, int(records.step_log["step"][0])
-    counted = pauses.coded("kind").equals(kind) & _in_steps(records)
+    counted = pauses.coded("kind").equals(kind) & ~pauses["in_phase"] & _in_steps(records)
     rows = pauses.take(
         counted & (pauses["step"] != first) if len(records.step_log) > 1 else counted
     )

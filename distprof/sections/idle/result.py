@@ -104,6 +104,8 @@ class RankPauses(Record, frozen=True, kw_only=True):
             steps that take at most twice the median; null where the system does not say.
         cpu_ns_per_step: The training thread ran on a CPU, mean of the same steps; null where the
             system does not say.
+        input_queue_ns_per_step: Part of the wait for input, in phases too, in which those who load
+            the batch had no CPU, mean per step; null where the system does not say.
     """
 
     rank: int
@@ -115,6 +117,7 @@ class RankPauses(Record, frozen=True, kw_only=True):
     longest_input_ns: int | None
     run_queue_ns_per_step: int | None = None
     cpu_ns_per_step: int | None = None
+    input_queue_ns_per_step: int | None = None
 
 
 class PausesResult(Result, frozen=True, kw_only=True):

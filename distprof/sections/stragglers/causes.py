@@ -328,8 +328,10 @@ def _taken(found: Cause, queue: _Queue, lateness_ns: float) -> Cause | None:
     Kernels get longer, and a rank idles between them, while their thread waits for a CPU. A rank
     with no more work than its peers has no reason of its own to wait longer than they do.
     """
-    if lateness_ns <= 0 or found.detail or found.cause is StragglerCause.LATE_INPUT:
+    if lateness_ns <= 0 or found.detail:
         return None  # the rest is proven by what was recorded: collections, tokens, sensors
+    if found.cause is StragglerCause.LATE_INPUT:
+        return queue.loader.explained(lateness_ns) if queue.loader is not None else None
     if queue.more_work_ns is not None:
         slept = queue.proven_sleep_ns if found.cause is StragglerCause.LATE_HOST else 0.0
         proven_ns = queue.more_work_ns + slept
@@ -350,6 +352,42 @@ CHANCE_IN_ONE = 2.0
 """Relative to what a thread waits for a CPU, what it may sleep by chance because others wait."""
 
 
+class _Loader(msgspec.Struct, frozen=True):
+    """What those who load a rank's batches do while training waits for them, in a late step.
+
+    Args:
+        queue_ns: They wait for a CPU.
+        more_work_ns: What running on a CPU longer than its peers' takes on such a machine.
+    """
+
+    queue_ns: float
+    more_work_ns: float
+
+    def explained(self, lateness_ns: float) -> Cause | None:
+        """That others take their CPU, where that is half of it and longer loading is not."""
+        if max(self.more_work_ns, lateness_ns - self.queue_ns) >= EXPLAINS * lateness_ns:
+            return None
+        text = f"its data loader waits {format_duration(self.queue_ns)} of it for a free CPU"
+        return Cause(StragglerCause.CPU_TAKEN, (text, _UNCERTAIN), "", ALIKE_SHARED)
+
+    @staticmethod
+    def of(
+        position: int,
+        others: list[int],
+        steps: Sequence[int],
+        analyses: Mapping[int, RankAnalysis],
+        own_time: OwnTime,
+        pauses: Mapping[int, HostPauses],
+    ) -> _Loader | None:
+        """Of a rank in some steps; None where not all ranks say how long they waited."""
+        queue = _recorded("loader_queue_ns", steps, analyses, own_time, pauses)
+        ran = _recorded("loader_cpu_ns", steps, analyses, own_time, pauses)
+        if queue is None or ran is None:
+            return None
+        more = _more_work(float(ran[position]), ran[others], queue[others])
+        return _Loader(float(queue[position]), more)
+
+
 class _Queue(msgspec.Struct, frozen=True):
     """How much longer than its peers a rank is ready to run, but has no CPU, in a late step.
 
@@ -367,6 +405,7 @@ class _Queue(msgspec.Struct, frozen=True):
             whichever of them is last, and chance adds to that on a busy machine.
         is_lasting: Whether the late steps are at least half of all, so that chance evens out.
         is_once: Whether the rank is late in one step of several.
+        loader: What those who load its batches do; None where it is not known.
     """
 
     beyond_its_share: _Excess
@@ -377,6 +416,7 @@ class _Queue(msgspec.Struct, frozen=True):
     excess_ns: float = 0.0
     is_lasting: bool = False
     is_once: bool = False
+    loader: _Loader | None = None
 
     @property
     def proven_sleep_ns(self) -> float:
@@ -424,6 +464,7 @@ class _Queue(msgspec.Struct, frozen=True):
         ran = _recorded("cpu_ns", steps, analyses, own_time, pauses)
         own = _own(own_time, steps)
         asked = own if ran is None else ran
+        loader = _Loader.of(position, others, steps, analyses, own_time, pauses)
         usual = float(np.median(queue[others]))
         rate = float(np.median(queue[others] / np.maximum(asked[others], 1)))
         share = rate * float(asked[position])
@@ -432,7 +473,7 @@ class _Queue(msgspec.Struct, frozen=True):
             _Excess(QUEUED, float(queue[position]) - usual, usual),
         )
         if ran is None or not all(analysis.is_cpu for analysis in analyses.values()):
-            return _Queue(*excesses, float(queue[position]))
+            return _Queue(*excesses, float(queue[position]), loader=loader)
         # A thread also waits for a CPU when it returns from communication: that is too much here.
         slept = np.maximum(own - ran - queue, 0)
         return _Queue(
@@ -443,6 +484,7 @@ class _Queue(msgspec.Struct, frozen=True):
             max(0.0, float(own[position] - np.median(own[others]))),
             is_lasting=2 * len(steps) >= own_time.num_steps,
             is_once=len(steps) == 1 < own_time.num_steps,
+            loader=loader,
         )
 
 

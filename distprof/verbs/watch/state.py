@@ -208,7 +208,7 @@ class JobWatch:
             rank.seen_s = now_s
         for each in ranks:
             for pause in each.pauses:
-                if pause.kind == "input" and pause.step is not None:
+                if pause.kind == "input" and pause.step is not None and not pause.in_phase:
                     self.table.add_input(each.rank, pause.step, pause.end_ns - pause.start_ns)
         silent_s = self.silent_s(now_s)
         if silent_s is None:  # the first look: the job may have stopped before

@@ -3,8 +3,11 @@
 Garbage collections shorter than 0.1 ms are counted and summed, not listed: there are hundreds per
 second and none matters. Waits for a ``DataLoader`` are those of the training thread, from the
 request for a batch until it arrives, including the start of an epoch (where workers start). Waits
-inside ``session.phase("input")`` are left out, because ``steps.jsonl`` holds the phase. So the
-input time of a step is the sum of both files.
+inside ``session.phase("input")`` say so, because ``steps.jsonl`` holds the phase. So the input time
+of a step is the sum of its phases and of the other waits.
+
+A loader waits for a free CPU as training does. So each wait also says how long those who load the
+batch ran, and were ready to run but had no CPU: the training thread, and the worker that owes it.
 """
 
 from __future__ import annotations
@@ -17,9 +20,12 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from distprof.artefacts import PAUSES_FILE
 from distprof.artefacts.records import Pause
 from distprof_probes.probe import Probe
+from distprof_probes.run_queue import CpuTime, RunQueue, of_process, spent
 
 if TYPE_CHECKING:
     from distprof_probes.session import Session
@@ -63,12 +69,13 @@ class PausesProbe(Probe):
         self._write_waits(step)
 
     def phase_ended(self, name: str, start_ns: int, end_ns: int) -> None:
-        """Discard the waits inside an input phase."""
+        """Mark the waits inside an input phase."""
         if name == "input":
             self._loader.waits = [
-                (start, end)
-                for start, end in self._loader.waits
-                if start < start_ns or end > end_ns
+                msgspec.structs.replace(wait, in_phase=True)
+                if start_ns <= wait.start_ns and wait.end_ns <= end_ns
+                else wait
+                for wait in self._loader.waits
             ]
 
     def pause(self) -> None:
@@ -88,6 +95,7 @@ class PausesProbe(Probe):
     def stop(self) -> None:
         """Write the remaining records."""
         self.pause()
+        self._loader.close()
         if self._session is not None:
             self._write_waits(self._session.current_step)
 
@@ -127,9 +135,9 @@ class PausesProbe(Probe):
 
     def _write_waits(self, step: int) -> None:
         waits, self._loader.waits = self._loader.waits, []
-        for start, end in waits:
+        for wait in waits:
             if self.writer is not None:
-                self.writer.put(Pause(kind="input", start_ns=start, end_ns=end, step=step))
+                self.writer.put(msgspec.structs.replace(wait, step=step))
 
 
 class _LoaderWaits:
@@ -139,18 +147,19 @@ class _LoaderWaits:
         clock: Epoch nanoseconds.
 
     Attributes:
-        waits: Start and end of each wait in the current step.
+        waits: Those in the current step.
         thread: The training thread.
         active: Whether to observe.
     """
 
     def __init__(self, clock: Callable[[], int]) -> None:
-        self.waits: list[tuple[int, int]] = []
+        self.waits: list[Pause] = []
         self.thread = threading.get_ident()
         self.active = False
         self._clock = clock
         self._installed: list[tuple[type, str, _Function, _Function]] = []
         self._inside = False  # nested loaders wait once
+        self._queue = RunQueue()
 
     def install(self) -> None:
         """Wrap torch's classes, if torch has imported them."""
@@ -174,12 +183,17 @@ class _LoaderWaits:
                 setattr(owner, name, original)
         self._installed.clear()
 
+    def close(self) -> None:
+        """Close what the training thread was observed by."""
+        self._queue.close()
+
     def _timed(self, original: _Function) -> _Function:
         @functools.wraps(original)
         def timed(loader: Any) -> Any:
             if not self.active or self._inside or threading.get_ident() != self.thread:
                 return original(loader)
             self._inside = True
+            loading = _Loading(self._queue, loader)
             start = self._clock()
             try:
                 return original(loader)
@@ -187,6 +201,51 @@ class _LoaderWaits:
                 end = self._clock()
                 self._inside = False
                 if end - start >= SHORTEST_NS:
-                    self.waits.append((start, end))
+                    self.waits.append(loading.ended(start, end))
 
         return timed
+
+
+class _Loading:
+    """Observes those who load a batch while training waits for it.
+
+    Args:
+        queue: Observes the training thread.
+        loader: The iterator that is asked for a batch, or a loader.
+    """
+
+    def __init__(self, queue: RunQueue, loader: Any) -> None:
+        self._queue = queue
+        self._worker = _owing(loader)
+        self._before = self._totals()
+
+    def ended(self, start_ns: int, end_ns: int) -> Pause:
+        """The wait."""
+        passed = [spent(*totals) for totals in zip(self._before, self._totals(), strict=True)]
+        ran = [time.ran_ns for time in passed if time.ran_ns is not None]
+        waited = [time.waited_ns for time in passed if time.waited_ns is not None]
+        is_known = len(ran) == len(waited) == len(passed)
+        return Pause(
+            kind="input",
+            start_ns=start_ns,
+            end_ns=end_ns,
+            cpu_ns=min(sum(ran), end_ns - start_ns) if is_known else None,
+            run_queue_ns=min(sum(waited), end_ns - start_ns) if is_known else None,
+        )
+
+    def _totals(self) -> list[CpuTime]:
+        thread = self._queue.total()
+        return [thread] if self._worker is None else [thread, of_process(self._worker)]
+
+
+def _owing(iterator: Any) -> int | None:
+    """Process ID of the worker that loads the next batch.
+
+    None for loaders without workers, where the batch has arrived, and for another torch version.
+    """
+    try:
+        (worker,) = iterator._task_info[iterator._rcvd_idx]
+        number = iterator._workers[worker].pid
+    except Exception:
+        return None
+    return number if isinstance(number, int) else None

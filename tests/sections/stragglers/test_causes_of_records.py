@@ -91,6 +91,38 @@ def test_what_probes_saw_of_the_late_rank_is_its_cause(field, cause, word):
     assert any(word in text for text in late.evidence)
 
 
+@pytest.mark.parametrize(
+    ("queue_ns", "cpu_ns", "cause"),
+    [
+        ((20, 400), (10, 40), StragglerCause.CPU_TAKEN),
+        ((20, 100), (10, 40), StragglerCause.LATE_INPUT),  # it sleeps
+        ((20, 300), (10, 250), StragglerCause.LATE_INPUT),  # it computes longer
+        (None, (10, 40), StragglerCause.LATE_INPUT),
+    ],
+)
+def test_input_is_not_late_where_the_loader_has_no_cpu(queue_ns, cpu_ns, cause):
+    """Of 530 µs that the last rank waits longer for its input."""
+
+    def per_step(value):
+        return dict.fromkeys(range(NUM_STEPS), value)
+
+    pauses = {
+        rank: HostPauses(
+            input_ns=per_step(550 if rank == LATE else 20),
+            run_queue_ns=per_step(5),
+            cpu_ns=per_step(100),
+            loader_cpu_ns=per_step(cpu_ns[rank]),
+            loader_queue_ns=queue_ns and per_step(queue_ns[rank]),
+        )
+        for rank in range(2)
+    }
+    late = first(pauses)
+    assert late.cause is cause
+    assert any("data loader" in text for text in late.evidence) is (
+        cause is StragglerCause.CPU_TAKEN
+    )
+
+
 def test_what_every_rank_has_alike_is_no_cause():
     pauses = {rank: HostPauses(gc_ns=dict.fromkeys(range(NUM_STEPS), 550)) for rank in range(2)}
     assert not any("garbage" in text for text in first(pauses).evidence)

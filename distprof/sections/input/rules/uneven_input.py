@@ -20,9 +20,9 @@ Look at what this rank reads. Check the storage and size of its shard, `num_work
 `prefetch_factor`, other processes on its cores, and whether its samples are longer.
 
 ## When it is wrong
-On a busy machine, loaders wait for a free CPU. The rule is silent where the excess is small
-compared with the time for which the training thread itself waits for one. In a pipeline only some
-stages need input. The others do not wait for any.
+On a busy machine, loaders wait for a free CPU. The rule is silent where that is half of the excess,
+or where the excess is small compared with the time for which the training thread itself waits for
+a CPU. In a pipeline only some stages need input. The others do not wait for any.
 
 ## Sources
 Formula sheet, "Measured from traces" (straggler; input wait).
@@ -53,6 +53,9 @@ from distprof.units import capitalized, format_duration, format_ratio, name_rank
         "queue_ratio": Limit(
             0.25, "share of the wait for a free CPU below which loaders may only lack a CPU"
         ),
+        "loader_queue_ratio": Limit(
+            0.5, "share of the longer wait from which on loaders without a CPU are its cause"
+        ),
     },
 )
 def check(
@@ -67,10 +70,15 @@ def check(
     longer = tuple(
         rank for rank, more in excess.items() if more > least and rank not in _named(stragglers)
     )
-    queued = _queued_ns(pauses)
-    late = tuple(r for r in longer if excess[r] > limits["queue_ratio"] * queued.get(r, 0))
+    queued, lacked = _queued_ns(pauses), _loaders_queued_ns(pauses)
+    late = tuple(
+        rank
+        for rank in longer
+        if excess[rank] > limits["queue_ratio"] * queued.get(rank, 0)
+        and lacked.get(rank, 0) < limits["loader_queue_ratio"] * excess[rank]
+    )
     if longer and not late:
-        raise InsufficientEvidenceError(_uncertain(longer, excess, queued))
+        raise InsufficientEvidenceError(_uncertain(longer, excess, queued, lacked))
     if not late:
         return
     worst = max(late, key=lambda rank: excess[rank])
@@ -105,13 +113,27 @@ def _queued_ns(pauses: PausesResult) -> dict[int, int]:
     return {rank.rank: rank.run_queue_ns_per_step or 0 for rank in pauses.ranks}
 
 
-def _uncertain(ranks: tuple[int, ...], excess: dict[int, float], queued: dict[int, int]) -> str:
+def _loaders_queued_ns(pauses: PausesResult) -> dict[int, int]:
+    """The same for those who load its batches, while training waits for them."""
+    return {rank.rank: rank.input_queue_ns_per_step or 0 for rank in pauses.ranks}
+
+
+def _uncertain(
+    ranks: tuple[int, ...],
+    excess: dict[int, float],
+    queued: dict[int, int],
+    lacked: dict[int, int],
+) -> str:
     """Loaders wait for a CPU as the training thread does."""
     worst = max(ranks, key=lambda rank: excess[rank])
+    waits = f"rank {worst} waits {format_duration(excess[worst])} longer for input than its peers"
+    if lacked.get(worst, 0) > queued.get(worst, 0):
+        lacks = format_duration(lacked[worst])
+        return f"{waits}, but the machine is busy: its loader waits {lacks} of it for a free CPU"
+    lacks = format_duration(queued.get(worst, 0))
     return (
-        f"rank {worst} waits {format_duration(excess[worst])} longer for input than its peers, but "
-        f"the machine is busy: its training thread waits {format_duration(queued[worst])} of each "
-        "step for a free CPU, and so may its loader"
+        f"{waits}, but the machine is busy: its training thread waits {lacks} of each step for a "
+        "free CPU, and so may its loader"
     )
 
 
