@@ -126,7 +126,8 @@ def _finding(finding: Finding, gain: str, verdict: str) -> str:
     """One finding; the message that is the verdict already is not said again."""
     facts = [finding.severity.value, finding.confidence.value, gain]
     if finding.ranks:
-        facts.append(f"ranks {short_ranks(finding.ranks, 24)}")
+        noun = "rank" if len(finding.ranks) == 1 else "ranks"
+        facts.append(f"{noun} {short_ranks(finding.ranks, 24)}")
     title = f"{finding.code} {finding.name} ({', '.join(fact for fact in facts if fact)})"
     message = "" if finding.message.rstrip(".") == verdict.rstrip(".") else f" {finding.message}"
     return _said(f"{title}:{message} Fix: {finding.fix}")

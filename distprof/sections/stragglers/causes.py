@@ -233,8 +233,8 @@ def cpu_taken(
     if queue is None:
         return None
     computes_ns = float(own_time.parts[COMPUTATION][position, list(steps)].mean())
-    shares = SHARED_CACHE * computes_ns
-    if queue.more_work_ns is None or not lateness_ns < shares < queue.whole_ns:
+    by_chance = min(CHANCE_TO_RUN * computes_ns, queue.whole_ns)
+    if queue.more_work_ns is None or lateness_ns >= by_chance:
         return queue.explained(lateness_ns)
     return queue.whole()
 
@@ -334,7 +334,8 @@ def _taken(found: Cause, queue: _Queue, lateness_ns: float) -> Cause | None:
         return queue.loader.explained(lateness_ns) if queue.loader is not None else None
     if queue.more_work_ns is not None:
         slept = queue.proven_sleep_ns if found.cause is StragglerCause.LATE_HOST else 0.0
-        proven_ns = queue.more_work_ns + slept
+        is_work_clear = _is_counted(found) or queue.runs_longer > CHANCE_TO_RUN
+        proven_ns = slept + (queue.more_work_ns if is_work_clear else 0.0)
         due_ns = min(lateness_ns, queue.excess_ns) if queue.is_lasting else lateness_ns
         may_be = proven_ns < EXPLAINS * due_ns or found.cause is StragglerCause.UNKNOWN
         taken_ns = queue.whole_ns
@@ -345,6 +346,18 @@ def _taken(found: Cause, queue: _Queue, lateness_ns: float) -> Cause | None:
         return None
     evidence = (_text(queue.beyond_peers), _UNCERTAIN)
     return Cause(StragglerCause.CPU_TAKEN, evidence, "", _share(queue.beyond_peers, lateness_ns))
+
+
+CHANCE_TO_RUN = 0.5
+"""Relative to its peers' time on a CPU, what a thread may run longer by chance where it also waits:
+what runs next to it, on the same core and the same host of virtual machines, takes its pace."""
+
+_COUNTED = 0.9
+
+
+def _is_counted(found: Cause) -> bool:
+    """Whether counts show that it does more, and not only how long its kernels take."""
+    return found.cause is StragglerCause.MORE_WORK and found.confidence >= _COUNTED
 
 
 CHANCE_IN_MANY = 0.25
@@ -400,6 +413,7 @@ class _Queue(msgspec.Struct, frozen=True):
         whole_ns: All that it waits.
         more_work_ns: What running on a CPU longer than its peers do takes on such a machine. None
             where the time on a CPU is not known, or a GPU computes.
+        runs_longer: Time on a CPU beyond its peers', relative to theirs.
         slept_ns: Own time, beyond its peers', in which it neither runs nor waits for a CPU.
         excess_ns: All own time beyond its peers'. What it costs them can be more: each waits for
             whichever of them is last, and chance adds to that on a busy machine.
@@ -412,6 +426,7 @@ class _Queue(msgspec.Struct, frozen=True):
     beyond_peers: _Excess
     whole_ns: float
     more_work_ns: float | None = None
+    runs_longer: float = 0.0
     slept_ns: float = 0.0
     excess_ns: float = 0.0
     is_lasting: bool = False
@@ -480,6 +495,7 @@ class _Queue(msgspec.Struct, frozen=True):
             *excesses,
             float(queue[position]),
             _more_work(float(ran[position]), ran[others], queue[others]),
+            float(ran[position] / max(float(np.median(ran[others])), 1.0)) - 1,
             max(0.0, float(slept[position] - np.median(slept[others]))),
             max(0.0, float(own[position] - np.median(own[others]))),
             is_lasting=2 * len(steps) >= own_time.num_steps,

@@ -69,6 +69,8 @@ def comparison_verdict(comparison: Comparison) -> str:
         return f"No difference beyond chance: {took} ({_sign(step)}{ratio})."
     word = "slower" if (step.change_ns or 0) > 0 else "faster"
     doubt = "" if step.trend != "unknown" else " (too few steps to rule out chance)"
+    if doubt and first == second:
+        return f"Both runs take {first} per step{doubt}."
     cause = _main_cause(comparison) if _is_traced(comparison) else ""
     return f"The second run is {ratio} {word}{doubt}: {took}{cause and f'; {cause}'}."
 

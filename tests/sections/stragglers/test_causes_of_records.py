@@ -310,8 +310,27 @@ def test_what_is_its_own_is_compared_with_how_much_later_it_is_in_many_steps(
 ):
     """18 of own time cost the others 32, because by chance each of them is late now and then."""
     of = _Excess(QUEUED, 3.0, 37.0)
-    queue = _Queue(of, of, 40.0, 0.0, slept_ns, 18.0, is_lasting)
+    queue = _Queue(of, of, 40.0, 0.0, slept_ns=slept_ns, excess_ns=18.0, is_lasting=is_lasting)
     found = _taken(Cause(StragglerCause.LATE_HOST, ("idling",)), queue, 32.0)
+    assert (found is not None and found.cause is StragglerCause.CPU_TAKEN) == is_taken
+
+
+@pytest.mark.parametrize(
+    ("cause", "confidence", "runs_longer", "is_taken"),
+    [
+        pytest.param(StragglerCause.SLOW_DEVICE, 0.95, 0.4, True, id="the pace of its core"),
+        pytest.param(StragglerCause.SLOW_DEVICE, 0.95, 0.6, False, id="a core that is slow"),
+        pytest.param(StragglerCause.MORE_WORK, 0.55, 0.4, True, id="some of its kernels"),
+        pytest.param(StragglerCause.MORE_WORK, 0.55, 0.6, False, id="some of them, by far"),
+        pytest.param(StragglerCause.MORE_WORK, 0.95, 0.4, False, id="more kernels"),
+    ],
+)
+def test_running_longer_where_all_wait_for_cpus_proves_little_without_counts(
+    cause, confidence, runs_longer, is_taken
+):
+    of = _Excess(QUEUED, 3.0, 37.0)
+    queue = _Queue(of, of, 40.0, 20.0, runs_longer=runs_longer, excess_ns=10.0, is_lasting=True)
+    found = _taken(Cause(cause, ("it computes",), "", confidence), queue, 10.0)
     assert (found is not None and found.cause is StragglerCause.CPU_TAKEN) == is_taken
 
 
@@ -324,7 +343,16 @@ def test_a_short_sleep_proves_nothing_where_its_other_threads_wait_for_a_cpu_too
 ):
     """The training thread waits for 40; one that waits for another thread of its rank sleeps."""
     of = _Excess(QUEUED, 3.0, 37.0)
-    queue = _Queue(of, of, 40.0, 0.0, slept_ns, 10.0, not is_once, is_once)
+    queue = _Queue(
+        of,
+        of,
+        40.0,
+        0.0,
+        slept_ns=slept_ns,
+        excess_ns=10.0,
+        is_lasting=not is_once,
+        is_once=is_once,
+    )
     found = _taken(Cause(StragglerCause.LATE_HOST, ("idling",)), queue, 10.0)
     assert (found is not None and found.cause is StragglerCause.CPU_TAKEN) == is_taken
 

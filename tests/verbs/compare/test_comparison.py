@@ -139,6 +139,13 @@ def test_steps_under_a_profiler_are_not_compared_with_others():
     assert "traced" in comparison.unavailable[0]
 
 
+def test_few_steps_that_take_as_long_are_not_faster_by_nothing():
+    found = changes(side(step_ns=(100, 101)), side(step_ns=(101, 100)))
+    assert comparison_verdict(found) == (
+        "Both runs take 100 ns per step (too few steps to rule out chance)."
+    )
+
+
 def test_a_headline_never_has_opposite_signs():
     """Plain steps grew by 45 %, traced ones shrank: the split explains nothing of the growth."""
     first = side(step_ns=(100,) * 9, parts=parts(300, computation_ns=250))
