@@ -19,10 +19,11 @@ import msgspec
 from distprof.artefacts.records import Header
 from distprof_probes.own_files import OwnFile
 
-__all__ = ["Deferred", "RecordWriter"]
+__all__ = ["Deferred", "RecordWriter", "drain", "drain_when_this_thread_ends"]
 
 FLUSH_PERIOD_S = 0.2
 _PATIENCE_S = 5.0  # time limit for a deferred record, and for the disk at the end
+_AT_THREAD_END_S = 1.0
 
 
 class Deferred(Protocol):
@@ -234,7 +235,27 @@ class _Flusher(threading.Thread):
 def drain(timeout_s: float) -> None:
     """Let the writer thread write all waiting records; return after ``timeout_s`` at the latest."""
     current = _Flusher._current
-    if current is not None:
+    if current is not None and current.pid == os.getpid():
         current.done.clear()
         current.wake.set()
         current.done.wait(timeout_s)
+
+
+def drain_when_this_thread_ends() -> None:
+    """Write what waits at the end of the calling thread, unless it is the main thread.
+
+    A process that trains in another thread, as Ray's workers do, may be killed as soon as that
+    thread has ended.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        _of_thread.at_end = _AtEnd()
+
+
+class _AtEnd:
+    """Deleted with its thread's own variables, which is while the thread still counts as alive."""
+
+    def __del__(self) -> None:
+        drain(_AT_THREAD_END_S)
+
+
+_of_thread = threading.local()

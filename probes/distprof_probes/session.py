@@ -37,7 +37,7 @@ from distprof_probes.rank_file import (
     write_error_file,
     write_rank_file,
 )
-from distprof_probes.records import drain
+from distprof_probes.records import drain, drain_when_this_thread_ends
 from distprof_probes.termination import Terminated, close_on_sigterm
 
 __all__ = ["Session", "SessionFiles", "current", "outcome_of", "session"]
@@ -468,6 +468,7 @@ class Session:
         thread = threading.get_ident()
         if self._thread is None:
             self._thread = thread
+            drain_when_this_thread_ends()
         if thread != self._thread:
             self.note(f"{what}() was called from a second thread and ignored")
             return False

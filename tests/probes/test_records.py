@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from distprof_probes.records import RecordWriter, drain
+from distprof_probes import records
+from distprof_probes.records import RecordWriter, drain, drain_when_this_thread_ends
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -92,6 +93,31 @@ def test_the_background_thread_writes_and_ends_with_the_last_file(file: Path) ->
     for thread in ours:
         thread.join(10.0)
     assert not any(thread.is_alive() for thread in ours)
+
+
+def test_what_a_thread_put_is_written_before_it_counts_as_ended(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waits for the training thread may kill the process then."""
+    monkeypatch.setattr(records, "FLUSH_PERIOD_S", 60.0)
+
+    def trains() -> None:
+        drain_when_this_thread_ends()
+        for number in range(3):
+            log.put(Number(number))
+
+    log = writer(file, background=True)
+    thread = threading.Thread(target=trains)
+    thread.start()
+    thread.join(10.0)
+    assert not thread.is_alive()
+    assert values(file) == [0, 1, 2]
+    log.close()
+
+
+def test_the_main_thread_writes_nothing_when_it_is_asked_to_at_its_end(file: Path) -> None:
+    drain_when_this_thread_ends()
+    assert not hasattr(records._of_thread, "at_end")
 
 
 def test_a_writing_thread_that_died_is_replaced_for_the_next_file(tmp_path: Path) -> None:

@@ -14,11 +14,11 @@ from distprof.sections.idle.rules.cpu_contention import _medians_of_others
 from distprof.sections.job.result import JobError, JobFailure, JobResult
 from distprof.sections.pipeline.result import PipelineResult
 from distprof.sections.settings.result import ConfinedRank, SettingsResult
-from distprof.sections.stragglers.result import StragglerSet, StragglersResult
+from distprof.sections.stragglers.result import MessagesResult, StragglerSet, StragglersResult
 from distprof.terms import StragglerCause, StragglerPattern
 from tests.rules.fixtures import input as of_input
 from tests.rules.fixtures import job, pipeline, stragglers
-from tests.rules.samples import MS, RANKS, healthy, pauses, settings
+from tests.rules.samples import MS, RANKS, healthy, messages, pauses, settings
 
 
 @given(st.lists(st.integers(0, 6), min_size=2, max_size=9))
@@ -240,3 +240,21 @@ def test_a_failed_job_points_to_files_that_are_there(kind, errors, fix):
         results[JobResult], kind=kind, failure=RANK_2, errors=errors, outcome="failed"
     )
     assert [one.fix for one in outcome_of("CAP104", results).findings] == [fix]
+
+
+@pytest.mark.parametrize(("queue_ms", "named"), [(1, (2,)), (5, ())])
+def test_messages_are_held_up_only_where_no_cpu_is_waited_for_as_long(queue_ms, named):
+    """Rank 2 holds up messages for 4 ms of each step."""
+    results = on_cpus(stragglers.bad_messages_held_up(), queue_ns={2: queue_ms * MS})
+    outcome = outcome_of("STR104", results)
+    assert tuple(rank for one in outcome.findings for rank in one.ranks) == named
+    assert named or "waits 5.00 ms of each step for a free CPU" in outcome.not_checked[0].why
+
+
+def test_what_a_busy_machine_excuses_hides_no_other_rank():
+    results = {
+        **stragglers.bad_messages_held_up(),
+        MessagesResult: messages({1: 4 * MS, 2: 4 * MS}),
+    }
+    outcome = outcome_of("STR104", on_cpus(results, queue_ns={1: 5 * MS}))
+    assert [one.ranks for one in outcome.findings] == [(2,)]

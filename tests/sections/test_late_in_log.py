@@ -99,7 +99,8 @@ def test_a_cpu_that_runs_ahead_of_its_gpu_delays_nothing(tmp_path):
 def test_on_a_busy_machine_more_is_asked_for(tmp_path):
     assert found(job_of(tmp_path / "a", 10, 12))[0] == (1,)
     assert found(job_of(tmp_path / "b", 10, 12, queue_ms=8))[0] == ()
-    assert found(job_of(tmp_path / "c", 10, 14, queue_ms=8))[0] == (1,)
+    assert found(job_of(tmp_path / "c", 10, 14, queue_ms=8))[0] == ()
+    assert found(job_of(tmp_path / "d", 10, 16, queue_ms=8))[0] == (1,)
 
 
 def test_what_is_computed_for_the_input_belongs_to_the_rule_on_input(tmp_path):

@@ -60,7 +60,7 @@ _OF_INPUT = 0.5
     needs=(StepLogResult, PausesResult, StragglersResult),
     limits={
         "excess_ratio": Limit(0.1, "excess over the peers' CPU time in 65 % of the steps"),
-        "excess_ratio_if_busy": Limit(0.25, "the same where ranks wait for a free CPU"),
+        "excess_ratio_if_busy": Limit(0.5, "the same where ranks wait for a free CPU"),
         "busy_step_ratio": Limit(0.1, "share of the step that ranks wait on a busy machine"),
         "min_step_ratio": Limit(0.02, "smallest share of the step that is worth reporting"),
     },

@@ -22,7 +22,9 @@ Look at the CPU of this rank: other processes on its cores, logging, checkpoints
 collection, work between steps that only this rank does.
 
 ## When it is wrong
-Work that only one rank does between steps on purpose, for example logging on the last stage.
+Work that only one rank does between steps on purpose, for example logging on the last stage. On a
+busy machine, CPU ranks are late because they wait for a free CPU: the rule is silent where a rank
+waits for one as long as it is late.
 
 ## Sources
 Formula sheet, "Measured from traces" (straggler).
@@ -32,8 +34,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distprof.rules.base import Draft, Limit, Limits, rule
-from distprof.sections.stragglers.result import MessagesResult, StragglersResult
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.sections.idle.result import IdleResult, PausesResult
+from distprof.sections.stragglers.result import MessageRank, MessagesResult, StragglersResult
 from distprof.terms import Confidence, Severity, StragglerCause, StragglerPattern
 from distprof.units import format_duration, format_ratio
 
@@ -42,7 +45,7 @@ from distprof.units import format_duration, format_ratio
     code="STR104",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(MessagesResult, StragglersResult),
+    needs=(MessagesResult, StragglersResult, PausesResult, IdleResult),
     limits={
         "min_step_ratio": Limit(
             0.03, "share of the step that a rank may idle longer than its peers"
@@ -51,37 +54,64 @@ from distprof.units import format_duration, format_ratio
     },
 )
 def check(
-    messages: MessagesResult, stragglers: StragglersResult, limits: Limits
+    messages: MessagesResult,
+    stragglers: StragglersResult,
+    pauses: PausesResult,
+    idle: IdleResult,
+    limits: Limits,
 ) -> Iterator[Draft]:
     """Yield one finding per rank."""
     step = messages.step_ns
     if not step:
         return  # no messages
-    named = _explained(stragglers)
-    for rank in messages.ranks:
-        waits = [other.wait_ns_per_step for other in messages.ranks if other is not rank]
-        late = rank.late_ns_per_step
-        cost = min(late, max(waits, default=0))
-        if rank.rank in named or rank.chance > limits["chance"]:
-            continue
-        if cost < limits["min_step_ratio"] * step:
-            continue
+    named, queued = _explained(stragglers), _queued_ns(pauses) if idle.is_cpu else {}
+    late = [
+        rank
+        for rank in messages.ranks
+        if rank.rank not in named
+        and rank.chance <= limits["chance"]
+        and _cost_ns(rank, messages) >= limits["min_step_ratio"] * step
+    ]
+    sure = [rank for rank in late if queued.get(rank.rank, 0) < rank.late_ns_per_step]
+    if late and not sure:
+        worst = max(late, key=lambda rank: rank.late_ns_per_step)
+        raise InsufficientEvidenceError(_without_cpu(worst, queued[worst.rank]))
+    for rank in sure:
+        late_ns = rank.late_ns_per_step
         yield Draft(
             message=(
-                f"Rank {rank.rank} waits for its CPU {format_duration(late)} of each step "
-                f"({format_ratio(late / step)}) longer than its peers, and keeps others waiting "
+                f"Rank {rank.rank} waits for its CPU {format_duration(late_ns)} of each step "
+                f"({format_ratio(late_ns / step)}) longer than its peers, and keeps others waiting "
                 "for its messages."
             ),
             fix=(
                 "Look at this rank's CPU: other processes on its cores, garbage collection, "
                 "logging and checkpoints, work between steps that only it does."
             ),
-            cost_ns_per_step=cost,
+            cost_ns_per_step=_cost_ns(rank, messages),
             confidence=Confidence.INFERRED,
             ranks=(rank.rank,),
             evidence=("messages.ranks",),
             without=f"rank {rank.rank}",
         )
+
+
+def _cost_ns(rank: MessageRank, messages: MessagesResult) -> int:
+    """How much later it is, but at most the longest wait of another rank."""
+    waits = [other.wait_ns_per_step for other in messages.ranks if other is not rank]
+    return min(rank.late_ns_per_step, max(waits, default=0))
+
+
+def _queued_ns(pauses: PausesResult) -> dict[int, int]:
+    """Rank to the time for which its training thread waits for a free CPU, where that is known."""
+    return {rank.rank: rank.run_queue_ns_per_step or 0 for rank in pauses.ranks}
+
+
+def _without_cpu(rank: MessageRank, queued_ns: int) -> str:
+    return (
+        f"rank {rank.rank} holds up messages {format_duration(rank.late_ns_per_step)} longer than "
+        f"its peers, but it waits {format_duration(queued_ns)} of each step for a free CPU"
+    )
 
 
 def _explained(stragglers: StragglersResult) -> set[int]:
