@@ -181,7 +181,7 @@ def find_cause(
         exchanged,
     )
     taken = _taken(found, queue, lateness_ns) if queue is not None else None
-    if taken or found.cause is not StragglerCause.UNKNOWN:
+    if taken or not _may_be_chance(found, queue):
         return taken or found
     return _lost_in_a_crowd(position, analyses, own_time, pauses or {}) or found
 
@@ -348,6 +348,16 @@ def _taken(found: Cause, queue: _Queue, lateness_ns: float) -> Cause | None:
     return Cause(StragglerCause.CPU_TAKEN, evidence, "", _share(queue.beyond_peers, lateness_ns))
 
 
+def _may_be_chance(found: Cause, queue: _Queue | None) -> bool:
+    """Whether nothing is known, or a sleep that other threads may cause."""
+    if found.cause is StragglerCause.UNKNOWN:
+        return True
+    if found.cause is not StragglerCause.LATE_HOST or found.detail or queue is None:
+        return False
+    is_known = queue.more_work_ns is not None and queue.slept_ns > 0
+    return is_known and not queue.more_work_ns and not queue.proven_sleep_ns
+
+
 CHANCE_TO_RUN = 0.5
 """Relative to its peers' time on a CPU, what a thread may run longer by chance where it also waits:
 what runs next to it, on the same core and the same host of virtual machines, takes its pace."""
@@ -362,7 +372,7 @@ def _is_counted(found: Cause) -> bool:
 
 CHANCE_IN_MANY = 0.25
 CHANCE_IN_ONE = 2.0
-"""Relative to what a thread waits for a CPU, what it may sleep by chance because others wait."""
+"""Relative to what a thread or its peers wait for a CPU, what it may sleep because others wait."""
 
 
 class _Loader(msgspec.Struct, frozen=True):
@@ -438,10 +448,12 @@ class _Queue(msgspec.Struct, frozen=True):
         """``slept_ns`` where it is more than chance.
 
         The thread also sleeps while another one of its rank waits for a CPU. Nothing records that;
-        it can take as long as the thread itself waits, or longer, and evens out over many steps.
+        it can take as long as this thread or its peers wait, or longer, and evens out over many
+        steps.
         """
         chance = CHANCE_IN_ONE if self.is_once else CHANCE_IN_MANY
-        return self.slept_ns if self.slept_ns >= chance * self.whole_ns else 0.0
+        waits_ns = max(self.whole_ns, self.beyond_peers.peers_ns)
+        return self.slept_ns if self.slept_ns >= chance * waits_ns else 0.0
 
     def explained(self, lateness_ns: float) -> Cause | None:
         """That others take its CPU, where it waits for it, and does not sleep, half of that."""

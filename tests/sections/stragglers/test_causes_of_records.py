@@ -15,6 +15,7 @@ from distprof.sections.stragglers.causes import (
     Cause,
     _Excess,
     _in_proportion,
+    _may_be_chance,
     _Queue,
     _taken,
 )
@@ -355,6 +356,26 @@ def test_a_short_sleep_proves_nothing_where_its_other_threads_wait_for_a_cpu_too
     )
     found = _taken(Cause(StragglerCause.LATE_HOST, ("idling",)), queue, 10.0)
     assert (found is not None and found.cause is StragglerCause.CPU_TAKEN) == is_taken
+
+
+@pytest.mark.parametrize(
+    ("peers_wait_ns", "slept_ns", "is_once", "is_chance"),
+    [
+        pytest.param(25, 39, True, True, id="its peers wait as long"),
+        pytest.param(25, 60, True, False, id="it sleeps for longer"),
+        pytest.param(25, 39, False, False, id="in more steps than one"),
+        pytest.param(7, 39, True, False, id="its peers hardly wait"),
+    ],
+)
+def test_a_rank_that_sleeps_once_may_be_late_for_threads_that_had_no_cpu(
+    peers_wait_ns, slept_ns, is_once, is_chance
+):
+    """Its training thread waits for 7: what its other threads wait shows only by its peers."""
+    of = _Excess(QUEUED, 7.0 - peers_wait_ns, float(peers_wait_ns))
+    queue = _Queue(of, of, 7.0, 0.0, slept_ns=slept_ns, excess_ns=20.0, is_once=is_once)
+    assert _may_be_chance(Cause(StragglerCause.LATE_HOST), queue) is is_chance
+    assert not _may_be_chance(Cause(StragglerCause.LATE_HOST, detail="gc"), queue)
+    assert not _may_be_chance(Cause(StragglerCause.LATE_HOST), None)
 
 
 def excess(what, own, peers):
