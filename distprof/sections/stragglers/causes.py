@@ -23,7 +23,16 @@ from distprof.sections.telemetry.result import RankTelemetry, TelemetryResult, W
 from distprof.terms import StragglerCause
 from distprof.units import format_duration, format_ratio
 
-__all__ = ["EXPLAINS", "Cause", "cpu_taken", "find_cause", "sensed_difference"]
+__all__ = [
+    "EXPLAINS",
+    "Cause",
+    "Evidence",
+    "Late",
+    "cpu_taken",
+    "find_cause",
+    "idles_for_a_cpu",
+    "sensed_difference",
+]
 
 _Floats: TypeAlias = NDArray[np.float64]
 
@@ -130,6 +139,71 @@ class Cause(msgspec.Struct, frozen=True):
     confidence: float = 0.0
 
 
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """What may show why a rank is late.
+
+    Args:
+        analyses: Of all ranks.
+        own_time: Of all ranks.
+        pauses: What probes recorded of each rank's training thread.
+        telemetry: Sensors of the devices, for why one is slow.
+        sequences: Where computation differs by sequence lengths.
+        exchanged: By rank, what its all-to-alls carry.
+    """
+
+    analyses: Mapping[int, RankAnalysis]
+    own_time: OwnTime
+    pauses: Mapping[int, HostPauses]
+    telemetry: TelemetryResult | None = None
+    sequences: SequenceImbalance | None = None
+    exchanged: Mapping[int, float] = {}
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether no GPU computes."""
+        return all(analysis.is_cpu for analysis in self.analyses.values())
+
+    def recorded(self, field: str, steps: Sequence[int]) -> _Floats | None:
+        """Mean time of each rank in these steps, ns; None where one of them did not record it."""
+        told = [getattr(self.pauses.get(rank), field, None) for rank in self.own_time.ranks]
+        known = [times for times in told if times is not None]
+        if len(known) < len(told) or not len(steps):
+            return None
+        result: _Floats = self.by_step(known)[:, list(steps)].mean(axis=1)
+        return result
+
+    def by_step(self, told: Sequence[Mapping[int, int]]) -> Int64Array:
+        """Times of all ranks per analysed step, shape (ranks, steps); 0 where nothing is told."""
+        analyses = [self.analyses[rank] for rank in self.own_time.ranks]
+        longest = max(len(analysis.steps) for analysis in analyses)
+        table = np.zeros((len(told), longest), dtype=np.int64)
+        for row, times, analysis in zip(table, told, analyses, strict=True):
+            row[: len(analysis.steps)] = [times.get(step.step, 0) for step in analysis.steps]
+        return table
+
+
+class Late(msgspec.Struct, frozen=True):
+    """A rank in the steps in which it was late.
+
+    Args:
+        position: Of the rank in ``own_time``.
+        steps: Their indices.
+        ns: What it cost in such a step.
+    """
+
+    position: int
+    steps: Sequence[int]
+    ns: float
+
+    def mean(self, part: Int64Array) -> float:
+        """Of a table of ranks and steps: the rank's mean in these steps."""
+        return float(part[self.position, list(self.steps)].mean())
+
+    def others(self, own_time: OwnTime) -> list[int]:
+        """Positions of its peers."""
+        return [peer for peer in own_time.peers[self.position] if peer != self.position]
+
+
 class _Excess(msgspec.Struct, frozen=True):
     """Time per late step that a rank spends beyond the median of its peers."""
 
@@ -138,52 +212,22 @@ class _Excess(msgspec.Struct, frozen=True):
     peers_ns: float
 
 
-def find_cause(
-    rank: int,
-    steps: Sequence[int],
-    lateness_ns: float,
-    analyses: Mapping[int, RankAnalysis],
-    own_time: OwnTime,
-    pauses: Mapping[int, HostPauses] | None = None,
-    proven: str = "",
-    telemetry: TelemetryResult | None = None,
-    sequences: SequenceImbalance | None = None,
-    exchanged: Mapping[int, float] | None = None,
-) -> Cause:
+def find_cause(late: Late, known: Evidence, proven: str = "") -> Cause:
     """The cause of a rank's lateness.
 
     Args:
-        rank: The late rank.
-        steps: Indices of the steps in which it was late.
-        lateness_ns: What it cost in such a step.
-        analyses: Of all ranks.
-        own_time: Of all ranks.
-        pauses: What probes recorded of each rank's training thread.
+        late: The rank.
+        known: Of all ranks.
         proven: Part of own time that is known to be the reason; empty to look for it.
-        telemetry: Sensors of the devices, for why one is slow.
-        sequences: Where computation differs by sequence lengths.
-        exchanged: By rank, what its all-to-alls carry.
     """
-    position = own_time.ranks.index(rank)
-    queue = _Queue.of(position, steps, analyses, own_time, pauses or {})
-    if queue is not None and (taken := queue.explained(lateness_ns)):
+    queue = _Queue.of(late, known)
+    if queue is not None and (taken := queue.explained(late.ns)):
         return taken
-    found = _without_queue(
-        position,
-        steps,
-        lateness_ns,
-        analyses,
-        own_time,
-        pauses,
-        proven,
-        telemetry,
-        sequences,
-        exchanged,
-    )
-    taken = _taken(found, queue, lateness_ns) if queue is not None else None
+    found = _without_queue(late, known, proven)
+    taken = _taken(found, queue, late.ns) if queue is not None else None
     if taken or not _may_be_chance(found, queue):
         return taken or found
-    return _lost_in_a_crowd(position, analyses, own_time, pauses or {}) or found
+    return _lost_in_a_crowd(late, known) or found
 
 
 CROWDED = 0.03
@@ -191,73 +235,49 @@ CROWDED = 0.03
 much makes `cpu-contention` say so."""
 
 
-def _lost_in_a_crowd(
-    position: int,
-    analyses: Mapping[int, RankAnalysis],
-    own_time: OwnTime,
-    pauses: Mapping[int, HostPauses],
-) -> Cause | None:
+def _lost_in_a_crowd(late: Late, known: Evidence) -> Cause | None:
     """Others took its CPU, where nothing else is known and every rank has to wait for one.
 
     Threads of the backend and workers of loaders wait as the training thread does, and nothing
     records how long.
     """
-    if not all(analysis.is_cpu for analysis in analyses.values()):
+    queue = known.recorded("run_queue_ns", range(known.own_time.num_steps))
+    others = late.others(known.own_time)
+    if not known.is_cpu or queue is None or not others:
         return None
-    queue = _recorded("run_queue_ns", range(own_time.num_steps), analyses, own_time, pauses)
-    others = [peer for peer in own_time.peers[position] if peer != position]
-    if queue is None or not others:
-        return None
-    least = min(float(queue[position]), float(np.median(queue[others])))
-    if least < CROWDED * mean_step_of(analyses):
+    least = min(float(queue[late.position]), float(np.median(queue[others])))
+    if least < CROWDED * mean_step_of(known.analyses):
         return None
     text = f"it and its peers wait {format_duration(least)} of each step or more for a free CPU"
     return Cause(StragglerCause.CPU_TAKEN, (text, _UNCERTAIN), "", ALIKE_SHARED)
 
 
-def cpu_taken(
-    rank: int,
-    steps: Sequence[int],
-    lateness_ns: float,
-    analyses: Mapping[int, RankAnalysis],
-    own_time: OwnTime,
-    pauses: Mapping[int, HostPauses],
-) -> Cause | None:
+def cpu_taken(late: Late, known: Evidence) -> Cause | None:
     """That others take the CPU of a rank whose kernels are slow, where it explains its lateness.
 
     As :func:`find_cause` finds it. A rank that often waits for a CPU shares its core and caches
     while it has one, so that its kernels take a little longer.
     """
-    position = own_time.ranks.index(rank)
-    queue = _Queue.of(position, steps, analyses, own_time, pauses)
+    queue = _Queue.of(late, known)
     if queue is None:
         return None
-    computes_ns = float(own_time.parts[COMPUTATION][position, list(steps)].mean())
+    computes_ns = late.mean(known.own_time.parts[COMPUTATION])
     by_chance = min(CHANCE_TO_RUN * computes_ns, queue.whole_ns)
-    if queue.more_work_ns is None or lateness_ns >= by_chance:
-        return queue.explained(lateness_ns)
+    if queue.more_work_ns is None or late.ns >= by_chance:
+        return queue.explained(late.ns)
     return queue.whole()
 
 
-def idles_for_a_cpu(
-    rank: int,
-    steps: Sequence[int],
-    lateness_ns: float,
-    analyses: Mapping[int, RankAnalysis],
-    own_time: OwnTime,
-    pauses: Mapping[int, HostPauses],
-) -> Cause | None:
+def idles_for_a_cpu(late: Late, known: Evidence) -> Cause | None:
     """That a lone stage idles between kernels because its thread waits for a CPU.
 
     As :func:`find_cause` finds it. A stage runs longer than others where it has other layers, so
     that neither its time on a CPU nor its share of the waiting can be compared with theirs.
     """
-    position = own_time.ranks.index(rank)
-    queue = _Queue.of(position, steps, analyses, own_time, pauses)
-    if queue is None or queue.more_work_ns is None or queue.slept_ns >= EXPLAINS * lateness_ns:
+    queue = _Queue.of(late, known)
+    if queue is None or queue.more_work_ns is None or queue.slept_ns >= EXPLAINS * late.ns:
         return None
-    idles_ns = float(own_time.parts[HOST][position, list(steps)].mean())
-    if queue.whole_ns < MOSTLY_QUEUED * idles_ns:
+    if queue.whole_ns < MOSTLY_QUEUED * late.mean(known.own_time.parts[HOST]):
         return None
     return queue.whole(_UNCERTAIN)
 
@@ -266,53 +286,48 @@ MOSTLY_QUEUED = 0.75
 """Share of the time between kernels for which a thread waits for a CPU, so that this is why."""
 
 
-def _without_queue(
-    position: int,
-    steps: Sequence[int],
-    lateness_ns: float,
-    analyses: Mapping[int, RankAnalysis],
-    own_time: OwnTime,
-    pauses: Mapping[int, HostPauses] | None,
-    proven: str,
-    telemetry: TelemetryResult | None,
-    sequences: SequenceImbalance | None,
-    exchanged: Mapping[int, float] | None,
-) -> Cause:
+def _without_queue(late: Late, known: Evidence, proven: str) -> Cause:
     """The cause by the parts of own time, as if no rank had to wait for a CPU."""
-    rank = own_time.ranks[position]
-    for what, values in _logged(own_time.ranks, analyses, pauses or {}).items():
-        logged = _excess(position, steps, what, values, own_time.beyond_peers(values))
-        if lateness_ns > 0 and logged.ns >= EXPLAINS * lateness_ns:
+    own_time = known.own_time
+    for what, values in _logged(known).items():
+        logged = _excess(late, what, values, own_time.beyond_peers(values))
+        if late.ns > 0 and logged.ns >= EXPLAINS * late.ns:
             detail = "gc" if what == COLLECTING else ""
-            return Cause(_CAUSES[what], (_text(logged),), detail, _share(logged, lateness_ns))
+            return Cause(_CAUSES[what], (_text(logged),), detail, _share(logged, late.ns))
     excesses = [
-        _excess(position, steps, what, values, own_time.excess[what])
+        _excess(late, what, values, own_time.excess[what])
         for what, values in own_time.parts.items()
     ]
     largest = max(excesses, key=lambda excess: (excess.what == proven, excess.ns))
-    if lateness_ns <= 0 or largest.ns < EXPLAINS * lateness_ns:
-        return Cause(StragglerCause.UNKNOWN, (_nothing(excesses, lateness_ns),))
+    if late.ns <= 0 or largest.ns < EXPLAINS * late.ns:
+        return Cause(StragglerCause.UNKNOWN, (_nothing(excesses, late.ns),))
     if largest.what == HOST:
         largest = _in_proportion(largest, excesses)
     text = _text(largest)
     if largest.what in _CAUSES:
-        return Cause(_CAUSES[largest.what], (text,), confidence=_share(largest, lateness_ns))
-    if sequences is not None:
+        return Cause(_CAUSES[largest.what], (text,), confidence=_share(largest, late.ns))
+    if known.sequences is not None:
         return Cause(StragglerCause.MORE_WORK, (text, _LENGTHS), "sequence_length", 0.9)
-    peers = [own_time.ranks[other] for other in own_time.peers[position]]
+    return _of_computing(late, known, largest)
+
+
+def _of_computing(late: Late, known: Evidence, longer: _Excess) -> Cause:
+    """Why it computes longer than its peers."""
+    ranks = known.own_time.ranks
+    rank, peers = ranks[late.position], [ranks[at] for at in known.own_time.peers[late.position]]
     work = Work(
-        tokens=_token_ratio(rank, peers, steps, analyses, pauses or {}),
-        exchanged=_over_median(rank, peers, exchanged or {}),
+        tokens=_token_ratio(rank, peers, late.steps, known.analyses, known.pauses),
+        exchanged=_over_median(rank, peers, known.exchanged),
     )
-    longer = largest.ns / max(largest.peers_ns, 1.0)
     some = peers[:: -(-len(peers) // MOST_PEERS)]
-    among = {other: analyses[other] for other in (*some, rank)}
-    found = why_it_computes_longer(rank, longer, steps, among, work)
+    among = {other: known.analyses[other] for other in (*some, rank)}
+    ratio = longer.ns / max(longer.peers_ns, 1.0)
+    found = why_it_computes_longer(rank, ratio, late.steps, among, work)
     sensed: tuple[str, ...] = ()
     detail = found.detail
     if found.cause is StragglerCause.SLOW_DEVICE:
-        sensed, detail = sensed_difference(rank, peers, telemetry)
-    return Cause(found.cause, (text, found.why, *sensed), detail, found.confidence)
+        sensed, detail = sensed_difference(rank, peers, known.telemetry)
+    return Cause(found.cause, (_text(longer), found.why, *sensed), detail, found.confidence)
 
 
 QUEUED = "waiting for a free CPU"
@@ -394,21 +409,15 @@ class _Loader(msgspec.Struct, frozen=True):
         return Cause(StragglerCause.CPU_TAKEN, (text, _UNCERTAIN), "", ALIKE_SHARED)
 
     @staticmethod
-    def of(
-        position: int,
-        others: list[int],
-        steps: Sequence[int],
-        analyses: Mapping[int, RankAnalysis],
-        own_time: OwnTime,
-        pauses: Mapping[int, HostPauses],
-    ) -> _Loader | None:
+    def of(late: Late, known: Evidence) -> _Loader | None:
         """Of a rank in some steps; None where not all ranks say how long they waited."""
-        queue = _recorded("loader_queue_ns", steps, analyses, own_time, pauses)
-        ran = _recorded("loader_cpu_ns", steps, analyses, own_time, pauses)
+        queue = known.recorded("loader_queue_ns", late.steps)
+        ran = known.recorded("loader_cpu_ns", late.steps)
         if queue is None or ran is None:
             return None
-        more = _more_work(float(ran[position]), ran[others], queue[others])
-        return _Loader(float(queue[position]), more)
+        others = late.others(known.own_time)
+        more = _more_work(float(ran[late.position]), ran[others], queue[others])
+        return _Loader(float(queue[late.position]), more)
 
 
 class _Queue(msgspec.Struct, frozen=True):
@@ -468,30 +477,16 @@ class _Queue(msgspec.Struct, frozen=True):
         return Cause(StragglerCause.CPU_TAKEN, (text, *more), "", ALIKE_SHARED)
 
     @staticmethod
-    def of(
-        position: int,
-        steps: Sequence[int],
-        analyses: Mapping[int, RankAnalysis],
-        own_time: OwnTime,
-        pauses: Mapping[int, HostPauses],
-    ) -> _Queue | None:
-        """Of a rank in some steps; None where not all ranks say how long they waited.
-
-        Args:
-            position: Of the rank in ``own_time``.
-            steps: Indices of the steps in which it was late.
-            analyses: Of all ranks.
-            own_time: Of all ranks.
-            pauses: What probes recorded of each rank's training thread.
-        """
-        queue = _recorded("run_queue_ns", steps, analyses, own_time, pauses)
-        others = [peer for peer in own_time.peers[position] if peer != position]
+    def of(late: Late, known: Evidence) -> _Queue | None:
+        """Of a rank in some steps; None where not all ranks say how long they waited."""
+        position, others = late.position, late.others(known.own_time)
+        queue = known.recorded("run_queue_ns", late.steps)
         if queue is None or not others:
             return None
-        ran = _recorded("cpu_ns", steps, analyses, own_time, pauses)
-        own = _own(own_time, steps)
+        ran = known.recorded("cpu_ns", late.steps)
+        own = _own(known.own_time, late.steps)
         asked = own if ran is None else ran
-        loader = _Loader.of(position, others, steps, analyses, own_time, pauses)
+        loader = _Loader.of(late, known)
         usual = float(np.median(queue[others]))
         rate = float(np.median(queue[others] / np.maximum(asked[others], 1)))
         share = rate * float(asked[position])
@@ -499,10 +494,11 @@ class _Queue(msgspec.Struct, frozen=True):
             _Excess(QUEUED, float(queue[position]) - share, share),
             _Excess(QUEUED, float(queue[position]) - usual, usual),
         )
-        if ran is None or not all(analysis.is_cpu for analysis in analyses.values()):
+        if ran is None or not known.is_cpu:
             return _Queue(*excesses, float(queue[position]), loader=loader)
         # A thread also waits for a CPU when it returns from communication: that is too much here.
         slept = np.maximum(own - ran - queue, 0)
+        num_steps = known.own_time.num_steps
         return _Queue(
             *excesses,
             float(queue[position]),
@@ -510,8 +506,8 @@ class _Queue(msgspec.Struct, frozen=True):
             float(ran[position] / max(float(np.median(ran[others])), 1.0)) - 1,
             max(0.0, float(slept[position] - np.median(slept[others]))),
             max(0.0, float(own[position] - np.median(own[others]))),
-            is_lasting=2 * len(steps) >= own_time.num_steps,
-            is_once=len(steps) == 1 < own_time.num_steps,
+            is_lasting=2 * len(late.steps) >= num_steps,
+            is_once=len(late.steps) == 1 < num_steps,
             loader=loader,
         )
 
@@ -529,23 +525,6 @@ def _more_work(ran_ns: float, others_ns: _Floats, queue_ns: _Floats) -> float:
     more = ran_ns - usual
     stretch = 1 + float(np.median(queue_ns / np.maximum(others_ns, 1)))
     return more * stretch if more > SHARED_CACHE * usual else 0.0
-
-
-def _recorded(
-    field: str,
-    steps: Sequence[int],
-    analyses: Mapping[int, RankAnalysis],
-    own_time: OwnTime,
-    pauses: Mapping[int, HostPauses],
-) -> _Floats | None:
-    """Mean time of each rank in these steps, ns; None where one of them did not record it."""
-    told = [getattr(pauses.get(rank), field, None) for rank in own_time.ranks]
-    known = [times for times in told if times is not None]
-    if len(known) < len(told) or not len(steps):
-        return None
-    table = _by_step(known, [analyses[rank] for rank in own_time.ranks])
-    result: _Floats = table[:, list(steps)].mean(axis=1)
-    return result
 
 
 def _own(own_time: OwnTime, steps: Sequence[int]) -> _Floats:
@@ -606,27 +585,15 @@ _CAUSES = {
 }
 
 
-def _logged(
-    ranks: Sequence[int],
-    analyses: Mapping[int, RankAnalysis],
-    pauses: Mapping[int, HostPauses],
-) -> dict[str, Int64Array]:
+def _logged(known: Evidence) -> dict[str, Int64Array]:
     """Time of each rank per analysed step by what its probes saw; nothing unless all have it."""
     found = {}
     for what, field in ((COLLECTING, "gc_ns"), (LOGGED_INPUT, "input_ns")):
-        told = [getattr(pauses.get(rank), field, None) for rank in ranks]
-        known = [times for times in told if times is not None]
-        if len(known) == len(ranks):
-            found[what] = _by_step(known, [analyses[rank] for rank in ranks])
+        told = [getattr(known.pauses.get(rank), field, None) for rank in known.own_time.ranks]
+        times = [of_rank for of_rank in told if of_rank is not None]
+        if len(times) == len(told):
+            found[what] = known.by_step(times)
     return found
-
-
-def _by_step(told: Sequence[Mapping[int, int]], analyses: Sequence[RankAnalysis]) -> Int64Array:
-    longest = max(len(analysis.steps) for analysis in analyses)
-    table = np.zeros((len(told), longest), dtype=np.int64)
-    for row, times, analysis in zip(table, told, analyses, strict=True):
-        row[: len(analysis.steps)] = [times.get(step.step, 0) for step in analysis.steps]
-    return table
 
 
 def _text(excess: _Excess) -> str:
@@ -636,17 +603,11 @@ def _text(excess: _Excess) -> str:
     )
 
 
-def _excess(
-    position: int,
-    steps: Sequence[int],
-    what: str,
-    values: Int64Array,
-    excess: NDArray[np.float64],
-) -> _Excess:
-    if len(steps) == 0 or len(values) < 2:
+def _excess(late: Late, what: str, values: Int64Array, excess: _Floats) -> _Excess:
+    if len(late.steps) == 0 or len(values) < 2:
         return _Excess(what, 0.0, 0.0)
-    chosen = list(steps)
-    own, more = values[position, chosen], excess[position, chosen]
+    steps = list(late.steps)
+    own, more = values[late.position, steps], excess[late.position, steps]
     return _Excess(what, float(more.mean()), float((own - more).mean()))
 
 

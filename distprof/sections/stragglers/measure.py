@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
-import msgspec
 import numpy as np
 from msgspec.structs import replace
 
@@ -25,7 +24,14 @@ from distprof.sections.context import ProbeRecords, RankAnalyses, RankAnalysis
 from distprof.sections.idle.measure import HostPauses
 from distprof.sections.own_time import COMPUTATION, HOST, OwnTime, held_stages, mean_step_of
 from distprof.sections.stragglers.arrivals import Blame, judge_arrivals
-from distprof.sections.stragglers.causes import Cause, cpu_taken, find_cause, idles_for_a_cpu
+from distprof.sections.stragglers.causes import (
+    Cause,
+    Evidence,
+    Late,
+    cpu_taken,
+    find_cause,
+    idles_for_a_cpu,
+)
 from distprof.sections.stragglers.computing import EXPERTS
 from distprof.sections.stragglers.episodes import Episode
 from distprof.sections.stragglers.exchanged import carried
@@ -43,7 +49,6 @@ from distprof.sections.stragglers.result import (
     MessageRank,
     MessagesResult,
     RankStraggler,
-    SequenceImbalance,
     StepBlame,
     StragglerSet,
     StragglersResult,
@@ -106,18 +111,12 @@ def analyze_messages(analyses: RankAnalyses) -> MessagesResult:
 # Ranks that leave their device idle while others wait for their messages -------------------------
 
 
-class _Evidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """What may tell why a rank is late."""
+class _Evidence(Evidence, frozen=True, kw_only=True, dict=True):
+    """What else is known."""
 
     run: Run
-    analyses: Mapping[int, RankAnalysis]
     stages: Mapping[int, tuple[int, ...]]
     mean_step: float
-    own_time: OwnTime
-    pauses: Mapping[int, HostPauses]
-    telemetry: TelemetryResult
-    sequences: SequenceImbalance | None
-    exchanged: Mapping[int, float]
     even: Mapping[int, float]
 
     @cached_property
@@ -159,7 +158,7 @@ def analyze_stragglers(
         mean_step=mean_step,
         own_time=own_time,
         pauses=pauses,
-        telemetry=telemetry or TelemetryResult(),
+        telemetry=telemetry,
         sequences=sequences,
         exchanged=_exchanged(run, analyses),
         even=_exchanged(run, analyses, both_ways=True),
@@ -360,27 +359,16 @@ def _most_common(causes: Iterable[Cause]) -> Cause:
 def _cause_in(slow: Slowness, position: int, known: _Evidence) -> Cause:
     excess = slow.episode.excess_ns[position]
     steps = np.flatnonzero(excess > 0).tolist()
-    lateness = float(excess[steps].mean())
-    recorded = known.analyses, known.own_time, known.pauses
-    rank = known.own_time.ranks[position]
+    late = Late(position, steps, float(excess[steps].mean()))
     if slow.is_alone and slow.part == PACE:
-        taken = cpu_taken(rank, steps, lateness, *recorded)
+        taken = cpu_taken(late, known)
         if taken is not None:
             return taken
         text = "it runs the same kernels slower than ranks of other stages do"
         return Cause(StragglerCause.SLOW_DEVICE, (text,), confidence=ALIKE)
-    found = find_cause(
-        rank,
-        steps,
-        lateness,
-        *recorded,
-        own_part(slow.part),
-        known.telemetry,
-        known.sequences,
-        known.exchanged,
-    )
+    found = find_cause(late, known, own_part(slow.part))
     if slow.is_alone and found.cause is StragglerCause.LATE_HOST:
-        return idles_for_a_cpu(rank, steps, lateness, *recorded) or found
+        return idles_for_a_cpu(late, known) or found
     if slow.part == COUNTS and found.cause is not StragglerCause.MORE_WORK:
         return Cause(StragglerCause.MORE_WORK, (COUNTED,), confidence=0.95)
     return found
@@ -490,19 +478,9 @@ def _cause(
     if verdict is None or not verdict.steps:
         return Cause(StragglerCause.UNKNOWN)
     steps = list(verdict.steps)
-    lateness = float(blame.lost_ns[position, steps].mean())
-    found = find_cause(
-        blame.ranks[position],
-        steps,
-        lateness,
-        known.analyses,
-        known.own_time,
-        known.pauses,
-        verdict.part,
-        known.telemetry,
-        known.sequences,
-        known.exchanged,
-    )
+    lost_ns = float(blame.lost_ns[position, steps].mean())
+    at = known.own_time.ranks.index(blame.ranks[position])
+    found = find_cause(Late(at, steps, lost_ns), known, verdict.part)
     if found.cause is not StragglerCause.UNKNOWN:
         return found
     return cannot_run_ahead(blame.ranks[position], known.leads) or found

@@ -64,7 +64,7 @@ def first(pauses):
         run,
         found.analyses,
         found.step_time,
-        ProbeRecords(found={HostPauses: pauses}),
+        ProbeRecords(found={HostPauses: pauses or {}}),
     )
     return result.ranks[0]
 
