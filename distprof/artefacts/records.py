@@ -192,7 +192,7 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         generation: Generation of the garbage collector; None for other kinds.
         num_collected: Objects freed; None for other kinds.
         cpu_ns: Time for which the training thread, or the worker that owes the batch, ran on a CPU;
-            None where the system does not say, and for other kinds.
+            None where the system does not say, while no CPU is scarce, and for other kinds.
         run_queue_ns: Time for which they were ready to run but had no CPU.
         in_phase: Whether it is in a phase ``input``, which counts in its place.
     """

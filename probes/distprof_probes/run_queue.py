@@ -8,13 +8,14 @@ from typing import NamedTuple
 
 from distprof_probes.own_files import OwnFile
 
-__all__ = ["CpuTime", "RunQueue", "of_process", "spent"]
+__all__ = ["CpuTime", "ProcessTimes", "RunQueue", "spent"]
 
 _PROC = "/proc"
 _SCHEDSTAT = f"{_PROC}/thread-self/schedstat"
 """Linux: time on a CPU and time waiting for one in ns, and the number of time slices."""
 
-_MOST_BYTES = 100
+_MOST_FILES = 64
+_LOOK_AGAIN = 32  # reads, after which new threads are looked for
 
 
 class CpuTime(NamedTuple):
@@ -83,30 +84,53 @@ class RunQueue:
         return CpuTime() if self._open is None else _parsed(self._open.words())
 
 
-def of_process(number: int, proc: str = _PROC) -> CpuTime:
-    """Of all threads of a process together, since each began.
+class ProcessTimes:
+    """Observes other processes, all threads of each together, by files that stay open.
+
+    To open them anew each time costs the caller ten times as much.
 
     Args:
-        number: The process's ID.
         proc: Folder in which the system shows processes.
     """
-    try:
-        with os.scandir(f"{proc}/{number}/task") as threads:
-            times = [_parsed(_words(f"{thread.path}/schedstat")) for thread in threads]
-    except OSError:  # it ended
+
+    def __init__(self, proc: str = _PROC) -> None:
+        self._proc = proc
+        self._files: dict[int, dict[str, OwnFile]] = {}
+        self._num_reads = 0
+
+    def total(self, number: int) -> CpuTime:
+        """Of a process, by its ID, since each of its threads began."""
+        self._num_reads += 1
+        if number not in self._files or self._num_reads % _LOOK_AGAIN == 0:
+            self._look_for_threads(number)
+        times = [_parsed(file.words()) for file in self._files[number].values()]
+        ran = [time.ran_ns for time in times if time.ran_ns is not None]
+        waited = [time.waited_ns for time in times if time.waited_ns is not None]
+        if 0 < len(times) == len(ran) == len(waited):
+            return CpuTime(sum(ran), sum(waited))
+        self._forget(number)  # a thread or the process ended
         return CpuTime()
-    ran = [time.ran_ns for time in times if time.ran_ns is not None]
-    waited = [time.waited_ns for time in times if time.waited_ns is not None]
-    is_known = 0 < len(times) == len(ran) == len(waited)
-    return CpuTime(sum(ran), sum(waited)) if is_known else CpuTime()
 
+    def close(self) -> None:
+        """Close the files."""
+        for number in list(self._files):
+            self._forget(number)
 
-def _words(file: str) -> list[bytes]:
-    number = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(number, _MOST_BYTES).split()
-    finally:
-        os.close(number)
+    def _forget(self, number: int) -> None:
+        for file in self._files.pop(number).values():
+            file.close()
+
+    def _look_for_threads(self, number: int) -> None:
+        if sum(map(len, self._files.values())) > _MOST_FILES:
+            self.close()
+        files = self._files.setdefault(number, {})
+        try:
+            with os.scandir(f"{self._proc}/{number}/task") as threads:
+                for thread in threads:
+                    if thread.name not in files:
+                        files[thread.name] = OwnFile(f"{thread.path}/schedstat", os.O_RDONLY)
+        except OSError:
+            return
 
 
 def _parsed(words: list[bytes]) -> CpuTime:

@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 import pytest
 from distprof_probes.options import ProbeOptions
+from distprof_probes.probes import pauses as module
 from distprof_probes.probes.pauses import PausesProbe
-from distprof_probes.run_queue import CpuTime, of_process
+from distprof_probes.run_queue import CpuTime, ProcessTimes
 from distprof_probes.session import Session
 
 from distprof.artefacts.records import Pause
@@ -203,9 +204,10 @@ class Busy(torch_data.Dataset[int]):
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("computes", [True, False])
 def test_a_wait_says_how_long_those_who_load_ran_and_had_no_cpu(
-    tmp_path: Path, *, num_workers: int, computes: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, num_workers: int, computes: bool
 ) -> None:
-    """A worker that sleeps lacks no CPU, even where it is busy as one that computes."""
+    """A worker that sleeps lacks no CPU."""
+    monkeypatch.setattr(module, "BUSY", 0.0)
     session = Session(tmp_path, options=OPTIONS, probes=[PausesProbe()])
     for _ in torch_data.DataLoader(Busy(computes=computes), num_workers=num_workers):
         session.step()
@@ -218,15 +220,49 @@ def test_a_wait_says_how_long_those_who_load_ran_and_had_no_cpu(
     assert (statistics.median(awake) > 15 * MS) is computes
 
 
-def test_a_worker_that_is_gone_or_hidden_is_unknown(tmp_path: Path) -> None:
-    assert of_process(1, str(tmp_path)) == CpuTime()
+def test_those_who_load_are_left_alone_where_no_cpu_is_scarce(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BUSY", 1.1)
+    session = Session(tmp_path, options=OPTIONS, probes=[PausesProbe()])
+    for _ in torch_data.DataLoader(Busy(computes=False)):
+        session.step()
+    session.close()
+    waits = [pause for pause in _pauses(tmp_path) if pause.kind == "input"]
+    assert waits
+    assert {(wait.cpu_ns, wait.run_queue_ns) for wait in waits} == {(None, None)}
+
+
+def test_threads_of_a_worker_are_added_and_one_that_is_gone_or_hidden_is_unknown(
+    tmp_path: Path,
+) -> None:
+    times = ProcessTimes(str(tmp_path))
+    assert times.total(1) == CpuTime()
     threads = tmp_path / "1" / "task"
     for thread, text in ((7, "5 3 1"), (8, "10 4 1")):
         (threads / str(thread)).mkdir(parents=True)
         (threads / str(thread) / "schedstat").write_text(text)
-    assert of_process(1, str(tmp_path)) == CpuTime(15, 7)
+    assert times.total(1) == CpuTime(15, 7)
+    (threads / "9").mkdir()
+    (threads / "9" / "schedstat").write_text("100 40 1")
+    assert {times.total(1) for _ in range(40)} == {CpuTime(15, 7), CpuTime(115, 47)}
     (threads / "8" / "schedstat").write_text("")
-    assert of_process(1, str(tmp_path)) == CpuTime()
+    assert times.total(1) == CpuTime()
+    (threads / "8" / "schedstat").write_text("20 8 1")
+    assert times.total(1) == CpuTime(125, 51)
+    times.close()
+
+
+def test_few_files_of_workers_stay_open(tmp_path: Path) -> None:
+    for number in range(300):
+        (tmp_path / str(number) / "task" / "1").mkdir(parents=True)
+        (tmp_path / str(number) / "task" / "1" / "schedstat").write_text(f"{number} 0 1")
+    times = ProcessTimes(str(tmp_path))
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    assert [times.total(number).ran_ns for number in range(300)] == list(range(300))
+    assert len(list(Path("/proc/self/fd").iterdir())) - before <= 66
+    times.close()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_a_loader_over_a_loader_waits_once(tmp_path: Path) -> None:

@@ -290,6 +290,28 @@ def test_pauses_are_means_over_steps_without_the_first(job):
     assert measure_host_pauses(records_of(job)).gc_ns == {0: 30 * MS, 1: 10 * MS}
 
 
+def test_only_waits_that_were_observed_say_what_loaders_did(job):
+    """A machine that is busy for a while: 3 + 1 ms without a CPU over two steps."""
+    seen = {"cpu_ns": MS, "run_queue_ns": 3 * MS}
+    job.steps(0, [50, 10, 10]).pauses(
+        0,
+        pause("input", 1, 31, 0, **seen),
+        pause("input", 50, 56, 1, **seen, in_phase=True),
+        pause("input", 60, 62, 2),
+        pause("input", 64, 66, 2, cpu_ns=0, run_queue_ns=MS),
+    )
+    row, steps = measure_pauses(records_of(job)), measure_host_pauses(records_of(job))
+    assert (row.input_ns_per_step, row.input_queue_ns_per_step) == (2 * MS, 2 * MS)
+    assert steps.loader_queue_ns == {0: 3 * MS, 1: 3 * MS, 2: MS}
+    assert steps.loader_cpu_ns == {0: MS, 1: MS, 2: 0}
+
+
+def test_waits_that_nobody_observed_leave_loaders_unknown(job):
+    job.steps(0, [50, 10, 10]).pauses(0, pause("input", 60, 62, 2))
+    assert measure_pauses(records_of(job)).input_queue_ns_per_step is None
+    assert measure_host_pauses(records_of(job)).loader_queue_ns is None
+
+
 def test_pauses_between_steps_are_distprofs_own_and_not_the_programs(job):
     """20 ms of collecting while the profiler starts between two steps, and 2 ms in a step."""
     records = [

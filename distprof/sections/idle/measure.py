@@ -135,24 +135,25 @@ def measure_host_pauses(records: RankRecords) -> HostPauses:
 
 
 def _of_loaders(records: RankRecords, column: str) -> dict[int, int] | None:
-    """What those who load batches spent in each step; None if one wait does not say."""
-    waits = _waits(records)
-    return None if (waits[column] < 0).any() else _by_step(waits, waits[column])
+    """What those who load batches spent in each step; None if no wait says."""
+    waits = _observed_waits(records)
+    return _by_step(waits, waits[column]) if len(waits) else None
 
 
 def _mean_of_loaders(records: RankRecords, column: str) -> int | None:
     """The same per step, without the first one."""
-    waits, log = _waits(records), records.step_log
-    if (waits[column] < 0).any():
+    waits, log = _observed_waits(records), records.step_log
+    if not len(waits):
         return None
     counted = waits["step"] != log["step"][0] if len(log) > 1 else slice(None)
     return int(waits[column][counted].sum()) // max(1, len(log) - 1)
 
 
-def _waits(records: RankRecords) -> Table:
-    """All waits for a loader, inside phases too."""
+def _observed_waits(records: RankRecords) -> Table:
+    """Waits for a loader, inside phases too, that say what those who load did."""
     pauses = records.pauses
-    return pauses.take(pauses.coded("kind").equals("input") & _in_steps(records))
+    observed = pauses.coded("kind").equals("input") & (pauses["run_queue_ns"] >= 0)
+    return pauses.take(observed & _in_steps(records))
 
 
 def _within(log: Table, column: str) -> dict[int, int] | None:

@@ -105,7 +105,7 @@ class RankPauses(Record, frozen=True, kw_only=True):
         cpu_ns_per_step: The training thread ran on a CPU, mean of the same steps; null where the
             system does not say.
         input_queue_ns_per_step: Part of the wait for input, in phases too, in which those who load
-            the batch had no CPU, mean per step; null where the system does not say.
+            the batch had no CPU, mean per step; null where no CPU was scarce.
     """
 
     rank: int

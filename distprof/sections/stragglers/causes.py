@@ -416,7 +416,9 @@ class _Loader(msgspec.Struct, frozen=True):
         if queue is None or ran is None:
             return None
         others = late.others(known.own_time)
-        more = _more_work(float(ran[late.position]), ran[others], queue[others])
+        own = float(ran[late.position])
+        is_clear = own > (1 + CHANCE_TO_RUN) * float(np.median(ran[others]))
+        more = _more_work(own, ran[others], queue[others]) if is_clear else 0.0
         return _Loader(float(queue[late.position]), more)
 
 

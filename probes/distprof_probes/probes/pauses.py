@@ -6,8 +6,9 @@ request for a batch until it arrives, including the start of an epoch (where wor
 inside ``session.phase("input")`` say so, because ``steps.jsonl`` holds the phase. So the input time
 of a step is the sum of its phases and of the other waits.
 
-A loader waits for a free CPU as training does. So each wait also says how long those who load the
-batch ran, and were ready to run but had no CPU: the training thread, and the worker that owes it.
+A loader waits for a free CPU as training does. So, on a busy machine, each wait also says how long
+those who load the batch ran, and were ready to run but had no CPU: the training thread, and the
+worker that owes it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import msgspec
 from distprof.artefacts import PAUSES_FILE
 from distprof.artefacts.records import Pause
 from distprof_probes.probe import Probe
-from distprof_probes.run_queue import CpuTime, RunQueue, of_process, spent
+from distprof_probes.run_queue import CpuTime, ProcessTimes, RunQueue, spent
 
 if TYPE_CHECKING:
     from distprof_probes.session import Session
@@ -33,6 +34,12 @@ if TYPE_CHECKING:
 __all__ = ["SHORTEST_NS", "PausesProbe"]
 
 SHORTEST_NS = 100_000
+
+BUSY = 0.02
+"""Of the time for which the training thread is ready to run, the share without a CPU from which on
+those who load batches are observed: that takes 0.2 ms of a step."""
+
+_LOOK_EVERY = 8  # waits
 
 _Function = Callable[..., Any]
 
@@ -160,6 +167,10 @@ class _LoaderWaits:
         self._installed: list[tuple[type, str, _Function, _Function]] = []
         self._inside = False  # nested loaders wait once
         self._queue = RunQueue()
+        self._workers = ProcessTimes()
+        self._is_busy = False
+        self._num_waits = 0
+        self._before = CpuTime(0, 0)
 
     def install(self) -> None:
         """Wrap torch's classes, if torch has imported them."""
@@ -184,8 +195,9 @@ class _LoaderWaits:
         self._installed.clear()
 
     def close(self) -> None:
-        """Close what the training thread was observed by."""
+        """Close what those who load were observed by."""
         self._queue.close()
+        self._workers.close()
 
     def _timed(self, original: _Function) -> _Function:
         @functools.wraps(original)
@@ -193,7 +205,7 @@ class _LoaderWaits:
             if not self.active or self._inside or threading.get_ident() != self.thread:
                 return original(loader)
             self._inside = True
-            loading = _Loading(self._queue, loader)
+            loading = self._observed(loader)
             start = self._clock()
             try:
                 return original(loader)
@@ -201,9 +213,21 @@ class _LoaderWaits:
                 end = self._clock()
                 self._inside = False
                 if end - start >= SHORTEST_NS:
-                    self.waits.append(loading.ended(start, end))
+                    wait = Pause(kind="input", start_ns=start, end_ns=end)
+                    self.waits.append(wait if loading is None else loading.completed(wait))
 
         return timed
+
+    def _observed(self, loader: Any) -> _Loading | None:
+        """Those who load, if the machine is busy; that is asked again now and then."""
+        if self._num_waits % _LOOK_EVERY == 0:
+            now = self._queue.total()
+            ran_ns, waited_ns = spent(self._before, now)
+            ready_ns = max((ran_ns or 0) + (waited_ns or 0), 1)
+            self._is_busy = waited_ns is not None and waited_ns >= BUSY * ready_ns
+            self._before = now
+        self._num_waits += 1
+        return _Loading(self._queue, self._workers, loader) if self._is_busy else None
 
 
 class _Loading:
@@ -211,31 +235,32 @@ class _Loading:
 
     Args:
         queue: Observes the training thread.
+        workers: Observes processes.
         loader: The iterator that is asked for a batch, or a loader.
     """
 
-    def __init__(self, queue: RunQueue, loader: Any) -> None:
+    def __init__(self, queue: RunQueue, workers: ProcessTimes, loader: Any) -> None:
         self._queue = queue
+        self._workers = workers
         self._worker = _owing(loader)
         self._before = self._totals()
 
-    def ended(self, start_ns: int, end_ns: int) -> Pause:
-        """The wait."""
+    def completed(self, wait: Pause) -> Pause:
+        """The wait, with what they did meanwhile."""
         passed = [spent(*totals) for totals in zip(self._before, self._totals(), strict=True)]
         ran = [time.ran_ns for time in passed if time.ran_ns is not None]
         waited = [time.waited_ns for time in passed if time.waited_ns is not None]
         is_known = len(ran) == len(waited) == len(passed)
-        return Pause(
-            kind="input",
-            start_ns=start_ns,
-            end_ns=end_ns,
-            cpu_ns=min(sum(ran), end_ns - start_ns) if is_known else None,
-            run_queue_ns=min(sum(waited), end_ns - start_ns) if is_known else None,
+        if not is_known:
+            return wait
+        most = wait.end_ns - wait.start_ns
+        return msgspec.structs.replace(
+            wait, cpu_ns=min(sum(ran), most), run_queue_ns=min(sum(waited), most)
         )
 
     def _totals(self) -> list[CpuTime]:
         thread = self._queue.total()
-        return [thread] if self._worker is None else [thread, of_process(self._worker)]
+        return [thread] if self._worker is None else [thread, self._workers.total(self._worker)]
 
 
 def _owing(iterator: Any) -> int | None:

@@ -98,6 +98,7 @@ def test_what_probes_saw_of_the_late_rank_is_its_cause(field, cause, word):
         ((20, 400), (10, 40), StragglerCause.CPU_TAKEN),
         ((20, 100), (10, 40), StragglerCause.LATE_INPUT),  # it sleeps
         ((20, 300), (10, 250), StragglerCause.LATE_INPUT),  # it computes longer
+        ((200, 400), (180, 250), StragglerCause.CPU_TAKEN),  # not by much
         (None, (10, 40), StragglerCause.LATE_INPUT),
     ],
 )
