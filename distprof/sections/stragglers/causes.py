@@ -277,6 +277,8 @@ def idles_for_a_cpu(late: Late, known: Evidence) -> Cause | None:
     queue = _Queue.of(late, known)
     if queue is None or queue.more_work_ns is None or queue.slept_ns >= EXPLAINS * late.ns:
         return None
+    if queue.runs_longer > CHANCE_TO_RUN:
+        return None  # it has more to do, on kernels or between them
     if queue.whole_ns < MOSTLY_QUEUED * late.mean(known.own_time.parts[HOST]):
         return None
     return queue.whole(_UNCERTAIN)
