@@ -1,4 +1,4 @@
-"""How long the calling thread ran on a CPU, and was ready to run but had none."""
+"""How long a thread or a process ran on a CPU, and was ready to run but had none."""
 
 from __future__ import annotations
 
@@ -86,8 +86,6 @@ class RunQueue:
 
 class ProcessTimes:
     """Observes other processes, all threads of each together, by files that stay open.
-
-    To open them anew each time costs the caller ten times as much.
 
     Args:
         proc: Folder in which the system shows processes.

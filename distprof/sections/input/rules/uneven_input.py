@@ -35,9 +35,10 @@ from collections.abc import Iterator
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.idle.result import PausesResult
+from distprof.sections.input.rules._shared import named_for_late_input
 from distprof.sections.step_log.result import StepLogResult
 from distprof.sections.stragglers.result import StragglersResult
-from distprof.terms import Severity, StragglerCause, StragglerPattern
+from distprof.terms import Severity
 from distprof.units import capitalized, format_duration, format_ratio, name_ranks
 
 
@@ -67,9 +68,8 @@ def check(
         return  # bare traces, or one rank alone
     excess = {rank: wait - _peers(waits, rank) for rank, wait in waits.items()}
     least = limits["min_step_ratio"] * step
-    longer = tuple(
-        rank for rank, more in excess.items() if more > least and rank not in _named(stragglers)
-    )
+    named = named_for_late_input(stragglers)
+    longer = tuple(rank for rank, more in excess.items() if more > least and rank not in named)
     queued, lacked = _queued_ns(pauses), _loaders_queued_ns(pauses)
     late = tuple(
         rank
@@ -139,15 +139,6 @@ def _uncertain(
 
 def _peers(waits: dict[int, int], rank: int) -> float:
     return statistics.median(wait for other, wait in waits.items() if other != rank)
-
-
-def _named(stragglers: StragglersResult) -> set[int]:
-    """Ranks whose late input a straggler rule reports."""
-    return {
-        rank.rank
-        for rank in stragglers.ranks
-        if rank.pattern is not StragglerPattern.NONE and rank.cause is StragglerCause.LATE_INPUT
-    }
 
 
 def _who(ranks: tuple[int, ...]) -> str:
