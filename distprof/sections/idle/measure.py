@@ -96,7 +96,7 @@ def measure_pauses(records: RankRecords) -> RankPauses | None:
         longest_input_ns=longest_wait,
         run_queue_ns_per_step=_mean_of_usual(records.step_log, "run_queue_ns"),
         cpu_ns_per_step=_mean_of_usual(records.step_log, "cpu_ns"),
-        input_queue_ns_per_step=_mean_of_loaders(records, "run_queue_ns"),
+        input_queue_ns_per_step=_mean_queue_of_loaders(records),
     )
 
 
@@ -123,30 +123,25 @@ def measure_host_pauses(records: RankRecords) -> HostPauses:
     watched = len(pauses) > 0 or "pauses" in records.about
     collected = pauses.take(pauses.coded("kind").equals("gc") & _in_steps(records))
     inputs = phases.take(phases.coded("name").equals("input"))
+    waits = _observed_waits(records)
     return HostPauses(
         gc_ns=_by_step(collected, _lasted(collected)) if watched else None,
         input_ns=_by_step(inputs, _lasted(inputs)) if len(phases) else None,
         tokens=_logged(records.step_log, "tokens"),
         run_queue_ns=_within(records.step_log, "run_queue_ns"),
         cpu_ns=_within(records.step_log, "cpu_ns"),
-        loader_cpu_ns=_of_loaders(records, "cpu_ns") if watched else None,
-        loader_queue_ns=_of_loaders(records, "run_queue_ns") if watched else None,
+        loader_cpu_ns=_by_step(waits, waits["cpu_ns"]) if len(waits) else None,
+        loader_queue_ns=_by_step(waits, waits["run_queue_ns"]) if len(waits) else None,
     )
 
 
-def _of_loaders(records: RankRecords, column: str) -> dict[int, int] | None:
-    """What those who load batches spent in each step; None if no wait says."""
-    waits = _observed_waits(records)
-    return _by_step(waits, waits[column]) if len(waits) else None
-
-
-def _mean_of_loaders(records: RankRecords, column: str) -> int | None:
-    """The same per step, without the first one."""
+def _mean_queue_of_loaders(records: RankRecords) -> int | None:
+    """Time per step, without the first one, in which loaders had no CPU; None if no wait says."""
     waits, log = _observed_waits(records), records.step_log
     if not len(waits):
         return None
     counted = waits["step"] != log["step"][0] if len(log) > 1 else slice(None)
-    return int(waits[column][counted].sum()) // max(1, len(log) - 1)
+    return int(waits["run_queue_ns"][counted].sum()) // max(1, len(log) - 1)
 
 
 def _observed_waits(records: RankRecords) -> Table:

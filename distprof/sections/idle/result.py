@@ -128,3 +128,8 @@ class PausesResult(Result, frozen=True, kw_only=True):
     """
 
     ranks: tuple[RankPauses, ...] = ()
+
+    @property
+    def queued_ns(self) -> dict[int, int]:
+        """Rank to the time per step without a free CPU; 0 where that is not known."""
+        return {rank.rank: rank.run_queue_ns_per_step or 0 for rank in self.ranks}

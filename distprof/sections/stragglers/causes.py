@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from distprof.schema import Int64Array
 from distprof.sections.context import RankAnalysis
 from distprof.sections.idle.measure import HostPauses
-from distprof.sections.own_time import COMPUTATION, HOST, INPUT, OwnTime, mean_step_of
+from distprof.sections.own_time import COMPUTATION, HOST, INPUT, OwnTime
 from distprof.sections.stragglers.computing import Work, why_it_computes_longer
 from distprof.sections.stragglers.result import SequenceImbalance
 from distprof.sections.telemetry.result import RankTelemetry, TelemetryResult, WindowSensors
@@ -144,6 +144,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         analyses: Of all ranks.
+        mean_step: Their mean step, ns.
         own_time: Of all ranks.
         pauses: What probes recorded of each rank's training thread.
         telemetry: Sensors of the devices, for why one is slow.
@@ -152,6 +153,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     analyses: Mapping[int, RankAnalysis]
+    mean_step: float
     own_time: OwnTime
     pauses: Mapping[int, HostPauses]
     telemetry: TelemetryResult | None = None
@@ -224,7 +226,7 @@ def find_cause(late: Late, known: Evidence, proven: str = "") -> Cause:
     if queue is not None and (taken := queue.explained(late.ns)):
         return taken
     found = _without_queue(late, known, proven)
-    taken = _taken(found, queue, late.ns) if queue is not None else None
+    taken = _taken_by_others(found, queue, late, known) if queue is not None else None
     if taken or not _may_be_chance(found, queue):
         return taken or found
     return _lost_in_a_crowd(late, known) or found
@@ -241,12 +243,14 @@ def _lost_in_a_crowd(late: Late, known: Evidence) -> Cause | None:
     Threads of the backend and workers of loaders wait as the training thread does, and nothing
     records how long.
     """
-    queue = known.recorded("run_queue_ns", range(known.own_time.num_steps))
     others = late.others(known.own_time)
-    if not known.is_cpu or queue is None or not others:
+    if not others or not known.is_cpu:
+        return None
+    queue = known.recorded("run_queue_ns", range(known.own_time.num_steps))
+    if queue is None:
         return None
     least = min(float(queue[late.position]), float(np.median(queue[others])))
-    if least < CROWDED * mean_step_of(known.analyses):
+    if least < CROWDED * known.mean_step:
         return None
     text = f"it and its peers wait {format_duration(least)} of each step or more for a free CPU"
     return Cause(StragglerCause.CPU_TAKEN, (text, _UNCERTAIN), "", ALIKE_SHARED)
@@ -339,6 +343,14 @@ _UNSURE = (StragglerCause.SLOW_DEVICE, StragglerCause.LATE_HOST, StragglerCause.
 """Causes that look the same on a rank whose CPU others take."""
 
 
+def _taken_by_others(found: Cause, queue: _Queue, late: Late, known: Evidence) -> Cause | None:
+    """Others took the CPU of the rank, or of those who load its batches."""
+    if found.cause is not StragglerCause.LATE_INPUT:
+        return _taken(found, queue, late.ns)
+    loader = _Loader.of(late, known)
+    return None if loader is None else loader.explained(late.ns)
+
+
 def _taken(found: Cause, queue: _Queue, lateness_ns: float) -> Cause | None:
     """Others took its CPU, where that is as likely as the cause that was found.
 
@@ -347,8 +359,6 @@ def _taken(found: Cause, queue: _Queue, lateness_ns: float) -> Cause | None:
     """
     if lateness_ns <= 0 or found.detail:
         return None  # the rest is proven by what was recorded: collections, tokens, sensors
-    if found.cause is StragglerCause.LATE_INPUT:
-        return queue.loader.explained(lateness_ns) if queue.loader is not None else None
     if queue.more_work_ns is not None:
         slept = queue.proven_sleep_ns if found.cause is StragglerCause.LATE_HOST else 0.0
         is_work_clear = _is_counted(found) or queue.runs_longer > CHANCE_TO_RUN
@@ -442,7 +452,6 @@ class _Queue(msgspec.Struct, frozen=True):
             whichever of them is last, and chance adds to that on a busy machine.
         is_lasting: Whether the late steps are at least half of all, so that chance evens out.
         is_once: Whether the rank is late in one step of several.
-        loader: What those who load its batches do; None where it is not known.
     """
 
     beyond_its_share: _Excess
@@ -454,7 +463,6 @@ class _Queue(msgspec.Struct, frozen=True):
     excess_ns: float = 0.0
     is_lasting: bool = False
     is_once: bool = False
-    loader: _Loader | None = None
 
     @property
     def proven_sleep_ns(self) -> float:
@@ -490,7 +498,6 @@ class _Queue(msgspec.Struct, frozen=True):
         ran = known.recorded("cpu_ns", late.steps)
         own = _own(known.own_time, late.steps)
         asked = own if ran is None else ran
-        loader = _Loader.of(late, known)
         usual = float(np.median(queue[others]))
         rate = float(np.median(queue[others] / np.maximum(asked[others], 1)))
         share = rate * float(asked[position])
@@ -499,7 +506,7 @@ class _Queue(msgspec.Struct, frozen=True):
             _Excess(QUEUED, float(queue[position]) - usual, usual),
         )
         if ran is None or not known.is_cpu:
-            return _Queue(*excesses, float(queue[position]), loader=loader)
+            return _Queue(*excesses, float(queue[position]))
         # A thread also waits for a CPU when it returns from communication: that is too much here.
         slept = np.maximum(own - ran - queue, 0)
         num_steps = known.own_time.num_steps
@@ -512,7 +519,6 @@ class _Queue(msgspec.Struct, frozen=True):
             max(0.0, float(own[position] - np.median(own[others]))),
             is_lasting=2 * len(late.steps) >= num_steps,
             is_once=len(late.steps) == 1 < num_steps,
-            loader=loader,
         )
 
 

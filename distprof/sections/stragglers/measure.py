@@ -116,7 +116,6 @@ class _Evidence(Evidence, frozen=True, kw_only=True, dict=True):
 
     run: Run
     stages: Mapping[int, tuple[int, ...]]
-    mean_step: float
     even: Mapping[int, float]
 
     @cached_property

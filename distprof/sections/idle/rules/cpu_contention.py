@@ -89,7 +89,7 @@ def check(
     if not step:
         return  # bare traces, which do not record it
     least = limits["min_step_ratio"] * step
-    waits = {rank.rank: rank.run_queue_ns_per_step or 0 for rank in pauses.ranks}
+    waits = pauses.queued_ns
     found = tuple(rank for rank, ns in waits.items() if ns > least)
     if not found:
         return

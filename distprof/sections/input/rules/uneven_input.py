@@ -70,7 +70,7 @@ def check(
     least = limits["min_step_ratio"] * step
     named = named_for_late_input(stragglers)
     longer = tuple(rank for rank, more in excess.items() if more > least and rank not in named)
-    queued, lacked = _queued_ns(pauses), _loaders_queued_ns(pauses)
+    queued, lacked = pauses.queued_ns, _loaders_queued_ns(pauses)
     late = tuple(
         rank
         for rank in longer
@@ -108,13 +108,8 @@ def _input_ns(step_log: StepLogResult, pauses: PausesResult) -> dict[int, int]:
     }
 
 
-def _queued_ns(pauses: PausesResult) -> dict[int, int]:
-    """Rank to the time for which its training thread waits for a free CPU, where that is known."""
-    return {rank.rank: rank.run_queue_ns_per_step or 0 for rank in pauses.ranks}
-
-
 def _loaders_queued_ns(pauses: PausesResult) -> dict[int, int]:
-    """The same for those who load its batches, while training waits for them."""
+    """Rank to the time per step in which training waits for a loader that has no CPU."""
     return {rank.rank: rank.input_queue_ns_per_step or 0 for rank in pauses.ranks}
 
 

@@ -130,7 +130,7 @@ def _only_waits(busiest: PipelinePosition, pauses: PausesResult) -> bool:
     Its ranks wait for a free one as long as they work longer, and do not run longer in proportion.
     """
     ran = {rank.rank: rank.cpu_ns_per_step for rank in pauses.ranks}
-    waited = {rank.rank: rank.run_queue_ns_per_step or 0 for rank in pauses.ranks}
+    waited = pauses.queued_ns
     others = [ns for rank, ns in ran.items() if ns and rank not in busiest.ranks]
     own = [ran[rank] for rank in busiest.ranks if ran.get(rank)]
     if not own or not others:

@@ -64,7 +64,7 @@ def check(
     step = messages.step_ns
     if not step:
         return  # no messages
-    named, queued = _explained(stragglers), _queued_ns(pauses) if idle.is_cpu else {}
+    named, queued = _explained(stragglers), pauses.queued_ns if idle.is_cpu else {}
     late = [
         rank
         for rank in messages.ranks
@@ -100,11 +100,6 @@ def _cost_ns(rank: MessageRank, messages: MessagesResult) -> int:
     """How much later it is, but at most the longest wait of another rank."""
     waits = [other.wait_ns_per_step for other in messages.ranks if other is not rank]
     return min(rank.late_ns_per_step, max(waits, default=0))
-
-
-def _queued_ns(pauses: PausesResult) -> dict[int, int]:
-    """Rank to the time for which its training thread waits for a free CPU, where that is known."""
-    return {rank.rank: rank.run_queue_ns_per_step or 0 for rank in pauses.ranks}
 
 
 def _without_cpu(rank: MessageRank, queued_ns: int) -> str:

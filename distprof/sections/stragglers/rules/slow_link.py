@@ -99,7 +99,7 @@ def check(
 
 def _waits_for_cpu(link: SlowLink, pauses: PausesResult) -> bool:
     """Whether the ranks wait for a free CPU for as long as their transfers are too long."""
-    waits = [rank.run_queue_ns_per_step or 0 for rank in pauses.ranks if rank.rank in link.ranks]
+    waits = (ns for rank, ns in pauses.queued_ns.items() if rank in link.ranks)
     return max(waits, default=0) >= link.lost_ns_per_step
 
 
