@@ -6,7 +6,8 @@ named only if it explains at least :data:`EXPLAINS` of the lateness.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -150,6 +151,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         telemetry: Sensors of the devices, for why one is slow.
         sequences: Where computation differs by sequence lengths.
         exchanged: By rank, what its all-to-alls carry.
+        crowded: Ranks that share CPUs, all of them busy, with another rank.
     """
 
     analyses: Mapping[int, RankAnalysis]
@@ -159,6 +161,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     telemetry: TelemetryResult | None = None
     sequences: SequenceImbalance | None = None
     exchanged: Mapping[int, float] = {}
+    crowded: Collection[int] = ()
 
     @property
     def is_cpu(self) -> bool:
@@ -167,12 +170,16 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
     def recorded(self, field: str, steps: Sequence[int]) -> _Floats | None:
         """Mean time of each rank in these steps, ns; None where one of them did not record it."""
+        times = self.recorded_by_step(field, steps)
+        return None if times is None else _mean(times)
+
+    def recorded_by_step(self, field: str, steps: Sequence[int]) -> Int64Array | None:
+        """The same of each step, shape (ranks, steps)."""
         told = [getattr(self.pauses.get(rank), field, None) for rank in self.own_time.ranks]
         known = [times for times in told if times is not None]
         if len(known) < len(told) or not len(steps):
             return None
-        result: _Floats = self.by_step(known)[:, list(steps)].mean(axis=1)
-        return result
+        return self.by_step(known)[:, list(steps)]
 
     def by_step(self, told: Sequence[Mapping[int, int]]) -> Int64Array:
         """Times of all ranks per analysed step, shape (ranks, steps); 0 where nothing is told."""
@@ -250,9 +257,12 @@ def _lost_in_a_crowd(late: Late, known: Evidence) -> Cause | None:
     if queue is None:
         return None
     least = min(float(queue[late.position]), float(np.median(queue[others])))
-    if least < CROWDED * known.mean_step:
+    if least >= CROWDED * known.mean_step:
+        text = f"it and its peers wait {format_duration(least)} of each step or more for a free CPU"
+    elif known.own_time.ranks[late.position] in known.crowded:
+        text = "it shares CPUs with another rank, and all of them are busy"
+    else:
         return None
-    text = f"it and its peers wait {format_duration(least)} of each step or more for a free CPU"
     return Cause(StragglerCause.CPU_TAKEN, (text, _UNCERTAIN), "", ALIKE_SHARED)
 
 
@@ -376,13 +386,16 @@ def _taken(found: Cause, queue: _Queue, lateness_ns: float) -> Cause | None:
 
 
 def _may_be_chance(found: Cause, queue: _Queue | None) -> bool:
-    """Whether nothing is known, or a sleep that other threads may cause."""
+    """Whether nothing is known, or a sleep that other threads may cause, between or in kernels."""
     if found.cause is StragglerCause.UNKNOWN:
         return True
-    if found.cause is not StragglerCause.LATE_HOST or found.detail or queue is None:
+    if found.detail or queue is None or queue.more_work_ns is None:
         return False
-    is_known = queue.more_work_ns is not None and queue.slept_ns > 0
-    return is_known and not queue.more_work_ns and not queue.proven_sleep_ns
+    if queue.more_work_ns or not queue.slept_ns:
+        return False
+    if found.cause is StragglerCause.MORE_WORK:
+        return not _is_counted(found)  # its kernels take longer, but its thread does not run longer
+    return found.cause is StragglerCause.LATE_HOST and not queue.proven_sleep_ns
 
 
 CHANCE_TO_RUN = 0.5
@@ -452,6 +465,8 @@ class _Queue(msgspec.Struct, frozen=True):
             whichever of them is last, and chance adds to that on a busy machine.
         is_lasting: Whether the late steps are at least half of all, so that chance evens out.
         is_once: Whether the rank is late in one step of several.
+        often_slept_ns: ``slept_ns`` without the late step in which it sleeps longest; that step's
+            if there is no other.
     """
 
     beyond_its_share: _Excess
@@ -463,6 +478,7 @@ class _Queue(msgspec.Struct, frozen=True):
     excess_ns: float = 0.0
     is_lasting: bool = False
     is_once: bool = False
+    often_slept_ns: float = math.inf
 
     @property
     def proven_sleep_ns(self) -> float:
@@ -470,11 +486,12 @@ class _Queue(msgspec.Struct, frozen=True):
 
         The thread also sleeps while another one of its rank waits for a CPU. Nothing records that;
         it can take as long as this thread or its peers wait, or longer, and evens out over many
-        steps.
+        steps, unless one of them makes up the mean.
         """
         chance = CHANCE_IN_ONE if self.is_once else CHANCE_IN_MANY
         waits_ns = max(self.whole_ns, self.beyond_peers.peers_ns)
-        return self.slept_ns if self.slept_ns >= chance * waits_ns else 0.0
+        least_ns = min(self.slept_ns, self.often_slept_ns)
+        return self.slept_ns if least_ns >= chance * waits_ns else 0.0
 
     def explained(self, lateness_ns: float) -> Cause | None:
         """That others take its CPU, where it waits for it, and does not sleep, half of that."""
@@ -492,11 +509,14 @@ class _Queue(msgspec.Struct, frozen=True):
     def of(late: Late, known: Evidence) -> _Queue | None:
         """Of a rank in some steps; None where not all ranks say how long they waited."""
         position, others = late.position, late.others(known.own_time)
-        queue = known.recorded("run_queue_ns", late.steps)
-        if queue is None or not others:
+        queued = known.recorded_by_step("run_queue_ns", late.steps)
+        if queued is None or not others:
             return None
-        ran = known.recorded("cpu_ns", late.steps)
-        own = _own(known.own_time, late.steps)
+        queue = _mean(queued)
+        on_cpu = known.recorded_by_step("cpu_ns", late.steps)
+        ran = None if on_cpu is None else _mean(on_cpu)
+        by_step = _own(known.own_time, late.steps)
+        own = _mean(by_step)
         asked = own if ran is None else ran
         usual = float(np.median(queue[others]))
         rate = float(np.median(queue[others] / np.maximum(asked[others], 1)))
@@ -505,20 +525,20 @@ class _Queue(msgspec.Struct, frozen=True):
             _Excess(QUEUED, float(queue[position]) - share, share),
             _Excess(QUEUED, float(queue[position]) - usual, usual),
         )
-        if ran is None or not known.is_cpu:
+        if on_cpu is None or ran is None or not known.is_cpu:
             return _Queue(*excesses, float(queue[position]))
-        # A thread also waits for a CPU when it returns from communication: that is too much here.
-        slept = np.maximum(own - ran - queue, 0)
+        slept = by_step - on_cpu - queued
         num_steps = known.own_time.num_steps
         return _Queue(
             *excesses,
             float(queue[position]),
             _more_work(float(ran[position]), ran[others], queue[others]),
             float(ran[position] / max(float(np.median(ran[others])), 1.0)) - 1,
-            max(0.0, float(slept[position] - np.median(slept[others]))),
+            _sleeps_longer(slept, position, others),
             max(0.0, float(own[position] - np.median(own[others]))),
             is_lasting=2 * len(late.steps) >= num_steps,
             is_once=len(late.steps) == 1 < num_steps,
+            often_slept_ns=_sleeps_longer(_without_longest(slept, position), position, others),
         )
 
 
@@ -537,11 +557,31 @@ def _more_work(ran_ns: float, others_ns: _Floats, queue_ns: _Floats) -> float:
     return more * stretch if more > SHARED_CACHE * usual else 0.0
 
 
-def _own(own_time: OwnTime, steps: Sequence[int]) -> _Floats:
-    """Mean own time of each rank in these steps, ns."""
-    parts = [part[:, list(steps)].mean(axis=1) for part in own_time.parts.values()]
-    result: _Floats = np.sum(parts, axis=0)
+def _own(own_time: OwnTime, steps: Sequence[int]) -> Int64Array:
+    """Own time of each rank in these steps, ns, shape (ranks, steps)."""
+    parts = [part[:, list(steps)] for part in own_time.parts.values()]
+    result: Int64Array = np.sum(parts, axis=0)
     return result
+
+
+def _mean(by_step: Int64Array) -> _Floats:
+    """Of each rank."""
+    result: _Floats = by_step.mean(axis=1)
+    return result
+
+
+def _sleeps_longer(slept: Int64Array, position: int, others: Sequence[int]) -> float:
+    """How much longer than its peers a rank sleeps in a step, ns, by what all ranks sleep."""
+    # A thread also waits for a CPU when it returns from communication: that is too much here.
+    means = np.maximum(_mean(slept), 0)
+    return max(0.0, float(means[position] - np.median(means[others])))
+
+
+def _without_longest(slept: Int64Array, position: int) -> Int64Array:
+    """All steps but the one in which the rank sleeps longest; all if there is only one."""
+    if slept.shape[1] < 2:
+        return slept
+    return np.delete(slept, int(slept[position].argmax()), axis=1)
 
 
 def _share(excess: _Excess, lateness_ns: float) -> float:

@@ -23,6 +23,7 @@ from distprof.run.run import Run
 from distprof.sections.context import ProbeRecords, RankAnalyses, RankAnalysis
 from distprof.sections.idle.measure import HostPauses
 from distprof.sections.own_time import COMPUTATION, HOST, OwnTime, held_stages, mean_step_of
+from distprof.sections.settings.result import SettingsResult
 from distprof.sections.stragglers.arrivals import Blame, judge_arrivals
 from distprof.sections.stragglers.causes import (
     Cause,
@@ -130,6 +131,7 @@ def analyze_stragglers(
     step_time: StepTimeResult,
     records: ProbeRecords | None = None,
     telemetry: TelemetryResult | None = None,
+    settings: SettingsResult | None = None,
 ) -> StragglersResult:
     """Blame, pattern and cause per rank.
 
@@ -139,6 +141,7 @@ def analyze_stragglers(
         step_time: For the typical step; without steps the capture stands for it.
         records: What probes recorded of each rank's training thread, None without probes.
         telemetry: Sensors of the devices, for why one is slow.
+        settings: For which ranks share busy CPUs.
 
     Returns:
         All analysed ranks, most expensive first. A rank not worth naming has pattern ``none``.
@@ -161,6 +164,7 @@ def analyze_stragglers(
         sequences=sequences,
         exchanged=_exchanged(run, analyses),
         even=_exchanged(run, analyses, both_ways=True),
+        crowded={rank for host in settings.hosts for rank in host.crowded} if settings else (),
     )
     slow = find_slowness(
         analyses, own_time, stages, mean_step, computes_unevenly=sequences is not None

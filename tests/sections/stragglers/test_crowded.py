@@ -1,0 +1,80 @@
+"""Ranks that share busy CPUs: what may be chance, and what is proven."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distprof.sections.stragglers.causes import (
+    QUEUED,
+    Cause,
+    Evidence,
+    Late,
+    _Excess,
+    _lost_in_a_crowd,
+    _may_be_chance,
+    _Queue,
+    _sleeps_longer,
+    _without_longest,
+)
+from distprof.terms import StragglerCause
+
+_WAITS = _Excess(QUEUED, 0.0, 2.0)
+
+
+@pytest.mark.parametrize(("often_slept_ns", "proven_ns"), [(0.7, 0.8), (0.1, 0.0)])
+def test_a_sleep_that_one_step_makes_up_is_not_proven(
+    often_slept_ns: float, proven_ns: float
+) -> None:
+    queue = _Queue(_WAITS, _WAITS, 2.0, 0.0, slept_ns=0.8, often_slept_ns=often_slept_ns)
+    assert queue.proven_sleep_ns == proven_ns
+
+
+def test_the_longest_sleep_is_left_out() -> None:
+    slept = np.array([[0, 0, 0], [1, 12, 2]], dtype=np.int64)
+    assert _sleeps_longer(slept, 1, [0]) == 5.0
+    assert _sleeps_longer(_without_longest(slept, 1), 1, [0]) == 1.5
+
+
+def test_a_single_step_is_kept() -> None:
+    slept = np.array([[0], [7]], dtype=np.int64)
+    assert _sleeps_longer(_without_longest(slept, 1), 1, [0]) == 7.0
+
+
+@pytest.mark.parametrize(("confidence", "is_chance"), [(0.7, True), (0.95, False)])
+def test_longer_kernels_of_a_thread_that_runs_no_longer_may_be_chance(
+    confidence: float, is_chance: bool
+) -> None:
+    queue = _Queue(_WAITS, _WAITS, 4.0, 0.0, slept_ns=12.0, is_once=True)
+    found = Cause(StragglerCause.MORE_WORK, confidence=confidence)
+    assert _may_be_chance(found, queue) is is_chance
+
+
+@pytest.mark.parametrize("cause", [StragglerCause.MORE_WORK, StragglerCause.LATE_HOST])
+def test_a_thread_that_runs_longer_is_not_late_by_chance(cause: StragglerCause) -> None:
+    queue = _Queue(_WAITS, _WAITS, 4.0, 9.0, slept_ns=1.0)
+    assert not _may_be_chance(Cause(cause, confidence=0.7), queue)
+
+
+@pytest.mark.parametrize(
+    ("waits_ns", "crowded", "is_taken"), [(0, (), False), (0, (0, 1), True), (5, (), True)]
+)
+def test_lateness_is_lost_in_a_crowd_of_ranks_on_busy_cpus(
+    waits_ns: int, crowded: tuple[int, ...], is_taken: bool
+) -> None:
+    analysis: Any = SimpleNamespace(is_cpu=True, steps=[SimpleNamespace(step=3)])
+    pauses: Any = SimpleNamespace(run_queue_ns={3: waits_ns})
+    own_time: Any = SimpleNamespace(ranks=(0, 1), peers=((0, 1), (0, 1)), num_steps=1)
+    known = Evidence(
+        analyses={0: analysis, 1: analysis},
+        mean_step=100.0,
+        own_time=own_time,
+        pauses={0: pauses, 1: pauses},
+        crowded=crowded,
+    )
+    found = _lost_in_a_crowd(Late(1, [0], 8.0), known)
+    assert (found is not None) is is_taken
+    assert found is None or found.cause is StragglerCause.CPU_TAKEN
