@@ -514,20 +514,19 @@ class _Queue(msgspec.Struct, frozen=True):
             return None
         queue = _mean(queued)
         on_cpu = known.recorded_by_step("cpu_ns", late.steps)
-        ran = None if on_cpu is None else _mean(on_cpu)
-        by_step = _own(known.own_time, late.steps)
-        own = _mean(by_step)
-        asked = own if ran is None else ran
+        own_by_step = _own(known.own_time, late.steps)
+        ran = _mean(own_by_step if on_cpu is None else on_cpu)
         usual = float(np.median(queue[others]))
-        rate = float(np.median(queue[others] / np.maximum(asked[others], 1)))
-        share = rate * float(asked[position])
+        rate = float(np.median(queue[others] / np.maximum(ran[others], 1)))
+        share = rate * float(ran[position])
         excesses = (
             _Excess(QUEUED, float(queue[position]) - share, share),
             _Excess(QUEUED, float(queue[position]) - usual, usual),
         )
-        if on_cpu is None or ran is None or not known.is_cpu:
+        if on_cpu is None or not known.is_cpu:
             return _Queue(*excesses, float(queue[position]))
-        slept = by_step - on_cpu - queued
+        own = _mean(own_by_step)
+        slept = own_by_step - on_cpu - queued
         num_steps = known.own_time.num_steps
         return _Queue(
             *excesses,
