@@ -43,6 +43,9 @@ GATE_RUN = (
 )
 
 
+AUDIT = ("pip-audit", "--requirement", "constraints.txt", "--no-deps", "--disable-pip", "--strict")
+
+
 def demo(*arguments: str) -> None:
     """Train on two CPU ranks, slow one down on purpose, and report which one it is."""
     install()
@@ -54,8 +57,9 @@ def test(*arguments: str) -> None:
     """Run all checks: lint, types, imports, docs, tests."""
     started = time.monotonic()
     install("dev")
+    install("audit")
     install_system_packages()
-    together(lint, types, imports, docs, site)
+    together(lint, types, imports, docs, site, bill, weaknesses)
     for task in (gate, unit):
         say(f"{task.__name__}: {summary(task)}")
         task(*(arguments if task is unit else ()))
@@ -152,13 +156,35 @@ def coverage() -> None:
     )
 
 
-def audit() -> None:
-    """Write a bill of materials, and ask the package index for weaknesses of pinned versions."""
-    install("dev", "audit")
+def bill() -> None:
+    """Write a bill of materials of the virtual environment: dist/sbom.json (CycloneDX)."""
+    install("audit")
     (ROOT / "dist").mkdir(exist_ok=True)
     made = ("--output-reproducible", "--output-format", "JSON", "--output-file", "dist/sbom.json")
     run("cyclonedx-py", "environment", "--pyproject", "pyproject.toml", *made, str(BIN / "python"))
-    run("pip-audit", "--requirement", "constraints.txt", "--no-deps", "--disable-pip", "--strict")
+
+
+def audit() -> None:
+    """Ask the package index for known weaknesses of pinned versions; fail if there are any."""
+    bill()
+    run(*AUDIT)
+
+
+def weaknesses() -> None:
+    """Say which pinned versions have known weaknesses: an advisory of today is no broken test."""
+    install("audit")
+    program, *arguments = AUDIT
+    command = [str(BIN / program), *arguments, "--timeout", "5"]
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
+        )
+    except subprocess.TimeoutExpired:
+        say("the package index did not answer within 120 s: weaknesses are not known")
+        return
+    error = done.stderr.strip().rpartition("\n")[2]
+    is_known = done.returncode == 0 or done.stdout.strip()
+    say((done.stdout or error).strip() if is_known else f"weaknesses are not known: {error}")
 
 
 def changelog(version: str = "next") -> None:
@@ -227,7 +253,9 @@ TASKS: tuple[Callable[..., None], ...] = (
     nightly,
     programs,
     coverage,
+    bill,
     audit,
+    weaknesses,
     changelog,
     release,
 )

@@ -414,6 +414,9 @@ CHANCE_IN_MANY = 0.25
 CHANCE_IN_ONE = 2.0
 """Relative to what a thread or its peers wait for a CPU, what it may sleep because others wait."""
 
+CLEAR_OF_SCATTER = 3.0
+"""Standard errors of the mean that a sleep must have over the late steps."""
+
 
 class _Loader(msgspec.Struct, frozen=True):
     """What those who load a rank's batches do while training waits for them, in a late step.
@@ -465,8 +468,8 @@ class _Queue(msgspec.Struct, frozen=True):
             whichever of them is last, and chance adds to that on a busy machine.
         is_lasting: Whether the late steps are at least half of all, so that chance evens out.
         is_once: Whether the rank is late in one step of several.
-        often_slept_ns: ``slept_ns`` without the late step in which it sleeps longest; that step's
-            if there is no other.
+        surely_slept_ns: What is left of ``slept_ns`` by how it scatters over the late steps; all of
+            it if there is one.
     """
 
     beyond_its_share: _Excess
@@ -478,20 +481,20 @@ class _Queue(msgspec.Struct, frozen=True):
     excess_ns: float = 0.0
     is_lasting: bool = False
     is_once: bool = False
-    often_slept_ns: float = math.inf
+    surely_slept_ns: float = math.inf
 
     @property
     def proven_sleep_ns(self) -> float:
         """``slept_ns`` where it is more than chance.
 
         The thread also sleeps while another one of its rank waits for a CPU. Nothing records that;
-        it can take as long as this thread or its peers wait, or longer, and evens out over many
-        steps, unless one of them makes up the mean.
+        it can take as long as this thread or its peers wait, or longer. It evens out over many
+        steps, and differs from step to step, which a sleep of the rank's own does less.
         """
         chance = CHANCE_IN_ONE if self.is_once else CHANCE_IN_MANY
         waits_ns = max(self.whole_ns, self.beyond_peers.peers_ns)
-        least_ns = min(self.slept_ns, self.often_slept_ns)
-        return self.slept_ns if least_ns >= chance * waits_ns else 0.0
+        is_clear = self.slept_ns >= chance * waits_ns and self.surely_slept_ns > 0
+        return self.slept_ns if is_clear else 0.0
 
     def explained(self, lateness_ns: float) -> Cause | None:
         """That others take its CPU, where it waits for it, and does not sleep, half of that."""
@@ -537,7 +540,7 @@ class _Queue(msgspec.Struct, frozen=True):
             max(0.0, float(own[position] - np.median(own[others]))),
             is_lasting=2 * len(late.steps) >= num_steps,
             is_once=len(late.steps) == 1 < num_steps,
-            often_slept_ns=_sleeps_longer(_without_longest(slept, position), position, others),
+            surely_slept_ns=_surely_longer(slept, position, others),
         )
 
 
@@ -576,11 +579,13 @@ def _sleeps_longer(slept: Int64Array, position: int, others: Sequence[int]) -> f
     return max(0.0, float(means[position] - np.median(means[others])))
 
 
-def _without_longest(slept: Int64Array, position: int) -> Int64Array:
-    """All steps but the one in which the rank sleeps longest; all if there is only one."""
-    if slept.shape[1] < 2:
-        return slept
-    return np.delete(slept, int(slept[position].argmax()), axis=1)
+def _surely_longer(slept: Int64Array, position: int, others: Sequence[int]) -> float:
+    """How much longer than its peers a rank sleeps in a step at least, ns; of one step, its own."""
+    longer = slept[position] - np.median(slept[others], axis=0)
+    if len(longer) < 2:
+        return float(longer.mean())
+    error = longer.std(ddof=1) / math.sqrt(len(longer))
+    return float(longer.mean() - CLEAR_OF_SCATTER * error)
 
 
 def _share(excess: _Excess, lateness_ns: float) -> float:

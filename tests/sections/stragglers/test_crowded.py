@@ -17,31 +17,46 @@ from distprof.sections.stragglers.causes import (
     _lost_in_a_crowd,
     _may_be_chance,
     _Queue,
-    _sleeps_longer,
-    _without_longest,
+    _surely_longer,
 )
 from distprof.terms import StragglerCause
 
 _WAITS = _Excess(QUEUED, 0.0, 2.0)
 
 
-@pytest.mark.parametrize(("often_slept_ns", "proven_ns"), [(0.7, 0.8), (0.1, 0.0)])
-def test_a_sleep_that_one_step_makes_up_is_not_proven(
-    often_slept_ns: float, proven_ns: float
+@pytest.mark.parametrize(("surely_slept_ns", "proven_ns"), [(0.1, 0.8), (-0.1, 0.0)])
+def test_a_sleep_that_its_scatter_explains_is_not_proven(
+    surely_slept_ns: float, proven_ns: float
 ) -> None:
-    queue = _Queue(_WAITS, _WAITS, 2.0, 0.0, slept_ns=0.8, often_slept_ns=often_slept_ns)
+    queue = _Queue(_WAITS, _WAITS, 2.0, 0.0, slept_ns=0.8, surely_slept_ns=surely_slept_ns)
     assert queue.proven_sleep_ns == proven_ns
 
 
-def test_the_longest_sleep_is_left_out() -> None:
-    slept = np.array([[0, 0, 0], [1, 12, 2]], dtype=np.int64)
-    assert _sleeps_longer(slept, 1, [0]) == 5.0
-    assert _sleeps_longer(_without_longest(slept, 1), 1, [0]) == 1.5
+def slept(*late: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Of rank 1 in each step; rank 0 sleeps for 1."""
+    return np.array([[1] * len(late), late], dtype=np.int64)
 
 
-def test_a_single_step_is_kept() -> None:
-    slept = np.array([[0], [7]], dtype=np.int64)
-    assert _sleeps_longer(_without_longest(slept, 1), 1, [0]) == 7.0
+@pytest.mark.parametrize(
+    ("late", "is_sure"),
+    [
+        pytest.param((9, 8, 10, 9, 9), True, id="in each step"),
+        pytest.param((1, 1, 27, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1), False, id="in one of 13 steps"),
+        # measured: a healthy rank of four on two cores that others keep busy, ms
+        pytest.param((22, 1, 16, 6, 41), False, id="whenever others run"),
+        pytest.param((7,), True, id="one step"),
+        pytest.param((1,), False, id="one step, no longer than its peer"),
+    ],
+)
+def test_a_sleep_of_its_own_is_alike_in_all_late_steps(
+    late: tuple[int, ...], is_sure: bool
+) -> None:
+    assert (_surely_longer(slept(*late), 1, [0]) > 0) is is_sure
+
+
+def test_what_is_sure_of_a_sleep_is_three_standard_errors_below_the_mean() -> None:
+    # 4 and 8 longer than its peer: mean 6, standard deviation √8, standard error 2
+    assert _surely_longer(slept(5, 9), 1, [0]) == pytest.approx(6 - 3 * 2)
 
 
 @pytest.mark.parametrize(("confidence", "is_chance"), [(0.7, True), (0.95, False)])
