@@ -29,6 +29,7 @@ __all__ = [
     "name_of_device",
     "name_ranks",
     "signed",
+    "signed_ratio",
 ]
 
 NS_PER_US = 1_000
@@ -64,6 +65,11 @@ def signed(ns: float | None) -> str:
     if ns is None:
         return "–"
     return f"{'+' if ns >= 0 else '−'}{format_duration(abs(ns))}"
+
+
+def signed_ratio(ratio: float) -> str:
+    """A ratio that may be below zero as a percentage, for example ``−1.16 %``."""
+    return format_ratio(ratio) if ratio >= 0 else f"−{format_ratio(-ratio)}"
 
 
 def format_bytes(count: float | None) -> str:

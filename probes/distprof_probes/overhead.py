@@ -96,7 +96,14 @@ class OverheadMeter:
             + [with_.stop for with_, _ in plan.pairs]
             + [plan.traced.stop + 1 + _NUM_AROUND if plan.traced else 0]
         )
+        self._always_on_until = max(
+            (block.stop for pair in plan.pairs for block in pair), default=0
+        )
         self._durations: dict[int, int] = {}
+
+    def completes_always_on(self, step: int) -> bool:
+        """Whether this step is the last that :meth:`always_on` waits for."""
+        return step + 1 == self._always_on_until
 
     def record(self, step: int, duration_ns: int) -> None:
         """Record a step that ended; its duration includes the work of the probes."""

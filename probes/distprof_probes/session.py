@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -66,6 +66,8 @@ class SessionFiles:
         self._started_ns = started_ns
         self._owns_run_file = False
         self._notes: dict[str, None] = {}
+        self._writing = threading.Lock()
+        self._has_ended = False
 
     def note(self, text: str) -> None:
         """Add a sentence to rank.json; the same one is kept once."""
@@ -91,6 +93,12 @@ class SessionFiles:
         except OSError as failure:
             self.note(f"error.json could not be written: {failure.strerror}")
 
+    def measured(self, probes: tuple[ProbeStatus, ...], overhead: tuple[Overhead, ...]) -> None:
+        """Write what is measured so far, during training; to be called from a thread of its own."""
+        with self._writing, suppress(OSError):  # the end writes it again
+            if not self._has_ended:
+                self._write_rank_file(probes, overhead, None)
+
     def end(
         self,
         outcome: Outcome,
@@ -100,7 +108,9 @@ class SessionFiles:
     ) -> None:
         """Write the facts known at the end."""
         try:
-            self._write_rank_file(probes, overhead, ended_ns)
+            with self._writing:
+                self._has_ended = True
+                self._write_rank_file(probes, overhead, ended_ns)
             if self._owns_run_file:
                 conclude_run_file(self._run_dir, outcome, ended_ns)
         except (OSError, msgspec.MsgspecError) as failure:
@@ -404,6 +414,8 @@ class Session:
         if not self._is_paused:
             self._panel.step_ended(step)
         self._meter.record(step, self._timer() - self._mark)
+        if self._meter.completes_always_on(step):
+            self._tell_cost()
         self.current_step = step + 1
         took_long = self._switch_probes(step + 1)
         took_long |= self._panel.between_steps(step + 1)
@@ -411,6 +423,16 @@ class Session:
         self._mark = self._timer()
         if not self._is_paused:
             self._panel.step_started(step + 1)
+
+    def _tell_cost(self) -> None:
+        """Let whoever watches the job know what probes cost; a slow disk must not slow a step."""
+
+        def tell() -> None:
+            cost = self._meter.always_on()
+            if not isinstance(cost, str):
+                self._files.measured(self.status(), (cost,))
+
+        threading.Thread(target=tell, name="distprof-cost", daemon=True).start()
 
     def _step_log_write(
         self,

@@ -120,6 +120,24 @@ def test_a_block_counts_with_all_its_steps() -> None:
     assert (answer.step_ns, answer.num_pairs) == (STEP_NS, 8)
 
 
+def test_the_figure_of_always_on_probes_is_final_as_soon_as_it_is_complete() -> None:
+    plan = make_plan(ProbeOptions(mode="always-on", overhead_rounds=4))
+    meter = OverheadMeter(plan)
+    complete = []
+    for step in range(60):
+        meter.record(step, STEP_NS + 100_000 * (step % 7))
+        if meter.completes_always_on(step):
+            complete.append(meter.always_on())
+
+    assert complete == [meter.always_on()]
+    assert isinstance(complete[0], Overhead)
+
+
+def test_what_is_not_measured_is_never_complete() -> None:
+    meter = OverheadMeter(make_plan(ProbeOptions(mode="off")))
+    assert not any(meter.completes_always_on(step) for step in range(300))
+
+
 def test_too_few_pairs_give_a_reason_instead_of_a_figure(plan: Plan) -> None:
     meter = OverheadMeter(plan)
     for step in range(12):

@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import distprof_probes
 import msgspec
@@ -359,6 +361,36 @@ def test_overhead_is_measured_from_what_probes_cost(
     assert (overhead.low, overhead.ratio, overhead.high) == (0.05, 0.05, 0.05)
     durations = [record.end_ns - record.start_ns for record in steps_of(tmp_path)]
     assert max(durations) < 2_000
+
+
+def test_who_watches_learns_what_probes_cost_while_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is written once, by a thread: the disk that hangs meanwhile holds no step up."""
+    module = sys.modules["distprof_probes.session"]
+    write, disk_works = module.write_rank_file, threading.Event()
+
+    def hangs(*arguments: Any, **keywords: Any) -> None:
+        assert disk_works.wait(10)
+        write(*arguments, **keywords)
+
+    clock = Clock()
+    options = ProbeOptions(mode="always-on", overhead_rounds=3)
+    with open_session(tmp_path, options=options, clock=clock) as session:
+        monkeypatch.setattr(module, "write_rank_file", hangs)
+        for _ in range(20):
+            clock.now_ns += 1_000
+            session.step()
+        assert rank_file_of(tmp_path).overhead == ()
+        disk_works.set()
+        until = time.monotonic() + 10
+        while not rank_file_of(tmp_path).overhead and time.monotonic() < until:
+            time.sleep(0.01)
+        (told,) = rank_file_of(tmp_path).overhead
+        assert rank_file_of(tmp_path).ended_ns is None
+
+    assert rank_file_of(tmp_path).overhead == (told,)
+    assert rank_file_of(tmp_path).ended_ns is not None
 
 
 def test_why_overhead_has_no_figure_is_noted(tmp_path: Path) -> None:

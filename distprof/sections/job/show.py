@@ -9,7 +9,7 @@ from distprof.escape import short_ranks, shorten
 from distprof.sections.job.result import JobExit, JobResult, ProbeOverhead, ProbeState
 from distprof.sections.shows import table
 from distprof.sections.table import TableView, facts_table
-from distprof.units import capitalized, format_duration, format_ratio, name_ranks
+from distprof.units import capitalized, format_duration, name_ranks, signed_ratio
 
 if TYPE_CHECKING:
     from distprof.sections.report import Report
@@ -120,9 +120,5 @@ def _probe_text(probe: ProbeState) -> str:
 def _overhead_text(overhead: ProbeOverhead) -> str:
     """For example ``tracing 4.1 % of a step (2.0 % to 6.3 %)``; below zero it may be none."""
     name = _MODES.get(overhead.mode, overhead.mode)
-    interval = f"{_signed(overhead.low)} to {_signed(overhead.high)}"
-    return f"{name} {_signed(overhead.ratio)} of a step ({interval})"
-
-
-def _signed(ratio: float) -> str:
-    return format_ratio(ratio) if ratio >= 0 else f"−{format_ratio(-ratio)}"
+    interval = f"{signed_ratio(overhead.low)} to {signed_ratio(overhead.high)}"
+    return f"{name} {signed_ratio(overhead.ratio)} of a step ({interval})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import median
 from typing import Literal
 
 import numpy as np
@@ -14,6 +15,7 @@ from distprof.verbs.watch.result import (
     LateRank,
     LostRank,
     MemoryOfRank,
+    ProbeCost,
     ThrottledRank,
     WatchReport,
 )
@@ -74,6 +76,19 @@ def report_on(job: JobWatch, *, now_s: float, now_ns: int) -> WatchReport:
         unknown=tuple(_unknown(job, steps, own)),
         notes=job.notes,
         own_known_from=None if own_ratio is None else _source(job),
+        probe_cost=_probe_cost(job),
+    )
+
+
+def _probe_cost(job: JobWatch) -> ProbeCost | None:
+    found = [rank.probe_cost for rank in job.ranks.values() if rank.probe_cost is not None]
+    if not found:
+        return None
+    return ProbeCost(
+        ratio=median(each.ratio for each in found),
+        low=median(each.low for each in found),
+        high=median(each.high for each in found),
+        num_ranks=len(found),
     )
 
 

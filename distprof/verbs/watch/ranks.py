@@ -8,7 +8,7 @@ from typing import Final
 
 from distprof.artefacts.rank_file import AttachFile, ErrorFile, RankFile
 from distprof.artefacts.records import NvmlRecord
-from distprof.artefacts.run_file import Exit
+from distprof.artefacts.run_file import Exit, Overhead
 from distprof.escape import plain, shorten
 from distprof.ingest.job.growing import RankAdded
 from distprof.ingest.job.processes import is_running
@@ -42,6 +42,7 @@ class RankWatch:
         coordinates: Its index along each mesh axis.
         why_untimed: Why the time of its collectives is not recorded, as its probe says; empty while
             it is, or unknown.
+        probe_cost: What its always-on probes cost, None until it is measured.
         has_ended: Whether its probes stopped cleanly.
         last_step: Last step that it completed, None before the first.
         ended_ns: End of that step by its own clock, ns since the epoch.
@@ -55,6 +56,7 @@ class RankWatch:
         self.device = ""
         self.coordinates: dict[str, int] = {}
         self.why_untimed = ""
+        self.probe_cost: Overhead | None = None
         self.has_ended = False
         self.last_step: int | None = None
         self.ended_ns = 0
@@ -73,6 +75,8 @@ class RankWatch:
             self.device, self.coordinates = added.said.device, added.said.coordinates
             self.has_ended = added.said.ended_ns is not None
             self.why_untimed = _why_untimed(added.said)
+            measured = [each for each in added.said.overhead if each.mode == "always_on"]
+            self.probe_cost = measured[0] if measured else None
         self._error = added.error or self._error
         self._exit = added.exit or self._exit
         self._process = added.process or self._process

@@ -18,6 +18,7 @@ __all__ = [
     "LateRank",
     "LostRank",
     "MemoryOfRank",
+    "ProbeCost",
     "ThrottledRank",
     "WatchReport",
     "sentence_on",
@@ -150,6 +151,22 @@ class MemoryOfRank(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     where: Literal["device", "process"]
 
 
+class ProbeCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the always-on probes cost, measured by the job on blocks of steps without them.
+
+    Args:
+        ratio: Of the step without them; 0.01 is one percent. Medians over the ranks.
+        low: Lower end of the 95 % confidence interval.
+        high: Upper end.
+        num_ranks: Ranks that measured it.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    num_ranks: int
+
+
 class WatchReport(Displayed, msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A job at one moment. Windows are the last 40 steps that all ranks have reported.
 
@@ -181,6 +198,7 @@ class WatchReport(Displayed, msgspec.Struct, frozen=True, kw_only=True, forbid_u
         notes: Remarks on files, one sentence each.
         own_known_from: What own time is known from: ``cpu`` the time of the training thread,
             ``collectives`` the time of collectives on the GPU; None where it is not known.
+        probe_cost: What the always-on probes cost; None until it is measured, or where it is not.
     """
 
     schema: str = WATCH_SCHEMA
@@ -206,3 +224,4 @@ class WatchReport(Displayed, msgspec.Struct, frozen=True, kw_only=True, forbid_u
     unknown: tuple[str, ...]
     notes: tuple[str, ...]
     own_known_from: Literal["cpu", "collectives"] | None = None
+    probe_cost: ProbeCost | None = None

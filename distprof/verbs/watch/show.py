@@ -16,6 +16,7 @@ from distprof.units import (
     format_duration,
     format_ratio,
     name_ranks,
+    signed_ratio,
 )
 from distprof.verbs.watch.lateness import ON, WINDOW
 from distprof.verbs.watch.result import (
@@ -138,6 +139,12 @@ def _facts(report: WatchReport) -> TableView:
     if memory is not None:
         place = f"{_WHERE[memory.where]} of rank {memory.rank}"
         used = f"{format_bytes(memory.used_bytes)} {place}, the most of all ranks"
+    cost = report.probe_cost
+    probes = ""
+    if cost is not None:
+        interval = f"{signed_ratio(cost.low)} to {signed_ratio(cost.high)}"
+        probes = f"cost {signed_ratio(cost.ratio)} of the step ({interval}), measured on "
+        probes += counted(cost.num_ranks, "rank")
     tokens = "" if report.tokens_per_s is None else f"{report.tokens_per_s:,.0f} tokens/s"
     return facts_table(
         "Now",
@@ -147,6 +154,7 @@ def _facts(report: WatchReport) -> TableView:
             ("own time", shares),
             ("input", waits),
             ("memory", used),
+            ("probes", probes),
             ("throttled", short_ranks([each.rank for each in report.throttled], 60)),
         ],
         caption=f"medians of the last {WINDOW} steps",

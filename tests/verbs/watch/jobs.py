@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from distprof.artefacts.rank_file import RankFile
 from distprof.artefacts.records import Phase, StepRecord
-from distprof.artefacts.run_file import Outcome, RunFile
+from distprof.artefacts.run_file import Outcome, Overhead, RunFile
 from distprof.ingest.job.growing import Added, RankAdded
 from distprof.verbs.watch.alerts import default_levels
 from distprof.verbs.watch.result import Alert
@@ -32,7 +32,23 @@ def step(
     )
 
 
-def said(rank: int, *, device: str = "cpu", stage: int = 0, ended: bool = False) -> RankFile:
+def said(
+    rank: int,
+    *,
+    device: str = "cpu",
+    stage: int = 0,
+    ended: bool = False,
+    cost: float | None = None,
+) -> RankFile:
+    measured = Overhead(
+        mode="always_on",
+        method="blocks",
+        ratio=cost or 0.0,
+        low=(cost or 0.0) - 0.002,
+        high=(cost or 0.0) + 0.002,
+        num_pairs=32,
+        step_ns=100 * MS,
+    )
     return RankFile(
         rank=rank,
         pid=9,
@@ -40,6 +56,7 @@ def said(rank: int, *, device: str = "cpu", stage: int = 0, ended: bool = False)
         coordinates={"pp": stage},
         started_ns=START_NS,
         ended_ns=START_NS + 1 if ended else None,
+        overhead=() if cost is None else (measured,),
     )
 
 

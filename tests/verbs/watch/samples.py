@@ -16,6 +16,7 @@ def running() -> WatchReport:
     """Rank 2 is slow, rank 1's GPU is hot, and one line was damaged."""
     playing = Playing(4)
     playing.look(ranks=[RankAdded(rank=1, samples=samples("hw_thermal_slowdown", 100))])
+    playing.look(ranks=[RankAdded(rank=r, said=said(r, cost=r / 1_000)) for r in range(3)])
     playing.steps(0, 150, {2: 96.0})
     return report_on(playing.job, now_s=playing.now_s, now_ns=playing.now_ns)
 

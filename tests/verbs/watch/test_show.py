@@ -35,6 +35,15 @@ def test_no_line_is_wider_than_the_terminal(report, width: int) -> None:
     assert max(map(len, text(report, width).splitlines())) <= width
 
 
+def test_the_page_says_what_watching_costs() -> None:
+    """Three of four ranks have measured it: 0, 0.1 and 0.2 %, each ± 0.2 %."""
+    cost = running().probe_cost
+    assert cost is not None
+    assert (cost.ratio, cost.num_ranks) == (0.001, 3)
+    page = " ".join(text(running(), 120).split())
+    assert "probes cost 0.10 % of the step (−0.10 % to 0.30 %), measured on 3 ranks" in page
+
+
 def test_at_80_columns_a_page_fits_on_a_screen_of_24_lines() -> None:
     assert len(text(running(), 80).splitlines()) <= 24
 
