@@ -432,7 +432,8 @@ class Session:
             if not isinstance(cost, str):
                 self._files.measured(self.status(), (cost,))
 
-        threading.Thread(target=tell, name="distprof-cost", daemon=True).start()
+        with suppress(RuntimeError):  # no thread can be started: the end tells it
+            threading.Thread(target=tell, name="distprof-cost", daemon=True).start()
 
     def _step_log_write(
         self,

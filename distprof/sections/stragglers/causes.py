@@ -489,7 +489,7 @@ class _Queue(msgspec.Struct, frozen=True):
 
         The thread also sleeps while another one of its rank waits for a CPU. Nothing records that;
         it can take as long as this thread or its peers wait, or longer. It evens out over many
-        steps, and differs from step to step, which a sleep of the rank's own does less.
+        steps, and differs from step to step more than a sleep of the rank's own.
         """
         chance = CHANCE_IN_ONE if self.is_once else CHANCE_IN_MANY
         waits_ns = max(self.whole_ns, self.beyond_peers.peers_ns)

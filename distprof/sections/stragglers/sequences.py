@@ -27,7 +27,7 @@ __all__ = ["find_sequence_imbalance", "is_attention", "rank_attention_ns"]
 
 ATTENTION = ("flash", "fmha", "attention", "sdpa", "scaled_dot_product")
 """Words in names of kernels and operators whose time grows with the square of a sequence's length,
-in lower case. A regular expression takes 12 times as long to not find them in a kernel's name."""
+in lower case. A regular expression takes 11 times as long to not find them in a kernel's name."""
 
 FOLLOWS = 0.9
 """Correlation from which computation follows attention or tokens."""
