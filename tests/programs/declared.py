@@ -153,7 +153,7 @@ PROGRAMS = {
         Program(
             name="sequence parallel",
             script="sequence_parallel.py",
-            axes={2: ("tp",)},
+            axes={2: ("world",)},  # its mesh is the world and has no name: torch takes that group
             faults=_OF_HOSTS,
         ),
         Program(
