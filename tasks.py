@@ -56,8 +56,7 @@ def demo(*arguments: str) -> None:
 def test(*arguments: str) -> None:
     """Run all checks: lint, types, imports, docs, tests."""
     started = time.monotonic()
-    install("dev")
-    install("audit")
+    install("dev", "audit")
     install_system_packages()
     together(lint, types, imports, docs, site, bill, weaknesses)
     for task in (gate, unit):
@@ -311,11 +310,11 @@ def into(folder: Path, *packages: str, what: Sequence[str]) -> None:
     Args:
         folder: The environment.
         packages: Arguments of ``pip install --editable``: the project with its extras, and more.
-        what: Names of what is installed, for the stamp and the line of progress.
+        what: Names of what is installed, for a stamp of each and the line of progress.
     """
-    stamp, python = folder / f".installed-{'-'.join(what)}", folder / BIN.name / "python"
+    stamps, python = [folder / f".installed-{name}" for name in what], folder / BIN.name / "python"
     pins = hash_of("pyproject.toml", "constraints.txt", PROGRAMS_PINS, *compiled_from())
-    if stamp.is_file() and stamp.read_text() == pins:
+    if all(stamp.is_file() and stamp.read_text() == pins for stamp in stamps):
         return
     if not python.exists():
         say(f"creating {folder.name}")
@@ -324,7 +323,8 @@ def into(folder: Path, *packages: str, what: Sequence[str]) -> None:
     pip = [str(python), "-m", "pip", "install", "--quiet", "-c", "constraints.txt"]
     call([*pip, "--upgrade", "pip"])
     call([*pip, "--editable", *packages])
-    stamp.write_text(pins)
+    for stamp in stamps:
+        stamp.write_text(pins)
 
 
 def hash_of(*names: str) -> str:

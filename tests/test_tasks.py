@@ -41,6 +41,12 @@ def test_other_packages_and_other_pins_are_installed_again(installing, monkeypat
     assert installing(".[run]") != []
 
 
+def test_what_was_installed_together_is_there_for_each(installing):
+    assert installing(".[run]", what=("dev", "audit")) != []
+    assert installing(".[run]", what=("dev",)) == []
+    assert installing(".[run]", what=("audit",)) == []
+
+
 def test_an_installation_that_fails_is_tried_again(installing, monkeypatch):
     def fails(command):
         raise SystemExit(1)

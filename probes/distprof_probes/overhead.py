@@ -91,14 +91,11 @@ class OverheadMeter:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._last_needed = max(
-            [without.stop for _, without in plan.pairs]
-            + [with_.stop for with_, _ in plan.pairs]
-            + [plan.traced.stop + 1 + _NUM_AROUND if plan.traced else 0]
-        )
         self._always_on_until = max(
             (block.stop for pair in plan.pairs for block in pair), default=0
         )
+        tracing_until = plan.traced.stop + 1 + _NUM_AROUND if plan.traced else 0
+        self._last_needed = max(self._always_on_until, tracing_until)
         self._durations: dict[int, int] = {}
 
     def completes_always_on(self, step: int) -> bool:

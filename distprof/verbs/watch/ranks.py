@@ -75,8 +75,8 @@ class RankWatch:
             self.device, self.coordinates = added.said.device, added.said.coordinates
             self.has_ended = added.said.ended_ns is not None
             self.why_untimed = _why_untimed(added.said)
-            measured = [each for each in added.said.overhead if each.mode == "always_on"]
-            self.probe_cost = measured[0] if measured else None
+            always_on = (each for each in added.said.overhead if each.mode == "always_on")
+            self.probe_cost = next(always_on, None)
         self._error = added.error or self._error
         self._exit = added.exit or self._exit
         self._process = added.process or self._process
