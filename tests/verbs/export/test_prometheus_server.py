@@ -14,6 +14,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from contextlib import contextmanager
+from http import HTTPStatus
 from pathlib import Path
 
 import msgspec
@@ -76,8 +77,10 @@ def eventually(found, limit_s: float = 60.0):
         try:
             if answer := found():
                 return answer
-        except urllib.error.HTTPError:
-            raise
+        except urllib.error.HTTPError as error:
+            if error.code != HTTPStatus.SERVICE_UNAVAILABLE:  # it listens before it is ready
+                raise
+            error.close()
         except OSError:
             pass  # not started yet
         assert time.monotonic() < deadline, "the server has no answer"
