@@ -162,7 +162,13 @@ class StragglerCause(StrEnum):
     LATE_HOST = "late_host"
     LATE_INPUT = "late_input"
     CPU_TAKEN = "cpu_taken"
+    TRACING = "tracing"
     UNKNOWN = "unknown"
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the rank is to blame, rather than other processes or the profiler."""
+        return self not in (StragglerCause.CPU_TAKEN, StragglerCause.TRACING)
 
 
 class Severity(StrEnum):

@@ -161,7 +161,8 @@ def test_late_input_counts_only_where_the_loader_has_a_cpu(lacks_ms, is_found):
 @pytest.mark.parametrize(
     ("queue_ms", "ran_ms", "is_found"),
     [
-        pytest.param(1, 10, True, id="a quiet machine"),
+        pytest.param(1, 13, True, id="a quiet machine"),
+        pytest.param(1, 10, False, id="a profiler slows its traced steps"),
         pytest.param(8, 13, True, id="it runs longer too"),
         pytest.param(8, 11, False, id="it only waits"),
     ],
@@ -184,6 +185,7 @@ def test_a_stage_on_a_busy_machine_is_slow_only_if_it_runs_longer(queue_ms, ran_
     ("cause", "said"),
     [
         (StragglerCause.CPU_TAKEN, "other processes take its CPU"),
+        (StragglerCause.TRACING, "the profiler slows the stage down"),
         (StragglerCause.SLOW_DEVICE, ""),  # another rule names it
         (StragglerCause.MORE_WORK, None),
     ],

@@ -68,6 +68,7 @@ class HostPauses(msgspec.Struct, frozen=True, kw_only=True):
         loader_cpu_ns: Step to time on a CPU of those who loaded its batches while training waited
             for them, None where it is not known.
         loader_queue_ns: The same for time without a CPU though ready to run.
+        untraced: Steps after the first that no profiler recorded.
     """
 
     gc_ns: Mapping[int, int] | None = None
@@ -77,6 +78,7 @@ class HostPauses(msgspec.Struct, frozen=True, kw_only=True):
     cpu_ns: Mapping[int, int] | None = None
     loader_cpu_ns: Mapping[int, int] | None = None
     loader_queue_ns: Mapping[int, int] | None = None
+    untraced: frozenset[int] = frozenset()
 
 
 def measure_pauses(records: RankRecords) -> RankPauses | None:
@@ -104,6 +106,10 @@ UNUSUAL_STEP = 2.0
 """Times the median from which a step is not a usual one: a profiler starts, or writes its file."""
 
 
+MANY_UNTRACED = 8
+"""Steps without a profiler from which they alone are counted: it takes CPUs, too."""
+
+
 def _mean_of_usual(log: Table, column: str) -> int | None:
     """Mean of a thread's time in usual steps but the first; None if one does not say.
 
@@ -111,9 +117,12 @@ def _mean_of_usual(log: Table, column: str) -> int | None:
     """
     lasted = (log["end_ns"] - log["start_ns"])[1:]
     spent = np.minimum(log[column][1:], lasted)
-    usual = lasted <= UNUSUAL_STEP * np.median(lasted) if len(lasted) else np.zeros(0, np.bool_)
-    if not usual.any() or (spent < 0).any():
+    if not len(lasted) or (spent < 0).any():
         return None
+    counted = ~log["is_traced"][1:]
+    if counted.sum() < MANY_UNTRACED:
+        counted = np.ones_like(counted)
+    usual = counted & (lasted <= UNUSUAL_STEP * np.median(lasted[counted]))
     return round(float(spent[usual].mean()))
 
 
@@ -132,7 +141,14 @@ def measure_host_pauses(records: RankRecords) -> HostPauses:
         cpu_ns=_within(records.step_log, "cpu_ns"),
         loader_cpu_ns=_by_step(waits, waits["cpu_ns"]) if len(waits) else None,
         loader_queue_ns=_by_step(waits, waits["run_queue_ns"]) if len(waits) else None,
+        untraced=_untraced(records.step_log),
     )
+
+
+def _untraced(log: Table) -> frozenset[int]:
+    """Of the last steps, those without a profiler; not the first one, which initialises much."""
+    last = log.take(slice(max(1, len(log) - MAX_STEPS), None))
+    return frozenset(last["step"][~last["is_traced"]].tolist())
 
 
 def _mean_queue_of_loaders(records: RankRecords) -> int | None:

@@ -101,7 +101,8 @@ class RankPauses(Record, frozen=True, kw_only=True):
         num_input: Number of waits.
         longest_input_ns: Longest wait, None without one.
         run_queue_ns_per_step: The training thread was ready to run but had no CPU, mean of the
-            steps that take at most twice the median; null where the system does not say.
+            steps that take at most twice the median, without those that a profiler recorded unless
+            there are few others; null where the system does not say.
         cpu_ns_per_step: The training thread ran on a CPU, mean of the same steps; null where the
             system does not say.
         input_queue_ns_per_step: Part of the wait for input, in phases too, in which those who load

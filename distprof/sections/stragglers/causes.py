@@ -18,8 +18,9 @@ from distprof.schema import Int64Array
 from distprof.sections.context import RankAnalysis
 from distprof.sections.idle.measure import HostPauses
 from distprof.sections.own_time import COMPUTATION, HOST, INPUT, OwnTime
-from distprof.sections.stragglers.computing import Work, why_it_computes_longer
+from distprof.sections.stragglers.computing import Computing, Work, why_it_computes_longer
 from distprof.sections.stragglers.result import SequenceImbalance
+from distprof.sections.stragglers.untraced import only_while_traced
 from distprof.sections.telemetry.result import RankTelemetry, TelemetryResult, WindowSensors
 from distprof.terms import StragglerCause
 from distprof.units import format_duration, format_ratio
@@ -32,6 +33,7 @@ __all__ = [
     "cpu_taken",
     "find_cause",
     "idles_for_a_cpu",
+    "only_traced",
     "sensed_difference",
 ]
 
@@ -339,6 +341,10 @@ def _of_computing(late: Late, known: Evidence, longer: _Excess) -> Cause:
     among = {other: known.analyses[other] for other in (*some, rank)}
     ratio = longer.ns / max(longer.peers_ns, 1.0)
     found = why_it_computes_longer(rank, ratio, late.steps, among, work)
+    if known.is_cpu and not _is_counted(found):
+        traced = _only_while_traced(late, known, longer.ns)
+        if traced is not None:
+            return msgspec.structs.replace(traced, evidence=(_text(longer), *traced.evidence))
     sensed: tuple[str, ...] = ()
     detail = found.detail
     if found.cause is StragglerCause.SLOW_DEVICE:
@@ -346,8 +352,56 @@ def _of_computing(late: Late, known: Evidence, longer: _Excess) -> Cause:
     return Cause(found.cause, (_text(longer), found.why, *sensed), detail, found.confidence)
 
 
+def only_traced(late: Late, known: Evidence) -> Cause | None:
+    """That a lone stage runs its kernels slower only while it is traced.
+
+    Stages hold different layers, so that its CPU time is compared with what it is beyond the peers'
+    less its lateness.
+    """
+    ran = known.recorded("cpu_ns", late.steps) if known.is_cpu else None
+    others = late.others(known.own_time)
+    if ran is None or not others:
+        return None
+    usual = (float(ran[late.position]) - late.ns) / max(float(np.median(ran[others])), 1.0)
+    return _only_while_traced(late, known, late.ns, usual)
+
+
+def _only_while_traced(
+    late: Late, known: Evidence, longer_ns: float, usual: float = 1.0
+) -> Cause | None:
+    """That its thread runs as long as usual where no profiler records; None where it does not.
+
+    One late step of several proves nothing either way.
+    """
+    ran = known.recorded("cpu_ns", late.steps)
+    others = late.others(known.own_time)
+    if ran is None or not others or len(late.steps) < 2:
+        return None
+    rank = known.own_time.ranks[late.position]
+    numbers = [step.step for step in known.analyses[rank].steps]
+    num_steps = only_while_traced(
+        [numbers[step] for step in late.steps if step < len(numbers)],
+        numbers,
+        longer_ns / max(float(np.median(ran[others])), 1.0),
+        known.pauses[rank],
+        [known.pauses[known.own_time.ranks[other]] for other in others],
+        usual,
+    )
+    if num_steps is None:
+        return None
+    text = (
+        f"in {num_steps:,} steps without a profiler its training thread runs no longer than usual"
+    )
+    return Cause(StragglerCause.TRACING, (text,), "", ALIKE_SHARED)
+
+
 QUEUED = "waiting for a free CPU"
 _UNCERTAIN = "other processes take its CPU, so blame is uncertain"
+
+_ONCE = "in one step only, which whatever shares its core or host explains as well"
+
+_BY_PACE = (StragglerCause.SLOW_DEVICE, StragglerCause.MORE_WORK)
+"""Causes that are inferred from how long a rank's kernels take."""
 
 _UNSURE = (StragglerCause.SLOW_DEVICE, StragglerCause.LATE_HOST, StragglerCause.UNKNOWN)
 """Causes that look the same on a rank whose CPU others take."""
@@ -379,6 +433,8 @@ def _taken(found: Cause, queue: _Queue, lateness_ns: float) -> Cause | None:
     else:
         may_be = found.cause in _UNSURE
         taken_ns = queue.beyond_peers.ns
+    if queue.is_once and found.cause in _BY_PACE and not _is_counted(found):
+        return Cause(StragglerCause.CPU_TAKEN, (*found.evidence, _ONCE), "", ALIKE_SHARED)
     if not may_be or taken_ns <= EXPLAINS * lateness_ns:
         return None
     evidence = (_text(queue.beyond_peers), _UNCERTAIN)
@@ -405,7 +461,7 @@ what runs next to it, on the same core and the same host of virtual machines, ta
 _COUNTED = 0.9
 
 
-def _is_counted(found: Cause) -> bool:
+def _is_counted(found: Cause | Computing) -> bool:
     """Whether counts show that it does more, and not only how long its kernels take."""
     return found.cause is StragglerCause.MORE_WORK and found.confidence >= _COUNTED
 

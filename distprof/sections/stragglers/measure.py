@@ -32,6 +32,7 @@ from distprof.sections.stragglers.causes import (
     cpu_taken,
     find_cause,
     idles_for_a_cpu,
+    only_traced,
 )
 from distprof.sections.stragglers.computing import EXPERTS
 from distprof.sections.stragglers.episodes import Episode
@@ -217,12 +218,12 @@ def _exchanged(
 
 
 def _sets(slow: Slowness, blame: Blame, known: _Evidence) -> Iterator[StragglerSet]:
-    """The set; two where others take the CPU of some of its ranks, which are not to blame.
+    """The set; two where some of its ranks are not to blame: others take their CPU, for example.
 
     If that is so for most of them, it is for all: the rest show something else by chance.
     """
     causes = _causes_of(slow, known)
-    taken = [at for at, cause in causes.items() if cause.cause is StragglerCause.CPU_TAKEN]
+    taken = [at for at, cause in causes.items() if not cause.cause.is_own]
     are_all_asked = len(causes) == len(slow.episode.positions)
     if not taken or 2 * len(taken) > len(causes) or not are_all_asked:
         yield _set(slow, _most_common(causes.values()), blame, known)
@@ -364,9 +365,9 @@ def _cause_in(slow: Slowness, position: int, known: _Evidence) -> Cause:
     steps = np.flatnonzero(excess > 0).tolist()
     late = Late(position, steps, float(excess[steps].mean()))
     if slow.is_alone and slow.part == PACE:
-        taken = cpu_taken(late, known)
-        if taken is not None:
-            return taken
+        excused = cpu_taken(late, known) or only_traced(late, known)
+        if excused is not None:
+            return excused
         text = "it runs the same kernels slower than ranks of other stages do"
         return Cause(StragglerCause.SLOW_DEVICE, (text,), confidence=ALIKE)
     found = find_cause(late, known, own_part(slow.part))

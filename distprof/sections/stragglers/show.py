@@ -32,6 +32,7 @@ _CAUSE_ACTIONS = {
     StragglerCause.LATE_HOST: "Its CPU launches late: look at what that CPU does.",
     StragglerCause.LATE_INPUT: "Its input arrives late: look at its data loading.",
     StragglerCause.CPU_TAKEN: "Other processes take its CPU.",
+    StragglerCause.TRACING: "It computes longer only while it is traced.",
     StragglerCause.UNKNOWN: "Look at what it does before its collectives.",
 }
 
@@ -39,12 +40,12 @@ _CAUSE_ACTIONS = {
 def culprits(report: Report) -> tuple[RankStraggler, ...]:
     """Ranks that others wait for in a clear pattern, most expensive first.
 
-    A rank whose CPU something else takes is not to blame.
+    A rank is not to blame where something else takes its CPU, or where only tracing slows it.
     """
     named = (
         rank
         for rank in report.stragglers.ranks
-        if rank.pattern != StragglerPattern.NONE and rank.cause != StragglerCause.CPU_TAKEN
+        if rank.pattern != StragglerPattern.NONE and rank.cause.is_own
     )
     return tuple(sorted(named, key=lambda r: -r.lost_ns_per_step))
 

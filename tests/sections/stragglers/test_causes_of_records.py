@@ -27,6 +27,7 @@ from tests.sections.measured import measure
 
 ALL_REDUCE = CollectiveKind.ALL_REDUCE
 NUM_STEPS = 12
+UNTRACED = range(NUM_STEPS, 2 * NUM_STEPS)
 LATE = 1
 
 
@@ -135,15 +136,16 @@ def test_what_one_rank_did_not_record_is_compared_with_nobody():
     assert not any("garbage" in text for text in first(pauses).evidence)
 
 
-def busy_machine(own_ns, queue_ns, cpu_ns=None, idle_ns=(0, 0)):
+def busy_machine(own_ns, queue_ns, cpu_ns=None, idle_ns=(0, 0), untraced_ns=()):
     """The latest rank of :func:`on_a_busy_machine`."""
-    return on_a_busy_machine(own_ns, queue_ns, cpu_ns, idle_ns).ranks[0]
+    return on_a_busy_machine(own_ns, queue_ns, cpu_ns, idle_ns, untraced_ns).ranks[0]
 
 
-def on_a_busy_machine(own_ns, queue_ns, cpu_ns=None, idle_ns=(0, 0)):
+def on_a_busy_machine(own_ns, queue_ns, cpu_ns=None, idle_ns=(0, 0), untraced_ns=()):
     """Ranks that compute for ``own_ns`` µs of each 1,000, and wait for a CPU as said meanwhile.
 
-    They idle for ``idle_ns`` of it, and run on a CPU for ``cpu_ns`` where that is recorded.
+    They idle for ``idle_ns`` of it, and run on a CPU for ``cpu_ns`` where that is recorded, and for
+    ``untraced_ns`` in as many steps without a profiler.
     """
     ranks, everybody = [], tuple(range(len(own_ns)))
     for rank, own in enumerate(own_ns):
@@ -162,7 +164,10 @@ def on_a_busy_machine(own_ns, queue_ns, cpu_ns=None, idle_ns=(0, 0)):
     pauses = {
         rank: HostPauses(
             run_queue_ns=dict.fromkeys(range(NUM_STEPS), queue),
-            cpu_ns=cpu_ns and dict.fromkeys(range(NUM_STEPS), cpu_ns[rank]),
+            cpu_ns=cpu_ns
+            and dict.fromkeys(range(NUM_STEPS), cpu_ns[rank])
+            | (dict.fromkeys(UNTRACED, untraced_ns[rank]) if untraced_ns else {}),
+            untraced=frozenset(UNTRACED),
         )
         for rank, queue in enumerate(queue_ns)
     }
@@ -249,6 +254,37 @@ def test_a_stage_of_one_rank_whose_cpu_others_take_is_no_slow_device(monkeypatch
     """Each rank holds a stage of its own, and rank 1 runs the same kernels half as fast."""
     monkeypatch.setattr(stragglers, "held_stages", lambda *_: {0: (0,), 1: (1,)})
     late = busy_machine(own_ns=(300, 600), queue_ns=queue_ns, cpu_ns=(260, 260))
+    assert (late.rank, late.cause) == (1, cause)
+
+
+@pytest.mark.parametrize(
+    ("untraced_ns", "cause"),
+    [
+        pytest.param((300, 300), StragglerCause.TRACING, id="as long as its peer"),
+        pytest.param((300, 340), StragglerCause.TRACING, id="a little longer"),
+        pytest.param((300, 390), StragglerCause.SLOW_DEVICE, id="longer there, too"),
+        pytest.param((), StragglerCause.SLOW_DEVICE, id="unknown"),
+    ],
+)
+def test_a_rank_that_computes_longer_only_while_it_is_traced_is_no_slow_device(untraced_ns, cause):
+    """While traced, rank 1 takes 40 % longer for the same kernels."""
+    late = busy_machine((400, 560), (5, 5), cpu_ns=(400, 560), untraced_ns=untraced_ns)
+    assert (late.rank, late.cause) == (1, cause)
+
+
+@pytest.mark.parametrize(
+    ("untraced_ns", "cause"),
+    [
+        pytest.param((200, 400), StragglerCause.TRACING, id="it has more to do, no slower core"),
+        pytest.param((200, 560), StragglerCause.SLOW_DEVICE, id="slower there, too"),
+    ],
+)
+def test_a_lone_stage_that_is_slow_only_while_it_is_traced_is_no_slow_device(
+    monkeypatch, untraced_ns, cause
+):
+    """Rank 1 runs the same kernels half as fast, and has more to do outside of kernels."""
+    monkeypatch.setattr(stragglers, "held_stages", lambda *_: {0: (0,), 1: (1,)})
+    late = busy_machine((300, 600), (5, 5), cpu_ns=(300, 900), untraced_ns=untraced_ns)
     assert (late.rank, late.cause) == (1, cause)
 
 

@@ -92,7 +92,8 @@ def check(
     if busiest.chance > limits["chance"]:
         raise InsufficientEvidenceError(_unproven(busiest))
     is_taken = _is_for(StragglerCause.CPU_TAKEN, busiest, stragglers)
-    if idle.is_cpu and (is_taken or _only_waits(busiest, pauses)):
+    is_traced = _is_for(StragglerCause.TRACING, busiest, stragglers)
+    if idle.is_cpu and (is_taken or is_traced or _runs_no_longer(busiest, pauses)):
         raise InsufficientEvidenceError(_without_cpu(busiest))
     yield Draft(
         message=(
@@ -124,28 +125,30 @@ def _is_for(cause: StragglerCause, busiest: PipelinePosition, stragglers: Stragg
     return set(busiest.ranks) <= slow
 
 
-def _only_waits(busiest: PipelinePosition, pauses: PausesResult) -> bool:
-    """Whether a stage on CPU ranks may work longer because other processes take its CPU.
+SHOWS = 0.5
+"""Part of what a stage works longer for which its training thread must run longer on a CPU."""
 
-    Its ranks wait for a free one as long as they work longer, and do not run longer in proportion.
+
+def _runs_no_longer(busiest: PipelinePosition, pauses: PausesResult) -> bool:
+    """Whether a stage on CPU ranks works longer, but its training thread does not run longer.
+
+    It waits for a CPU meanwhile, or the profiler slows it down: the thread's time is that of steps
+    without one.
     """
     ran = {rank.rank: rank.cpu_ns_per_step for rank in pauses.ranks}
-    waited = pauses.queued_ns
     others = [ns for rank, ns in ran.items() if ns and rank not in busiest.ranks]
-    own = [ran[rank] for rank in busiest.ranks if ran.get(rank)]
+    own = [ns for rank, ns in ran.items() if ns and rank in busiest.ranks]
     if not own or not others:
         return False
     longer = busiest.work_ns_per_step * busiest.excess_ratio / (1 + busiest.excess_ratio)
-    more = median(ns or 0 for ns in own) / median(others) - 1
-    is_queued = max(waited[rank] for rank in busiest.ranks if rank in waited) >= longer
-    return is_queued and more < busiest.excess_ratio / 2
+    return median(own) - median(others) < SHOWS * longer
 
 
 def _without_cpu(busiest: PipelinePosition) -> str:
     return (
         f"{_stages(busiest).lower()} takes {format_ratio(busiest.excess_ratio)} longer than the "
-        "others, but does not run as much longer on a CPU: the machine is busy, and other "
-        "processes take its CPU"
+        "others, but its training thread does not run as much longer on a CPU: other processes "
+        "take its CPU, or the profiler slows the stage down"
     )
 
 

@@ -31,6 +31,9 @@ _FIX = {
     StragglerCause.CPU_TAKEN: (
         "Give the job CPUs of its own: stop other processes on the host, or pin ranks to cores."
     ),
+    StragglerCause.TRACING: (
+        "Change nothing in training: without a profiler the rank computes as long as its peers."
+    ),
     StragglerCause.UNKNOWN: (
         "The traces do not show why. Record CPU activities, compare clocks and temperatures, "
         "and check whether lateness follows the node or the data."
@@ -84,6 +87,7 @@ _BECAUSE = {
     StragglerCause.LATE_HOST: "Its CPU launches late",
     StragglerCause.LATE_INPUT: "Its input arrives late",
     StragglerCause.CPU_TAKEN: "Other processes take its CPU",
+    StragglerCause.TRACING: "It computes longer only while it is traced",
     StragglerCause.UNKNOWN: "The traces do not show why",
 }
 
@@ -93,6 +97,7 @@ _Slow = RankStraggler | StragglerSet
 _SEVERAL = (
     ("It runs", "They run"),
     ("It has", "They have"),
+    ("It computes longer only while it is", "They compute longer only while they are"),
     ("Its CPU launches", "Their CPUs launch"),
     ("Its input arrives", "Their input arrives"),
     ("its GPU is", "their GPUs are"),
@@ -131,14 +136,13 @@ def sets_of_pattern(
 ) -> list[StragglerSet]:
     """Return the sets of a pattern that cost at least ``min_ratio`` of the step each.
 
-    Ranks whose CPU something else takes are left out: `cpu-contention` reports that cost.
+    Ranks whose CPU something else takes are left out: `cpu-contention` reports that cost; so are
+    ranks that are late only while they are traced.
     """
     return [
         one
         for one in stragglers.sets
-        if one.pattern is pattern
-        and one.share_of_step_ratio >= min_ratio
-        and one.cause is not StragglerCause.CPU_TAKEN
+        if one.pattern is pattern and one.share_of_step_ratio >= min_ratio and one.cause.is_own
     ]
 
 
@@ -163,8 +167,8 @@ def of_pattern(
 
     Empty where nothing was communicated. Ranks that sequences of different lengths make late in
     some steps are left out: `sequence-length-imbalance` reports that cost; so are ranks whose CPU
-    something else takes (`cpu-contention`), and ranks that are late for no reason of their own
-    behind a slow link (`slow-link`).
+    something else takes (`cpu-contention`), ranks that are late only while they are traced, and
+    ranks that are late for no reason of their own behind a slow link (`slow-link`).
 
     Raises:
         InsufficientEvidenceError: If there were collectives but lateness could not be judged.
@@ -182,7 +186,7 @@ def of_pattern(
         for rank in stragglers.ranks
         if rank.pattern is pattern
         and rank.rank not in in_sets
-        and rank.cause is not StragglerCause.CPU_TAKEN
+        and rank.cause.is_own
         and not _is_held_up(rank, stragglers)
     ]
     if pattern is not StragglerPattern.PERSISTENT and stragglers.sequences is not None:
