@@ -118,6 +118,28 @@ def test_which_of_the_ranks_on_the_same_busy_cpus_waits_longest_is_chance(crowde
     assert named is None or found.ranks == named
 
 
+@pytest.mark.parametrize(
+    ("without_spare", "named", "is_blamed"),
+    [
+        pytest.param((), (1,), True, id="CPUs to spare"),
+        pytest.param((0, 1), (0, 1), False, id="two ranks on two CPUs"),
+    ],
+)
+def test_ranks_on_as_few_cpus_as_they_are_compete_even_if_nothing_else_runs(
+    without_spare, named, is_blamed
+):
+    waits = dict.fromkeys(RANKS, 0.1 * MS) | {1: 6 * MS}
+    first, *others = (replace(one, confined=()) for one in settings().hosts)
+    results = {
+        **healthy(),
+        PausesResult: pauses(queue_ns=waits, cpu_ns={}),
+        SettingsResult: settings(hosts=(replace(first, without_spare=without_spare), *others)),
+    }
+    (found,) = outcome_of("HST110", results).findings
+    assert found.ranks == named
+    assert ("The machine is busy" not in found.message) == is_blamed
+
+
 def test_a_rank_that_waits_a_quarter_of_the_longest_is_not_named_with_it():
     """Where others take one CPU, ranks that run there now and then wait, too."""
     waits = {1: 12 * MS, 2: 3 * MS}

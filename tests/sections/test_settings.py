@@ -132,6 +132,23 @@ def test_ranks_that_share_busy_cpus_are_crowded(cpus, busy, crowded):
 
 
 @pytest.mark.parametrize(
+    ("cpus", "without_spare"),
+    [
+        pytest.param(("0-1",) * 2, (0, 1), id="as many ranks as CPUs"),
+        pytest.param(("0-1",) * 3, (0, 1, 2), id="more ranks than CPUs"),
+        pytest.param(("0-3",) * 3, (), id="a CPU to spare"),
+        pytest.param(("0", "1"), (), id="each rank is pinned to a CPU"),
+        pytest.param(("0-1", "1"), (), id="one rank is confined"),
+        pytest.param(("", ""), (), id="unknown CPUs"),
+    ],
+)
+def test_ranks_without_a_spare_cpu_share_as_few_cpus_as_they_are(cpus, without_spare):
+    threads = [{"threads": ThreadSettings(cpus=text)} for text in cpus]
+    (host,) = combine_settings(files(*threads), job(*("a" for _ in cpus))).hosts
+    assert host.without_spare == without_spare
+
+
+@pytest.mark.parametrize(
     ("cpus", "confined"),
     [
         (("0-7", "3", "0-7", "0-7"), [(1, 1, 8)]),

@@ -213,6 +213,7 @@ def _host(host: str, files: Sequence[SettingsFile], *, is_cpu: bool) -> HostSetu
         processor=next((one.processor for one in threads if one.processor), ""),
         confined=tuple(_confined(files)),
         crowded=tuple(_crowded(files)),
+        without_spare=tuple(_without_spare(files)),
     )
 
 
@@ -222,11 +223,26 @@ ALL_BUSY = 0.95
 
 def _crowded(files: Sequence[SettingsFile]) -> Iterator[int]:
     """Ranks that share busy CPUs with another rank, ascending."""
-    sharing = Counter(frozenset(_cpus(file.threads.cpus)) for file in files)
-    for file in sorted(files, key=lambda one: one.rank):
-        cpus = frozenset(_cpus(file.threads.cpus))
-        if cpus and sharing[cpus] > 1 and (file.threads.cpu_busy_ratio or 0.0) >= ALL_BUSY:
+    for file, _, _ in _sharing(files):
+        if (file.threads.cpu_busy_ratio or 0.0) >= ALL_BUSY:
             yield file.rank
+
+
+def _without_spare(files: Sequence[SettingsFile]) -> Iterator[int]:
+    """Ranks that share at most as many CPUs as there are such ranks, ascending."""
+    for file, num_ranks, num_cpus in _sharing(files):
+        if num_ranks >= num_cpus:
+            yield file.rank
+
+
+def _sharing(files: Sequence[SettingsFile]) -> Iterator[tuple[SettingsFile, int, int]]:
+    """Each rank that shares its set of CPUs, with the numbers of these ranks and of the CPUs."""
+    sets = {file.rank: frozenset(_cpus(file.threads.cpus)) for file in files}
+    num_ranks = Counter(sets.values())
+    for file in sorted(files, key=lambda one: one.rank):
+        cpus = sets[file.rank]
+        if cpus and num_ranks[cpus] > 1:
+            yield file, num_ranks[cpus], len(cpus)
 
 
 def _confined(files: Sequence[SettingsFile]) -> Iterator[ConfinedRank]:

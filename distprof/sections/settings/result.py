@@ -179,6 +179,8 @@ class HostSetup(Record, frozen=True, kw_only=True):
         confined: Ranks that may use half as many CPUs as the median rank, or fewer.
         crowded: Ranks that may use the same CPUs as another rank, all of which were busy: which of
             them waits longest for one is chance.
+        without_spare: Ranks that share a set of CPUs with at least as many ranks as it has CPUs, so
+            that they compete for them even if nothing else runs.
     """
 
     host: str
@@ -193,6 +195,7 @@ class HostSetup(Record, frozen=True, kw_only=True):
     processor: str = ""
     confined: tuple[ConfinedRank, ...] = ()
     crowded: tuple[int, ...] = ()
+    without_spare: tuple[int, ...] = ()
 
 
 class RankFeed(Record, frozen=True, kw_only=True):

@@ -18,11 +18,12 @@ Time in the run queue on the rank that waits longest, mean per step, without the
 those that take more than twice the median. Ranks that are late because of it are not called
 stragglers. What the job gains on a quiet host is simulated as if all ranks kept up with each other.
 
-A rank is named alone if it waits far longer than the others do, in proportion to the time that each
-runs on a CPU. Less is asked for if it may use half as many CPUs as the median rank of its host, or
-fewer, and none is named that loses out to another rank on the same CPUs, all of them busy. If all
-ranks wait, the machine is busy, and which rank is to blame is uncertain: for seconds at a time, one
-of two ranks waits twice as long as the other by chance alone.
+The finding names a single rank if it waits far longer than the others, relative to the CPU time of
+each. A smaller difference is enough for a rank that may use at most half as many CPUs as the median
+rank of its host. Ranks that compete for the same CPUs are not distinguished if all of these are
+busy, or if there are no more CPUs than ranks: one of two such ranks can wait twice as long as the
+other for seconds at a time by chance. The finding then says that the machine is busy, and blames no
+rank.
 
 ## How to fix
 Give the job CPUs of its own: stop other work on the host, ask the scheduler for exclusive cores,
@@ -90,15 +91,15 @@ def check(
         return  # bare traces, which do not record it
     least = limits["min_step_ratio"] * step
     waits = pauses.queued_ns
-    found = tuple(rank for rank, ns in waits.items() if ns > least)
-    if not found:
+    waiting = tuple(rank for rank, ns in waits.items() if ns > least)
+    if not waiting:
         return
     confined = {one.rank: one for host in settings.hosts for one in host.confined}
     alone = _without_chance(_starved(pauses, step, limits, confined), settings)
-    named = alone or found
-    worst = max(waits[rank] for rank in named)
+    named = alone or _with_competitors(waiting, settings)
+    worst = max(waits[rank] for rank in waiting)
     yield Draft(
-        message=_of_few(alone, waits, step, confined) if alone else _of_all(found, waits, step),
+        message=_of_few(alone, waits, step, confined) if alone else _of_all(named, worst, step),
         fix=_FIX_PINNING if confined.keys() & set(alone) else _FIX,
         cost_ns_per_step=worst,
         confidence=Confidence.INFERRED,
@@ -152,11 +153,21 @@ def _starved(
 
 
 def _without_chance(alone: tuple[int, ...], settings: SettingsResult) -> tuple[int, ...]:
-    """Those that do not just lose out to another rank on the same busy CPUs."""
+    """The ranks that do not merely lose out to another rank on the same CPUs."""
     by_chance = {
-        rank for host in settings.hosts if {*host.crowded} - {*alone} for rank in host.crowded
+        rank
+        for host in settings.hosts
+        for competing in (host.crowded, host.without_spare)
+        if {*competing} - {*alone}
+        for rank in competing
     }
     return tuple(rank for rank in alone if rank not in by_chance)
+
+
+def _with_competitors(waiting: tuple[int, ...], settings: SettingsResult) -> tuple[int, ...]:
+    """The ranks that wait, and those that compete with them for too few CPUs."""
+    competing = (host.without_spare for host in settings.hosts)
+    return tuple(sorted({*waiting}.union(*(one for one in competing if {*one} & {*waiting}))))
 
 
 def _times(rank: int, confined: Collection[int], limits: Limits) -> float:
@@ -201,12 +212,11 @@ def _confinement(confined: Sequence[ConfinedRank]) -> str:
     return f" Rank {worst.rank} may use {cpus}, the median rank of its host {worst.usual_cpus:,}."
 
 
-def _of_all(found: tuple[int, ...], waits: Mapping[int, int], step: int) -> str:
-    worst = max(waits[rank] for rank in found)
-    wait = "waits" if len(found) == 1 else "wait up to"
-    unsure = ", so any of these ranks may be late by chance" if len(found) > 1 else ""
+def _of_all(ranks: tuple[int, ...], worst: int, step: int) -> str:
+    wait = "waits" if len(ranks) == 1 else "wait up to"
+    unsure = ", so any of these ranks may be late by chance" if len(ranks) > 1 else ""
     return (
-        f"The machine is busy: {name_ranks(found)} {wait} {format_duration(worst)} of each step "
+        f"The machine is busy: {name_ranks(ranks)} {wait} {format_duration(worst)} of each step "
         f"({format_ratio(worst / step)}) for a free CPU. Other processes, or too many threads of "
         f"the job, take them{unsure}."
     )
