@@ -204,6 +204,25 @@ def test_a_stage_on_a_busy_machine_is_slow_only_if_it_runs_longer(queue_ms, ran_
 
 
 @pytest.mark.parametrize(
+    ("excess_ratio", "has_spare", "is_found"),
+    [(0.1, True, True), (0.1, False, False), (0.4, False, True)],
+)
+def test_a_small_excess_of_a_stage_is_chance_without_a_spare_cpu(excess_ratio, has_spare, is_found):
+    results = pipeline.bad_unequal_stages()
+    other, busiest = results[PipelineResult].positions
+    busiest = replace(busiest, excess_ratio=excess_ratio)
+    results[PipelineResult] = replace(results[PipelineResult], positions=(other, busiest))
+    without_spare = () if has_spare else busiest.ranks
+    hosts = tuple(replace(one, without_spare=without_spare) for one in settings().hosts)
+    results[SettingsResult] = settings(hosts=hosts)
+    cpu_ms = {rank: 90 if rank in busiest.ranks else 20 for rank in RANKS}
+    results = on_cpus(results, queue_ns={}, cpu_ns={r: ms * MS for r, ms in cpu_ms.items()})
+    outcome = outcome_of("PIP101", results)
+    assert bool(outcome.findings) == is_found
+    assert is_found or "no more CPUs than ranks" in outcome.not_checked[0].why
+
+
+@pytest.mark.parametrize(
     ("cause", "said"),
     [
         (StragglerCause.CPU_TAKEN, "other processes take its CPU"),

@@ -18,7 +18,7 @@ from distprof.schema import Int64Array
 from distprof.sections.context import RankAnalysis
 from distprof.sections.idle.measure import HostPauses
 from distprof.sections.own_time import COMPUTATION, HOST, INPUT, OwnTime
-from distprof.sections.stragglers.computing import Computing, Work, why_it_computes_longer
+from distprof.sections.stragglers.computing import Work, why_it_computes_longer
 from distprof.sections.stragglers.result import SequenceImbalance
 from distprof.sections.stragglers.untraced import only_while_traced
 from distprof.sections.telemetry.result import RankTelemetry, TelemetryResult, WindowSensors
@@ -140,6 +140,8 @@ class Cause(msgspec.Struct, frozen=True):
     evidence: tuple[str, ...] = ()
     detail: str = ""
     confidence: float = 0.0
+    is_counted: bool = False
+    """Whether counts show more work, and not only how long kernels take."""
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -325,7 +327,7 @@ def _without_queue(late: Late, known: Evidence, proven: str) -> Cause:
     if largest.what in _CAUSES:
         return Cause(_CAUSES[largest.what], (text,), confidence=_share(largest, late.ns))
     if known.sequences is not None:
-        return Cause(StragglerCause.MORE_WORK, (text, _LENGTHS), "sequence_length", 0.9)
+        return Cause(StragglerCause.MORE_WORK, (text, _LENGTHS), "sequence_length", 0.9, True)
     return _of_computing(late, known, largest)
 
 
@@ -341,7 +343,7 @@ def _of_computing(late: Late, known: Evidence, longer: _Excess) -> Cause:
     among = {other: known.analyses[other] for other in (*some, rank)}
     ratio = longer.ns / max(longer.peers_ns, 1.0)
     found = why_it_computes_longer(rank, ratio, late.steps, among, work)
-    if known.is_cpu and not _is_counted(found):
+    if known.is_cpu and not found.is_counted:
         traced = _only_while_traced(late, known, longer.ns)
         if traced is not None:
             return msgspec.structs.replace(traced, evidence=(_text(longer), *traced.evidence))
@@ -349,7 +351,8 @@ def _of_computing(late: Late, known: Evidence, longer: _Excess) -> Cause:
     detail = found.detail
     if found.cause is StragglerCause.SLOW_DEVICE:
         sensed, detail = sensed_difference(rank, peers, known.telemetry)
-    return Cause(found.cause, (_text(longer), found.why, *sensed), detail, found.confidence)
+    evidence = (_text(longer), found.why, *sensed)
+    return Cause(found.cause, evidence, detail, found.confidence, found.is_counted)
 
 
 def only_traced(late: Late, known: Evidence) -> Cause | None:
@@ -425,7 +428,7 @@ def _taken(found: Cause, queue: _Queue, lateness_ns: float) -> Cause | None:
         return None  # the rest is proven by what was recorded: collections, tokens, sensors
     if queue.more_work_ns is not None:
         slept = queue.proven_sleep_ns if found.cause is StragglerCause.LATE_HOST else 0.0
-        is_work_clear = _is_counted(found) or queue.runs_longer > CHANCE_TO_RUN
+        is_work_clear = found.is_counted or queue.runs_longer > CHANCE_TO_RUN
         proven_ns = slept + (queue.more_work_ns if is_work_clear else 0.0)
         due_ns = min(lateness_ns, queue.excess_ns) if queue.is_lasting else lateness_ns
         may_be = proven_ns < EXPLAINS * due_ns or found.cause is StragglerCause.UNKNOWN
@@ -433,7 +436,7 @@ def _taken(found: Cause, queue: _Queue, lateness_ns: float) -> Cause | None:
     else:
         may_be = found.cause in _UNSURE
         taken_ns = queue.beyond_peers.ns
-    if queue.is_once and found.cause in _BY_PACE and not _is_counted(found):
+    if queue.is_once and found.cause in _BY_PACE and not found.is_counted:
         return Cause(StragglerCause.CPU_TAKEN, (*found.evidence, _ONCE), "", ALIKE_SHARED)
     if not may_be or taken_ns <= EXPLAINS * lateness_ns:
         return None
@@ -450,21 +453,13 @@ def _may_be_chance(found: Cause, queue: _Queue | None) -> bool:
     if queue.more_work_ns or not queue.slept_ns:
         return False
     if found.cause is StragglerCause.MORE_WORK:
-        return not _is_counted(found)  # its kernels take longer, but its thread does not run longer
+        return not found.is_counted  # its kernels take longer, but its thread does not run longer
     return found.cause is StragglerCause.LATE_HOST and not queue.proven_sleep_ns
 
 
 CHANCE_TO_RUN = 0.5
 """Relative to its peers' time on a CPU, what a thread may run longer by chance where it also waits:
 what runs next to it, on the same core and the same host of virtual machines, takes its pace."""
-
-_COUNTED = 0.9
-
-
-def _is_counted(found: Cause | Computing) -> bool:
-    """Whether counts show that it does more, and not only how long its kernels take."""
-    return found.cause is StragglerCause.MORE_WORK and found.confidence >= _COUNTED
-
 
 CHANCE_IN_MANY = 0.25
 CHANCE_IN_ONE = 2.0

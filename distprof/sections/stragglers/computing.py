@@ -57,12 +57,22 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Computing(msgspec.Struct, frozen=True, kw_only=True):
-    """The cause, one sentence, what of the cause, and how sure it is, 0 to 1."""
+    """Why a rank computes longer.
+
+    Args:
+        cause: Slow device, more work, or unknown.
+        why: The evidence, one sentence.
+        detail: Kind of work, such as :data:`EXPERTS`; empty if unknown.
+        confidence: Of the cause, 0 to 1.
+        is_counted: Whether counts of kernels, thread blocks or tokens show more work, and not only
+            how long kernels take.
+    """
 
     cause: StragglerCause
     why: str
     detail: str = ""
     confidence: float = 0.0
+    is_counted: bool = False
 
 
 class _Compared(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,8 +165,10 @@ def why_it_computes_longer(
     return _by_kernels(compared, work)
 
 
-def _more(why: str, detail: str = "", confidence: float = 0.95) -> Computing:
-    return Computing(cause=StragglerCause.MORE_WORK, why=why, detail=detail, confidence=confidence)
+def _more(why: str, detail: str = "") -> Computing:
+    return Computing(
+        cause=StragglerCause.MORE_WORK, why=why, detail=detail, confidence=0.95, is_counted=True
+    )
 
 
 def _larger(compared: _Compared, work: Work) -> Computing:
@@ -189,7 +201,8 @@ def _by_kernels(compared: _Compared, work: Work) -> Computing:
     if alike >= PARTLY:
         why = f"{text}: slower device or more work"
         return Computing(cause=StragglerCause.UNKNOWN, why=why)
-    return _more(f"{text}: larger inputs, not a slower device", confidence=1 - alike)
+    why = f"{text}: larger inputs, not a slower device"
+    return Computing(cause=StragglerCause.MORE_WORK, why=why, confidence=1 - alike)
 
 
 def _is_equal(compared: _Compared, work: Work) -> bool:

@@ -32,6 +32,9 @@ def only_while_traced(
 ) -> int | None:
     """Number of untraced steps if the rank's training thread runs as long as usual in them.
 
+    A thread that is sometimes faster than its peers by as much as it is sometimes slower varies by
+    chance, so each such faster step cancels a slower one.
+
     Args:
         late: Numbers of the traced steps in which it computes longer, ascending.
         traced: Numbers of all traced steps, ascending.
@@ -49,8 +52,10 @@ def only_while_traced(
     ratios = _ratios(own, others, since)
     if often * len(ratios) < FEWEST:
         return None
-    slower = sum(ratio >= usual + SHOWS * longer for ratio in ratios)
-    return None if slower >= SHOWS * often * len(ratios) else len(ratios)
+    margin = usual + SHOWS * longer
+    slower = sum(ratio >= margin for ratio in ratios)
+    by_chance = sum(ratio <= usual**2 / margin for ratio in ratios)
+    return None if slower - by_chance >= SHOWS * often * len(ratios) else len(ratios)
 
 
 def _since(late: Sequence[int], traced: Sequence[int]) -> int:

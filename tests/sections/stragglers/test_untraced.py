@@ -37,6 +37,15 @@ def test_lateness_now_and_then_is_its_own_if_it_is_as_frequent_elsewhere(every):
     assert seen(lambda step: 140 if step in late else 100, late) == len(QUIET)
 
 
+@pytest.mark.parametrize(("num_faster", "is_late"), [(0, True), (2, True), (5, False)])
+def test_steps_in_which_its_peer_is_as_much_slower_cancel_its_own(num_faster, is_late):
+    """It runs 40 % longer in a sixth of all steps; its peer does in some others."""
+    late = [20, 26]
+    slower, faster = {20, 26, 2, 8, 14, 32, 38, 44}, [3, 9, 15, 33, 39][:num_faster]
+    num_steps = seen(lambda step: 140 if step in slower else 71 if step in faster else 100, late)
+    assert num_steps == (None if is_late else len(QUIET))
+
+
 def test_a_rank_that_gets_slow_while_traced_is_judged_by_the_steps_that_follow():
     late = range(27, 32)
     assert seen(lambda step: 140 if step >= 27 else 100, late) is None

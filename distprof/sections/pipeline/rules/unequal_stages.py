@@ -27,8 +27,9 @@ the stages hold equal work, the busiest stage's GPU is slow: check its clocks an
 
 ## When it is wrong
 Stages may be uneven on purpose because one GPU has less memory or is an older model. If a machine
-runs many more processes than it has cores, the scheduler makes stages uneven: on CPU ranks, the
-rule is silent where the time on a CPU does not show the same.
+runs many more processes than it has cores, the scheduler makes stages uneven. On CPU ranks, the
+rule is therefore silent unless the CPU time of the stage's training thread shows the same, and it
+requires a larger difference if there are no more CPUs than ranks.
 
 ## Sources
 Formula sheet, "Pipeline bubble" (stage imbalance).
@@ -42,6 +43,7 @@ from statistics import median
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.idle.result import IdleResult, PausesResult
 from distprof.sections.pipeline.result import PipelineGroup, PipelinePosition, PipelineResult
+from distprof.sections.settings.result import SettingsResult
 from distprof.sections.stragglers.result import StragglersResult
 from distprof.terms import Confidence, Severity, StragglerCause
 from distprof.units import format_duration, format_ratio, name_ranks
@@ -59,10 +61,13 @@ _FIX = (
     code="PIP101",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(PipelineResult, StragglersResult, PausesResult, IdleResult),
+    needs=(PipelineResult, StragglersResult, PausesResult, IdleResult, SettingsResult),
     limits={
         "excess_ratio": Limit(
             0.08, "largest acceptable excess of a stage's work over the other stages' median"
+        ),
+        "excess_ratio_without_spare_cpu": Limit(
+            0.2, "the same on CPU ranks that share as few CPUs as there are ranks"
         ),
         "min_step_ratio": Limit(0.01, "smallest share of the step that is worth reporting"),
         "chance": Limit(
@@ -75,6 +80,7 @@ def check(
     stragglers: StragglersResult,
     pauses: PausesResult,
     idle: IdleResult,
+    settings: SettingsResult,
     limits: Limits,
 ) -> Iterator[Draft]:
     """Yield one finding for the busiest stage."""
@@ -91,6 +97,10 @@ def check(
         return  # it runs the kernels of other stages slower: not more layers
     if busiest.chance > limits["chance"]:
         raise InsufficientEvidenceError(_unproven(busiest))
+    without_spare = {rank for host in settings.hosts for rank in host.without_spare}
+    is_small = busiest.excess_ratio < limits["excess_ratio_without_spare_cpu"]
+    if idle.is_cpu and is_small and without_spare.intersection(busiest.ranks):
+        raise InsufficientEvidenceError(_within_scatter(busiest))
     is_taken = _is_for(StragglerCause.CPU_TAKEN, busiest, stragglers)
     is_traced = _is_for(StragglerCause.TRACING, busiest, stragglers)
     if idle.is_cpu and (is_taken or is_traced or _runs_no_longer(busiest, pauses)):
@@ -183,6 +193,14 @@ def _check_priced(groups: Sequence[PipelineGroup], limits: Limits) -> None:
     uneven = [one for one in groups if (one.imbalance_ratio or 0) - 1 >= limits["excess_ratio"]]
     if uneven and all(group.imbalance_ns is None for group in groups):
         raise InsufficientEvidenceError(_unpriced(uneven[0], uneven[0].imbalance_ratio or 0.0))
+
+
+def _within_scatter(busiest: PipelinePosition) -> str:
+    return (
+        f"{_stages(busiest).lower()} works {format_ratio(busiest.excess_ratio)} more than the "
+        "others, but there are no more CPUs than ranks, so that equal stages differ as much by "
+        "chance: leave a CPU free"
+    )
 
 
 def _unproven(busiest: PipelinePosition) -> str:
