@@ -238,7 +238,8 @@ def find_cause(late: Late, known: Evidence, proven: str = "") -> Cause:
         return taken
     found = _without_queue(late, known, proven)
     taken = _taken_by_others(found, queue, late, known) if queue is not None else None
-    if taken or not _may_be_chance(found, queue):
+    is_crowded = known.own_time.ranks[late.position] in known.crowded
+    if taken or not _may_be_chance(found, queue, is_crowded=is_crowded):
         return taken or found
     return _lost_in_a_crowd(late, known) or found
 
@@ -444,12 +445,17 @@ def _taken(found: Cause, queue: _Queue, lateness_ns: float) -> Cause | None:
     return Cause(StragglerCause.CPU_TAKEN, evidence, "", _share(queue.beyond_peers, lateness_ns))
 
 
-def _may_be_chance(found: Cause, queue: _Queue | None) -> bool:
-    """Whether nothing is known, or a sleep that other threads may cause, between or in kernels."""
+def _may_be_chance(found: Cause, queue: _Queue | None, *, is_crowded: bool = False) -> bool:
+    """Whether the cause is unknown, or may be a sleep while another thread of the rank waits.
+
+    On CPUs that are all busy, a sleep in a single step proves nothing, however long it is.
+    """
     if found.cause is StragglerCause.UNKNOWN:
         return True
     if found.detail or queue is None or queue.more_work_ns is None:
         return False
+    if is_crowded and queue.is_once and found.cause is StragglerCause.LATE_HOST:
+        return True
     if queue.more_work_ns or not queue.slept_ns:
         return False
     if found.cause is StragglerCause.MORE_WORK:

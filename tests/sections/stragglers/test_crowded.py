@@ -66,6 +66,15 @@ def test_longer_kernels_of_a_thread_that_runs_no_longer_may_be_chance(is_counted
     assert _may_be_chance(found, queue) is not is_counted
 
 
+@pytest.mark.parametrize("is_crowded", [False, True])
+@pytest.mark.parametrize("is_once", [False, True])
+def test_one_long_sleep_on_busy_cpus_may_be_chance(is_once: bool, is_crowded: bool) -> None:
+    # measured: a healthy rank of four on two busy CPUs slept for 35 ms, and waited for 7 ms
+    queue = _Queue(_WAITS, _WAITS, 7.0, 0.0, slept_ns=35.0, is_once=is_once)
+    found = Cause(StragglerCause.LATE_HOST)
+    assert _may_be_chance(found, queue, is_crowded=is_crowded) is (is_once and is_crowded)
+
+
 @pytest.mark.parametrize("cause", [StragglerCause.MORE_WORK, StragglerCause.LATE_HOST])
 def test_a_thread_that_runs_longer_is_not_late_by_chance(cause: StragglerCause) -> None:
     queue = _Queue(_WAITS, _WAITS, 4.0, 9.0, slept_ns=1.0)
