@@ -138,6 +138,7 @@ def test_ranks_on_as_few_cpus_as_they_are_compete_even_if_nothing_else_runs(
     (found,) = outcome_of("HST110", results).findings
     assert found.ranks == named
     assert ("The machine is busy" not in found.message) == is_blamed
+    assert ("no more CPUs than ranks" not in found.message) == is_blamed
 
 
 def test_a_rank_that_waits_a_quarter_of_the_longest_is_not_named_with_it():

@@ -99,7 +99,11 @@ def check(
     named = alone or _with_competitors(waiting, settings)
     worst = max(waits[rank] for rank in waiting)
     yield Draft(
-        message=_of_few(alone, waits, step, confined) if alone else _of_all(named, worst, step),
+        message=(
+            _of_few(alone, waits, step, confined)
+            if alone
+            else _of_all(named, worst, step, settings)
+        ),
         fix=_FIX_PINNING if confined.keys() & set(alone) else _FIX,
         cost_ns_per_step=worst,
         confidence=Confidence.INFERRED,
@@ -212,11 +216,16 @@ def _confinement(confined: Sequence[ConfinedRank]) -> str:
     return f" Rank {worst.rank} may use {cpus}, the median rank of its host {worst.usual_cpus:,}."
 
 
-def _of_all(ranks: tuple[int, ...], worst: int, step: int) -> str:
+def _of_all(ranks: tuple[int, ...], worst: int, step: int, settings: SettingsResult) -> str:
     wait = "waits" if len(ranks) == 1 else "wait up to"
+    are_few = {*ranks} <= {rank for host in settings.hosts for rank in host.without_spare}
+    reason = (
+        "There are no more CPUs than ranks, and each rank has more than one thread"
+        if are_few
+        else "Other processes, or too many threads of the job, take them"
+    )
     unsure = ", so any of these ranks may be late by chance" if len(ranks) > 1 else ""
     return (
         f"The machine is busy: {name_ranks(ranks)} {wait} {format_duration(worst)} of each step "
-        f"({format_ratio(worst / step)}) for a free CPU. Other processes, or too many threads of "
-        f"the job, take them{unsure}."
+        f"({format_ratio(worst / step)}) for a free CPU. {reason}{unsure}."
     )
