@@ -252,8 +252,8 @@ def to_log(
     timers = {name: _timer(values, kept, len(rows)) for name, values in chosen.timers.items()}
     if chosen.is_full:
         notes.append(
-            f"The log exceeds the limit on reports or timers: distprof keeps the first {len(rows):,} "
-            f"reports (limit {MAX_ROWS:,})."
+            f"The log exceeds the limit on reports or timers: distprof keeps {len(rows):,} reports "
+            f"(limit {MAX_ROWS:,})."
         )
     iteration = _ints(row.iteration for row in rows)
     return TrainingLog(
