@@ -320,9 +320,9 @@ def _from_middle(common: Int64Array, first: Int64Array) -> NDArray[np.float64]:
     relative = (common - np.repeat(common[first], counts)).astype(np.float64)
     middle = np.zeros(len(counts))
     for size in distinct(counts).tolist():
-        alike = np.flatnonzero(counts == size)
-        rows = first[alike, np.newaxis] + np.arange(size)
-        middle[alike] = np.median(relative[rows], axis=1, overwrite_input=True)
+        same_size = np.flatnonzero(counts == size)
+        rows = first[same_size, np.newaxis] + np.arange(size)
+        middle[same_size] = np.median(relative[rows], axis=1, overwrite_input=True)
     relative -= np.repeat(middle, counts)
     return relative
 

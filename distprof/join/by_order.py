@@ -267,7 +267,7 @@ class GroupMerge(msgspec.Struct):
         return cls(sequences[0], sequences[1:])
 
     def advance(self, clocks: ClockLinks) -> bool:
-        """Merge the sequences whose shift is clear by now, and say whether there were any."""
+        """Merge the sequences whose shift is clear by now; returns whether there were any."""
         progress = False
         while self.waiting and self._tried_at != (stamp := self._stamp(clocks)):
             self._tried_at = stamp

@@ -98,10 +98,10 @@ def _number_unknown(ranks: list[Rank]) -> _Selection:
 
 def _drop_copies(ranks: list[Rank]) -> _Selection:
     """One of several files with the same content."""
-    alike: dict[tuple[object, ...], list[Rank]] = {}
+    by_outline: dict[tuple[object, ...], list[Rank]] = {}
     copies, kept = [], []
     for rank in ranks:
-        seen = alike.setdefault(_outline(rank), [])
+        seen = by_outline.setdefault(_outline(rank), [])
         if any(_are_copies(rank, other) for other in seen):
             copies.append(rank)
         else:
@@ -314,12 +314,14 @@ def _is_unusual(
     matches: CollectiveMatches, usable: NDArray[np.bool_], longest: Int64Array, instance: int
 ) -> bool:
     """Whether the instance is far longer than others of its group, kind and bytes."""
-    alike = usable & (matches.group == matches.group[instance])
-    alike &= (matches.kind == matches.kind[instance]) & (matches.bytes == matches.bytes[instance])
-    alike[instance] = False
-    if not alike.any():
+    comparable = usable & (matches.group == matches.group[instance])
+    comparable &= (matches.kind == matches.kind[instance]) & (
+        matches.bytes == matches.bytes[instance]
+    )
+    comparable[instance] = False
+    if not comparable.any():
         return False  # nothing to compare with
-    return bool(longest[instance] > _TIMES_USUAL * np.median(longest[alike]))
+    return bool(longest[instance] > _TIMES_USUAL * np.median(longest[comparable]))
 
 
 def _step_of(matches: CollectiveMatches, ranks: Sequence[Rank], instance: int) -> int:
@@ -480,7 +482,7 @@ def _mean_wait(
     instances: Int64Array,
     kept: tuple[int, ...],
 ) -> int:
-    """Mean wait per rank and analysed step in those of the instances that are in such a step."""
+    """Mean wait per rank and analysed step, in the instances within analysed steps."""
     total = sum(
         int((starts.max() - starts).sum())
         for instance in instances.tolist()

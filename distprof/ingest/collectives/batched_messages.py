@@ -39,7 +39,7 @@ class Batches(msgspec.Struct, frozen=True, kw_only=True):
 def batches_of(
     launches: Int64Array,
     may_be_batch: NDArray[np.bool_],
-    asked: Int64Array,
+    requests: Int64Array,
     host: Table,
     comm_args: Table,
     facts: CallFacts,
@@ -49,33 +49,33 @@ def batches_of(
     Args:
         launches: Row of ``host`` that launched each operation, ABSENT if unknown.
         may_be_batch: Operations whose launch is not described by any call.
-        asked: Rows of ``comm_args`` of sends and receives whose calls launched nothing.
+        requests: Rows of ``comm_args`` of sends and receives whose calls launched nothing.
         host: HOST table.
         comm_args: COMM_ARGS table.
         facts: Facts from the rows of ``comm_args``.
     """
-    operation = _launched_next(launches, asked, host, comm_args)
+    operation = _launched_next(launches, requests, host, comm_args)
     mine = (operation != ABSENT) & may_be_batch[operation]
-    return _summed(operation[mine], asked[mine], len(launches), facts)
+    return _summed(operation[mine], requests[mine], len(launches), facts)
 
 
 def _launched_next(
-    launches: Int64Array, asked: Int64Array, host: Table, comm_args: Table
+    launches: Int64Array, requests: Int64Array, host: Table, comm_args: Table
 ) -> Int64Array:
     """For each message, the first operation that its thread launched after the call."""
-    result = np.full(len(asked), ABSENT, dtype=np.int64)
+    result = np.full(len(requests), ABSENT, dtype=np.int64)
     known = np.flatnonzero(launches != ABSENT)
     threads, callers = host.coded("thread"), comm_args.coded("thread")
     number = {name: code for code, name in enumerate(threads.values)}
     thread_of = np.array([number.get(name, ABSENT) for name in callers.values], dtype=np.int64)
-    thread = thread_of[callers.codes[asked]]
+    thread = thread_of[callers.codes[requests]]
     launch_thread = threads.codes[launches[known]]
     launch_start = host["start_ns"][launches[known]]
     for code in distinct(thread[thread != ABSENT]):
         mine = np.flatnonzero(launch_thread == code)
         mine = mine[np.argsort(launch_start[mine], kind="stable")]
         called = np.flatnonzero(thread == code)
-        end = comm_args["end_ns"][asked[called]]
+        end = comm_args["end_ns"][requests[called]]
         position = np.searchsorted(launch_start[mine], end)
         found = position < len(mine)
         result[called[found]] = known[mine[position[found]]]

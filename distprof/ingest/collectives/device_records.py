@@ -118,9 +118,11 @@ def _batches(
     if not may_be_batch.any():
         return None
     facts = call_facts(comm_args)
-    asked = _calls(comm_args) & np.isin(facts.kind, (CollectiveKind.SEND, CollectiveKind.RECV))
-    asked[called[called != ABSENT]] = False
-    rows = np.flatnonzero(asked)
+    is_unlaunched = _calls(comm_args) & np.isin(
+        facts.kind, (CollectiveKind.SEND, CollectiveKind.RECV)
+    )
+    is_unlaunched[called[called != ABSENT]] = False
+    rows = np.flatnonzero(is_unlaunched)
     return batches_of(launches, may_be_batch, rows, host, comm_args, facts) if len(rows) else None
 
 

@@ -222,7 +222,7 @@ def _all_sendable(made: list[Answer]) -> bytes:
 
 
 def _sendable(answer: Answer) -> Answer:
-    """The answer, or its error in words if it cannot be sent."""
+    """The answer, or a description of its error if it cannot be sent."""
     try:
         unpacked(packed(answer))
     except Exception as error:

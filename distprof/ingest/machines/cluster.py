@@ -226,17 +226,17 @@ class ClusterExecutor(Executor):
 
     def _watch(self) -> None:
         """Monitor the cluster until the executor is closed."""
-        waiting_since = answered = asked = time.monotonic()
+        waiting_since = answered = queried = time.monotonic()
         while not self._closed.wait(_LOOK_S):
             if self._client.status != "running":
                 return None if self._closed.is_set() else self._lose(self._lost_scheduler())
-            if time.monotonic() - asked < ASK_S:
+            if time.monotonic() - queried < ASK_S:
                 continue
-            asked = time.monotonic()
+            queried = time.monotonic()
             try:
                 threads = self._threads()
             except Exception:  # Dask raises many kinds
-                if asked - answered > ANSWER_S and not self._closed.is_set():
+                if queried - answered > ANSWER_S and not self._closed.is_set():
                     return self._lose(self._lost_scheduler())
                 continue
             answered = time.monotonic()
@@ -306,7 +306,7 @@ def _answer(future: Future[Any], result: Any, error: BaseException | None) -> No
 
 
 def _explained(error: BaseException) -> BaseException:
-    """The error of one item, in words if Dask gave up on it."""
+    """The error of one item, with a clear message if Dask gave up on it."""
     if isinstance(error, ModuleNotFoundError) and error.name == "distprof":
         return ClusterError("the Dask workers do not have distprof: install it there as well")
     if type(error).__name__ == "KilledWorker":

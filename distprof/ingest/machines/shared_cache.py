@@ -43,7 +43,7 @@ _FAULTS = (OSError, ValueError, DistprofError, zipfile.BadZipFile, NotImplemente
 
 
 class SharedCache(msgspec.Struct, frozen=True):
-    """Entries behind a URL.
+    """Entries below a URL.
 
     Args:
         url: The folder of all entries.
