@@ -318,7 +318,7 @@ def components_of(count: int, edges: Int64Array) -> NDArray[np.int64]:
     return label
 
 
-# Offsets between clocks, as matching learns them --------------------------------------------------
+# Clock offsets found during matching --------------------------------------------------------------
 
 SAME_CLOCK_NS = 50 * NS_PER_US  # GPUs of one host agree within this
 
@@ -400,7 +400,7 @@ class ClockLinks:
         return Expectation(usual_error_ns=np.inf)
 
 
-# Time stamps --------------------------------------------------------------------------------------
+# Timestamps ---------------------------------------------------------------------------------------
 
 _FAR_NS = 120_000_000_000  # exchanges farther from the capture are used only if none is nearer
 

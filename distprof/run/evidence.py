@@ -52,7 +52,7 @@ OPERATIONS = TableSchema(
             doc="forward-compute, backward-compute, or the name that the log uses.",
         ),
         Column(
-            name="start_ns", dtype="int64", unit="ns", doc="Start, since the start of the step."
+            name="start_ns", dtype="int64", unit="ns", doc="Start, relative to that of the step."
         ),
         Column(name="end_ns", dtype="int64", unit="ns", doc="End, never before the start."),
         Column(
@@ -112,7 +112,7 @@ class ExpertCounts(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-# Tables without a time line -----------------------------------------------------------------------
+# Tables without a timeline ------------------------------------------------------------------------
 
 
 class SummaryClass(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,11 +159,13 @@ INSPECTED = TableSchema(
     columns=(
         Column(name="class_index", dtype="int32", doc="Index into the classes."),
         Column(
-            name="seq", dtype="int64", doc="Number among those of its kind in its communicator."
+            name="seq",
+            dtype="int64",
+            doc="Number among the operations of its kind in its communicator.",
         ),
         Column(name="member", dtype="int32", doc="Index into the members."),
-        Column(name="t_ns", dtype="int64", unit="ns", doc="When it was written, since the epoch."),
-        Column(name="duration_ns", dtype="int64", unit="ns", doc="Its duration on this member."),
+        Column(name="t_ns", dtype="int64", unit="ns", doc="Time of the record, since the epoch."),
+        Column(name="duration_ns", dtype="int64", unit="ns", doc="Duration on this member."),
     ),
 )
 

@@ -119,7 +119,7 @@ def _load(rank: Rank) -> RankTables:
 
 
 def _add_rank(trace: Any, rank: Rank, tables: RankTables, origin_ns: int, exact: bool) -> None:
-    """Put one rank's frame, metadata and path where HTA's parser puts them."""
+    """Store one rank's frame, metadata and path as HTA's parser does."""
     from hta.common.trace import transform_correlation_to_index
     from hta.common.trace_parser import infer_gpu_type
 

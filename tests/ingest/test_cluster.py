@@ -264,7 +264,7 @@ def test_without_a_worker_waiting_ends(monkeypatch):
     with (
         processes(0) as dask,
         make_executor(f"dask://{dask.place}") as pool,
-        pytest.raises(ClusterError, match="has had no worker for 1 s; start one with: dask"),
+        pytest.raises(ClusterError, match="has had no worker for 1 s: run dask worker"),
     ):
         map_each(pool, work.process_id, range(3))
 

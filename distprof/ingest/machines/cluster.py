@@ -90,7 +90,7 @@ def connect(spec: str) -> ClusterExecutor:
         _restore(levels)
         raise UsageError(
             f"no Dask scheduler answered at {place} within {CONNECT_S} s "
-            f"({type(error).__name__}); start one with: dask scheduler"
+            f"({type(error).__name__}): run dask scheduler to start one"
         ) from error
     return ClusterExecutor(client, address, levels)
 
@@ -267,8 +267,8 @@ class ClusterExecutor(Executor):
 
     def _no_workers(self) -> ClusterError:
         return ClusterError(
-            f"the Dask scheduler at {self._address} has had no worker for {WORKER_S:g} s; "
-            f"start one with: dask worker {self._address}"
+            f"the Dask scheduler at {self._address} has had no worker for {WORKER_S:g} s: "
+            f"run dask worker {self._address} to start one"
         )
 
     def _lose(self, problem: ClusterError) -> None:

@@ -293,7 +293,7 @@ _TFLOPS = re.compile(rb"tflops: +([\d,.]{1,20})")
 
 
 class SpeedrunGrammar(Grammar):
-    """``step:1/1845 train_time:73ms step_avg:73.23ms``: the time so far, in whole milliseconds."""
+    """``step:1/1845 train_time:73ms step_avg:73.23ms``: elapsed time in whole milliseconds."""
 
     _before: tuple[int, float] | None = None
 

@@ -230,7 +230,7 @@ class MllogGrammar(Grammar):
 
     _before: tuple[float, float] | None = None  # seconds and samples of the last loss
     _steps: list[Row] = msgspec.field(default_factory=list)
-    _samples: float = 0.0  # of the last time of a step
+    _samples: float = 0.0  # samples at the last step time
 
     @property
     def name(self) -> str:
