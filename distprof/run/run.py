@@ -149,7 +149,7 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     tables: TableSource
 
     def light(self) -> Rank:
-        """This rank for transfer to another machine: its tables omit the collectives' copy."""
+        """This rank for transfer to another machine: its tables omit the collectives it holds."""
         tables = getattr(self.tables, "light", lambda: self.tables)()
         return replace(self, tables=tables)
 

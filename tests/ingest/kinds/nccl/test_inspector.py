@@ -186,7 +186,7 @@ def test_memory_stays_bounded_whatever_names_come(tmp_path, monkeypatch):
     log = read_nccl_inspector(str(folder))
     assert len(log.members) == 3
     assert len(log.classes) == 2
-    assert any("further members" in note for note in log.notes)
+    assert any("communicator members" in note for note in log.notes)
 
 
 def test_records_go_with_a_recording_of_the_same_job(tmp_path):
