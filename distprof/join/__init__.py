@@ -1,1 +1,1 @@
-"""What crosses ranks and reads no file: matching, clocks, windows."""
+"""Analysis across ranks that reads no files: matching, clocks, capture windows."""

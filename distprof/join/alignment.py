@@ -1,8 +1,9 @@
-"""Put the clocks of all hosts on one line, by the ends of collectives that end everywhere at once.
+"""Align the clocks of all hosts by collectives that end at the same time on every member.
 
-Per pair of clock domains a robust line is fitted through the differences of ends over time; the
-lines are then solved together, weighted by their certainty, over the graph of domains. The drift of
-a domain is used only where it stands out of its own error; the residual says what remains.
+For each pair of clock domains, distprof fits a robust line through the differences of end times
+over time. It then solves all lines together, weighted by their certainty, over the graph of
+domains. It corrects the drift of a domain only if the drift exceeds three standard errors. The
+residual is the disagreement that remains.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ __all__ = ["SYSTEM_CLOCK_NS", "align_clocks", "check_causality"]
 
 _SYMMETRIC = [kind for kind in CollectiveKind if kind.is_symmetric]
 SYSTEM_CLOCK_NS = 10_000
-"""Uncertainty between CPU ranks of one host: torch's traces are within 8 µs of its clock."""
+"""Uncertainty between CPU ranks of one host: torch traces are within 8 µs of the host's clock."""
 
-_DRIFT_SIGMAS = 3.0  # a drift below this many of its standard errors is not told from none
-_MAX_DRIFT = 1e-3  # quartz is within 1e-4; more is a wrong match, not a clock
-_SPLIT_NS = 50_000  # devices of one host agree better than this, or their clocks differ
+_DRIFT_SIGMAS = 3.0  # a drift below this many standard errors is indistinguishable from zero
+_MAX_DRIFT = 1e-3  # quartz stays within 1e-4, so a larger drift is a wrong match
+_SPLIT_NS = 50_000  # if GPUs of one host disagree by more than this, they have different clocks
 _SPLIT_SIGMAS = 10.0
 _RESIDUAL_PERCENTILE = 95
-_MOST_COUNTED = 1 << 24  # rank numbers up to which a table has one entry each
+_MOST_COUNTED = 1 << 24  # rank numbers below this are counted in a table with one entry each
 
 _Pairs = dict[tuple[int, int], tuple[Int64Array, Int64Array]]
 
@@ -54,18 +55,18 @@ def align_clocks(
 ) -> ClockAlignment:
     """Find the offset and drift of each clock domain, and check them.
 
-    The first domain of each connected component keeps its clock. Ranks of one node share a clock;
-    where the traces show that they do not (host names that are not unique, device clocks that were
-    synchronised badly), each of its ranks is a domain of its own. Where symmetric collectives do
-    not connect all domains, ends of sends and receives help out.
+    The first domain of each connected component keeps its clock. Ranks of one node share a clock by
+    default. If the traces show that they do not (duplicate host names, badly synchronised GPU
+    clocks), each rank of the node becomes a separate domain. If symmetric collectives do not
+    connect all domains, the ends of sends and receives are used as well.
 
     Args:
         ranks: Ranks of the run, ascending.
-        nodes: Node name to its ranks; a rank in no node is a domain of its own.
+        nodes: Node name to its ranks; a rank in no node is a separate domain.
         matches: Matched collectives.
-        are_nodes_sure: Whoever started the ranks says which node each is on. Then CPU ranks of a
-            node have the system's clock in common, however far apart they notice that a collective
-            has ended.
+        are_nodes_sure: Whether the launcher recorded the node of each rank. If so, CPU ranks of a
+            node share the system clock, even if they notice the end of a collective at different
+            times.
     """
     domains = _domains(ranks, nodes)
     shared = _on_system_clock(ranks, domains) if are_nodes_sure else frozenset()
@@ -75,7 +76,10 @@ def align_clocks(
         other = _align(ranks, matches, domains, [*_SYMMETRIC, CollectiveKind.SEND], shared)
         connects = _num_components(other) < _num_components(clock)
         if connects or ((clock.residual_ns < 0).all() and (other.residual_ns >= 0).any()):
-            note = "Some clocks are related only by sends and receives, whose ends may differ."
+            note = (
+                "Some clocks are aligned only by sends and receives, which may end at different "
+                "times on the two ranks."
+            )
             clock = replace(other, notes=(*other.notes, note))
     within = [SYSTEM_CLOCK_NS if name in shared else ABSENT for name in clock.names]
     clock = replace(clock, within_ns=np.array(within, dtype=np.int64))
@@ -85,7 +89,7 @@ def align_clocks(
 def _on_system_clock(
     ranks: Sequence[Rank], domains: Mapping[str, tuple[int, ...]]
 ) -> frozenset[str]:
-    """Domains all of whose ranks were timed by the host, since the epoch."""
+    """Domains in which every rank is a CPU rank with epoch timestamps."""
     timed = {rank.rank for rank in ranks if rank.device.name == "cpu" and rank.has_epoch}
     return frozenset(name for name, members in domains.items() if timed.issuperset(members))
 
@@ -101,22 +105,22 @@ def _align(
     kinds: Sequence[CollectiveKind],
     shared: frozenset[str],
 ) -> ClockAlignment:
-    """Corrections by the ends of some kinds of collectives, their residuals, no check yet."""
+    """Corrections from the ends of collectives of ``kinds``, with residuals, not yet checked."""
     ends = _ends(ranks, matches, kinds)
     if ends is None:
         return _uncorrected(ranks, domains, ())
-    clock, by_rank = _solve(ranks, ends, domains, ())
-    torn = _torn_domains(clock, by_rank)
-    torn = {domain: apart for domain, apart in torn.items() if clock.names[domain] not in shared}
-    if torn:
+    clock, deviations = _solve(ranks, ends, domains, ())
+    split = _split_domains(clock, deviations)
+    split = {domain: apart for domain, apart in split.items() if clock.names[domain] not in shared}
+    if split:
         notes = tuple(
             f"Collectives end up to {format_duration(apart)} apart on the ranks of "
             f"{clock.names[domain]}: distprof aligns the clock of each rank separately."
-            for domain, apart in torn.items()
+            for domain, apart in split.items()
         )
-        whole = {name: nodes for i, (name, nodes) in enumerate(domains.items()) if i not in torn}
-        clock, by_rank = _solve(ranks, ends, _domains(ranks, whole), notes)
-    return replace(clock, residual_ns=_residuals(clock, by_rank))
+        whole = {name: nodes for i, (name, nodes) in enumerate(domains.items()) if i not in split}
+        clock, deviations = _solve(ranks, ends, _domains(ranks, whole), notes)
+    return replace(clock, residual_ns=_residuals(clock, deviations))
 
 
 def _domains(
@@ -131,11 +135,11 @@ def _domains(
 
 
 class _Ends(msgspec.Struct, frozen=True, kw_only=True):
-    """Own ends of the members of collectives that end everywhere at once, instance by instance.
+    """End times of the members of collectives that end at once, instance by instance.
 
     Args:
         rank: int32, rank number of the member.
-        offsets: int64, where each instance begins, and the end of the last.
+        offsets: int64, where each instance begins, followed by the end of the last.
         end_ns: int64, on the member's own clock.
     """
 
@@ -144,7 +148,7 @@ class _Ends(msgspec.Struct, frozen=True, kw_only=True):
     end_ns: Int64Array
 
     def blocks(self) -> Iterator[tuple[slice, Int64Array]]:
-        """Members of some instances at a time, and where each instance begins among them."""
+        """Members of a few instances at a time, and where each instance begins among them."""
         for low, high in blocks_of(self.offsets):
             members = slice(int(self.offsets[low]), int(self.offsets[high]))
             yield members, self.offsets[low:high] - self.offsets[low]
@@ -194,8 +198,8 @@ def _solve(
     ends: _Ends,
     domains: Mapping[str, tuple[int, ...]],
     notes: tuple[str, ...],
-) -> tuple[ClockAlignment, _ByRank]:
-    """Corrections of the domains, and what remains of each member's end."""
+) -> tuple[ClockAlignment, _Deviations]:
+    """Corrections of the domains, and the deviations that remain."""
     clock = _uncorrected(ranks, domains, notes)
     pairs = _pairs(ends, clock)
     edges = np.array(list(pairs), dtype=np.int64).reshape(-1, 2)
@@ -206,14 +210,14 @@ def _solve(
     )
     if pairs:
         clock = _with_offset(_with_drift(clock, pairs), pairs)
-    return clock, _ByRank(clock, ends)
+    return clock, _Deviations(clock, ends)
 
 
 def _pairs(ends: _Ends, clock: ClockAlignment) -> _Pairs:
-    """Own ends of the same collectives in two domains, for pairs that meet in collectives.
+    """End times of the same collectives in two domains, for each pair of domains that shares one.
 
-    In each collective every domain is compared with the lowest one in it, so that the pairs grow
-    with the members, not with their square.
+    In each collective, every domain is compared only with the lowest one, so the number of pairs
+    is linear in the number of members.
     """
     count = len(clock.domains)
     parts = [
@@ -231,17 +235,17 @@ def _pairs(ends: _Ends, clock: ClockAlignment) -> _Pairs:
 def _pairs_of(
     end_ns: Int64Array, domain: Int64Array, first: Int64Array, count: int
 ) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Of some instances, each pair as a number, the end in its lowest domain and in the other.
+    """The domain pairs of a few instances: encoded pair, end in the lower domain, end in the other.
 
     Args:
-        end_ns: Own ends of the members.
-        domain: Their clock domains, ``count`` at most.
+        end_ns: End times of the members, own clock.
+        domain: Their clock domains, below ``count``.
         first: Where each instance begins.
         count: Number of domains.
     """
     place = np.repeat(np.arange(len(first)) * count, np.diff(first, append=len(end_ns)))
     place += domain
-    if (place[1:] < place[:-1]).any():  # members are in order of their ranks, mostly by domain too
+    if (place[1:] < place[:-1]).any():  # members are sorted by rank, which usually sorts domains
         order = np.argsort(place, kind="stable")
         place, end_ns = place[order], end_ns[order]
     starts = np.flatnonzero(np.append(True, place[1:] != place[:-1]))
@@ -254,7 +258,7 @@ def _pairs_of(
 
 
 def _split_by(keys: Int64Array) -> list[Int64Array]:
-    """Positions of equal keys together, in their order, by ascending key."""
+    """Positions of each key, by ascending key; positions keep their order."""
     if not len(keys):
         return []
     found, code = encode(keys)
@@ -263,7 +267,7 @@ def _split_by(keys: Int64Array) -> list[Int64Array]:
 
 
 def _mean_ns(values: Int64Array, first: Int64Array) -> Int64Array:
-    """Mean of each run of values, without the sum of epoch times overflowing."""
+    """Mean of each run of values, computed so that sums of epoch times do not overflow."""
     counts = np.diff(np.append(first, len(values)))
     base = values[first]
     shifted = np.add.reduceat(values - np.repeat(base, counts), first)
@@ -272,7 +276,7 @@ def _mean_ns(values: Int64Array, first: Int64Array) -> Int64Array:
 
 
 def _with_drift(clock: ClockAlignment, pairs: _Pairs) -> ClockAlignment:
-    """Drift per domain, zero where it does not stand out of its error."""
+    """The alignment with the drift per domain, zero if it is not significant."""
     lines = {
         key: fit_line(end_b - clock.reference_ns, end_b - end_a)
         for key, (end_a, end_b) in pairs.items()
@@ -294,14 +298,14 @@ def _with_drift(clock: ClockAlignment, pairs: _Pairs) -> ClockAlignment:
 
 
 def _with_offset(clock: ClockAlignment, pairs: _Pairs) -> ClockAlignment:
-    """Offset per domain at the reference time, given the drifts."""
+    """The alignment with the offset per domain at the reference time, given the drifts."""
     edges = np.array(list(pairs), dtype=np.int64)
     counts = np.array([len(end_a) for end_a, _ in pairs.values()])
     values, scales = np.zeros(len(edges)), np.zeros(len(edges))
     for i, ((a, b), (end_a, end_b)) in enumerate(pairs.items()):
         drifted = clock.drift_ratio[b] * (end_b - clock.reference_ns)
         drifted -= clock.drift_ratio[a] * (end_a - clock.reference_ns)
-        base = int(end_b[0] - end_a[0])  # floats lose nanoseconds of large offsets
+        base = int(end_b[0] - end_a[0])  # floats lose the nanoseconds of large offsets
         center, scales[i] = location((end_b - end_a - base) - drifted)
         values[i] = base + center
     error = np.maximum(scales, pooled_scale(scales, counts)) / np.sqrt(counts)
@@ -316,19 +320,19 @@ def _from_middle(common: Int64Array, first: Int64Array) -> NDArray[np.float64]:
     relative = (common - np.repeat(common[first], counts)).astype(np.float64)
     middle = np.zeros(len(counts))
     for size in distinct(counts).tolist():
-        alike = np.flatnonzero(counts == size)
-        rows = first[alike, np.newaxis] + np.arange(size)
-        middle[alike] = np.median(relative[rows], axis=1, overwrite_input=True)
+        same_size = np.flatnonzero(counts == size)
+        rows = first[same_size, np.newaxis] + np.arange(size)
+        middle[same_size] = np.median(relative[rows], axis=1, overwrite_input=True)
     relative -= np.repeat(middle, counts)
     return relative
 
 
-class _ByRank:
-    """How far the corrected ends of each rank are from the medians of their collectives, in ns.
+class _Deviations:
+    """Deviation of each rank's corrected ends from the median of their collective, in ns.
 
     Args:
         clock: The corrections.
-        ends: Own ends.
+        ends: End times, own clocks.
     """
 
     def __init__(self, clock: ClockAlignment, ends: _Ends) -> None:
@@ -349,14 +353,14 @@ class _ByRank:
             self._num_members[place] = np.repeat(sizes, sizes)[order]
 
     def of(self, ranks: Sequence[int]) -> list[NDArray[np.float64]]:
-        """Signed distances of each of the ranks that has any, in the order of the instances."""
+        """Signed deviations of each rank that has any, in the order of the instances."""
         return [self._deviation[self._span[rank]] for rank in ranks if rank in self._span]
 
     def from_others(self, ranks: Sequence[int]) -> list[NDArray[np.float64]]:
-        """Distances of the ranks' ends from what the other members show.
+        """Distance of each rank's ends from the median of the other members.
 
-        The median has a part of the member itself in it, so distances are scaled to what they would
-        be from the others alone: two members are as far apart as they are.
+        The median includes the member itself, so each distance is scaled by n / (n - 1). For two
+        members the result is the full distance between them.
         """
         counts = [self._num_members[self._span[rank]] for rank in ranks if rank in self._span]
         return [
@@ -366,44 +370,44 @@ class _ByRank:
 
 
 def _counted(numbers: NDArray[np.int32]) -> tuple[NDArray[np.int32], Int64Array]:
-    """Distinct numbers, ascending, and how often each is there."""
+    """Distinct numbers, ascending, and how often each occurs."""
     known = distinct(numbers)
     if known[-1] < _MOST_COUNTED:
         return known, np.bincount(numbers)[known]
     return known, np.bincount(np.searchsorted(known, numbers))
 
 
-def _residuals(clock: ClockAlignment, by_rank: _ByRank) -> Int64Array:
-    """95th percentile per domain of how far a member's end is from what its partners show."""
+def _residuals(clock: ClockAlignment, deviations: _Deviations) -> Int64Array:
+    """95th percentile per domain of the distance of a member's end from the other members' ends."""
     residual = np.full(len(clock.domains), ABSENT, np.int64)
     for domain, ranks in enumerate(clock.domains):
-        if parts := by_rank.from_others(ranks):
+        if parts := deviations.from_others(ranks):
             worst = np.percentile(np.concatenate(parts), _RESIDUAL_PERCENTILE)
             residual[domain] = int(np.ceil(worst))
     return residual
 
 
-def _torn_domains(clock: ClockAlignment, by_rank: _ByRank) -> dict[int, float]:
-    """Domains whose ranks' ends differ by more than clocks of one host do, with the difference."""
-    torn = {}
+def _split_domains(clock: ClockAlignment, deviations: _Deviations) -> dict[int, float]:
+    """Domains whose ranks disagree by more than one host's clock explains, with the difference."""
+    split = {}
     for domain, ranks in enumerate(clock.domains):
-        parts = by_rank.of(ranks)
+        parts = deviations.of(ranks)
         if len(parts) < 2:
             continue
         centers, scales = zip(*(location(part) for part in parts), strict=True)
         apart = max(centers) - min(centers)
         error = max(s / np.sqrt(len(p)) for s, p in zip(scales, parts, strict=True))
         if apart > max(_SPLIT_NS, _SPLIT_SIGMAS * error):
-            torn[domain] = apart
-    return torn
+            split[domain] = apart
+    return split
 
 
 def check_causality(
     ranks: Sequence[Rank], matches: CollectiveMatches, clock: ClockAlignment
 ) -> ClockAlignment:
-    """Count effects before their causes: an end before the last start, a receipt before the send.
+    """Count causality violations: an end before the last start, or a receipt before the send.
 
-    A violation within the residual is none.
+    A violation smaller than the residual does not count.
     """
     if matches.count == 0:
         return clock
@@ -432,7 +436,7 @@ def check_causality(
 def _violations(
     block: MemberBlock, kinds: NDArray[np.int8], clock: ClockAlignment
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Instances of which causes and effects can be compared, and those with an early effect."""
+    """Instances whose causality can be checked, and those that violate it."""
     first, domain = block.first, domain_of_ranks(clock, block.rank)
     start, end = (member_to_common(clock, domain, times) for times in block.columns)
     slack = np.maximum.reduceat(clock.residual_ns[domain], first)
@@ -448,7 +452,7 @@ def _violations(
 
 
 def _component_names(clock: ClockAlignment) -> list[str]:
-    """One name per component, with how many other domains it holds; at most a few."""
+    """One name per component with the number of its other domains, shortened to 5 entries."""
     numbers, counts = np.unique(clock.component, return_counts=True)
     names = [
         clock.names[number] + (f" (and {count - 1} more)" if count > 1 else "")

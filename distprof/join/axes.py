@@ -1,15 +1,15 @@
-"""Mesh axes of process groups without a description, by what their members exchange, and when.
+"""Infer the mesh axes of process groups without a description from their communication pattern.
 
-A rank that is in two such groups shows what each is for:
+The collectives of a rank that is in two such groups reveal the purpose of each:
 
-- *Tensor parallelism* sums activations: all-reduces of one size, which begin in the forward pass.
-- *Data parallelism* sums gradients: nothing before backward, when half of the activations and more
-  have been exchanged.
+- *Tensor parallelism* sums activations: all-reduces of one size, starting in the forward pass.
+- *Data parallelism* sums gradients: it exchanges nothing before the backward pass, by which time at
+  least half of the activations have been exchanged.
 - *Sharded data parallelism* gathers all parameters in the forward pass before it scatters the first
-  gradient; tensor parallelism with sequence parallelism gathers and scatters alternately.
+  gradient. Tensor parallelism with sequence parallelism gathers and scatters alternately.
 
-Two groups along two axes have one rank in common. Where a rule does not hold in every step, on
-every rank that can tell, the axis stays unknown.
+Two groups along different axes share one rank. If a rule does not hold in every step, on every rank
+with evidence, the axis stays unknown.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from distprof.terms import CollectiveKind, MeshAxis
 __all__ = ["with_inferred_axes"]
 
 SCALARS_BYTES = 4_096
-"""Losses and norms, which are neither activations nor gradients, are no larger."""
+"""Upper limit for losses and norms, which are neither activations nor gradients."""
 
 MIN_STEPS = 2
-"""Steps that must agree."""
+"""Least number of steps that must agree."""
 
 GroupsOfRows: TypeAlias = Callable[
     [Rank, int | None], tuple[tuple[ProcessGroup, ...], NDArray[np.int32]]
@@ -44,13 +44,13 @@ _Key: TypeAlias = tuple[str, tuple[int, ...]]
 
 
 class _Exchanges(msgspec.Struct, frozen=True):
-    """What one rank exchanges in one group in one step, in order of time, without scalars.
+    """Collectives of one rank in one group in one step, in order of time, without scalars.
 
     Args:
         group: The group.
-        start_ns: Of each collective.
+        start_ns: Start of each collective.
         kind: CollectiveKind of each.
-        num_bytes: Of each.
+        num_bytes: Bytes of each.
     """
 
     group: ProcessGroup
@@ -59,18 +59,18 @@ class _Exchanges(msgspec.Struct, frozen=True):
     num_bytes: Int64Array
 
     def is_only(self, *kinds: CollectiveKind) -> bool:
-        """Whether there is something, and nothing of another kind."""
+        """Whether there are collectives, and all are of these kinds."""
         return len(self.kind) > 0 and bool(np.isin(self.kind, kinds).all())
 
     @property
     def sums_activations(self) -> bool:
-        """Several all-reduces, all of one size."""
+        """Whether these are several all-reduces, all of one size."""
         only = self.is_only(CollectiveKind.ALL_REDUCE)
         return only and len(self.kind) > 1 and len(np.unique(self.num_bytes)) == 1
 
     @property
     def scatters_after(self) -> int:
-        """Gathers before the first scattering; -1 without either."""
+        """All-gathers before the first reduce-scatter; -1 if there is none or other kinds occur."""
         scatters = np.flatnonzero(self.kind == CollectiveKind.REDUCE_SCATTER)
         both = self.is_only(CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_GATHER)
         return int(scatters[0]) if both and len(scatters) else -1
@@ -87,21 +87,21 @@ def with_inferred_axes(
     world_size: int | None,
     groups_of_rows: GroupsOfRows,
 ) -> tuple[ProcessGroup, ...]:
-    """The groups, those without a description with the axis that their exchanges show.
+    """The groups, with an inferred axis for those without a description.
 
     Args:
-        groups: Of the run.
-        ranks: With their collectives and steps.
-        world_size: Ranks of the job.
-        groups_of_rows: Which group each row of a rank's collectives belongs to.
+        groups: Groups of the run.
+        ranks: Ranks with their collectives and steps.
+        world_size: Number of ranks of the job.
+        groups_of_rows: Returns the group of each row of a rank's collectives.
     """
     if not any(_is_unknown(group) for group in groups):
         return tuple(groups)
-    said: dict[_Key, set[MeshAxis | None]] = {}
+    axes_of_group: dict[_Key, set[MeshAxis | None]] = {}
     for rank in ranks:
         for key, axis in _of_rank(rank, world_size, groups_of_rows).items():
-            said.setdefault(key, set()).add(axis)
-    known = _of_families(groups, {key: _only(axes) for key, axes in said.items()})
+            axes_of_group.setdefault(key, set()).add(axis)
+    known = _of_families(groups, {key: _common_axis(axes) for key, axes in axes_of_group.items()})
     return tuple(_with_axis(group, known) for group in groups)
 
 
@@ -114,8 +114,8 @@ def _with_axis(group: ProcessGroup, known: Mapping[_Key, MeshAxis | None]) -> Pr
     return group if axis is None else replace(group, axis=axis)
 
 
-def _only(axes: Iterable[MeshAxis | None]) -> MeshAxis | None:
-    """The axis that all name; None where they differ, or one is unknown."""
+def _common_axis(axes: Iterable[MeshAxis | None]) -> MeshAxis | None:
+    """The common axis; None if the axes differ or one is unknown."""
     found = set(axes)
     return found.pop() if len(found) == 1 else None
 
@@ -123,7 +123,7 @@ def _only(axes: Iterable[MeshAxis | None]) -> MeshAxis | None:
 def _of_families(
     groups: Sequence[ProcessGroup], known: Mapping[_Key, MeshAxis | None]
 ) -> dict[_Key, MeshAxis | None]:
-    """Groups of one layout span one axis: what one of them shows holds for all, or for none."""
+    """Axis of each unnamed group: groups of one layout span one axis, or it stays unknown."""
     families: dict[tuple[int, ...], list[_Key]] = {}
     for group in groups:
         if _is_unknown(group):
@@ -131,7 +131,7 @@ def _of_families(
             families.setdefault(apart, []).append((group.name, group.ranks))
     found: dict[_Key, MeshAxis | None] = {}
     for keys in families.values():
-        axis = _only(known[key] for key in keys if key in known)
+        axis = _common_axis(known[key] for key in keys if key in known)
         found |= dict.fromkeys(keys, axis)
     return found
 
@@ -139,7 +139,7 @@ def _of_families(
 def _of_rank(
     rank: Rank, world_size: int | None, groups_of_rows: GroupsOfRows
 ) -> dict[_Key, MeshAxis | None]:
-    """What one rank shows of each of its unnamed groups that exchange something."""
+    """Axis of each unnamed group that one rank communicates in, as far as its steps agree."""
     steps = list(_steps(rank, world_size, groups_of_rows))
     by_group: dict[_Key, list[MeshAxis | None]] = {}
     for exchanges in steps:
@@ -147,13 +147,16 @@ def _of_rank(
             if _is_unknown(one.group):
                 key = (one.group.name, one.group.ranks)
                 by_group.setdefault(key, []).append(_axis(one, exchanges))
-    return {key: _only(axes) if len(axes) >= MIN_STEPS else None for key, axes in by_group.items()}
+    return {
+        key: _common_axis(axes) if len(axes) >= MIN_STEPS else None
+        for key, axes in by_group.items()
+    }
 
 
 def _steps(
     rank: Rank, world_size: int | None, groups_of_rows: GroupsOfRows
 ) -> Iterator[list[_Exchanges]]:
-    """What the rank exchanges in each whole step, by group."""
+    """The rank's collectives in each complete step, by group."""
     table = rank.collectives
     groups, code = groups_of_rows(rank, world_size)
     at = np.searchsorted(rank.steps["start_ns"], table["start_ns"], side="right") - 1
@@ -170,11 +173,11 @@ def _steps(
 
 
 def _axis(one: _Exchanges, exchanges: Sequence[_Exchanges]) -> MeshAxis | None:
-    """The axis of a group in one step of a rank, by it alone or next to another one."""
+    """The axis of a group in one step of a rank, from its own pattern or that of a second group."""
     if one.scatters_after >= 0:
-        waits = one.scatters_after >= max(one.num_scatters, 2)
+        gathers_first = one.scatters_after >= max(one.num_scatters, 2)
         alternates = one.scatters_after <= 1 < one.num_scatters
-        return MeshAxis.DP_SHARD if waits else MeshAxis.TP if alternates else None
+        return MeshAxis.DP_SHARD if gathers_first else MeshAxis.TP if alternates else None
     for activations, gradients in permutations(exchanges, 2):
         if one in (activations, gradients) and _are_crossed(activations, gradients):
             return MeshAxis.TP if one is activations else MeshAxis.DP
@@ -182,7 +185,7 @@ def _axis(one: _Exchanges, exchanges: Sequence[_Exchanges]) -> MeshAxis | None:
 
 
 def _are_crossed(activations: _Exchanges, gradients: _Exchanges) -> bool:
-    """Whether one sums activations, and the other gradients from backward on."""
+    """Whether one group sums activations, and the other gradients from the backward pass on."""
     shared = set(activations.group.ranks) & set(gradients.group.ranks)
     if not activations.sums_activations or len(shared) != 1:
         return False

@@ -1,4 +1,4 @@
-"""Rows of all ranks in blocks, so that memory is used again instead of new each time."""
+"""Process the rows of all ranks in blocks, so that the allocator reuses memory."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ __all__ = [
 ]
 
 BLOCK = 1 << 20
-"""Rows at once. Arrays of this many are given back to the allocator; larger ones to the system."""
+"""Rows per block. The allocator keeps freed arrays of this size for reuse and returns larger ones
+to the system."""
 
 _MAX_TABLE = 1 << 24
-"""Numbers up to which a number is looked up in a table."""
+"""Numbers below this are looked up in a table."""
 
 _INT32 = np.iinfo(np.int32)
 
@@ -34,14 +35,14 @@ _Value = TypeVar("_Value", bound=np.generic)
 
 
 def spans(length: int, size: int | None = None) -> Iterator[slice]:
-    """Slices of ``size`` each, of a block by default, up to ``length``."""
+    """Slices of ``size`` elements (default: a block) that cover ``length`` elements."""
     size = size or BLOCK
     for low in range(0, length, size):
         yield slice(low, min(low + size, length))
 
 
 def blocks_of(offsets: Int64Array) -> Iterator[tuple[int, int]]:
-    """Ranges of segments with at most a block of elements, or of one segment with more.
+    """Ranges of segments with at most a block of elements each; a larger segment comes alone.
 
     Args:
         offsets: int64, shape ``(segments + 1,)``, where the elements of each begin.
@@ -55,12 +56,12 @@ def blocks_of(offsets: Int64Array) -> Iterator[tuple[int, int]]:
 
 
 def index_type(count: int) -> type[np.signedinteger[Any]]:
-    """The type of positions among ``count`` rows: of half the size where that holds them."""
+    """The integer type for positions among ``count`` rows: int32 if it suffices, else int64."""
     return np.int32 if count <= _INT32.max else np.int64
 
 
 def joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """The parts one after another; of parts that are views of one equal value, such a view."""
+    """The parts concatenated; if all are views of one repeated value, so is the result."""
     some = [part for part in parts if len(part)]
     if not some:
         return parts[0] if parts else np.empty(0, np.int64)
@@ -72,7 +73,7 @@ def joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
 def looked_up(
     known: NDArray[Any], values: NDArray[_Value], numbers: NDArray[Any]
 ) -> NDArray[_Value]:
-    """The value of each number; ``known`` are distinct numbers, ascending."""
+    """The value of each number; ``known`` holds the distinct numbers, ascending."""
     if len(known) == 0 or known[0] < 0 or known[-1] >= _MAX_TABLE:
         return values[np.searchsorted(known, numbers)]
     table = np.zeros(int(known[-1]) + 1, values.dtype)
@@ -84,12 +85,12 @@ def looked_up(
 def positions_by_code(
     codes: NDArray[Any], chosen: NDArray[np.bool_] | None = None, lookup: Int64Array | None = None
 ) -> list[NDArray[Any]]:
-    """Positions of each code, ascending; in linear time, and in four bytes per position.
+    """Positions of each code, ascending; takes linear time and usually four bytes per position.
 
     Args:
         codes: Small non-negative integers.
-        chosen: Which of them count; None for all.
-        lookup: Replaces each code by another one; None to keep them.
+        chosen: Mask of the codes that count; None for all.
+        lookup: Replacement for each code; None to keep them.
     """
 
     def of(span: slice) -> tuple[Int64Array, NDArray[Any]]:
@@ -112,11 +113,12 @@ def positions_by_code(
 
 
 def sorted_into(free: Int64Array, codes: NDArray[Any]) -> tuple[Int64Array, Int64Array]:
-    """One block of a sort by small numbers.
+    """Sort one block in a counting sort.
 
     Args:
-        free: For each code the next free place of the result; moved on by what the block takes.
-        codes: Of the block.
+        free: Next free place in the result for each code; advanced by the places that the block
+            takes.
+        codes: Codes of the block.
 
     Returns:
         Positions in the block in the order of their codes, and the place in the result of each.

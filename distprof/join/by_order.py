@@ -1,11 +1,10 @@
-"""Joining rows by their order within a process group, sends and receives within a pair of ranks.
+"""Match collectives by their order in a process group, and messages by their order in a rank pair.
 
-The shift of one rank's sequence against another's is chosen first (:mod:`.shifts`); where
-operations of either are missing in the other, the longest common subsequence near that shift
-decides.
+First, :mod:`.shifts` chooses the shift between the sequences of two ranks. If either sequence lacks
+operations of the other, the longest common subsequence near that shift decides.
 
 Source: longest common subsequence by E. W. Myers, "An O(ND) Difference Algorithm and Its
-Variations", Algorithmica 1, 1986, here with pairs allowed only where their times agree too.
+Variations", Algorithmica 1, 1986. Here a pair must also agree in time.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ from distprof.units import name_ranks
 
 __all__ = ["Clock", "GroupMerge", "Pairing", "match_by_order", "match_messages", "pair"]
 
-MAX_EDITS = 500  # differences after which two sequences are not called the same
+MAX_EDITS = 500  # with more differences than this, two sequences are not matched
 
 
 class Clock(msgspec.Struct, frozen=True, kw_only=True):
-    """The second clock minus the first, over time, and what a pair may be off."""
+    """Offset of the second clock from the first over time, and the tolerance for a pair."""
 
     reference_ns: int
     offset_ns: int
@@ -57,26 +56,26 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True):
     def agrees(
         self, a: Operations, b: Operations, i: Int64Array, j: Int64Array
     ) -> NDArray[np.bool_]:
-        """Whether two operations can have ended at the same time, where that tells."""
+        """Whether two operations can have ended at the same time; always True for untimed ones."""
         off = np.abs(b.end_ns[j] - self.expected(a.end_ns[i]))
         possible: NDArray[np.bool_] = (off <= self.tolerance_ns) | ~a.is_timed[i] | ~b.is_timed[j]
         return possible
 
     def is_steady(self, a: Operations, b: Operations, i: Int64Array, j: Int64Array) -> bool:
-        """Whether pairs agree throughout: one that does not is noise, two in a row are a loss."""
+        """Whether no two successive pairs disagree: a single one is noise, two are a loss."""
         off = ~self.agrees(a, b, i, j)
         return not (off[1:] & off[:-1]).any()
 
 
 class Pairing(msgspec.Struct, frozen=True, kw_only=True):
-    """Positions in two sequences that belong together, both ascending.
+    """Matched positions in two sequences, both ascending.
 
     Args:
-        first: Positions in the one.
-        second: Positions in the other.
-        low: First position of ``first``'s sequence that the other's window covers.
-        high: One past the last such position.
-        clock: How the clocks relate.
+        first: Positions in the first sequence.
+        second: Positions in the second sequence.
+        low: First position of the first sequence that the second sequence's window covers.
+        high: One past the last of these positions.
+        clock: Relation of the two clocks.
     """
 
     first: Int64Array
@@ -87,12 +86,12 @@ class Pairing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pair(a: Operations, b: Operations, shift: int) -> Pairing:
-    """Pair the operations of two ranks at and near a shift of one against the other.
+    """Pair the operations of two ranks at or near a shift.
 
     Args:
-        a: The one.
-        b: The other.
-        shift: Position in ``b`` minus position in ``a``, at which some operations are compatible.
+        a: Operations of the first rank.
+        b: Operations of the second rank.
+        shift: Position in ``b`` minus position in ``a``; some operations must be compatible there.
     """
     low, high = max(0, -shift), min(len(a), len(b) - shift)
     i = np.arange(low, high)
@@ -101,13 +100,13 @@ def pair(a: Operations, b: Operations, shift: int) -> Pairing:
     if fits.all() and clock.is_steady(a, b, i, i + shift):
         return Pairing(first=i, second=i + shift, low=low, high=high, clock=clock)
     first, second = _common_subsequence(a, b, shift, clock)
-    if 2 * len(first) < fits.sum():  # ends too far apart to judge by: keep what the order says
+    if 2 * len(first) < fits.sum():  # ends are too far apart to decide: keep the order
         first, second = i[fits], i[fits] + shift
     return Pairing(first=first, second=second, low=low, high=high, clock=clock)
 
 
 def _fit_clock(a: Operations, b: Operations, i: Int64Array, shift: int) -> Clock:
-    """Offset and drift from pairs of which a part may be wrong: after a lost operation, all are."""
+    """Offset and drift, robust to wrong pairs: after a lost operation, all pairs are wrong."""
     end = a.end_ns[i]
     difference = b.end_ns[i + shift] - end
     lag = max(1, len(i) // 8)  # long enough to see the drift, short enough to miss most losses
@@ -128,7 +127,7 @@ def _fit_clock(a: Operations, b: Operations, i: Int64Array, shift: int) -> Clock
 def _common_subsequence(
     a: Operations, b: Operations, shift: int, clock: Clock
 ) -> tuple[Int64Array, Int64Array]:
-    """Longest common subsequence near ``shift`` of operations that can have ended together."""
+    """Longest common subsequence, near ``shift``, of operations that can have ended together."""
     low, high = max(0, -shift), min(len(a), len(b) - shift)
     start_a, start_b = max(0, low - MARGIN), max(0, low + shift - MARGIN)
     part_a = a.part(start_a, high + MARGIN)
@@ -138,7 +137,7 @@ def _common_subsequence(
 
 
 def _edit_trace(a: Operations, b: Operations, clock: Clock) -> list[tuple[int, int]]:
-    """Myers' greedy algorithm; gives up, with no pair, beyond MAX_EDITS differences."""
+    """Pairs found by Myers' greedy algorithm; none if there are more than MAX_EDITS differences."""
     token_a, token_b = a.token.tolist(), b.token.tolist()
     end_a, end_b = clock.expected(a.end_ns).tolist(), b.end_ns.tolist()
     step_a, step_b = a.step.tolist(), b.step.tolist()
@@ -192,15 +191,15 @@ def _walk_back(history: list[dict[int, int]], i: int, j: int) -> list[tuple[int,
 
 
 class _MergedSequence(msgspec.Struct):
-    """Ranks whose operations are paired with those of the first of them.
+    """Ranks whose operations are paired with those of a first rank.
 
     Args:
         ops: The first rank's operations; ends are means over the members, on the first's clock.
         clock: The first rank's clock.
         members: By rank, positions in ``ops`` and positions in the rank's own operations.
-        weight: How many ends each mean is of.
+        weight: Number of ends in each mean.
         low: First position that the windows of all members cover.
-        high: One past the last.
+        high: One past the last of these positions.
     """
 
     ops: Operations
@@ -217,7 +216,7 @@ class _MergedSequence(msgspec.Struct):
         return cls(ops, clock, members, np.ones(len(ops)), 0, len(ops))
 
     def take(self, other: _MergedSequence, pairing: Pairing) -> None:
-        """Let another sequence's members join, as its first rank is paired with this one's."""
+        """Add the members of another sequence, given the pairing of the two first ranks."""
         here = np.full(len(other.ops), -1, np.int64)
         here[pairing.second] = pairing.first
         for rank, (there, own) in other.members.items():
@@ -229,7 +228,7 @@ class _MergedSequence(msgspec.Struct):
         self.high = min(self.high, pairing.high, other.high - shift)
 
     def _average(self, other: _MergedSequence, pairing: Pairing) -> None:
-        """Mean ends, where the two agree; one that is far off would spoil the other."""
+        """Average the ends of pairs within the tolerance; an outlier would distort the mean."""
         first, second = pairing.first, pairing.second
         off = other.ops.end_ns[second] - pairing.clock.expected(self.ops.end_ns[first])
         near = np.abs(off) <= pairing.clock.tolerance_ns
@@ -242,12 +241,12 @@ class _MergedSequence(msgspec.Struct):
 
 
 class GroupMerge(msgspec.Struct):
-    """The ranks of a group on their way to being joined.
+    """State of merging the ranks of one group.
 
     Args:
         main: The sequence with the most operations, which the others join.
         waiting: Sequences that have not joined yet.
-        unfit: Ranks that fit at no shift, as of the last try.
+        unfit: Ranks that fit at no shift in the last attempt.
     """
 
     main: _MergedSequence
@@ -257,7 +256,7 @@ class GroupMerge(msgspec.Struct):
 
     @classmethod
     def of_ranks(cls, operations: Mapping[int, Operations], clocks: ClockLinks) -> GroupMerge:
-        """Start with one sequence per clock, or several where it is unclear how they belong."""
+        """Start with one sequence per clock, or several if their shift is unclear."""
         by_clock: dict[int, list[int]] = {}
         for rank in sorted(operations, key=lambda rank: (-len(operations[rank]), rank)):
             by_clock.setdefault(clocks.clock_of(rank), []).append(rank)
@@ -268,7 +267,7 @@ class GroupMerge(msgspec.Struct):
         return cls(sequences[0], sequences[1:])
 
     def advance(self, clocks: ClockLinks) -> bool:
-        """Let join what is clear by now; whether any did."""
+        """Merge the sequences whose shift is clear by now; returns whether there were any."""
         progress = False
         while self.waiting and self._tried_at != (stamp := self._stamp(clocks)):
             self._tried_at = stamp
@@ -276,7 +275,7 @@ class GroupMerge(msgspec.Struct):
         return progress
 
     def _stamp(self, clocks: ClockLinks) -> tuple[int, int]:
-        """What the choice of a shift depends on besides operations; changes with new links."""
+        """Changes when a new attempt may choose other shifts: more members or more clock links."""
         return len(self.main.members), clocks.num_links
 
     def _round(self, clocks: ClockLinks) -> bool:
@@ -306,7 +305,7 @@ class GroupMerge(msgspec.Struct):
 def _merge_ranks(
     ranks: list[int], operations: Mapping[int, Operations], clocks: ClockLinks
 ) -> list[_MergedSequence]:
-    """Join ranks of one clock, the one with the most operations first."""
+    """Merge ranks of one clock, starting with the one with the most operations."""
     sequences = [
         _MergedSequence.of_rank(rank, operations[rank], clocks.clock_of(rank)) for rank in ranks
     ]
@@ -328,7 +327,7 @@ def _merge_ranks(
 def _is_sure(
     main: _MergedSequence, sequence: _MergedSequence, choice: Choice, clocks: ClockLinks
 ) -> bool:
-    """Whether a choice is clear and does not contradict what is known of the clocks."""
+    """Whether a choice is clear and consistent with the known clock offsets."""
     if not choice.is_clear:
         return False
     if not clocks.knows(main.clock, sequence.clock):
@@ -340,7 +339,7 @@ def _is_sure(
 
 # Groups -------------------------------------------------------------------------------------------
 
-# Grouped messages are a collective where all members have as many of them: an all-to-all.
+# Grouped messages are an all-to-all if all members have about the same number of them.
 _EVEN_COUNT_RATIO = 0.75
 
 
@@ -350,27 +349,28 @@ def match_by_order(
     clocks: ClockLinks,
     groups: Sequence[ProcessGroup],
     present: Int64Array,
-    found: MatchBuilder,
+    builder: MatchBuilder,
 ) -> None:
-    """Join rows by their order within each process group.
+    """Match rows by their order within each process group.
 
-    What one group shows of the clocks helps the others, until nothing more gets clear. Ranks whose
-    operations fit at several shifts about equally well stay out, and ``found`` says so.
+    Clock offsets found in one group help to match the others, so distprof repeats until no further
+    rank joins. Ranks whose operations fit at several shifts about equally well stay unmatched, and
+    the builder notes them.
 
     Args:
         rows: The rows of all ranks.
-        index: Those to join, ascending.
-        clocks: What is known of the clocks; takes what is learnt.
+        index: Rows to match, ascending.
+        clocks: Known clock offsets; updated with the offsets found.
         groups: Groups of the run's topology.
-        present: How many ranks of the run are in each group.
-        found: Takes what is found.
+        present: Number of ranks of the run in each group.
+        builder: Collects the instances and notes.
     """
     parts: list[tuple[str, dict[int, Int64Array], GroupMerge]] = []
     for group, of_group in _by_group(rows, index):
         by_rank = _split_by(rows.rank[of_group], of_group)
         by_rank, uneven = _without_uneven_messages(rows, by_rank, present[group])
         if uneven:
-            found.notes.append(
+            builder.notes.append(
                 f"Grouped sends and receives of group {name_of(groups[group])} are not matched: "
                 "the trace does not show which ranks exchanged data."
             )
@@ -380,9 +380,9 @@ def match_by_order(
             )
             parts.append((name_of(groups[group]), by_rank, merge))
     while any(merge.advance(clocks) for _, _, merge in parts):
-        pass  # at least one more sequence has joined: there are ever fewer
+        pass  # each round merges at least one sequence, so this ends
     for name, by_rank, merge in parts:
-        _conclude(name, by_rank, merge, found)
+        _conclude(name, by_rank, merge, builder)
 
 
 def _by_group(rows: Rows, index: Int64Array) -> Iterator[tuple[int, Int64Array]]:
@@ -403,7 +403,7 @@ def _split_by(values: NDArray[np.int32], index: Int64Array) -> dict[int, Int64Ar
 def _without_uneven_messages(
     rows: Rows, by_rank: dict[int, Int64Array], present: int
 ) -> tuple[dict[int, Int64Array], bool]:
-    """Leave out grouped messages unless all members have about as many."""
+    """Drop grouped messages unless all members have about the same number; True if dropped."""
     counts = [int((rows.kind[i] == CollectiveKind.SEND_RECV).sum()) for i in by_rank.values()]
     if not any(counts):
         return by_rank, False
@@ -414,57 +414,59 @@ def _without_uneven_messages(
 
 
 def _conclude(
-    name: str, by_rank: dict[int, Int64Array], merge: GroupMerge, found: MatchBuilder
+    name: str, by_rank: dict[int, Int64Array], merge: GroupMerge, builder: MatchBuilder
 ) -> None:
-    """Join what meets in one operation of the main sequence; say which ranks stay out."""
+    """Match operations that share a position in the main sequence; note the ranks left out."""
     main = merge.main
     waiting = {rank for sequence in merge.waiting for rank in sequence.members}
     reference = next(iter(main.members))
     if lost := waiting & merge.unfit:
-        found.notes.append(
+        builder.notes.append(
             f"Group {name}: the operations of {name_ranks(lost)} do not fit those of rank "
             f"{reference} at any shift."
         )
     if unclear := waiting - merge.unfit:
-        found.ambiguous.update(unclear)
-        found.notes.append(
+        builder.ambiguous.update(unclear)
+        builder.notes.append(
             f"Group {name}: the operations of {name_ranks(unclear)} fit those of rank "
             f"{reference} at several shifts about equally well, so distprof does not match them."
         )
     apart = main.high <= main.low
     num_rows = sum(len(index) for index in by_rank.values())
-    found.num_candidates += num_rows if apart else (main.high - main.low) * len(by_rank)
+    builder.num_candidates += num_rows if apart else (main.high - main.low) * len(by_rank)
     slots = [slot for slot, _ in main.members.values()]
     members = [by_rank[rank][own] for rank, (_, own) in main.members.items()]
-    _join(np.concatenate(slots), np.concatenate(members), len(main.ops), found)
+    _join(np.concatenate(slots), np.concatenate(members), len(main.ops), builder)
 
 
-def _join(slot: Int64Array, member: Int64Array, num_slots: int, found: MatchBuilder) -> None:
-    """Members with one slot are one instance; rows are numbered rank by rank, so sort by them."""
+def _join(slot: Int64Array, member: Int64Array, num_slots: int, builder: MatchBuilder) -> None:
+    """Add one instance per slot; sorting by row sorts members by rank, as rows are rank by rank."""
     order = np.lexsort((member, slot))
     slot, member = slot[order], member[order]
     sizes = np.bincount(slot, minlength=num_slots)
-    found.add(member[sizes[slot] >= 2], sizes[sizes >= 2], MatchMethod.SUBSEQUENCE)
+    builder.add(member[sizes[slot] >= 2], sizes[sizes >= 2], MatchMethod.SUBSEQUENCE)
 
 
 # Messages -----------------------------------------------------------------------------------------
 
 
-def match_messages(rows: Rows, index: Int64Array, clocks: ClockLinks, found: MatchBuilder) -> None:
-    """Join the sends of each rank with the receives of each other rank.
+def match_messages(
+    rows: Rows, index: Int64Array, clocks: ClockLinks, builder: MatchBuilder
+) -> None:
+    """Match the sends of each rank with the receives of each other rank.
 
-    A kernel that sends to a rank and receives from it is joined with the other rank's kernel that
-    both of its messages lead to.
+    A kernel that both sends to a rank and receives from it matches a kernel of that rank only if
+    both messages agree.
 
     Args:
         rows: The rows of all ranks.
         index: Messages among them, ascending.
-        clocks: What is known of the clocks.
-        found: Takes what is found.
+        clocks: Known clock offsets.
+        builder: Collects the instances and notes.
     """
     known = rows.peer[index] >= 0
     if not known.all():
-        found.notes.append(
+        builder.notes.append(
             f"{int((~known).sum())} sends and receives do not name their peer, so distprof does "
             "not match them."
         )
@@ -474,17 +476,19 @@ def match_messages(rows: Rows, index: Int64Array, clocks: ClockLinks, found: Mat
     channels = [
         (channel, _match_channel(rows, ends, channel, clocks))
         for channel, ends in _ends_of_channels(sent, received).items()
-        if all(clocks.has(rank) for rank in channel)  # else one end is not part of the run
+        if all(clocks.has(rank) for rank in channel)  # both ends are part of the run
     ]
     unclear = {rank for channel, matched in channels if not matched.is_clear for rank in channel}
     if channels:
         # a kernel that sends and receives is in two channels
-        found.num_candidates += len(np.unique(np.concatenate([m.candidates for _, m in channels])))
+        builder.num_candidates += len(
+            np.unique(np.concatenate([m.candidates for _, m in channels]))
+        )
         both = _agreeing(rows, np.concatenate([matched.pairs for _, matched in channels]))
-        found.add(both.ravel(), np.full(len(both), 2, np.int64), MatchMethod.SUBSEQUENCE)
+        builder.add(both.ravel(), np.full(len(both), 2, np.int64), MatchMethod.SUBSEQUENCE)
     if unclear:
-        found.ambiguous.update(unclear)
-        found.notes.append(
+        builder.ambiguous.update(unclear)
+        builder.notes.append(
             f"Sends and receives between {name_ranks(unclear)} fit at several shifts about "
             "equally well, so distprof does not match them."
         )
@@ -505,7 +509,7 @@ def _by_channel(
 def _ends_of_channels(
     sent: Mapping[tuple[int, int], Int64Array], received: Mapping[tuple[int, int], Int64Array]
 ) -> dict[tuple[int, int], tuple[Int64Array, Int64Array]]:
-    """Rows of the sender and of the receiver of each channel."""
+    """Rows of the sender and of the receiver, for each channel."""
     empty = np.empty(0, np.int64)
     return {
         channel: (sent.get(channel, empty), received.get(channel, empty))
@@ -514,12 +518,12 @@ def _ends_of_channels(
 
 
 class _Channel(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found of the messages from one rank to another.
+    """Matched messages from one rank to another.
 
     Args:
         pairs: int64, shape ``(n, 2)``: rows of the sender and of the receiver.
         candidates: Rows that should have a partner.
-        is_clear: Whether just one way of pairing fits.
+        is_clear: False if several shifts fit about equally well.
     """
 
     pairs: Int64Array
@@ -536,7 +540,7 @@ def _match_channel(
             token=rows.bytes[index],
             end_ns=rows.end_ns[index],
             step=rows.step[index],
-            # a small message is sent before it is read; kernels that do both end together
+            # a small send ends before its receive does; kernels that do both end together
             is_timed=rows.kind[index] == CollectiveKind.SEND_RECV,
         )
         for index in ends
@@ -555,7 +559,7 @@ def _match_channel(
 
 
 def _agreeing(rows: Rows, pairs: Int64Array) -> Int64Array:
-    """Pairs of rows that are not paired with a third, each once, the sender of a message first."""
+    """Distinct pairs whose rows are in no other pair, the sender of a message first."""
     both_ways = (rows.kind[pairs] == CollectiveKind.SEND_RECV).all(axis=1)
     pairs = np.where(both_ways[:, np.newaxis], np.sort(pairs, axis=1), pairs)
     pairs = np.unique(pairs, axis=0)

@@ -1,15 +1,16 @@
-"""Evidence on the ranks' clocks other than the alignment, and the robust estimates it uses.
+"""Clock offsets from matching and from timestamps, and the robust estimators of the alignment.
 
-Matching learns who shares a clock and how far others are apart while it works. Stamps that ranks
-exchanged check the alignment or take its place: ends of collectives and stamps are independent
-evidence. Collectives end at one moment only as far as their library makes them: over gloo ranks
-notice the end milliseconds apart, where a stamp is right within half of its way there and back. So
-the smaller uncertainty wins, where both agree within theirs; clocks that no collective connects are
-related by stamps alone; and where stamps and collectives contradict each other, collectives stay
-and the contradiction is said.
+Matching learns on the way which ranks share a clock and how far the other clocks are apart.
+Timestamps that ranks exchanged are evidence independent of the ends of collectives. How closely a
+collective ends together depends on the library: over gloo, ranks notice the end milliseconds apart,
+whereas a timestamp is accurate to half of its round trip. Therefore:
 
-Source: D. Mills et al., RFC 5905 (NTP), section 8: the offset of two clocks is right within half of
-the delay; of several exchanges those of least delay are best.
+- If both sources agree within their uncertainties, the one with the smaller uncertainty is used.
+- Clocks that no collective connects are related by timestamps alone.
+- If the two contradict each other, the collectives are used and a note reports the contradiction.
+
+Source: D. Mills et al., RFC 5905 (NTP), section 8: the offset between two clocks is accurate to
+half of the delay; of several exchanges, those with the least delay are best.
 """
 
 from __future__ import annotations
@@ -59,9 +60,9 @@ _MIN_ERROR = 1e-12
 
 _GRAPH_ITERATIONS = 50
 
-_GRAPH_SIGMAS = 3.0  # an edge that far from the others' opinion loses weight
+_GRAPH_SIGMAS = 3.0  # an edge with a larger residual than this loses weight
 
-_MIN_WEIGHT = 1e-12  # keeps the equations solvable where a node hangs on a poor edge
+_MIN_WEIGHT = 1e-12  # keeps the equations solvable if a node has only a poor edge
 
 _CONVERGED = 0.01  # of the smallest error
 
@@ -72,7 +73,7 @@ class Line(msgspec.Struct, frozen=True):
     Args:
         slope: Of ``y`` over ``x``.
         scale: Robust standard deviation of ``y`` around the line.
-        leverage: Root of the weighted sum of squares of ``x``; 0 where there is nothing to fit.
+        leverage: Root of the weighted sum of squares of centred ``x``; 0 if nothing can be fitted.
     """
 
     slope: float
@@ -103,7 +104,7 @@ def fit_line(x: Int64Array, y: Int64Array) -> Line:
     u = (x - x[0]).astype(np.float64)
     v = (y - y[0]).astype(np.float64)
     weight, slope, length = np.ones(len(u)), 0.0, float(np.ptp(u))
-    # the first residuals are taken from a constant: weights must not follow a far outlier
+    # the first residuals are those of a constant, so that a far outlier does not set the weights
     residual = v - np.median(v)
     for _ in range(_ITERATIONS):
         before = slope
@@ -119,9 +120,9 @@ def fit_line(x: Int64Array, y: Int64Array) -> Line:
 
 
 def pooled_scale(scales: Floats, counts: Int64Array) -> float:
-    """The standard deviation that at least half of all values show, given those of their samples.
+    """Median of the samples' standard deviations, weighted by the size of each sample.
 
-    A handful of values can agree by chance: their own scale would claim a certainty they have not.
+    A small sample can agree by chance, so its own scale would understate its error.
     """
     order = np.argsort(scales)
     cumulated = np.cumsum(counts[order])
@@ -134,7 +135,7 @@ def _mean(values: Floats, weight: Floats) -> float:
 
 
 def _weights(residual: Floats) -> tuple[Floats, float]:
-    """Huber weights and the scale they rest on."""
+    """Huber weights, and the scale that they are based on."""
     scale = max(_MAD_TO_SIGMA * float(np.median(np.abs(residual))), _MIN_SCALE_NS)
     weight = np.minimum(1.0, _HUBER * scale / np.maximum(np.abs(residual), _MIN_SCALE_NS))
     return weight, scale
@@ -143,7 +144,7 @@ def _weights(residual: Floats) -> tuple[Floats, float]:
 def solve_graph(
     count: int, edges: Int64Array, difference: Floats, error: Floats
 ) -> tuple[Floats, Floats]:
-    """Values of nodes from differences along edges: weighted robust least squares.
+    """Solve for the values of nodes from differences along edges by weighted robust least squares.
 
     The lowest node of each connected component has the value 0.
 
@@ -154,7 +155,7 @@ def solve_graph(
         error: Standard error of each difference.
 
     Returns:
-        Values and their standard errors, one per node; a node without edge has 0 and 0.
+        Values and their standard errors, one per node; 0 and 0 for a node without an edge.
     """
     error = np.maximum(error, _MIN_ERROR)
     value, value_error = np.zeros(count), np.zeros(count)
@@ -172,7 +173,7 @@ def solve_graph(
 def _solve_component(
     count: int, edges: Int64Array, difference: Floats, error: Floats
 ) -> tuple[Floats, Floats]:
-    """Node 0 fixed at 0; edges that disagree with the rest are weighted down, as by Huber."""
+    """Solve with node 0 fixed at 0 and Huber weights for edges that disagree with the rest."""
     scale = float(error.min())  # keeps the weights near one
     weight = (scale / error) ** 2
     robust, value = np.ones(len(edges)), np.zeros(count)
@@ -190,16 +191,16 @@ def _solve_component(
 
 
 _FEW = 16
-"""Neighbours up to which a node is eliminated by itself; the rest is solved as a full matrix."""
+"""A node with at most this many neighbours is eliminated; the rest is solved as a full matrix."""
 
 
 class _Equations:
     """Normal equations of a connected graph with node 0 fixed at 0, and their solution.
 
-    Clocks are compared with few others, the lowest of each group: eliminating nodes with few
-    neighbours first takes time in proportion to nodes, where a full matrix takes their cube. The
-    variances are the diagonal of the inverse, of which only the entries are made that the
-    elimination has (Takahashi's equations).
+    Each clock is compared with few others, namely the lowest of each group. Eliminating nodes with
+    few neighbours first therefore takes linear time, while a full matrix would take cubic time. The
+    variances are the diagonal of the inverse. Takahashi's equations compute only those entries of
+    the inverse that correspond to entries of the elimination.
 
     Source:
         K. Takahashi, J. Fagan, M.-S. Chin, "Formation of a sparse bus impedance matrix and its
@@ -208,7 +209,7 @@ class _Equations:
     Args:
         count: Number of nodes.
         edges: Shape ``(n, 2)``.
-        weight: Of each edge.
+        weight: Weight of each edge.
         difference: Value of the second node minus that of the first.
     """
 
@@ -228,7 +229,7 @@ class _Equations:
         self._core = [node for node in range(count) if node not in gone]
 
     def _eliminated(self, count: int) -> list[int]:
-        """Nodes in order of their elimination; their rows are those of that moment."""
+        """Eliminate nodes and return them in order; their rows stay as they were at elimination."""
         order: list[int] = []
         waiting = [(len(self._rows[node]), node) for node in range(1, count)]
         heapify(waiting)
@@ -259,7 +260,7 @@ class _Equations:
                     mine[other] = mine.get(other, 0.0) - share * of_other
 
     def _full(self) -> Floats:
-        """The matrix of what is not eliminated."""
+        """The matrix of the nodes that were not eliminated."""
         place = {node: i for i, node in enumerate(self._core)}
         full = np.zeros((len(place), len(place)))
         for node, i in place.items():
@@ -298,7 +299,7 @@ class _Equations:
 
 
 def components_of(count: int, edges: Int64Array) -> NDArray[np.int64]:
-    """Connected components of a graph: for each node the lowest node it is connected with.
+    """Connected components of a graph: for each node, the lowest node of its component.
 
     Args:
         count: Number of nodes.
@@ -317,20 +318,20 @@ def components_of(count: int, edges: Int64Array) -> NDArray[np.int64]:
     return label
 
 
-# Offsets between clocks, as matching learns them --------------------------------------------------
+# Clock offsets found during matching --------------------------------------------------------------
 
-SAME_CLOCK_NS = 50 * NS_PER_US  # devices of one host agree like that
+SAME_CLOCK_NS = 50 * NS_PER_US  # GPUs of one host agree within this
 
-SEPARATE_NS = 20 * SAME_CLOCK_NS  # ends of one host that are further apart are of two clocks
+SEPARATE_NS = 20 * SAME_CLOCK_NS  # ends on one host that differ by more are on two clocks
 
-MAX_DRIFT_RATIO = 5e-5  # two quartz clocks against each other
+MAX_DRIFT_RATIO = 5e-5  # between two quartz clocks
 
 
 class ClockLinks:
     """Clocks of a run's ranks and the offsets between them that are known so far.
 
-    Ranks of one node share a clock, unless their times do not count from the epoch. Offsets that
-    are known hold along chains too: from A to B and from B to C gives A to C.
+    Ranks of one node share a clock, unless their times do not count from the epoch. Offsets are
+    transitive: those from A to B and from B to C give the one from A to C.
     """
 
     def __init__(self, ranks: Sequence[Rank], nodes: Mapping[str, tuple[int, ...]]) -> None:
@@ -366,7 +367,7 @@ class ClockLinks:
         return rank in self._clock_of
 
     def separate(self, rank: int) -> None:
-        """Give a rank a clock of its own: its node's is another one, as its traces show."""
+        """Give a rank a separate clock, because its traces contradict its node's clock."""
         self._clock_of[rank] = self._new_clock(has_epoch=self._has_epoch[self._clock_of[rank]])
 
     def knows(self, a: int, b: int) -> bool:
@@ -374,7 +375,7 @@ class ClockLinks:
         return self._root[a] == self._root[b]
 
     def learn(self, a: int, b: int, offset_ns: float) -> None:
-        """Clock ``b`` minus clock ``a`` is known; what is known already stays."""
+        """Record clock ``b`` minus clock ``a``, unless the offset is known already."""
         if self.knows(a, b):
             return
         moved = self._from_root_ns[a] + offset_ns - self._from_root_ns[b]
@@ -386,7 +387,7 @@ class ClockLinks:
         self.num_links += 1
 
     def expected(self, a: int, b: int) -> Expectation:
-        """Clock ``b`` minus clock ``a``, as far as it is known."""
+        """The expected value of clock ``b`` minus clock ``a``."""
         if a == b:
             return Expectation(usual_error_ns=SAME_CLOCK_NS)
         if self.knows(a, b):
@@ -399,21 +400,21 @@ class ClockLinks:
         return Expectation(usual_error_ns=np.inf)
 
 
-# Time stamps --------------------------------------------------------------------------------------
+# Timestamps ---------------------------------------------------------------------------------------
 
-_FAR_NS = 120_000_000_000  # exchanges farther from the capture than this say less than nearer ones
+_FAR_NS = 120_000_000_000  # exchanges farther from the capture are used only if none is nearer
 
 _MAX_NAMED = 5
 
-_TIMES_BEST = 1.5  # exchanges that took at most this much longer than the fastest count
+_TIMES_BEST = 1.5  # exchanges up to this many times as long as the fastest are used
 
 
 class StampedClock(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank's clock against rank 0's.
+    """A rank's clock relative to rank 0's, measured with timestamps.
 
     Args:
         offset_ns: Own clock minus rank 0's.
-        error_ns: What it may be off by.
+        error_ns: Uncertainty of the offset.
     """
 
     offset_ns: int
@@ -421,7 +422,7 @@ class StampedClock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def clock_of_stamps(stamps: Table, around_ns: int) -> StampedClock | None:
-    """The offset that one rank's exchanges tell, near a moment; None without any.
+    """The clock offset from one rank's timestamp exchanges near a moment; None without any.
 
     Args:
         stamps: CLOCK_STAMPS table.
@@ -442,20 +443,24 @@ def clock_of_stamps(stamps: Table, around_ns: int) -> StampedClock | None:
 
 
 def with_stamps(clock: ClockAlignment, stamped: Mapping[int, StampedClock]) -> ClockAlignment:
-    """The alignment with stamps used where they are better, and what they say of it.
+    """The alignment, improved by timestamps if they are more accurate, with notes on agreement.
 
     Args:
-        clock: By the ends of collectives.
-        stamped: Rank to its clock against rank 0's; rank 0 itself has no offset.
+        clock: Alignment from the ends of collectives.
+        stamped: Rank to its clock relative to rank 0's; rank 0 itself has no offset.
     """
-    told = _by_domain(clock, {0: StampedClock(offset_ns=0, error_ns=0), **stamped})
-    if len(clock.domains) < 2 or len(told) < 2:
+    stamped_domains = _by_domain(clock, {0: StampedClock(offset_ns=0, error_ns=0), **stamped})
+    if len(clock.domains) < 2 or len(stamped_domains) < 2:
         return clock
-    anchor, result, agreed = min(told), clock, []
+    anchor, result, agreed = min(stamped_domains), clock, []
     notes = list(clock.notes)
-    for domain in sorted(set(told) - {min(told)}):
-        offset = told[domain].offset_ns - told[anchor].offset_ns + float(clock.offset_ns[anchor])
-        error = told[domain].error_ns + told[anchor].error_ns
+    for domain in sorted(set(stamped_domains) - {min(stamped_domains)}):
+        offset = (
+            stamped_domains[domain].offset_ns
+            - stamped_domains[anchor].offset_ns
+            + float(clock.offset_ns[anchor])
+        )
+        error = stamped_domains[domain].error_ns + stamped_domains[anchor].error_ns
         name = clock.names[domain]
         residual = int(max(clock.residual_ns[domain], clock.residual_ns[anchor]))
         apart = abs(offset - float(clock.offset_ns[domain]))
@@ -481,19 +486,19 @@ def with_stamps(clock: ClockAlignment, stamped: Mapping[int, StampedClock]) -> C
 def _by_domain(
     clock: ClockAlignment, stamped: Mapping[int, StampedClock]
 ) -> dict[int, StampedClock]:
-    """The surest of each domain's ranks."""
+    """The most accurate stamped clock of each domain."""
     found: dict[int, StampedClock] = {}
     for domain, ranks in enumerate(clock.domains):
         known = [stamped[rank] for rank in ranks if rank in stamped]
         if known:
-            found[domain] = min(known, key=lambda told: told.error_ns)
+            found[domain] = min(known, key=lambda one: one.error_ns)
     return found
 
 
 def _connected(
     clock: ClockAlignment, anchor: int, domain: int, offset: float, error: int
 ) -> ClockAlignment:
-    """All domains of one component moved so that ``domain`` has its offset, and joined."""
+    """The alignment with the component of ``domain`` moved to the offset and joined to anchor's."""
     moved = clock.component == clock.component[domain]
     shift = offset - float(clock.offset_ns[domain])
     residual = np.where(moved, np.maximum(clock.residual_ns, 0) + error, clock.residual_ns)
@@ -512,7 +517,7 @@ def _replaced(clock: ClockAlignment, domain: int, offset: float, error: int) -> 
 
 
 def _with_anchor_error(clock: ClockAlignment, anchor: int) -> ClockAlignment:
-    """The anchor's own clock is what the others are measured by: it is as sure as the surest."""
+    """The alignment with the anchor's residual at most the smallest one of the other domains."""
     residual: Int64Array = clock.residual_ns.copy()
     others = np.delete(residual, anchor)
     known = others[others != ABSENT]

@@ -1,8 +1,8 @@
-"""Collectives that all members timed themselves, matched by their numbers.
+"""Collectives with a duration recorded by every member, matched by sequence number.
 
-Clocks are not needed: no member of an all-reduce (all-gather, reduce-scatter, all-to-all, barrier)
-can finish before all have begun. So its duration is longest on the member that comes first,
-shortest on the one that comes last, and what exceeds the shortest is waiting.
+This needs no clock alignment: no member of an all-reduce (all-gather, reduce-scatter, all-to-all,
+barrier) can finish before all have begun. So the duration is longest on the first member to arrive
+and shortest on the last. Any time beyond the shortest duration is waiting for late ranks.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Compared(msgspec.Struct, frozen=True):
     Args:
         class_index: int32, index into the log's classes.
         t_ns: int64, when the last member's record was written.
-        shortest_ns: int64, duration on the last member to come: about the transfer.
-        total_ns: int64, durations of all members together.
-        wait_ns: int64, of that what exceeds the shortest.
-        last_rank: int64, global rank of the last to come.
-        rows: Rows of the log's table that are of such collectives.
+        shortest_ns: int64, duration on the last member to arrive, about the transfer time.
+        total_ns: int64, sum of the durations of all members.
+        wait_ns: int64, part of the sum that exceeds the shortest duration of each member.
+        last_rank: int64, global rank of the last member to arrive.
+        rows: Rows of the log's table that belong to these collectives.
     """
 
     class_index: NDArray[np.int32]
@@ -47,7 +47,7 @@ class Compared(msgspec.Struct, frozen=True):
 def compared(log: InspectorLog) -> Compared:
     """The collectives of a log whose members can be compared.
 
-    Of several records of one member on one collective the first counts.
+    If a member has several records of one collective, the first counts.
     """
     rows = _candidates(log)
     table = log.table
@@ -69,7 +69,7 @@ def compared(log: InspectorLog) -> Compared:
 
 
 def _candidates(log: InspectorLog) -> Int64Array:
-    """Rows of kinds that can be compared, of members with a known rank."""
+    """Rows of comparable kinds from members with a known rank."""
     fits = np.array([one.kind.is_symmetric and one.num_ranks > 1 for one in log.classes], bool)
     ranks = np.array([member.rank for member in log.members], np.int64)
     if not len(log.table):
@@ -79,7 +79,13 @@ def _candidates(log: InspectorLog) -> Int64Array:
 
 
 def _measured(log: InspectorLog, rows: Int64Array, sizes: Int64Array) -> Compared:
-    """Rows by collective, and how many each has."""
+    """Measure the collectives.
+
+    Args:
+        log: The log.
+        rows: Rows of its table, collective by collective.
+        sizes: Number of rows of each collective.
+    """
     if not len(sizes):
         none = np.zeros(0, np.int64)
         return Compared(none.astype(np.int32), none, none, none, none, none, none)
@@ -106,7 +112,7 @@ def _measured(log: InspectorLog, rows: Int64Array, sizes: Int64Array) -> Compare
 
 
 def summary_of(log: InspectorLog, found: Compared) -> CollectiveSummary | None:
-    """Means by class and rank of the collectives that were compared; None without any."""
+    """Mean durations of the compared collectives by class and rank; None without any."""
     if not len(found):
         return None
     table, rows = log.table, found.rows
@@ -127,12 +133,12 @@ def summary_of(log: InspectorLog, found: Compared) -> CollectiveSummary | None:
 
 
 def _class(log: InspectorLog, index: int, keys: Int64Array, world: int) -> SummaryClass:
-    told = log.classes[index]
+    collective_class = log.classes[index]
     first, last = np.searchsorted(keys, [index * world, (index + 1) * world])
     return SummaryClass(
-        group=told.group,
+        group=collective_class.group,
         ranks=tuple((keys[first:last] % world).tolist()),
-        kind=told.kind,
+        kind=collective_class.kind,
         dtype="",
-        num_bytes=told.num_bytes,
+        num_bytes=collective_class.num_bytes,
     )

@@ -1,4 +1,4 @@
-"""Collectives as they are found: what the ways of matching add to, and what comes of it."""
+"""The rows to match, the builder that collects matched instances, and its result."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One entry per COLLECTIVES row of any rank, rank by rank, in order of start.
 
     Args:
-        ranks: Whose rows they are, ascending.
+        ranks: The ranks, ascending.
         rank: int32, rank number.
         group: int32, index into the topology's groups.
         kind: int8, a CollectiveKind.
-        bytes: int64, ABSENT where unknown.
-        seq: int64, or int32 where all are small; ABSENT where unknown.
-        peer: int32, ABSENT where unknown.
+        bytes: int64, ABSENT if unknown.
+        seq: int64, or int32 if all values fit; ABSENT if unknown.
+        peer: int32, ABSENT if unknown.
         end_ns: int64, end on the rank's own clock.
     """
 
@@ -59,20 +59,20 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     peer: NDArray[np.int32]
     end_ns: Int64Array
 
-    # What follows takes memory only where something is matched without numbers.
+    # Computed on demand: only matching without sequence numbers needs these columns.
 
     @cached_property
     def dtype(self) -> NDArray[np.int32]:
-        """A code that is the same for the same element type on every rank."""
+        """A code per element type, the same on every rank."""
         return _dtype_codes([rank.collectives for rank in self.ranks])
 
     @cached_property
     def step(self) -> Int64Array:
-        """int64, number of the step it belongs to, NO_STEP where unknown."""
+        """int64, number of the step that each row belongs to, NO_STEP if unknown."""
         return np.concatenate([step_labels(rank) for rank in self.ranks])
 
     def row(self, members: NDArray[Any]) -> Int64Array:
-        """Rows in their ranks' tables of some entries."""
+        """Row in its rank's table of each entry."""
         numbers = np.array([rank.rank for rank in self.ranks], np.int64)
         return members - looked_up(numbers, self._first, self.rank[members])
 
@@ -108,7 +108,7 @@ def gather_rows(ranks: Sequence[Rank], groups: Sequence[ProcessGroup]) -> Rows:
 
 
 def _joined_small(parts: Sequence[Int64Array]) -> NDArray[np.int64] | NDArray[np.int32]:
-    """The parts one after another, in half of the memory where the values allow it."""
+    """The parts concatenated, as int32 if the values fit."""
     most = max((int(part.max()) for part in parts if len(part)), default=0)
     least = min((int(part.min()) for part in parts if len(part)), default=0)
     if least < _INT32.min or most > _INT32.max or all(part.strides == (0,) for part in parts):
@@ -117,10 +117,10 @@ def _joined_small(parts: Sequence[Int64Array]) -> NDArray[np.int64] | NDArray[np
 
 
 def step_labels(rank: Rank) -> Int64Array:
-    """Number of the step that each collective of a rank belongs to, NO_STEP where unknown.
+    """Number of the step that each collective of a rank belongs to, NO_STEP if unknown.
 
-    Windows on the host hold the time a collective is asked for, windows on the device its start.
-    Only the profiler's own numbers mean the same step on every rank.
+    A CPU step window contains the time at which a collective is enqueued, a GPU step window its
+    start. Other sources of steps give NO_STEP, because their numbers may differ between ranks.
     """
     table, steps = rank.collectives, rank.steps
     if rank.step_source not in (StepSource.PROFILER_STEP, StepSource.DEVICE) or not len(steps):
@@ -137,10 +137,10 @@ def step_labels(rank: Rank) -> Int64Array:
 
 
 def _may_be_ahead(table: Table, window: Int64Array) -> NDArray[np.bool_]:
-    """Receives that nothing but receives follows in their window: they may be of the next step.
+    """Receives that only receives follow in their window, so they may belong to the next step.
 
-    A window on the device begins with computation, and the first of an inner pipeline stage waits
-    for what it receives.
+    A GPU step window begins with computation. On an inner pipeline stage, the first computation
+    waits for a receive, which therefore starts before the window does.
     """
     receives = table["kind"] == CollectiveKind.RECV
     place = np.arange(len(table))
@@ -181,9 +181,9 @@ def _dtype_codes(tables: Sequence[Table]) -> NDArray[np.int32]:
     return np.concatenate(parts)
 
 
-# Collectives as they are found: what the ways of matching add to, and what comes of it -----------
+# Instances ----------------------------------------------------------------------------------------
 
-# Members of these give the same bytes; those of an all-to-all may differ.
+# All members of these collectives report the same bytes; those of an all-to-all may differ.
 SAME_BYTES = (
     CollectiveKind.ALL_REDUCE,
     CollectiveKind.ALL_GATHER,
@@ -196,7 +196,12 @@ MESSAGES = (CollectiveKind.SEND, CollectiveKind.RECV)
 
 
 def are_messages(kind: NDArray[np.int8], peer: NDArray[np.int32]) -> NDArray[np.bool_]:
-    """Rows that concern two ranks alone: a message, or several in one kernel with one peer."""
+    """Mask of the rows between just two ranks: a message, or a kernel that both sends and receives.
+
+    Args:
+        kind: CollectiveKind of each row.
+        peer: Peer rank of each row, negative if unknown.
+    """
     both_ways = (kind == CollectiveKind.SEND_RECV) & (peer >= 0)
     of_two: NDArray[np.bool_] = np.isin(kind, MESSAGES) | both_ways
     return of_two
@@ -205,8 +210,8 @@ def are_messages(kind: NDArray[np.int8], peer: NDArray[np.int32]) -> NDArray[np.
 class MatchBuilder:
     """Instances found so far: members as positions in the rows, instance after instance.
 
-    ``ambiguous`` holds the ranks of which rows stay unmatched because they fit in several ways,
-    ``misnumbered`` those that show that sequence numbers do not go together with times.
+    ``ambiguous`` holds the ranks with rows that stay unmatched because they fit in several ways.
+    ``misnumbered`` holds the ranks whose sequence numbers disagree with times.
     """
 
     def __init__(self) -> None:
@@ -219,14 +224,14 @@ class MatchBuilder:
         self.notes: list[str] = []
 
     def add(self, members: NDArray[Any], sizes: Int64Array, method: MatchMethod) -> None:
-        """Add instances: their members one after another, and how many each has."""
+        """Add instances: their concatenated members, and the number of members of each."""
         self.members.append(members)
         self.sizes.append(sizes)
         self.methods.append(np.full(len(sizes), method, np.int8))
 
 
 def name_of(group: ProcessGroup) -> str:
-    """What a group is called in notes."""
+    """Name of a group in notes."""
     return group.description or group.name or "of all ranks"
 
 
@@ -240,22 +245,22 @@ def same_as_before(*columns: NDArray[np.int64] | NDArray[np.int32]) -> NDArray[n
 
 
 def matches_of(
-    rows: Rows, groups: Sequence[ProcessGroup], present: Int64Array, found: MatchBuilder
+    rows: Rows, groups: Sequence[ProcessGroup], present: Int64Array, builder: MatchBuilder
 ) -> CollectiveMatches:
-    """What was found, in order of time.
+    """The matched instances, in order of time.
 
     Args:
         rows: The rows of all ranks.
         groups: Groups of the run's topology.
-        present: How many ranks of the run are in each group.
-        found: Instances; the sender of a message is its first member.
+        present: Number of ranks of the run in each group.
+        builder: Instances; the sender of a message is its first member.
     """
-    members = np.concatenate([np.empty(0, np.int32), *found.members])
-    sizes = np.concatenate([np.empty(0, np.int64), *found.sizes])
+    members = np.concatenate([np.empty(0, np.int32), *builder.members])
+    sizes = np.concatenate([np.empty(0, np.int64), *builder.sizes])
     begin = np.cumsum(sizes) - sizes
     order = np.argsort(rows.end_ns[members[begin]], kind="stable")
     first, begin, sizes = members[begin][order], begin[order], sizes[order]
-    method = np.concatenate([np.empty(0, np.int8), *found.methods])[order]
+    method = np.concatenate([np.empty(0, np.int8), *builder.methods])[order]
     group, kind = rows.group[first], rows.kind[first]
     message = are_messages(kind, rows.peer[first])
     group_size = np.array([len(g.ranks) or g.size or 0 for g in groups], np.int64)
@@ -281,9 +286,9 @@ def matches_of(
         bytes=largest,
         method=method,
         complete=complete,
-        num_candidates=found.num_candidates,
+        num_candidates=builder.num_candidates,
         num_matched=int(sizes[whole].sum()),
-        ambiguous_ranks=tuple(sorted(found.ambiguous)),
-        misnumbered_ranks=tuple(sorted(found.misnumbered)),
-        notes=tuple(found.notes),
+        ambiguous_ranks=tuple(sorted(builder.ambiguous)),
+        misnumbered_ranks=tuple(sorted(builder.misnumbered)),
+        notes=tuple(builder.notes),
     )

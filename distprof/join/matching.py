@@ -1,7 +1,7 @@
-"""Which communication rows of different ranks are one collective.
+"""Match the communication rows of different ranks that are one collective.
 
-Where every rank numbers its operations, by process group and sequence number, if their times do not
-refute that; the rest by order (:mod:`.by_order`).
+If every rank of a process group numbers its operations, rows match by sequence number, unless their
+times refute the numbers. All other rows match by order (:mod:`.by_order`).
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ __all__ = [
     "numbered_rows",
 ]
 
-_SAMPLES = 32  # instances looked at per group
+_SAMPLES = 32  # instances checked per group
 
-_OVERRULES = 2 * CLEAR  # numbers are good evidence themselves
+_OVERRULES = 2 * CLEAR  # sequence numbers are strong evidence, so overruling them takes more
 
 
 class NumberConflicts(msgspec.Struct, frozen=True, kw_only=True):
-    """Groups whose numbers and times do not go together, with the ranks that show it.
+    """Groups whose sequence numbers and times disagree, each with the ranks concerned.
 
     Args:
-        refuted: Times show clearly that the numbers pair wrong operations.
-        odd: Offsets of clocks differ from what other groups tell, but no other pairing is clear.
+        refuted: Groups in which the times clearly show that the numbers pair wrong operations.
+        odd: Groups that imply other clock offsets than the rest, but without a clear other pairing.
     """
 
     refuted: dict[int, set[int]]
@@ -62,7 +62,7 @@ class NumberConflicts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Link(msgspec.Struct, frozen=True):
-    """Median difference of ends of two ranks over collectives of equal number."""
+    """Median difference between the ends of two ranks over collectives of equal number."""
 
     group: int
     first: int
@@ -73,14 +73,14 @@ class _Link(msgspec.Struct, frozen=True):
 def check_numbers(
     rows: Rows, order: Int64Array, first: Int64Array, keep: Int64Array, clocks: ClockLinks
 ) -> NumberConflicts:
-    """Compare what the ends of equally numbered collectives say of the clocks with itself.
+    """Check whether all groups of equally numbered collectives imply the same clock offsets.
 
     Args:
         rows: The rows of all ranks.
         order: Rows sorted by group and number.
         first: Where each instance begins in ``order``.
-        keep: Instances to look at, by position in ``first``.
-        clocks: Takes what is learnt.
+        keep: Instances to check, by position in ``first``.
+        clocks: Known clock offsets; updated with the offsets found.
     """
     conflicts = NumberConflicts(refuted={}, odd={})
     for link in _links(rows, order, first, keep):
@@ -101,7 +101,7 @@ def check_numbers(
 
 
 def _links(rows: Rows, order: Int64Array, first: Int64Array, keep: Int64Array) -> Iterator[_Link]:
-    """Links of each group's ranks with the first rank of a sample of its instances."""
+    """Links between each group's ranks and the first rank of an instance, over a sample."""
     timed = keep[np.isin(rows.kind[order[first[keep]]], TIMED)]
     chosen = _sample_per_group(rows.group[order[first[timed]]], timed)
     begin = first[chosen]
@@ -125,7 +125,7 @@ def _links(rows: Rows, order: Int64Array, first: Int64Array, keep: Int64Array) -
 
 
 def _sample_per_group(group: NDArray[np.int32], instances: Int64Array) -> Int64Array:
-    """Some instances of each group, evenly spread; ``group`` comes in runs."""
+    """A sample of instances per group, evenly spread; ``group`` comes in runs."""
     if not len(group):
         return instances
     starts = np.flatnonzero(np.append(True, group[1:] != group[:-1]))
@@ -138,14 +138,14 @@ def _sample_per_group(group: NDArray[np.int32], instances: Int64Array) -> Int64A
 
 
 def _is_refuted(rows: Rows, link: _Link, off_ns: float, clocks: ClockLinks) -> bool:
-    """Whether the two ranks' operations clearly fit at another shift than the numbers say.
+    """Whether the two ranks' operations clearly fit at another shift than the numbers imply.
 
-    Evidence on the clocks from other groups does not count here: their numbers may be wrong.
+    Clock offsets from other groups do not count here, because their numbers may be wrong as well.
     """
     parts = [_rows_of(rows, link.group, rank) for rank in (link.first, link.second)]
     a, b = operations_of(rows, parts)
     if off_ns < typical_gap(a.end_ns) / 2:
-        return False  # no other shift is nearer
+        return False  # no other shift fits the times better
     _, in_a, in_b = np.intersect1d(rows.seq[parts[0]], rows.seq[parts[1]], return_indices=True)
     same = clocks.clock_of(link.first) == clocks.clock_of(link.second)
     expected = clocks.expected(*map(clocks.clock_of, (link.first, link.second)))
@@ -158,7 +158,7 @@ def _is_refuted(rows: Rows, link: _Link, off_ns: float, clocks: ClockLinks) -> b
 
 
 def _rows_of(rows: Rows, group: int, rank: int) -> Int64Array:
-    """Numbered rows of a rank in a group; rows are kept rank by rank."""
+    """Numbered collectives of a rank in a group; ``rows`` is sorted by rank."""
     low, high = np.searchsorted(rows.rank, np.array([rank, rank + 1], rows.rank.dtype))
     index = np.arange(low, high)
     numbered = (rows.group[index] == group) & (rows.seq[index] >= 0)
@@ -168,13 +168,13 @@ def _rows_of(rows: Rows, group: int, rank: int) -> Int64Array:
 
 # By sequence number -------------------------------------------------------------------------------
 
-_FEW_GAPS = 8  # numbers that a group may skip for each that it has
+_FEW_GAPS = 8  # range of numbers per used number, up to which the linear sort pays off
 
-_MIN_TO_CONTRADICT = 4  # shared numbers: fewer that disagree are single faults
+_MIN_TO_CONTRADICT = 4  # with fewer shared numbers, disagreements count as single faults
 
 
 def numbered_rows(rows: Rows, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Those of the chosen rows that have a number, in groups of which every rank has such rows."""
+    """Mask of the chosen rows with a number, in groups in which every rank has numbered rows."""
     has_number = chosen & (rows.seq >= 0)
     if np.array_equal(has_number, chosen):
         return has_number
@@ -182,14 +182,14 @@ def numbered_rows(rows: Rows, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
     group_of_pair, pair = _pairs(rows, index)
     numbers = np.zeros(len(group_of_pair), np.bool_)
     numbers[pair[has_number[index]]] = True
-    everybody = np.ones(int(rows.group.max()) + 1, np.bool_)
-    everybody[group_of_pair[~numbers]] = False
-    has_number &= everybody[rows.group]
+    all_numbered = np.ones(int(rows.group.max()) + 1, np.bool_)
+    all_numbered[group_of_pair[~numbers]] = False
+    has_number &= all_numbered[rows.group]
     return has_number
 
 
 def _pairs(rows: Rows, index: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Pairs of group and rank: the group of each pair, and the pair of each row."""
+    """Pairs of a group and a rank: the group of each pair, and the pair of each row."""
     ranks, rank = encode(rows.rank[index])
     pairs, pair = encode(rows.group[index] * np.int64(len(ranks)) + rank)
     return pairs // max(1, len(ranks)), pair
@@ -201,50 +201,50 @@ def match_by_sequence(
     groups: Sequence[ProcessGroup],
     present: Int64Array,
     clocks: ClockLinks,
-    found: MatchBuilder,
+    builder: MatchBuilder,
     *,
     are_sure: bool = False,
 ) -> Int64Array:
-    """Join rows by their numbers.
+    """Match rows by their sequence numbers.
 
     Args:
         rows: The rows of all ranks.
-        numbered: Those to join; all have numbers.
+        numbered: Mask of the rows to match; all have numbers.
         groups: Groups of the run's topology.
-        present: How many ranks of the run are in each group.
-        clocks: Takes what ends of equal numbers tell.
-        found: Takes what is found.
+        present: Number of ranks of the run in each group.
+        clocks: Known clock offsets; updated with those that equal numbers imply.
+        builder: Collects the instances and notes.
         are_sure: Whether to skip the check of numbers against times. True for gloo: its numbers
             come from the Flight Recorder, and its members end a collective at different times.
 
     Returns:
-        The rows of groups whose numbers mean nothing: they contradict each other too often, or the
-        times.
+        The rows of groups with unusable numbers, which contradict each other too often or
+        contradict the times.
     """
     notes = _Notes([], [], [])
     rest = [
-        _match_part(rows, part, groups, present, None if are_sure else clocks, found, notes)
+        _match_part(rows, part, groups, present, None if are_sure else clocks, builder, notes)
         for part in _by_groups(rows, numbered)
     ]
-    found.num_candidates += _num_in_common_window(rows, numbered, notes.groups)
-    found.notes += notes.useless
+    builder.num_candidates += _num_in_common_window(rows, numbered, notes.groups)
+    builder.notes += notes.unusable
     if notes.num_bad:
-        found.notes.append(
+        builder.notes.append(
             f"{notes.num_bad} of {notes.num_shared} collectives with equal group and "
             "sequence number differ in kind or bytes between ranks: distprof does not match "
             "them."
         )
-    found.notes += notes.refuted
+    builder.notes += notes.refuted
     return np.concatenate([np.empty(0, np.int64), *rest])
 
 
 class _Notes(msgspec.Struct):
-    """What is said of groups, and of how many numbers that several ranks have.
+    """Notes on groups, and counts of the sequence numbers that several ranks share.
 
-    ``groups`` are those whose numbers mean nothing.
+    ``groups`` holds the groups with unusable numbers.
     """
 
-    useless: list[str]
+    unusable: list[str]
     refuted: list[str]
     groups: list[int]
     num_bad: int = 0
@@ -254,8 +254,8 @@ class _Notes(msgspec.Struct):
 def _by_groups(rows: Rows, chosen: NDArray[np.bool_]) -> list[NDArray[Any]]:
     """The chosen rows in parts of whole groups, by ascending group, each part ascending.
 
-    A part has as many rows as are joined at once, each in about 100 bytes of memory, unless a group
-    has more.
+    A part is about one block of rows, unless a single group has more. Matching takes about 100
+    bytes of memory per row.
     """
     counts = np.zeros(int(rows.group.max(initial=-1)) + 1, np.int64)
     for span in spans(len(chosen)):
@@ -268,7 +268,7 @@ def _by_groups(rows: Rows, chosen: NDArray[np.bool_]) -> list[NDArray[Any]]:
 
 
 def _numbered(ascending: Int64Array) -> Int64Array:
-    """0 for the first value, one more for each further value."""
+    """Index of each value among the distinct values, which ascend."""
     changes: Int64Array = np.cumsum(np.diff(ascending, prepend=ascending[:1]) > 0)
     return changes
 
@@ -279,37 +279,37 @@ def _match_part(
     groups: Sequence[ProcessGroup],
     present: Int64Array,
     clocks: ClockLinks | None,
-    found: MatchBuilder,
+    builder: MatchBuilder,
     notes: _Notes,
 ) -> Int64Array:
-    """Join rows of some groups; those of groups whose numbers mean nothing are left."""
+    """Match rows of a few groups and return the rows of groups with unusable numbers."""
     index = index.astype(np.int64, copy=False)
     order, first = _runs_of_sequence(rows, index)
     sizes = np.diff(np.append(first, len(order)))
     group = rows.group[order[first]]
     bad = ~_members_agree(rows, order, first) & (sizes >= 2)
-    useless = _contradicting_groups(group, sizes >= 2, bad, len(groups))
-    notes.useless += [
+    unusable = _contradicting_groups(group, sizes >= 2, bad, len(groups))
+    notes.unusable += [
         f"Sequence numbers of group {name_of(groups[number])} differ between ranks: distprof "
         "matches its collectives by their order."
-        for number in np.flatnonzero(useless).tolist()
+        for number in np.flatnonzero(unusable).tolist()
     ]
-    bad &= ~useless[group]
+    bad &= ~unusable[group]
     notes.num_bad += int(bad.sum())
     notes.num_shared += int((sizes >= 2).sum())
-    # grouped messages carry numbers that not every member counts: all members or none
+    # grouped messages: a member may not count them, so they match only if all members are present
     grouped = rows.kind[order[first]] == CollectiveKind.SEND_RECV
-    keep = (sizes >= 2) & ~bad & ~useless[group] & (~grouped | (sizes == present[group]))
+    keep = (sizes >= 2) & ~bad & ~unusable[group] & (~grouped | (sizes == present[group]))
     if clocks is not None:
-        refuted = _refuted_groups(rows, order, first, keep, groups, clocks, found, notes)
-        useless[refuted] = True
-    keep &= ~useless[group]
+        refuted = _refuted_groups(rows, order, first, keep, groups, clocks, builder, notes)
+        unusable[refuted] = True
+    keep &= ~unusable[group]
     members = order if keep.all() else order[np.repeat(keep, sizes)]
-    found.add(
+    builder.add(
         members.astype(index_type(len(rows.rank)), copy=False), sizes[keep], MatchMethod.SEQUENCE
     )
-    notes.groups += np.flatnonzero(useless).tolist()
-    return index[useless[rows.group[index]]] if useless.any() else index[:0]
+    notes.groups += np.flatnonzero(unusable).tolist()
+    return index[unusable[rows.group[index]]] if unusable.any() else index[:0]
 
 
 def _refuted_groups(
@@ -319,19 +319,19 @@ def _refuted_groups(
     keep: NDArray[np.bool_],
     groups: Sequence[ProcessGroup],
     clocks: ClockLinks,
-    found: MatchBuilder,
+    builder: MatchBuilder,
     notes: _Notes,
 ) -> list[int]:
-    """Groups whose numbers times refute; says so, and which others are odd."""
+    """Groups whose numbers the times refute; adds a note for each of them and each odd group."""
     conflicts = check_numbers(rows, order, first, np.flatnonzero(keep), clocks)
     for number, ranks in conflicts.refuted.items():
-        found.misnumbered.update(ranks)
+        builder.misnumbered.update(ranks)
         notes.refuted.append(
             f"Sequence numbers of group {name_of(groups[number])} pair collectives of "
             f"{name_ranks(ranks)} that do not end together: distprof matches them by their order."
         )
     for number, ranks in conflicts.odd.items():
-        found.misnumbered.update(ranks)
+        builder.misnumbered.update(ranks)
         notes.refuted.append(
             f"Collectives of group {name_of(groups[number])} imply a different offset between "
             f"the clocks of {name_ranks(ranks)} than those of other groups."
@@ -342,7 +342,7 @@ def _refuted_groups(
 def _contradicting_groups(
     group: NDArray[np.int32], shared: NDArray[np.bool_], bad: NDArray[np.bool_], count: int
 ) -> NDArray[np.bool_]:
-    """Groups of which most shared numbers are of different operations, as after a restart."""
+    """Groups in which most shared numbers denote different operations, as after a restart."""
     num_shared = np.bincount(group[shared], minlength=count)
     num_bad = np.bincount(group[bad], minlength=count)
     most: NDArray[np.bool_] = (2 * num_bad > num_shared) & (num_shared >= _MIN_TO_CONTRADICT)
@@ -350,13 +350,13 @@ def _contradicting_groups(
 
 
 def _runs_of_sequence(rows: Rows, index: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Rows sorted by group, number, occurrence and rank; and where each such run begins."""
+    """Rows sorted by group, number, occurrence and rank, and where each instance begins."""
     order = index[_order_of_numbers(rows.group[index], rows.seq[index])]
     # the sort is stable: within a run, rows are still rank by rank and in order of start
     group, seq, rank = rows.group[order], rows.seq[order], rows.rank[order]
     same = same_as_before(group, seq)
     again = same & same_as_before(rank)
-    if again.any():  # operations coalesced under one number: the first with the first, and so on
+    if again.any():  # operations coalesced under one number match by occurrence
         occurrence = _position_in_run(again)
         by_occurrence = np.lexsort((rank, occurrence, seq, group))
         order = order[by_occurrence]
@@ -365,7 +365,7 @@ def _runs_of_sequence(rows: Rows, index: Int64Array) -> tuple[Int64Array, Int64A
 
 
 def _order_of_numbers(group: NDArray[np.int32], seq: Int64Array | NDArray[np.int32]) -> Int64Array:
-    """Entries by group and number, stably; in linear time where numbers have few gaps."""
+    """Stable order by group and number; takes linear time if the numbers have few gaps."""
     count = int(group.max()) + 1
     low = np.full(count, np.iinfo(np.int64).max)
     high = np.full(count, np.iinfo(np.int64).min)
@@ -381,7 +381,7 @@ def _order_of_numbers(group: NDArray[np.int32], seq: Int64Array | NDArray[np.int
 
 
 def _position_in_run(same_as_before: NDArray[np.bool_]) -> Int64Array:
-    """0, 1, 2, … within each run of entries that continue the one before."""
+    """Position of each entry within its run, from 0."""
     index = np.arange(len(same_as_before), dtype=np.int64)
     begin = np.maximum.accumulate(np.where(same_as_before, 0, index))
     position: Int64Array = index - begin
@@ -389,7 +389,7 @@ def _position_in_run(same_as_before: NDArray[np.bool_]) -> Int64Array:
 
 
 def _members_agree(rows: Rows, order: Int64Array, first: Int64Array) -> NDArray[np.bool_]:
-    """Whether the members of each run agree in kind and bytes, as far as both are known."""
+    """Whether the members of each run agree in kind and bytes, as far as these are known."""
     kind, size = rows.kind[order], rows.bytes[order]
     agree = np.ones(len(first), np.bool_)
     if not _is_constant(kind, first):
@@ -417,20 +417,20 @@ def _one_value(
     return same
 
 
-def _num_in_common_window(rows: Rows, numbered: NDArray[np.bool_], useless: Sequence[int]) -> int:
-    """Rows whose number every rank of the group with numbers has in its window.
+def _num_in_common_window(rows: Rows, numbered: NDArray[np.bool_], unusable: Sequence[int]) -> int:
+    """Number of rows whose sequence number is in the window of every rank of the group.
 
-    A number outside another rank's window cannot have a partner there. Where windows share
-    nothing, all rows count: none was matched that should have been.
+    A number outside another rank's window cannot have a partner there. If the windows do not
+    overlap, all rows count, since none of them was matched.
 
     Args:
         rows: The rows of all ranks.
-        numbered: Those that are joined by their numbers.
-        useless: Groups whose rows are not.
+        numbered: Mask of the rows with sequence numbers.
+        unusable: Groups whose numbers are not used.
     """
-    if useless:
+    if unusable:
         wanted = np.ones(int(rows.group.max()) + 1, np.bool_)
-        wanted[list(useless)] = False
+        wanted[list(unusable)] = False
         numbered = numbered & wanted[rows.group]
     start, stop = _common_windows(rows, numbered)
     count = 0
@@ -443,7 +443,7 @@ def _num_in_common_window(rows: Rows, numbered: NDArray[np.bool_], useless: Sequ
 
 
 def _common_windows(rows: Rows, numbered: NDArray[np.bool_]) -> tuple[Int64Array, Int64Array]:
-    """First and last number that all ranks of each group have; all numbers where none is."""
+    """First and last number in the windows of all ranks of each group; unbounded if disjoint."""
     limits, count = np.iinfo(np.int64), int(rows.group.max(initial=-1)) + 1
     start, stop = np.full(count, limits.min), np.full(count, limits.max)
     for part in _blocks_of_ranks(rows, count):
@@ -463,7 +463,7 @@ def _common_windows(rows: Rows, numbered: NDArray[np.bool_]) -> tuple[Int64Array
 
 
 def _blocks_of_ranks(rows: Rows, num_groups: int) -> Iterator[slice]:
-    """Rows of some ranks at a time, so that neither rows nor pairs with groups are many."""
+    """Rows of a few ranks at a time, which limits both rows and pairs of group and rank."""
     ends = np.concatenate(([0], np.cumsum([len(rank.collectives) for rank in rows.ranks])))
     most, low = max(blocks.BLOCK // max(num_groups, 1), 1), 0
     while low < len(rows.ranks):
@@ -481,12 +481,12 @@ def match_collectives(
     groups: Sequence[ProcessGroup],
     nodes: Mapping[str, tuple[int, ...]],
 ) -> CollectiveMatches:
-    """Join the communication rows of all ranks into collectives.
+    """Match the communication rows of all ranks to collectives.
 
-    Two rows are members of one collective if their process groups have the same name and members,
-    and the same sequence number; kind and (where members must agree) bytes are checked. Without
-    sequence numbers the order of operations decides. The bytes of an instance are the largest of
-    its members'.
+    Two rows are members of one collective if their process groups have the same name and members
+    and they have the same sequence number. Their kind must agree, and their bytes too if all
+    members of that kind report the same bytes. Without sequence numbers, the order of operations
+    decides. The bytes of an instance are the largest of its members'.
 
     Args:
         ranks: Ranks of the run, ascending.
@@ -497,25 +497,25 @@ def match_collectives(
         return CollectiveMatches.none()
     rows = gather_rows(ranks, groups)
     present = _present_members(rows, ranks, groups)
-    found, clocks = MatchBuilder(), ClockLinks(ranks, nodes)
+    builder, clocks = MatchBuilder(), ClockLinks(ranks, nodes)
     message = are_messages(rows.kind, rows.peer)
     shared = (present >= 2)[rows.group] & ~_strays(ranks)
     collective = shared & ~message
     numbered = numbered_rows(rows, collective)
     on_cpu = all(rank.device.name == "cpu" for rank in ranks)
-    rest = match_by_sequence(rows, numbered, groups, present, clocks, found, are_sure=on_cpu)
+    rest = match_by_sequence(rows, numbered, groups, present, clocks, builder, are_sure=on_cpu)
     others = np.flatnonzero(collective & ~numbered)
     ordered = np.sort(np.concatenate((others, rest)))
-    match_by_order(rows, ordered, clocks, groups, present, found)
-    match_messages(rows, np.flatnonzero(shared & message), clocks, found)
-    found.notes.extend(_group_notes(ranks))
-    return matches_of(rows, groups, present, found)
+    match_by_order(rows, ordered, clocks, groups, present, builder)
+    match_messages(rows, np.flatnonzero(shared & message), clocks, builder)
+    builder.notes.extend(_group_notes(ranks))
+    return matches_of(rows, groups, present, builder)
 
 
 def _present_members(
     rows: Rows, ranks: Sequence[Rank], groups: Sequence[ProcessGroup]
 ) -> Int64Array:
-    """How many ranks of the run are in each group; where its members are unknown, use it."""
+    """Number of ranks of the run in each group, or of those that use it if members are unknown."""
     numbers = {rank.rank for rank in ranks}
     users = np.zeros(len(groups), np.int64)
     if not all(group.ranks for group in groups):
@@ -531,15 +531,15 @@ def _present_members(
 
 
 def _users(group: ProcessGroup, count: int) -> int:
-    """Users of a group with unknown members; 0 where they must be several groups of one name."""
+    """Users of a group with unknown members; 0 if they exceed its size: several share the name."""
     return 0 if group.size is not None and count > group.size else count
 
 
 def _strays(ranks: Sequence[Rank]) -> NDArray[np.bool_]:
-    """Rows without a group on ranks whose other rows mostly name one.
+    """Mask of the rows without a group on ranks whose other rows mostly name one.
 
-    Their calls were not recorded, as at the edges of a capture. Whether they belong to all ranks is
-    unknown: among the collectives of all ranks they would pair wrong operations.
+    Their calls were not recorded, for example at the edges of a capture. Their group is unknown:
+    assigned to the group of all ranks, they would pair wrong operations.
     """
     parts = [_nameless(rank) & (not _names_no_group(rank)) for rank in ranks]
     return np.concatenate(parts)
@@ -554,13 +554,13 @@ def _nameless(rank: Rank) -> NDArray[np.bool_]:
 
 
 def _names_no_group(rank: Rank) -> bool:
-    """Whether most collectives of a rank name no group, so that the job may have just one."""
+    """Whether at least half of a rank's collectives name no group: the job may have just one."""
     nameless = _nameless(rank)
     return bool(2 * nameless.sum() >= len(nameless))
 
 
 def _group_notes(ranks: Sequence[Rank]) -> list[str]:
-    """Say that collectives without a group were taken for collectives of all ranks."""
+    """A note that collectives without a group count as collectives of all ranks."""
     unknown = [
         rank.rank
         for rank in ranks

@@ -1,4 +1,4 @@
-"""Ranks in trouble by the output of ncclras: who they are, and who is behind whom."""
+"""Ranks in trouble according to ncclras, including those behind others of their communicator."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from distprof.run.evidence import RasLaunches, RasRank, RasStatus
 __all__ = ["KINDS", "in_trouble", "num_behind"]
 
 KINDS = ("dead", "unresponsive", "error", "behind", "status")
-"""The worst first. A rank that is dead is not told again as one that does not answer."""
+"""Kinds of trouble, the worst first. A dead rank is not listed again as unresponsive."""
 
 
 def in_trouble(status: RasStatus) -> tuple[TroubledRank, ...]:
-    """Every rank in trouble once for each communicator and kind, the worst kind first."""
+    """Ranks in trouble, once per communicator and kind, the worst kind first."""
     world, places = status.world_size, _places(status)
     found: dict[tuple[object, ...], TroubledRank] = {}
     for one in _every(status, world, places):
@@ -25,7 +25,7 @@ def in_trouble(status: RasStatus) -> tuple[TroubledRank, ...]:
 
 
 def num_behind(status: RasStatus) -> int:
-    """Ranks that have launched fewer operations than others of their communicator."""
+    """Largest number of ranks behind in one operation of one communicator."""
     worst = 0
     for counts in _by_operation(status.launches):
         most = max(one.launched for one in counts)
@@ -75,7 +75,7 @@ def _by_operation(launches: Sequence[RasLaunches]) -> list[list[RasLaunches]]:
 
 
 def _places(status: RasStatus) -> dict[tuple[str, int | None], int]:
-    """Host and process to the global rank, as far as the largest communicator tells."""
+    """Global rank by host and process, from communicators as large as the world."""
     world = status.world_size
     named = [(one.rank, one.size) for one in status.troubles]
     named += [(rank, one.size) for one in status.launches for rank in one.ranks]
@@ -92,7 +92,7 @@ def _rank(
     world: int | None,
     places: dict[tuple[str, int | None], int],
 ) -> int | None:
-    """The rank of the job: that in the largest communicator."""
+    """The global rank: the rank in a communicator as large as the world, if there is one."""
     if size is not None and size == world:
         return rank.rank
     return places.get((rank.host, rank.pid))

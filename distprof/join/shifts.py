@@ -1,12 +1,11 @@
-"""Find the shift in operations between two ranks' sequences, and its confidence.
+"""Find the shift between the operation sequences of two ranks, and the confidence in it.
 
-Training repeats itself, so that a sequence fits its partner at many shifts. Which one is right
-shows in time: the two ends of a collective differ by the clocks' offset and little else, so that at
-the right shift the difference of ends hardly changes from one pair to the next; at a wrong one it
-changes by as much as one step differs from another. Step numbers, where both ranks have them, say
-it outright.
+Training is repetitive, so one sequence fits the other at many shifts. End times identify the right
+shift. The two ends of a collective differ by little more than the clock offset, so at the right
+shift the difference of ends hardly changes from one pair to the next. At a wrong shift it varies as
+much as the steps do. If both ranks number their steps, the numbers settle the matter.
 
-How sure that is, :mod:`.steadiness` tells.
+:func:`steadier` computes the confidence.
 """
 
 from __future__ import annotations
@@ -42,19 +41,19 @@ __all__ = [
     "typical_gap",
 ]
 
-SAMPLES = 512  # pairs looked at per shift
+SAMPLES = 512  # pairs compared per shift
 
 TIMED = [kind for kind in CollectiveKind if kind.is_symmetric]
 
 
 class Operations(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank did, in order.
+    """Operations of one rank, in order.
 
     Args:
         token: int64, equal for operations that could be the same.
         end_ns: int64, ends on the rank's own clock.
         step: int64, step number or NO_STEP.
-        is_timed: bool, whether the operation ends on both ranks at once, so that its end tells.
+        is_timed: bool, whether the operation ends on both ranks at once, so its end is evidence.
     """
 
     token: Int64Array
@@ -76,7 +75,7 @@ class Operations(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compatible(a: Operations, b: Operations, i: Int64Array, j: Int64Array) -> NDArray[np.bool_]:
-    """Whether two operations could be one: same token, and no two known steps that differ."""
+    """Whether two operations could be one: equal tokens, and no two known steps that differ."""
     step_a, step_b = a.step[i], b.step[j]
     same_step = (step_a == step_b) | (step_a == NO_STEP) | (step_b == NO_STEP)
     could: NDArray[np.bool_] = (a.token[i] == b.token[j]) & same_step
@@ -84,14 +83,14 @@ def compatible(a: Operations, b: Operations, i: Int64Array, j: Int64Array) -> ND
 
 
 def middle_of_overlap(a: Operations, b: Operations, shift: int) -> Int64Array:
-    """Positions in the middle of the overlap: neighbours, to see the difference of ends change."""
+    """Consecutive positions in the middle of the overlap, at most ``SAMPLES``."""
     low, high = max(0, -shift), min(len(a), len(b) - shift)
     first = low + max(0, (high - low - SAMPLES) // 2)
     return np.arange(first, min(high, first + SAMPLES))
 
 
 def operations_of(rows: Rows, parts: Sequence[Int64Array]) -> list[Operations]:
-    """The operations of several ranks, to be compared with each other.
+    """The operations of several ranks, with comparable tokens.
 
     Args:
         rows: The rows of all ranks.
@@ -111,7 +110,7 @@ def operations_of(rows: Rows, parts: Sequence[Int64Array]) -> list[Operations]:
 
 
 def _tokens(rows: Rows, index: Int64Array) -> Int64Array:
-    """Numbers that are equal for operations of equal kind, element type and (if it tells) bytes."""
+    """A number per kind and element type, and per bytes for kinds whose members report the same."""
     kind = rows.kind[index].astype(np.int64)
     size = np.where(np.isin(kind, (*SAME_BYTES, *MESSAGES)), rows.bytes[index], ABSENT)
     sizes, size_code = np.unique(size, return_inverse=True)
@@ -122,11 +121,11 @@ def _tokens(rows: Rows, index: Int64Array) -> Int64Array:
 
 # How much likelier one shift between two ranks' operations is than another, given their ends -----
 
-RESOLUTION_NS = NS_PER_US  # of the times in most traces: smaller differences mean nothing
+RESOLUTION_NS = NS_PER_US  # of the times in most traces: smaller differences are not significant
 
-NOISE_NS2 = 2.0 * RESOLUTION_NS**2  # what changes of differences vary by in any case
+NOISE_NS2 = 2.0 * RESOLUTION_NS**2  # minimum variance of the change of a difference
 
-LAGS = (1, 2, 3, 4)  # a difference of ends is compared with those of the pairs just before
+LAGS = (1, 2, 3, 4)  # the difference of ends of a pair is compared with those this many pairs ago
 
 MIN_PAIRS = 5  # fewer pairs give no result
 
@@ -136,26 +135,26 @@ Bools = NDArray[np.bool_]
 
 
 def steadier(a: Operations, b: Operations, shifts: Sequence[int], lead: int) -> Floats:
-    """Logarithm of the likelihood of one shift over that of each, given their ends.
+    """Log likelihood ratio of one shift over each of the shifts, given the ends of operations.
 
     Shifts are compared over the same operations by the Pitman-Morgan test for the variances of
-    paired samples. A plain ratio of variances would not do: where steps are so regular that times
-    say nothing, it favours some shift by chance, and more strongly with more operations. A second
-    test uses all operations that each shift covers, which are more where the two are far apart. The
-    more conclusive of the two decides.
+    paired samples. A plain ratio of variances is not enough: if steps are so regular that times are
+    no evidence, it favours a random shift, and the more so the more operations there are. A second
+    test uses all operations that each shift covers, which are more if the two shifts are far apart.
+    The larger of the two values is used.
 
     Source: E. J. G. Pitman, "A Note on Normal Correlation", Biometrika 31, 1939; W. A. Morgan, "A
     Test for the Significance of the Difference between the Two Variances in a Sample from a Normal
     Bivariate Population", Biometrika 31, 1939.
 
     Args:
-        a: What one rank did.
-        b: What the other did.
-        shifts: Positions in ``b`` minus positions in ``a``; each has some overlap.
-        lead: Which of them is compared with all.
+        a: Operations of the first rank.
+        b: Operations of the second rank.
+        shifts: Positions in ``b`` minus positions in ``a``; the sequences overlap at each shift.
+        lead: Index of the shift that is compared with all shifts.
 
     Returns:
-        One per shift; 0 where there are too few pairs.
+        One value per shift; 0 if there are too few pairs.
     """
     samples = [middle_of_overlap(a, b, shift) for shift in shifts]
     column = np.array(shifts)[:, np.newaxis]
@@ -172,7 +171,7 @@ def steadier(a: Operations, b: Operations, shifts: Sequence[int], lead: int) -> 
 
 
 def _mean_of_known(parts: Sequence[Floats]) -> Floats:
-    """Mean over those that are not NaN; 0 where all are."""
+    """Mean over the parts that are not NaN; 0 if all are."""
     stacked = np.stack(parts)
     known = ~np.isnan(stacked)
     mean: Floats = np.where(known, stacked, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
@@ -182,7 +181,7 @@ def _mean_of_known(parts: Sequence[Floats]) -> Floats:
 def _differences(
     a: Operations, b: Operations, i: Int64Array, shift: Int64Array
 ) -> tuple[Int64Array, Bools]:
-    """Differences of ends, a row per shift, and where there is a compatible pair."""
+    """Differences of ends, one row per shift, and a mask of the compatible pairs."""
     j = i + shift
     inside = (i < len(a)) & (j >= 0) & (j < len(b))
     i, j = np.minimum(i, len(a) - 1), np.clip(j, 0, len(b) - 1)
@@ -190,16 +189,17 @@ def _differences(
 
 
 def _changes(difference: Int64Array, known: Bools, lag: int) -> tuple[Floats, Bools]:
-    """How much differences changed since some pairs before, and where both are known."""
+    """Changes of the differences over ``lag`` pairs, and a mask of those with both pairs known."""
     change = (difference[:, lag:] - difference[:, :-lag]).astype(np.float64)
     return change, known[:, lag:] & known[:, :-lag]
 
 
 def _steadier_paired(values: Floats, known: Bools, lead: int) -> Floats:
-    """How much smaller one row u varies around 0 than each row v; log likelihood, NaN for few.
+    """Log likelihood ratio that row u varies less around 0 than each row v; NaN for few pairs.
 
-    The correlation r of v + u and v - u is zero where both vary alike, however they depend on each
-    other (Pitman, Morgan); r against none has the likelihood ratio ``(1 - r**2) ** (-n / 2)``.
+    The correlation r of v + u and v - u is zero if both have the same variance, even if they are
+    correlated (Pitman, Morgan). The likelihood ratio of r to no correlation is
+    ``(1 - r**2) ** (-n / 2)``.
     """
     v = _clipped(values, known)
     u = _clipped(np.broadcast_to(values[lead], values.shape), known)
@@ -212,9 +212,9 @@ def _steadier_paired(values: Floats, known: Bools, lead: int) -> Floats:
 
 
 def _steadier_apart(values: Floats, known: Bools, lead: int) -> Floats:
-    """How much smaller one row varies around 0 than each; log likelihood, NaN for few.
+    """Log likelihood ratio that row ``lead`` varies less around 0 than each row; NaN for few pairs.
 
-    The likelihood ratio of two variances, of samples apart, against one.
+    Compares separate variances of two independent samples with one common variance.
     """
     count = known.sum(axis=1)
     var = _mean_square(_clipped(values, known), count)
@@ -231,7 +231,7 @@ def _mean_square(values: Floats, count: Int64Array) -> Floats:
 
 
 def _clipped(values: Floats, known: Bools) -> Floats:
-    """Values cut to three times their typical size row by row; 0 where unknown."""
+    """Values clipped to three times the median size of their row; 0 for unknown values."""
     if values.shape[1] == 0:
         return values
     sizes = np.sort(np.where(known, np.abs(values), np.inf), axis=1)
@@ -244,15 +244,15 @@ def _clipped(values: Floats, known: Bools) -> Floats:
 
 # Shift in operations between two ranks' sequences, and its confidence ----------------------------
 
-CLEAR = 5.0  # logarithm of the odds that call a shift known: a hundred and fifty to one
+CLEAR = 5.0  # least log odds of a clear shift: a hundred and fifty to one
 
-MARGIN = 64  # shifts tried on either side of where windows, steps and clocks suggest one
+MARGIN = 64  # shifts tried on either side of those that windows, steps and clocks suggest
 
-MIN_EXACT = 8  # pairs that hardly agree by chance
+MIN_EXACT = 8  # this many pairs are unlikely to agree by chance
 
 MIN_OVERLAP_RATIO = 0.3  # of the shorter sequence: shorter overlaps fit by chance
 
-CLOSE_RATIO = 0.75  # of the best agreement: the right one is among these
+CLOSE_RATIO = 0.75  # of the best agreement: the right shift agrees at least this well
 
 USUAL_CLOCK_OFFSET_NS = 10 * NS_PER_MS
 
@@ -260,16 +260,16 @@ MAX_CLOCK_OFFSET_NS = NS_PER_S  # hosts kept by a time daemon differ by millisec
 
 MAX_CANDIDATES = 256
 
-MAX_TURNS = 8  # changes of mind about the best shift
+MAX_TURNS = 8  # changes of the leading shift
 
 
 class Expectation(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of the second clock minus the first before any operation is looked at.
+    """Expected offset of the second clock from the first, before operations are compared.
 
     Args:
-        offset_ns: Around where it is.
-        usual_error_ns: How far off that usually is, now and then far more; infinite where nothing
-            is known, as for times that do not count from the epoch.
+        offset_ns: Expected offset.
+        usual_error_ns: Typical error of the expected offset, with occasional large outliers.
+            Infinite if nothing is known, for example if times do not count from the epoch.
     """
 
     offset_ns: float = 0.0
@@ -277,15 +277,15 @@ class Expectation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_vague(self) -> bool:
-        """Whether ends have to tell more than what is expected."""
+        """Whether the expected offset is too uncertain to select a shift."""
         return self.usual_error_ns >= USUAL_CLOCK_OFFSET_NS
 
     def surprise(self, offset_ns: float) -> float:
-        """How unlikely an offset is: minus the logarithm of Cauchy's density, 0 at the middle."""
+        """Improbability of an offset: minus the log of the Cauchy density, 0 at the centre."""
         return float(np.log1p(((offset_ns - self.offset_ns) / self.usual_error_ns) ** 2))
 
     def allows(self, offset_ns: float) -> bool:
-        """Whether an offset can be believed at all."""
+        """Whether an offset is plausible at all."""
         far = abs(offset_ns - self.offset_ns) > MAX_CLOCK_OFFSET_NS
         return bool(np.isinf(self.usual_error_ns)) or not far
 
@@ -295,9 +295,9 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         shift: Position in the second sequence minus position in the first.
-        offset_ns: Second clock minus first that it implies.
-        log_odds: Natural logarithm of the odds against the best shift that implies another clock;
-            infinite where there is none.
+        offset_ns: Implied offset of the second clock from the first.
+        log_odds: Natural logarithm of the odds against the best shift that implies another clock
+            offset; infinite if there is none.
     """
 
     shift: int
@@ -306,20 +306,20 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_clear(self) -> bool:
-        """Whether it is known, not guessed."""
+        """Whether the shift is certain enough to use."""
         return self.log_odds >= CLEAR
 
 
 def best_shift(a: Operations, b: Operations, expected: Expectation) -> Choice | None:
-    """Choose the shift of one rank's operations against another's.
+    """Choose the shift of one rank's operations relative to another's.
 
     Returns:
-        None where no shift makes sense.
+        None if no shift is plausible.
     """
     fits = _candidates(a, b, expected)
     if not fits:
         return None
-    if len(fits) == 1:  # mostly, where steps are numbered
+    if len(fits) == 1:  # the usual case if steps are numbered
         return Choice(shift=fits[0].shift, offset_ns=fits[0].offset_ns, log_odds=float("inf"))
     lead, shifts = 0, [fit.shift for fit in fits]
     surprise = np.array([expected.surprise(fit.offset_ns) for fit in fits])
@@ -330,7 +330,7 @@ def best_shift(a: Operations, b: Operations, expected: Expectation) -> Choice | 
         if odds[rival] >= 0:
             break
         lead = rival
-    else:  # each is worse than another
+    else:  # no shift beats all others
         return Choice(shift=fits[lead].shift, offset_ns=fits[lead].offset_ns, log_odds=0.0)
     rivals = [
         float(odd)
@@ -348,12 +348,12 @@ def best_shift(a: Operations, b: Operations, expected: Expectation) -> Choice | 
 
 
 class _Fit(msgspec.Struct, frozen=True):
-    """How well a shift fits.
+    """Quality of fit of a shift.
 
     Args:
         shift: Position in the second sequence minus position in the first.
-        count: Compatible pairs.
-        num_tried: Pairs looked at.
+        count: Number of compatible pairs.
+        num_tried: Number of pairs compared.
         wobble_ns: Typical change of the difference of ends from pair to pair.
         offset_ns: Median difference of ends.
     """
@@ -366,17 +366,17 @@ class _Fit(msgspec.Struct, frozen=True):
 
     @property
     def agreement(self) -> float:
-        """Share of compatible pairs; short overlaps agree by chance, hence two against each."""
+        """Share of compatible pairs, with two misfits added: short overlaps fit by chance."""
         return self.count / (self.num_tried + 2)
 
     @property
     def has_no_misfit(self) -> bool:
-        """Whether all pairs are compatible, be they few."""
+        """Whether all pairs are compatible, even if there are few."""
         return self.count == self.num_tried
 
 
 def _candidates(a: Operations, b: Operations, expected: Expectation) -> list[_Fit]:
-    """Shifts whose operations agree about as well as those of any other, the steadiest first."""
+    """The shifts with the best agreement of operations, the steadiest first."""
     if not len(a) or not len(b):
         return []
     share = MIN_OVERLAP_RATIO if expected.is_vague else 0.0
@@ -409,16 +409,16 @@ def _candidates(a: Operations, b: Operations, expected: Expectation) -> list[_Fi
 
 
 def _conclusive(longest: int) -> float:
-    """Pairs without a misfit that say something, by the number of pairs of the longest overlap."""
+    """Least number of pairs without a misfit that is conclusive, given the longest overlap."""
     return longest / 2 if longest <= 2 * MIN_PAIRS else MIN_PAIRS + 1
 
 
 def _without_misfit(
     count: Int64Array, num_tried: Int64Array, expected: Expectation
 ) -> NDArray[np.bool_]:
-    """Which shifts have only compatible pairs, where that decides; else which have any.
+    """Mask of the shifts with only compatible pairs, if conclusive; otherwise of those with any.
 
-    Step numbers mostly leave a single one. How well each shift fits is then not looked at.
+    With step numbers, usually a single shift is left, and the others need no further comparison.
     """
     some = count > 0
     longest = int(num_tried[some].max(initial=0))
@@ -435,7 +435,7 @@ _AT_ONCE = 32  # shifts, of up to SAMPLES pairs each
 def _compatible_pairs(
     a: Operations, b: Operations, shifts: Int64Array
 ) -> tuple[Int64Array, Int64Array]:
-    """Of each shift the compatible pairs in the middle of the overlap, and all of them."""
+    """Number of compatible pairs per shift in the middle of the overlap, and of all pairs there."""
     low, high = np.maximum(-shifts, 0), np.minimum(len(b) - shifts, len(a))
     first = low + np.maximum(high - low - SAMPLES, 0) // 2
     num_tried = np.minimum(high, first + SAMPLES) - first
@@ -450,7 +450,7 @@ def _compatible_pairs(
 
 
 def _shifts(a: Operations, b: Operations, needed: int, expected: Expectation) -> list[int]:
-    """Shifts worth trying: around equal starts, equal ends, equal times and equal steps."""
+    """Shifts worth trying: near equal starts, equal ends, equal times and equal steps."""
     extra = len(b) - len(a)
     ranges = [(min(0, extra), max(0, extra))]
     at = a.end_ns + round(expected.offset_ns)
@@ -461,10 +461,10 @@ def _shifts(a: Operations, b: Operations, needed: int, expected: Expectation) ->
     by_step = (in_b - in_a)[known]
     if len(by_step):
         ranges.append((int(by_step.min()), int(by_step.max())))
-    least, most = needed - len(a), len(b) - needed  # where as many pairs as needed overlap
+    lowest, highest = needed - len(a), len(b) - needed  # shifts with enough overlap
     tried: set[int] = set()
     for low, high in ranges:
-        tried.update(range(max(low - MARGIN, least), min(high + MARGIN, most) + 1))
+        tried.update(range(max(low - MARGIN, lowest), min(high + MARGIN, highest) + 1))
     return sorted(tried)
 
 
@@ -475,19 +475,19 @@ def _fit(a: Operations, b: Operations, shift: int) -> _Fit | None:
     if len(i) == 0:
         return None
     difference = b.end_ns[i + shift] - a.end_ns[i]
-    # two or three ends say nothing about steadiness
+    # two or three ends are no evidence of steadiness
     wobble = _typical_size(np.diff(difference)) if len(i) > 3 else np.inf
     return _Fit(shift, len(i), num_tried, wobble, _median(difference))
 
 
 def _typical_size(values: Int64Array) -> float:
-    """Mean absolute value; what is three times the median counts as that much."""
+    """Mean absolute value, with each value clipped at three times the median."""
     sizes = np.abs(values).astype(np.float64)
     return float(np.minimum(sizes, 3 * _median(sizes)).mean())
 
 
 def _median(values: NDArray[Any]) -> float:
-    """Same as ``np.median`` of known values, which takes five times as long where they are few."""
+    """Same as ``np.median`` without NaN, but five times as fast for few values."""
     ordered = np.sort(values)
     high = len(ordered) // 2
     if len(ordered) % 2:
@@ -496,14 +496,14 @@ def _median(values: NDArray[Any]) -> float:
 
 
 def _first_guess(fit: _Fit, expected: Expectation) -> tuple[float, float]:
-    """Lowest where the difference of ends is steadiest, then where the offset is likeliest."""
+    """Sort key: the steadiest difference of ends first, then the likeliest offset."""
     return fit.wobble_ns + RESOLUTION_NS, expected.surprise(fit.offset_ns)
 
 
 def _differ(a: Operations, b: Operations, one: _Fit, other: _Fit) -> bool:
-    """Whether two shifts mean two clocks.
+    """Whether two shifts imply different clock offsets.
 
-    On either side of a lost operation another shift is right; both mean the same clock.
+    The right shift differs before and after a lost operation, but both imply the same clock offset.
     """
     offsets = []
     for fit in (one, other):
@@ -514,7 +514,7 @@ def _differ(a: Operations, b: Operations, one: _Fit, other: _Fit) -> bool:
 
 
 def most_frequent(differences: Int64Array) -> int:
-    """The middle of the narrowest stretch that holds a third of all values."""
+    """The middle of the narrowest interval that holds a third of all values."""
     ordered = np.sort(differences)
     width = max(1, len(ordered) // 3)
     if len(ordered) <= width:
@@ -525,6 +525,6 @@ def most_frequent(differences: Int64Array) -> int:
 
 
 def typical_gap(end_ns: Int64Array) -> int:
-    """Median time between neighbouring ends; a second where there are no two."""
+    """Median time between successive ends; 1 s if there are fewer than two."""
     gaps = np.diff(np.sort(end_ns))
     return int(np.median(gaps)) if len(gaps) else NS_PER_S

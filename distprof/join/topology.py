@@ -1,4 +1,4 @@
-"""Nodes, process groups and world size of a run, from what its ranks say."""
+"""Nodes, process groups and world size of a run, from the data of its ranks."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ Nodes = Mapping[str, tuple[int, ...]]
 
 
 def nodes_of_launcher(environment: Mapping[str, str], world_size: int | None) -> Nodes:
-    """Node name to its ranks, from launchers' variables; empty where they do not say.
+    """Node name to its ranks, from launchers' variables; empty if they are inconclusive.
 
-    Used only where neither the ranks of a run directory nor host names in traces name the nodes.
-    Launchers number ranks node by node by default. Where a variable says otherwise, or the numbers
-    do not fit, nothing is concluded.
+    Used only if neither the ranks of a run directory nor host names in traces name the nodes.
+    Launchers number ranks node by node by default. If a variable says otherwise, or the numbers do
+    not add up, the nodes stay unknown.
 
     Args:
-        environment: Variables of any rank of the job, or of its launcher.
-        world_size: Ranks of the job.
+        environment: Environment variables of any rank of the job, or of its launcher.
+        world_size: Number of ranks of the job.
 
     Source:
         The documentation of SLURM's ``srun`` (output environment variables, distribution, hostlist
@@ -72,7 +72,7 @@ def nodes_of_launcher(environment: Mapping[str, str], world_size: int | None) ->
 
 
 def parse_hostlist(text: str) -> tuple[str, ...]:
-    """Hosts of an expression such as ``n[001-003,7],x``, in order; empty where it is none."""
+    """Hosts of an expression such as ``n[001-003,7],x``, in order; empty if it is invalid."""
     hosts: list[str] = []
     for part in _split_outside_brackets(text.strip()):
         pieces = _PART.findall(part)
@@ -89,7 +89,7 @@ def parse_hostlist(text: str) -> tuple[str, ...]:
 
 
 def parse_task_counts(text: str) -> tuple[int, ...]:
-    """Tasks of each node from ``8(x4),2``; empty where the text is something else."""
+    """Tasks per node from an expression such as ``8(x4),2``; empty if it is invalid."""
     counts: list[int] = []
     for part in text.strip().split(","):
         found = _COUNT.fullmatch(part)
@@ -101,7 +101,7 @@ def parse_task_counts(text: str) -> tuple[int, ...]:
 
 
 def _of_slurm(env: Mapping[str, str], world_size: int) -> Nodes:
-    """One rank per task; with one task per node, an agent such as torchrun's starts the ranks."""
+    """Nodes from SLURM's variables if each rank is a task; with torchrun, tasks are agents."""
     hosts = parse_hostlist(_first(env, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"))
     counts = parse_task_counts(_first(env, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"))
     if not hosts or len(hosts) != len(counts) or len(set(hosts)) != len(hosts):
@@ -112,12 +112,12 @@ def _of_slurm(env: Mapping[str, str], world_size: int) -> Nodes:
     if distribution in ("block", "pack", "nopack", "unknown", ""):
         return dict(zip(hosts, _blocks(counts), strict=True))
     if distribution == "cyclic":
-        return dict(zip(hosts, _in_turn(counts), strict=True))
+        return dict(zip(hosts, _round_robin(counts), strict=True))
     return {}
 
 
 def _of_equal_nodes(env: Mapping[str, str], world_size: int) -> Nodes:
-    """Blocks of as many ranks as there are on this node: agents and mpirun number them so."""
+    """Nodes with as many ranks as this one, numbered node by node as torchrun and mpirun do."""
     if env.get("OMPI_MCA_rmaps_base_mapping_policy", "") not in ("", "slot", "core"):
         return {}
     text = _first(
@@ -127,8 +127,8 @@ def _of_equal_nodes(env: Mapping[str, str], world_size: int) -> Nodes:
     if local < 1 or world_size % local:
         return {}
     nodes = world_size // local
-    said = env.get("PET_NNODES", "").strip()
-    if said.isdecimal() and said != str(nodes):
+    num_nodes = env.get("PET_NNODES", "").strip()
+    if num_nodes.isdecimal() and num_nodes != str(nodes):
         return {}
     return {f"node{n}": ranks for n, ranks in enumerate(_blocks([local] * nodes))}
 
@@ -142,7 +142,7 @@ def _blocks(counts: Sequence[int]) -> list[tuple[int, ...]]:
     return found
 
 
-def _in_turn(counts: Sequence[int]) -> list[tuple[int, ...]]:
+def _round_robin(counts: Sequence[int]) -> list[tuple[int, ...]]:
     """Ranks assigned round-robin to the nodes that still have room."""
     found: list[list[int]] = [[] for _ in counts]
     rank = 0
@@ -155,7 +155,7 @@ def _in_turn(counts: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def _split_outside_brackets(text: str) -> Iterator[str]:
-    """The parts between commas that are in no bracket."""
+    """The parts between commas outside brackets."""
     depth = start = 0
     for position, char in enumerate(text):
         depth += (char == "[") - (char == "]")
@@ -166,7 +166,7 @@ def _split_outside_brackets(text: str) -> Iterator[str]:
 
 
 def _numbers(bracket: str) -> tuple[str, ...]:
-    """``[001-003,7]`` as ``001``, ``002``, ``003``, ``7``; empty where it is no list of ranges."""
+    """``[001-003,7]`` as ``001``, ``002``, ``003``, ``7``; empty if it is not a list of ranges."""
     found: list[str] = []
     for part in bracket[1:-1].split(","):
         match = _RANGE.fullmatch(part)
@@ -183,7 +183,7 @@ def _first(env: Mapping[str, str], *names: str) -> str:
     return next((env[name] for name in names if env.get(name)), "")
 
 
-# Nodes, process groups and world size of a run, from what its ranks say --------------------------
+# Topology -----------------------------------------------------------------------------------------
 
 GroupKey = tuple[str, tuple[int, ...], int | None]
 
@@ -191,14 +191,16 @@ GroupKey = tuple[str, tuple[int, ...], int | None]
 def build_topology(ranks: Sequence[Rank], job: RunFile | None = None) -> Topology:
     """Nodes and groups of a run.
 
-    Nodes are what run.json says; without it they come from host names; without them from variables
-    that a launcher set, or from device counts, by the convention of launchers that ranks are
-    numbered node by node; else they are unknown. Groups are those that the ranks list and those
-    that their collectives name; the same name with the same members is one group.
+    Nodes come from the first available of these sources: the ranks in run.json, host names in the
+    traces, the launcher's variables, GPU counts. The last two rely on launchers numbering ranks
+    node by node. Without any source, the nodes are unknown.
+
+    Groups are those that the ranks list and those that their collectives name. The same name with
+    the same members is one group.
 
     Args:
         ranks: Ranks of the run, ascending.
-        job: What a run directory says, None for bare traces.
+        job: The run.json of a run directory, None for bare traces.
     """
     world_size = world_size_of(ranks)
     if world_size is None and job is not None:
@@ -206,20 +208,20 @@ def build_topology(ranks: Sequence[Rank], job: RunFile | None = None) -> Topolog
     nodes, origin = _nodes(ranks, world_size)
     groups = _groups(ranks, world_size)
     if job is not None:
-        nodes, origin = _told_nodes(job, world_size, origin) or (nodes, origin)
+        nodes, origin = _nodes_from_job(job, world_size, origin) or (nodes, origin)
         places = coordinates_of(job)
         groups = tuple(with_axis(group, places) for group in groups)
     groups = with_inferred_axes(groups, ranks, world_size, groups_of_rows)
     return Topology(world_size=world_size, nodes=nodes, node_origin=origin, groups=groups)
 
 
-def _told_nodes(
+def _nodes_from_job(
     job: RunFile, world_size: int | None, found: NodeOrigin
 ) -> tuple[Mapping[str, tuple[int, ...]], NodeOrigin] | None:
-    """Nodes according to run.json: per rank, otherwise from the launcher's settings."""
-    told = nodes_of_job(job)
-    if told:
-        return told, "run.json"
+    """Nodes according to run.json: per rank, otherwise from the launcher's variables."""
+    nodes = nodes_of_job(job)
+    if nodes:
+        return nodes, "run.json"
     if found == "host_name":
         return None
     launched = nodes_of_launcher(job.environment, world_size)
@@ -227,17 +229,17 @@ def _told_nodes(
 
 
 def world_size_of(ranks: Sequence[Rank]) -> int | None:
-    """World size that most ranks give, the larger one on a tie; None where none gives it."""
-    said = Counter(
+    """World size that most ranks report, the larger one on a tie; None if no rank reports it."""
+    counts = Counter(
         rank.world_size
         for rank in ranks
         if rank.world_size is not None and 0 < rank.world_size <= MAX_WORLD_SIZE
     )
-    return max(said, key=lambda size: (said[size], size)) if said else None
+    return max(counts, key=lambda size: (counts[size], size)) if counts else None
 
 
 def group_key(group: ProcessGroup) -> GroupKey:
-    """What makes a group the same group on another rank: names alone are not unique."""
+    """Key that identifies a group across ranks, as names alone are not unique."""
     return group.name, group.ranks, None if group.ranks else group.size
 
 
@@ -246,8 +248,8 @@ def groups_of_rows(
 ) -> tuple[tuple[ProcessGroup, ...], NDArray[np.int32]]:
     """The process groups of a rank's collectives.
 
-    Where the trace gives a group's name only, its members are those of the rank's group of that
-    name; where it gives nothing, the world is assumed.
+    If the trace gives only a group's name, the members are those of the rank's group of that name.
+    If it gives nothing, the group is assumed to be the world.
 
     Returns:
         The groups, and for each row of COLLECTIVES the index of its group.
@@ -260,7 +262,7 @@ def groups_of_rows(
         combined = combined * max(1, len(column.values)) + column.codes
     distinct, inverse = encode(combined)
     first = np.empty(len(distinct), np.int64)
-    first[inverse[::-1]] = np.arange(len(inverse))[::-1]  # of several the last one stays
+    first[inverse[::-1]] = np.arange(len(inverse))[::-1]  # the last assignment is the first row
     found = tuple(
         _group_of_row(
             rank,
@@ -275,7 +277,7 @@ def groups_of_rows(
 
 @lru_cache(maxsize=4096)
 def parse_folded(text: str) -> tuple[int, ...]:
-    """Ranks written as ranges such as ``0-3,8``; empty where the text is something else."""
+    """Ranks written as ranges such as ``0-3,8``; empty if the text is invalid."""
     ranks: set[int] = set()
     for part in text.split(","):
         low, dash, high = part.partition("-")
@@ -298,14 +300,14 @@ def _group_of_row(
     if not members and not name and (size < 0 or size == world_size):
         return _world(rank, world_size)
     if not members and size == world_size and world_size is not None:
-        members = _everybody(world_size)
+        members = _all_ranks(world_size)
     if own is not None and _are_equal(_Same(own.ranks), _Same(members)):
         return own
     return _named(name, description, _Same(members), size, rank.backend, world_size)
 
 
 class _Same:
-    """A tuple that equals only itself, so that looking it up costs nothing."""
+    """A tuple compared by identity, so that a cache lookup does not hash all ranks."""
 
     def __init__(self, ranks: tuple[int, ...]) -> None:
         self.ranks = ranks
@@ -319,12 +321,12 @@ class _Same:
 
 @lru_cache(maxsize=1 << 12)
 def _are_equal(first: _Same, second: _Same) -> bool:
-    """Whether two groups have the same members; thousands of ranks ask about the same two."""
+    """Whether two groups have the same members; cached, as thousands of ranks compare the same."""
     return first.ranks == second.ranks
 
 
 @lru_cache(maxsize=1 << 12)
-def _everybody(world_size: int) -> tuple[int, ...]:
+def _all_ranks(world_size: int) -> tuple[int, ...]:
     return tuple(range(world_size))
 
 
@@ -332,7 +334,7 @@ def _everybody(world_size: int) -> tuple[int, ...]:
 def _named(
     name: str, description: str, held: _Same, size: int, backend: str, world_size: int | None
 ) -> ProcessGroup:
-    """A group that only collectives name; one object for all its ranks."""
+    """A group that only collectives name, as one object for all its ranks."""
     members = held.ranks
     known_size = len(members) or (size if size >= 0 else None)
     return ProcessGroup(
@@ -346,8 +348,8 @@ def _named(
 
 
 def _world(rank: Rank, world_size: int | None) -> ProcessGroup:
-    """The group of all ranks, for collectives of which nothing else is known."""
-    members = _everybody(world_size) if world_size else ()
+    """The group of all ranks, for collectives with an unknown group."""
+    members = _all_ranks(world_size) if world_size else ()
     whole = _Same(members)
     listed = next((g for g in rank.groups if members and _are_equal(_Same(g.ranks), whole)), None)
     return listed or _unnamed_world(whole, world_size, rank.backend)
@@ -379,7 +381,7 @@ def _groups(ranks: Sequence[Rank], world_size: int | None) -> tuple[ProcessGroup
 
 
 def _merge(known: ProcessGroup, other: ProcessGroup) -> ProcessGroup:
-    """One group seen twice: what one rank does not say, another may."""
+    """One group from two ranks: fields unknown on one rank come from the other."""
     if known is other:
         return known
     return replace(
@@ -409,10 +411,10 @@ def _nodes(
 def _nodes_by_count(
     world_size: int, count: int
 ) -> tuple[Mapping[str, tuple[int, ...]], NodeOrigin]:
-    """Blocks of ``count`` ranks, where that is more than a guess.
+    """Nodes of ``count`` ranks each, if the count is conclusive.
 
-    A process that sees one device only (one container or one visible device per rank) says nothing
-    about its host.
+    The count of a process that sees a single GPU is not: its host may have more GPUs, for example
+    with one container per rank.
     """
     if world_size <= count:
         return {"node0": tuple(range(world_size))}, "device_count"

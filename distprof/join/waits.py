@@ -1,6 +1,6 @@
-"""When the last member of each matched collective started, on every member's own clock.
+"""Start of the last member of each matched collective, on every member's own clock.
 
-And columns of matched collectives, gathered from the tables of many ranks, that this needs.
+This module also gathers columns of matched collectives from the tables of many ranks.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def positions_of(ranks: Sequence[Rank], numbers: NDArray[Any]) -> NDArray[np.int
 
 
 class MemberBlocks:
-    """Matched collectives, some instances at a time, with columns of their members' rows.
+    """Matched collectives, a few instances at a time, with columns of their members' rows.
 
     Args:
         matches: Matched collectives.
         ranks: Ranks of the run, ascending.
-        columns: Names of columns of COLLECTIVES that are no categories.
+        columns: Names of columns of COLLECTIVES that are not categories.
     """
 
     def __init__(
@@ -78,12 +78,12 @@ class MemberBlocks:
 
 
 class MemberBlock(msgspec.Struct, frozen=True, kw_only=True):
-    """Some instances, one after another.
+    """Consecutive instances with their members.
 
     Args:
-        instances: Which they are.
-        members: Their members among those of all instances.
-        first: int64 per instance, where its members begin among these.
+        instances: Positions of the instances among all instances.
+        members: Positions of their members among those of all instances.
+        first: int64 per instance, where its members begin within the block.
         rank: int32 per member, rank number.
         row: int64 per member, its row among the COLLECTIVES rows of all ranks.
         columns: Columns of COLLECTIVES, one entry per member each.
@@ -98,7 +98,7 @@ class MemberBlock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def member_rows(matches: CollectiveMatches, ranks: Sequence[Rank]) -> Int64Array:
-    """Where each member is among the COLLECTIVES rows of all ranks, one rank after another.
+    """Row of each member among the concatenated COLLECTIVES rows of all ranks.
 
     Args:
         matches: Matched collectives.
@@ -118,7 +118,7 @@ def member_column(
     Args:
         matches: Matched collectives.
         ranks: Ranks of the run, ascending.
-        column: Name of a column that is no category.
+        column: Name of a column that is not a category.
 
     Returns:
         int64, shape ``(len(matches.member_rank),)``.
@@ -130,7 +130,7 @@ def member_column(
 
 
 def timed_instances(matches: CollectiveMatches, ranks: Sequence[Rank]) -> NDArray[np.bool_]:
-    """Instances of which every member's start and end of execution are known.
+    """Whether the start and end of execution are known for every member of an instance.
 
     Returns:
         bool, one per instance.
@@ -144,7 +144,7 @@ def timed_instances(matches: CollectiveMatches, ranks: Sequence[Rank]) -> NDArra
 
 
 def domain_of_ranks(clock: ClockAlignment, numbers: NDArray[Any]) -> NDArray[np.int64]:
-    """Clock domain of each of many rank numbers.
+    """Clock domain of each rank number.
 
     Raises:
         ValueError: If a rank is in no domain.
@@ -157,12 +157,12 @@ def domain_of_ranks(clock: ClockAlignment, numbers: NDArray[Any]) -> NDArray[np.
 def member_to_common(
     clock: ClockAlignment, domain: NDArray[np.int64], own_ns: Int64Array
 ) -> Int64Array:
-    """Own times on the common clock, each by the correction of its clock domain; int64 ns.
+    """Convert own times to the common clock with the correction of their clock domain; int64 ns.
 
     Args:
         clock: Corrections.
         domain: Clock domain of each time.
-        own_ns: Own times.
+        own_ns: Times on the members' own clocks.
     """
     if len(own_ns) == 0:
         return own_ns
@@ -180,21 +180,21 @@ _WAITS_FOR_ALL = [kind for kind in CollectiveKind if kind.is_symmetric or kind.i
 def last_start_on_own_clock(
     matches: CollectiveMatches, clock: ClockAlignment, ranks: Sequence[Rank]
 ) -> dict[int, Int64Array]:
-    """When the last member started, for each row of each rank's COLLECTIVES table.
+    """Start of the last member, for each row of each rank's COLLECTIVES table.
 
-    The time before it is the member's wait, the time after it the transfer. Only instances in which
-    no member can finish before all have started count (not a broadcast, for example), and only
-    those of :func:`comparable_instances`.
+    The time before it is the member's wait, the time after it the transfer. Only instances of
+    :func:`comparable_instances` count, and of them only those in which no member can finish before
+    all have started (so not a broadcast, for example).
 
     Args:
         matches: Matched collectives.
-        clock: How the ranks' clocks relate.
+        clock: Alignment of the ranks' clocks.
         ranks: Ranks of the run, ascending.
 
     Returns:
-        Rank number to int64 ns on that rank's own clock, one per row; never before the row's own
-        start; ABSENT where the row has no matched or no comparable instance. Where a clock error
-        is larger than the transfer it can be after the row's end.
+        Rank number to int64 ns on that rank's own clock, one per row. A value is never before the
+        row's own start, and ABSENT if the row has no matched and comparable instance. If the clock
+        error exceeds the transfer time, a value can be after the row's end.
 
     Source:
         Formula sheet, "Measured from traces": each member's wait is the last member's start minus
@@ -219,12 +219,12 @@ def last_start_on_own_clock(
 
 
 def _last_starts(block: MemberBlock, clock: ClockAlignment) -> Int64Array:
-    """When the last member of each member's instance started, on the member's own clock."""
+    """Start of the last member of each member's instance, on the member's own clock."""
     (own_ns,) = block.columns
     domain = domain_of_ranks(clock, block.rank)
     common = member_to_common(clock, domain, own_ns)
     last = np.maximum.reduceat(common, block.first)
-    # differences are small, so that rates of clocks can be applied to them in floating point
+    # differences are small enough to apply clock drift to them in floating point
     late = np.repeat(last, np.diff(block.first, append=len(common)))
     late -= common
     own_late: Int64Array = np.rint(late / (1.0 - clock.drift_ratio[domain])).astype(np.int64)
@@ -233,10 +233,10 @@ def _last_starts(block: MemberBlock, clock: ClockAlignment) -> Int64Array:
 
 
 def comparable_instances(matches: CollectiveMatches, clock: ClockAlignment) -> NDArray[np.bool_]:
-    """Instances of which the last member is known, as far as the ranks of the run go.
+    """Whether the last member of an instance is known among the ranks of the run.
 
-    Every rank of the run that takes part in the group's collectives is a member (one that is
-    missing might have been the last), and all members are on comparable clocks.
+    Every rank of the run that takes part in the group's collectives must be a member, as a missing
+    one might have been the last. All members must be on comparable clocks.
 
     Returns:
         bool, one per instance.
@@ -247,7 +247,7 @@ def comparable_instances(matches: CollectiveMatches, clock: ClockAlignment) -> N
 
 
 def _has_all_seen(matches: CollectiveMatches) -> NDArray[np.bool_]:
-    """Whether an instance has as many members as its group ever shows."""
+    """Whether an instance has as many members as take part in any instance of its group."""
     size = np.diff(matches.offsets)
     message = np.isin(matches.kind, [CollectiveKind.SEND, CollectiveKind.RECV])
     # several messages in one kernel, between two ranks of a larger group
@@ -258,11 +258,11 @@ def _has_all_seen(matches: CollectiveMatches) -> NDArray[np.bool_]:
 
 
 _MAX_PAIRS = 1 << 26
-"""Pairs of a group and a rank that are ticked off; more are sorted."""
+"""Up to this many pairs of a group and a rank have a table entry each; more are sorted."""
 
 
 def _ranks_seen(matches: CollectiveMatches, counted: NDArray[np.bool_]) -> Int64Array:
-    """How many ranks take part in the instances of each group that count."""
+    """Number of ranks that take part in the counted instances of each group."""
     count, most = int(matches.group.max()) + 1, int(matches.member_rank.max()) + 1
     ticked = np.zeros(count * most if count * most <= _MAX_PAIRS else 0, np.bool_)
     found: Int64Array = np.empty(0, np.int64)

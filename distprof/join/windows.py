@@ -1,7 +1,7 @@
-"""What of a recording is analysed: files of one run, and the steps that every rank has whole.
+"""Select the data to analyse: the files of one run, and the steps complete on every rank.
 
-Files belong to one run where each is another rank, all are of one job, and of one recording. The
-ranks' captures may overlap in part only.
+Files belong to one run if each is from a different rank and all are from one recording of one job.
+The captures of the ranks may overlap only in part.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from distprof.units import NS_PER_S, fold_ranks, format_duration, name_ranks
 __all__ = ["find_start_waits", "find_window", "same_run"]
 
 CLOCK_TOLERANCE_NS = 60 * NS_PER_S
-"""Captures of different hosts that are farther apart are separate recordings: clocks of a
-cluster are never that far off, and a profiler does not start that late."""
+"""Captures of different hosts that are farther apart are separate recordings. Neither the clocks of
+a cluster nor the starts of its profilers differ that much."""
 
 _MAX_NAMED = 5
 
@@ -40,13 +40,13 @@ _Selection: TypeAlias = "tuple[list[Rank], list[Gap]]"
 
 
 def same_run(ranks: Sequence[Rank]) -> tuple[tuple[Rank, ...], tuple[Gap, ...]]:
-    """The largest set of ranks that one recording of one job can have made.
+    """The largest set of ranks that can come from one recording of one job.
 
     Args:
-        ranks: One per file read; ``rank`` is ABSENT where neither trace nor name tells it.
+        ranks: One per file read; ``rank`` is ABSENT if neither trace nor file name gives it.
 
     Returns:
-        Ranks in ascending order, each number once; and what was left out or assumed.
+        Ranks in ascending order, each number once, and gaps for all data skipped or assumed.
     """
     gaps: list[Gap] = []
     kept = list(ranks)
@@ -57,7 +57,7 @@ def same_run(ranks: Sequence[Rank]) -> tuple[tuple[Rank, ...], tuple[Gap, ...]]:
 
 
 def _one_job(ranks: list[Rank]) -> _Selection:
-    """Ranks of the world size and backend that most files name; files that name none stay."""
+    """Ranks with the most frequent world size and backend, and those of unknown world size."""
     counts = Counter(_job(rank) for rank in ranks if rank.world_size is not None)
     if len(counts) < 2:
         return ranks, []
@@ -78,7 +78,7 @@ def _job(rank: Rank) -> tuple[int, str]:
 
 
 def _number_unknown(ranks: list[Rank]) -> _Selection:
-    """Numbers for files that tell no rank: the lowest free ones, in order of their paths."""
+    """Assign the lowest free ranks to files without a rank, in order of their paths."""
     unknown = sorted((rank for rank in ranks if rank.rank == ABSENT), key=lambda rank: rank.path)
     if not unknown:
         return ranks, []
@@ -89,8 +89,8 @@ def _number_unknown(ranks: list[Rank]) -> _Selection:
     if len(ranks) == 1:
         return kept, []
     message = (
-        f"{_files(unknown)} give no rank, neither inside nor in the file name: distprof numbers "
-        f"them {fold_ranks(rank.rank for rank in numbered)} in order of their names."
+        f"{_files(unknown)} give no rank, neither in the file nor in its name: distprof numbers "
+        f"them {fold_ranks(rank.rank for rank in numbered)} in the order of their paths."
     )
     gap = Gap(what="rank-unknown", message=message, ranks=tuple(r.rank for r in numbered))
     return kept, [gap]
@@ -98,10 +98,10 @@ def _number_unknown(ranks: list[Rank]) -> _Selection:
 
 def _drop_copies(ranks: list[Rank]) -> _Selection:
     """One of several files with the same content."""
-    alike: dict[tuple[object, ...], list[Rank]] = {}
+    by_outline: dict[tuple[object, ...], list[Rank]] = {}
     copies, kept = [], []
     for rank in ranks:
-        seen = alike.setdefault(_outline(rank), [])
+        seen = by_outline.setdefault(_outline(rank), [])
         if any(_are_copies(rank, other) for other in seen):
             copies.append(rank)
         else:
@@ -116,7 +116,7 @@ def _drop_copies(ranks: list[Rank]) -> _Selection:
 
 
 def _outline(rank: Rank) -> tuple[object, ...]:
-    """What files of the same content agree in, and different ranks rarely do."""
+    """Properties that agree in files of the same content, and rarely for different ranks."""
     counts = len(rank.collectives), len(rank.steps), rank.quality.num_events
     return rank.rank, rank.capture_start_ns, rank.capture_end_ns, rank.host, *counts
 
@@ -124,21 +124,20 @@ def _outline(rank: Rank) -> tuple[object, ...]:
 def _are_copies(one: Rank, other: Rank) -> bool:
     """Whether two files hold the same events.
 
-    Different ranks may begin and end together and have as many events, as simulated ones do: only
-    rows tell. The tables are read for that, and only of files that agree in all else.
+    Different ranks can agree in all other properties, as simulated ones do, so the rows decide.
     """
     if not _same_rows(one.collectives, other.collectives) or not _same_rows(one.steps, other.steps):
         return False
     try:
         tables = one.tables.load(), other.tables.load()
     except (DistprofError, OSError, ValueError, EOFError):
-        return False  # both are kept; what cannot be read is said where it is measured
+        return False  # keep both; measuring them reports the unreadable file
     pairs = ((getattr(part, name) for part in tables) for name in ("activity", "host"))
     return all(_same_rows(*pair) for pair in pairs)
 
 
 def _same_rows(one: Table, other: Table) -> bool:
-    """Whether two tables hold the same in every row."""
+    """Whether two tables have the same rows."""
     if len(one) != len(other):
         return False
     for column in one.schema:
@@ -157,7 +156,7 @@ def _same_strings(one: Coded, other: Coded) -> bool:
 
 
 def _one_recording(ranks: list[Rank]) -> _Selection:
-    """The recording with most ranks, of several that are far apart in time; else the newest."""
+    """Of several recordings far apart in time, the one with the most ranks; the newest on a tie."""
     dated = [rank for rank in ranks if rank.has_epoch]
     clusters = _clusters(dated, CLOCK_TOLERANCE_NS)
     if len(clusters) < 2:
@@ -167,7 +166,7 @@ def _one_recording(ranks: list[Rank]) -> _Selection:
     count = _num_ranks(best)
     kept_are = f"the {count} ranks recorded together" if count > 1 else "the newest"
     message = (
-        f"The files were recorded at {len(clusters)} times more than a minute apart: distprof "
+        f"The files are from {len(clusters)} recordings more than a minute apart: distprof "
         f"analyses {kept_are} and skips {_files(left)}. Ranks can be compared only over the same "
         "steps."
     )
@@ -176,7 +175,7 @@ def _one_recording(ranks: list[Rank]) -> _Selection:
 
 
 def _each_rank_once(ranks: list[Rank]) -> _Selection:
-    """One capture of each rank: of the capture that most ranks share, else the newest, longest."""
+    """One capture per rank: from the recording with the most ranks, otherwise the last to end."""
     by_rank: dict[int, list[Rank]] = defaultdict(list)
     for rank in ranks:
         by_rank[rank.rank].append(rank)
@@ -199,7 +198,7 @@ def _each_rank_once(ranks: list[Rank]) -> _Selection:
 
 
 def _clusters(ranks: Sequence[Rank], tolerance_ns: int) -> list[list[Rank]]:
-    """Ranks whose captures overlap or are within the tolerance, directly or through others."""
+    """Clusters of ranks whose captures are within the tolerance, directly or through others."""
     clusters: list[list[Rank]] = []
     reach = 0
     for rank in sorted(ranks, key=lambda rank: rank.capture_start_ns):
@@ -217,7 +216,7 @@ def _weight(cluster: list[Rank]) -> tuple[int, int]:
 
 
 def _num_ranks(ranks: Sequence[Rank]) -> int:
-    """Distinct ranks; each file that tells no rank counts as one."""
+    """Number of distinct ranks; each file without a rank counts as one."""
     return len({rank.rank if rank.rank != ABSENT else rank.path for rank in ranks})
 
 
@@ -227,7 +226,7 @@ def _files(ranks: Sequence[Rank]) -> str:
     return ", ".join(paths[:_MAX_NAMED]) + (f" and {more} more files" if more > 0 else "")
 
 
-# Steps that the profiler's start disturbs ---------------------------------------------------------
+# Steps disturbed by the start of the profiler -----------------------------------------------------
 
 _TIMES_USUAL = 3
 
@@ -241,15 +240,15 @@ _SYMMETRIC = [kind for kind in CollectiveKind if kind.is_symmetric]
 def find_start_waits(
     ranks: Sequence[Rank], matches: CollectiveMatches, clock: ClockAlignment
 ) -> Int64Array:
-    """First collectives of their groups that wait for the start of a rank's profiler.
+    """Find first collectives of a group that wait for the start of a rank's profiler.
 
-    This holds if the collective is three times as long as comparable ones, most of it is waiting
-    for the last member to start, and its members start as far apart as their captures do.
+    Such a collective is more than three times as long as comparable ones, spends most of its time
+    waiting for the last member to start, and its members start as far apart as their captures do.
 
     Args:
         ranks: Ranks of the run, ascending.
         matches: Matched collectives.
-        clock: How the ranks' clocks relate.
+        clock: Alignment of the ranks' clocks.
 
     Returns:
         Instances, ascending.
@@ -302,7 +301,7 @@ def _waits_as_captures_start(
 def _starts(
     matches: CollectiveMatches, ranks: Sequence[Rank], clock: ClockAlignment, instance: int
 ) -> Int64Array:
-    """When each member of an instance starts, on the common clock."""
+    """Start of each member of an instance, on the common clock."""
     members = _members(matches, instance)
     numbers = matches.member_rank[members]
     owners = positions_of(ranks, numbers).tolist()
@@ -315,16 +314,18 @@ def _is_unusual(
     matches: CollectiveMatches, usable: NDArray[np.bool_], longest: Int64Array, instance: int
 ) -> bool:
     """Whether the instance is far longer than others of its group, kind and bytes."""
-    alike = usable & (matches.group == matches.group[instance])
-    alike &= (matches.kind == matches.kind[instance]) & (matches.bytes == matches.bytes[instance])
-    alike[instance] = False
-    if not alike.any():
+    comparable = usable & (matches.group == matches.group[instance])
+    comparable &= (matches.kind == matches.kind[instance]) & (
+        matches.bytes == matches.bytes[instance]
+    )
+    comparable[instance] = False
+    if not comparable.any():
         return False  # nothing to compare with
-    return bool(longest[instance] > _TIMES_USUAL * np.median(longest[alike]))
+    return bool(longest[instance] > _TIMES_USUAL * np.median(longest[comparable]))
 
 
 def _step_of(matches: CollectiveMatches, ranks: Sequence[Rank], instance: int) -> int:
-    """The step that most members see the instance in."""
+    """The step that most members assign to the instance, NO_STEP if unknown."""
     members = _members(matches, instance)
     labels = [
         int(step_labels(ranks[position])[row])
@@ -340,7 +341,7 @@ def _step_of(matches: CollectiveMatches, ranks: Sequence[Rank], instance: int) -
 
 # Steps and captures -------------------------------------------------------------------------------
 
-_WAY_OUT = (
+_FIX = (
     "start and stop the profiler at the same step on every rank, for example with "
     "torch.profiler.schedule, and use at least one warm-up step"
 )
@@ -349,12 +350,12 @@ _WAY_OUT = (
 def find_window(
     ranks: Sequence[Rank], matches: CollectiveMatches, clock: ClockAlignment
 ) -> tuple[CaptureWindow, tuple[Gap, ...]]:
-    """The steps to analyse, and what is wrong with the windows.
+    """The steps to analyse, and problems with the capture windows.
 
     Args:
         ranks: Ranks of the run, ascending, at least one.
         matches: Matched collectives.
-        clock: How the ranks' clocks relate.
+        clock: Alignment of the ranks' clocks.
     """
     marked = [rank for rank in ranks if rank.step_source is not StepSource.CAPTURE]
     kept, dropped = _common_steps(marked)
@@ -382,7 +383,7 @@ def find_window(
 
 
 def _common_steps(marked: Sequence[Rank]) -> tuple[tuple[int, ...], dict[int, str]]:
-    """Steps complete on every rank that has step marks, and why the others are not."""
+    """Steps complete on every rank with step marks, and the reason why each other step is not."""
     complete, cut = Counter[int](), dict[int, list[int]]()
     have: dict[int, set[int]] = {}
     for rank in marked:
@@ -430,15 +431,18 @@ def _mark_gaps(
         gaps.append(
             Gap(
                 what="no-common-step",
-                message=f"No step is complete on all ranks ({len(dropped)} are on some): "
-                f"{_WAY_OUT}.",
+                message=f"No step is complete on all ranks ({len(dropped)} are on some): {_FIX}.",
             )
         )
     return gaps
 
 
 def _overlap_ratio(ranks: Sequence[Rank], clock: ClockAlignment) -> float | None:
-    """Time that all captures share over the time that any covers; below 0 when they are apart."""
+    """Time that all captures share over the time from the first start to the last end.
+
+    Returns:
+        0 if the captures do not overlap; None for a single rank or unrelated clocks.
+    """
     connected = len(set(clock.component.tolist())) == 1
     if len(ranks) < 2 or not (connected or all(rank.has_epoch for rank in ranks)):
         return None
@@ -463,9 +467,9 @@ def _overlap_gaps(ranks: Sequence[Rank], overlap: float | None) -> list[Gap]:
     return [
         Gap(
             what="disjoint-windows",
-            message=f"Captures share no time: rank {latest.rank} starts "
-            f"{format_duration(apart)} after rank {earliest.rank} ends. Ranks cannot be compared; "
-            f"{_WAY_OUT}.",
+            message=f"The captures do not overlap: rank {latest.rank} starts "
+            f"{format_duration(apart)} after rank {earliest.rank} ends. Ranks cannot be compared: "
+            f"{_FIX}.",
             ranks=(earliest.rank, latest.rank),
         )
     ]
@@ -478,7 +482,7 @@ def _mean_wait(
     instances: Int64Array,
     kept: tuple[int, ...],
 ) -> int:
-    """Waiting in these collectives, mean per rank and analysed step, as far as they are in one."""
+    """Mean wait per rank and analysed step, in the instances within analysed steps."""
     total = sum(
         int((starts.max() - starts).sum())
         for instance in instances.tolist()
@@ -496,9 +500,8 @@ def _start_gaps(window: CaptureWindow) -> list[Gap]:
     return [
         Gap(
             what="start-transient",
-            message=f"{where} ranks reach their first collective as far apart as their captures "
-            f"start, so its wait ({format_duration(window.start_wait_ns)} in the mean of the "
-            f"ranks) may come from starting the profiler: no rank is blamed for it. {other}: "
-            f"{_WAY_OUT}.",
+            message=f"{where}, ranks reach their first collective as far apart as their captures "
+            f"start. Its wait ({format_duration(window.start_wait_ns)}, mean of the ranks) may "
+            f"come from starting the profiler, so no rank is blamed for it. {other}: {_FIX}.",
         )
     ]

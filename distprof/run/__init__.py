@@ -1,1 +1,1 @@
-"""What a recording holds: ranks, tables, topology, clocks. Frozen; made by ingest only."""
+"""Frozen content of a recording: ranks, tables, topology, clocks. Only ingest creates it."""

@@ -1,8 +1,8 @@
-"""Evidence from other tools on a job without traces; each type is requested from a run.
+"""Evidence from other tools about a job without traces; :meth:`Run.get` returns it by type.
 
-Operations as a tool logged them (a table of a what-if study, or the timeline that a pipeline's own
-timers wrote), tokens per expert, collectives by rank, readiness of input, and how the devices of a
-machine are joined. Times are int64 ns; each log says whether its ranks share a clock.
+It comprises logged operations (the table of a what-if study, or the timeline of a pipeline's own
+timers), tokens per expert, collectives by rank, input readiness, and the topology of machines.
+Times are int64 ns. Each log says whether its ranks share a clock.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ OPERATIONS = TableSchema(
             doc="forward-compute, backward-compute, or the name that the log uses.",
         ),
         Column(
-            name="start_ns", dtype="int64", unit="ns", doc="Start, since the start of the step."
+            name="start_ns", dtype="int64", unit="ns", doc="Start, relative to that of the step."
         ),
         Column(name="end_ns", dtype="int64", unit="ns", doc="End, never before the start."),
         Column(
@@ -68,17 +68,17 @@ OPERATIONS = TableSchema(
 
 
 class OperationLog(msgspec.Struct, frozen=True, kw_only=True):
-    """Operations of a job, and the facts that the log gives about it.
+    """Operations of a job, and other facts in its log.
 
     Args:
         operations: OPERATIONS table.
-        origin: What kind of log, for people: ``operation table`` or ``pipeline timeline``.
-        world_size: Of the job, None where the log does not say.
+        origin: Kind of log, for display: ``operation table`` or ``pipeline timeline``.
+        world_size: Number of ranks of the job, None if the log does not give it.
         mesh: Axis to size, for example ``{"dp": 2, "pp": 4}``.
-        num_micro_batches: Per step, None where the log does not say.
+        num_micro_batches: Micro-batches per step, None if the log does not give them.
         shares_clock: Whether times of different ranks can be compared.
-        step_ns: Step number to the step's length, where the log says it.
-        notes: What was assumed, one sentence each.
+        step_ns: Step number to the length of the step, if the log gives it.
+        notes: Assumptions, one sentence each.
     """
 
     operations: Table
@@ -95,14 +95,14 @@ class OperationLog(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExpertCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Assignments per expert of each layer, once for each part of the data.
+    """Token assignments per expert and layer, for each part of the data.
 
     Args:
         tokens: Part of the data (a domain, a step) to int64, shape ``(layers, experts)``.
         layers: Name of each layer.
-        top_k: Experts per token, None where the file does not say.
-        model: As the file names it, else empty.
-        notes: What was assumed, one sentence each.
+        top_k: Experts per token, None if the file does not give it.
+        model: Name of the model in the file, empty if none.
+        notes: Assumptions, one sentence each.
     """
 
     tokens: Mapping[str, NDArray[np.int64]] = msgspec.field(default_factory=dict)
@@ -112,18 +112,18 @@ class ExpertCounts(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-# Tables without a time line -----------------------------------------------------------------------
+# Tables without a timeline ------------------------------------------------------------------------
 
 
 class SummaryClass(msgspec.Struct, frozen=True, kw_only=True):
     """Collectives with the same group, kind, type and size.
 
     Args:
-        group: Name of the process group; of the kernel where the table knows no groups.
-        ranks: Its members as the table lists them; empty where it does not.
-        kind: Operation.
-        dtype: As the table spells it.
-        num_bytes: Of the full buffer, None if unknown.
+        group: Name of the process group, or of the kernel if the table does not name groups.
+        ranks: Members of the group in the table; empty if not listed.
+        kind: Kind of operation.
+        dtype: Element type as spelled in the table.
+        num_bytes: Size of the full buffer, None if unknown.
     """
 
     group: str
@@ -140,9 +140,9 @@ class CollectiveSummary(msgspec.Struct, frozen=True, kw_only=True):
         classes: Classes of collectives.
         class_index: int64, index into ``classes``.
         rank: int64, global rank.
-        num_calls: int64.
+        num_calls: int64, number of calls.
         mean_ns: int64, mean duration of a call on that rank.
-        notes: What was left out, one sentence each.
+        notes: Data left out, one sentence each.
     """
 
     classes: tuple[SummaryClass, ...]
@@ -155,15 +155,17 @@ class CollectiveSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 INSPECTED = TableSchema(
     name="inspected",
-    doc="Collectives as one of their members timed them, by class, number and member.",
+    doc="Collectives as timed by each of their members, by class, number and member.",
     columns=(
         Column(name="class_index", dtype="int32", doc="Index into the classes."),
         Column(
-            name="seq", dtype="int64", doc="Number among those of its kind in its communicator."
+            name="seq",
+            dtype="int64",
+            doc="Number among the operations of its kind in its communicator.",
         ),
         Column(name="member", dtype="int32", doc="Index into the members."),
-        Column(name="t_ns", dtype="int64", unit="ns", doc="When it was written, since the epoch."),
-        Column(name="duration_ns", dtype="int64", unit="ns", doc="Its duration on this member."),
+        Column(name="t_ns", dtype="int64", unit="ns", doc="Time of the record, since the epoch."),
+        Column(name="duration_ns", dtype="int64", unit="ns", doc="Duration on this member."),
     ),
 )
 
@@ -176,8 +178,8 @@ class InspectedMember(msgspec.Struct, frozen=True, kw_only=True):
         number: Its rank in the communicator.
         host: Host name.
         pid: Process id.
-        rank: Global rank, ABSENT where it is not known: its rank in the largest communicator that
-            its process is in.
+        rank: Global rank, which is the process's rank in its largest communicator; ABSENT if
+            unknown.
     """
 
     communicator: int
@@ -192,13 +194,13 @@ class InspectedClass(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         communicator: Index of the communicator.
-        group: Its name where it has one, else its hash.
-        kind: Operation.
-        num_bytes: What each member passes in, as NCCL counts it.
+        group: Name of the communicator, or its hash if it has no name.
+        kind: Kind of operation.
+        num_bytes: Bytes that each member passes in, as NCCL counts them.
         num_ranks: Members of the communicator.
-        num_nodes: Nodes that they are on.
+        num_nodes: Nodes of the communicator.
         num_records: Records of all members.
-        total_ns: Their durations together.
+        total_ns: Sum of the recorded durations.
     """
 
     communicator: int
@@ -212,20 +214,20 @@ class InspectedClass(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InspectorLog(msgspec.Struct, frozen=True, kw_only=True):
-    """What NCCL Inspector wrote on all ranks.
+    """Output of NCCL Inspector from all ranks.
 
     Args:
-        classes: Operations that are alike.
+        classes: Classes of operations.
         members: Members of communicators.
-        table: INSPECTED: all records of a part of the collectives, the same ones on each rank.
-        sampled_one_in: One of how many collectives is in the table; 1 where all are.
-        first_ns: First time stamp, ns since the epoch; None without one.
-        last_ns: Last time stamp.
+        table: INSPECTED: all records of a sample of the collectives, the same ones on each rank.
+        sampled_one_in: The table holds one in this many collectives; 1 if it holds all.
+        first_ns: First timestamp, ns since the epoch; None without one.
+        last_ns: Last timestamp.
         num_records: Records of operations.
-        num_dropped: Operations that the writer dropped by its own count.
-        num_bytes: Bytes read, unpacked.
+        num_dropped: Operations that the writer dropped, by its own count.
+        num_bytes: Bytes read, uncompressed.
         formats: Versions of the format, each once.
-        notes: What was damaged or left out, one sentence each.
+        notes: Damaged or skipped data, one sentence each.
     """
 
     classes: tuple[InspectedClass, ...]
@@ -258,10 +260,10 @@ class RasRank(msgspec.Struct, frozen=True, kw_only=True):
     """A rank of a communicator, or a process of the job.
 
     Args:
-        rank: In its communicator; None for a process of which this is not told.
-        host: Address of its node, empty where not told.
-        pid: Process id, None where not told.
-        gpu: Number of its GPU as CUDA counts, None where not told.
+        rank: Rank in its communicator; None for a process with an unknown rank.
+        host: Address of its node, empty if unknown.
+        pid: Process id, None if unknown.
+        gpu: CUDA index of its GPU, None if unknown.
     """
 
     rank: int | None
@@ -271,14 +273,14 @@ class RasRank(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RasTrouble(msgspec.Struct, frozen=True, kw_only=True):
-    """Something wrong with a rank.
+    """A problem with a rank.
 
     Args:
-        kind: ``dead``, ``unresponsive``, ``error``, or ``status`` for one that most others of the
-            communicator do not have.
-        communicator: Hash, empty for a process of the job.
-        size: Ranks of the communicator, None where not told.
-        rank: Which one.
+        kind: ``dead``, ``unresponsive``, ``error``, or ``status`` for a status that most other
+            ranks of the communicator do not have.
+        communicator: Hash of the communicator, empty for a process of the job.
+        size: Ranks of the communicator, None if unknown.
+        rank: The rank concerned.
         text: The error or the status.
     """
 
@@ -290,15 +292,15 @@ class RasTrouble(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RasLaunches(msgspec.Struct, frozen=True, kw_only=True):
-    """Ranks of a communicator that have launched as many operations of a kind as each other.
+    """Ranks of a communicator that have launched the same number of operations of a kind.
 
     Args:
-        communicator: Hash.
-        size: Its ranks, None where not told.
-        operation: As NCCL calls it: ``AllReduce``.
-        launched: How many they have launched.
-        num_ranks: How many they are.
-        ranks: Those of them that are named.
+        communicator: Hash of the communicator.
+        size: Ranks of the communicator, None if unknown.
+        operation: NCCL's name of the operation: ``AllReduce``.
+        launched: Operations that each of the ranks has launched.
+        num_ranks: Number of the ranks.
+        ranks: Those of the ranks that the output names.
     """
 
     communicator: str
@@ -310,14 +312,14 @@ class RasLaunches(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RasGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Communicators that are alike.
+    """Communicators with the same properties.
 
     Args:
-        num_communicators: How many.
+        num_communicators: Number of communicators.
         num_nodes: Nodes of each.
         size: Ranks of each.
         status: For example ``RUNNING``.
-        errors: Of ``INCOMPLETE``, ``ERROR``, ``MISMATCH``.
+        errors: Any of ``INCOMPLETE``, ``ERROR``, ``MISMATCH``.
     """
 
     num_communicators: int
@@ -328,21 +330,22 @@ class RasGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RasStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What NCCL's RAS says of a job at one moment.
+    """State of a job at one moment according to NCCL's RAS subsystem.
 
     Args:
-        version: NCCL's version, empty where not told.
-        time: As printed, empty where not told.
-        num_nodes: None where not told.
-        num_processes: None where not told.
-        num_gpus: None where not told.
-        num_timeouts: Timeouts while it gathered this.
+        version: NCCL's version, empty if unknown.
+        time: Time as printed, empty if unknown.
+        num_nodes: Number of nodes, None if unknown.
+        num_processes: Number of processes, None if unknown.
+        num_gpus: Number of GPUs, None if unknown.
+        num_timeouts: Timeouts while RAS collected the data.
         groups: Communicators, the largest first.
-        troubles: What is wrong with ranks.
-        launches: Where ranks of a communicator have launched unequally often.
-        num_snapshots: In the file; the last counts.
-        stands: Whether the unequal launches are as in the snapshot before, None with one snapshot.
-        notes: What was damaged or left out, one sentence each.
+        troubles: Problems with ranks.
+        launches: Launch counts in communicators whose ranks have launched different numbers.
+        num_snapshots: Snapshots in the file; the last one counts.
+        stands: Whether the unequal launch counts are the same as in the previous snapshot; None
+            with a single snapshot.
+        notes: Damaged or skipped data, one sentence each.
     """
 
     version: str = ""
@@ -365,13 +368,13 @@ class RasStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InputReadiness(msgspec.Struct, frozen=True, kw_only=True):
-    """How ready each rank's input was, over time: 1 where the loader was never waited for.
+    """Input readiness of each rank over time: 1 if the rank never waited for its data loader.
 
     Args:
         time_s: int64, shape ``(samples,)``, seconds since 1970, ascending.
         ranks: Global ranks, ascending.
-        ratio: float64, shape ``(ranks, samples)``, 0 to 1, NaN where missing.
-        notes: What was left out, one sentence each.
+        ratio: float64, shape ``(ranks, samples)``, 0 to 1, NaN if missing.
+        notes: Data left out, one sentence each.
     """
 
     time_s: Int64Array
@@ -383,7 +386,8 @@ class InputReadiness(msgspec.Struct, frozen=True, kw_only=True):
 # Machines -----------------------------------------------------------------------------------------
 
 PATHS = ("PIX", "PXB", "PHB", "NODE", "SYS")
-"""Paths over PCIe, shortest first: one bridge, several, the host bridge, a NUMA node, sockets."""
+"""Paths over PCIe, shortest first: one bridge, several bridges, the host bridge, between host
+bridges of a NUMA node, between NUMA nodes."""
 
 _NVLINK = re.compile(r"NV\d{1,3}")
 
@@ -393,13 +397,13 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         host: Host name; empty if unknown.
-        gpus: GPUs as the driver calls them, in its order: ``GPU0``, …
-        cards: Network cards by their own names, for example ``mlx5_0``; as the driver calls them
+        gpus: The driver's names of the GPUs, in its order: ``GPU0``, …
+        cards: Device names of the network cards, for example ``mlx5_0``; the driver's names
             (``NIC0``) if unknown.
-        links: Path from each device (GPUs, then cards) to each, as ``NV18``, ``PIX``, ``SYS``;
-            ``X`` to itself, empty if unknown. Square.
-        cpus: CPUs next to each GPU, for example ``0-55``; empty if unknown.
-        numa: NUMA nodes next to each GPU; empty if unknown.
+        links: Path from each device (GPUs, then cards) to each device, for example ``NV18``,
+            ``PIX``, ``SYS``; ``X`` to itself, empty if unknown. Square.
+        cpus: CPUs with affinity to each GPU, for example ``0-55``; empty if unknown.
+        numa: NUMA nodes of each GPU; empty if unknown.
     """
 
     host: str
@@ -410,22 +414,22 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     numa: tuple[str, ...]
 
     def between(self, first: int, second: int) -> str:
-        """Path between two devices, numbered as in ``links``."""
+        """Path between two devices, given by their positions in ``links``."""
         return self.links[first][second]
 
     def path_to_card(self, gpu: int, card: int) -> str:
-        """Path between a GPU and a card, each by its own number."""
+        """Path between a GPU and a card, given by their positions in ``gpus`` and ``cards``."""
         return self.between(gpu, len(self.gpus) + card)
 
     def nearest_cards(self, gpu: int) -> tuple[str, tuple[int, ...]]:
-        """The shortest path to any card, and the cards at its end; empty where none is known."""
+        """The shortest path to any card, and the cards that it leads to; empty if unknown."""
         paths = [self.path_to_card(gpu, card) for card in range(len(self.cards))]
         best = next((path for path in PATHS if path in paths), "")
         return best, tuple(c for c, path in enumerate(paths) if best and path == best)
 
     @property
     def islands(self) -> tuple[tuple[int, ...], ...]:
-        """GPUs that NVLink joins, directly or by others, ascending; each GPU is in one of them."""
+        """Sets of GPUs connected by NVLink, directly or through others; each GPU is in one."""
         left, found = set(range(len(self.gpus))), []
         while left:
             island = self._reached(min(left))
@@ -434,7 +438,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(found)
 
     def _reached(self, start: int) -> set[int]:
-        """GPUs that NVLink joins with ``start``."""
+        """GPUs connected to ``start`` by NVLink, directly or through others."""
         reached, front = {start}, [start]
         while front:
             gpu = front.pop()
@@ -453,7 +457,7 @@ class Machines(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         machines: In order of appearance.
-        notes: What was damaged or assumed, one sentence each.
+        notes: Damaged or assumed data, one sentence each.
     """
 
     machines: tuple[Machine, ...]

@@ -1,4 +1,4 @@
-"""Whether two runs may be compared like for like, and what differs between them."""
+"""Whether two runs are comparable, and the differences between them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SOFTWARE = "software"
 _OF_SIZE = ("world size", "nodes", "mesh", "config training.batch")
 _WEIGHTY = tuple(f"version of {name}" for name in ("driver", "cuda", "nccl", "torch"))
 
-_SELF = "distprof"  # its own version changes no training
+_SELF = "distprof"  # its version does not affect training
 _PROBES = "probes."
 _VARYING = (
     "RANK",
@@ -30,22 +30,22 @@ _VARYING = (
     "TORCHELASTIC_RESTART_COUNT",
     "NCCL_DEBUG",
 )
-"""Variables that differ from run to run, or that change what is said and not what is done."""
+"""Variables that differ from run to run, or that affect only the output of a run."""
 
 
 _MAX_TEXT = 2_000
-"""Characters of an option that are kept and compared."""
+"""Characters kept and compared of each option."""
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """One fact that is not the same in both runs.
+    """One property that differs between two runs.
 
     Args:
-        field: What, for example ``device`` or ``config training.steps``.
-        group: ``hardware`` (devices, their number, nodes, backend), ``job`` (what is trained, and
-            how it is laid out) or ``software`` (versions, variables).
-        first: As the first run has it; empty where it is not known or not set.
-        second: As the second run has it.
+        field: Name of the property, for example ``device`` or ``config training.steps``.
+        group: ``hardware`` (devices, world size, nodes, backend), ``job`` (workload and its layout)
+            or ``software`` (versions, variables).
+        first: Value in the first run; empty if unknown or not set.
+        second: Value in the second run; empty if unknown or not set.
     """
 
     field: str
@@ -55,22 +55,22 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sentence(self) -> str:
-        """For people, without full stop."""
+        """The difference as a sentence, without full stop."""
         first, second = self.first or "not set", self.second or "not set"
         return f"{self.field} is {first} in one and {second} in the other"
 
 
 def differences(first: Fingerprint, second: Fingerprint) -> tuple[Difference, ...]:
-    """Everything that is known of both and differs, hardware first.
+    """All properties known for both runs that differ, hardware first.
 
-    A fact that one of them does not record does not count as a difference. An option or variable
-    that only one of them sets does.
+    A property that one of the runs does not record does not count as a difference. An option or
+    variable that only one of them sets does.
     """
     return (*_of_hardware(first, second), *_of_job(first, second), *_of_software(first, second))
 
 
 def flat_config(config: Mapping[str, Mapping[str, object]]) -> dict[str, str]:
-    """Sections and options as one flat mapping to text, as in :attr:`Fingerprint.config`."""
+    """Flatten sections and options to a mapping to text, as in :attr:`Fingerprint.config`."""
     return {
         f"{section}.{option}": str(value)[:_MAX_TEXT]
         for section, options in config.items()
@@ -85,16 +85,17 @@ def unlike(
     sizes_may_differ: bool = False,
     is_gate: bool = False,
 ) -> tuple[Difference, ...]:
-    """The differences that forbid to compare step times as like with like.
+    """The differences that make the step times of two runs incomparable.
 
-    Hardware and job must be the same. Software is what a comparison of two runs is often about; a
-    gate on a team's own code must not take an update of the driver for a change of that code.
+    Hardware and job must be the same. Software may differ, as comparisons of two runs are often
+    about software. A gate on a team's own code is stricter: it must not attribute a driver update
+    to a change of the code.
 
     Args:
-        first: One run.
-        second: The other.
-        sizes_may_differ: Whether the number of ranks and nodes, the mesh, and the batch of a rank
-            may differ: in a scaling sweep they are meant to.
+        first: The first run.
+        second: The second run.
+        sizes_may_differ: Whether the number of ranks and nodes, the mesh, and the batch per rank
+            may differ, as they do in a scaling sweep.
         is_gate: Whether versions of driver, CUDA, NCCL and torch, and variables, must be the same.
     """
     free = _OF_SIZE if sizes_may_differ else ()
@@ -129,7 +130,7 @@ def _of_software(first: Fingerprint, second: Fingerprint) -> Iterator[Difference
     known = (first.versions.keys() & second.versions.keys()) - {_SELF}
     mine, theirs = ({name: of[name] for name in known} for of in (first.versions, second.versions))
     yield from _entries("version of", _SOFTWARE, mine, theirs)
-    if first.versions and second.versions:  # a run directory of each: no variable is none set
+    if first.versions and second.versions:  # both are run directories: a missing variable is unset
         set_here, set_there = _steady(first.environment), _steady(second.environment)
         yield from _entries("variable", _SOFTWARE, set_here, set_there)
 
@@ -143,7 +144,7 @@ def _one(field: str, group: str, first: object, second: object) -> Iterator[Diff
 def _many(
     field: str, group: str, first: Mapping[str, object], second: Mapping[str, object]
 ) -> Iterator[Difference]:
-    """Entry by entry; nothing where one of the two says nothing at all."""
+    """Differences entry by entry; none if either mapping is empty."""
     if first and second:
         yield from _entries(field, group, first, second)
 
@@ -159,7 +160,7 @@ def _entries(
 
 
 def _training(config: Mapping[str, str]) -> dict[str, str]:
-    """Without what only says how the run is watched."""
+    """The options without those of the probes."""
     return {name: value for name, value in config.items() if not name.startswith(_PROBES)}
 
 

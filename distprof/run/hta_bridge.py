@@ -1,16 +1,16 @@
-"""A run as an object of Holistic Trace Analysis (HTA), made from distprof's tables.
+"""Convert a run to an object of Holistic Trace Analysis (HTA) from distprof's tables.
 
-HTA's analyses then run without HTA's parser: each rank's frame has the columns, units and order of
-events that HTA's loader makes, and HTA's own functions link launches, align ranks and drop the last
-step. Where the frames differ from what HTA reads itself:
+HTA's analyses then run without HTA's parser. Each rank's frame has the columns, units and event
+order that HTA's loader produces, and HTA's own functions link launches, align ranks and drop the
+last step. The frames differ from those of HTA's loader as follows:
 
-- Python frames (``python_function``) and arguments that no HTA analysis of this bridge reads
-  (shapes, external ids, collective arguments) are left out.
-- Event indices count distprof's rows, not the events of the file, so what HTA writes over the
-  original file is refused (:data:`REFUSED`).
+- They omit Python frames (``python_function``) and arguments that no supported HTA analysis reads
+  (shapes, external ids, collective arguments).
+- Event indices count distprof's rows, not the events of the file. Analyses that overwrite events of
+  the original file are therefore refused (:data:`REFUSED`).
 - Activities on stream 0 get the step of their launch; HTA leaves them without a step.
-- The bandwidth of a copy is its bytes over its duration; Kineto wrote the same quotient, from the
-  duration before rounding where the trace has whole microseconds.
+- The bandwidth of a copy is its bytes over its duration. Kineto wrote the same quotient, but used
+  the duration before rounding in traces with whole microseconds.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ REFUSED = {
     "get_frequent_cuda_kernel_sequences": "it overwrites the events of the original file",
     "get_cupti_counter_data_with_operators": "distprof's tables do not keep CUPTI counters",
 }
-"""HTA analyses that need more than distprof's tables hold, and why."""
+"""HTA analyses that distprof's tables do not support, with the reason."""
 
 _NEED_DEVICE = (
     "get_temporal_breakdown",
@@ -56,7 +56,7 @@ _KINETO_CATEGORY = {
     "annotation": "user_annotation",
     "sync": "cuda_sync",
 }
-_UNKNOWN_STREAM = 2**32 - 1  # how CUPTI writes it; HTA takes any stream but -1 as device work
+_UNKNOWN_STREAM = 2**32 - 1  # CUPTI's value; for HTA, any stream but -1 is device work
 _STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)")
 
 
@@ -71,13 +71,13 @@ def to_hta(
 
     Args:
         run: The run, opened with host rows.
-        ranks: Ranks to hand over, None for all. HTA keeps all of them in memory.
-        include_last_step: HTA drops the last of several profiler steps unless this is set.
-        exact: Hand over fractions of microseconds. HTA rounds starts up and ends down to whole
-            microseconds, which is the default here too, so that its numbers come out.
+        ranks: Ranks to convert, None for all. HTA keeps all of them in memory.
+        include_last_step: Whether to keep the last of several profiler steps, which HTA drops.
+        exact: Keep fractions of microseconds. By default, starts are rounded up and ends down to
+            whole microseconds as in HTA, so results equal HTA's own.
 
     Returns:
-        The object; its methods are HTA's. Those in :data:`REFUSED` raise UsageError.
+        The analysis object with HTA's methods. Those in :data:`REFUSED` raise UsageError.
 
     Raises:
         MissingExtraError: If HTA is not installed.
@@ -119,7 +119,7 @@ def _load(rank: Rank) -> RankTables:
 
 
 def _add_rank(trace: Any, rank: Rank, tables: RankTables, origin_ns: int, exact: bool) -> None:
-    """Put one rank's frame, metadata and path where HTA's parser puts them."""
+    """Store one rank's frame, metadata and path as HTA's parser does."""
     from hta.common.trace import transform_correlation_to_index
     from hta.common.trace_parser import infer_gpu_type
 
@@ -137,7 +137,7 @@ def _add_rank(trace: Any, rank: Rank, tables: RankTables, origin_ns: int, exact:
 
 
 def _has_device(rank: Rank) -> bool:
-    """Whether ACTIVITY holds device work; on CPU-only traces it repeats host rows."""
+    """Whether ACTIVITY holds GPU work; on CPU-only traces it repeats host rows."""
     return rank.device.name != "cpu"
 
 
@@ -150,12 +150,12 @@ def _metadata(rank: Rank, origin_ns: int) -> dict[str, Any]:
         },
     }
     if rank.has_epoch:
-        meta["baseTimeNanoseconds"] = origin_ns  # 0 where times are handed over since the epoch
+        meta["baseTimeNanoseconds"] = origin_ns  # 0 if times count from the epoch
     return meta
 
 
 def _frame(host: Table, activity: Table, symbols: Any) -> pd.DataFrame:
-    """Host rows, then device rows, under HTA's column names; times come later."""
+    """Host rows, then device rows, with HTA's column names but without times."""
     import pandas as pd
 
     on_device = activity["kind"] != ActivityKind.ANNOTATION
@@ -182,7 +182,7 @@ def _frame(host: Table, activity: Table, symbols: Any) -> pd.DataFrame:
 
 
 def _categories(host: Table, activity: Table) -> Coded:
-    """Kineto's categories of all rows, in its present spelling."""
+    """Kineto's categories of all rows, in the spelling of current versions."""
     category = host.coded("category")
     values = tuple(_KINETO_CATEGORY.get(value, value) for value in category.values)
     name = activity.coded("name")
@@ -199,12 +199,12 @@ def _categories(host: Table, activity: Table) -> Coded:
 
 
 def _used(column: Coded) -> list[str]:
-    """The values that some row holds: HTA counts the step names of its symbol table."""
+    """The values that occur in the column: HTA counts the step names of its symbol table."""
     return [column.values[code] for code in np.unique(column.codes).tolist()]
 
 
 def _codes(column: Coded, symbols: Any) -> Int64Array:
-    """The column in the codes of HTA's symbol table, which learns new symbols."""
+    """The column in codes of HTA's symbol table; adds missing symbols to it."""
     symbols.add_symbols(_used(column))
     ids = symbols.get_sym_id_map()
     table = np.array([ids.get(value, ABSENT) for value in column.values] or [ABSENT], np.int64)
@@ -213,7 +213,7 @@ def _codes(column: Coded, symbols: Any) -> Int64Array:
 
 
 def _threads(thread: Coded) -> tuple[NDArray[np.object_], NDArray[np.object_]]:
-    """Process and thread ids, as integers where they are."""
+    """Process and thread ids, as integers if they are numeric."""
     pairs = [value.partition("/")[::2] for value in thread.values] or [("", "")]
     pid, tid = (
         np.array([int(word) if word.isdecimal() else word for word in words], dtype=object)
@@ -223,7 +223,7 @@ def _threads(thread: Coded) -> tuple[NDArray[np.object_], NDArray[np.object_]]:
 
 
 def _bandwidth(activity: Table) -> NDArray[np.float64]:
-    """Gigabytes per second of each copy, which is bytes per ns; 0 where unknown, as in HTA."""
+    """Bandwidth of each copy in GB/s, which is bytes per ns; 0 if unknown, as in HTA."""
     duration = activity["end_ns"] - activity["start_ns"]
     known = (activity["bytes"] >= 0) & (duration > 0)
     moved = np.where(known, activity["bytes"], 0)
@@ -234,10 +234,10 @@ def _bandwidth(activity: Table) -> NDArray[np.float64]:
 def _set_times(
     frame: pd.DataFrame, host: Table, activity: Table, origin_ns: int, exact: bool
 ) -> None:
-    """Microseconds: whole, starts up and ends down, as HTA rounds; or exact, since the origin."""
+    """Set times in microseconds: rounded as HTA does, or exact and relative to the origin."""
     start = np.concatenate([host["start_ns"], activity["start_ns"]])
     end = np.concatenate([host["end_ns"], activity["end_ns"]])
-    if exact:  # a float holds nanoseconds only when they are counted from nearby
+    if exact:  # a float keeps nanoseconds only if times are relative to a nearby origin
         frame["ts"] = (start - origin_ns) / 1000
         frame["dur"] = (end - start) / 1000
     else:
@@ -247,7 +247,7 @@ def _set_times(
 
 
 def _iterations(frame: pd.DataFrame, names: Sequence[str]) -> Int64Array:
-    """The profiler step of each row: by time on the host, by launch on the device; else -1."""
+    """The profiler step of each row: by time on the CPU, by launch on the GPU, -1 if unknown."""
     numbers = {code: int(m[1]) for code, name in enumerate(names) if (m := _STEP.match(name))}
     ts, index_of_launch = frame["ts"].to_numpy(), frame["index_correlation"].to_numpy()
     order = np.argsort(ts, kind="stable")
@@ -265,7 +265,7 @@ def _iterations(frame: pd.DataFrame, names: Sequence[str]) -> Int64Array:
 
 
 def _refuse_unsupported(analysis: Any, tables: Sequence[RankTables], ranks: Sequence[Rank]) -> None:
-    """Put a clear error in the place of what would fail, or mislead, inside HTA."""
+    """Replace methods that would fail or mislead inside HTA by a clear error."""
     why = dict(REFUSED)
     if not any(
         _has_device(rank) and len(t.activity) for rank, t in zip(ranks, tables, strict=True)

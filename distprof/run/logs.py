@@ -1,7 +1,8 @@
-"""Evidence from logs on a job; each type is requested from a run.
+"""Evidence from the logs of a job; :meth:`Run.get` returns it by type.
 
-NCCL's own log (communicators, rings, transports, settings, warnings), sensors and errors of devices
-that tools other than the probes recorded, and what a training program printed of its iterations.
+It comprises NCCL's own log (communicators, rings, transports, settings, warnings), sensors and
+errors of GPUs recorded by other tools than the probes, and the iterations that a training program
+printed.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ __all__ = [
 
 
 class NcclProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that wrote lines.
+    """A process that wrote to the log.
 
     Args:
         host: Host name as NCCL prints it.
-        pid: Process id there.
-        rank: Global rank; None where the log does not tell.
+        pid: Process id on that host.
+        rank: Global rank, None if unknown.
     """
 
     host: str
@@ -54,11 +55,11 @@ class NcclMember(msgspec.Struct, frozen=True, kw_only=True):
     """A rank of a communicator.
 
     Args:
-        rank: In the communicator.
+        rank: Rank in the communicator.
         process: Index of its process.
-        device: Index of its GPU as the process counts them, None where not told.
-        bus_id: PCI bus id, empty where not told.
-        is_complete: Whether the log says that its initialisation ended.
+        device: Index of its GPU as seen by the process, None if unknown.
+        bus_id: PCI bus id, empty if unknown.
+        is_complete: Whether the log reports the end of its initialisation.
     """
 
     rank: int
@@ -69,20 +70,20 @@ class NcclMember(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NcclCommunicator(msgspec.Struct, frozen=True, kw_only=True):
-    """A communicator, or what is known of it.
+    """A communicator, which the log may describe only in part.
 
     Args:
-        name: Its id in the log (``commId``); of older versions, which print none, a number.
-        num_ranks: Ranks that it has.
-        members: Ranks that wrote of it, ascending.
-        is_certain: Whether its members belong together for sure: ids say so, or there is only one
-            communicator of that size.
-        init_ns: Slowest initialisation that a member tells, None where none does.
-        num_channels: For collectives, None where not told.
-        num_nvls_channels: For NVLink SHARP, None where not told.
-        rings: Ranks of each ring in order; only rings that the log holds completely.
-        tree_depths: Of each tree that the log holds completely, steps from the root to the last.
-        num_nodes: As NCCL counts them, None where not told.
+        name: Its id in the log (``commId``), or a number for old versions that print no id.
+        num_ranks: Size of the communicator.
+        members: Ranks that logged the communicator, ascending.
+        is_certain: Whether the members certainly belong together: by their ids, or because there is
+            only one communicator of that size.
+        init_ns: Slowest initialisation that a member reports, None if none does.
+        num_channels: Channels for collectives, None if unknown.
+        num_nvls_channels: Channels for NVLink SHARP, None if unknown.
+        rings: Ranks of each ring in order; only rings that are complete in the log.
+        tree_depths: Depth of each tree that is complete in the log.
+        num_nodes: Nodes as NCCL counts them, None if unknown.
     """
 
     name: str
@@ -98,18 +99,18 @@ class NcclCommunicator(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NcclEdge(msgspec.Struct, frozen=True, kw_only=True):
-    """A connection between two ranks of a communicator, all its channels together.
+    """A connection between two ranks of a communicator, over all its channels.
 
     Args:
-        communicator: Its index; None where that cannot be told.
-        process: Index of the process that wrote of it.
+        communicator: Index of the communicator, None if unknown.
+        process: Index of the process that logged the connection.
         source: Rank that sends, in the communicator; None for a connection to a switch.
         target: Rank that receives; None for a connection to a switch.
         transport: For example ``P2P/CUMEM``, ``SHM``, ``NET/IB``, ``COLLNET/SHARP``.
-        has_gdr: Whether the card reads and writes the GPU's memory itself.
+        has_gdr: Whether the card accesses GPU memory directly (GPUDirect RDMA).
         card: Index of the network card, None for other transports.
-        direction: ``send`` or ``receive`` where both sides write of it, else empty.
-        num_lines: Lines that report it, one per channel and side.
+        direction: ``send`` or ``receive`` if both sides log the connection, else empty.
+        num_lines: Lines that report the connection, one per channel and side.
     """
 
     communicator: int | None
@@ -127,9 +128,9 @@ class NcclCard(msgspec.Struct, frozen=True, kw_only=True):
     """A network card that NCCL found.
 
     Args:
-        host: Where.
+        host: Host of the card.
         network: ``IB``, ``Socket`` or the plug-in's name.
-        index: As transports name it.
+        index: Index that transports refer to.
         name: For example ``mlx5_0:1``.
         link: For example ``IB/SHARP``, ``RoCE``; empty for sockets.
     """
@@ -142,14 +143,14 @@ class NcclCard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NcclChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """What NCCL chose for operations of one size, or calls of which no choice is logged.
+    """NCCL's choice for operations of one size, or calls without a logged choice.
 
     Args:
-        operation: For example ``AllReduce``; empty where an old version does not say.
-        num_bytes: Size; None for calls.
-        algorithm: For example ``RING``; empty for calls.
-        protocol: ``LL``, ``LL128`` or ``SIMPLE``; empty for calls.
-        num_calls: Lines.
+        operation: For example ``AllReduce``; empty if an old version does not name it.
+        num_bytes: Size of the operation; None for calls without a choice.
+        algorithm: For example ``RING``; empty for calls without a choice.
+        protocol: ``LL``, ``LL128`` or ``SIMPLE``; empty for calls without a choice.
+        num_calls: Lines that report it.
     """
 
     operation: str
@@ -160,14 +161,14 @@ class NcclChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NcclWarning(msgspec.Struct, frozen=True, kw_only=True):
-    """Warnings that differ in numbers only.
+    """Warnings that differ only in numbers.
 
     Args:
-        text: The first of them.
+        text: The first of the warnings.
         about: ``teardown`` (processes end, harmless), ``fallback`` (NCCL takes another path) or
             ``problem``.
-        num_lines: How many.
-        processes: Indexes of the processes.
+        num_lines: Number of warnings.
+        processes: Indices of the processes that logged them.
     """
 
     text: str
@@ -177,31 +178,31 @@ class NcclWarning(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NcclLog(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that the logs tell.
+    """Content of NCCL's logs.
 
     Args:
         files: Files read.
         num_jobs: Sets of processes that share neither a file nor a communicator; 0 without any
             communicator.
-        processes: Processes that wrote.
-        versions: Version to the indexes of the processes that say it; rank 0 only in old versions.
-        settings: Name of an environment variable to value to indexes of processes.
+        processes: Processes that wrote to the logs.
+        versions: Version to the indices of the processes that log it; only rank 0 in old versions.
+        settings: Name of an environment variable to value to indices of processes.
         communicators: Communicators, in order of appearance.
         edges: Connections.
         cards: Network cards.
-        missing_networks: Networks of which NCCL says that it found no device, to processes.
-        networks: Networks that were chosen, to processes.
-        links: Types of paths between GPUs by NCCL's graph search, for example ``NVL``, ``PIX``.
+        missing_networks: Networks for which NCCL found no device, to indices of processes.
+        networks: Networks that NCCL chose, to indices of processes.
+        links: Types of paths between GPUs in NCCL's graph search, for example ``NVL``, ``PIX``.
         choices: Algorithms and protocols.
         warnings: Warnings, most frequent first.
-        num_lines: Lines read, of NCCL or not.
-        num_bytes: Bytes read, unpacked.
-        num_info: Texts marked INFO; a line may hold several where ranks wrote at once.
-        num_warn: Texts marked WARN.
-        num_unknown: Of these, texts that the reader does not know.
-        num_cut: Of these, texts that other ranks' output cut off.
-        unknown: Some of the unknown ones.
-        notes: What was damaged or left out, one sentence each.
+        num_lines: Lines read, including those of other programs.
+        num_bytes: Bytes read, uncompressed.
+        num_info: Messages marked INFO; a line may hold several if ranks wrote at the same time.
+        num_warn: Messages marked WARN.
+        num_unknown: Messages of both kinds that the reader does not recognise.
+        num_cut: Messages of both kinds that the output of other ranks cut off.
+        unknown: Examples of unrecognised messages.
+        notes: Damaged or skipped data, one sentence each.
     """
 
     files: tuple[str, ...] = ()
@@ -240,24 +241,24 @@ class NcclLog(msgspec.Struct, frozen=True, kw_only=True):
 # Devices ------------------------------------------------------------------------------------------
 
 Clock: TypeAlias = Literal["epoch", "local", "day", "none"]
-"""What times of a series are: ns since the epoch; the same of a local clock whose zone the file
-does not tell; since a midnight whose date it does not tell; numbers of samples, for want of times.
+"""Meaning of the times of a series: ns since the epoch; the same in an unknown local time zone; ns
+since midnight of an unknown date; sample numbers, if there are no times.
 """
 
 
 class DeviceSeries(msgspec.Struct, frozen=True, kw_only=True):
-    """Samples of one device's sensors.
+    """Sensor samples of one GPU.
 
     Args:
-        file: Where they come from.
-        host: Host name, empty where the file does not tell.
-        index: Number of the device on its host as the driver counts; None where not told.
-        uuid: For example ``GPU-5269b708-…``; empty where not told.
-        bus_id: PCI bus id as ``domain:bus:device.function``, lower case; empty where not told.
-        name: For example ``NVIDIA H200``; empty where not told.
-        clock: What its times are.
+        file: File that holds the samples.
+        host: Host name, empty if unknown.
+        index: Index of the GPU on its host in the driver's order, None if unknown.
+        uuid: For example ``GPU-5269b708-…``; empty if unknown.
+        bus_id: PCI bus id as ``domain:bus:device.function``, lower case; empty if unknown.
+        name: For example ``NVIDIA H200``; empty if unknown.
+        clock: Meaning of the times.
         table: TELEMETRY, ascending in time.
-        rank: Global rank that it was joined to; None where it was not.
+        rank: Global rank that the samples were assigned to, None without one.
     """
 
     file: str
@@ -272,26 +273,25 @@ class DeviceSeries(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """An error that a kernel, a driver or a switch's manager logged.
+    """An error logged by a kernel, a driver or the fabric manager.
 
     Args:
-        file: Where it stands.
+        file: File that holds the line.
         kind: ``xid`` of a GPU, ``fabric`` of an NVSwitch, ``crash`` of a process (a segmentation
             fault or another trap), ``oom`` for a process that the kernel killed to free memory.
-        number: Of the error; None where the line has none.
+        number: Number of the error, None if the line has none.
         text: The line, without its time.
-        t_ns: When, on ``clock``; None where the line does not tell.
-        clock: What ``t_ns`` is; ``none`` where it is None.
-        time: The time as the line has it.
-        host: Host name, empty where not told.
-        bus_id: Of the GPU or the switch, as in DeviceSeries.
-        uuid: Of the GPU, empty where not told.
-        index: Of the GPU, None where not told.
-        rank: Global rank on that device, or of that process, None where that is not known.
-        process: Name of the process, at most 15 letters as the kernel keeps it; empty where not
-            told.
-        pid: Of the process; for a crash, of the thread that crashed. None where not told.
-        memory_bytes: What a killed process held in memory, None where not told.
+        t_ns: Time on ``clock``, None if the line has none.
+        clock: Meaning of ``t_ns``; ``none`` if it is None.
+        time: The time as written in the line.
+        host: Host name, empty if unknown.
+        bus_id: Bus id of the GPU or the switch, as in DeviceSeries.
+        uuid: UUID of the GPU, empty if unknown.
+        index: Index of the GPU, None if unknown.
+        rank: Global rank on that GPU, or of that process, None if unknown.
+        process: Name of the process, which the kernel cuts after 15 characters; empty if unknown.
+        pid: Id of the process or, for a crash, of the thread that crashed; None if unknown.
+        memory_bytes: Memory that a killed process held, None if unknown.
     """
 
     file: str
@@ -312,16 +312,16 @@ class DeviceEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceLinks(msgspec.Struct, frozen=True, kw_only=True):
-    """NVLink of one device at one moment.
+    """NVLinks of one GPU at one moment.
 
     Args:
-        file: Where it stands.
-        host: Host name, empty where not told.
-        index: Number of the device on its host.
-        uuid: Empty where not told.
+        file: File that holds the data.
+        host: Host name, empty if unknown.
+        index: Index of the GPU on its host.
+        uuid: UUID of the GPU, empty if unknown.
         name: For example ``NVIDIA A100-SXM4-80GB``.
-        gb_per_s: Speed of each link per direction, GB/s; None for one that is inactive.
-        rank: Global rank on that device, None where that is not known.
+        gb_per_s: Speed of each link per direction, GB/s; None for an inactive link.
+        rank: Global rank on that GPU, None if unknown.
     """
 
     file: str
@@ -334,30 +334,29 @@ class DeviceLinks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceState(msgspec.Struct, frozen=True, kw_only=True):
-    """What one device says of itself at one moment, apart from its sensors.
+    """State of one GPU at one moment, other than its sensors.
 
     Args:
-        file: Where it stands.
-        host: Host name, empty where the file does not tell.
-        index: Number of the device on its host as the driver counts; None where not told.
-        uuid: Empty where not told.
-        bus_id: PCI bus id as in DeviceSeries; empty where not told.
-        name: For example ``NVIDIA H200``; empty where not told.
-        driver: Version of the driver; empty where not told.
-        cuda: Newest version of CUDA that the driver supports; empty where not told.
-        is_in_use: Whether it was working, so that its PCIe link is not slowed down to save power;
-            None where not told.
-        pcie_generation: Of the link at that moment, None where not told.
-        pcie_generation_max: Most that the GPU and its host allow.
-        pcie_width: Lanes of the link at that moment, None where not told.
-        pcie_width_max: Most that the GPU and its host allow.
-        ecc_uncorrected: Uncorrected memory errors since the driver was loaded; None where not told.
-        is_repair_pending: Whether memory waits for a reset to be repaired (a row to be remapped, a
-            page to be retired); None where not told.
-        has_repair_failed: Whether memory could not be repaired; None where not told.
-        recovery: What the driver asks for, for example ``Reset``; empty for nothing, and where not
-            told.
-        rank: Global rank on that device, None where that is not known.
+        file: File that holds the data.
+        host: Host name, empty if unknown.
+        index: Index of the GPU on its host in the driver's order, None if unknown.
+        uuid: UUID of the GPU, empty if unknown.
+        bus_id: PCI bus id as in DeviceSeries; empty if unknown.
+        name: For example ``NVIDIA H200``; empty if unknown.
+        driver: Version of the driver; empty if unknown.
+        cuda: Newest version of CUDA that the driver supports; empty if unknown.
+        is_in_use: Whether the GPU was busy, in which case its PCIe link is not slowed down to save
+            power; None if unknown.
+        pcie_generation: Generation of the link at that moment, None if unknown.
+        pcie_generation_max: Highest generation that the GPU and its host allow.
+        pcie_width: Lanes of the link at that moment, None if unknown.
+        pcie_width_max: Most lanes that the GPU and its host allow.
+        ecc_uncorrected: Uncorrected memory errors since the driver was loaded; None if unknown.
+        is_repair_pending: Whether a memory repair waits for a reset (a row to be remapped, a page
+            to be retired); None if unknown.
+        has_repair_failed: Whether a memory repair failed; None if unknown.
+        recovery: Action that the driver requests, for example ``Reset``; empty if none or unknown.
+        rank: Global rank on that GPU, None if unknown.
     """
 
     file: str
@@ -381,19 +380,19 @@ class DeviceState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceLog(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that such files tell.
+    """Content of sensor files and kernel logs.
 
     Args:
         files: Files read.
-        series: Sensors, one entry per device and clock.
+        series: Sensor samples, one entry per GPU and clock.
         events: Errors, in order of the files.
-        links: NVLink, one entry per device.
-        states: Links to the CPU and memory, one entry per device.
-        kernel_logs: Of the files, those that are kernel logs.
+        links: NVLinks, one entry per GPU.
+        states: PCIe link and memory, one entry per GPU.
+        kernel_logs: Those of the files that are kernel logs.
         num_lines: Lines read.
-        written_ns: File to when it was last written, ns since the epoch; without packed ones and
-            those that are not on this machine.
-        notes: What was damaged, left out, or decided, one sentence each.
+        written_ns: File to the time of its last change, ns since the epoch; without compressed
+            files and files of other machines.
+        notes: Damaged or skipped data and choices made, one sentence each.
     """
 
     files: tuple[str, ...] = ()
@@ -428,16 +427,16 @@ Float64Array = NDArray[np.float64]
 
 
 class TrainingFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the log says of the job's layout; None where it says nothing.
+    """Layout of the job according to the log; None for properties that the log does not give.
 
     Args:
-        world_size: Ranks.
+        world_size: Number of ranks.
         mesh: Axis (``tp``, ``pp``, ``dp``, ``cp``, ``ep``) to its size.
-        num_micro_batches: Per iteration and pipeline.
-        micro_batch_size: Samples of a micro-batch.
-        global_batch_size: Samples of an iteration, all ranks together.
-        sequence_length: Tokens of a sample.
-        virtual_stages: Stages that each rank of a pipeline holds.
+        num_micro_batches: Micro-batches per iteration and pipeline.
+        micro_batch_size: Samples per micro-batch.
+        global_batch_size: Samples per iteration, all ranks together.
+        sequence_length: Tokens per sample.
+        virtual_stages: Stages per pipeline rank.
     """
 
     world_size: int | None = None
@@ -450,29 +449,29 @@ class TrainingFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
-    """Iterations as printed; all arrays have one entry for each report, in the order of the log.
+    """Printed iterations; all arrays have one entry per report, in the order of the log.
 
     Args:
-        origin: Whose words they are, for example ``Megatron-LM``.
+        origin: Program that printed the log, for example ``Megatron-LM``.
         files: Paths as the user named them.
         iteration: int64, number of the (last) iteration of a report, or ABSENT.
-        span: int64, how many iterations a report is the mean of, at least 1.
+        span: int64, number of iterations that a report is the mean of, at least 1.
         duration_ns: int64, time of one iteration, or ABSENT.
-        samples_per_s: float64, all ranks together, NaN where not told.
-        tokens_per_s: float64, all ranks together, NaN where not told.
-        tokens_per_s_per_device: float64, NaN where not told.
-        tflops: float64, per device, NaN where not told.
-        loss: float64, NaN where not told.
-        printed_samples_per_s: float64 of any length, throughput that the program printed apart.
+        samples_per_s: float64, all ranks together, NaN if not printed.
+        tokens_per_s: float64, all ranks together, NaN if not printed.
+        tokens_per_s_per_device: float64, NaN if not printed.
+        tflops: float64, per GPU, NaN if not printed.
+        loss: float64, NaN if not printed.
+        printed_samples_per_s: float64 of any length, throughput printed apart from the reports.
         timers: Name of a timer to int64 ns per iteration, or ABSENT.
-        is_of_slowest_ranks: Whether timers are of whichever rank was slowest in each.
+        is_of_slowest_ranks: Whether each timer shows the slowest rank in that timer.
         startup: Name of a timer before the first iteration to its ns.
-        facts: What the log says of the job's layout.
+        facts: Layout of the job according to the log.
         num_lines: Lines of the files.
-        num_reports: Lines that were understood as a report on iterations or timers.
-        num_unknown: Lines with a sign of such a report that could not be understood.
-        num_restarts: How often the numbers of iterations go back.
-        notes: What was assumed or left out, one sentence each.
+        num_reports: Lines recognised as a report on iterations or timers.
+        num_unknown: Lines that resemble a report but could not be read.
+        num_restarts: How often the iteration number goes back.
+        notes: Assumptions and skipped data, one sentence each.
     """
 
     origin: str
@@ -498,16 +497,17 @@ class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_steady(self) -> NDArray[np.bool_]:
-        """Reports that count: those with a duration, except the first and each after a restart.
+        """Mask of the reports that count: with a duration, and not the first or after a restart.
 
-        The first iterations allocate, compile and connect.
+        The first iterations allocate, compile and connect. If no other report has a duration, these
+        count.
         """
         known: NDArray[np.bool_] = (self.duration_ns != ABSENT) & ~self._begins
         return known if known.any() else self.duration_ns != ABSENT
 
     @property
     def _begins(self) -> NDArray[np.bool_]:
-        """The first report with a duration, and the first after numbers go back."""
+        """Mask of the first report with a duration, and of the first after the numbers go back."""
         begins = np.zeros(len(self.iteration), bool)
         timed = np.flatnonzero(self.duration_ns != ABSENT)
         if len(timed):
@@ -525,18 +525,18 @@ class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def median_step_ns(self) -> int | None:
-        """Median time of an iteration; None where no report has a time."""
+        """Median time of an iteration; None if no report has a time."""
         steady = self.steady_ns
         return round(float(np.median(steady))) if len(steady) else None
 
     @property
     def world_size(self) -> int | None:
-        """Ranks of the job."""
+        """Number of ranks of the job."""
         return self.facts.world_size
 
     @property
     def tokens_per_step(self) -> int | None:
-        """Tokens of an iteration, all ranks together; None where the log does not say."""
+        """Tokens per iteration, all ranks together; None if the log does not give them."""
         facts = self.facts
         if facts.global_batch_size is None or facts.sequence_length is None:
             return None

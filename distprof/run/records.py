@@ -1,4 +1,4 @@
-"""Records of the probes of one rank: step log, counters, routing, pauses.
+"""Probe records of one rank: step log, counters, routing, pauses.
 
 All times are int64 ns since the epoch on that rank's own clock. In float columns NaN means
 unknown.
@@ -72,7 +72,7 @@ STEP_LOG = TableSchema(
         Column(
             name="is_probed",
             dtype="bool",
-            doc="False where the probes paused to measure their own cost.",
+            doc="False while the probes paused to measure their own cost.",
         ),
     ),
 )
@@ -125,8 +125,8 @@ TELEMETRY = TableSchema(
         _count("memory_used_bytes", "Used on the whole GPU, by all processes.", "B"),
         _count("pcie_tx_bytes_per_s", "From the GPU.", "B/s"),
         _count("pcie_rx_bytes_per_s", "To the GPU.", "B/s"),
-        _count("nvlink_tx_bytes", "Sent since start of the counters, all links.", "B"),
-        _count("nvlink_rx_bytes", "Received since start of the counters, all links.", "B"),
+        _count("nvlink_tx_bytes", "Sent since the counters started, all links.", "B"),
+        _count("nvlink_rx_bytes", "Received since the counters started, all links.", "B"),
         _count("ecc_uncorrected", "Uncorrected errors since the driver was loaded."),
         _count("num_processes", "Processes that compute on the GPU."),
         Column(
@@ -150,7 +150,7 @@ ROUTING = TableSchema(
         _count("capacity", "Maximum number of assignments that an expert takes from this rank."),
         Column(name="dropped", dtype="int64", doc="Assignments over capacity."),
         _number("aux_loss", "Load-balancing loss."),
-        Column(name="first", dtype="int64", doc="Index of its first count in ``expert_tokens``."),
+        Column(name="first", dtype="int64", doc="Index of the first count in ``expert_tokens``."),
         Column(name="num_experts", dtype="int64", doc="Number of counts."),
     ),
 )
@@ -163,17 +163,19 @@ PAUSES = TableSchema(
         _START,
         _END,
         _count("step", "Step in which it happened."),
-        _count("generation", "Of the garbage collector."),
+        _count("generation", "Generation of the garbage collection."),
         _count("num_collected", "Objects freed."),
-        _count("cpu_ns", "Time on a CPU, of those who load the batch."),
-        _count("run_queue_ns", "Time without one, though ready to run."),
-        Column(name="in_phase", dtype="bool", doc="In a phase ``input``, which counts instead."),
+        _count("cpu_ns", "Time that the loaders of the batch ran on a CPU."),
+        _count("run_queue_ns", "Time that they were ready to run but had no CPU."),
+        Column(
+            name="in_phase", dtype="bool", doc="Whether a phase ``input`` already counts this time."
+        ),
     ),
 )
 
 CLOCK_STAMPS = TableSchema(
     name="clock_stamps",
-    doc="Time exchanges with rank 0, in the manner of NTP.",
+    doc="Time exchanges with rank 0, as in NTP.",
     columns=(
         Column(name="t_sent_ns", dtype="int64", unit="ns", doc="Own clock when the request left."),
         Column(
@@ -192,7 +194,7 @@ RECORD_TABLES = (STEP_LOG, PHASES, MEMORY_LOG, TELEMETRY, ROUTING, PAUSES, CLOCK
 
 
 class RankRecords(msgspec.Struct, frozen=True, kw_only=True):
-    """The records of one rank; a table is empty where its file does not exist.
+    """The records of one rank; a table is empty if its file does not exist.
 
     Args:
         rank: Global rank.
@@ -203,10 +205,10 @@ class RankRecords(msgspec.Struct, frozen=True, kw_only=True):
         routing: ROUTING table.
         expert_tokens: int64, counts of tokens per expert, one row of ``routing`` after another.
         pauses: PAUSES table.
-        about: Table name to the facts that its file gives for all rows.
+        about: Table name to the properties that its file gives for all rows.
         nccl_log_bytes: Size of the NCCL log, None without one.
         settings: Configuration read from the job's objects, None if not recorded.
-        notes: What was damaged or left out, one sentence each.
+        notes: Damaged or skipped data, one sentence each.
     """
 
     rank: int
@@ -224,7 +226,7 @@ class RankRecords(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordSource(Protocol):
-    """Where the records of a rank come from. Picklable."""
+    """Source of the records of a rank. Picklable."""
 
     @property
     def rank(self) -> int:
@@ -232,19 +234,19 @@ class RecordSource(Protocol):
         ...
 
     def load(self) -> RankRecords:
-        """Read them. Damage is counted and reported in ``notes``, never raised."""
+        """Read the records. Damage is counted and reported in ``notes``, never raised."""
         ...
 
 
-# Flight Recorder: operations launched, groups, their progress -------------------------------------
+# Flight Recorder: launched operations, groups and their progress ----------------------------------
 
 
 class FlightState(IntEnum):
     """Progress of an operation, as the recorder saw it. Stored as int8."""
 
     UNKNOWN = 0
-    SCHEDULED = 1  # launched by the host
-    STARTED = 2  # on the device; seen only where timing is recorded
+    SCHEDULED = 1  # launched by the CPU
+    STARTED = 2  # on the GPU; known only if timing is recorded
     COMPLETED = 3
 
 
@@ -294,7 +296,7 @@ class FlightGroup(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         name: Its name; several groups may share one.
         description: Description that the program gave it, empty if none.
-        ranks: Global ranks of its members, ascending; empty where the dump does not say.
+        ranks: Global ranks of its members, ascending; empty if the dump does not list them.
     """
 
     name: str
@@ -303,12 +305,12 @@ class FlightGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Progress of one group on one rank: sequence numbers, None where not known.
+    """Progress of one group on one rank as sequence numbers, None if unknown.
 
     Args:
-        enqueued: Latest operation that the host launched.
-        started: Latest one that the device started; None where timing is off.
-        completed: Latest one that completed.
+        enqueued: Last operation that the CPU launched.
+        started: Last operation that started on the GPU; None if timing is off.
+        completed: Last operation that completed.
     """
 
     enqueued: int | None = None
@@ -323,14 +325,14 @@ class FlightDump(msgspec.Struct, frozen=True, kw_only=True):
         rank: Global rank.
         source: File it was read from.
         entries: FLIGHT table.
-        version: Of the format, for example ``2.9``.
-        library: Version of NCCL or of the library in its place, empty if unknown.
-        groups: Groups the rank is a member of, by the recorder's name.
-        status: Number of a group within the process, to its progress.
-        host: Host name, empty when unknown.
-        written_ns: When the file was last written, ns since the epoch; None when unknown.
-        digest: Of the file.
-        notes: What was damaged or left out, one sentence each.
+        version: Version of the format, for example ``2.9``.
+        library: Version of NCCL or of the library used instead, empty if unknown.
+        groups: Groups that the rank is a member of, by the recorder's name.
+        status: Number of a group within the process to its progress.
+        host: Host name, empty if unknown.
+        written_ns: When the file was last written, ns since the epoch; None if unknown.
+        digest: Digest of the file.
+        notes: Damaged or skipped data, one sentence each.
     """
 
     rank: int

@@ -1,4 +1,4 @@
-"""Run: everything known about one recording of a job, frozen after ingest."""
+"""Run: all data of one recording of a job, frozen after ingest."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ __all__ = [
 _T = TypeVar("_T")
 
 ANOTHER_JOB = "another-job"
-"""A gap: what was joined with the recording is not of its job."""
+"""A gap: data added to the recording belongs to another job."""
 
 
 class Gap(msgspec.Struct, frozen=True, kw_only=True):
-    """Evidence that is missing or damaged, and what follows from it.
+    """Missing or damaged evidence, and the consequences.
 
     Args:
-        what: Short stable word, for example ``missing-ranks`` or ``truncated``.
+        what: Short stable identifier, for example ``missing-ranks`` or ``truncated``.
         message: One sentence for the user.
-        ranks: Ranks concerned; empty when it is about the whole run.
-        num_files: Files that were left out because they are of another job or recording.
+        ranks: Ranks concerned; empty if the gap concerns the whole run.
+        num_files: Files skipped because they belong to another job or recording.
     """
 
     what: str
@@ -56,7 +56,7 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """The accelerator a rank used. ``name`` is ``cpu`` for CPU-only traces, empty when unknown."""
+    """The accelerator of a rank. ``name`` is ``cpu`` for CPU-only traces, empty if unknown."""
 
     name: str
     count: int | None = None
@@ -64,20 +64,20 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Quality(msgspec.Struct, frozen=True, kw_only=True):
-    """What the reader met in one file, counted.
+    """Quality of one file: counts of events and of problems with them.
 
     Args:
         num_events: Events kept or skipped on purpose.
-        num_repaired: Events that were invalid JSON and could be mended.
-        num_quarantined: Events given up.
+        num_repaired: Events with invalid JSON that could be repaired.
+        num_quarantined: Events that could not be read.
         num_clamped: Events with a negative or absurd duration, kept with duration 0.
-        num_unlaunched: Device activities without a launch record in the trace.
+        num_unlaunched: GPU activities without a launch record in the trace.
         lost_bytes: Uncompressed bytes after the last complete event of a truncated file.
-        truncated: Whether the file ends before its end.
+        truncated: Whether the file is cut off.
         with_stack: Whether Python stacks were recorded.
-        no_device: Why what ran on the device is unknown, in a sentence; empty where it was recorded
-            or the host did the work.
-        notes: What was done about oddities, one sentence each, at most a few.
+        no_device: Sentence that says why the GPU's activity is unknown; empty if it was recorded or
+            the CPU did the work.
+        notes: Treatment of irregularities, one sentence each, at most a few.
     """
 
     num_events: int = 0
@@ -93,39 +93,39 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TableSource(Protocol):
-    """Where a rank's tables come from: a cache file, or memory. Picklable."""
+    """Source of a rank's tables: a cache file, or memory. Picklable."""
 
     def load(self, *, every_host_row: bool = False) -> RankTables:
         """Read the tables.
 
         Args:
-            every_host_row: Read every operator too, and not only the host rows that analyses need,
-                which are several times fewer.
+            every_host_row: Whether to read all operators instead of only the CPU rows that analyses
+                need, which are several times fewer.
         """
         ...
 
 
 class Rank(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank of the run: what its trace says about itself, and where its tables are.
+    """One rank of the run: the metadata of its trace, and the source of its tables.
 
     Args:
         rank: Global rank.
         path: The trace, as named by the user.
-        rank_origin: How the rank was found.
-        world_size: As the trace says, else None.
-        host: Host name, else None.
-        backend: Backend of the default group, for example ``nccl``; empty when unknown.
+        rank_origin: Source of the rank's number.
+        world_size: World size in the trace, None if missing.
+        host: Host name, None if unknown.
+        backend: Backend of the default group, for example ``nccl``; empty if unknown.
         device: The accelerator.
         groups: Process groups this rank belongs to.
         versions: Versions found in the trace, for example ``nccl`` and ``cuda``.
         capture_start_ns: First event, own clock.
         capture_end_ns: Last event, own clock.
-        has_epoch: Whether times are since the epoch, so that ranks can be compared at all.
-        step_source: How steps were found.
-        step_note: One sentence on how step windows were found.
+        has_epoch: Whether times count from the epoch, which comparing ranks requires.
+        step_source: Source of the steps.
+        step_note: One sentence on the source of the step windows.
         steps: STEPS table.
         collectives: COLLECTIVES table.
-        quality: What the reader met.
+        quality: Quality of the file.
         tables: Loads the other tables.
     """
 
@@ -149,13 +149,13 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     tables: TableSource
 
     def light(self) -> Rank:
-        """The same for another machine: its tables do not hold the collectives once more."""
+        """This rank for transfer to another machine: its tables omit the collectives it holds."""
         tables = getattr(self.tables, "light", lambda: self.tables)()
         return replace(self, tables=tables)
 
 
 class CollectiveMatches(msgspec.Struct, frozen=True, kw_only=True):
-    """Collectives seen by two or more ranks, their members joined.
+    """Collectives recorded by two or more ranks, matched across ranks.
 
     Instance ``i`` has the members ``offsets[i]:offsets[i + 1]`` of ``member_rank`` and
     ``member_row``. Instances are in order of time.
@@ -170,13 +170,13 @@ class CollectiveMatches(msgspec.Struct, frozen=True, kw_only=True):
         method: int8, shape ``(n,)``, a MatchMethod.
         complete: bool, shape ``(n,)``, whether every member of the group was found.
         num_candidates: Rows of all ranks that could have had a partner among the ranks present.
-        num_matched: Those of them that are members of a complete instance, or of one that has every
-            rank that is present.
-        ambiguous_ranks: Ranks with rows that fit those of others in several ways about equally
-            well, and are not matched for that reason.
+        num_matched: Candidates that are members of a complete instance, or of one that includes
+            every rank present.
+        ambiguous_ranks: Ranks with rows that are unmatched because they fit those of others in
+            several ways about equally well.
         misnumbered_ranks: Ranks whose collectives of equal sequence numbers do not end together:
-            the numbers of one of them are wrong.
-        notes: What the matcher had to assume, one sentence each.
+            the numbers of at least one of them are wrong.
+        notes: Assumptions and problems of the matching, one sentence each.
     """
 
     offsets: Int64Array
@@ -205,7 +205,7 @@ class CollectiveMatches(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def none(notes: tuple[str, ...] = ()) -> CollectiveMatches:
-        """No instance at all, as for a single rank."""
+        """Matches without any instance, as for a single rank."""
         return CollectiveMatches(
             offsets=np.zeros(1, np.int64),
             member_rank=np.empty(0, np.int32),
@@ -222,25 +222,26 @@ class CollectiveMatches(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClockAlignment(msgspec.Struct, frozen=True, kw_only=True):
-    """Corrections that put all ranks on one clock, with what remains uncertain.
+    """Corrections that put all ranks on one clock, with the uncertainty that remains.
 
-    A clock domain is a set of ranks that share a clock (one host); where hosts are unknown, each
-    rank is a domain. ``common = own - offset_ns[d] - drift_ratio[d] * (own - reference_ns)``.
+    A clock domain is a set of ranks that share a clock (one host). If hosts are unknown, each rank
+    is a domain. ``common = own - offset_ns[d] - drift_ratio[d] * (own - reference_ns)``.
 
     Args:
         domains: Ranks of each domain.
         names: Name of each domain: the node, or ``rank N``.
         offset_ns: float64 per domain, at ``reference_ns``.
         drift_ratio: float64 per domain, dimensionless (20 ppm = 2e-5).
-        reference_ns: Where on the own clocks the offsets hold.
+        reference_ns: Time on the own clocks at which the offsets hold.
         residual_ns: int64 per domain: 95th percentile of the distance of its members' collective
-            ends from the common end, after correction; ABSENT where nothing was measured.
+            ends from the common end, after correction; ABSENT if not measured.
         component: int32 per domain: only domains of one component can be compared.
-        within_ns: int64 per domain: uncertainty of a difference between two of its ranks; None
-            where that is the residual.
-        num_checked: Matched symmetric collectives tested for causality.
-        num_violations: Those in which a member ends before the last starts, beyond the residual.
-        notes: What was assumed, one sentence each.
+        within_ns: int64 per domain: uncertainty of a time difference between two of its ranks; None
+            if the residual applies.
+        num_checked: Matched symmetric collectives and messages tested for causality.
+        num_violations: Those that violate causality by more than the residual, for example if a
+            member ends before the last one starts.
+        notes: Assumptions and problems, one sentence each.
     """
 
     domains: tuple[tuple[int, ...], ...]
@@ -264,14 +265,14 @@ class ClockAlignment(msgspec.Struct, frozen=True, kw_only=True):
         """Index of the domain of ``rank``.
 
         Raises:
-            ValueError: If no domain holds the rank.
+            ValueError: If the rank is in no domain.
         """
         if rank not in self._domain_of:
             raise ValueError(f"rank {rank} is not in any clock domain")
         return self._domain_of[rank]
 
     def correction(self, rank: int, own_ns: Int64Array) -> Int64Array:
-        """What to subtract from own times of ``rank`` to get common times, int64 ns."""
+        """Correction to subtract from times of ``rank`` on its own clock, int64 ns."""
         domain = self.domain_of(rank)
         drift = self.drift_ratio[domain] * (own_ns - self.reference_ns)
         rounded: Int64Array = np.rint(self.offset_ns[domain] + drift).astype(np.int64)
@@ -294,17 +295,17 @@ class ClockAlignment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CaptureWindow(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of the recording that all ranks share and that is analysed.
+    """The part of the recording to analyse, which all ranks share.
 
     Args:
-        steps: Step numbers that every rank recorded completely, ascending; empty where no rank has
+        steps: Step numbers that every rank recorded completely, ascending; empty if no rank has
             step marks (then each rank's whole capture is one window).
         dropped: Steps left out, with the reason, for example ``{10: "cut by the capture"}``.
-        overlap_ratio: Time all captures share / time any of them covers, on the common clock; None
-            for a single rank or clocks that cannot be compared.
-        transient_steps: Steps left out because the profiler's start disturbs them.
+        overlap_ratio: Time that all captures share / time that any of them covers, on the common
+            clock; None for a single rank or clocks that cannot be compared.
+        transient_steps: Steps left out because starting the profiler disturbs them.
         start_waits: Instances whose wait may come from starting the profiler, ascending.
-        start_wait_ns: Waiting in those of them that are in analysed steps, mean per rank and step.
+        start_wait_ns: Wait in the start_waits in analysed steps, mean per rank and step.
     """
 
     steps: tuple[int, ...]
@@ -319,20 +320,20 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One recording of a job: its ranks, topology, matched collectives, clock and gaps.
 
     Args:
-        source: What the user named.
+        source: Path that the user named.
         ranks: Ranks that could be read, ascending.
         topology: Nodes, groups and axes.
-        matches: Collectives joined across ranks.
-        clock: How ranks' clocks relate.
-        window: What is analysed.
-        gaps: What is missing or damaged.
-        job: What a run directory says of the job; None for bare traces.
-        records: Rank number to what its probes recorded; also of ranks that were not traced.
-        errors: Why Python code of ranks stopped, in order of time.
+        matches: Collectives matched across ranks.
+        clock: Alignment of the ranks' clocks.
+        window: The part of the recording to analyse.
+        gaps: Missing or damaged evidence.
+        job: The run.json of a run directory; None for bare traces.
+        records: Rank number to its probe records, including ranks that were not traced.
+        errors: Errors that stopped the Python code of ranks, in order of time.
         run_dir: The run directory, empty for bare traces.
-        origin: What kind of log or table the source is, for people; empty for traces and run
+        origin: Kind of log or table of the source, for display; empty for traces and run
             directories.
-        evidence: What logs and tables say, each by its type, at most one of each: see :meth:`get`.
+        evidence: Evidence from logs and tables by type, at most one of each: see :meth:`get`.
     """
 
     source: str
@@ -350,7 +351,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     evidence: Mapping[type, Any] = msgspec.field(default_factory=dict)
 
     def __repr__(self) -> str:
-        """One line: the ranks hold whole tables."""
+        """One line, as the ranks hold whole tables."""
         numbers = name_ranks(rank.rank for rank in self.ranks) if self.ranks else "no rank"
         of = f" of {self.topology.world_size}" if self.topology.world_size else ""
         steps, gaps = len(self.window.steps), len(self.gaps)
@@ -383,7 +384,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         return found if found is not None and found.rank == rank else None
 
     def get(self, kind: type[_T]) -> _T | None:
-        """The evidence of that type, for example ``NcclLog``; None where there is none."""
+        """The evidence of that type, for example ``NcclLog``; None without any."""
         return self.evidence.get(kind)
 
     def having(self, content: object) -> Run:
@@ -400,9 +401,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         """This run as an ``hta.trace_analysis.TraceAnalysis``, without HTA's parser.
 
         Args:
-            ranks: Ranks to hand over, None for all. HTA keeps all of them in memory.
-            include_last_step: HTA drops the last of several profiler steps unless this is set.
-            exact: Hand over fractions of microseconds instead of rounding as HTA does.
+            ranks: Ranks to convert, None for all. HTA keeps all of them in memory.
+            include_last_step: Whether to keep the last of several profiler steps, which HTA drops.
+            exact: Whether to keep fractions of microseconds instead of rounding as HTA does.
 
         Raises:
             MissingExtraError: If HTA is not installed (extra ``hta``).

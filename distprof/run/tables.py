@@ -63,7 +63,7 @@ ACTIVITY = TableSchema(
             name="blocks",
             dtype="int32",
             nullable=True,
-            doc="Thread blocks in a kernel's grid: the size of its work, where it was recorded.",
+            doc="Thread blocks in a kernel's grid, which is the size of its work.",
         ),
     ),
 )
@@ -161,8 +161,8 @@ TABLES = (ACTIVITY, HOST, COLLECTIVES, STEPS)
 class RankTables(msgspec.Struct, frozen=True, kw_only=True):
     """The tables of one rank.
 
-    ``host`` is empty with ``has_host`` false when only device rows were read. Otherwise it holds
-    all calls and annotations, and operators as far as asked for when the tables were loaded.
+    If only GPU rows were read, ``host`` is empty and ``has_host`` false. Otherwise ``host`` holds
+    all calls and annotations, and the operators requested when the tables were loaded.
     """
 
     activity: Table
@@ -177,13 +177,13 @@ def intervals_of(table: Table) -> Intervals:
     return Intervals(table["start_ns"], table["end_ns"])
 
 
-# Small codes for integers of many rows, without sorting the rows ----------------------------------
+# Small codes for integer columns, without sorting the rows ----------------------------------------
 
 Number = TypeVar("Number", bound=np.integer[Any])
 
 _SMALL_TABLE = 1 << 10
 
-_MAX_TABLE = 1 << 24  # entries of a table that is looked up instead of sorting
+_MAX_TABLE = 1 << 24  # entries of a lookup table; above this, rows are sorted
 
 
 def distinct(values: NDArray[Number]) -> NDArray[Number]:
@@ -204,7 +204,7 @@ def distinct(values: NDArray[Number]) -> NDArray[Number]:
 
 
 def encode(values: NDArray[Any]) -> tuple[Int64Array, Int64Array]:
-    """Distinct values, ascending, and for each row which of them it has.
+    """Distinct values, ascending, and the index of each row's value among them.
 
     Same as ``np.unique(values, return_inverse=True)``, but in linear time for small non-negative
     values such as ranks, groups and pairs of them.
@@ -219,11 +219,11 @@ def encode(values: NDArray[Any]) -> tuple[Int64Array, Int64Array]:
 
 
 def order_of_codes(codes: Int64Array, count: int) -> Int64Array:
-    """Rows sorted by their code, stably.
+    """Rows in stable order of their codes, by a radix sort of 16 bits at a time.
 
     Args:
         codes: int64, 0 to ``count - 1``.
-        count: Number of codes. Sorting takes linear time: by 16 bits after 16 bits.
+        count: Number of codes.
     """
     order: Int64Array = np.argsort(codes.astype(np.uint16), kind="stable")
     for bits in range(16, (count - 1).bit_length(), 16):
@@ -232,7 +232,7 @@ def order_of_codes(codes: Int64Array, count: int) -> Int64Array:
     return order
 
 
-# Launch call of each GPU activity: the join by correlation id -------------------------------------
+# Launch call of each GPU activity, joined by correlation id ---------------------------------------
 
 NO_THREAD = -1
 
@@ -260,12 +260,12 @@ class Launches(msgspec.Struct, frozen=True, kw_only=True):
 def join_launches(correlation: Int64Array, host: Table) -> Launches:
     """Find each activity's launch call.
 
-    Several calls may carry one correlation id (a runtime call and the driver call inside it): the
-    earliest is the launch. Several activities may share a call, as in a graph launch. Ids of 0 and
-    less join nothing: profilers write them for an unknown id.
+    Several calls may have one correlation id (a runtime call and the driver call inside it). The
+    earliest of them is the launch. Several activities may share a call, as in a graph launch. Ids
+    that are not positive match nothing, since profilers write them for an unknown id.
 
     Args:
-        correlation: Correlation id of each device activity.
+        correlation: Correlation id of each GPU activity.
         host: HOST table, at least its runtime and driver calls.
     """
     known, row = _find_calls(correlation, host)
@@ -293,7 +293,7 @@ def have_launches(correlation: Int64Array, host: Table) -> NDArray[np.bool_]:
 
 
 def _find_calls(correlation: Int64Array, host: Table) -> tuple[NDArray[np.bool_], Int64Array]:
-    """Whether each activity's launch call is known, and its row, ABSENT where it is not."""
+    """Whether each activity's launch call is known, and its row, ABSENT if unknown."""
     calls = _calls_by_correlation(host)
     if len(calls) == 0:
         return np.zeros(len(correlation), np.bool_), np.full(len(correlation), ABSENT, np.int64)
@@ -301,7 +301,7 @@ def _find_calls(correlation: Int64Array, host: Table) -> tuple[NDArray[np.bool_]
     at = np.searchsorted(ids, correlation, side="left")
     np.minimum(at, len(ids) - 1, out=at)
     known = ids[at] == correlation
-    del ids  # several times as long as what is found
+    del ids  # much larger than the result
     known &= correlation > 0
     row = calls[at].astype(np.int64)
     row[~known] = ABSENT
@@ -314,7 +314,8 @@ _calls_of: WeakKeyDictionary[Table, NDArray[np.int32]] = WeakKeyDictionary()
 def _calls_by_correlation(host: Table) -> NDArray[np.int32]:
     """Rows of HOST that are calls with an id, in order of id, then start.
 
-    Tables never change, and each is asked several times: the answer is kept as long as the table.
+    Tables never change and are queried several times, so the result is cached for the lifetime of
+    the table.
     """
     known = _calls_of.get(host)
     if known is None:
@@ -329,7 +330,7 @@ def _sorted_calls(host: Table) -> NDArray[np.int32]:
     ids = host["correlation"][rows]
     if len(ids) < 2 or (ids[1:] > ids[:-1]).all():
         return rows
-    order = np.argsort(ids, kind="stable")  # threads one after another: runs that ascend
+    order = np.argsort(ids, kind="stable")  # fast: ids ascend within each thread
     ordered = ids[order]
     if (ordered[1:] == ordered[:-1]).any():
         order = np.lexsort((host["start_ns"][rows], ids))

@@ -1,7 +1,4 @@
-"""Who takes part: ranks, nodes, process groups and mesh axes.
-
-By what traces say, or by the run.json of a job.
-"""
+"""Topology of a job: ranks, nodes, process groups and mesh axes, from traces or from run.json."""
 
 from __future__ import annotations
 
@@ -39,17 +36,18 @@ NodeOrigin = Literal["host_name", "device_count", "run.json", "launcher", "unkno
 class ProcessGroup(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
     """One process group of the job.
 
-    A group of all ranks is known to each of them: kept once (:func:`shared_group`), it takes memory
-    in proportion to ranks, and it stays one when ranks come from other processes.
+    Every member has a copy of its group, so a group of all ranks would take memory quadratic in the
+    number of ranks. :func:`shared_group` keeps one object per group instead, also for ranks that
+    come from other processes.
 
     Args:
-        name: PyTorch's name of it; unique only together with ``ranks``.
+        name: PyTorch's name of the group; unique only together with ``ranks``.
         description: PyTorch's description, often the mesh axis, for example ``mesh_tp``.
-        ranks: Global ranks of the members, ascending; empty where the trace does not say.
-        size: Number of members, None where the trace does not say.
-        backend: For example ``nccl`` or ``gloo``; empty when unknown.
-        axis: Mesh axis read from the description, the world, or inferred from what its members
-            exchange; None when unknown.
+        ranks: Global ranks of the members, ascending; empty if the trace does not list them.
+        size: Number of members, None if the trace does not give it.
+        backend: For example ``nccl`` or ``gloo``; empty if unknown.
+        axis: Mesh axis read from the description, the world, or inferred from the collectives of
+            its members; None if unknown.
     """
 
     name: str
@@ -67,10 +65,10 @@ _groups: WeakValueDictionary[bytes, ProcessGroup] = WeakValueDictionary()
 
 
 def shared_group(encoded: bytes) -> ProcessGroup:
-    """The group that this JSON describes: one object for equal text, as long as it is in use.
+    """The group that this JSON describes, as one object for equal text while it is in use.
 
     Raises:
-        msgspec.MsgspecError: If it describes none.
+        msgspec.MsgspecError: If it does not describe a group.
     """
     known = _groups.get(encoded)
     if known is None:
@@ -82,9 +80,9 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Ranks, nodes and process groups of a run.
 
     Args:
-        world_size: Ranks of the whole job, None when no trace says.
+        world_size: Number of ranks of the job, None if no trace gives it.
         nodes: Node name to its ranks; ranks whose node is unknown are in no node.
-        node_origin: How nodes were found.
+        node_origin: Source of the nodes.
         groups: Process groups, each once.
     """
 
@@ -94,7 +92,7 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     groups: tuple[ProcessGroup, ...]
 
     def node_of(self, rank: int) -> str | None:
-        """Name of the node that ``rank`` runs on, None when unknown."""
+        """Name of the node that ``rank`` runs on, None if unknown."""
         return self._node_by_rank.get(rank)
 
     @cached_property
@@ -106,10 +104,10 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return found
 
 
-# Mesh axes by the names of groups -----------------------------------------------------------------
+# Mesh axes from the names of groups ---------------------------------------------------------------
 
 # Descriptions of process groups to mesh axes; the first match decides. Megatron-LM's names end in
-# _GROUP, DeviceMesh's begin with mesh_; vLLM and SGLang use the bare axis.
+# _GROUP, DeviceMesh's names begin with mesh_, and vLLM and SGLang use the bare axis.
 _AXES: tuple[tuple[re.Pattern[str], MeshAxis | None], ...] = tuple(
     (re.compile(pattern), axis)
     for pattern, axis in (
@@ -139,13 +137,13 @@ def axis_of(
 
     Args:
         description: PyTorch's description of the group, for example ``mesh_tp``.
-        ranks: Its members, empty when unknown.
-        size: Number of members, None when unknown.
-        world: World size, None when unknown.
+        ranks: Members of the group, empty if unknown.
+        size: Number of members, None if unknown.
+        world: World size, None if unknown.
 
     Returns:
-        The axis that the description names; the world where it names none and the group holds
-        every rank; None otherwise.
+        The axis that the description names; the world if it names none and the group has every
+        rank; None otherwise.
     """
     words = re.sub(r"[^a-z0-9]+", "_", description.lower())
     for pattern, axis in _AXES:
@@ -156,10 +154,10 @@ def axis_of(
 
 
 class GroupNames:
-    """What groups without a description are called: by their members, those of one layout together.
+    """Names for groups without a description, from their members; groups of one layout share one.
 
-    torch numbers such groups (``1``, ``2``, …), and a job has one number for every pair of
-    tensor-parallel ranks. ``ranks 0-1 and 2-3`` says what they are, and is one name for both.
+    torch numbers groups without a description (``1``, ``2``, …), so every pair of tensor-parallel
+    ranks has a different number. ``ranks 0-1 and 2-3`` names the members, and both groups at once.
 
     Args:
         groups: All groups of the run.
@@ -184,11 +182,11 @@ class GroupNames:
         self._by_name = {name: next(iter(t)) for name, t in by_name.items() if len(t) == 1}
 
     def of(self, name: str, ranks: str) -> str:
-        """The name of a group; empty where it has a description, or nothing is known of it.
+        """The name of a group; empty if the group has a description or is unknown.
 
         Args:
-            name: torch's.
-            ranks: Its members as ranges; empty where a record does not list them.
+            name: torch's name of the group.
+            ranks: Its members as ranges; empty if a record does not list them.
         """
         return self._exact.get((name, ranks)) or (self._by_name.get(name, "") if name else "")
 
@@ -207,22 +205,22 @@ def _family_text(members: Sequence[tuple[int, ...]]) -> str:
     return f"ranks {first}, {others[0]} and {len(others) - 1} more"
 
 
-# The job as run.json describes it -----------------------------------------------------------------
+# The job according to run.json --------------------------------------------------------------------
 
-MAX_WORLD_SIZE = 1 << 18  # more ranks than any job has; larger numbers are nonsense
+MAX_WORLD_SIZE = 1 << 18  # more ranks than any job has; larger numbers are invalid
 
 
 def world_size_of_job(job: RunFile) -> int | None:
-    """Ranks of the job, None where run.json does not say or says nonsense."""
+    """World size of the job, None if run.json does not give a valid one."""
     size = job.world_size
     return size if size is not None and 0 < size <= MAX_WORLD_SIZE else None
 
 
 def nodes_of_job(job: RunFile) -> Mapping[str, tuple[int, ...]]:
-    """Node name to its ranks; empty where run.json does not say on which node ranks run.
+    """Node name to its ranks; empty if run.json does not give the node of any rank.
 
-    A node is called like its host, or by its number where several nodes have one host name, as
-    nodes that are emulated on one machine do.
+    A node has the name of its host, or its number if several nodes have the same host name, as
+    nodes emulated on one machine do.
     """
     ranks: dict[int, list[int]] = {}
     hosts: dict[int, set[str]] = {}
@@ -230,7 +228,7 @@ def nodes_of_job(job: RunFile) -> Mapping[str, tuple[int, ...]]:
         if entry.node is not None:
             ranks.setdefault(entry.node, []).append(entry.rank)
             hosts.setdefault(entry.node, set()).add(entry.host)
-    names = {node: next(iter(said)) if len(said) == 1 else "" for node, said in hosts.items()}
+    names = {node: next(iter(seen)) if len(seen) == 1 else "" for node, seen in hosts.items()}
     used = list(names.values())
     return {
         (names[node] if used.count(names[node]) == 1 and names[node] else f"node{node}"): tuple(
@@ -243,22 +241,23 @@ def nodes_of_job(job: RunFile) -> Mapping[str, tuple[int, ...]]:
 def coordinates_of(job: RunFile) -> Mapping[int, Mapping[str, int]]:
     """Rank to its index along each mesh axis.
 
-    Ranks that do not tell theirs get what the mesh's order implies: the last axis varies fastest.
+    Ranks without recorded coordinates get those that the order of the mesh implies: the last axis
+    varies fastest.
     """
-    told = {entry.rank: entry.coordinates for entry in job.ranks if entry.coordinates}
+    recorded = {entry.rank: entry.coordinates for entry in job.ranks if entry.coordinates}
     size = world_size_of_job(job)
     if size is None or not job.mesh or prod(job.mesh.values()) != size:
-        return told
-    return {rank: told.get(rank) or _implied(rank, job.mesh) for rank in range(size)}
+        return recorded
+    return {rank: recorded.get(rank) or _implied(rank, job.mesh) for rank in range(size)}
 
 
 def with_axis(group: ProcessGroup, places: Mapping[int, Mapping[str, int]]) -> ProcessGroup:
-    """The group with the axis of its members, if there is exactly one.
+    """The group with the mesh axis that its members differ in, if there is exactly one.
 
-    What a group's description says comes first, unless it says no more than that it is the world.
+    An axis from the group's description takes precedence, unless it is only the world.
 
     Args:
-        group: Of the run's topology.
+        group: A group of the run's topology.
         places: Rank to its index along each mesh axis.
     """
     if group.axis not in (None, MeshAxis.WORLD) or len(group.ranks) < 2:

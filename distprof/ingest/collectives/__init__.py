@@ -1,1 +1,1 @@
-"""COLLECTIVES rows of one rank: who calls what, with which peers and how many bytes."""
+"""COLLECTIVES rows of one rank: kinds, process groups, peers and sizes."""

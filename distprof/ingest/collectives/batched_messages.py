@@ -1,8 +1,8 @@
-"""Messages that NCCL sends and receives in one kernel, as ``batch_isend_irecv`` asks for.
+"""Messages that NCCL sends and receives in one kernel, as requested by ``batch_isend_irecv``.
 
 Such a kernel has no arguments, and the call that launches it closes the batch without naming a
-message. Each message was asked for before, by a ``record_param_comms`` of its own on the same
-thread, which launched nothing.
+message. Each message has an earlier ``record_param_comms`` on the same thread, which launched
+nothing.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ __all__ = ["Batches", "batches_of"]
 
 
 class Batches(msgspec.Struct, frozen=True, kw_only=True):
-    """What each of n operations was asked to send and receive in one kernel.
+    """Messages that each of n operations sends and receives in one kernel.
 
     Args:
-        first: int64, shape ``(n,)``: row of ``comm_args`` of its first message, ABSENT where the
-            operation is no batch.
-        kind: int8: ``SEND`` or ``RECV`` where all messages go one way.
-        peer: int64: the other end, ABSENT where the messages have several.
-        bytes: int64: of the direction that carries more, ABSENT where a size is unknown.
+        first: int64, shape ``(n,)``: row of ``comm_args`` of its first message, ABSENT if the
+            operation is not a batch.
+        kind: int8: ``SEND`` or ``RECV`` if all messages have one direction, else ``SEND_RECV``.
+        peer: int64: the other end, ABSENT if there are several.
+        bytes: int64: of the direction that carries more, ABSENT if a size is unknown.
     """
 
     first: Int64Array
@@ -39,43 +39,43 @@ class Batches(msgspec.Struct, frozen=True, kw_only=True):
 def batches_of(
     launches: Int64Array,
     may_be_batch: NDArray[np.bool_],
-    asked: Int64Array,
+    requests: Int64Array,
     host: Table,
     comm_args: Table,
     facts: CallFacts,
 ) -> Batches:
-    """Give each message to the first communication that its thread launched after asking for it.
+    """Assign each message to the first communication that its thread launched after requesting it.
 
     Args:
-        launches: Row of ``host`` that launched each operation, ABSENT where unknown.
-        may_be_batch: Operations whose launch no call describes.
-        asked: Rows of ``comm_args`` of sends and receives whose calls launched nothing.
+        launches: Row of ``host`` that launched each operation, ABSENT if unknown.
+        may_be_batch: Operations whose launch is not described by any call.
+        requests: Rows of ``comm_args`` of sends and receives whose calls launched nothing.
         host: HOST table.
         comm_args: COMM_ARGS table.
-        facts: What its rows say.
+        facts: Facts from the rows of ``comm_args``.
     """
-    operation = _launched_next(launches, asked, host, comm_args)
+    operation = _launched_next(launches, requests, host, comm_args)
     mine = (operation != ABSENT) & may_be_batch[operation]
-    return _summed(operation[mine], asked[mine], len(launches), facts)
+    return _summed(operation[mine], requests[mine], len(launches), facts)
 
 
 def _launched_next(
-    launches: Int64Array, asked: Int64Array, host: Table, comm_args: Table
+    launches: Int64Array, requests: Int64Array, host: Table, comm_args: Table
 ) -> Int64Array:
-    """For each message the first operation that its thread launched after its call."""
-    result = np.full(len(asked), ABSENT, dtype=np.int64)
+    """For each message, the first operation that its thread launched after the call."""
+    result = np.full(len(requests), ABSENT, dtype=np.int64)
     known = np.flatnonzero(launches != ABSENT)
     threads, callers = host.coded("thread"), comm_args.coded("thread")
     number = {name: code for code, name in enumerate(threads.values)}
     thread_of = np.array([number.get(name, ABSENT) for name in callers.values], dtype=np.int64)
-    thread = thread_of[callers.codes[asked]]
+    thread = thread_of[callers.codes[requests]]
     launch_thread = threads.codes[launches[known]]
     launch_start = host["start_ns"][launches[known]]
     for code in distinct(thread[thread != ABSENT]):
         mine = np.flatnonzero(launch_thread == code)
         mine = mine[np.argsort(launch_start[mine], kind="stable")]
         called = np.flatnonzero(thread == code)
-        end = comm_args["end_ns"][asked[called]]
+        end = comm_args["end_ns"][requests[called]]
         position = np.searchsorted(launch_start[mine], end)
         found = position < len(mine)
         result[called[found]] = known[mine[position[found]]]
@@ -83,7 +83,7 @@ def _launched_next(
 
 
 def _summed(operation: Int64Array, message: Int64Array, count: int, facts: CallFacts) -> Batches:
-    """Messages of each operation together."""
+    """Combine the messages of each operation."""
     first = np.full(count, ABSENT, dtype=np.int64)
     first[operation[::-1]] = message[::-1]
     sends = facts.kind[message] == CollectiveKind.SEND
@@ -116,7 +116,7 @@ def _bytes(
     count: int,
     facts: CallFacts,
 ) -> Int64Array:
-    """Bytes of the chosen messages of each operation; ABSENT where one is of unknown size."""
+    """Bytes of the chosen messages of each operation; ABSENT if any size is unknown."""
     rows = message[chosen]
     elements = np.maximum(facts.in_elements[rows], facts.out_elements[rows])
     known = (elements >= 0) & (facts.element_bytes[rows] > 0)

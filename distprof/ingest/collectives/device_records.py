@@ -1,12 +1,12 @@
-"""Collective records: what each communication operation was, from whatever the trace tells.
+"""Collective records: a description of each communication operation from the evidence in a trace.
 
-Evidence for one record, strongest first; a field is taken from the first that has it:
+Evidence for a record, strongest first. Each field comes from the first evidence that has it:
 
-1. collective arguments on the device activity itself;
+1. collective arguments on the GPU activity itself;
 2. the ``record_param_comms`` operator around the call that launched it;
 3. the ``c10d::`` or ``symm_mem::`` operator around that call, whose shapes give sizes;
-4. the backend's own annotation there (``nccl:all_reduce``), which has the shape of the input;
-5. the name of the device activity, which gives the kind alone.
+4. the backend's annotation around that call (``nccl:all_reduce``), with the shape of the input;
+5. the name of the GPU activity, which gives only the kind.
 
 A kernel that carries a batch of messages is described by the calls before the one that launched it
 (:mod:`.batched_messages`).
@@ -41,7 +41,7 @@ __all__ = ["Records", "device_records", "mark_communication", "notes_on", "recor
 
 
 class Records(msgspec.Struct, frozen=True, kw_only=True):
-    """COLLECTIVES table of one rank, with what had to be assumed.
+    """COLLECTIVES table of one rank, with assumptions.
 
     Args:
         table: COLLECTIVES table, in order of start.
@@ -58,7 +58,7 @@ def mark_communication(activity: Table, comm_args: Table, classifier: Classifier
     Args:
         activity: ACTIVITY table; copies and annotations are already distinguished.
         comm_args: COMM_ARGS table: a device row with collective arguments is communication.
-        classifier: Decides by name.
+        classifier: Recognises communication by name.
     """
     communication = classifier.communication_rows(activity.coded("name"))
     communication |= _own_arguments(activity, comm_args) != ABSENT
@@ -75,14 +75,14 @@ def device_records(
     membership: Membership,
     classifier: Classifier,
 ) -> Records:
-    """Records of the communication that ran on a device.
+    """Records of the communication that ran on a GPU.
 
     Args:
         activity: ACTIVITY table, communication marked.
         host: HOST table, at least its runtime calls; may be empty.
         comm_args: COMM_ARGS table.
         membership: The groups of this rank.
-        classifier: Tells kinds from names.
+        classifier: Derives kinds from names.
     """
     rows = np.flatnonzero(activity["kind"] == ActivityKind.COMMUNICATION)
     rows = rows[np.argsort(activity["start_ns"][rows], kind="stable")]
@@ -114,18 +114,20 @@ def _batches(
     host: Table,
     comm_args: Table,
 ) -> Batches | None:
-    """What was sent and received in one kernel; None if nothing was."""
+    """Messages sent and received in one kernel; None without any."""
     if not may_be_batch.any():
         return None
     facts = call_facts(comm_args)
-    asked = _calls(comm_args) & np.isin(facts.kind, (CollectiveKind.SEND, CollectiveKind.RECV))
-    asked[called[called != ABSENT]] = False
-    rows = np.flatnonzero(asked)
+    is_unlaunched = _calls(comm_args) & np.isin(
+        facts.kind, (CollectiveKind.SEND, CollectiveKind.RECV)
+    )
+    is_unlaunched[called[called != ABSENT]] = False
+    rows = np.flatnonzero(is_unlaunched)
     return batches_of(launches, may_be_batch, rows, host, comm_args, facts) if len(rows) else None
 
 
 def _with_batches(table: Table, batches: Batches, membership: Membership) -> Records:
-    """The COLLECTIVES table with all messages of a kernel in its row, not the first alone."""
+    """The COLLECTIVES table with all messages of a kernel in its row instead of only the first."""
     several = batches.first != ABSENT
     size = np.where(several, batches.bytes, table["bytes"])
     origin = np.where(size == ABSENT, Origin.ABSENT, Origin.DERIVED).astype(np.int8)
@@ -147,22 +149,24 @@ def records_table(
     name_kinds: NDArray[np.int8],
     membership: Membership,
 ) -> Records:
-    """The COLLECTIVES table of executed operations and the evidence on each.
+    """The COLLECTIVES table of executed operations, from the evidence on each.
 
     Args:
         executed: ACTIVITY rows of the operations, in order of start.
-        enqueue_ns: When the host asked for each, ABSENT where unknown.
+        enqueue_ns: When the CPU requested each operation, ABSENT if unknown.
         comm_args: COMM_ARGS table.
         layers: For each kind of evidence, strongest first, the row of ``comm_args`` that describes
-            each operation, ABSENT where none does.
-        name_kinds: Kind by the operation's name.
+            each operation, ABSENT without one.
+        name_kinds: Kind from the operation's name.
         membership: The groups of this rank.
     """
     facts = call_facts(comm_args)
     kind, kind_origin = _kinds(facts, layers, name_kinds)
     groups = membership.columns(comm_args, layers, len(executed))
     size, size_origin = _bytes(facts, layers, kind, groups)
-    told_out_in = splits_of_operators(comm_args.coded("name"), comm_args.coded("concrete_inputs"))
+    operator_splits = splits_of_operators(
+        comm_args.coded("name"), comm_args.coded("concrete_inputs")
+    )
     columns: dict[str, NDArray[Any] | Coded] = {
         "start_ns": executed["start_ns"],
         "end_ns": executed["end_ns"],
@@ -180,8 +184,8 @@ def records_table(
         "bytes": size,
         "bytes_origin": size_origin,
         "peer": _first(facts.peer, layers).astype(np.int32),
-        "in_splits": _splits(comm_args.coded("in_splits"), told_out_in[1], layers),
-        "out_splits": _splits(comm_args.coded("out_splits"), told_out_in[0], layers),
+        "in_splits": _splits(comm_args.coded("in_splits"), operator_splits[1], layers),
+        "out_splits": _splits(comm_args.coded("out_splits"), operator_splits[0], layers),
         "stream": executed["stream"],
         "correlation": executed["correlation"],
         "name": executed.coded("name"),
@@ -191,7 +195,7 @@ def records_table(
 
 
 def _own_arguments(activity: Table, comm_args: Table) -> Int64Array:
-    """Row of ``comm_args`` written on each activity itself, ABSENT where it has none."""
+    """Row of ``comm_args`` recorded on each activity itself, ABSENT without one."""
     rows = np.flatnonzero(
         comm_args.coded("category").equals("kernel") & _names_operation(comm_args)
     )
@@ -209,7 +213,7 @@ def _own_arguments(activity: Table, comm_args: Table) -> Int64Array:
 
 
 def _identity(table: Table) -> NDArray[np.uint64]:
-    """A hash of start, end, stream and correlation: the same for one event in two tables."""
+    """A hash of start, end, stream and correlation, which is equal for one event in two tables."""
     key = np.zeros(len(table), dtype=np.uint64)
     for column in ("start_ns", "end_ns", "stream", "correlation"):
         key = key * np.uint64(0x9E3779B97F4A7C15) + table[column].view(np.uint64)
@@ -217,7 +221,7 @@ def _identity(table: Table) -> NDArray[np.uint64]:
 
 
 def _names_operation(comm_args: Table) -> NDArray[np.bool_]:
-    """Rows whose collective name names an operation and not waiting for one."""
+    """Rows whose collective name is an operation rather than waiting for one."""
     names = comm_args.coded("collective")
     return names.where([bool(name) and not is_wait(name) for name in names.values])
 
@@ -238,7 +242,7 @@ def _around(
 
 
 def _calls(comm_args: Table) -> NDArray[np.bool_]:
-    """Rows of ``record_param_comms`` on the host that name an operation."""
+    """Rows of ``record_param_comms`` on the CPU that name an operation."""
     called: NDArray[np.bool_] = (
         comm_args.coded("name").equals("record_param_comms")
         & _names_operation(comm_args)
@@ -250,7 +254,7 @@ def _calls(comm_args: Table) -> NDArray[np.bool_]:
 def _enclosing(
     launches: Int64Array, host: Table, comm_args: Table, wanted: NDArray[np.bool_]
 ) -> Int64Array:
-    """The row among ``wanted`` that holds each launch on its thread, the last one to start."""
+    """The row among ``wanted`` around each launch on its thread; the last one to start."""
     result = np.full(len(launches), ABSENT, dtype=np.int64)
     known = np.flatnonzero(launches != ABSENT)
     candidates = np.flatnonzero(wanted)
@@ -280,14 +284,14 @@ def _enclosing(
 def _kinds(
     facts: CallFacts, layers: Sequence[Int64Array], name_kinds: NDArray[np.int8]
 ) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
-    """Kind of each operation and where it comes from."""
+    """Kind of each operation and its origin."""
     kind = name_kinds.copy()
     origin = np.where(kind != CollectiveKind.UNKNOWN, Origin.DERIVED, Origin.ABSENT)
     for index, layer in reversed(list(enumerate(layers))):
-        told = _told(facts.kind, layer, CollectiveKind.UNKNOWN)
-        knows = told != CollectiveKind.UNKNOWN
-        kind[knows] = told[knows]
-        origin[knows] = Origin.MEASURED if index == 0 else Origin.DERIVED
+        of_layer = _values_at(facts.kind, layer, CollectiveKind.UNKNOWN)
+        known = of_layer != CollectiveKind.UNKNOWN
+        kind[known] = of_layer[known]
+        origin[known] = Origin.MEASURED if index == 0 else Origin.DERIVED
     return kind, origin.astype(np.int8)
 
 
@@ -297,24 +301,24 @@ def _bytes(
     kind: NDArray[np.int8],
     groups: GroupColumns,
 ) -> tuple[Int64Array, NDArray[np.int8]]:
-    """Full-buffer bytes of each operation and where they come from."""
+    """Full-buffer bytes of each operation and their origin."""
     size = np.full(len(kind), ABSENT, dtype=np.int64)
     origin = np.full(len(kind), Origin.ABSENT, dtype=np.int8)
     element = _first(facts.element_bytes, layers)
     for layer in layers:
         open_rows = np.flatnonzero((size == ABSENT) & (layer != ABSENT))
         rows = layer[open_rows]
-        told, scaled = full_buffer_bytes(
+        num_bytes, scaled = full_buffer_bytes(
             kind=kind[open_rows],
             in_elements=facts.in_elements[rows],
             out_elements=facts.out_elements[rows],
             element_bytes=element[open_rows],
             group_size=groups.size[open_rows].astype(np.int64),
         )
-        size[open_rows] = told
+        size[open_rows] = num_bytes
         written = facts.is_written[rows] & ~scaled
         origin[open_rows] = np.where(
-            told == ABSENT, Origin.ABSENT, np.where(written, Origin.MEASURED, Origin.DERIVED)
+            num_bytes == ABSENT, Origin.ABSENT, np.where(written, Origin.MEASURED, Origin.DERIVED)
         )
     shared = _shared(layers)
     size[shared], origin[shared] = ABSENT, Origin.ABSENT
@@ -322,7 +326,7 @@ def _bytes(
 
 
 def _shared(layers: Sequence[Int64Array]) -> NDArray[np.bool_]:
-    """Operations that share their strongest evidence with another: one call, several kernels."""
+    """Mask of operations that share their strongest evidence: one call with several kernels."""
     best = np.full(len(layers[0]), ABSENT, dtype=np.int64)
     for layer in reversed(layers):
         best = np.where(layer != ABSENT, layer, best)
@@ -331,24 +335,24 @@ def _shared(layers: Sequence[Int64Array]) -> NDArray[np.bool_]:
     return shared
 
 
-def _told(values: NDArray[Any], layer: Int64Array, otherwise: int) -> NDArray[Any]:
-    """The value of each operation's row of evidence, ``otherwise`` where it has none."""
+def _values_at(values: NDArray[Any], layer: Int64Array, otherwise: int) -> NDArray[Any]:
+    """The value of each operation's row of evidence, ``otherwise`` without one."""
     if len(values) == 0:
         return np.full(len(layer), otherwise)
     return np.where(layer != ABSENT, values[layer], otherwise)
 
 
 def _first(values: NDArray[np.int64], layers: Sequence[Int64Array]) -> Int64Array:
-    """For each operation the value of its strongest evidence that has one, else ABSENT."""
+    """The value of each operation from its strongest evidence that has one, else ABSENT."""
     result = np.full(len(layers[0]), ABSENT, dtype=np.int64)
     for layer in reversed(layers):
-        told = _told(values, layer, ABSENT)
-        result = np.where(told != ABSENT, told, result)
+        of_layer = _values_at(values, layer, ABSENT)
+        result = np.where(of_layer != ABSENT, of_layer, result)
     return result
 
 
 def _first_text(written: Coded, derived: Coded, layers: Sequence[Int64Array]) -> Coded:
-    """The same for types of elements: as written, else as derived from types of inputs."""
+    """The element type of each operation: as written, else derived from the types of inputs."""
     named = ("" if value == COUNTED_IN_BYTES else value for value in written.values)
     values = ("", *named, *derived.values)
     has = np.array([bool(value) for value in values])
@@ -360,15 +364,15 @@ def _first_text(written: Coded, derived: Coded, layers: Sequence[Int64Array]) ->
     return Coded.merged(np.maximum(found, 0).astype(np.int32), values)
 
 
-def _splits(written: Coded, told: Coded, layers: Sequence[Int64Array]) -> Coded:
-    """Split sizes as ``1,2,3``, as written, else as the operator's inputs tell.
+def _splits(written: Coded, of_operator: Coded, layers: Sequence[Int64Array]) -> Coded:
+    """Split sizes as ``1,2,3``: as written, else from the operator's inputs.
 
-    Empty where the split is even, absent or abbreviated.
+    Empty if the split is even, absent or abbreviated.
     """
-    values = ("", *(_split_text(value) for value in written.values), *told.values)
+    values = ("", *(_split_text(value) for value in written.values), *of_operator.values)
     has = np.array([bool(value) for value in values])
     codes = np.where(
-        has[written.codes + 1], written.codes + 1, told.codes + 1 + len(written.values)
+        has[written.codes + 1], written.codes + 1, of_operator.codes + 1 + len(written.values)
     )
     codes = np.where(has[codes], codes, ABSENT).astype(np.int64)
     return Coded.merged(np.maximum(_first(codes, layers), 0).astype(np.int32), values)
@@ -380,7 +384,7 @@ def _split_text(raw: str) -> str:
 
 
 def notes_on(table: Table, membership: Membership) -> tuple[str, ...]:
-    """What is not known, or was assumed, of the records in a table, one sentence each."""
+    """Unknown or assumed properties of the records in a table, one sentence each."""
     notes = list(membership.notes(table))
     unsized = int((table["bytes"] == ABSENT).sum())
     barriers = int((table["kind"] == CollectiveKind.BARRIER).sum())
@@ -388,5 +392,5 @@ def notes_on(table: Table, membership: Membership) -> tuple[str, ...]:
         notes.append(f"{unsized - barriers} of {len(table)} collectives have an unknown size.")
     unknown = int((table["kind"] == CollectiveKind.UNKNOWN).sum())
     if unknown:
-        notes.append(f"{unknown} of {len(table)} collectives are of unknown kind.")
+        notes.append(f"{unknown} of {len(table)} collectives have an unknown kind.")
     return tuple(notes)

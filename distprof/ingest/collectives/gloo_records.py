@@ -1,13 +1,13 @@
-"""Collective records of CPU backends: what was asked for joined with what was executed.
+"""Collective records of CPU backends: requests joined with their execution.
 
-The ``c10d::`` operator says which collective it is and when it was asked for; the ``gloo:``
-annotation, on a thread of gloo's own, says when it ran. Nothing in the trace joins the two, so they
-are paired in order, among operations of the same execution and the same size, and of the same
-process group where the Flight Recorder tells it. Gloo has no reduce-scatter: it executes an
-all-reduce, and the operator tells the kind.
+The ``c10d::`` operator gives the kind of a collective and the time of the request. The ``gloo:``
+annotation, on one of gloo's threads, gives the time of execution. No id in the trace connects the
+two, so they are paired in order among operations of the same kind as executed and the same size,
+and of the same process group if the Flight Recorder names it. Gloo has no reduce-scatter and
+executes an all-reduce instead, so the kind comes from the operator.
 
-A send or receive is annotated from where it is posted until it is waited for, on the thread that
-does both: that is not a transfer time. Its record has the time of posting.
+The annotation of a send or receive lasts from posting it until waiting for it, on the thread that
+does both, so it is not a transfer time. The record has the time of posting.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from distprof.run.tables import distinct
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.terms import CollectiveKind, Origin
 
-__all__ = ["Asked", "gloo_records", "groups_of_threads", "with_groups"]
+__all__ = ["Requested", "gloo_records", "groups_of_threads", "with_groups"]
 
 TOLERANCE_NS = 20_000
-"""Stamps of trace and recorder agree within 8 µs (torch 2.13, gloo)."""
+"""Timestamps of trace and recorder agree within 8 µs (torch 2.13, gloo)."""
 
-_CLEAR = 2.0  # how much longer after another group's request than after its own
+_CLEAR = 2.0  # least ratio of the delay after another group's requests to that after its own
 
 _MIN_RUNS = 4  # fewer may follow another group's requests by chance
 
-_MOSTLY = 0.5  # requests over executions: the first ones may have been asked for before the capture
+_MOSTLY = 0.5  # least requests per execution: the first may be requested before the capture
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """Operators that ask for a collective, in order of start.
+class Requested(msgspec.Struct, frozen=True, kw_only=True):
+    """Operators that request a collective, in order of start.
 
     Args:
         rows: int64, rows of COMM_ARGS.
         kind: int8, a CollectiveKind as executed.
-        elements: int64, of the input, ABSENT where unknown.
+        elements: int64, elements of the input, ABSENT if unknown.
     """
 
     rows: Int64Array
@@ -52,17 +52,17 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     elements: Int64Array
 
 
-def with_groups(comm_args: Table, asked: Asked, flight: FlightEntries) -> tuple[Table, int]:
-    """COMM_ARGS with group, its description and sequence number of operators, and how many.
+def with_groups(comm_args: Table, requested: Requested, flight: FlightEntries) -> tuple[Table, int]:
+    """COMM_ARGS with group, description and sequence number from the recorder, and their count.
 
     Args:
         comm_args: COMM_ARGS table.
-        asked: The operators that may have an entry.
-        flight: What the recorder knows.
+        requested: The operators that may have an entry.
+        flight: Entries of the recorder.
     """
-    entry = _entry_of(comm_args, asked, flight)
+    entry = _entry_of(comm_args, requested, flight)
     found = entry != ABSENT
-    rows, entries = asked.rows[found], entry[found]
+    rows, entries = requested.rows[found], entry[found]
     if len(rows) == 0:
         return comm_args, 0
     seq = comm_args["seq"].copy()
@@ -83,31 +83,31 @@ def groups_of_threads(
     ask_group: NDArray[np.int32],
     ask_start: Int64Array,
 ) -> NDArray[np.int32]:
-    """The group of each executed operation by its thread, ABSENT where that is not clear.
+    """The group of each executed operation, from its thread; ABSENT if unclear.
 
     Args:
-        run_key: Kind and size of executed operations; negative where they tell nothing.
+        run_key: Kind and size of executed operations; negative if they are no evidence.
         run_thread: Their threads.
         run_start: Their starts, ns.
         ask_key: Kind and size of requests, in order of start.
-        ask_group: Their groups, ABSENT where unknown.
+        ask_group: Their groups, ABSENT if unknown.
         ask_start: Their starts, ns.
     """
     known = (ask_group != ABSENT) & (ask_key >= 0)
-    asks = _Requests(key=ask_key[known], group=ask_group[known], start=ask_start[known])
+    requests = _Requests(key=ask_key[known], group=ask_group[known], start=ask_start[known])
     open_threads = {
         thread: (run_thread == thread) & (run_key >= 0) for thread in distinct(run_thread).tolist()
     }
     group_of: dict[int, int] = {}
     for choose in (_only_group, _nearest_group):
         settled = True
-        while settled:  # a thread that is settled uses up requests, which may settle others
+        while settled:  # a settled thread uses up requests, which may settle other threads
             settled = False
             for thread, runs in list(open_threads.items()):
-                group = choose(run_key[runs], run_start[runs], asks)
+                group = choose(run_key[runs], run_start[runs], requests)
                 if group is not None:
                     group_of[thread] = group
-                    asks = asks.without(group, run_key[runs])
+                    requests = requests.without(group, run_key[runs])
                     del open_threads[thread]
                     settled = True
     result = np.full(len(run_key), ABSENT, dtype=np.int32)
@@ -124,7 +124,7 @@ class _Requests(msgspec.Struct, frozen=True, kw_only=True):
     start: Int64Array
 
     def without(self, group: int, runs: Int64Array) -> _Requests:
-        """Without those of a group that a thread has executed."""
+        """The requests without those of a group that a thread has executed."""
         keep = np.ones(len(self.key), dtype=np.bool_)
         for value, count in zip(*np.unique(runs, return_counts=True), strict=True):
             used = np.flatnonzero((self.key == value) & (self.group == group))[:count]
@@ -132,78 +132,78 @@ class _Requests(msgspec.Struct, frozen=True, kw_only=True):
         return _Requests(key=self.key[keep], group=self.group[keep], start=self.start[keep])
 
     def candidates(self, runs: Int64Array) -> list[int]:
-        """Groups that asked for each kind and size often enough; none without any evidence."""
+        """Groups with enough requests of each kind and size; empty without evidence."""
         kept: set[int] | None = None
         for value, count in zip(*np.unique(runs, return_counts=True), strict=True):
-            groups, asked = np.unique(self.group[self.key == value], return_counts=True)
-            enough = set(groups[asked >= _MOSTLY * count].tolist())
+            groups, num_requests = np.unique(self.group[self.key == value], return_counts=True)
+            enough = set(groups[num_requests >= _MOSTLY * count].tolist())
             if len(groups):
                 kept = enough if kept is None else kept & enough
         return sorted(kept or ())
 
 
-def _only_group(runs: Int64Array, starts: Int64Array, asks: _Requests) -> int | None:  # noqa: ARG001
-    """The one group that can have asked for what a thread executed, if it is one."""
-    found = asks.candidates(runs)
+def _only_group(runs: Int64Array, starts: Int64Array, requests: _Requests) -> int | None:  # noqa: ARG001
+    """The only group that can have requested the operations of a thread, if there is just one."""
+    found = requests.candidates(runs)
     return found[0] if len(found) == 1 else None
 
 
-def _nearest_group(runs: Int64Array, starts: Int64Array, asks: _Requests) -> int | None:
-    """Of several groups, the one whose requests came right before; None where none stands out."""
-    found = asks.candidates(runs)
+def _nearest_group(runs: Int64Array, starts: Int64Array, requests: _Requests) -> int | None:
+    """The group whose requests precede the operations most closely; None if it is not clear."""
+    found = requests.candidates(runs)
     if len(found) < 2 or len(runs) < _MIN_RUNS:
         return found[0] if len(found) == 1 else None
-    delays = sorted((_delay(runs, starts, asks, group), group) for group in found)
+    delays = sorted((_delay(runs, starts, requests, group), group) for group in found)
     return delays[0][1] if delays[0][0] * _CLEAR < delays[1][0] else None
 
 
-def _delay(runs: Int64Array, starts: Int64Array, asks: _Requests, group: int) -> float:
-    """Median time from a group's latest request of the same kind and size, in ns."""
+def _delay(runs: Int64Array, starts: Int64Array, requests: _Requests, group: int) -> float:
+    """Median time since the group's latest request of the same kind and size, in ns."""
     delays = []
     for value in distinct(runs).tolist():
-        asked = asks.start[(asks.key == value) & (asks.group == group)]
+        requested = requests.start[(requests.key == value) & (requests.group == group)]
         ran = starts[runs == value]
-        at = np.searchsorted(asked, ran, side="right") - 1
-        delays.append(ran[at >= 0] - asked[at[at >= 0]])
+        at = np.searchsorted(requested, ran, side="right") - 1
+        delays.append(ran[at >= 0] - requested[at[at >= 0]])
     joined = np.concatenate(delays)
     return float(np.median(joined)) if len(joined) else np.inf
 
 
-def _entry_of(comm_args: Table, asked: Asked, flight: FlightEntries) -> Int64Array:
-    """For each operator, its entry; ABSENT where it has none."""
-    result = np.full(len(asked.rows), ABSENT, dtype=np.int64)
-    if len(asked.rows) == 0 or len(flight) == 0:
+def _entry_of(comm_args: Table, requested: Requested, flight: FlightEntries) -> Int64Array:
+    """The entry of each operator; ABSENT without one."""
+    result = np.full(len(requested.rows), ABSENT, dtype=np.int64)
+    if len(requested.rows) == 0 or len(flight) == 0:
         return result
-    start = comm_args["start_ns"][asked.rows]
-    end = comm_args["end_ns"][asked.rows]
+    start = comm_args["start_ns"][requested.rows]
+    end = comm_args["end_ns"][requested.rows]
     window = np.searchsorted(flight.time_ns, (start[0] - TOLERANCE_NS, end.max() + TOLERANCE_NS))
     inside = np.arange(window[0], window[1])
     operators = np.arange(len(start))
-    if len(inside) == len(start) and _fits(flight, inside, asked, operators, start, end).all():
+    if len(inside) == len(start) and _fits(flight, inside, requested, operators, start, end).all():
         return inside  # one entry for each operator, in the same order
     for tolerance, back in ((0, 0), (TOLERANCE_NS, 0), (TOLERANCE_NS, 1), (TOLERANCE_NS, 2)):
         free = inside[~np.isin(inside, result)]
         at = np.searchsorted(start, flight.time_ns[free] + tolerance, side="right") - 1 - back
         free, at = free[at >= 0], at[at >= 0]
-        fits = _fits(flight, free, asked, at, start, end, tolerance) & (result[at] == ABSENT)
-        result[at[fits][::-1]] = free[fits][::-1]  # of several entries, the first stays
+        fits = _fits(flight, free, requested, at, start, end, tolerance) & (result[at] == ABSENT)
+        result[at[fits][::-1]] = free[fits][::-1]  # the last assignment is the first entry
     return result
 
 
 def _fits(
     flight: FlightEntries,
     entries: Int64Array,
-    asked: Asked,
+    requested: Requested,
     operators: Int64Array,
     start: Int64Array,
     end: Int64Array,
     tolerance: int = TOLERANCE_NS,
 ) -> NDArray[np.bool_]:
-    """Whether each entry may belong to its operator: time, kind and size agree."""
+    """Whether each entry may belong to its operator, as time, kind and size agree."""
     time, elements = flight.time_ns[entries], flight.elements[entries]
     fits = (time >= start[operators] - tolerance) & (time <= end[operators] + tolerance)
-    fits &= flight.kind[entries] == asked.kind[operators]
-    return fits & _same_or_unknown(elements, asked.elements[operators])
+    fits &= flight.kind[entries] == requested.kind[operators]
+    return fits & _same_or_unknown(elements, requested.elements[operators])
 
 
 def _same_or_unknown(first: Int64Array, second: Int64Array) -> NDArray[np.bool_]:
@@ -211,20 +211,20 @@ def _same_or_unknown(first: Int64Array, second: Int64Array) -> NDArray[np.bool_]
     return same
 
 
-def _overlaid(column: Coded, rows: Int64Array, told: Coded) -> Coded:
-    """The column with other values in some rows."""
+def _overlaid(column: Coded, rows: Int64Array, replacement: Coded) -> Coded:
+    """The column with other values in the given rows."""
     codes = column.codes.copy()
-    codes[rows] = told.codes + len(column.values)
-    return Coded.merged(codes, (*column.values, *told.values))
+    codes[rows] = replacement.codes + len(column.values)
+    return Coded.merged(codes, (*column.values, *replacement.values))
 
 
-# Collective records of CPU backends: what was asked for joined with what was executed ------------
+# Requests joined with their execution -------------------------------------------------------------
 
-# No execution of their own: the list form of reduce-scatter runs one all-reduce per member, the
-# monitored barrier sends and receives.
+# These are not executed as one operation: the list form of reduce-scatter runs one all-reduce per
+# member, and the monitored barrier consists of sends and receives.
 _RUNS_IN_PARTS = ("c10d::reduce_scatter_", "c10d::monitored_barrier_")
 
-_MAX_GROUPS = 1 << 16  # times the largest key they fit into int64
+_MAX_GROUPS = 1 << 16  # the product with the largest key fits into int64
 
 _MESSAGES = (CollectiveKind.SEND, CollectiveKind.RECV)
 
@@ -241,43 +241,42 @@ def gloo_records(
     """Records of the communication that a CPU backend executed.
 
     Args:
-        executed: Its operations, as :func:`distprof.ingest.host_activity.executed_activity` has
-            them.
+        executed: Its operations, from :func:`distprof.ingest.host_activity.executed_activity`.
         comm_args: COMM_ARGS table with the ``c10d::`` and ``gloo:`` events.
         membership: The groups of this rank.
-        classifier: Tells kinds from names.
-        flight: What the Flight Recorder knows, None without it.
+        classifier: Derives kinds from names.
+        flight: Entries of the Flight Recorder, None without it.
     """
     facts = call_facts(comm_args)
     own = _own_rows(executed, comm_args)
     notes: tuple[str, ...] = ()
     if flight is not None and len(flight):
         comm_args, notes = _with_flight(comm_args, facts, flight)
-    asked = _pair(own, comm_args, facts)
+    requested = _pair(own, comm_args, facts)
     enqueue = np.full(len(executed), ABSENT, dtype=np.int64)
-    enqueue[asked != ABSENT] = comm_args["start_ns"][asked[asked != ABSENT]]
+    enqueue[requested != ABSENT] = comm_args["start_ns"][requested[requested != ABSENT]]
     records = records_table(
         executed=executed,
         enqueue_ns=enqueue,
         comm_args=comm_args,
-        layers=(asked, own),
+        layers=(requested, own),
         name_kinds=classifier.kinds(executed.coded("name")),
         membership=membership,
     )
-    table = _with_peers(records.table, asked, comm_args, membership)
+    table = _with_peers(records.table, requested, comm_args, membership)
     return Records(table=_posted(table), notes=(*notes_on(table, membership), *notes))
 
 
 def _with_flight(
     comm_args: Table, facts: CallFacts, flight: FlightEntries
 ) -> tuple[Table, tuple[str, ...]]:
-    """COMM_ARGS with what the recorder knows of operators, and how many it knows."""
-    asked = _asked(comm_args, facts)
-    collective = ~np.isin(asked.kind, _MESSAGES)
-    operators = Asked(
-        rows=asked.rows[collective],
-        kind=asked.kind[collective],
-        elements=asked.elements[collective],
+    """COMM_ARGS with groups and sequence numbers from the recorder, and a note on their number."""
+    requested = _requested(comm_args, facts)
+    collective = ~np.isin(requested.kind, _MESSAGES)
+    operators = Requested(
+        rows=requested.rows[collective],
+        kind=requested.kind[collective],
+        elements=requested.elements[collective],
     )
     table, count = with_groups(comm_args, operators, flight)
     if not len(operators.rows):
@@ -290,14 +289,14 @@ def _with_flight(
 
 
 def _posted(table: Table) -> Table:
-    """The table with messages at the moment of posting: when they were sent is not known."""
+    """The table with messages at the time of posting, as the time of sending is unknown."""
     message = np.isin(table["kind"], _MESSAGES)
     end = np.where(message, table["start_ns"], table["end_ns"])
     return table.with_columns(end_ns=end, is_timed=~message)
 
 
 def _own_rows(executed: Table, comm_args: Table) -> Int64Array:
-    """Row of ``comm_args`` that is each executed operation itself."""
+    """Row of ``comm_args`` of each executed operation itself."""
     names = comm_args.coded("name")
     rows = np.flatnonzero(names.where([not n.startswith("c10d::") for n in names.values]))
     result = np.full(len(executed), ABSENT, dtype=np.int64)
@@ -324,64 +323,64 @@ class _Side(msgspec.Struct, frozen=True, kw_only=True):
     rows: Int64Array
     kind: NDArray[np.int8]
     elements: Int64Array
-    group: NDArray[np.int32]  # code of its name in COMM_ARGS, ABSENT where unknown
+    group: NDArray[np.int32]  # code of its name in COMM_ARGS, ABSENT if unknown
 
 
 def _pair(own: Int64Array, comm_args: Table, facts: CallFacts) -> Int64Array:
-    """Row of ``comm_args`` that asked for each executed operation, ABSENT where none is found."""
+    """Row of ``comm_args`` that requested each executed operation, ABSENT without one."""
     result = np.full(len(own), ABSENT, dtype=np.int64)
     known = np.flatnonzero(own != ABSENT)
-    asked = _asked(comm_args, facts)
+    requested = _requested(comm_args, facts)
     executed = _Side(
         rows=known,
         kind=facts.kind[own[known]],
         elements=facts.in_elements[own[known]],
         group=np.full(len(known), ABSENT, dtype=np.int32),
     )
-    executed = replace(executed, group=_groups_of_runs(executed, asked, own, comm_args))
+    executed = replace(executed, group=_groups_of_runs(executed, requested, own, comm_args))
     starts = comm_args["start_ns"]
-    # of known group and size first, then what is left with less and less evidence
+    # operations of known group and size first, then the rest with less and less evidence
     for by_group, sized in ((True, True), (False, True), (False, False)):
-        _pair_in_order(executed, asked, own, starts, result, by_group=by_group, sized=sized)
+        _pair_in_order(executed, requested, own, starts, result, by_group=by_group, sized=sized)
     return result
 
 
 def _groups_of_runs(
-    executed: _Side, asked: _Side, own: Int64Array, comm_args: Table
+    executed: _Side, requested: _Side, own: Int64Array, comm_args: Table
 ) -> NDArray[np.int32]:
-    """The group of each executed operation by its thread, ABSENT where that is not clear."""
+    """The group of each executed operation, from its thread; ABSENT if unclear."""
     runs = own[executed.rows]
     message = np.isin(executed.kind, _MESSAGES)
     return groups_of_threads(
         run_key=np.where(message, ABSENT, _keys(executed, sized=True)),
         run_thread=comm_args.coded("thread").codes[runs],
         run_start=comm_args["start_ns"][runs],
-        ask_key=_keys(asked, sized=True),
-        ask_group=asked.group,
-        ask_start=comm_args["start_ns"][asked.rows],
+        ask_key=_keys(requested, sized=True),
+        ask_group=requested.group,
+        ask_start=comm_args["start_ns"][requested.rows],
     )
 
 
-def _asked(comm_args: Table, facts: CallFacts) -> _Side:
+def _requested(comm_args: Table, facts: CallFacts) -> _Side:
     """The ``c10d::`` operators, in order of start."""
     names = comm_args.coded("name")
     wanted = names.where([n.startswith("c10d::") and n not in _RUNS_IN_PARTS for n in names.values])
     rows = np.flatnonzero(wanted & (facts.kind != CollectiveKind.UNKNOWN)).astype(np.int64)
     rows = rows[np.lexsort((-comm_args["end_ns"][rows], comm_args["start_ns"][rows]))]
-    rows = rows[~_asks_again(comm_args, rows)]
+    rows = rows[~_is_repeated(comm_args, rows)]
     kind = facts.kind[rows].copy()
-    for asked, run in _EXECUTED_AS.items():
-        kind[kind == asked] = run
+    for requested, run in _EXECUTED_AS.items():
+        kind[kind == requested] = run
     names = comm_args.coded("group")
-    told = names.where([bool(name) for name in names.values])[rows]
-    group = np.where(told, names.codes[rows], ABSENT).astype(np.int32)
+    has_group = names.where([bool(name) for name in names.values])[rows]
+    group = np.where(has_group, names.codes[rows], ABSENT).astype(np.int32)
     return _Side(rows=rows, kind=kind, elements=facts.in_elements[rows], group=group)
 
 
-def _asks_again(comm_args: Table, rows: Int64Array) -> NDArray[np.bool_]:
-    """Operators right around another of the same name: a dispatch mode hands a call on.
+def _is_repeated(comm_args: Table, rows: Int64Array) -> NDArray[np.bool_]:
+    """Mask of operators directly around another one of the same name.
 
-    The inner one is the call that reaches the group.
+    A dispatch mode passes a call on, and the inner operator is the call that reaches the group.
     """
     again = np.zeros(len(rows), dtype=np.bool_)
     if len(rows) < 2:
@@ -395,7 +394,7 @@ def _asks_again(comm_args: Table, rows: Int64Array) -> NDArray[np.bool_]:
 
 def _pair_in_order(
     executed: _Side,
-    asked: _Side,
+    requested: _Side,
     own: Int64Array,
     starts: Int64Array,
     result: Int64Array,
@@ -403,60 +402,62 @@ def _pair_in_order(
     by_group: bool,
     sized: bool,
 ) -> None:
-    """Pair the operations still without partner, filling ``result``."""
-    run_key, ask_key = _keys(executed, sized=sized), _keys(asked, sized=sized)
+    """Pair the operations that have no partner yet, and fill in ``result``."""
+    run_key, ask_key = _keys(executed, sized=sized), _keys(requested, sized=sized)
     free_run = result[executed.rows] == ABSENT
-    free_ask = ~np.isin(asked.rows, result)
+    free_ask = ~np.isin(requested.rows, result)
     if by_group:
         run_key = _in_group(run_key, executed.group)
-        ask_key = _in_group(ask_key, asked.group)
+        ask_key = _in_group(ask_key, requested.group)
     for key in distinct(run_key[free_run & (run_key >= 0)]):
         runs = executed.rows[free_run & (run_key == key)]
-        asks = asked.rows[free_ask & (ask_key == key)]
-        count, skip = _alignment(starts[own[runs]], starts[asks])
-        result[runs[skip : skip + count]] = asks[:count]
+        requests = requested.rows[free_ask & (ask_key == key)]
+        count, skip = _alignment(starts[own[runs]], starts[requests])
+        result[runs[skip : skip + count]] = requests[:count]
 
 
 def _in_group(key: Int64Array, group: NDArray[np.int32]) -> Int64Array:
-    """Keys that differ between groups too, negative where the group is unknown."""
+    """Keys that also differ between groups, negative if the group is unknown."""
     known = (key >= 0) & (group != ABSENT) & (group < _MAX_GROUPS)
     return np.where(known, key * _MAX_GROUPS + group, ABSENT)
 
 
 def _keys(side: _Side, *, sized: bool) -> Int64Array:
-    """Equal for operations that may be partners, negative for those left out of this round."""
+    """Keys that are equal for possible partners, and negative for operations to leave out."""
     kind = side.kind.astype(np.int64)
     if not sized:
         return np.where(kind > 0, kind, ABSENT)
     return np.where((side.elements >= 0) & (kind > 0), side.elements * 64 + kind, ABSENT)
 
 
-def _alignment(runs: Int64Array, asks: Int64Array) -> tuple[int, int]:
-    """How many pairs there are, and how many runs come first that were asked for unseen.
+def _alignment(runs: Int64Array, requests: Int64Array) -> tuple[int, int]:
+    """Number of pairs, and number of first runs whose requests were not recorded.
 
-    The fewest such that nothing runs before it was asked for.
+    The latter is the smallest number with which no run precedes its request.
     """
-    if len(asks) == 0:
+    if len(requests) == 0:
         return 0, 0
-    not_before = np.searchsorted(runs, asks, side="left") - np.arange(len(asks))
+    not_before = np.searchsorted(runs, requests, side="left") - np.arange(len(requests))
     count = len(runs) - max(0, int(not_before[: len(runs)].max(initial=0)))
     skip = len(runs) - count
-    return max(0, min(count, len(asks))), skip
+    return max(0, min(count, len(requests))), skip
 
 
-def _with_peers(table: Table, asked: Int64Array, comm_args: Table, membership: Membership) -> Table:
-    """The table with group and global peer of messages, where one group alone can be meant."""
+def _with_peers(
+    table: Table, requested: Int64Array, comm_args: Table, membership: Membership
+) -> Table:
+    """The table with group and global peer of messages, if their group is unambiguous."""
     group = membership.message_group()
     message = np.isin(table["kind"], _MESSAGES)
     if group is None or not message.any():
         return table
     ranks = np.array(group.ranks, dtype=np.int64)
     in_group = peer_in_group(comm_args.coded("concrete_inputs"))
-    told = np.where(
-        message & (asked != ABSENT), in_group[asked] if len(in_group) else ABSENT, ABSENT
+    group_peer = np.where(
+        message & (requested != ABSENT), in_group[requested] if len(in_group) else ABSENT, ABSENT
     )
-    valid = (told >= 0) & (told < len(ranks))
+    valid = (group_peer >= 0) & (group_peer < len(ranks))
     peer = table["peer"].copy()
-    peer[valid] = ranks[told[valid]]
+    peer[valid] = ranks[group_peer[valid]]
     unknown = message & (table["group_origin"] == Origin.ABSENT)
     return membership.with_group(table.with_columns(peer=peer), unknown, group)

@@ -1,4 +1,4 @@
-"""Which process group each collective belongs to."""
+"""The process group of each collective."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
     """The groups that one rank belongs to.
 
     Args:
-        groups: As the metadata lists them; may be empty.
-        world_size: Ranks of the job, None when unknown.
+        groups: Groups in the metadata; may be empty.
+        world_size: Number of ranks of the job, None if unknown.
     """
 
     groups: tuple[ProcessGroup, ...]
     world_size: int | None
 
     def only_ranks(self) -> tuple[int, ...]:
-        """Members of the one set of ranks that this rank ever communicates with.
+        """The only set of ranks that this rank communicates with.
 
         Returns:
-            Empty where several sets are possible or none is known.
+            Empty if several sets are possible or none is known.
         """
         sets = {group.ranks for group in self.groups if group.ranks and len(group.ranks) > 1}
         unknown = any(not group.ranks for group in self.groups)
@@ -69,9 +69,9 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(range(self.world_size))
 
     def message_group(self) -> ProcessGroup | None:
-        """The group in which this rank sends and receives, where one alone can be meant.
+        """The group in which this rank sends and receives, if it is unambiguous.
 
-        That is the only one, or the only one along an axis on which ranks exchange messages:
+        It is the rank's only group, or the only one along an axis on which ranks exchange messages:
         pipeline stages, and the ring of context parallelism.
         """
         ranks = self.only_ranks()
@@ -82,7 +82,7 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
         return along[0] if len({group.ranks for group in along}) == 1 else None
 
     def with_group(self, table: Table, rows: NDArray[np.bool_], group: ProcessGroup) -> Table:
-        """A COLLECTIVES table with this group in some rows."""
+        """The COLLECTIVES table with this group in the given rows."""
         size, origin = table["group_size"].copy(), table["group_origin"].copy()
         size[rows], origin[rows] = len(group.ranks), Origin.DERIVED
         texts = {
@@ -101,15 +101,15 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
             layers: Rows of it that describe each operation, strongest evidence first.
             count: Number of operations.
         """
-        told, of_row = self._told_groups(comm_args)
+        named, of_row = self._named_groups(comm_args)
         codes = np.zeros(count, dtype=np.int32)  # 0: no evidence names a group
         for layer in reversed(layers):
             found = np.where(layer != ABSENT, of_row[layer] if len(of_row) else 0, 0)
             codes = np.where(found > 0, found, codes).astype(np.int32)
-        return _columns((self._assumed(), *told), codes)
+        return _columns((self._assumed(), *named), codes)
 
-    def _told_groups(self, comm_args: Table) -> tuple[tuple[_Group, ...], NDArray[np.int32]]:
-        """Distinct groups that COMM_ARGS rows name, and for each row 1 + its group, else 0."""
+    def _named_groups(self, comm_args: Table) -> tuple[tuple[_Group, ...], NDArray[np.int32]]:
+        """Distinct groups that COMM_ARGS rows name, and 1 + its group for each row, 0 without."""
         texts = [comm_args.coded(name) for name in ("group", "group_desc", "group_ranks")]
         sizes = comm_args["group_size"]
         keys = np.stack([*(text.codes.astype(np.int64) for text in texts), sizes], axis=1)
@@ -127,7 +127,7 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
     def _resolve(
         self, name: str, description: str, ranks: tuple[int, ...], size: int
     ) -> _Group | None:
-        """The group that an event's arguments name, completed by the metadata."""
+        """The group in an event's arguments, completed from the metadata."""
         if not name and not ranks:
             return None
         listed = [group for group in self.groups if group.name == name]
@@ -147,7 +147,7 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _assumed(self) -> _Group:
-        """The group of operations that name none."""
+        """The group assumed for operations that name none."""
         ranks = self.only_ranks()
         if not ranks:
             return _NO_GROUP
@@ -161,7 +161,7 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def notes(self, table: Table) -> tuple[str, ...]:
-        """What was assumed about groups, one sentence each."""
+        """Assumptions about groups, one sentence each."""
         origin = table["group_origin"]
         assumed, unknown = (
             int((origin == Origin.DERIVED).sum()),
@@ -170,12 +170,12 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
         notes = []
         if assumed:
             ranks, group = self.only_ranks(), self.message_group()
-            whose = "the only group this rank can mean" if self.groups else "all ranks of the job"
-            if not ranks and group is not None:  # of sends and receives
+            whose = "the only group of this rank" if self.groups else "all ranks of the job"
+            if not ranks and group is not None:  # sends and receives
                 ranks, whose = group.ranks, f"{group.description or group.name}, along which "
                 whose += "ranks exchange messages"
             if np.isin(table["kind"][origin == Origin.DERIVED], _MESSAGES).all():
-                # gloo's never do: not worth a line for each rank and its number of them
+                # gloo's never do, so counts per rank are not worth a line each
                 notes.append(
                     f"Sends and receives do not name a process group: distprof assumes {whose}."
                 )

@@ -1,4 +1,4 @@
-"""Sizes of collectives: element types, shapes of operators, and what counts as the buffer."""
+"""Sizes of collectives: element types, shapes of operators, and the definition of the buffer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 COUNTED_IN_BYTES = "bytes"
-"""The dtype of an operation whose size is told in bytes, and whose element type is not known."""
+"""The dtype of an operation whose size is given in bytes and whose element type is unknown."""
 
 # Spellings of PyTorch's ScalarType, of C++ and of its annotations, lower case, without c10::.
 _ELEMENT_BYTES = {
@@ -47,31 +47,31 @@ _ELEMENT_BYTES = {
 # Operators of c10d whose first argument is the output and second the input; the others change one
 # tensor in place. torch/csrc/distributed/c10d/Ops.cpp.
 _OUT_THEN_IN = re.compile(r"allgather|reduce_scatter|alltoall|gather|scatter")
-# What a tensor or a job can have at most: larger numbers are nonsense, and would overflow int64
-# when bytes are computed from them (2^40 elements of 2^4 bytes on 2^18 ranks are 2^62 bytes).
+# Largest plausible tensor and job. Larger numbers are invalid, and would overflow int64 when bytes
+# are computed from them (2^40 elements of 2^4 bytes on 2^18 ranks are 2^62 bytes).
 _MAX_ELEMENTS = 1 << 40
 MAX_RANKS = 1 << 18
 
 OPERATORS = ("c10d::", "symm_mem::")
-"""Prefixes of host operators that ask for one collective; their shapes tell its size."""
+"""Prefixes of CPU operators that request one collective; their shapes give its size."""
 
 ANNOTATIONS = ("nccl:", "xccl:", "ucc:", "gloo:", "mpi:")
-"""Prefixes of a backend's own annotations; their shape is the input's."""
+"""Prefixes of a backend's annotations; their shape is that of the input."""
 
 _COUNTED_BY_OUTPUT = (CollectiveKind.ALL_GATHER, CollectiveKind.SCATTER)
 _COUNTED_BY_INPUT = (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_TO_ALL)
 
 
 class CallFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What each COMM_ARGS row says about one collective. All arrays have one value per row.
+    """Facts from each COMM_ARGS row about one collective. All arrays have one value per row.
 
     Args:
         kind: int8, a CollectiveKind.
-        in_elements: Elements of the input on this rank, ABSENT where not told.
+        in_elements: Elements of the input on this rank, ABSENT if unknown.
         out_elements: Elements of the output on this rank.
         element_bytes: Bytes of an element.
-        is_written: Whether the elements are written as such, rather than read from shapes.
-        dtype: Element type from the types of inputs, for rows that have no dtype argument.
+        is_written: Whether the row gives the number of elements, so it is not derived from shapes.
+        dtype: Element type from the types of inputs, for rows without a dtype argument.
         peer: Global rank of the other end of a point-to-point operation.
     """
 
@@ -85,7 +85,7 @@ class CallFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def call_facts(comm_args: Table) -> CallFacts:
-    """Read every row of a COMM_ARGS table, distinct texts once."""
+    """Read every row of a COMM_ARGS table; each distinct text is parsed once."""
     written_in = _sane(comm_args["in_nelems"], _MAX_ELEMENTS)
     written_out = _sane(comm_args["out_nelems"], _MAX_ELEMENTS)
     is_written = (written_in >= 0) | (written_out >= 0)
@@ -107,7 +107,7 @@ def call_facts(comm_args: Table) -> CallFacts:
 
 
 def element_bytes(dtype: str) -> int | None:
-    """Bytes of one element of a type as PyTorch or C++ spells it, None for an unknown one."""
+    """Bytes of one element of a type in the spelling of PyTorch or C++, None if unknown."""
     return _ELEMENT_BYTES.get(dtype.lower().replace("c10::", "").replace(" ", ""))
 
 
@@ -122,18 +122,18 @@ def full_buffer_bytes(
     """Bytes of the full, unsharded buffer, as nccl-tests counts them.
 
     All-reduce: the buffer. All-gather and reduce-scatter: the concatenated size. All-to-all: one
-    rank's whole send buffer. Scatter and gather: the root's buffer. The others: the message.
+    rank's whole send buffer. Scatter and gather: the root's buffer. Other kinds: the message.
 
     Args:
-        kind: int8, a CollectiveKind, shape ``(n,)`` as all arguments.
-        in_elements: Elements of the input on this rank, ABSENT where unknown.
+        kind: int8, a CollectiveKind, shape ``(n,)`` like all arguments.
+        in_elements: Elements of the input on this rank, ABSENT if unknown.
         out_elements: Elements of the output on this rank.
         element_bytes: Bytes of an element.
         group_size: Ranks of the group.
 
     Returns:
-        Bytes, int64, ABSENT where they cannot be told (barriers too); and a mask of those that
-        were found by multiplying a shard with the group size.
+        Bytes, int64, ABSENT if unknown and for barriers, and a mask of those computed as shard
+        times group size.
 
     Source:
         Formula sheet, "Collectives": n follows nccl-tests, doc/PERFORMANCE.md.
@@ -158,22 +158,22 @@ def full_buffer_bytes(
 
 
 def peer_in_group(concrete_inputs: Coded) -> Int64Array:
-    """The peer of ``c10d::send`` and ``recv_`` as a rank in its group, ABSENT where not told."""
+    """The peer of ``c10d::send`` and ``recv_`` as a rank in its group, ABSENT if unknown."""
     peers = [_peer(text) for text in concrete_inputs.values]
     return _by_value(concrete_inputs, peers)
 
 
 def splits_of_operators(names: Coded, concrete_inputs: Coded) -> tuple[Coded, Coded]:
-    """Output and input splits of ``c10d::alltoall_base_``, as ``1,2,3``; empty where not told.
+    """Output and input splits of ``c10d::alltoall_base_``, as ``1,2,3``; empty if unknown.
 
-    Its arguments are output, input, group, output splits, input splits; torch writes lists of more
-    than thirty numbers as empty ones.
+    The arguments are output, input, group, output splits, input splits. torch writes lists of more
+    than 30 numbers as empty ones.
     """
-    told = [_operator_splits(text) for text in concrete_inputs.values]
+    splits = [_operator_splits(text) for text in concrete_inputs.values]
     is_call = names.equals("c10d::alltoall_base_")
     codes = np.where(is_call, concrete_inputs.codes + 1, 0).astype(np.int32)
     out_splits, in_splits = (
-        Coded.merged(codes, ("", *(pair[which] for pair in told))) for which in (0, 1)
+        Coded.merged(codes, ("", *(pair[which] for pair in splits))) for which in (0, 1)
     )
     return out_splits, in_splits
 
@@ -200,7 +200,7 @@ def _peer(text: str) -> int:
 
 
 def _kinds(comm_args: Table) -> NDArray[np.int8]:
-    """Kind by the collective name, else by the operator's or annotation's name."""
+    """Kind from the collective name, else from the name of the operator or annotation."""
     written, names = comm_args.coded("collective"), comm_args.coded("name")
     by_argument = _by_value(
         written, [0 if is_wait(text) else collective_kind(text) for text in written.values]
@@ -218,9 +218,9 @@ def _kinds(comm_args: Table) -> NDArray[np.int8]:
 
 
 def _elements_by_shape(comm_args: Table) -> tuple[Int64Array, Int64Array]:
-    """Elements of input and output by the shapes of operators and annotations."""
+    """Elements of input and output from the shapes of operators and annotations."""
     names = comm_args.coded("name")
-    first, second, everything = _told_by_shapes(
+    first, second, everything = _elements_of_arguments(
         comm_args.coded("input_dims"), comm_args.coded("input_types")
     )
     operator = names.where([name.startswith(OPERATORS) for name in names.values])
@@ -232,20 +232,20 @@ def _elements_by_shape(comm_args: Table) -> tuple[Int64Array, Int64Array]:
     return in_elements.astype(np.int64), out_elements.astype(np.int64)
 
 
-def _told_by_shapes(dims: Coded, types: Coded) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Elements of the first argument, of the second, and of all; distinct texts are read once."""
+def _elements_of_arguments(dims: Coded, types: Coded) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Elements of the first argument, the second, and all; each distinct text is parsed once."""
     if not len(dims):
         empty = np.empty(0, dtype=np.int64)
         return empty, empty, empty
     pair = dims.codes.astype(np.int64) * len(types.values) + types.codes
     distinct, inverse = np.unique(pair, return_inverse=True)
-    told = [
+    counts = [
         _argument_elements(dims.values[code // len(types.values)], types.values[which])
         for code, which in zip(
             distinct.tolist(), (distinct % len(types.values)).tolist(), strict=True
         )
     ]
-    first, second, everything = np.array(told, dtype=np.int64)[inverse].T
+    first, second, everything = np.array(counts, dtype=np.int64)[inverse].T
     return first, second, everything
 
 
@@ -262,8 +262,8 @@ def _argument_elements(dims: str, types: str) -> tuple[int, int, int]:
 def _elements(shape: object, kind: object) -> int:
     """Elements of an argument with this shape, or of a list of tensors with these shapes.
 
-    No dimensions are written for what is no tensor, and for a tensor that is one number; its type
-    tells the two apart. The dimensions of tensors in a list are always those of tensors.
+    Empty dimensions can mean a zero-dimensional tensor or an argument that is not a tensor, so the
+    type decides. Dimensions in a list always belong to tensors.
     """
     if not isinstance(shape, list):
         return ABSENT
@@ -276,7 +276,7 @@ def _elements(shape: object, kind: object) -> int:
 
 
 def _is_tensor(kind: object) -> bool:
-    """Whether an argument's type is a tensor's: ``float``, where a plain number has ``Double``."""
+    """Whether a type is that of a tensor, such as ``float``; plain numbers have ``Double``."""
     return isinstance(kind, str) and kind[:1].islower() and element_bytes(kind) is not None
 
 
@@ -290,7 +290,7 @@ def _product(shape: list[object]) -> int:
 
 
 def _dtype_of_types(types: Coded) -> Coded:
-    """The element type that ``Input type`` tells, empty where it says ``TensorList`` or nothing."""
+    """The element type in ``Input type``, empty if it has only ``TensorList`` or nothing."""
     return Coded.merged(types.codes, [_dtype(text) for text in types.values])
 
 
@@ -304,13 +304,13 @@ def _element_sizes(dtype: Coded) -> Int64Array:
 
 
 def _sane(values: Int64Array, limit: int) -> Int64Array:
-    """The values, ABSENT where negative or larger than anything real."""
+    """The values, ABSENT if negative or implausibly large."""
     kept: Int64Array = np.where((values >= 0) & (values < limit), values, ABSENT)
     return kept
 
 
 def _by_value(column: Coded, results: Sequence[int]) -> Int64Array:
-    """One result per distinct value, spread over the rows."""
+    """Expand one result per distinct value to the rows."""
     if not column.values:
         return np.full(len(column), ABSENT, dtype=np.int64)
     spread: Int64Array = np.array(results, dtype=np.int64)[column.codes]

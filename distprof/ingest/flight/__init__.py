@@ -1,1 +1,1 @@
-"""Flight Recorder dumps, JSON and pickle."""
+"""Flight Recorder dumps as JSON or pickle."""

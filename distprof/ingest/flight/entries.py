@@ -1,4 +1,4 @@
-"""Entries of a Flight Recorder dump as a table; a damaged entry costs itself only."""
+"""Entries of a Flight Recorder dump as a table; a damaged entry does not affect the others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_TEXT = 512
 MAX_DIMS = 64
 MAX_FRAMES = 64
 LARGEST = 1 << 62
-"""Numbers from here on are damage."""
+"""Numbers from here on are invalid."""
 
 _MAX_ELEMENTS = 1 << 50
 _STATES = {
@@ -41,7 +41,7 @@ BROKEN = (
 
 
 class EntriesError(ValueError):
-    """The entries are no list."""
+    """The entries are not a list."""
 
 
 class _Frame(msgspec.Struct, frozen=True):
@@ -51,16 +51,16 @@ class _Frame(msgspec.Struct, frozen=True):
 
 
 class _Entry(msgspec.Struct):
-    """The fields that are used, of all versions of the format."""
+    """The fields used, in all versions of the format."""
 
     time_created_ns: int = ABSENT
     profiling_name: str = ""
     record_id: int = ABSENT
-    id: int = ABSENT  # what record_id was called in version 1
+    id: int = ABSENT  # record_id in version 1
     pg_id: int = ABSENT
     process_group: tuple[str, ...] = ()
     collective_seq_id: int = ABSENT
-    seq_id: int = ABSENT  # of version 1, which counts collectives and messages together
+    seq_id: int = ABSENT  # version 1, which counts collectives and messages together
     p2p_seq_id: int = ABSENT
     input_sizes: tuple[tuple[int, ...], ...] | None = None
     output_sizes: tuple[tuple[int, ...], ...] | None = None
@@ -96,7 +96,7 @@ _KINDS: dict[str, set[type]] = {
 
 
 def convert(value: Any, kind: Any) -> Any:
-    """A part of a dump, whether it comes from a pickle or is still JSON.
+    """Convert a part of a dump, from a pickle or from raw JSON.
 
     Raises:
         msgspec.ValidationError: Or another of :data:`BROKEN`, if it is not of that kind.
@@ -107,15 +107,15 @@ def convert(value: Any, kind: Any) -> Any:
 
 
 def entries_table(value: Any, source: str, notes: list[str]) -> Table:
-    """The entries as FLIGHT: all at once, or, where one is damaged, each on its own.
+    """The entries as FLIGHT, converted at once or, if one is damaged, one by one.
 
     Args:
-        value: What a pickle held, or JSON that is still to be read; None where there is nothing.
-        source: What to call the file in notes.
-        notes: Told how many entries were left out.
+        value: Content of a pickle, or raw JSON; None without entries.
+        source: Name of the file in notes.
+        notes: Receives a note on skipped entries.
 
     Raises:
-        EntriesError: If it is no list.
+        EntriesError: If the entries are not a list.
     """
     if value is None:
         return Table.empty(FLIGHT)
@@ -135,7 +135,7 @@ def _columns(value: Any) -> dict[str, list[Any]]:
     """Field to its values.
 
     Raises:
-        TypeError: Or another of :data:`BROKEN`, if an entry is not as it should be.
+        TypeError: Or another of :data:`BROKEN`, if an entry is invalid.
     """
     if isinstance(value, msgspec.Raw):
         return _columns_of(
@@ -182,8 +182,8 @@ def _table(columns: dict[str, list[Any]]) -> Table:
     names = _coded(columns["profiling_name"])
     kinds = np.array([int(collective_kind(name)) for name in names.values] or [0], dtype=np.int8)
     is_message = ["send " in name or "recv " in name for name in names.values] or [False]
-    told = columns["is_p2p"]
-    guessed = np.array(is_message)[names.codes].tolist() if None in told else told
+    recorded = columns["is_p2p"]
+    guessed = np.array(is_message)[names.codes].tolist() if None in recorded else recorded
     shapes, inputs = _shapes(columns["input_sizes"])
     _, outputs = _shapes(columns["output_sizes"])
     states = [_STATES.get(state, FlightState.UNKNOWN) for state in columns["state"]]
@@ -201,7 +201,7 @@ def _table(columns: dict[str, list[Any]]) -> Table:
             "kind": kinds[names.codes],
             "is_p2p": np.array(
                 [guess if is_p2p is None else is_p2p
-                 for is_p2p, guess in zip(told, guessed, strict=True)], dtype=np.bool_),
+                 for is_p2p, guess in zip(recorded, guessed, strict=True)], dtype=np.bool_),
             "shape": shapes,
             "in_dtype": _spelled(columns["input_dtypes"], _dtypes),
             "in_elements": inputs,
@@ -219,7 +219,7 @@ def _table(columns: dict[str, list[Any]]) -> Table:
 
 
 def _in_order(table: Table) -> Table:
-    """By number of the entry; without numbers by time."""
+    """Sort by the number of the entry, or by time without numbers."""
     record = table["record"]
     by = record if len(record) and record.min() >= 0 else table["created_ns"]
     if len(by) < 2 or (np.diff(by) >= 0).all():
@@ -231,7 +231,7 @@ def _numbers(values: Sequence[int | None]) -> Int64Array:
     """Integers, ABSENT for None.
 
     Raises:
-        ValueError: If one is beyond what a number of these can be.
+        ValueError: If a number is out of range.
     """
     if None in values:
         values = [ABSENT if value is None else value for value in values]
@@ -242,7 +242,7 @@ def _numbers(values: Sequence[int | None]) -> Int64Array:
 
 
 def _times(found: Int64Array) -> Int64Array:
-    """Times; 0 and less is how some versions say that there is none."""
+    """Times, ABSENT for 0 and less, which some versions write for unknown times."""
     return np.where(found > 0, found, ABSENT)
 
 
@@ -253,7 +253,7 @@ def _coded(texts: Sequence[str]) -> Coded:
 
 
 def _spelled(values: Sequence[Any], text: Any) -> Coded:
-    """A column of texts made from values, each distinct value once."""
+    """A column of texts for values; each distinct value is converted once."""
     keys, distinct = _distinct(values)
     texts = {key: text(value) for key, value in distinct.items()}
     return Coded.encode([texts[key] for key in keys])
@@ -262,7 +262,7 @@ def _spelled(values: Sequence[Any], text: Any) -> Coded:
 def _distinct(values: Sequence[Any]) -> tuple[list[Any], dict[Any, Any]]:
     """A key for each value, and the distinct values by key.
 
-    Lists, which come from a pickle, are shared where they are spelled alike: themselves the key.
+    Lists come from a pickle, in which equal lists are one object, so their identity is the key.
     """
     is_shared = any(type(value) is list for value in values)
     keys = [id(value) for value in values] if is_shared else list(values)
@@ -270,7 +270,7 @@ def _distinct(values: Sequence[Any]) -> tuple[list[Any], dict[Any, Any]]:
 
 
 def _shapes(values: Sequence[Any]) -> tuple[Coded, Int64Array]:
-    """Sizes as shown, and the number of elements."""
+    """Sizes for display, and the number of elements."""
     keys, distinct = _distinct(values)
     texts = {key: _sizes(value) for key, value in distinct.items()}
     counts = {key: _elements(value) for key, value in distinct.items()}
@@ -299,17 +299,17 @@ def _description(pair: Sequence[str]) -> str:
     return "" if text == "undefined" else text
 
 
-def _dtypes(told: Sequence[str] | str | None) -> str:
-    if told is None or isinstance(told, str):
-        return (told or "")[:MAX_TEXT]
-    return ", ".join(dict.fromkeys(told[:16]))[:MAX_TEXT]
+def _dtypes(dtypes: Sequence[str] | str | None) -> str:
+    if dtypes is None or isinstance(dtypes, str):
+        return (dtypes or "")[:MAX_TEXT]
+    return ", ".join(dict.fromkeys(dtypes[:16]))[:MAX_TEXT]
 
 
 def _frame(frames: Sequence[Any]) -> str:
-    """The innermost call of the user's own code, else the innermost."""
-    told = msgspec.convert(frames[:MAX_FRAMES], tuple[_Frame, ...], strict=False)
-    own = next((f for f in told if not _LIBRARY_CODE.search(f.filename)), None)
-    frame = own or (told[0] if told else None)
+    """The innermost call in the user's code, else the innermost call."""
+    calls = msgspec.convert(frames[:MAX_FRAMES], tuple[_Frame, ...], strict=False)
+    own = next((f for f in calls if not _LIBRARY_CODE.search(f.filename)), None)
+    frame = own or (calls[0] if calls else None)
     if frame is None:
         return ""
     return f"{frame.name} ({frame.filename.rpartition('/')[2]}:{frame.line})"[:MAX_TEXT]

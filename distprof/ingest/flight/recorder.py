@@ -1,8 +1,8 @@
 """The dump of torch's Flight Recorder: one rank's latest collectives and messages.
 
-Two spellings of one thing: a pickle (what NCCL's watchdog writes) and JSON (what is asked for on
-demand). Versions 1 and 2 of the format, with or without stack frames. Nothing in a dump is
-executed: see :mod:`distprof.ingest.flight.safe_pickle`.
+A dump is a pickle (written by the NCCL watchdog) or JSON (requested on demand). Versions 1 and 2 of
+the format are supported, with or without stack frames. Nothing in a dump is executed: see
+:mod:`distprof.ingest.flight.safe_pickle`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from distprof.schema import ABSENT, Coded, Int64Array, Table
 
 __all__ = ["MAX_BYTES", "FlightEntries", "looks_like_dump", "parse_flight", "read_flight"]
 
-MAX_BYTES = 1 << 28  # the ring of 2000 entries that is the default makes 1 MB, with frames 10
+MAX_BYTES = 1 << 28  # the default ring of 2,000 entries takes 1 MB, or 10 MB with frames
 
 MAX_MEMBERS = 1 << 20
 
@@ -76,13 +76,13 @@ class _Head(msgspec.Struct):
 
 
 def looks_like_dump(head: bytes) -> bool:
-    """Whether a file that starts so may be a dump: a pickle, or JSON that names a part of one."""
+    """Whether a file with this beginning may be a dump: a pickle, or JSON with a dump's fields."""
     if head[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
         return True
     start = head.lstrip()[:1]
     if (
         b'"traceEvents"' in head or b'"deviceProperties"' in head
-    ):  # Kineto's, which names groups too
+    ):  # a Kineto trace, which also names groups
         return False
     words = (b'"pg_config"', b'"pg_status"', b'"profiling_name"', b'"entries"', b'"nccl_comm_state')
     return start == b"{" and any(word in head for word in words)
@@ -92,25 +92,25 @@ def parse_flight(data: bytes, *, rank: int, source: str) -> FlightDump:
     """Read a dump.
 
     Args:
-        data: The file; gzip is undone.
-        rank: Whose it is.
-        source: What to call it in messages.
+        data: The file, plain or gzipped.
+        rank: Rank that wrote the dump.
+        source: Name of the file in messages.
 
     Returns:
-        Its operations, groups and their progress; notes say what was damaged and left out.
+        Its operations, groups and their progress, with notes on damaged and skipped data.
 
     Raises:
-        InputError: If the file is no dump, or would run code.
+        InputError: If the file is not a dump, or would run code.
     """
     plain = _unzipped(data, source)
     content = _decoded(plain, source)
     if not ("entries" in content or "pg_status" in content or "pg_config" in content):
-        raise _no_dump(source, "neither entries nor pg_status nor pg_config")
+        raise _not_a_dump(source, "neither entries nor pg_status nor pg_config")
     notes: list[str] = []
     try:
         entries = entries_table(content.get("entries"), source, notes)
     except EntriesError as error:
-        raise _no_dump(source, str(error)) from error
+        raise _not_a_dump(source, str(error)) from error
     head = _one(content, _Head) or _Head()
     return FlightDump(
         rank=rank,
@@ -133,31 +133,31 @@ def _unzipped(data: bytes, source: str) -> bytes:
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as stream:
             plain = stream.read(MAX_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise _no_dump(source, f"damaged gzip ({error})") from error
+        raise _not_a_dump(source, f"damaged gzip ({error})") from error
     if len(plain) > MAX_BYTES:
-        raise _no_dump(source, f"more than {MAX_BYTES:,} bytes when decompressed")
+        raise _not_a_dump(source, f"more than {MAX_BYTES:,} bytes when decompressed")
     return plain
 
 
 def _decoded(data: bytes, source: str) -> dict[str, Any]:
-    """The top of a dump, its entries still as they were."""
+    """The top level of a dump, with raw entries."""
     if not data:
-        raise _no_dump(source, "an empty file")
+        raise _not_a_dump(source, "an empty file")
     try:
         if data[:1] == b"\x80":
             content = read_pickle(data)
         else:
             content = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
     except PickleRefused as error:
-        raise _no_dump(source, f"a pickle that distprof does not read: {error}") from error
+        raise _not_a_dump(source, f"a pickle that distprof does not read: {error}") from error
     except BROKEN as error:
-        raise _no_dump(source, f"damaged JSON ({' '.join(str(error).split())[:200]})") from error
+        raise _not_a_dump(source, f"damaged JSON ({' '.join(str(error).split())[:200]})") from error
     if not isinstance(content, dict):
-        raise _no_dump(source, f"a pickled {type(content).__name__}")
+        raise _not_a_dump(source, f"a pickled {type(content).__name__}")
     return content
 
 
-def _no_dump(source: str, found: str) -> InputError:
+def _not_a_dump(source: str, found: str) -> InputError:
     return InputError(
         source,
         expected="a dump of PyTorch's Flight Recorder, as pickle or JSON",
@@ -183,7 +183,7 @@ def _groups(value: Any, notes: list[str]) -> tuple[FlightGroup, ...]:
         found: dict[str, _Config] = convert(value, dict[str, _Config])
     except BROKEN:
         notes.append(
-            "pg_config is damaged: distprof takes the members of groups from their entries."
+            "pg_config is damaged, so distprof takes the members of groups from their entries."
         )
         return ()
     return tuple(
@@ -197,7 +197,7 @@ def _groups(value: Any, notes: list[str]) -> tuple[FlightGroup, ...]:
 
 
 def _members(ranks: str | Sequence[int]) -> tuple[int, ...]:
-    """``[0, 1]``, which torch writes as text, and lists."""
+    """Members from text such as ``[0, 1]``, which torch writes, or from a list."""
     if isinstance(ranks, str):
         ranks = [int(number) for number in _DIGITS.findall(ranks) if len(number) < 8]
     return tuple(sorted({rank for rank in ranks[:MAX_MEMBERS] if 0 <= rank < MAX_MEMBERS}))
@@ -230,17 +230,17 @@ def _known(number: int) -> int | None:
 
 
 class FlightEntries(msgspec.Struct, frozen=True, kw_only=True):
-    """Collectives that one rank asked for, in order of time; messages are left out.
+    """Collectives that one rank requested, in order of time, without messages.
 
     Args:
-        time_ns: int64, when it was asked for, ns since the epoch on the rank's own clock.
+        time_ns: int64, time of the request, ns since the epoch on the rank's own clock.
         kind: int8, the CollectiveKind as executed: gloo runs a reduce-scatter as an all-reduce.
-        seq: int64, sequence number in its group, ABSENT where not told.
-        elements: int64, elements of the input, ABSENT where not told.
+        seq: int64, sequence number in its group, ABSENT if unknown.
+        elements: int64, elements of the input, ABSENT if unknown.
         group: Name of its process group.
         description: Description of its process group.
-        digest: Of the file, the cache key of everything inferred from it.
-        notes: What was damaged, one sentence each.
+        digest: Digest of the file, the cache key of everything inferred from it.
+        notes: Damaged data, one sentence each.
     """
 
     time_ns: Int64Array
@@ -263,7 +263,7 @@ def read_flight(path: str) -> FlightEntries:
         path: Local path or URL.
 
     Returns:
-        Its collectives; none, with a note, where the file cannot be used.
+        Its collectives; empty and with a note if the file cannot be used.
     """
     folder, _, name = path.rpartition("/")
     try:
@@ -281,7 +281,7 @@ def read_flight(path: str) -> FlightEntries:
 
 
 def _collectives(entries: Table, digest: str, notes: tuple[str, ...]) -> FlightEntries:
-    """Those entries that are collectives and were stamped, in order of time."""
+    """Entries that are collectives with a timestamp, in order of time."""
     rows = np.flatnonzero(~entries["is_p2p"] & (entries["created_ns"] > 0))
     rows = rows[np.argsort(entries["created_ns"][rows], kind="stable")]
     return FlightEntries(

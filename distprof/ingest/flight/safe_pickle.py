@@ -1,11 +1,10 @@
-"""Reading the pickles that torch's Flight Recorder writes, without executing anything.
+"""Read the pickles of torch's Flight Recorder without executing anything.
 
-A pickle is a program. This reader is an interpreter of that program which knows only the
-instructions that make plain data: None, booleans, integers, floats, text, lists, tuples and dicts.
-An instruction that names a class or calls something is refused by name; nothing is imported,
-looked up or called, because no code here could. Time and memory are bounded by the size of the
-file: what a program made once it may not use again unless it is a scalar or a short flat tuple, so
-that no value contains itself and none is larger than what the file spells out.
+A pickle is a program. This interpreter supports only the instructions that create plain data: None,
+booleans, integers, floats, text, lists, tuples and dicts. It refuses, by name, any instruction that
+names a class or calls a function. It has no code to import, look up or call anything. Time and
+memory are bounded by the size of the file: only scalars and short flat tuples may be reused, so no
+value contains itself, and none is larger than its representation in the file.
 
 Source:
     The instructions: comments in CPython's ``pickletools``. What the recorder writes:
@@ -44,7 +43,7 @@ class Template(msgspec.Struct, frozen=True, kw_only=True):
     """The shape of a dict.
 
     Args:
-        match: Of a compiled expression; a group for each value.
+        match: Match method of a compiled expression with a group for each value.
         keys: The keys, in order.
     """
 
@@ -53,7 +52,7 @@ class Template(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Values(dict[bytes, Any]):
-    """Instructions that make one value, to that value; found out once for each spelling."""
+    """Maps the instructions for a value to the value; each distinct spelling is evaluated once."""
 
     def __init__(self, evaluate: Callable[[bytes], Any]) -> None:
         super().__init__()
@@ -61,7 +60,7 @@ class Values(dict[bytes, Any]):
 
     def __missing__(self, spelling: bytes) -> Any:
         first = spelling[0]
-        if first == 0x8A and len(spelling) == 10:  # LONG1: a time, seldom the same twice
+        if first == 0x8A and len(spelling) == 10:  # LONG1: a time, which rarely repeats
             return _from_bytes(spelling[2:], "little", signed=True)
         if first == 0x4D and len(spelling) == 3:  # BININT2
             value: Any = _from_bytes(spelling[1:], "little")
@@ -74,7 +73,7 @@ class Values(dict[bytes, Any]):
 
 
 def template_of(spelling: bytes, keys: tuple[Any, ...]) -> Template | None:
-    """The shape of a dict that was just read; None where it has parts of other kinds.
+    """The shape of a dict that was just read; None if it has parts of other kinds.
 
     Args:
         spelling: Its instructions, from EMPTY_DICT to SETITEMS.
@@ -82,7 +81,7 @@ def template_of(spelling: bytes, keys: tuple[Any, ...]) -> Template | None:
     """
     if not spelling.startswith(b"}(") or len(keys) > MOST_KEYS or len(spelling) > LONGEST:
         return None
-    at, pattern = 2, [rb"\("]  # EMPTY_DICT itself is behind us when the template is tried
+    at, pattern = 2, [rb"\("]  # EMPTY_DICT has been read when the template is tried
     for _ in keys:
         key = _KEY.match(spelling, at)
         value = _ONE_VALUE.match(spelling, key.end()) if key else None
@@ -96,11 +95,11 @@ def template_of(spelling: bytes, keys: tuple[Any, ...]) -> Template | None:
     return Template(match=compiled.match, keys=keys)
 
 
-# Reading the pickles that torch's Flight Recorder writes, without executing anything -------------
+# The interpreter ----------------------------------------------------------------------------------
 
 MAX_BYTES = 1 << 28
 
-MAX_CONTAINERS = 4_000_000  # an entry takes about ten; an empty list is one byte in, 64 out
+MAX_CONTAINERS = 4_000_000  # about ten per entry; an empty list takes 1 byte in the file, 64 here
 
 MAX_TEXT = 1 << 20
 
@@ -138,18 +137,18 @@ _uint64 = struct.Struct("<Q").unpack_from
 _float64 = struct.Struct(">d").unpack_from
 
 
-class PickleRefused(ValueError):  # noqa: N818 - it says what happened, in one word with the module
-    """The pickle is damaged, or it is not plain data; the message is one clause without a dot."""
+class PickleRefused(ValueError):  # noqa: N818 - the name says what happened
+    """The pickle is damaged or not plain data; the message is one clause without a full stop."""
 
 
 def read_pickle(data: bytes) -> Any:
-    """The plain data that a pickle holds.
+    """The plain data in a pickle.
 
     Args:
         data: The whole pickle, of protocol 2 to 5.
 
     Raises:
-        PickleRefused: If it would run code, is damaged, or passes a limit.
+        PickleRefused: If it would run code, is damaged, or exceeds a limit.
     """
     if len(data) > MAX_BYTES:
         raise PickleRefused(f"it is larger than {MAX_BYTES:,} bytes")
@@ -261,7 +260,7 @@ class _Machine:
                 at = self._rare(code, at)
 
     def _rare(self, code: int, at: int) -> int:
-        """Opcodes of Python's pickler that PyTorch's lacks; returns where to continue."""
+        """Run an opcode that only Python's pickler writes; returns the next position."""
         data = self.data
         if code == 0x94:  # MEMOIZE
             self._put(self.memo_size, at)
@@ -338,19 +337,19 @@ class _Machine:
             raise PickleRefused(
                 f"items are set in something other than a dict before byte {self.at:,}"
             )
-        if not {type(key) for key in keys} <= {str, int}:  # others may take for ever to hash
+        if not {type(key) for key in keys} <= {str, int}:  # others may take forever to hash
             raise PickleRefused(f"a key before byte {self.at:,} is neither text nor an integer")
         target.update(zip(keys, values, strict=True))
         del stack[start:]
 
     def _learn(self, made: dict[Any, Any], at: int) -> None:
-        """Take the dict just read as the shape of those to come."""
-        start, self.dict_at = self.dict_at, -1  # a dict around this one is not learned
+        """Use the dict just read as the template for the following ones."""
+        start, self.dict_at = self.dict_at, -1  # do not learn a dict around this one
         if start >= 0 and (self.template is None or self.template.keys != tuple(made)):
             self.template = template_of(self.data[start:at], tuple(made)) or self.template
 
     def _value_of(self, spelling: bytes) -> Any:
-        """One value, spelled without anything new: by the same interpreter."""
+        """Evaluate one value, which adds nothing to the memo, with the same interpreter."""
         machine = _Machine(spelling + b".")
         machine.scalars = self.scalars
         value = machine.run()
@@ -369,16 +368,16 @@ class _Machine:
         stack.append(made)
 
     def _check_floor(self, start: int) -> None:
-        """A container may be changed only if it is above the latest mark."""
+        """Require that the container to change is above the latest mark."""
         if start - 1 < (self.marks[-1] if self.marks else 0) or start > len(self.stack):
             raise IndexError
 
     def _put(self, index: int, at: int) -> None:
-        """Remember the newest value. Containers are not: using one twice is how pickles explode."""
+        """Store the newest value, unless it is a container: reusing those makes pickles explode."""
         self.at = at
         value = self.stack[-1]
         self.memo_size += 1
-        if index in self.scalars:  # what spellings mean has changed
+        if index in self.scalars:  # the meaning of cached spellings has changed
             self.values.clear()
             self.template = None
         kind = type(value)

@@ -1,1 +1,1 @@
-"""Work and tables beyond this machine: a cluster of Dask, a cache that a team shares."""
+"""Work and tables on other machines: a Dask cluster, and a cache that a team shares."""

@@ -1,9 +1,9 @@
-"""Calls for a cluster, sent several at a time.
+"""Send calls to a cluster in batches.
 
-A task of its own costs the process that asks for it about 3 ms of CPU and the scheduler 4 ms,
-whatever is done in it. Calls that are short go together for that reason: as many as take about two
-seconds, fewer towards the end so that all workers finish together. A worker that dies loses these
-seconds and no more.
+A Dask task costs about 3 ms of CPU time in the client and 4 ms in the scheduler, regardless of its
+content. Short calls are therefore sent in batches of about two seconds of work, and smaller ones
+towards the end, so that all workers finish together. If a worker dies, at most the work of a batch
+is lost.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ __all__ = [
 ]
 
 BATCH_S = 2.0
-"""A batch takes about this long."""
+"""Target duration of a batch."""
 
 MOST_CALLS = 64
-"""A batch has at most this many calls."""
+"""Largest number of calls in a batch."""
 
 PER_WORKER = 2
-"""Batches that are sent per thread of a worker: one that runs, and one that waits there."""
+"""Batches sent per thread of a worker: one that runs, and one that waits there."""
 
 ANYWHERE = ""
-"""The place of calls that any worker may take."""
+"""Place of calls that any worker may run."""
 
 Answer: TypeAlias = "tuple[Any, BaseException | None]"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """One call, and whom its result is for.
+    """One call, and the future that receives its result.
 
     Args:
-        fn: What to call.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-        future: Gets the result.
-        path: The trace that it is about; empty for none.
+        fn: Function to call.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        future: Receives the result.
+        path: The trace that the call works on; empty for none.
     """
 
     fn: Callable[..., Any]
@@ -80,15 +80,15 @@ class Batch:
 
     @property
     def content(self) -> tuple[Callable[..., Any], list[tuple[tuple[Any, ...], dict[str, Any]]]]:
-        """What a worker needs."""
+        """The function and the arguments of each call, as a worker needs them."""
         return self.calls[0].fn, [(call.args, call.kwargs) for call in self.calls]
 
 
 class Queue:
-    """Calls that wait to be sent, and batches that were.
+    """Calls waiting to be sent, and batches already sent.
 
-    The time that a call takes is learned from batches of the same function that are done. Until
-    one is, calls go singly.
+    The duration of a call is learned from finished batches of the same function. Until one has
+    finished, calls are sent one by one.
     """
 
     def __init__(self) -> None:
@@ -100,19 +100,23 @@ class Queue:
         self._call_s = BATCH_S
 
     def __len__(self) -> int:
-        """Calls that were not sent."""
+        """Number of calls not sent yet."""
         return len(self._alone) + sum(map(len, self._waiting.values()))
 
     def add(self, call: Call, place: str = ANYWHERE) -> None:
-        """Let a call wait, for one worker if it is better there."""
+        """Add a call, with the preferred worker if there is one."""
         self._waiting.setdefault(place, deque()).append(call)
 
     def add_alone(self, calls: Iterable[Call]) -> None:
-        """Let calls wait that each go in a batch of their own, to any worker, before all others."""
+        """Add calls that each go to any worker in a separate batch, before all others."""
         self._alone.extend(calls)
 
     def take(self, workers: int) -> Batch | None:
-        """The next batch to send; None while these threads have enough to do."""
+        """The next batch to send; None while the threads have enough to do.
+
+        Args:
+            workers: Number of threads of all workers.
+        """
         if not len(self) or len(self._sent) >= PER_WORKER * workers:
             return None
         batch = self._next(max(1, len(self) // (PER_WORKER * workers)))
@@ -121,14 +125,14 @@ class Queue:
         return batch
 
     def done(self, batch: Batch, seconds: float | None = None) -> bool:
-        """Take note that a batch is done.
+        """Record that a batch is done.
 
         Args:
-            batch: One that was sent.
-            seconds: How long it took; None where it came to nothing.
+            batch: A batch that was sent.
+            seconds: Duration; None if the batch failed.
 
         Returns:
-            Whether it was still waited for.
+            Whether its result was still expected.
         """
         if batch not in self._sent:
             return False
@@ -139,7 +143,7 @@ class Queue:
         return True
 
     def clear(self) -> list[Call]:
-        """Forget everything; returns the calls that have no result."""
+        """Remove everything, and return the calls without a result."""
         sent = [call for batch in self._sent for call in batch.calls]
         waiting = [call for queue in self._waiting.values() for call in queue]
         left = [*sent, *self._alone, *waiting]
@@ -150,7 +154,7 @@ class Queue:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is waited for."""
+        """Whether no call is waiting or running."""
         return not self._sent and not len(self)
 
     def _next(self, most: int) -> Batch:
@@ -168,13 +172,13 @@ class Queue:
         return Batch(tuple(calls), place)
 
     def _in_a_batch(self, fn: Callable[..., Any]) -> int:
-        """How many calls of a function take as long as a batch should."""
+        """Number of calls of a function that take as long as a batch should."""
         if fn is not self._fn:
             return 1
         return max(1, int(BATCH_S / max(self._call_s, BATCH_S / MOST_CALLS)))
 
     def _learn(self, batch: Batch, seconds: float) -> None:
-        """A first call also imports: later ones count for more."""
+        """Update the mean duration; later calls have more weight, as the first one also imports."""
         fn, mean = batch.calls[0].fn, seconds / len(batch.calls)
         self._call_s = (self._call_s + mean) / 2 if fn is self._fn else mean
         self._fn = fn
@@ -186,10 +190,10 @@ class Queue:
 def call_each(
     fn: Callable[..., Any], calls: Collection[tuple[tuple[Any, ...], dict[str, Any]]]
 ) -> tuple[bytes, float]:
-    """Make calls one after another; what fails in one of them costs that one only.
+    """Run calls one after another; a failure affects only its own call.
 
     Returns:
-        The results or errors as :func:`packed`, and how long it took in seconds.
+        The results or errors as :func:`packed`, and the duration in seconds.
     """
     begun = time.perf_counter()
     made = [_answer(fn, args, kwargs) for args, kwargs in calls]
@@ -205,20 +209,20 @@ def _answer(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def light(content: Any) -> Any:
-    """An argument or a result as it is sent: without what can be read where it arrives."""
+    """An argument or a result for sending, without data that the receiver can read itself."""
     return content.light() if hasattr(content, "light") else content
 
 
 def _all_sendable(made: list[Answer]) -> bytes:
-    """Answers as bytes: what ranks have in common is in them once."""
-    with suppress(Exception):  # whatever refuses to be sent is looked for below
+    """Answers as bytes, in which objects that ranks share are stored once."""
+    with suppress(Exception):  # answers that cannot be sent are found below
         if not any(error for _, error in made):
             return packed(made)
     return packed([_sendable(answer) for answer in made])
 
 
 def _sendable(answer: Answer) -> Answer:
-    """The answer, or its error in words where it cannot be made again elsewhere."""
+    """The answer, or a description of its error if it cannot be sent."""
     try:
         unpacked(packed(answer))
     except Exception as error:
@@ -227,14 +231,14 @@ def _sendable(answer: Answer) -> Answer:
 
 
 def packed(content: Any) -> bytes:
-    """Anything as bytes, by Dask's own means: one message instead of one for each column."""
+    """Any object as bytes, pickled by Dask: one message instead of one per column."""
     from distributed.protocol import pickle
 
     return bytes(pickle.dumps(content))  # type: ignore[no-untyped-call]
 
 
 def unpacked(content: bytes) -> Any:
-    """What was :func:`packed`, from the cluster, which is trusted."""
+    """The content of bytes from :func:`packed`, which come from the trusted cluster."""
     from distributed.protocol import pickle
 
     return pickle.loads(content)  # type: ignore[no-untyped-call]

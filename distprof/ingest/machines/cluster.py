@@ -1,8 +1,8 @@
-"""Per-rank work on a Dask cluster: an executor that ends when the cluster does.
+"""Per-rank work on a Dask cluster: an executor that fails when the cluster does.
 
-Dask itself moves the tasks of a worker that died to another one. What it does not do is give up: it
-waits without end for workers, and for minutes for a scheduler that is gone. Nor does it join short
-tasks, which cost more than they do (:mod:`distprof.ingest.machines.batches`).
+Dask itself moves the tasks of a dead worker to another one. But it never gives up: it waits for
+workers forever, and for a lost scheduler for minutes. It also does not combine short tasks, whose
+overhead exceeds their work (:mod:`distprof.ingest.machines.batches`).
 """
 
 from __future__ import annotations
@@ -36,39 +36,40 @@ __all__ = ["ClusterError", "ClusterExecutor", "connect"]
 T = TypeVar("T")
 
 CONNECT_S = 5
-"""In this time a scheduler has to answer."""
+"""Time limit for connecting to a scheduler."""
 
 ANSWER_S = 30.0
-"""For this long a scheduler that has answered before may be silent."""
+"""Longest silence of a connected scheduler before it counts as lost."""
 
 FETCH_S = 600.0
-"""In this time a result arrives."""
+"""Time limit for fetching a result."""
 
 WORKER_S = 60.0
-"""For this long work may wait for a worker."""
+"""Longest time that work waits for a worker."""
 
 LEAVE_S = 2.0
-"""In this time a connection that is lost is closed. Until then Dask does not log its loss."""
+"""Time limit for closing a lost connection. Until then, Dask does not log the loss."""
 
 _LOOK_S = 0.5
+"""Interval between checks of the connection."""
 ASK_S = 5.0
-"""How often the connection is looked at, and how often the scheduler is asked for its workers."""
+"""Interval between requests to the scheduler for its workers."""
 
 _PROTOCOLS = ("tcp", "tls")
 _QUIET = ("distributed.client", "distributed.comm", "distributed.core")
 _places: dict[tuple[str, str], str] = {}
-"""Scheduler and path of a trace to the worker that read it, which has its tables on its disk."""
+"""Scheduler and path of a trace to the worker that read it and has the tables on its disk."""
 
 
 class ClusterError(DistprofError):
-    """The cluster as a whole is of no use any more; no rank is to blame."""
+    """The cluster as a whole is unusable; no single rank is the cause."""
 
 
 def connect(spec: str) -> ClusterExecutor:
-    """An executor on a running cluster.
+    """Create an executor on a running cluster.
 
     Args:
-        spec: ``dask://HOST:PORT``, or the address as Dask writes it: ``tcp://`` or ``tls://``.
+        spec: ``dask://HOST:PORT``, or an address in Dask's form: ``tcp://`` or ``tls://``.
 
     Raises:
         UsageError: If no scheduler answers within seconds.
@@ -89,18 +90,18 @@ def connect(spec: str) -> ClusterExecutor:
         _restore(levels)
         raise UsageError(
             f"no Dask scheduler answered at {place} within {CONNECT_S} s "
-            f"({type(error).__name__}); start one with: dask scheduler"
+            f"({type(error).__name__}): run dask scheduler to start one"
         ) from error
     return ClusterExecutor(client, address, levels)
 
 
 class ClusterExecutor(Executor):
-    """Runs functions on the workers of a cluster, and watches the cluster.
+    """Runs functions on the workers of a cluster, and monitors the cluster.
 
     Args:
-        client: The connection, which is closed with this.
-        address: Of the scheduler.
-        levels: Levels of Dask's own loggers, to be set again when this is closed.
+        client: The connection, which is closed with the executor.
+        address: Address of the scheduler.
+        levels: Original levels of Dask's loggers, to restore on shutdown.
 
     Attributes:
         workers: Threads of all workers, at least 1.
@@ -119,11 +120,11 @@ class ClusterExecutor(Executor):
         threading.Thread(target=self._take_each, daemon=True).start()
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Run ``fn`` on the cluster: on the worker that read the same trace, if it is idle.
+        """Run ``fn`` on the cluster, preferably on the worker that read the same trace.
 
         Raises:
             ClusterError: If the cluster is lost.
-            RuntimeError: If this is closed.
+            RuntimeError: If the executor is closed.
         """
         if self._closed.is_set():
             raise RuntimeError("the executor is closed")
@@ -137,18 +138,18 @@ class ClusterExecutor(Executor):
         return call.future
 
     def _send(self) -> None:
-        """Send what waits, as far as the workers have too little to do; with the lock held."""
-        while self._client.status == "running":  # what cannot be sent any more, the watch ends
+        """Send waiting calls while the workers have capacity; requires the lock."""
+        while self._client.status == "running":  # otherwise the watch thread fails the calls
             batch = self._queue.take(self.workers)
             if batch is None:
                 return
             try:
                 self._tasks[batch] = self._submitted(batch)
-            except Exception as error:  # of arguments that cannot be sent
+            except Exception as error:  # arguments that cannot be sent
                 self._done.put((batch, error))
 
     def _submitted(self, batch: Batch) -> Any:
-        """Dask's future of a batch."""
+        """The Dask future of a batch."""
         task = self._client.submit(
             _on_worker,
             __version__,
@@ -165,23 +166,23 @@ class ClusterExecutor(Executor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Leave the cluster, which keeps running."""
-        del wait  # nothing of ours would run on
+        del wait  # no local work remains
         self._closed.set()
         self._done.put(None)
         with self._lock:
             left = list(self._tasks.values())
             self._queue.clear()
-        with suppress(Exception):  # a connection that is lost cannot be closed in order
+        with suppress(Exception):  # a lost connection cannot be closed properly
             if cancel_futures and left and self._problem is None:
                 self._client.cancel(left, force=True)
             self._client.close(timeout=CONNECT_S if self._problem is None else LEAVE_S)
         _restore(self._levels)
 
     def _take_each(self) -> None:
-        """Take results until this is closed.
+        """Process results until the executor is closed.
 
-        Dask calls back in one thread for all its clients: a result that is not to be had from one
-        cluster any more would hold up all later ones for ever.
+        Dask runs the callbacks of all its clients in one thread, in which waiting for a result from
+        a lost cluster would block all later results.
         """
         for batch, task in iter(self._done.get, None):
             if isinstance(task, Exception):
@@ -196,12 +197,12 @@ class ClusterExecutor(Executor):
             found: list[Answer] = unpacked(content)
         except BaseException as error:
             if isinstance(error, CancelledError) or task.status == "cancelled":
-                return self._lose(self._gone())
+                return self._lose(self._lost_scheduler())
             return self._take_failure(batch, error)
         with self._lock:
             self._tasks.pop(batch, None)
             if not self._queue.done(batch, seconds):
-                return None  # the cluster was lost meanwhile
+                return None  # the cluster was lost in the meantime
             _places.update(((self._address, call.path), place) for call in batch.calls if call.path)
             self._send()
         for call, (result, problem) in zip(batch.calls, found, strict=True):
@@ -209,7 +210,7 @@ class ClusterExecutor(Executor):
         return None
 
     def _take_failure(self, batch: Batch, error: BaseException) -> None:
-        """A batch came to nothing: its calls are tried again, each alone."""
+        """Handle a failed batch: retry its calls one by one, or fail them."""
         problem = _explained(error)
         again = len(batch.calls) > 1 and not isinstance(problem, ClusterError)
         with self._lock:
@@ -224,54 +225,54 @@ class ClusterExecutor(Executor):
                 call.future.set_exception(problem)
 
     def _watch(self) -> None:
-        """Look after the cluster until this is closed."""
-        waiting_since = answered = asked = time.monotonic()
+        """Monitor the cluster until the executor is closed."""
+        waiting_since = answered = queried = time.monotonic()
         while not self._closed.wait(_LOOK_S):
             if self._client.status != "running":
-                return None if self._closed.is_set() else self._lose(self._gone())
-            if time.monotonic() - asked < ASK_S:
+                return None if self._closed.is_set() else self._lose(self._lost_scheduler())
+            if time.monotonic() - queried < ASK_S:
                 continue
-            asked = time.monotonic()
+            queried = time.monotonic()
             try:
                 threads = self._threads()
-            except Exception:  # Dask's own, of many kinds
-                if asked - answered > ANSWER_S and not self._closed.is_set():
-                    return self._lose(self._gone())
+            except Exception:  # Dask raises many kinds
+                if queried - answered > ANSWER_S and not self._closed.is_set():
+                    return self._lose(self._lost_scheduler())
                 continue
             answered = time.monotonic()
             if threads or self._queue.is_idle:
                 waiting_since = answered
                 self._use(sum(threads.values()))
             elif answered - waiting_since > WORKER_S:
-                return self._lose(self._deserted())
+                return self._lose(self._no_workers())
         return None
 
     def _use(self, threads: int) -> None:
-        """Give work to workers that have come."""
+        """Update the number of threads and send more work."""
         with self._lock:
             self.workers = max(1, threads)
             if self._problem is None and not self._closed.is_set():
                 self._send()
 
     def _threads(self) -> dict[str, int]:
-        """Workers and their threads, as the scheduler knows them now."""
+        """Workers and their threads, queried from the scheduler."""
         found = self._client.sync(self._client.scheduler.ncores, callback_timeout=ANSWER_S)
         return dict(found)
 
-    def _gone(self) -> ClusterError:
+    def _lost_scheduler(self) -> ClusterError:
         return ClusterError(
-            f"the Dask scheduler at {self._address} is gone; ranks that were read are in the "
-            "cache: start it again and repeat the command"
+            f"the Dask scheduler at {self._address} is gone: start it again and repeat the "
+            "command, which takes the ranks already read from the cache"
         )
 
-    def _deserted(self) -> ClusterError:
+    def _no_workers(self) -> ClusterError:
         return ClusterError(
-            f"the Dask scheduler at {self._address} has had no worker for {WORKER_S:g} s; "
-            f"start one with: dask worker {self._address}"
+            f"the Dask scheduler at {self._address} has had no worker for {WORKER_S:g} s: "
+            f"run dask worker {self._address} to start one"
         )
 
     def _lose(self, problem: ClusterError) -> None:
-        """Fail everything that is waited for."""
+        """Fail all waiting and running calls."""
         with self._lock:
             if self._problem is None:
                 self._problem = problem
@@ -282,7 +283,7 @@ class ClusterExecutor(Executor):
 
 
 def _on_worker(version: str, content: bytes) -> tuple[bytes, float, str]:
-    """What a worker runs: the answers, how long they took, and where they were made.
+    """Run a batch on a worker; returns the answers, the duration, and the worker's address.
 
     Raises:
         ClusterError: If the worker has another version of distprof.
@@ -291,7 +292,8 @@ def _on_worker(version: str, content: bytes) -> tuple[bytes, float, str]:
 
     if version != __version__:
         raise ClusterError(
-            f"a Dask worker has distprof {__version__}, this machine {version}: install the same"
+            f"a Dask worker has distprof {__version__}, this machine {version}: install the same "
+            "version"
         )
     return (*call_each(*unpacked(content)), str(get_worker().address))
 
@@ -304,19 +306,19 @@ def _answer(future: Future[Any], result: Any, error: BaseException | None) -> No
 
 
 def _explained(error: BaseException) -> BaseException:
-    """The error of one item, in words where Dask gave up on it."""
+    """The error of one item, with a clear message if Dask gave up on it."""
     if isinstance(error, ModuleNotFoundError) and error.name == "distprof":
-        return ClusterError("the Dask workers have no distprof: install it there, too")
+        return ClusterError("the Dask workers do not have distprof: install it there as well")
     if type(error).__name__ == "KilledWorker":
         tries = getattr(error, "allowed_failures", 3) + 1
         return DistprofError(
-            f"{tries} workers died while they worked on it; they may have had too little memory"
+            f"{tries} workers died while they worked on it, possibly because of too little memory"
         )
     return error
 
 
 def _quietened() -> dict[str, int]:
-    """Keep Dask from writing what distprof says in a sentence; the levels as they were."""
+    """Silence Dask's loggers, as distprof reports problems itself; returns the original levels."""
     levels = {name: logging.getLogger(name).level for name in _QUIET}
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)

@@ -1,15 +1,15 @@
-"""A cache in an object store, which several people and machines share.
+"""A cache in an object store, shared by several people and machines.
 
 ::
 
     s3://team/distprof-cache/3f/3fa9….zip
 
-An entry is one object, written whole by one request: an archive of the files that the cache of a
-machine has (:mod:`distprof.ingest.cache`), not compressed again. It is copied to this machine's
-cache before it is used, where it must have the key, the sums and the sizes that it was made with.
+An entry is one object, written by a single request. It is an uncompressed archive of the files of
+an entry in a machine's cache (:mod:`distprof.ingest.cache`). Before use, distprof copies it to this
+machine's cache and checks that key, checksums and sizes are the original ones.
 
-Whoever may write to the place is trusted with what the tables say, because only reading the trace
-could show otherwise. An entry from there can be wrong; it cannot do anything else.
+Everyone with write access to the store is trusted with the content of the tables, because only
+reading the trace could disprove it. A malicious entry can be wrong, but it cannot do anything else.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ BOUND = Bound(
 )
 
 PUT_LIMIT_S = 600.0
-"""In this time an entry is stored."""
+"""Time limit for storing an entry."""
 
 _MAX_FILES = 16
 _FAULTS = (OSError, ValueError, DistprofError, zipfile.BadZipFile, NotImplementedError, EOFError)
 
 
 class SharedCache(msgspec.Struct, frozen=True):
-    """Entries behind a URL.
+    """Entries below a URL.
 
     Args:
-        url: The folder of all of them.
+        url: The folder of all entries.
     """
 
     url: str
@@ -55,12 +55,12 @@ class SharedCache(msgspec.Struct, frozen=True):
         """Copy an entry to this machine.
 
         Args:
-            key: Of the entry.
+            key: Key of the entry.
             root: This machine's cache.
 
         Returns:
-            Where it is now, None if there is no good one; and why the store cannot be used, as a
-            sentence, empty usually.
+            The local path of the entry, None if there is no valid one, and a sentence on why the
+            store cannot be used, usually empty.
         """
         try:
             with download(stat(self._place(key))) as stream:
@@ -68,12 +68,12 @@ class SharedCache(msgspec.Struct, frozen=True):
         except FileNotFoundError:
             return None, ""
         except zipfile.BadZipFile:
-            return None, ""  # it is made again
+            return None, ""  # the entry is created again
         except _FAULTS as error:
             return None, f"Cannot read the shared cache {self.url} ({_reason(error)})."
 
     def store(self, key: cache.CacheKey, entry: Path) -> str:
-        """Copy an entry of this machine to the store; why that failed, empty usually."""
+        """Copy an entry of this machine to the store; returns why that failed, usually empty."""
         try:
             with scratch("shared") as folder:
                 packed = folder / "entry.zip"
@@ -98,7 +98,7 @@ def _putting(packed: Path) -> Any:
 
 
 def _pack(entry: Path, packed: Path) -> None:
-    """The same bytes for the same entry, whoever packs it."""
+    """Pack an entry reproducibly, so equal entries have equal bytes."""
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as archive:
         for file in sorted(entry.iterdir()):
             with (
@@ -109,7 +109,7 @@ def _pack(entry: Path, packed: Path) -> None:
 
 
 def _unpacked(stream: BinaryIO, key: cache.CacheKey, root: Path) -> Path | None:
-    """The entry in this machine's cache; None if it is not what was made under this key."""
+    """Unpack an entry into this machine's cache; None if it is not valid for this key."""
     with zipfile.ZipFile(stream) as archive, cache.EntryWriter(root, key) as writer:
         inside = archive.infolist()
         if not _is_entry(inside):
@@ -121,7 +121,7 @@ def _unpacked(stream: BinaryIO, key: cache.CacheKey, root: Path) -> Path | None:
 
 
 def _is_entry(inside: list[zipfile.ZipInfo]) -> bool:
-    """Whether an archive has the files of an entry, as they are, each once and none too large."""
+    """Whether an archive holds only files of an entry, uncompressed, each once, within limits."""
     names = [one.filename for one in inside]
     return (
         len(names) <= _MAX_FILES

@@ -1,1 +1,1 @@
-"""Readers of NCCL's logs: lines, messages, and the communicators that they make."""
+"""Readers of NCCL's logs: lines, messages, and the communicators that they describe."""

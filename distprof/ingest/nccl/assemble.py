@@ -1,4 +1,4 @@
-"""From what processes said, text by text, to one :class:`~distprof.run.logs.NcclLog`."""
+"""Build one :class:`~distprof.run.logs.NcclLog` from the messages of all processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from distprof.ingest.nccl.communicators import Communicators
 from distprof.ingest.nccl.jobs import count_jobs
-from distprof.ingest.nccl.lines import Said, Splitter
+from distprof.ingest.nccl.lines import Message, Splitter
 from distprof.ingest.nccl.messages import (
     CUT,
     KNOWN,
@@ -31,7 +31,7 @@ __all__ = ["Assembler"]
 
 MAX_PROCESSES = 1 << 17
 MAX_VALUES = 1 << 12
-"""Different settings, warnings, choices and networks that are kept; further ones are counted."""
+"""Distinct settings, warnings, choices and networks to keep; further ones are only counted."""
 
 _MAX_CACHED = 1 << 17
 _MAX_CACHED_BYTES = 400
@@ -51,11 +51,11 @@ _FALLBACK = re.compile(
 
 
 class Assembler:
-    """Takes texts in order and keeps what they tell, within bounds."""
+    """Collects the content of messages, in order and in bounded memory."""
 
     def __init__(self) -> None:
         self._processes: dict[tuple[bytes, int], int] = {}
-        self._told_ranks: dict[int, int] = {}
+        self._ranks_of_files: dict[int, int] = {}
         self._cache: dict[bytes, Event] = {}
         self._communicators = Communicators()
         self._heads: dict[bytes, int] = {}
@@ -80,15 +80,15 @@ class Assembler:
         return len(self._processes)
 
     def take_lines(self, lines: list[bytes], splitter: Splitter, rank: int | None) -> None:
-        """Lines of a file in order.
+        """Read lines of a file in order.
 
-        Nearly all lines of a large log are clean lines on channels and calls. These are only
-        counted here by what they say, and understood once for all that are alike.
+        Nearly all lines of a large log are clean lines about channels and calls. These are only
+        counted here by their text, and each distinct text is parsed once later.
 
         Args:
-            lines: Without their ends.
-            splitter: That of the file.
-            rank: Global rank whose file it is, None where the file does not tell.
+            lines: Lines without their ends.
+            splitter: Splitter of the file.
+            rank: Global rank that wrote the file, None if unknown.
         """
         heads, bags = self._heads, self._bags
         calls: dict[bytes, int] = {}
@@ -118,7 +118,7 @@ class Assembler:
                 continue
             if b"CCL " in text or b"\x1b" in line:
                 self._take_line(line, splitter, rank)
-            else:  # of a process that is known, and nothing else on the line
+            else:  # a single message of a known process
                 self.take((self._names[process], b"INFO", text.strip()), rank)
         self._count_calls(calls)
         self._num_bagged += number
@@ -126,14 +126,14 @@ class Assembler:
             self._empty_all()
 
     def _take_line(self, line: bytes, splitter: Splitter, rank: int | None) -> None:
-        """A line in full; remembers what clean lines of the same process begin with."""
-        told = list(splitter.split(line))
-        for said in told:
-            self.take(said, rank)
-        if len(told) != 1 or told[0][0] is None or b"\x1b" in line:
+        """Read a line in full, and remember the beginning of clean lines of its process."""
+        messages = list(splitter.split(line))
+        for message in messages:
+            self.take(message, rank)
+        if len(messages) != 1 or messages[0][0] is None or b"\x1b" in line:
             return
         head, mark, _ = line.partition(b" NCCL INFO ")
-        process = self._processes.get(told[0][0])
+        process = self._processes.get(messages[0][0])
         if mark and process is not None and len(head) < _MAX_CACHED_BYTES:
             if len(self._heads) > _MAX_HEADS:
                 self._heads.clear()
@@ -154,7 +154,7 @@ class Assembler:
         self._num_bagged = 0
 
     def _empty(self, process: int) -> None:
-        """Understand the channels of a process that were only counted."""
+        """Parse the channel messages of a process that were only counted."""
         bag, self._bags[process] = self._bags[process], defaultdict(int)
         for what, number in bag.items():
             text = b"Channel 0/0" + what
@@ -169,21 +169,21 @@ class Assembler:
                 self._count_unknown(event, text, number)
 
     def _take_odd(self, process: int, text: bytes, number: int) -> None:
-        """A channel's text with colours in it, or with a warning or version glued to it."""
+        """Read a channel message that contains colours, or another message right after it."""
         host, pid = self._names[process]
         line = b"%s:%d:0 [0] NCCL INFO %s" % (host, pid, text)
-        for said in list(self._odd.split(line)):
+        for message in list(self._odd.split(line)):
             for _ in range(number):
-                self.take(said, None)
+                self.take(message, None)
 
-    def take(self, said: Said, rank: int | None) -> None:
-        """One text.
+    def take(self, message: Message, rank: int | None) -> None:
+        """Read one message.
 
         Args:
-            said: As :class:`~distprof.ingest.nccl.lines.Splitter` yields it.
-            rank: Global rank whose file it is, None where the file does not tell.
+            message: Message from :class:`~distprof.ingest.nccl.lines.Splitter`.
+            rank: Global rank that wrote the file, None if unknown.
         """
-        who, level, text = said
+        who, level, text = message
         process = self._process(who, rank) if who else -1
         if self._bags.get(process):
             self._empty(process)
@@ -208,16 +208,16 @@ class Assembler:
     def result(
         self, files: Mapping[str, range], counts: Mapping[str, int], notes: list[str]
     ) -> NcclLog:
-        """Everything, once all texts were taken.
+        """The log, after the last message.
 
         Args:
-            files: Files read, to indexes of the processes that each names first.
+            files: Files read, to indices of the processes that each names first.
             counts: ``lines`` and ``bytes`` read.
-            notes: What was damaged.
+            notes: Notes on damage.
         """
         self._empty_all()
         communicators, edges = self._communicators.result()
-        ranks = {**self._communicators.world_ranks(communicators), **self._told_ranks}
+        ranks = {**self._communicators.world_ranks(communicators), **self._ranks_of_files}
         if left := self._counts["left"] + self._communicators.num_left:
             notes = [*notes, f"{left:,} messages exceed the memory limit and were skipped."]
         return NcclLog(
@@ -262,7 +262,7 @@ class Assembler:
             self._names.append(who)
             self._odd.know(*who)
         if rank is not None:
-            self._told_ranks[index] = rank
+            self._ranks_of_files[index] = rank
         return index
 
     def _parse(self, text: bytes) -> Event:
@@ -318,14 +318,14 @@ class Assembler:
         self._warnings[key][1][process] += 1
 
     def _count_unknown(self, event: Event, text: bytes, number: int) -> None:
-        if not number:  # a word of some program that is no version of NCCL
+        if not number:  # text of another program that looks like a version of NCCL
             return
         self._counts["cut" if event is CUT else "unknown"] += number
         if event is not CUT and len(self._unknown) < _MAX_UNKNOWN:
             self._unknown[_text(text)] = None
 
     def _all_cards(self) -> tuple[NcclCard, ...]:
-        """Cards once for each host."""
+        """Cards, each once per host."""
         hosts = [_text(host) for host, _ in self._processes]
         found = {
             (hosts[process] if process >= 0 else "", network, *card): None

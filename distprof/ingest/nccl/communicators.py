@@ -1,8 +1,8 @@
-"""Which ranks are in which communicator, and how they are connected.
+"""Members of each communicator, and their connections.
 
-From 2.17 on every line of initialisation names the communicator's id. Before, a process prints a
-pointer of its own, after the connections were made: members are then gathered by size, and where
-several communicators have one size, the members of each are unknown.
+Since NCCL 2.17, every initialisation line names the communicator's id. Older versions print a
+pointer that is local to the process, and only after the connections. Their members are then grouped
+by communicator size. If several communicators have the same size, the members of each are unknown.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Open(msgspec.Struct):
 
 
 class _Writer(msgspec.Struct):
-    """What one process has said that belongs to a communicator that it has not named yet."""
+    """State of one process, with data of a communicator that it has not named yet."""
 
     current: int | None = None
     ranks: dict[int, int] = msgspec.field(
@@ -60,7 +60,7 @@ class _Writer(msgspec.Struct):
 
 
 class Communicators:
-    """Takes what is said of communicators, in order."""
+    """Collects events about communicators, in order."""
 
     def __init__(self) -> None:
         self.num_left = 0
@@ -70,18 +70,18 @@ class Communicators:
         self._first_free: dict[tuple[int, int], int] = {}
         self._writers: dict[int, _Writer] = defaultdict(_Writer)
         self._edges: dict[tuple[int | None, int, Connection], int] = defaultdict(int)
-        self._alike: dict[int, bool] = {}
+        self._same_members: dict[int, bool] = {}
         self._num_waiting = 0
         self._num_members = 0
         self._num_places = 0
 
     def connect(self, process: int, event: Connection, number: int = 1) -> None:
-        """Channels between two ranks.
+        """Add channels between two ranks.
 
         Args:
-            process: Index of the process that says so.
+            process: Index of the process that logged them.
             event: One of the channels.
-            number: How many there are.
+            number: Number of channels.
         """
         writer = self._writers[process]
         if writer.current is not None and not event.pointer:
@@ -97,7 +97,7 @@ class Communicators:
             self.num_left += number
 
     def keep(self, process: int, event: Event) -> None:
-        """Anything else that is said of a communicator."""
+        """Add any other event about a communicator."""
         writer = self._writers[process]
         if isinstance(event, Initialised):
             self._initialised(process, writer, event)
@@ -132,19 +132,19 @@ class Communicators:
         return made, tuple(edges)
 
     def world_ranks(self, made: tuple[NcclCommunicator, ...]) -> dict[int, int]:
-        """Process to its rank in the largest communicator, where there is only one such rank."""
+        """Process to its rank in the largest communicator, if that rank is unambiguous."""
         largest = max((one.num_ranks for one in made), default=0)
         holders: dict[int, set[int]] = defaultdict(set)
         for one in made:
             for member in one.members if one.num_ranks == largest else ():
                 holders[member.rank].add(member.process)
-        told: dict[int, set[int]] = defaultdict(set)
+        candidates: dict[int, set[int]] = defaultdict(set)
         for rank, processes in holders.items():
             for process in processes:
-                told[process].add(rank if len(processes) == 1 else _NO_ONE)
+                candidates[process].add(rank if len(processes) == 1 else _NO_ONE)
         return {
             process: next(iter(ranks))
-            for process, ranks in told.items()
+            for process, ranks in candidates.items()
             if len(ranks) == 1 and _NO_ONE not in ranks and process >= 0
         }
 
@@ -173,11 +173,11 @@ class Communicators:
         writer.ranks.pop(index, None)
         writer.ranks[index] = event.rank
         self._flush(process, writer, index)
-        # Without an id nothing announces the next communicator: what follows waits for its name.
+        # Without an id, nothing announces the next communicator: later events wait for its name.
         writer.current = index if event.identity else None
 
     def _place(self, process: int, event: Initialised) -> int | None:
-        """The communicator that a process speaks of, a new one if need be."""
+        """The communicator that a process refers to, created if necessary."""
         if event.identity:
             key = (event.identity, event.num_ranks)
             if key not in self._by_identity:
@@ -187,7 +187,7 @@ class Communicators:
             holder = self._all[index].members.get(event.rank)
             if holder is None or holder.process == process:
                 return index
-            self._by_identity[key] = len(self._all)  # another run, by chance of the same id
+            self._by_identity[key] = len(self._all)  # another run that has the same id by chance
             return self._new(event)
         return self._place_by_size(event)
 
@@ -210,7 +210,7 @@ class Communicators:
         return len(self._all) - 1
 
     def _flush(self, process: int, writer: _Writer, index: int | None) -> None:
-        """Give what waited for a name to the communicator that was named."""
+        """Assign waiting edges and events to the communicator that was named."""
         for event, number in writer.edges.items():
             self._count_edge(self._fitting(writer, event, index), process, event, number)
         self._num_waiting -= len(writer.edges)
@@ -220,7 +220,7 @@ class Communicators:
         writer.events.clear()
 
     def _fitting(self, writer: _Writer, event: Connection, named: int | None = None) -> int | None:
-        """The latest communicator in which the writer's own rank is an end of the connection."""
+        """The latest communicator in which the connection ends at the writer's own rank."""
         if event.pointer:
             return writer.pointers.get(event.pointer)
         candidates = [named] if named is not None else [*reversed(writer.ranks)][:64]
@@ -278,7 +278,7 @@ class Communicators:
             name=one.identity or str(index),
             num_ranks=one.num_ranks,
             members=tuple(member for _, member in sorted(one.members.items())),
-            is_certain=bool(one.identity) or self._are_alike(one.num_ranks),
+            is_certain=bool(one.identity) or self._have_same_members(one.num_ranks),
             init_ns=one.init_ns,
             num_channels=one.channels.collective if one.channels else None,
             num_nvls_channels=one.channels.nvls if one.channels else None,
@@ -287,21 +287,21 @@ class Communicators:
             num_nodes=one.num_nodes,
         )
 
-    def _are_alike(self, num_ranks: int) -> bool:
-        """Whether all communicators of a size that have no id have the same members."""
-        if num_ranks not in self._alike:
+    def _have_same_members(self, num_ranks: int) -> bool:
+        """Whether all communicators of a size without an id have the same members."""
+        if num_ranks not in self._same_members:
             first, *others = [self._all[index] for index in self._by_size[num_ranks]]
             members = {rank: member.process for rank, member in first.members.items()}
-            self._alike[num_ranks] = all(
+            self._same_members[num_ranks] = all(
                 members.get(rank) == member.process
                 for other in others
                 for rank, member in other.members.items()
             )
-        return self._alike[num_ranks]
+        return self._same_members[num_ranks]
 
 
 def _depth(above: dict[int, int], num_ranks: int) -> int | None:
-    """Steps from the root of a tree to its farthest rank; None where it is not complete."""
+    """Steps from the root of a tree to its farthest rank; None if the tree is incomplete."""
     if len(above) != num_ranks or sum(up == _NO_ONE for up in above.values()) != 1:
         return None
     depth: dict[int, int] = {_NO_ONE: -1}

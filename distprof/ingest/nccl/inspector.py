@@ -1,7 +1,7 @@
-"""Lines of NCCL Inspector, one JSON object each, to columns in bounded memory.
+"""Read the JSON lines of NCCL Inspector into columns in bounded memory.
 
-Formats v4.0 to v4.3: in the first three each record bears its header and metadata; from v4.3 on
-the ``dump_stats`` record before it has them. Only durations and sizes are taken: bandwidths
+Supported formats are v4.0 to v4.3. Up to v4.2, each record has its own header and metadata. Since
+v4.3, the preceding ``dump_stats`` record has them. Only durations and sizes are read, as bandwidths
 follow from them.
 
 Source: NVIDIA/nccl, ``ext-profiler/inspector`` (``README.md``, ``inspector.cc``,
@@ -27,7 +27,7 @@ from distprof.terms import CollectiveKind
 __all__ = ["MAX_CLASSES", "MAX_MEMBERS", "MAX_ROWS", "Inspection"]
 
 MAX_ROWS = 2_000_000
-"""Rows of the table, 32 bytes each: where there are more, of a part of the collectives."""
+"""Limit on the rows of the table, 32 bytes each; above it, collectives are sampled."""
 
 MAX_MEMBERS = 1 << 18
 MAX_CLASSES = 1 << 15
@@ -43,11 +43,11 @@ _DTYPES: tuple[tuple[str, Any], ...] = (
     ("t_ns", np.int64),
     ("duration_ns", np.int64),
 )
-_TOO_MANY_CLASSES = "Operations of further kinds, sizes and communicators, skipped"
-_TOO_MANY_MEMBERS = "Operations of further members of communicators, skipped"
-_UNREADABLE = "Unreadable lines, skipped"
-_ORPHANS = "Operations without a header, skipped"
-_IMPLAUSIBLE = "Operations with implausible numbers, skipped"
+_TOO_MANY_CLASSES = "Skipped operations above the limit of kinds, sizes and communicators"
+_TOO_MANY_MEMBERS = "Skipped operations above the limit of communicator members"
+_UNREADABLE = "Skipped unreadable lines"
+_ORPHANS = "Skipped operations without a header"
+_IMPLAUSIBLE = "Skipped operations with implausible numbers"
 
 _Number = int | float
 
@@ -95,7 +95,7 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 class _Classes(msgspec.Struct):
-    """Classes while they are counted."""
+    """Counters of the classes."""
 
     made: list[tuple[int, CollectiveKind, int]] = msgspec.field(default_factory=list)
     num_records: list[int] = msgspec.field(default_factory=list)
@@ -103,11 +103,11 @@ class _Classes(msgspec.Struct):
 
 
 class Inspection:
-    """What was read of all files. Memory is bounded by the constants above.
+    """Content of all files. Memory is bounded by the constants above.
 
-    A collective is in the table or not by a hash of its communicator, kind and number: the same
-    ones on each rank, so that those that are in it can be compared. Where the table grows over its
-    bound, every second of them is left out from there on.
+    The table is a sample of collectives, chosen by a hash of communicator, kind and number. The
+    sample is therefore the same on each rank, and its collectives can be compared. Whenever the
+    table exceeds its limit, the sample is halved.
     """
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ class Inspection:
         self.num_dropped = 0
 
     def begin_file(self) -> None:
-        """A header is never of another file."""
+        """Forget the header of the previous file."""
         self._header = self._metadata = None
 
     def take(self, block: bytes) -> None:
@@ -168,7 +168,7 @@ class Inspection:
         )
 
     def _lines(self, block: bytes) -> list[_Line]:
-        """Decoded at once; one by one where a line is broken, as the last of a living job is."""
+        """Decode a block at once, or line by line if a line is broken, as in a running job."""
         try:
             return self._decoder.decode_lines(block)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -199,7 +199,7 @@ class Inspection:
             name, seq = line.p2p_perf.p2p, line.p2p_perf.p2p_sn
             size, micros = line.p2p_perf.p2p_msg_size_bytes, line.p2p_perf.p2p_exec_time_us
         else:
-            return None  # proxy traces, and what later versions add
+            return None  # proxy traces, and records of later versions
         if header is None or metadata is None:
             self._left_out[_ORPHANS] += 1
             return None
@@ -229,7 +229,7 @@ class Inspection:
             self.num_dropped += dropped if 0 <= dropped < _LARGEST else 0
 
     def _member(self, header: _Header, metadata: _Metadata) -> int:
-        """Index of a member that was not seen with this header yet; negative if there are many."""
+        """Index of a member with a new header; negative if invalid or above the limit."""
         is_absurd = not 0 <= header.rank < header.n_ranks < 1 << 31
         if is_absurd or len(self._member_of) >= MAX_MEMBERS:
             return -1
@@ -296,7 +296,7 @@ class Inspection:
             self._num_rows = sum(len(block[0]) for block in self._blocks)
 
     def _is_chosen(self, classes: NDArray[np.int32], numbers: Int64Array) -> NDArray[np.bool_]:
-        """Whether collectives are in the sample: by communicator, kind and number alone."""
+        """Mask of the collectives in the sample, which depends on communicator, kind and number."""
         if self._one_in == 1:
             return np.ones(len(classes), bool)
         made = self._classes.made
@@ -324,7 +324,7 @@ class Inspection:
         )
 
     def _named_members(self) -> tuple[InspectedMember, ...]:
-        """Members with their global ranks: those that they have in the largest communicator."""
+        """Members with global ranks, which are the ranks in the largest communicator."""
         world = max((shape.n_ranks for shape in self._shapes), default=0)
         ranks: dict[tuple[str, int], set[int]] = {}
         for place, number, host, pid in self._members:

@@ -1,4 +1,4 @@
-"""How many jobs logs are of: processes of one job share a file or a communicator."""
+"""Count the jobs in a set of logs: processes of one job share a file or a communicator."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ __all__ = ["count_jobs"]
 
 
 def count_jobs(files: Sequence[range], communicators: Sequence[NcclCommunicator]) -> int:
-    """Sets of processes with a communicator that share neither a file nor a communicator.
+    """Number of sets of processes that share neither a file nor a communicator.
 
-    A job whose groups never meet counts as several, so a caller may not refuse them.
+    Processes without a communicator do not count. A job whose groups never share a process counts
+    as several jobs, so callers must not refuse several.
 
     Args:
-        files: Indexes of the processes that each file names first.
+        files: Indices of the processes that each file names first.
         communicators: Communicators with their members.
     """
     sets = _Sets()
@@ -27,18 +28,18 @@ def count_jobs(files: Sequence[range], communicators: Sequence[NcclCommunicator]
 
 
 class _Sets:
-    """Disjoint sets of numbers, joined step by step."""
+    """Disjoint sets of numbers (union-find)."""
 
     def __init__(self) -> None:
         self._parent: dict[int, int] = {}
 
     def root(self, item: int) -> int:
-        """The number that stands for the set of ``item``."""
+        """The representative of the set of ``item``."""
         while self._parent.setdefault(item, item) != item:
             self._parent[item] = item = self._parent[self._parent[item]]
         return item
 
     def join(self, items: Sequence[int]) -> None:
-        """Make one set of those of all items."""
+        """Merge the sets of all items."""
         for item in items:
             self._parent[self.root(item)] = self.root(items[0])

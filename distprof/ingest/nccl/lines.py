@@ -1,7 +1,7 @@
-"""Lines of a terminal or a file to what each process said, however they were mixed.
+"""Split the lines of a terminal or a file into the messages of each process.
 
 NCCL writes ``host:pid:tid [device] NCCL INFO text`` (``… file.cc:12 NCCL WARN text``). Launchers
-put their own words before it, and where ranks write to one pipe a line may hold several of these.
+put prefixes before it, and if ranks share a pipe, a line may hold several messages.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import msgspec
 
 from distprof.ingest.files import read_some
 
-__all__ = ["Lines", "Said", "Splitter"]
+__all__ = ["Lines", "Message", "Splitter"]
 
 BLOCK_BYTES = 1 << 20
 MAX_LINE_BYTES = 1 << 16
 MAX_BYTES = 1 << 38
-"""Unpacked; a small file of gzip can hold more than a day's work."""
+"""Limit on uncompressed bytes: a small gzip file could otherwise take more than a day to read."""
 
 _MAX_CACHED = 1 << 16
 _MAX_HEADER = 600
@@ -32,15 +32,15 @@ _ESCAPES = re.compile(
     rb"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]{0,500}(?:\x07|\x1b\\)|[@-Z\\-_])"
 )
 
-Said = tuple[tuple[bytes, int] | None, bytes, bytes]
-"""Process (host and id; None where the line names none), level (empty for a version), text."""
+Message = tuple[tuple[bytes, int] | None, bytes, bytes]
+"""Process (host and id; None if the line names none), level (empty for a version), text."""
 
 
 class Lines(msgspec.Struct):
-    """Lines of a stream with bounded memory; ends of lines are LF, CR LF or CR.
+    """Lines of a stream, read in bounded memory; line ends are LF, CR LF or CR.
 
     Args:
-        stream: Where bytes come from.
+        stream: Source of the bytes.
     """
 
     stream: BinaryIO
@@ -50,7 +50,7 @@ class Lines(msgspec.Struct):
     damage: str = ""
 
     def __iter__(self) -> Iterator[list[bytes]]:
-        """Lines by the block; blocks without a word of NCCL are only counted."""
+        """Lines by block; lines of blocks that do not mention NCCL are only counted."""
         rest = b""
         is_shortened = False  # the current line was too long: skip its end
         for block in self._blocks():
@@ -74,14 +74,14 @@ class Lines(msgspec.Struct):
             yield [rest]
 
     def _cut(self, lines: list[bytes]) -> list[bytes]:
-        """The lines, those that are too long without their end."""
+        """The lines, with long lines cut to the limit."""
         if max(map(len, lines), default=0) > MAX_LINE_BYTES:
             self.num_shortened += sum(len(line) > MAX_LINE_BYTES for line in lines)
             return [line[:MAX_LINE_BYTES] for line in lines]
         return lines
 
     def _blocks(self) -> Iterator[bytes]:
-        """Blocks of bytes with LF as the only end of lines."""
+        """Blocks of bytes with LF as the only line end."""
         held = b""
         while self.num_bytes <= MAX_BYTES:
             block, damage = read_some(self.stream, BLOCK_BYTES)
@@ -104,18 +104,18 @@ class Splitter:
     """Splits lines into messages of processes; learns host names from clean lines."""
 
     def __init__(self) -> None:
-        self._hosts: dict[int, bytes] = {}  # of each process id: the name that was seen first
+        self._hosts: dict[int, bytes] = {}  # process id to the first host name seen
         self._cache: dict[bytes, tuple[tuple[bytes, int] | None, int]] = {}
 
     def know(self, host: bytes, pid: int) -> None:
         """Learn the host of a process."""
         self._hosts[pid] = host
 
-    def split(self, line: bytes) -> Iterator[Said]:
-        """What processes said in one line, in order.
+    def split(self, line: bytes) -> Iterator[Message]:
+        """The messages of one line, in order.
 
         Args:
-            line: Without its end.
+            line: Line without its end.
         """
         if b"\x1b" in line:
             line = _ESCAPES.sub(b"", line)
@@ -132,7 +132,7 @@ class Splitter:
             yield process, level, line[begin:].strip()
 
     def _process(self, before: bytes) -> tuple[tuple[bytes, int] | None, int]:
-        """The process named at the end of what comes before a mark, and how long its header is."""
+        """The process named at the end of the text before a mark, and the length of its header."""
         found = self._cache.get(before)
         if found is None:
             if len(self._cache) > _MAX_CACHED:
@@ -160,10 +160,10 @@ class Splitter:
         return (host, pid), len(before) - max(start, 0)
 
     def _known(self, name: bytes, pid: int) -> bytes:
-        """The host without what another process wrote right before it."""
+        """The host name without text that another process wrote directly before it."""
         first = self._hosts.setdefault(pid, name)
         if name.endswith(first):
             return first
-        if first.endswith(name):  # the first was glued to something
+        if first.endswith(name):  # other text preceded the first name
             self._hosts[pid] = name
         return name

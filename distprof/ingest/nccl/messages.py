@@ -1,4 +1,4 @@
-"""What one text of NCCL says, from 2.4 to 2.28 and RCCL. Upstream spellings stop here."""
+"""Parse one log message of NCCL 2.4 to 2.28 or RCCL. Only this module knows upstream spellings."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ __all__ = [
 
 
 class Marker(msgspec.Struct, frozen=True):
-    """A text that carries nothing further."""
+    """A message without further content."""
 
     name: str
 
 
 KNOWN = Marker("known")
-"""Says nothing that a report needs."""
+"""Known, but not needed in a report."""
 UNKNOWN = Marker("unknown")
 CUT = Marker("cut")
-"""Begins like a text that is known, and ends too early."""
+"""Begins like a known message, but is cut off."""
 
 
 class Version(msgspec.Struct, frozen=True):
@@ -85,7 +85,7 @@ class Trees(msgspec.Struct, frozen=True):
 
 
 class Initialised(msgspec.Struct, frozen=True):
-    """Start or end of a communicator's life on one rank; ``what`` is upstream's word for it."""
+    """Start or end of a communicator on one rank; ``what`` is NCCL's term for the event."""
 
     pointer: str
     rank: int
@@ -97,7 +97,7 @@ class Initialised(msgspec.Struct, frozen=True):
 
 
 class Timing(msgspec.Struct, frozen=True):
-    """How long a rank took to initialise."""
+    """Initialisation time of a rank."""
 
     rank: int
     num_ranks: int
@@ -105,7 +105,7 @@ class Timing(msgspec.Struct, frozen=True):
 
 
 class Cards(msgspec.Struct, frozen=True):
-    """Cards of a network: index, name, link; none where no device was found."""
+    """Cards of a network: index, name, link; empty if NCCL found no device."""
 
     network: str
     cards: tuple[tuple[int, str, str], ...]
@@ -118,21 +118,21 @@ class Network(msgspec.Struct, frozen=True):
 
 
 class Channels(msgspec.Struct, frozen=True):
-    """How many channels a communicator has."""
+    """Number of channels of a communicator."""
 
     collective: int
     nvls: int | None
 
 
 class Nodes(msgspec.Struct, frozen=True):
-    """How many nodes a communicator spans."""
+    """Number of nodes that a communicator spans."""
 
     pointer: str
     num_nodes: int
 
 
 class PathTypes(msgspec.Struct, frozen=True):
-    """Kinds of links inside a node and to the network, of one graph search."""
+    """Type of links inside a node in one graph search."""
 
     inside: str
 
@@ -172,7 +172,7 @@ _TREE = re.compile(
 )
 _TREES = re.compile(r"Trees (?:\[\d{1,9}\] [-\d/>|]{1,300} ?)+(?:\[\d{0,9}\]?)?(comm 0x.{0,200})?$")
 _LINE_BUFFER = 900
-"""NCCL writes trees into 1,024 characters and cuts what is longer."""
+"""NCCL formats trees in a buffer of 1,024 characters and cuts longer messages."""
 _INIT = re.compile(
     rf"(?:\w+ )?comm (0x[0-9a-f]+) rank {_N} n[rR]anks {_N}(?: cudaDev {_N})?(?: nvmlDev \d+)?"
     r"(?: busId ([0-9a-f]+))?(?: commId (0x[0-9a-f]+))?(?: localSize.{0,80}?)?"
@@ -204,14 +204,14 @@ _PROTOCOLS = ("LL", "LL128", "SIMPLE")
 
 
 def parse(text: str) -> Event:
-    """What a text says.
+    """Parse a message.
 
     Args:
-        text: After ``NCCL INFO``, or from ``NCCL version`` on.
+        text: The text after ``NCCL INFO``, or from ``NCCL version`` on.
 
     Returns:
-        An event; :data:`UNKNOWN` for what this reader does not know, :data:`CUT` for a known text
-        that ends too early.
+        An event; :data:`UNKNOWN` for unrecognised messages, :data:`CUT` for a known message that is
+        cut off.
     """
     for begin, how in _READERS:
         if begin in text:
@@ -250,7 +250,7 @@ def _switch(text: str) -> Event | None:
 
 
 def _transport(text: str) -> tuple[str, int | None, bool] | None:
-    """Name, card and GPUDirect of a transport; None where it is none."""
+    """Name, card and use of GPUDirect of a transport; None if the text is not a transport."""
     net = _NET.match(text)
     if net:
         return f"{net[1]}/{net[2]}", int(net[3]), "/GDRDMA" in net[4]
@@ -349,7 +349,7 @@ def _choice(text: str) -> Event | None:
 
 
 def _named(word: str, names: tuple[str, ...]) -> str:
-    """Newer versions print names, older ones numbers."""
+    """The name of a choice, which newer versions print as a name and older ones as a number."""
     if word.isdecimal():
         return names[int(word)] if len(word) < 3 and int(word) < len(names) else word
     return word.upper()
@@ -405,7 +405,7 @@ _NOISE = re.compile(
     r"|(?:CollNet|Intra|Inter|User|Not using|isAllDirectP2p|Could not|Failed to find|Loaded"
     r"|No plugin|Using internal|Plugin name) ?"
 )
-"""Begins of texts that say nothing further to a report."""
+"""Beginnings of messages that are not needed in a report."""
 
 _BEGINNINGS = re.compile(
     r"Channel \d|Ring \d|CollNet \d|comm 0x|Init timings|Connected|New proxy|GPU Direct|Setting"

@@ -1,8 +1,8 @@
-"""What ``ncclras`` prints of a running job, as text or as JSON.
+"""Read the output of ``ncclras`` for a running job, as text or JSON.
 
-A snapshot: communicators, ranks that do not answer, errors, and how many operations each rank has
-launched. Of several snapshots in one file the last counts; the one before tells whether the job
-made progress between them.
+A snapshot lists communicators, unresponsive ranks, errors, and the number of operations that each
+rank has launched. If a file has several snapshots, the last one counts. The one before shows
+whether the job made progress in between.
 
 Source: NVIDIA/nccl, ``src/ras/client_support.cc`` (``rasClientRunComms``, ``rasDumpCommsToJSON``);
 NCCL user guide, "RAS". Text since NCCL 2.24, JSON since 2.28.
@@ -34,7 +34,7 @@ _RESULTS = {
     5: "Invalid usage",
     6: "Remote process error",
 }
-"""Values of ``ncclResult_t`` in words; 0 is success, 7 in progress."""
+"""Descriptions of ``ncclResult_t`` values; 0 is success, 7 in progress."""
 
 _IN_PROGRESS = 7
 _JSON_SIGNS = ('"nccl_version"', '"communicators_count"')
@@ -42,7 +42,7 @@ _TEXT_SIGN = "Job summary\n==========="
 
 
 def is_ras(start: str) -> bool:
-    """Whether a file begins like such output."""
+    """Whether the beginning of a file is output of ncclras."""
     text = start.replace("\r\n", "\n")
     if text.lstrip()[:1] == "{":
         return all(sign in text[:2_000] for sign in _JSON_SIGNS)
@@ -50,11 +50,11 @@ def is_ras(start: str) -> bool:
 
 
 def parse_ras(text: str) -> RasStatus | None:
-    """The last snapshot of a file; None where it has none.
+    """The last snapshot of a file; None without any.
 
     Raises:
         msgspec.DecodeError: If JSON is damaged or has other types.
-        ValueError: If it holds too much.
+        ValueError: If it is too large.
     """
     if text.lstrip()[:1] == "{":
         snapshots = [_of_json(one) for one in _objects(text)]
@@ -97,14 +97,14 @@ _HEADINGS = ("DEAD", "INCOMPLETE", "TIMEOUT")
 
 
 def _split(lines: Sequence[str]) -> Iterator[list[str]]:
-    """Lines of each snapshot; one begins before its ``Job summary``."""
+    """Lines of each snapshot, which begins a few lines before its ``Job summary``."""
     starts = [i for i, line in enumerate(lines) if line.strip() == "Job summary"]
     for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
         yield [*lines[max(start - 4, 0) : start], *lines[start:end]]
 
 
 class _Text:
-    """One snapshot while its lines are read."""
+    """Reader of the lines of one snapshot."""
 
     def __init__(self) -> None:
         self.status = RasStatus()
@@ -154,19 +154,19 @@ class _Text:
 
     def _add_group(self, found: re.Match[str]) -> None:
         count, nodes, size, _, status, errors = found.groups()
-        told = tuple(errors.split(",")) if errors != "OK" else ()
+        names = tuple(errors.split(",")) if errors != "OK" else ()
         self.groups.append(
             RasGroup(
                 num_communicators=int(count),
                 num_nodes=int(nodes),
                 size=int(size),
                 status=status,
-                errors=told,
+                errors=names,
             )
         )
 
     def _detail(self, line: str) -> None:
-        """What is said below a heading."""
+        """Read a line below a heading."""
         process = _PROCESS.match(line)
         if process is not None:
             pid, host, gpus = process.groups()
@@ -285,7 +285,7 @@ class _Snapshot(msgspec.Struct):
 
 
 def _objects(text: str) -> Iterator[_Snapshot]:
-    """Objects of a file, one after another."""
+    """Snapshots of a file with one or several JSON objects."""
     if num_parts(text.encode("utf-8", "replace")) > MAX_PARTS:
         raise ValueError(f"more than {MAX_PARTS:,} values")
     decoder = msgspec.json.Decoder(_Snapshot)
@@ -293,16 +293,16 @@ def _objects(text: str) -> Iterator[_Snapshot]:
         yield decoder.decode(part)
 
 
-def _of_json(said: _Snapshot) -> RasStatus:
-    everyone = {(rank.host, rank.pid) for one in said.communicators for rank in one.ranks}
-    groups = Counter(_shape(one) for one in said.communicators)
-    troubles = [trouble for one in said.communicators for trouble in _troubles(one)]
+def _of_json(snapshot: _Snapshot) -> RasStatus:
+    everyone = {(rank.host, rank.pid) for one in snapshot.communicators for rank in one.ranks}
+    groups = Counter(_shape(one) for one in snapshot.communicators)
+    troubles = [trouble for one in snapshot.communicators for trouble in _troubles(one)]
     return RasStatus(
-        version=said.nccl_version[:_MAX_NAME],
-        time=said.timestamp[:_MAX_NAME],
+        version=snapshot.nccl_version[:_MAX_NAME],
+        time=snapshot.timestamp[:_MAX_NAME],
         num_nodes=len({host for host, _ in everyone}) or None,
         num_processes=len(everyone) or None,
-        num_timeouts=max(said.ras.timeouts_count, 0),
+        num_timeouts=max(snapshot.ras.timeouts_count, 0),
         groups=tuple(
             RasGroup(
                 num_communicators=count, num_nodes=nodes, size=size, status=status, errors=errors
@@ -310,7 +310,7 @@ def _of_json(said: _Snapshot) -> RasStatus:
             for (size, nodes, status, errors), count in sorted(groups.items(), reverse=True)
         ),
         troubles=tuple(troubles[:MAX_TROUBLES]),
-        launches=tuple(one for each in said.communicators for one in _launches(each)),
+        launches=tuple(one for each in snapshot.communicators for one in _launches(each)),
     )
 
 
@@ -332,7 +332,7 @@ def _named(rank: _Rank) -> RasRank:
 
 
 def _shape(one: _Communicator) -> tuple[int, int, str, tuple[str, ...]]:
-    """Size, nodes, status and errors, as the text's table has them."""
+    """Size, nodes, status and errors, as in the table of the text output."""
     states = Counter(map(_state, one.ranks)).most_common(1)
     away = any(rank.status.unresponsive for rank in one.missing_ranks)
     names = {"dead": "INCOMPLETE", "unresponsive": "INCOMPLETE", "error": "ERROR"}
@@ -367,7 +367,7 @@ def _troubles(one: _Communicator) -> Iterator[RasTrouble]:
 
 
 def _launches(one: _Communicator) -> list[RasLaunches]:
-    """Operations that ranks have launched unequally often, by how often."""
+    """Launch counts of operations that ranks have launched different numbers of, highest first."""
     made = []
     for operation in sorted({name for rank in one.ranks for name in rank.collective_counts}):
         by_count: dict[int, list[_Rank]] = {}

@@ -1,1 +1,1 @@
-"""Exports of Nsight Systems: a database of one or several processes, read as their traces."""
+"""Exports of Nsight Systems: databases of one or several processes, read as their traces."""

@@ -1,7 +1,7 @@
-"""An SQLite database from an unknown source, opened so that it can do nothing but be read.
+"""Open an untrusted SQLite database safely for reading.
 
-No extension can be loaded, views and virtual tables are refused, functions in a schema do not run,
-values are bounded in size, and a query that takes too long is stopped.
+Extensions cannot be loaded, views and virtual tables are refused, functions in a schema do not run,
+the size of values is bounded, and slow queries are stopped.
 
 Source: NVIDIA, "Nsight Systems: SQLite Export Schema Reference"; SQLite, "Defense Against The Dark
 Arts".
@@ -36,7 +36,7 @@ _SECONDS_PER_MB = 2.0
 
 
 class Database:
-    """A database and what its tables hold.
+    """A database and the columns of its tables.
 
     Args:
         connection: The open database.
@@ -49,10 +49,10 @@ class Database:
         self._columns: dict[str, frozenset[str]] = {}
 
     def columns(self, table: str) -> frozenset[str]:
-        """Columns of a real table; none where there is none of that name.
+        """Columns of a real table; empty if there is no table of that name.
 
         Args:
-            table: A name that this package knows or makes of numbers, never one out of a file.
+            table: A name that this package defines or builds from numbers, never one from a file.
         """
         if table not in self._columns:
             (declared,) = next(
@@ -65,7 +65,7 @@ class Database:
         return self._columns[table]
 
     def rows(self, query: str, *values: Any) -> Iterator[tuple[Any, ...]]:
-        """The rows of a query.
+        """Rows of a query.
 
         Raises:
             InputError: If the database is damaged, or the query takes too long.
@@ -94,7 +94,7 @@ class Database:
 
 
 def is_database(path: str | Path) -> bool:
-    """Whether a regular file begins like a database; never raises for others."""
+    """Whether a regular file begins like a database; never raises."""
     try:
         with open_plain(path) as stream:
             return stream.read(len(MAGIC)) == MAGIC
@@ -104,13 +104,15 @@ def is_database(path: str | Path) -> bool:
 
 @contextmanager
 def opened_database(path: str | Path) -> Iterator[Database]:
-    """Open a database of an unknown source.
+    """Open a database from an untrusted source.
 
     Raises:
-        InputError: If it is no database.
+        InputError: If it is not a database.
     """
     if not is_database(path):
-        raise InputError(str(path), expected=EXPECTED, found="no SQLite database", fix=_RECORD)
+        raise InputError(
+            str(path), expected=EXPECTED, found="a file other than an SQLite database", fix=_RECORD
+        )
     try:
         size = Path(path).stat().st_size
         place = f"file:{quote(str(Path(path).resolve()))}?mode=ro&immutable=1"

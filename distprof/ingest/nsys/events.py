@@ -1,4 +1,4 @@
-"""Rows of an export as events of a trace of torch.profiler, one process at a time.
+"""Convert rows of an export to torch.profiler events, one process at a time.
 
 Source: NVIDIA, "Nsight Systems: SQLite Export Schema Reference" (CUPTI_ACTIVITY_KIND_…,
 NVTX_EVENTS, StringIds, TARGET_INFO_…; process and thread of a globalTid); CUPTI,
@@ -47,9 +47,9 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     """A process that used a GPU.
 
     Args:
-        number: ``globalPid`` over 2²⁴, which names it in the export.
+        number: ``globalPid`` divided by 2²⁴, its number in the export.
         pid: Process id.
-        device: Lowest GPU that it used.
+        device: Lowest number of the GPUs that it used.
     """
 
     number: int
@@ -58,7 +58,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def processes_of(database: Database) -> list[Process]:
-    """Processes with kernels, by the GPU that they use, then by their id."""
+    """Processes with kernels, ordered by GPU, then by process id."""
     found: dict[int, int] = {}
     for table in (KERNELS, _GRAPHS):
         if not set(_DEVICE_COLUMNS) <= database.columns(table):
@@ -72,7 +72,7 @@ def processes_of(database: Database) -> list[Process]:
 
 
 def head_of(database: Database) -> dict[str, Any]:
-    """What Kineto writes before its events: time of the start, GPUs, host."""
+    """The header that Kineto writes before its events: start time, GPUs, host."""
     head: dict[str, Any] = {"schemaVersion": 1}
     start = _first(database, "TARGET_INFO_SESSION_START_TIME", "utcEpochNs")
     if isinstance(start, int) and 0 < start < _LARGEST_NS:
@@ -91,7 +91,7 @@ def events_of(database: Database, number: int) -> Iterator[bytes]:
 
     Args:
         database: The export.
-        number: The process, as :class:`Process` has it.
+        number: Number of the process, see :class:`Process`.
     """
     names = _Names(database)
     yield from _kernels(database, number, names)
@@ -122,10 +122,10 @@ def _gpus(database: Database) -> Iterator[dict[str, Any]]:
     if not {"id", "name"} <= set(columns):
         return
     for row in database.rows(f"SELECT {', '.join(columns)} FROM TARGET_INFO_GPU LIMIT 1024"):
-        said = dict(zip(columns, row, strict=True))
+        properties = dict(zip(columns, row, strict=True))
         yield {
             wanted[name]: value[:200] if isinstance(value, str) else value
-            for name, value in said.items()
+            for name, value in properties.items()
             if isinstance(value, int | str)
         }
 
@@ -143,7 +143,7 @@ class _Names:
         self._known: dict[tuple[Callable[[str], str] | None, Any], bytes] = {}
 
     def text(self, key: Any) -> str:
-        """The text of a number; empty where there is none."""
+        """The text of a number; empty without one."""
         if not self._has_table or not isinstance(key, int):
             return ""
         query = "SELECT value FROM StringIds WHERE id = ?"
@@ -151,7 +151,7 @@ class _Names:
         return found[:_MAX_NAME] if isinstance(found, str) else ""
 
     def json(self, key: Any, change: Callable[[str], str] | None = None) -> bytes:
-        """The text as JSON, changed by a function."""
+        """The text as JSON, after ``change`` is applied to it."""
         known = self._known.get((change, key))
         if known is None:
             text = self.text(key)
@@ -164,7 +164,7 @@ class _Names:
 def _device_rows(
     database: Database, table: str, number: int, *more: str
 ) -> Iterator[tuple[Any, ...]]:
-    """Rows with whole times: start, end, device, stream, correlation, and further columns."""
+    """Rows with valid times: start, end, device, stream, correlation, and further columns."""
     known = database.columns(table)
     if not {*_DEVICE_COLUMNS, *more} <= known:
         return
@@ -212,14 +212,14 @@ def _copies(database: Database, number: int) -> Iterator[bytes]:
     known = database.columns(_COPIES)
     more = [name for name in ("bytes", "copyKind", "srcKind", "dstKind") if name in known]
     for row in _device_rows(database, _COPIES, number, *more):
-        said = dict(zip(more, row[5:], strict=True))
-        kind = _KINDS.get(said.get("copyKind", 0), "Unknown")
+        details = dict(zip(more, row[5:], strict=True))
+        kind = _KINDS.get(details.get("copyKind", 0), "Unknown")
         ends = [
-            _PLACES.get(said.get(name, 0), _ENDS.get(kind[at], "Unknown"))
+            _PLACES.get(details.get(name, 0), _ENDS.get(kind[at], "Unknown"))
             for name, at in (("srcKind", 0), ("dstKind", -1))
         ]
         name = f'"Memcpy {kind} ({ends[0]} -> {ends[1]})"'.encode()
-        yield _activity(b"gpu_memcpy", name, row, said.get("bytes"))
+        yield _activity(b"gpu_memcpy", name, row, details.get("bytes"))
 
 
 def _sets(database: Database, number: int) -> Iterator[bytes]:
@@ -229,12 +229,12 @@ def _sets(database: Database, number: int) -> Iterator[bytes]:
 
 
 def _plain_call(name: str) -> str:
-    """``cudaLaunchKernel`` of ``cudaLaunchKernel_v7000``."""
+    """The name of a call without its version, such as ``_v7000``."""
     return _VERSION.sub("", name)
 
 
 def _calls(database: Database, number: int, names: _Names) -> Iterator[bytes]:
-    """Calls of CUDA's runtime and driver."""
+    """Calls of the CUDA runtime and driver."""
     wanted = {"start", "end", "globalTid", "correlationId", "nameId"}
     if not wanted <= database.columns(_RUNTIME):
         return
@@ -258,17 +258,19 @@ def _call(
     end: int,
     thread: int,
     correlation: int | None = None,
-    told: bytes = b"",
+    arguments: bytes = b"",
 ) -> bytes:
     pid, tid = thread >> 24 & 0xFFFFFF, thread & 0xFFFFFF
-    return on_host(category, name, start, end, pid=pid, tid=tid, correlation=correlation, told=told)
+    return on_host(
+        category, name, start, end, pid=pid, tid=tid, correlation=correlation, told=arguments
+    )
 
 
-# Ranges of NVTX -----------------------------------------------------------------------------------
+# NVTX ranges --------------------------------------------------------------------------------------
 
 
 def _range_rows(database: Database, number: int) -> Iterator[tuple[int, int, int, Any, Any, Any]]:
-    """Start, end, thread, text, number of the text, and number of each range that ended."""
+    """Start, end, thread, text, text number and event number of each range that ended."""
     known = database.columns(_RANGES)
     if not {"start", "end", "globalTid", "eventType"} <= known:
         return
@@ -286,20 +288,25 @@ def _range_rows(database: Database, number: int) -> Iterator[tuple[int, int, int
 
 
 def _ranges(database: Database, number: int, names: _Names) -> Iterator[bytes]:
-    """Ranges, and once more under Kineto's names for them steps and calls of NCCL."""
+    """Events of ranges, and additional events with Kineto's names for steps and NCCL calls."""
     steps, calls = StepRanges(), Calls(Payloads(database, number))
     for start, end, thread, text, key, event in _range_rows(database, number):
         name = text[:_MAX_NAME] if isinstance(text, str) and text else names.text(key)
         operator = _OPERATOR.fullmatch(name)
-        if operator is not None:  # of torch.autograd.profiler.emit_nvtx
+        if operator is not None:  # written by torch.autograd.profiler.emit_nvtx
             name = operator[1]
         category = b"user_annotation" if operator is None else b"cpu_op"
         yield _call(category, msgspec.json.encode(name or "unknown"), start, end, thread)
         steps.note(name, start, end, thread)
         calls.note(name, start, end, thread, event)
-    for call, told in calls.described():
+    for call, arguments in calls.described():
         yield _call(
-            b"cpu_op", b'"record_param_comms"', call.start, call.end, call.thread, told=told
+            b"cpu_op",
+            b'"record_param_comms"',
+            call.start,
+            call.end,
+            call.thread,
+            arguments=arguments,
         )
     for step, start, end, thread in steps.chosen():
         yield _call(b"user_annotation", step, start, end, thread)

@@ -1,11 +1,12 @@
-"""What NCCL said of its calls in payloads of NVTX: the communicator and the size of the message.
+"""Communicator and message size of NCCL calls, from NVTX payloads.
 
-An export holds them in tables of their own where it was made with ``--dynamic-tables=all``: one
-table for each schema of a payload, with a column for each field. Other exports hold them as bytes
-(``NVTX_EVENTS.binaryData``), whose form NVIDIA does not publish: these are not read.
+An export made with ``--dynamic-tables=all`` has a separate table for each payload schema, with a
+column for each field. Other exports store payloads as bytes (``NVTX_EVENTS.binaryData``) in a
+format that NVIDIA does not publish, so these are not read.
 
-Calls between ``ncclGroupStart`` and ``ncclGroupEnd`` launch nothing themselves: the end of the
-group does. A group with one call is that call; of several it is not known which kernel is whose.
+Calls between ``ncclGroupStart`` and ``ncclGroupEnd`` launch nothing themselves, as the end of the
+group does. A group with one call counts as that call. In a group with several calls, it is unknown
+which kernel belongs to which call.
 
 Source: NVIDIA, "Nsight Systems: SQLite Export Schema Reference" of 2026.4, schema 3.28.1
 (``NVTX_EVENTS_PAYLOAD_SCHEMAS``, ``NVTX_EXPORT_TRANSLATION``,
@@ -45,7 +46,7 @@ _OPERATIONS = {
     "ncclSend": ("send", "In"),
     "ncclRecv": ("recv", "Out"),
 }
-"""Function of NCCL to the operation, and which of its buffers the size is of: one rank's part."""
+"""NCCL function to the operation, and the buffer that the size refers to: one rank's part."""
 
 _BEGIN, _END = "ncclGroupStart", "ncclGroupEnd"
 
@@ -68,15 +69,15 @@ class Payloads:
                 self._read(table, columns)
 
     def of_event(self, event: Any) -> tuple[int, int] | None:
-        """Communicator and size in bytes of the message; None where an event tells neither."""
+        """Communicator and message size in bytes; None if the event has no payload with them."""
         return self._of_event.get(event) if type(event) is int else None
 
     def num_ranks(self, communicator: int) -> int | None:
-        """Ranks of a communicator; None where it was made before the recording."""
+        """Ranks of a communicator; None if it was created before the recording."""
         return self._num_ranks.get(communicator)
 
     def _columns(self) -> dict[str, set[str]]:
-        """Field of NCCL to the columns that stand for it."""
+        """NCCL's name of a field to the columns that hold it."""
         if not {"originalName", "sanitizedName"} <= self._database.columns(_NAMES):
             return {}
         found: dict[str, set[str]] = {}
@@ -119,7 +120,7 @@ class Payloads:
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """A call of NCCL on a thread, until its kernel is launched. Times in ns."""
+    """An NCCL call on a thread, until its kernel is launched. Times in ns."""
 
     start: int
     end: int
@@ -129,10 +130,10 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Calls:
-    """Ranges of NCCL of one process, until all are known.
+    """Collects the NCCL ranges of one process.
 
     Args:
-        payloads: What NCCL said of them.
+        payloads: Payloads of the process.
     """
 
     def __init__(self, payloads: Payloads) -> None:
@@ -141,7 +142,7 @@ class Calls:
         self._count = 0
 
     def note(self, name: str, start: int, end: int, thread: int, event: Any) -> None:
-        """Take a range; only those of NCCL that tell something are kept."""
+        """Add a range; only NCCL calls with a payload and group limits are kept."""
         payload = self._payloads.of_event(event) if name in _OPERATIONS else None
         if (payload is None and name not in (_BEGIN, _END)) or self._count >= _MOST_CALLS:
             return
@@ -150,7 +151,7 @@ class Calls:
         self._threads.setdefault(thread, []).append(call)
 
     def described(self) -> Iterator[tuple[Call, bytes]]:
-        """Calls, each until the end of its group, with what Kineto would say of them, as JSON."""
+        """Calls, each until the end of its group, with Kineto's arguments for them as JSON."""
         if self._count < _MOST_CALLS:  # else groups may be incomplete
             for calls in self._threads.values():
                 for call in _alone(sorted(calls, key=lambda one: one.start)):
@@ -160,7 +161,7 @@ class Calls:
         assert call.payload is not None
         communicator, num_bytes = call.payload
         operation, buffer = _OPERATIONS[call.name]
-        said: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "Collective name": operation,
             f"{buffer} msg nelems": num_bytes,
             "dtype": COUNTED_IN_BYTES,
@@ -168,12 +169,12 @@ class Calls:
         }
         count = self._payloads.num_ranks(communicator)
         if count is not None:
-            said["Group size"] = count
-        return msgspec.json.encode(said)[1:-1]
+            arguments["Group size"] = count
+        return msgspec.json.encode(arguments)[1:-1]
 
 
 def _alone(calls: list[Call]) -> Iterator[Call]:
-    """Calls outside of groups, and those that are alone in theirs, until its end."""
+    """Calls outside of groups, and calls that are alone in their group, until its end."""
     depth, inside = 0, list[Call]()
     for call in calls:
         if call.name == _BEGIN:

@@ -16,7 +16,7 @@ from distprof.ingest.nsys.events import Process, events_of, head_of, processes_o
 __all__ = ["BOUND", "ENDINGS", "opened_process", "processes_in", "why_not_an_export"]
 
 ENDINGS = (".sqlite", ".sqlite3")
-"""Of names under which exports are looked for in a folder."""
+"""Endings of the names of exports in a folder."""
 
 BOUND = Bound(
     reads="an export of Nsight Systems",
@@ -32,7 +32,7 @@ def processes_in(path: str | Path) -> list[Process]:
     """Processes of an export, each of which is a rank.
 
     Raises:
-        InputError: If it is no export, or has no kernel.
+        InputError: If it is not an export, or has no kernel.
     """
     with opened_database(path) as database:
         found = processes_of(database)
@@ -47,9 +47,9 @@ def processes_in(path: str | Path) -> list[Process]:
 
 
 def why_not_an_export(path: str | Path) -> str:
-    """Why a file is no export with kernels; empty where it is one."""
+    """Why a file is not an export with kernels; empty if it is one."""
     if not is_database(path):
-        return "no SQLite database"
+        return "a file other than an SQLite database"
     try:
         processes_in(path)
     except InputError as error:
@@ -59,10 +59,10 @@ def why_not_an_export(path: str | Path) -> str:
 
 @contextmanager
 def opened_process(path: str | Path, number: int) -> Iterator[BinaryIO]:
-    """The trace of one process, to be read once from its start to its end.
+    """The trace of one process, to be read once from start to end.
 
     Raises:
-        InputError: If the file is no database.
+        InputError: If the file is not a database.
     """
     with opened_database(path) as database:
         head, events = head_of(database), events_of(database, number)

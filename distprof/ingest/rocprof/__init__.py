@@ -1,1 +1,1 @@
-"""Traces of rocprofv3 as JSON, read as those of torch.profiler."""
+"""Traces of rocprofv3 as JSON or Perfetto, read like those of torch.profiler."""

@@ -1,7 +1,7 @@
-"""JSON of rocprofv3: records of one process, by kind, as events of a trace of torch.profiler.
+"""JSON of rocprofv3: records of one process by kind, converted to torch.profiler events.
 
-One object holds everything, so the file is read whole, up to a size. Times are of the system's
-clock since boot: ranks are compared through their collectives only.
+The file is a single object, so it is read whole, up to a size limit. Times count from the boot of
+the system, so ranks can be compared only through their collectives.
 
 Source: ROCm/rocprofiler-sdk, ``source/docs/how-to/using-rocprofv3.rst`` (``--output-format json``)
 and ``tests/rocprofv3`` (``buffer_records``, ``strings``, ``kernel_symbols``, ``agents``).
@@ -135,7 +135,7 @@ class _File(msgspec.Struct):
 
 
 def is_begin(head: bytes) -> bool:
-    """Whether a file that begins so is JSON of rocprofv3."""
+    """Whether a file with this beginning is JSON of rocprofv3."""
     return _SIGN in head
 
 
@@ -145,7 +145,7 @@ def is_json(path: str | Path) -> bool:
 
 
 def places_of_processes(path: str | Path) -> list[int]:
-    """Places of the processes with kernels in a file; mostly there is one.
+    """Positions of the processes with kernels in a file, usually a single one.
 
     Raises:
         InputError: If it cannot be read.
@@ -155,10 +155,10 @@ def places_of_processes(path: str | Path) -> list[int]:
 
 
 def head_and_events(path: str | Path, place: int) -> tuple[dict[str, object], Iterator[bytes]]:
-    """What Kineto writes before its events, and the events of one process as JSON.
+    """The header that Kineto writes before its events, and the events of one process as JSON.
 
     Raises:
-        InputError: If it cannot be read, or has no process at this place.
+        InputError: If it cannot be read, or has no process at this position.
     """
     tools = _read(path).tools
     if place >= len(tools):
@@ -185,7 +185,7 @@ def _decoded(data: bytes) -> _File:
 
 
 def _gpus(tool: _Tool) -> dict[int, int]:
-    """Handle of each GPU to its number, in the order of the system."""
+    """Handle of each GPU to its GPU number, in the order of the system."""
     gpus = sorted((a for a in tool.agents if a.type == _GPU), key=lambda a: a.logical_node_id)
     return {agent.id.handle: number for number, agent in enumerate(gpus)}
 
@@ -219,9 +219,9 @@ def _timed(records: list[_Record]) -> Iterator[_Record]:
 
 
 def _stream(record: _Record, queue: int, streams: dict[tuple[int, int], int]) -> int:
-    """A small number for a stream, or for the queue where streams are not told."""
-    told = record.stream_id
-    key = (0, told.handle) if told is not None else (1, queue)
+    """A small number for the stream, or for the queue if the stream is unknown."""
+    stream = record.stream_id
+    key = (0, stream.handle) if stream is not None else (1, queue)
     return streams.setdefault(key, len(streams))
 
 
@@ -231,13 +231,13 @@ def _kernels(tool: _Tool, streams: dict[tuple[int, int], int]) -> Iterator[bytes
         symbol.kernel_id: msgspec.json.encode(_name_of(symbol)) for symbol in tool.kernel_symbols
     }
     for record in _timed(tool.buffer_records.kernel_dispatch):
-        told = record.dispatch_info
+        dispatch = record.dispatch_info
         yield kernel_event(
-            names.get(told.kernel_id, b'"unknown"'),
+            names.get(dispatch.kernel_id, b'"unknown"'),
             record.start_timestamp,
             record.end_timestamp,
-            device=gpus.get(told.agent_id.handle, 0),
-            stream=_stream(record, told.queue_id.handle, streams),
+            device=gpus.get(dispatch.agent_id.handle, 0),
+            stream=_stream(record, dispatch.queue_id.handle, streams),
             correlation=record.correlation_id.internal,
         )
 
@@ -248,7 +248,7 @@ def _name_of(symbol: _Symbol) -> str:
 
 
 def _operation(tool: _Tool) -> Callable[[_Record], str]:
-    """Names of operations, which are told by kind and number."""
+    """A function that returns the name of a record's operation from its kind and number."""
     kinds = tool.strings.buffer_records
 
     def name(record: _Record) -> str:

@@ -1,7 +1,7 @@
-"""Perfetto traces of rocprofv3: slices of one process, as events of a trace of torch.profiler.
+"""Perfetto traces of rocprofv3: slices of one process, converted to torch.profiler events.
 
-Times come from the annotations ``begin_ns`` and ``end_ns`` of each slice, which are those that were
-recorded. Tracks, of threads and of streams of agents, are described before the first slice.
+Times come from the annotations ``begin_ns`` and ``end_ns`` of each slice, which hold the recorded
+values. The tracks of threads and of agents' streams are described before the first slice.
 
 Source: ROCm/rocprofiler-sdk, ``source/lib/output/generatePerfetto.cpp``; google/perfetto,
 ``protos/perfetto/trace``: ``trace_packet``, ``interned_data``, ``track_event``,
@@ -56,7 +56,7 @@ _STREAM = re.compile(r"\bSTREAM \[(\d{1,18})\]")
 _DIGITS = re.compile(r"\d{1,9}")
 
 Values = dict[int, int | bytes]
-"""Field of a message to its value, the last one where there are several."""
+"""Field of a message to its value, or to the last one if it is repeated."""
 
 
 class _Packet:
@@ -87,26 +87,26 @@ class _Slice(msgspec.Struct):
     category: str
     name: str
     track: int
-    told: dict[str, int | str]
+    annotations: dict[str, int | str]
 
     def number(self, name: str) -> int:
-        """An annotation that is a number; -1 where there is none."""
-        value = self.told.get(name, -1)
+        """The annotation of this name if it is a number, else -1."""
+        value = self.annotations.get(name, -1)
         return value if isinstance(value, int) else -1
 
 
 def is_begin(head: bytes) -> bool:
-    """Whether a file that begins so is a Perfetto trace of rocprofv3 with streams of an agent."""
+    """Whether a file with this beginning is a Perfetto trace of rocprofv3 with agents' streams."""
     return head[:1] == b"\n" and _COMPUTE.search(head) is not None
 
 
 def is_perfetto(path: str | Path) -> bool:
-    """Whether a regular file is one, by its name and beginning; never raises."""
+    """Whether a regular file is such a trace, by its name and beginning; never raises."""
     return is_begin(beginning(str(path), _SNIFFED_BYTES, endings=ENDINGS))
 
 
 def has_kernels(path: str | Path) -> bool:
-    """Whether a kernel ran.
+    """Whether the trace contains a kernel.
 
     Raises:
         InputError: If the trace cannot be read.
@@ -117,10 +117,10 @@ def has_kernels(path: str | Path) -> bool:
 
 @contextmanager
 def opened_slices(path: str | Path) -> Iterator[tuple[dict[str, Any], Iterator[bytes]]]:
-    """What Kineto writes before its events, and the events as JSON.
+    """The header that Kineto writes before its events, and the events as JSON.
 
     Raises:
-        InputError: If the trace cannot be read; while events are taken, too.
+        InputError: If the trace cannot be read; also while iterating over the events.
     """
     with _refusing(path), opened(str(path)) as stream:
         reader = _Reader(stream)
@@ -145,7 +145,7 @@ def _refusing(path: str | Path) -> Iterator[None]:
 
 
 class _Reader:
-    """Reads packets in order; names are numbers into tables of their sequence of packets.
+    """Reads packets in order; names are indices into a table per packet sequence.
 
     Args:
         stream: The trace.
@@ -159,7 +159,7 @@ class _Reader:
         self.pid = 0
 
     def slices(self) -> Iterator[_Slice]:
-        """Slices that begin, with what is said of them; tracks are noted on the way."""
+        """Slices with their annotations; also collects tracks and the process id."""
         most = BOUND.num_bytes
         for packet in packets(self._stream, most_bytes=most, longest=_LONGEST_PACKET):
             values: Values = dict(fields(packet))
@@ -176,15 +176,15 @@ class _Reader:
     def _intern(self, data: bytes, table: dict[tuple[int, int], str]) -> None:
         for which, entry in fields(data):
             if isinstance(entry, bytes):
-                said: Values = dict(fields(entry))
-                table[which, _whole(said, _Interned.NUMBER)] = _text(said, _Interned.TEXT)
+                values: Values = dict(fields(entry))
+                table[which, _whole(values, _Interned.NUMBER)] = _text(values, _Interned.TEXT)
                 self._check_names()
 
-    def _note_track(self, said: Values) -> None:
-        if _Track.NAME in said:
-            self.tracks[_whole(said, _Track.NUMBER)] = _text(said, _Track.NAME)
+    def _note_track(self, values: Values) -> None:
+        if _Track.NAME in values:
+            self.tracks[_whole(values, _Track.NUMBER)] = _text(values, _Track.NAME)
             self._check_names()
-        process: Values = dict(fields(_message(said, _Track.PROCESS)))
+        process: Values = dict(fields(_message(values, _Track.PROCESS)))
         self.pid = self.pid or _whole(process, _Track.PID) & 0x7FFFFFFF
 
     def _check_names(self) -> None:
@@ -194,13 +194,13 @@ class _Reader:
 
 
 def _whole(values: Values, which: int) -> int:
-    """A number; 0 where there is none."""
+    """A number; 0 without one."""
     value = values.get(which, 0)
     return value if isinstance(value, int) else 0
 
 
 def _message(values: Values, which: int) -> bytes:
-    """A message inside another; an empty one where there is none."""
+    """A nested message; empty without one."""
     value = values.get(which, b"")
     return value if isinstance(value, bytes) else b""
 
@@ -210,7 +210,7 @@ def _text(values: Values, which: int) -> str:
 
 
 def _begun(data: bytes, table: dict[tuple[int, int], str]) -> Iterator[_Slice]:
-    """The slice that begins with an event; nothing for other events."""
+    """The slice that an event begins; nothing for other events."""
     annotations: list[int | bytes] = []
     values: Values = {}
     for which, value in fields(data):
@@ -225,7 +225,9 @@ def _begun(data: bytes, table: dict[tuple[int, int], str]) -> Iterator[_Slice]:
         category=category or _text(values, _Event.CATEGORY),
         name=name or _text(values, _Event.NAME),
         track=_whole(values, _Event.TRACK),
-        told=dict(_annotation(each, table) for each in annotations if isinstance(each, bytes)),
+        annotations=dict(
+            _annotation(each, table) for each in annotations if isinstance(each, bytes)
+        ),
     )
 
 
@@ -245,23 +247,23 @@ def _annotation(data: bytes, table: dict[tuple[int, int], str]) -> tuple[str, in
 
 
 def _gpus(tracks: Iterable[str]) -> dict[int, int]:
-    """Number of each agent that is a GPU to the number of the GPU, in the order of the system."""
+    """Agent number of each GPU to its GPU number, in the order of the system."""
     agents = {_agent(name) for name in tracks if name.rstrip().endswith("(GPU)")}
     return {agent: gpu for gpu, agent in enumerate(sorted(agents))}
 
 
 def _agent(track: str) -> int:
-    """Number of the agent in the name of a track; -1 for none."""
+    """Number of the agent in the name of a track; -1 without one."""
     found = _AGENT.search(track)
     return int(found[1]) if found else -1
 
 
 class _Events:
-    """Makes events of slices.
+    """Converts slices to events.
 
     Args:
         tracks: Number of each track to its name.
-        gpus: Number of each agent that is a GPU to the number of the GPU.
+        gpus: Agent number of each GPU to its GPU number.
         pid: Number of the process.
     """
 
@@ -273,7 +275,7 @@ class _Events:
         self._streams: dict[tuple[int, int], int] = {}
 
     def of(self, slices: Iterator[_Slice]) -> Iterator[bytes]:
-        """As JSON, in the order of the slices; marks of steps at the end."""
+        """Events as JSON, in the order of the slices, followed by step marks."""
         for found in slices:
             start, end = found.number("begin_ns"), found.number("end_ns")
             if 0 <= start <= end < LARGEST_NS:
@@ -309,19 +311,19 @@ class _Events:
             yield from self._ranges.event(found.name, start, end, thread)
 
     def _device(self, found: _Slice, other: str) -> int:
-        """Number of the GPU of the track, or of the other agent where the track is of a CPU."""
+        """Number of the track's GPU, or of the other agent's GPU if the track belongs to a CPU."""
         gpu = self._gpus.get(_agent(self._tracks.get(found.track, "")))
         if gpu is not None:
             return gpu
-        digits = _DIGITS.search(str(found.told.get(other, "")))
+        digits = _DIGITS.search(str(found.annotations.get(other, "")))
         return self._gpus.get(int(digits[0]), 0) if digits else 0
 
     def _stream(self, found: _Slice) -> int:
-        """A small number for a stream, or for the queue or track where streams are not told."""
-        told = _STREAM.search(self._tracks.get(found.track, ""))
-        if told:
-            key = (0, int(told[1]))
-        elif "queue" in found.told:
+        """A small number for the stream, or for the queue or track if the stream is unknown."""
+        stream = _STREAM.search(self._tracks.get(found.track, ""))
+        if stream:
+            key = (0, int(stream[1]))
+        elif "queue" in found.annotations:
             key = (1, found.number("queue"))
         else:
             key = (2, found.track)

@@ -1,4 +1,4 @@
-"""What rocprofv3 records, as events of Kineto, whichever of its formats they come from."""
+"""Convert records of rocprofv3, in any of its formats, to Kineto events."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = [
 ]
 
 LARGEST_NS = 1 << 62
-"""Later times are none."""
+"""Later times are invalid."""
 
 MAX_NAME = 2_000
-"""Characters of a name that are kept."""
+"""Characters kept of a name."""
 
 RECORD = "record with rocprofv3 --runtime-trace --output-format json -- COMMAND"
 
@@ -33,15 +33,15 @@ _COPY = re.compile(r"MEMORY_COPY_(HOST|DEVICE)_TO_(HOST|DEVICE)")
 def kernel_event(
     name: bytes, start: int, end: int, *, device: int, stream: int, correlation: int
 ) -> bytes:
-    """A kernel.
+    """The event of a kernel.
 
     Args:
-        name: As JSON.
-        start: In ns.
-        end: In ns.
+        name: Name as JSON.
+        start: Start in ns.
+        end: End in ns.
         device: Number of the GPU.
         stream: Number of the stream.
-        correlation: rocprofv3's own number of the call.
+        correlation: rocprofv3's number of the call.
     """
     return on_device(
         b"kernel",
@@ -64,7 +64,7 @@ def copy_event(
     correlation: int,
     num_bytes: int | None,
 ) -> bytes:
-    """A copy, whose direction is in the name of its operation."""
+    """The event of a copy, with the direction from the name of its operation."""
     way = _COPY.search(operation)
     ends = [end.capitalize() for end in way.groups()] if way else ["Device", "Device"]
     kind = f"{ends[0][0]}to{ends[1][0]}"
@@ -83,7 +83,7 @@ def copy_event(
 def call_event(
     name: str, start: int, end: int, *, pid: int, thread: int, correlation: int
 ) -> Iterator[bytes]:
-    """A call of HIP; nothing for those that the compiler puts in to register kernels."""
+    """The event of a HIP call; nothing for calls that the compiler inserts to register kernels."""
     if not name.startswith("__"):
         yield on_host(
             b"cuda_runtime",
@@ -101,7 +101,7 @@ def _known(correlation: int) -> int | None:
 
 
 class Ranges:
-    """Ranges of ROCTx, and the steps among them once more under Kineto's name for them.
+    """Events of ROCTx ranges, and additional events for steps with Kineto's name for them.
 
     Args:
         pid: Number of the process.
@@ -112,13 +112,13 @@ class Ranges:
         self._steps = StepRanges()
 
     def event(self, name: str, start: int, end: int, thread: int) -> Iterator[bytes]:
-        """A range, unless it has no name or no length."""
+        """The event of a range, unless it has no name or no length."""
         if name and end > start:
             yield self._range(msgspec.json.encode(name), start, end, thread)
             self._steps.note(name, start, end, thread)
 
     def steps(self) -> Iterator[bytes]:
-        """Once all ranges were looked at: those that mark steps."""
+        """Events of the ranges that mark steps; call this after the last range."""
         for step, start, end, thread in self._steps.chosen():
             yield self._range(step, start, end, thread)
 

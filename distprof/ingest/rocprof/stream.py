@@ -1,4 +1,4 @@
-"""The processes in a file of rocprofv3, and the trace of each; whichever format it has."""
+"""The processes in a rocprofv3 file of any format, and the trace of each."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ __all__ = [
 ]
 
 PERFETTO_ENDINGS = perfetto.ENDINGS
-"""Of names that belong to several tools: such a file is looked into."""
+"""Endings that several tools use, so the content of the file decides."""
 
 
 def begins_rocprof(head: bytes) -> bool:
-    """Whether a file that begins so, unpacked, is of rocprofv3."""
+    """Whether a file with this uncompressed beginning is from rocprofv3."""
     return json_file.is_begin(head) or perfetto.is_begin(head)
 
 
 def is_rocprof(path: str | Path) -> bool:
-    """Whether a regular file is of rocprofv3, by its name and beginning; never raises."""
+    """Whether a regular file is from rocprofv3, by its name and beginning; never raises."""
     return json_file.is_json(path) or perfetto.is_perfetto(path)
 
 
 def processes_in_rocprof(path: str | Path) -> list[int]:
-    """Places of the processes with kernels in a file; mostly there is one.
+    """Positions of the processes with kernels in a file, usually a single one.
 
     Raises:
         InputError: If it cannot be read, or has none.
@@ -56,10 +56,10 @@ def processes_in_rocprof(path: str | Path) -> list[int]:
 
 @contextmanager
 def opened_rocprof(path: str | Path, place: int) -> Iterator[BinaryIO]:
-    """The trace of one process, to be read once from its start to its end.
+    """The trace of one process, to be read once from start to end.
 
     Raises:
-        InputError: If it cannot be read, or has no process at this place.
+        InputError: If it cannot be read, or has no process at this position.
     """
     if perfetto.is_perfetto(path):
         with (

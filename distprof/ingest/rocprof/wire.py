@@ -1,7 +1,7 @@
-"""Fields of protobuf's messages, as far as Perfetto's packets need them.
+"""Decode the protobuf wire format as far as Perfetto's packets need it.
 
-The protobuf package needs Perfetto's definitions, and memory for all of a trace at once. Nothing
-here is: messages are read one after another, and unknown fields are passed over.
+The protobuf package would need Perfetto's definitions, and memory for the whole trace. This module
+reads one message at a time and skips unknown fields.
 
 Source: https://protobuf.dev/programming-guides/encoding
 """
@@ -20,7 +20,7 @@ _BLOCK_BYTES = 1 << 20
 
 
 def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Number and value of each field of a message, in order; 64 bits without a sign, or bytes.
+    """Number and value of each field of a message, in order; values are unsigned 64 bit or bytes.
 
     Raises:
         ValueError: If the bytes are not a message.
@@ -40,14 +40,14 @@ def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
         else:
             raise ValueError(f"a field of kind {kind}")
         if size > end - place:
-            raise ValueError("a field that ends behind its message")
+            raise ValueError("a field that is longer than its message")
         found = data[place : place + size]
         place += size
         yield key >> 3, found if kind == _LENGTH else int.from_bytes(found, "little")
 
 
 def _varint(data: bytes, place: int) -> tuple[int, int]:
-    """A number, and the place behind it."""
+    """A number, and the position after it."""
     number = shift = 0
     while place < len(data) and shift < _MOST_BITS + 6:
         byte = data[place]
@@ -64,11 +64,11 @@ def packets(stream: BinaryIO, *, most_bytes: int, longest: int) -> Iterator[byte
 
     Args:
         stream: The trace.
-        most_bytes: Bytes of a trace that are read.
-        longest: Bytes of a packet.
+        most_bytes: Largest size of a trace in bytes.
+        longest: Largest size of a packet in bytes.
 
     Raises:
-        ValueError: If it is cut, goes beyond a limit, or holds something other than packets.
+        ValueError: If the trace is cut off, exceeds a limit, or does not consist of packets.
     """
     kept, place, total = b"", 0, 0
     while True:
@@ -87,7 +87,7 @@ def packets(stream: BinaryIO, *, most_bytes: int, longest: int) -> Iterator[byte
         while len(kept) - start < size:
             part = stream.read(size - (len(kept) - start))
             if not part:
-                raise ValueError("a packet that is cut")
+                raise ValueError("a packet that is cut off")
             total += len(part)
             kept += part
         yield kept[start : start + size]

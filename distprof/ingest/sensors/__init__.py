@@ -1,1 +1,1 @@
-"""Readers of sensor files, and how their devices and times are joined to the ranks of a run."""
+"""Readers of sensor files, and the assignment of their GPUs and times to the ranks of a run."""

@@ -1,7 +1,7 @@
-"""Sensors of AMD's GPUs: ``rocm-smi`` and ``amd-smi``, as CSV or JSON.
+"""Sensors of AMD GPUs: ``rocm-smi`` and ``amd-smi``, as CSV or JSON.
 
-Names differ between tools, versions and formats. Each column of TELEMETRY has the names that it
-may have, best first; in JSON a name is the path to a value, joined by dots.
+Names differ between tools, versions and formats. Each column of TELEMETRY therefore has a list of
+names, best first. In JSON, a name is the path to a value, joined by dots.
 
 Source: ROCm/rocm_smi_lib, ``python_smi_tools/rocm_smi.py`` (``printLog``, ``--json``, ``--csv``);
 ROCm/amdsmi, ``amdsmi_cli/amdsmi_commands.py`` (``metric_gpu``, ``monitor``), ``amdsmi_logger.py``.
@@ -85,7 +85,7 @@ _MAX_DEPTH = 6
 
 
 def amd_header(line: str) -> list[str] | None:
-    """Names of columns; None for a line that is no header of these tools."""
+    """Names of columns; None for a line that is not a header of these tools."""
     names = [cell.strip() for cell in line.split(",")]
     if names[0] not in ("device", "gpu", "timestamp") or len(names) > 1_000:
         return None
@@ -99,12 +99,12 @@ def is_amd_json(start: str) -> bool:
 
 
 class AmdCsv:
-    """Rows under one header.
+    """Reader of the rows under one header.
 
     Args:
-        names: Of the columns.
-        collector: Where samples go.
-        host: Host name, empty where not told.
+        names: Names of the columns.
+        collector: Receives the samples.
+        host: Host name, empty if unknown.
     """
 
     def __init__(self, names: list[str], collector: Collector | Labelled, host: str = "") -> None:
@@ -116,55 +116,55 @@ class AmdCsv:
         if len(cells) != len(self._names):
             self._collector.left_out["rows with too few or too many cells skipped"] += 1
             return
-        said = {name: cell.strip() for name, cell in zip(self._names, cells, strict=True)}
-        device = _identity(said.get("device", said.get("gpu", "")), said, self._host)
+        fields = {name: cell.strip() for name, cell in zip(self._names, cells, strict=True)}
+        device = _identity(fields.get("device", fields.get("gpu", "")), fields, self._host)
         if device is None:
-            if said.get("device") != "system":
+            if fields.get("device") != "system":
                 self._collector.left_out["unreadable rows skipped"] += 1
             return
-        self._collector.sample(device, _time(said.get("timestamp")), _values(said))
+        self._collector.sample(device, _time(fields.get("timestamp")), _values(fields))
 
 
 def take_amd_json(text: str, collector: Collector | Labelled) -> None:
-    """Read a whole file: one object or list, or several one after another.
+    """Read a whole file with one or several objects or lists.
 
     Raises:
-        ValueError: If it is no JSON, or holds too much.
+        ValueError: If it is not JSON, or too large.
     """
     if num_parts(text.encode("utf-8", "replace")) > MAX_PARTS:
         raise ValueError(f"more than {MAX_PARTS:,} values")
     for part in re.split(r"(?<=[\]}])\s*\n(?=[\[{])", text.strip()):
         try:
-            said: Any = msgspec.json.decode(part)
+            content: Any = msgspec.json.decode(part)
         except (msgspec.DecodeError, RecursionError) as error:
             raise ValueError(f"{error}") from error
-        for name, when, values in _devices(said):
+        for name, when, values in _devices(content):
             flat = dict(_flat(values))
             device = _identity(name, flat, "")
             if device is not None:
                 collector.sample(device, when, _values(flat))
 
 
-def _devices(said: Any) -> Iterator[tuple[str, tuple[int, Clock] | None, Mapping[str, Any]]]:
-    """Name, time and values of each device, however they are wrapped."""
-    if isinstance(said, list):
-        for one in said:
+def _devices(content: Any) -> Iterator[tuple[str, tuple[int, Clock] | None, Mapping[str, Any]]]:
+    """Name, time and values of each GPU, in any of the known nestings."""
+    if isinstance(content, list):
+        for one in content:
             yield from _devices(one)
-    elif isinstance(said, dict):
-        inside = said.get("gpu_data", said.get("values"))
+    elif isinstance(content, dict):
+        inside = content.get("gpu_data", content.get("values"))
         if isinstance(inside, list):
             yield from _devices(inside)
-        elif "gpu" in said:
-            yield str(said["gpu"]), _time(said.get("timestamp")), said
+        elif "gpu" in content:
+            yield str(content["gpu"]), _time(content.get("timestamp")), content
         else:
-            for name, values in said.items():
+            for name, values in content.items():
                 if isinstance(values, dict) and _CARD.fullmatch(name):
                     yield name, None, values
 
 
-def _flat(said: Mapping[str, Any], before: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
+def _flat(fields: Mapping[str, Any], before: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
     """Paths to values, as text with their unit; ``{"value": 1, "unit": "W"}`` is one value."""
-    for name, value in said.items():
+    for name, value in fields.items():
         path = f"{before}{name}"
         if isinstance(value, dict):
             if "value" in value:
@@ -175,30 +175,32 @@ def _flat(said: Mapping[str, Any], before: str = "", depth: int = 0) -> Iterator
             yield path, str(value)
 
 
-def _identity(name: str, said: Mapping[str, str], host: str) -> Identity | None:
-    """The device; None for what is no GPU, such as ``system``."""
+def _identity(name: str, fields: Mapping[str, str], host: str) -> Identity | None:
+    """The GPU; None for other entries, such as ``system``."""
     card = _CARD.fullmatch(name)
     index = whole(card[1] if card else name)
     if index is None:
         return None
-    bus = next((bus_id(said[key]) for key in _BUS_NAMES if key in said), "")
-    model = said.get("Card Series", said.get("Card series", ""))[:200]
+    bus = next((bus_id(fields[key]) for key in _BUS_NAMES if key in fields), "")
+    model = fields.get("Card Series", fields.get("Card series", ""))[:200]
     return Identity(host=host, index=index, bus_id=bus, name=model)
 
 
-def _values(said: Mapping[str, str]) -> dict[str, float | None]:
+def _values(fields: Mapping[str, str]) -> dict[str, float | None]:
     values: dict[str, float | None] = {}
     for column, names, scale in _COLUMNS:
-        cell = next((said[name] for name in names if name in said and said[name] != "N/A"), None)
+        cell = next(
+            (fields[name] for name in names if name in fields and fields[name] != "N/A"), None
+        )
         if cell is not None:
             value = number(re.sub(r"\s*MB$", "", cell.strip("()")))
             values[column] = None if value is None else value * scale
     return values
 
 
-def _time(said: Any) -> tuple[int, Clock] | None:
-    """Seconds since the epoch; None where it is none."""
-    seconds = number(str(said)) if said is not None else None
+def _time(value: Any) -> tuple[int, Clock] | None:
+    """A time in seconds since the epoch, in ns; None if it is not a valid time."""
+    seconds = number(str(value)) if value is not None else None
     if seconds is None or not 0 < seconds * NS_PER_S < LAST_NS:
         return None
     return int(seconds * NS_PER_S), "epoch"

@@ -1,6 +1,7 @@
-"""How cells of sensor files become numbers, and where readers put them, in bounded memory.
+"""Parse cells of sensor files, and collect samples in bounded memory.
 
-Cells hold units, words for what is not known, reasons of throttling, bus ids, and times.
+Cells hold numbers with units, placeholders for unknown values, throttling reasons, bus ids, and
+times.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ __all__ = [
 ]
 
 MAX_VALUE = float(1 << 53)
-"""Larger numbers are no measurements, and floats would round them."""
+"""Larger numbers are not measurements, and floats would round them."""
 
 LAST_NS = 1 << 62
-"""Later times (of the year 2116) are none, and sums of two would not fit."""
+"""Later times (from the year 2116) are invalid, and the sum of two would overflow."""
 
 _NUMBER = re.compile(r"\s*([+-]?\d{1,20}(?:\.\d{0,12})?(?:[eE][+-]?\d{1,2})?)\s*(\S{0,6})")
 
@@ -73,11 +74,11 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def number(cell: str) -> float | None:
-    """The number of a cell such as ``77.71 W``, in W, MHz, bytes, or as it stands.
+    """The number of a cell such as ``77.71 W``, in W, MHz, bytes, or in its own unit.
 
     Returns:
-        None for ``[N/A]``, ``[Not Supported]``, ``-``, and whatever else is no number that a
-        sensor can give.
+        None for ``[N/A]``, ``[Not Supported]``, ``-``, and anything else that is not a valid sensor
+        value.
     """
     match = _NUMBER.match(cell)
     if match is None:
@@ -87,13 +88,13 @@ def number(cell: str) -> float | None:
 
 
 def whole(cell: str) -> int | None:
-    """The number of a cell as a whole one that is not negative; None where it is none."""
+    """The number of a cell if it is a non-negative integer, else None."""
     value = number(cell)
     return int(value) if value is not None and value >= 0 and value == int(value) else None
 
 
 def mask_of(cell: str) -> int | None:
-    """Bits such as ``0x0000000000000004`` or ``4``."""
+    """A bit mask such as ``0x0000000000000004`` or ``4``; None if the cell is not one."""
     text = cell.strip()
     try:
         bits = int(text, 16 if text[:2].lower() == "0x" else 10) if len(text) <= 20 else -1
@@ -104,13 +105,13 @@ def mask_of(cell: str) -> int | None:
 
 @lru_cache(maxsize=1024)
 def reasons_of(bits: int) -> str:
-    """Names of the reasons that slow a device down, joined by commas."""
+    """Names of the throttling reasons in a bit mask, joined by commas."""
     return ",".join(throttle_reasons(bits)) or NO_THROTTLING
 
 
 @lru_cache(maxsize=4096)
 def bus_id(text: str) -> str:
-    """A PCI bus id in one spelling, ``00000000:9b:00.0``; empty where the text has none.
+    """A PCI bus id in canonical form, ``00000000:9b:00.0``; empty if the text has none.
 
     The kernel writes ``PCI:0000:9b:00``, nvidia-smi ``00000000:9B:00.0``, NCCL ``9b000``.
     """
@@ -126,9 +127,9 @@ def bus_id(text: str) -> str:
 
 @lru_cache(maxsize=64)
 def time_of(text: str) -> tuple[int, Clock] | None:
-    """A time such as ``2026/07/03 22:10:46.109`` in ns, and what clock it is of.
+    """A time such as ``2026/07/03 22:10:46.109`` in ns, and its clock.
 
-    One with a zone (``Z``, ``+02:00``) is of the epoch, one without is local.
+    A time with a zone (``Z``, ``+02:00``) counts from the epoch, one without is local.
     """
     text = text.strip()
     match = _SLASHED.fullmatch(text)
@@ -150,7 +151,7 @@ def time_of(text: str) -> tuple[int, Clock] | None:
 # Samples of one file ------------------------------------------------------------------------------
 
 MAX_SAMPLES = 20_000_000
-"""Of all devices together."""
+"""Samples of all GPUs together."""
 
 MAX_DEVICES = 4_096
 
@@ -170,7 +171,7 @@ _LARGEST = float(1 << 53)
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """What a row says of its device, as in :class:`~distprof.run.logs.DeviceSeries`."""
+    """Identification of a GPU in a row, as in :class:`~distprof.run.logs.DeviceSeries`."""
 
     host: str = ""
     index: int | None = None
@@ -180,7 +181,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 class Samples:
-    """Samples of one device, as compact arrays. A column that no row fills costs nothing."""
+    """Samples of one GPU, as compact arrays. An empty column takes no memory."""
 
     def __init__(self) -> None:
         self._times = array("q")
@@ -191,7 +192,7 @@ class Samples:
         return len(self._times)
 
     def add(self, t_ns: int, values: Mapping[str, float | None], reasons: str = "") -> None:
-        """Add a row. Values of columns that it does not name are not known."""
+        """Add a row. Columns that it does not name are unknown."""
         count = len(self._times)
         self._times.append(t_ns)
         for name, value in values.items():
@@ -202,9 +203,9 @@ class Samples:
                 column.extend([np.nan] * (count - len(column)))
             column.append(np.nan if value is None or not 0 <= value < _LARGEST else value)
         if reasons:
-            self._say("throttle_reasons", count, reasons)
+            self._add_word("throttle_reasons", count, reasons)
 
-    def _say(self, name: str, count: int, word: str) -> None:
+    def _add_word(self, name: str, count: int, word: str) -> None:
         codes, words = self._words.setdefault(name, (array("i"), {"": 0}))
         if len(words) >= _MAX_WORDS and word not in words:
             word = ""
@@ -240,20 +241,20 @@ class Samples:
 
 
 Origin = Literal["monitor", "query", "table"]
-"""What samples are of: a monitor or a query that repeats, ``nvidia-smi -q``, the table for people.
+"""Source of samples: a monitor or a repeated query, ``nvidia-smi -q``, or the default table.
 
-The last two are snapshots. Where one file has several, the first in this order counts: it says the
-same with more digits, and a GPU that two of them name would be there twice.
+The last two are snapshots. If a file has several sources, the first in this order is used: it has
+the same values with more digits, and a GPU in two sources would appear twice.
 """
 
 
 class Collector(msgspec.Struct):
-    """Everything that one file tells.
+    """Collected content of one file.
 
     Args:
-        file: Its name, for people.
-        written_ns: When it was last written, None where that is not known.
-        is_kernel_log: Whether it is a kernel log, so that the absence of errors means something.
+        file: Name of the file, for display.
+        written_ns: When the file was last written, None if unknown.
+        is_kernel_log: Whether it is a kernel log, in which the absence of errors is evidence.
     """
 
     file: str
@@ -280,12 +281,12 @@ class Collector(msgspec.Struct):
         reasons: str = "",
         origin: Origin = "monitor",
     ) -> None:
-        """Add a sample; without a time it gets its number."""
+        """Add a sample; without a time, its number is used instead."""
         clock: Clock = when[1] if when else "none"
         known = self._samples[origin]
         samples = known.get((device, clock))
         if self.num_samples >= MAX_SAMPLES or (samples is None and len(known) >= MAX_DEVICES):
-            self.left_out["samples above the limit, not kept"] += 1
+            self.left_out["samples above the limit skipped"] += 1
             return
         if samples is None:
             samples = known[device, clock] = Samples()
@@ -293,16 +294,16 @@ class Collector(msgspec.Struct):
         self.num_samples += 1
 
     def link(self, links: DeviceLinks) -> None:
-        """Add the links of a device."""
+        """Add the NVLinks of a GPU."""
         if len(self.links) < MAX_LINKS:
             self.links.append(links)
 
     def state(self, state: DeviceState) -> None:
-        """Add a device's state: the last one counts, if possible one in which it was in use."""
+        """Add a GPU's state: the last one counts, preferably one in which the GPU was in use."""
         device = (state.host, state.uuid or state.bus_id or str(state.index))
         before = self._states.get(device)
         if before is None and len(self._states) >= MAX_DEVICES:
-            self.left_out["states of GPUs above the limit, not kept"] += 1
+            self.left_out["GPU states above the limit skipped"] += 1
         elif before is None or state.is_in_use or not before.is_in_use:
             self._states[device] = state
 
@@ -313,13 +314,13 @@ class Collector(msgspec.Struct):
             self.events.append(event)
 
     def _by_host(self) -> list[tuple[tuple[Identity, Clock], Samples]]:
-        """Samples of the first origin that has any, host by host: lines of hosts may be mixed."""
+        """Samples of the first origin that has any, sorted by host, as their lines may be mixed."""
         found = next(filter(None, self._samples.values()), {})
         places = {host: i for i, host in enumerate(dict.fromkeys(one.host for one, _ in found))}
         return sorted(found.items(), key=lambda item: places[item[0][0].host])
 
     def result(self) -> DeviceLog:
-        """The log, with what was left out as notes."""
+        """The log, with notes on skipped data."""
         series = tuple(
             DeviceSeries(
                 file=self.file,
@@ -353,11 +354,11 @@ class Collector(msgspec.Struct):
 
 
 class Labelled:
-    """A collector of what lines behind a host's name tell.
+    """A collector for the output of one host, which adds the host name.
 
     Args:
-        collector: Where everything goes.
-        host: The name; a device whose line names another keeps that.
+        collector: Receives everything.
+        host: Name of the host; a line that names another host keeps that name.
     """
 
     def __init__(self, collector: Collector, host: str) -> None:
@@ -386,11 +387,11 @@ class Labelled:
         self._collector.sample(named, when, values, reasons, origin)
 
     def link(self, links: DeviceLinks) -> None:
-        """Add the links of a device."""
+        """Add the NVLinks of a GPU."""
         self._collector.link(replace(links, host=links.host or self._host))
 
     def state(self, state: DeviceState) -> None:
-        """Add a device's state."""
+        """Add a GPU's state."""
         self._collector.state(replace(state, host=state.host or self._host))
 
     def event(self, event: DeviceEvent) -> None:

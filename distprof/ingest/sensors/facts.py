@@ -1,8 +1,8 @@
-"""What ``nvidia-smi`` says of one GPU, whichever of its forms says it.
+"""Interpret the output of ``nvidia-smi`` on one GPU, in any of its formats.
 
-A form is read into facts: the name of a value, as that form has it, to its text. The names of each
-value are listed here, once for all forms: of the text of ``-q`` and of its XML (``-q -x``), levels
-joined by slashes, and of the columns of ``--query-gpu``.
+Each format is read into facts, which map the format's name of a value to its text. This module
+lists the names of each value in all formats: the text of ``-q`` and its XML (``-q -x``), with
+levels joined by slashes, and the columns of ``--query-gpu``.
 
 Source: ``nvidia-smi`` manual, "GPU Attributes"; ``nvidia-smi --help-query-gpu``; output of drivers
 418 to 590 (``nvsmi_device_v11.dtd`` to ``v13``), which renamed throttle reasons to event reasons in
@@ -19,7 +19,7 @@ from distprof.run.records import NO_THROTTLING
 
 __all__ = ["device_of", "is_used", "reasons_in", "state_columns", "state_of", "values_of"]
 
-# Column of TELEMETRY to the names of its value, best first, and what a plain number is counted in.
+# Column of TELEMETRY to the names of its value, best first, and the unit of a plain number.
 _VALUES: tuple[tuple[str, tuple[str, ...], float], ...] = (
     (
         "sm_clock_mhz",
@@ -104,7 +104,7 @@ _PERFORMANCE = ("performance_state", "pstate")
 _USE = ("utilization/gpu", "utilization/gpu_util")
 _DRIVER, _CUDA = ("driver_version",), ("cuda_version",)
 
-_TOLD = (
+_REPORTED = (
     "driver",
     "pcie_generation",
     "pcie_width",
@@ -142,10 +142,10 @@ _OF_DEVICE = ("product_name", "gpu_uuid", "uuid", "pci/bus_id", "pci/pci_bus_id"
 _USED = frozenset((*_STATE, *_OF_DEVICE, *(n for _, names, _ in _VALUES for n in names)))
 
 _FAST = ("P0", "P1", "P2")
-"""Performance states of a GPU that works; in higher ones the link is slowed down too."""
+"""Performance states of a busy GPU; in higher ones the link is slowed down as well."""
 
 _BUSY = 10.0
-"""Per cent of time with a kernel running from which a GPU without a known state is in use."""
+"""If its performance state is unknown, a GPU is in use from this utilisation on, in per cent."""
 
 _DEPRECATED = "Requested functionality has been deprecated"
 _MAX_TEXT = 200
@@ -153,21 +153,21 @@ _ANSWERS = {"yes": True, "1": True, "no": False, "0": False}
 
 
 def is_used(name: str) -> bool:
-    """Whether a fact is used, so that a reader keeps its text."""
+    """Whether a fact is used, so a reader should keep its text."""
     return name in _USED or name.startswith(_REASONS)
 
 
 def state_columns(names: Sequence[str]) -> list[tuple[int, str]]:
-    """Columns of a query that tell a device's state, by position.
+    """Positions and names of the columns of a query that describe a GPU's state.
 
-    None of them where only its errors are told: these are samples.
+    Empty if there are only error counts, which are samples.
     """
-    is_told = any(name in _REPAIRS_AND_LINKS for name in names)
-    return [(i, name) for i, name in enumerate(names) if is_told and name in _STATE]
+    has_state = any(name in _REPAIRS_AND_LINKS for name in names)
+    return [(i, name) for i, name in enumerate(names) if has_state and name in _STATE]
 
 
 def device_of(facts: Mapping[str, str], bus: str, index: int | None) -> Identity:
-    """The device; its index where the form lists devices in their order."""
+    """The GPU, with ``index`` if the output lists all GPUs in their order."""
     return Identity(
         index=index,
         uuid=_text(facts, ("gpu_uuid", "uuid")),
@@ -177,7 +177,7 @@ def device_of(facts: Mapping[str, str], bus: str, index: int | None) -> Identity
 
 
 def values_of(facts: Mapping[str, str]) -> dict[str, float | None]:
-    """Columns of TELEMETRY that are told."""
+    """Values of the TELEMETRY columns that the facts contain."""
     values: dict[str, float | None] = {}
     for column, names, scale in _VALUES:
         cell = _text(facts, names)
@@ -189,18 +189,20 @@ def values_of(facts: Mapping[str, str]) -> dict[str, float | None]:
 
 
 def reasons_in(facts: Mapping[str, str]) -> str:
-    """Why the device is slowed down, joined by commas; empty where it is not told."""
-    told = {
+    """Throttling reasons joined by commas; empty if unknown."""
+    reasons = {
         _reason(name): text
         for name, text in facts.items()
         if name.startswith(_REASONS) and text in ("Active", "Not Active")
     }
-    active = [name for name, text in told.items() if text == "Active" and name not in _NO_REASONS]
-    return "" if not told else ",".join(active) or NO_THROTTLING
+    active = [
+        name for name, text in reasons.items() if text == "Active" and name not in _NO_REASONS
+    ]
+    return "" if not reasons else ",".join(active) or NO_THROTTLING
 
 
 def _reason(name: str) -> str:
-    """The name that ``--query-gpu`` has for it; below one reason the text lists what it is of."""
+    """The name of a reason in ``--query-gpu``, from the last level of the fact's name."""
     last = name.rpartition("/")[2]
     for tag in _REASON_TAGS:
         last = last.removeprefix(tag)
@@ -208,7 +210,7 @@ def _reason(name: str) -> str:
 
 
 def state_of(facts: Mapping[str, str], device: Identity, file: str) -> DeviceState | None:
-    """The device's state; None where none of it is told."""
+    """The GPU's state; None if the facts contain none of it."""
     state = DeviceState(
         file=file,
         host=device.host,
@@ -228,7 +230,7 @@ def state_of(facts: Mapping[str, str], device: Identity, file: str) -> DeviceSta
         has_repair_failed=_any(facts, _REPAIR_FAILED),
         recovery=_recovery(facts),
     )
-    return state if any(getattr(state, name) not in (None, "") for name in _TOLD) else None
+    return state if any(getattr(state, name) not in (None, "") for name in _REPORTED) else None
 
 
 def _is_in_use(facts: Mapping[str, str]) -> bool | None:
@@ -254,11 +256,11 @@ def _errors(facts: Mapping[str, str]) -> int | None:
 
 
 def _any(facts: Mapping[str, str], names: Sequence[str]) -> bool | None:
-    """Whether one of these is so; None where none of them is told."""
-    told = [
+    """Whether the answer to any of these is yes; None if none is answered."""
+    answers = [
         answer for n in names if (answer := _ANSWERS.get(_text(facts, (n,)).lower())) is not None
     ]
-    return any(told) if told else None
+    return any(answers) if answers else None
 
 
 def _whole(facts: Mapping[str, str], names: Sequence[str]) -> int | None:
@@ -267,7 +269,7 @@ def _whole(facts: Mapping[str, str], names: Sequence[str]) -> int | None:
 
 
 def _text(facts: Mapping[str, str], names: Sequence[str]) -> str:
-    """The first that is told; empty where none is."""
+    """The text of the first of these names that has one; empty if none has."""
     for name in names:
         text = facts.get(name, "").strip()[:_MAX_TEXT]
         if text and not text.startswith("[") and text != "N/A" and text != _DEPRECATED:

@@ -1,4 +1,4 @@
-"""Whose output a line is, in files that hold the output of many hosts."""
+"""Find the host of a line in files with the output of several hosts."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import re
 __all__ = ["LABEL", "MARKER", "NAME", "RULE", "host_named"]
 
 LABEL = re.compile(r"([A-Za-z0-9][\w.-]{0,80}): ?(?=[#|+<=\w ])")
-"""A host's name, or a task's number, as pdsh, clush and ``srun --label`` put it before lines."""
+"""Host name or task number that pdsh, clush and ``srun --label`` put before each line."""
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,80}")
-"""A line between two rules, above a block: ``dshbak``, ``clush -b``."""
+"""Host name between two rules above a block, as ``dshbak`` and ``clush -b`` write it."""
 
 RULE = re.compile(r"-{4,80}")
 
 MARKER = re.compile(r"([A-Za-z0-9][\w.-]{0,80}) \| [A-Z]{2,12}!? (?:\| rc=\d{1,3} )?[>=]>")
-"""A line above a block as ansible writes it: ``node-1 | CHANGED | rc=0 >>``."""
+"""Line that ansible writes above a block: ``node-1 | CHANGED | rc=0 >>``."""
 
 _HOST = re.compile(
     r"[=#*\-\s]*(?P<label>(?:host(?:name)?|node)\s*[:=]\s*)?"
@@ -25,7 +25,7 @@ _HOST = re.compile(
 
 
 def host_named(line: str) -> str:
-    """The host that a line above a host's output names; empty for other lines."""
+    """The host name in a heading above the output of a host; empty for other lines."""
     match = _HOST.fullmatch(line)
     if match is None:
         return ""

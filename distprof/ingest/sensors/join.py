@@ -1,4 +1,4 @@
-"""Join GPU sensors with a recording: find the rank of each and the time of its samples."""
+"""Join GPU sensors with a recording: find the rank of each GPU and align sample times."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from distprof.units import NS_PER_S, name_of_device, name_ranks
 __all__ = ["JoinedRecords", "Recorded", "Zone", "find_zone", "recorded", "with_device_log"]
 
 QUARTER_NS = 900 * NS_PER_S
-"""Zones differ from UTC by multiples of this."""
+"""Time zones differ from UTC by multiples of this."""
 
-_FARTHEST = 14 * 4  # quarters of an hour: no zone is farther from UTC
+_FARTHEST = 14 * 4  # quarters of an hour: no time zone is farther from UTC
 
 _LEAST_SHARED = 0.5
 
@@ -40,21 +40,21 @@ _WRITTEN_WITHIN_NS = 5 * NS_PER_S
 
 
 class Recorded(msgspec.Struct, frozen=True):
-    """The time that a recording covers, ns since the epoch."""
+    """Time span of a recording, ns since the epoch."""
 
     start_ns: int
     end_ns: int
 
 
 class Zone(msgspec.Struct, frozen=True):
-    """What to add to times, ns, and for people what was decided."""
+    """Shift to add to times in ns, and a description of the zone for display."""
 
     shift_ns: int
     text: str = ""
 
 
 def recorded(run: Run) -> Recorded | None:
-    """When the run was recorded: its traces, else its job; None where neither tells."""
+    """When the run was recorded, from its traces or else its job; None if unknown."""
     ranks = [rank for rank in run.ranks if rank.has_epoch]
     if ranks:
         return Recorded(
@@ -68,19 +68,19 @@ def recorded(run: Run) -> Recorded | None:
 def find_zone(
     clock: Clock, times: Sequence[Int64Array], when: Recorded, written_ns: int | None
 ) -> Zone | None:
-    """The shift under which samples cover the recording.
+    """The shift with which the samples cover the recording.
 
-    Samples of a whole day cover a recording of a minute under many zones; then the one is taken
-    under which the file was last written when its last sample was taken.
+    Samples of a whole day cover a recording of a minute in many zones. In that case, the zone is
+    used in which the last sample coincides with the last write of the file.
 
     Args:
-        clock: What the times are; not ``none``.
-        times: Of the series of one file, each ascending.
+        clock: Clock of the times, not ``none``.
+        times: Times of each series of one file, ascending.
         when: The recording.
-        written_ns: When the file was last written, None where that is not known.
+        written_ns: When the file was last written, None if unknown.
 
     Returns:
-        None where no zone fits, or several do.
+        None if no zone or more than one fits.
     """
     times = [series for series in times if len(series)]
     if not times:
@@ -104,7 +104,7 @@ def find_zone(
     if len(fitting) != 1:
         return None
     (shift,) = fitting
-    return Zone(shift, f"assumed to be local time of {_name(shift)}" if clock == "local" else "")
+    return Zone(shift, _name(shift) if clock == "local" else "")
 
 
 def _covers(first: int, last: int, shift: int, when: Recorded, slack: int) -> bool:
@@ -114,13 +114,13 @@ def _covers(first: int, last: int, shift: int, when: Recorded, slack: int) -> bo
 
 
 def _period(times: Sequence[Int64Array]) -> int:
-    """Time from one sample to the next, at most a minute."""
+    """Sampling period, at most a minute."""
     steps = [int(np.median(np.diff(series))) for series in times if len(series) > 1]
     return min(max(steps, default=0), 60 * NS_PER_S)
 
 
 def _name(shift_ns: int) -> str:
-    """``UTC``, ``UTC+02:00``: times of that zone are less by its distance."""
+    """Name of the zone, such as ``UTC`` or ``UTC+02:00``, whose times need this shift."""
     minutes = -shift_ns // (60 * NS_PER_S)
     if minutes == 0:
         return "UTC"
@@ -135,21 +135,21 @@ _OfDevice = TypeVar("_OfDevice", DeviceSeries, DeviceState)
 _Placed = TypeVar("_Placed", DeviceSeries, DeviceEvent, DeviceLinks, DeviceState)
 
 NEAR_NS = 3_600 * NS_PER_S
-"""An error this long before or after the recording is told with it."""
+"""Errors up to this long before or after the recording are reported with it."""
 
 _ANY_HOST = "*"
 
 _LOCAL_NS = 14 * 3_600 * NS_PER_S
-"""A local time is at most so far from UTC."""
+"""Largest distance of a local time from UTC."""
 
 
 class JoinedRecords(msgspec.Struct, frozen=True):
-    """A rank's records with sensors from a file, where its own probes recorded none.
+    """A rank's records with sensors from a file, if its own probes recorded none.
 
     Args:
         rank: Global rank.
         telemetry: TELEMETRY, on the rank's own clock.
-        origin: Where it comes from, for people.
+        origin: Source of the telemetry, for display.
         own: The rank's own records; None for bare traces.
     """
 
@@ -170,13 +170,13 @@ class JoinedRecords(msgspec.Struct, frozen=True):
 def with_device_log(run: Run, log: DeviceLog) -> Run:
     """The run with the sensors and errors of its GPUs.
 
-    A series whose GPU is ambiguous is kept, without a rank. Left out are series of another time,
-    devices that the job does not use, and errors of long before or after the recording; gaps say
-    so.
+    A series whose GPU is ambiguous is kept without a rank. Series of another time, GPUs that the
+    job does not use, and errors logged long before or after the recording are skipped and listed as
+    gaps.
 
     Args:
         run: The recording.
-        log: What was read.
+        log: Content of the sensor files.
     """
     places, when = Places.of(run), recorded(run)
     hosts = {file: _host_in(file, places) for file in log.files}
@@ -213,7 +213,7 @@ def with_device_log(run: Run, log: DeviceLog) -> Run:
 
 
 def _placed(one: _Placed, places: Places, hosts: dict[str, str]) -> _Placed:
-    """With its host, where the file's name tells it, and its rank."""
+    """The entry with its rank, and with the host from the file name if it names none."""
     host = one.host or hosts.get(one.file, "")
     bus = "" if isinstance(one, DeviceLinks) else one.bus_id
     if isinstance(one, DeviceEvent) and one.kind == "fabric":
@@ -228,9 +228,9 @@ def _placed(one: _Placed, places: Places, hosts: dict[str, str]) -> _Placed:
 
 
 def _known_by_sensors(log: DeviceLog) -> DeviceLog:
-    """With the ranks of errors, links and states whose device a series with a rank names.
+    """The log with ranks for errors, links and states of GPUs that a series assigns to a rank.
 
-    A kernel log has only bus ids; nvidia-smi has them together with the GPU index.
+    A kernel log has only bus ids, while nvidia-smi gives them together with the GPU index.
     """
     ranks: dict[tuple[str, str], set[int]] = {}
     for one in log.series:
@@ -265,7 +265,7 @@ def _known_by_sensors(log: DeviceLog) -> DeviceLog:
 
 
 def _host_in(file: str, places: Places) -> str:
-    """The node whose name is in the file name, if exactly one is."""
+    """The node named in the file name, if exactly one is."""
     name = PurePosixPath(file).name
     found = [
         node
@@ -276,7 +276,7 @@ def _host_in(file: str, places: Places) -> str:
 
 
 def _zones(log: DeviceLog, when: Recorded | None) -> tuple[dict[tuple[str, str], Zone], list[str]]:
-    """File and clock to how its times relate to those of the recording."""
+    """Zone of the times by file and clock, and notes on the choices."""
     zones: dict[tuple[str, str], Zone] = {}
     notes = []
     for file, clock in dict.fromkeys((one.file, one.clock) for one in log.series):
@@ -294,7 +294,8 @@ def _zones(log: DeviceLog, when: Recorded | None) -> tuple[dict[tuple[str, str],
         zones[file, clock] = zone
         if zone.text:
             notes.append(
-                f"Times in {file} are {zone.text}, because its samples then cover the recording."
+                f"distprof reads the times in {file} as local time ({zone.text}), because its "
+                "samples then cover the recording."
             )
     return zones, notes
 
@@ -302,15 +303,16 @@ def _zones(log: DeviceLog, when: Recorded | None) -> tuple[dict[tuple[str, str],
 def _no_zone(file: str, *, is_local: bool, is_known: bool) -> str:
     if not is_known:
         return f"Samples in {file} are not used: the date of the recording is unknown."
-    why = "no time zone, or more than one, fits" if is_local else "their times do not fit"
-    fix = (
-        "; if they belong to it, append the time zone to each time (Z, +02:00)" if is_local else ""
+    if not is_local:
+        return f"Samples in {file} are not used: their times do not fit the time of the recording."
+    return (
+        f"Samples in {file} are not used: no time zone, or more than one, fits the time of the "
+        "recording. If they belong to it, append the time zone to each time (Z, +02:00)."
     )
-    return f"Samples in {file} are not used: {why} the time of the recording{fix}."
 
 
 def _timed(one: DeviceSeries, zone: Zone | None) -> DeviceSeries:
-    """With times since the epoch; as it is where it has none."""
+    """The series with times since the epoch; unchanged without a zone."""
     if zone is None:
         return one
     table = one.table.with_columns(t_ns=one.table["t_ns"] + zone.shift_ns)
@@ -320,7 +322,7 @@ def _timed(one: DeviceSeries, zone: Zone | None) -> DeviceSeries:
 def _of_the_job(
     devices: Sequence[_OfDevice],
 ) -> tuple[list[_OfDevice], list[_OfDevice]]:
-    """Those that may be of the job, and those of hosts where all of its devices are known."""
+    """GPUs that the job may use, and GPUs without a rank on hosts with known ranks."""
     known = {one.host for one in devices if one.rank is not None}
     kept = [one for one in devices if one.rank is not None or one.host not in known]
     return kept, [one for one in devices if one.rank is None and one.host in known]
@@ -330,13 +332,13 @@ def _not_of_the_job(others: Sequence[DeviceSeries]) -> str:
     names = dict.fromkeys(
         name_of_device(one.host, one.index, one.bus_id, one.uuid) for one in others
     )
-    several = "GPUs" if len(names) > 1 else "GPU"
+    gpus = "GPUs" if len(names) > 1 else "GPU"
     some = ", ".join(list(names)[:4]) + (", …" if len(names) > 4 else "")
-    return f"{len(names)} {several} of the sensor files ran no known rank ({some}): skipped."
+    return f"{len(names)} {gpus} in the sensor files ran no known rank ({some}): skipped."
 
 
 def _records(run: Run, joined: Iterable[DeviceSeries]) -> dict[int, RecordSource]:
-    """Rank to its records with sensors: those with times first, of these the longest."""
+    """Rank to its records with the best series: with times if possible, then the longest."""
     best: dict[int, DeviceSeries] = {}
     for one in joined:
         if one.rank is None:
@@ -360,13 +362,13 @@ def _worth(one: DeviceSeries) -> tuple[bool, int]:
 
 
 def _near(events: list[DeviceEvent], when: Recorded | None) -> tuple[list[DeviceEvent], list[str]]:
-    """Errors that may be of the recording, and how many are not."""
+    """Errors that may belong to the recording, and a note on the others."""
     near = [event for event in events if when is None or _is_near(event, when)]
     far = len(events) - len(near)
     if not far:
         return near, []
-    several = f"{far:,} errors were" if far > 1 else "One error was"
-    return near, [f"{several} not logged during the recording, and skipped."]
+    errors = f"{far:,} errors were" if far > 1 else "One error was"
+    return near, [f"{errors} not logged during the recording and skipped."]
 
 
 def _is_near(event: DeviceEvent, when: Recorded) -> bool:
@@ -386,8 +388,8 @@ def _unplaced(series: Iterable[DeviceSeries], nodes: Sequence[str]) -> list[Gap]
     if not without:
         return []
     some = ", ".join(list(without)[:4]) + (", …" if len(without) > 4 else "")
-    several = "s" if len(without) > 1 else ""
-    with_rank = f"; {name_ranks(placed)} have one" if placed else ""
+    plural = "s" if len(without) > 1 else ""
+    placed_ranks = f"; the GPUs of {name_ranks(placed)} are known" if placed else ""
     fix = ""
     if len(nodes) > 1 and not any(one.host for one in without.values()):
         fix = f": put the node name into the file name (gpu.{nodes[0]}.csv)"
@@ -395,8 +397,8 @@ def _unplaced(series: Iterable[DeviceSeries], nodes: Sequence[str]) -> list[Gap]
         Gap(
             what="unplaced-devices",
             message=(
-                f"Unknown rank for {len(without)} GPU{several} of the sensor files "
-                f"({some}){with_rank}{fix}."
+                f"Unknown rank for {len(without)} GPU{plural} in the sensor files "
+                f"({some}){placed_ranks}{fix}."
             ),
         )
     ]

@@ -1,8 +1,8 @@
 """Lines of a kernel log: XID errors of GPUs, crashes of processes, and the OOM killer.
 
-Read as ``dmesg`` (with or without ``-T``) or ``journalctl -k`` prints them (``-o short``,
-``short-precise``, ``short-full``, ``short-iso``, ``short-unix``, ``short-monotonic``, ``json``),
-also behind the name of a host, as ``pdsh`` and ``clush`` put it.
+Supported formats are those of ``dmesg`` (with or without ``-T``) and ``journalctl -k`` (``-o
+short``, ``short-precise``, ``short-full``, ``short-iso``, ``short-unix``, ``short-monotonic``,
+``json``), also with the host name that ``pdsh`` and ``clush`` put before each line.
 
 Source: NVIDIA, "XID Errors"; Linux, ``show_signal_msg`` (``arch/x86/mm/fault.c``), ``show_signal``
 (``arch/x86/kernel/traps.c``, ``arch/arm64/kernel/traps.c``), ``__oom_kill_process``
@@ -32,12 +32,12 @@ __all__ = [
 ]
 
 JOURNAL = '"__REALTIME_TIMESTAMP"'
-"""A field that every entry of ``journalctl -o json`` has."""
+"""Field in every entry of ``journalctl -o json``."""
 
 _DRIVER = "NVRM: "
 _XID = re.compile(r"NVRM: Xid \(([^)]{1,80})\): (\d{1,6})\b,?\s*(.{0,400})")
 _XID_PROCESS = re.compile(r"pid='?(\d{1,10})'?, name=([^,]{1,40}), ?")
-_XID_NOBODY = re.compile(r"pid='?<unknown>'?, name=<unknown>, ?")
+_XID_NO_PROCESS = re.compile(r"pid='?<unknown>'?, name=<unknown>, ?")
 _GPU = re.compile(r"NVRM: GPU at (PCI:[0-9a-fA-F:.]{4,40}): (GPU-[0-9a-fA-F-]{8,40})")
 _CRASH = re.compile(
     r"(?:traps: )?(?P<name>[^\s\[\]][^\[\]]{0,40})\[(?P<pid>\d{1,10})\]:? "
@@ -72,7 +72,7 @@ _LEAST_LINES = 3
 
 
 class _Stamp(NamedTuple):
-    """What a line says before the kernel's own words."""
+    """Prefix of a line before the kernel's message."""
 
     host: str = ""
     t_ns: int | None = None
@@ -81,7 +81,7 @@ class _Stamp(NamedTuple):
 
 
 def holds_marks(line: str) -> bool:
-    """Whether a line may be one of those that are read here; asked of every line of any file."""
+    """Whether a line may be one of those read here; a fast test for every line of any file."""
     return (
         _DRIVER in line
         or "]: segfault at " in line
@@ -92,7 +92,7 @@ def holds_marks(line: str) -> bool:
 
 
 def is_kernel_log(text: str) -> bool:
-    """Whether the beginning of a file is a kernel log, with an error in it or without."""
+    """Whether the beginning of a file is a kernel log, with or without errors."""
     lines = [line for line in text.split("\n", SNIFFED_LINES)[:SNIFFED_LINES] if line.strip()]
     if lines and JOURNAL in lines[0]:
         return lines[0].startswith("{")
@@ -102,7 +102,7 @@ def is_kernel_log(text: str) -> bool:
 
 
 def _is_of_kernel(line: str) -> bool:
-    """Whether a line begins with the kernel's name or time; many programs write a date alone."""
+    """Whether a line begins with the kernel's name or time; a date alone is not enough."""
     return (" kernel:" in line[:200] or "[" in line[:90]) and _split(line)[0] is not None
 
 
@@ -119,16 +119,16 @@ def take_journal(line: str, collector: Collector) -> None:
     if not holds_marks(line):
         return
     try:
-        said: Any = msgspec.json.decode(line)
+        entry: Any = msgspec.json.decode(line)
     except (msgspec.DecodeError, RecursionError, UnicodeError):
-        said = None
-    message = said.get("MESSAGE") if isinstance(said, dict) else None
+        entry = None
+    message = entry.get("MESSAGE") if isinstance(entry, dict) else None
     if not isinstance(message, str):
         collector.left_out["unreadable entries of the journal skipped"] += 1
         return
-    if said.get("SYSLOG_IDENTIFIER", "kernel") != "kernel":
-        return  # of a program that writes about kernels
-    host, micros = said.get("_HOSTNAME"), said.get("__REALTIME_TIMESTAMP")
+    if entry.get("SYSLOG_IDENTIFIER", "kernel") != "kernel":
+        return  # from a program that writes about kernels
+    host, micros = entry.get("_HOSTNAME"), entry.get("__REALTIME_TIMESTAMP")
     t_ns = int(micros) * 1_000 if isinstance(micros, str) and _is_micros(micros) else None
     time = "" if t_ns is None else f"{datetime.fromtimestamp(t_ns // NS_PER_S, UTC):%FT%TZ}"
     named = host if isinstance(host, str) and re.fullmatch(_HOST, host) else ""
@@ -136,7 +136,7 @@ def take_journal(line: str, collector: Collector) -> None:
 
 
 def parsed_time(text: str, form: str) -> int | None:
-    """A time without a zone as ns, as if it were of UTC; None where it is none."""
+    """A time without a zone in ns, as if it were UTC; None if it is invalid."""
     try:
         moment = datetime.strptime(text, form).replace(tzinfo=UTC)
     except ValueError:
@@ -179,7 +179,7 @@ def _take(message: str, stamp: _Stamp, collector: Collector) -> None:
 
 
 def _take_driver(message: str, stamp: _Stamp, collector: Collector) -> None:
-    """A line of NVIDIA's driver; those without an XID only tell which GPU is where."""
+    """Read a line of NVIDIA's driver; without an XID, it may still give the UUID of a bus id."""
     named = _GPU.search(message)
     if named is not None and len(collector.uuids) < 100_000:
         collector.uuids[f"{stamp.host} {bus_id(named[1])}"] = named[2]
@@ -193,7 +193,7 @@ def _take_driver(message: str, stamp: _Stamp, collector: Collector) -> None:
             file=collector.file,
             kind="xid",
             number=int(found[2]),
-            text=(_XID_NOBODY.sub("", text, 1) if process is None else text[process.end() :]),
+            text=(_XID_NO_PROCESS.sub("", text, 1) if process is None else text[process.end() :]),
             t_ns=stamp.t_ns,
             clock=stamp.clock,
             time=stamp.time,
@@ -207,7 +207,7 @@ def _take_driver(message: str, stamp: _Stamp, collector: Collector) -> None:
 
 
 def _split(line: str) -> tuple[_Stamp | None, str]:
-    """Host and time of a line, and the kernel's words; None where it begins with no known time."""
+    """Prefix and kernel message of a line; the prefix is None if it has no known time."""
     task = _TASK.match(line)
     line = line if task is None else line[task.end() :]
     label = _LABEL.match(line)

@@ -1,12 +1,12 @@
-"""Sensor files of one message per line or block, and the errors that the fabric manager logs.
+"""Sensor files with one message per line or block, and errors logged by the fabric manager.
 
 - logs of the fabric manager. Source: "Fabric Manager for NVIDIA NVSwitch Systems", log levels
 - SuperBench's monitor: a JSON object per sample, with keys such as ``gpu_usage:0``. Source:
   microsoft/superbenchmark, ``superbench/monitor/record.py``
 - ``nvidia-smi nvlink --status``: speed of each link of each GPU, or that it is inactive
-- DCGM's exporter: one scrape, or many one after another. A scrape ends where a metric of a device
-  comes again. Its time is what the lines say (milliseconds since the epoch, as Prometheus writes
-  them), or a comment with a number before it, in seconds since the epoch: ``date +'# %s.%N'``.
+- DCGM's exporter: one scrape, or several in a row. A scrape of a GPU ends when one of its metrics
+  occurs again. The time comes from the lines (milliseconds since the epoch, as Prometheus writes
+  them), or from a preceding comment with the seconds since the epoch: ``date +'# %s.%N'``.
   Source: field names of DCGM (``DCGM_FI_DEV_…``), Prometheus' text format
 """
 
@@ -54,7 +54,7 @@ _BAD = {"ERROR", "CRITICAL", "FATAL"}
 
 
 def take_fabric_line(line: str, collector: Collector | Labelled) -> None:
-    """Read a line of the fabric manager; those below an error are left alone."""
+    """Read a line of the fabric manager, if its level is an error or worse."""
     match = FABRIC.match(line)
     if match is None or match[2] not in _BAD:
         return
@@ -93,15 +93,17 @@ _MONITOR_COLUMNS: dict[str, tuple[str, float]] = {
 def take_monitor_line(line: str, collector: Collector | Labelled) -> None:
     """Read one sample of all GPUs of a host."""
     try:
-        said: Any = msgspec.json.decode(line)
+        sample: Any = msgspec.json.decode(line)
     except (msgspec.DecodeError, RecursionError, UnicodeError):
-        said = None
-    when = time_of(said["time"]) if isinstance(said, dict) and _is_text(said, "time") else None
+        sample = None
+    when = (
+        time_of(sample["time"]) if isinstance(sample, dict) and _is_text(sample, "time") else None
+    )
     if when is None:
         collector.left_out["unreadable samples skipped"] += 1
         return
     rows: dict[int, dict[str, float | None]] = {}
-    for key, value in said.items():
+    for key, value in sample.items():
         name, _, index = key.partition(":")
         if (
             name in _MONITOR_COLUMNS
@@ -116,13 +118,13 @@ def take_monitor_line(line: str, collector: Collector | Labelled) -> None:
 
 
 def _scaled(value: Any, scale: float) -> float | None:
-    """A number in the column's unit; None for anything else, and for what no float can hold."""
+    """A number in the column's unit; None for anything else and for numbers that are too large."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return value * scale if is_number and abs(value) < LARGEST else None
 
 
-def _is_text(said: dict[str, Any], key: str) -> bool:
-    return isinstance(said.get(key), str)
+def _is_text(sample: dict[str, Any], key: str) -> bool:
+    return isinstance(sample.get(key), str)
 
 
 # ``nvidia-smi nvlink --status`` -------------------------------------------------------------------
@@ -135,10 +137,10 @@ MAX_LINKS = 256
 
 
 class NvlinkStatus:
-    """Lines of the status; GPUs without a link line (no NVLink, MIG) are left out.
+    """Reader of the status; GPUs without a link line (no NVLink, MIG) are left out.
 
     Args:
-        collector: Where links go.
+        collector: Receives the links.
     """
 
     def __init__(self, collector: Collector | Labelled) -> None:
@@ -147,7 +149,7 @@ class NvlinkStatus:
         self._speeds: dict[int, float | None] = {}
 
     def take(self, line: str) -> bool:
-        """Read a line; False for one of something else."""
+        """Read a line; False if it is not part of the status."""
         gpu = _GPU_HEADING.fullmatch(line)
         if gpu is not None:
             self.close()
@@ -161,7 +163,7 @@ class NvlinkStatus:
         return True
 
     def close(self) -> None:
-        """End the GPU that is open."""
+        """Finish the current GPU."""
         if self._gpu is not None and self._speeds:
             index, name, uuid = self._gpu
             self._collector.link(
@@ -209,7 +211,7 @@ _XID_METRIC = "DEV_XID_ERRORS"
 
 
 class _Scrape(msgspec.Struct):
-    """One device's lines of one scrape."""
+    """Metrics of one GPU in one scrape."""
 
     seen: set[str] = msgspec.field(default_factory=set)
     values: dict[str, float | None] = msgspec.field(default_factory=dict)
@@ -218,10 +220,10 @@ class _Scrape(msgspec.Struct):
 
 
 class Scrapes:
-    """Lines of the exporter.
+    """Reader of the exporter's lines.
 
     Args:
-        collector: Where samples go.
+        collector: Receives the samples.
     """
 
     def __init__(self, collector: Collector | Labelled) -> None:
@@ -233,7 +235,7 @@ class Scrapes:
         self._labels: dict[str, tuple[Identity, str]] = {}
 
     def comment(self, line: str) -> None:
-        """Take a comment: one with a number begins a scrape."""
+        """Read a comment; one with a number begins a scrape."""
         match = _COMMENT_TIME.fullmatch(line)
         if match is not None:
             self.close()
@@ -241,7 +243,7 @@ class Scrapes:
             self._time = _known(int(seconds) * NS_PER_S + int(rest.ljust(9, "0")))
 
     def take(self, line: str) -> None:
-        """Take one metric of one device."""
+        """Read one metric of one GPU."""
         match = _LINE.fullmatch(line)
         if match is None:
             self._collector.left_out["unreadable DCGM lines skipped"] += 1
@@ -262,7 +264,7 @@ class Scrapes:
         self._keep(device, scrape, name, number(text))
 
     def close(self) -> None:
-        """End what is open."""
+        """Finish the current scrapes."""
         for device, scrape in self._open.items():
             self._close(device, scrape)
         self._open.clear()
@@ -277,13 +279,13 @@ class Scrapes:
             self._xid(device, scrape, int(value))
 
     def _xid(self, device: Identity, scrape: _Scrape, value: int) -> None:
-        """The metric holds the last error; it is news where it changes."""
+        """Add an error if the metric, which holds the last error, has changed."""
         before = self._xids.get(device)
         self._xids[device] = value
         if value <= 0 or value == before:
             return
         when = scrape.when if before is not None else None
-        since = "" if before is not None else ", of some time before the first scrape"
+        since = "" if before is not None else ", set at an unknown time before the first scrape"
         self._collector.event(
             DeviceEvent(
                 file=self._collector.file,
@@ -308,15 +310,15 @@ class Scrapes:
         if found is None:
             if len(self._labels) > 50_000:
                 self._labels.clear()
-            said: dict[str, str] = dict(_LABEL.findall(labels))
+            by_name: dict[str, str] = dict(_LABEL.findall(labels))
             device = Identity(
-                host=said.get("Hostname") or said.get("hostname", ""),
-                index=whole(said.get("gpu", "")),
-                uuid=said.get("UUID") or said.get("uuid", ""),
-                bus_id=bus_id(said.get("pci_bus_id", "")),
-                name=said.get("modelName", ""),
+                host=by_name.get("Hostname") or by_name.get("hostname", ""),
+                index=whole(by_name.get("gpu", "")),
+                uuid=by_name.get("UUID") or by_name.get("uuid", ""),
+                bus_id=bus_id(by_name.get("pci_bus_id", "")),
+                name=by_name.get("modelName", ""),
             )
-            found = self._labels[labels] = (device, said.get("GPU_I_ID", ""))
+            found = self._labels[labels] = (device, by_name.get("GPU_I_ID", ""))
         return found
 
 

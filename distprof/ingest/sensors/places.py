@@ -1,4 +1,4 @@
-"""Which rank runs on which device, by what a run and its companions tell."""
+"""Map GPUs and processes to ranks, from the data of a run and its NCCL log."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class Places(msgspec.Struct, frozen=True):
-    """Where devices have ranks.
+    """Ranks by GPU and process.
 
     Args:
-        by_bus: Host and bus id to the rank there; from NCCL's log.
-        by_index: Node and number of the device as the driver counts, to the rank there.
-        by_uuid: UUID to the rank there; where ``CUDA_VISIBLE_DEVICES`` names devices so.
+        by_bus: Host and bus id to rank, from NCCL's log.
+        by_index: Node and index of the GPU in the driver's order to rank.
+        by_uuid: UUID to rank, if ``CUDA_VISIBLE_DEVICES`` lists UUIDs.
         nodes: Names of the nodes; a single empty name if they are unknown.
-        by_pid: Host and process id to the rank; from run.json.
+        by_pid: Host and process id to rank, from run.json.
     """
 
     by_bus: Mapping[tuple[str, str], int]
@@ -62,13 +62,13 @@ class Places(msgspec.Struct, frozen=True):
         )
 
     def rank_of(self, host: str, index: int | None, bus: str, uuid: str) -> int | None:
-        """The rank on a device; None where that is not known for sure.
+        """The rank on a GPU; None if it is uncertain.
 
         Args:
-            host: As the file names it; empty where it does not, which is sure for one node only.
-            index: As the driver counts.
+            host: Host name in the file; empty if unknown, which is certain only for a single node.
+            index: Index in the driver's order.
             bus: PCI bus id.
-            uuid: Of the device.
+            uuid: UUID of the GPU.
         """
         if uuid in self.by_uuid:
             return self.by_uuid[uuid]
@@ -84,11 +84,11 @@ class Places(msgspec.Struct, frozen=True):
         return None if node is None or index is None else self.by_index.get((node, index))
 
     def rank_of_process(self, host: str, pid: int | None) -> int | None:
-        """The rank that was a process; None where that is not known for sure.
+        """The rank of a process; None if it is uncertain.
 
         Args:
-            host: As the file names it; empty where it does not, which is sure for one node only.
-            pid: Process id as the host counts; inside of a container others may be used.
+            host: Host name in the file; empty if unknown, which is certain only for a single node.
+            pid: Process id on the host, which may differ from the one inside a container.
         """
         found = {
             rank for (at, number), rank in self.by_pid.items() if number == pid and _same(at, host)
@@ -97,7 +97,7 @@ class Places(msgspec.Struct, frozen=True):
         return found.pop() if len(found) == 1 and is_sure else None
 
     def node_named(self, host: str) -> str | None:
-        """The node that a host name means; the only one where none is named."""
+        """The node of a host name; without a host name, the only node if there is just one."""
         if not host:
             return self.nodes[0] if len(self.nodes) == 1 else None
         named = [node for node in self.nodes if node and _same(node, host)]
@@ -107,12 +107,12 @@ class Places(msgspec.Struct, frozen=True):
 
 
 def _same(first: str, second: str) -> bool:
-    """Whether two host names may be of one host: with and without a domain."""
+    """Whether two names may denote the same host, with or without a domain."""
     return not second or first == second or first.partition(".")[0] == second.partition(".")[0]
 
 
 def _nodes(run: Run) -> dict[str, dict[int, int]]:
-    """Node to the number of a process on it to its rank."""
+    """Node to local rank to global rank."""
     if run.job is not None and any(entry.local_rank is not None for entry in run.job.ranks):
         nodes: dict[str, dict[int, int]] = {}
         names = {rank: node for node, ranks in run.topology.nodes.items() for rank in ranks}
@@ -135,12 +135,12 @@ def _nodes(run: Run) -> dict[str, dict[int, int]]:
 
 
 def _unnamed(run: Run, node: str) -> str:
-    """A node that was concluded has a name of ours, which no file can know."""
+    """Name of a node inferred from GPU counts, which files cannot know; empty for a single node."""
     return "" if len(run.topology.nodes) == 1 else node
 
 
 def _are_blocks(nodes: Iterable[Sequence[int]], size: int | None) -> bool:
-    """Whether each node has a block of its own of as many ranks as it has devices."""
+    """Whether each node holds a separate block of as many ranks as it has GPUs."""
     if size is None:
         return False
     blocks = [{rank // size for rank in ranks} for ranks in nodes]
@@ -148,12 +148,12 @@ def _are_blocks(nodes: Iterable[Sequence[int]], size: int | None) -> bool:
 
 
 def _local(ranks: Sequence[int], size: int | None) -> dict[int, int]:
-    """Number on the node to rank, by the convention that ranks are numbered node by node.
+    """Local rank to global rank, by the convention that ranks are numbered node by node.
 
     Args:
-        ranks: Of the node, those that are known.
-        size: Devices of a node where ranks fill nodes in blocks, so that the numbers of ranks
-            that were not recorded stay free; None where they are counted.
+        ranks: Known ranks of the node.
+        size: GPUs per node if ranks fill nodes in blocks, which leaves gaps for ranks that were not
+            recorded; None to number the known ranks consecutively.
     """
     if size is not None and len({rank // size for rank in ranks}) == 1:
         return {rank % size: rank for rank in ranks}
@@ -161,7 +161,7 @@ def _local(ranks: Sequence[int], size: int | None) -> dict[int, int]:
 
 
 def _is_one_node(ranks: Iterable[Rank]) -> bool:
-    """Whether ranks of unknown nodes must be of one: no more than a node has devices."""
+    """Whether all ranks must be on one node: the world is no larger than a node's GPU count."""
     ranks = list(ranks)
     if not ranks:
         return False
@@ -172,14 +172,14 @@ def _is_one_node(ranks: Iterable[Rank]) -> bool:
 
 
 def _visible(run: Run) -> list[str]:
-    """Devices as the processes see them, in order; empty where they see all."""
+    """GPUs visible to the processes, in order; empty if all are visible."""
     text = run.job.environment.get(_VISIBLE, "") if run.job is not None else ""
     names = [name.strip() for name in text.split(",")]
     return names if all(names) else []
 
 
 def _bus_ids(log: NcclLog) -> dict[tuple[str, str], int]:
-    """Host and bus id to rank, from the largest communicator, whose ranks are global ones."""
+    """Host and bus id to rank, from the largest communicator, in which ranks are global."""
     found: dict[tuple[str, str], int] = {}
     size = log.world_size
     for communicator in log.communicators:

@@ -1,7 +1,8 @@
-"""Files of sensors and errors of devices: which of the formats a line is of, and who reads it.
+"""Read files with GPU sensors or errors: recognise the format of each line and pick its reader.
 
-One file may hold several (a script that calls nvidia-smi in several ways, a kernel log with other
-lines between): each line goes to the reader whose mark it bears, else to the table that is open.
+A file may mix formats, for example the output of a script that calls nvidia-smi in several ways, or
+a kernel log with other lines in between. Each line goes to the reader that recognises it, otherwise
+to the current table.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ JSON_ENDINGS = (".json", ".json.gz")
 MAX_JSON_BYTES = 1 << 26
 _SNIFFED_JSON = 1 << 14
 MAX_BYTES = 1 << 36
-"""Unpacked; a small file of gzip can hold more than a day's work."""
+"""Limit on uncompressed bytes: a small gzip file could otherwise take more than a day to read."""
 
 _SNIFFED_LINES = 20_000
 _SNIFFED_CHARACTERS = 500
@@ -73,7 +74,7 @@ def read_file(path: str, shown: str) -> DeviceLog:
 
     Args:
         path: Path or fsspec URL of a file, gzipped or not.
-        shown: What to call it.
+        shown: Name of the file for display.
 
     Raises:
         InputError: If it cannot be opened, or its columns have no names.
@@ -106,7 +107,7 @@ def read_file(path: str, shown: str) -> DeviceLog:
 
 
 def _read_amd_json(path: str, collector: Collector) -> bool:
-    """Read JSON of AMD's tools, if it is that.
+    """Read JSON of AMD's tools; False if the file is something else.
 
     Raises:
         ValueError: If it is damaged or too large.
@@ -123,7 +124,7 @@ def _read_amd_json(path: str, collector: Collector) -> bool:
 
 
 def _written_ns(path: str) -> int | None:
-    """When a plain file was last written: with its last sample, unless it was packed or copied."""
+    """When an uncompressed local file was last written, usually with its last sample."""
     if "://" in path or path.lower().endswith(".gz"):
         return None
     try:
@@ -137,13 +138,13 @@ class _HeadlessError(Exception):
 
 
 class _Dispatcher:
-    """Gives each line to its reader, those of each host to readers of their own.
+    """Passes each line to its reader; each host has separate readers.
 
     Args:
-        collector: Where readers put what they find.
+        collector: Receives the data of all readers.
 
     Attributes:
-        beginning: First lines, by which a kernel log is known.
+        beginning: First lines, which identify a kernel log.
     """
 
     def __init__(self, collector: Collector) -> None:
@@ -176,10 +177,10 @@ class _Dispatcher:
             self._open.take(line)
 
     def _is_heading(self, line: str) -> bool:
-        """Whether a line says whose output follows; it is that of its host then.
+        """Whether a line is a heading above the output of a host, which becomes the current one.
 
-        ``dshbak`` puts a name between two rules, ansible a line of its own, and scripts a name
-        above the first line of what nvidia-smi prints.
+        ``dshbak`` writes a name between two rules, ansible a heading with the name, and scripts
+        often a name above the output of nvidia-smi.
         """
         before, name = self._last
         self._last = [name, line]
@@ -197,7 +198,7 @@ class _Dispatcher:
         return True
 
     def _is_host(self, name: str, rest: str) -> bool:
-        """Whether a line begins with a host's name: one behind which a table has begun."""
+        """Whether a line begins with a host name: one after which a table has begun."""
         if name in self._hosts:
             return True
         if not _begins_table(rest) or len(self._hosts) > _MAX_HOSTS:
@@ -210,7 +211,7 @@ class _Dispatcher:
         return self._hosts.setdefault(name, _Host(self._collector, shown))
 
     def close(self) -> None:
-        """End what is open."""
+        """Finish the output of all hosts."""
         for host in self._hosts.values():
             host.close()
 
@@ -219,8 +220,8 @@ class _Host:
     """Readers of the lines of one host.
 
     Args:
-        collector: Where readers put what they find.
-        name: Of the host, empty where not told.
+        collector: Receives the data of the readers.
+        name: Host name, empty if unknown.
     """
 
     def __init__(self, collector: Collector, name: str) -> None:
@@ -234,7 +235,7 @@ class _Host:
         self._num_rows = 0
 
     def take_row(self, line: str) -> bool:
-        """Read a row of the open table; False where another reader must look at the line."""
+        """Read a row of the current table; False if other readers must check the line."""
         if not (line[:1].isdigit() and isinstance(self._table, QueryCsv)) or holds_marks(line):
             return False
         self._num_rows += 1
@@ -258,14 +259,14 @@ class _Host:
             self._row(line)
 
     def close(self) -> None:
-        """End what is open."""
+        """Finish the current output of all readers."""
         self._scrapes.close()
         self._links.close()
         self._text.close()
         self._xml.close()
 
     def _comment(self, line: str) -> None:
-        """A header of dmon, its line of units, the end of a section, or something else."""
+        """Read a header of dmon, its line of units, the end of a section, or another comment."""
         names = dmon_header(line)
         if names is not None:
             if not (isinstance(self._table, Dmon) and self._table.fits(names)):
@@ -306,7 +307,7 @@ def _begins_table(line: str) -> bool:
 
 
 def _lines(stream: BinaryIO, collector: Collector) -> Iterator[str]:
-    """Lines as text, in bounded memory; what is too long is cut."""
+    """Lines as text, in bounded memory; long lines are cut."""
     rest, size = b"", 0
     while size <= MAX_BYTES:
         try:
@@ -330,7 +331,7 @@ def _lines(stream: BinaryIO, collector: Collector) -> Iterator[str]:
 
 
 def content_of(start: bytes) -> str:
-    """``samples``, ``errors`` or nothing, by the marks in a file's beginning."""
+    """``samples``, ``errors`` or nothing, from the beginning of a file."""
     text = start.decode("utf-8", "replace")
     if "NVRM: " in text or is_kernel_log(text):
         return "errors"
@@ -346,9 +347,9 @@ def content_of(start: bytes) -> str:
 
 
 def _begins_with_tables(text: str) -> bool:
-    """Whether nothing but hosts, dates and rules precede a table of nvidia-smi.
+    """Whether only hosts, dates and rules precede a table of nvidia-smi.
 
-    Below other words it may be in the log of a program.
+    After other text, the table may be part of a program's log.
     """
     for line in text.split("\n", _MOST_BEFORE)[:_MOST_BEFORE]:
         label = LABEL.match(line)
@@ -363,7 +364,7 @@ def _begins_with_tables(text: str) -> bool:
 
 
 def _is_quiet(line: str) -> bool:
-    """Whether a line may stand above the output of nvidia-smi."""
+    """Whether a line may precede the output of nvidia-smi."""
     is_drawn = line[:1] in ("", "+", "|") or not line.strip("=#*- ")
     is_word = RULE.fullmatch(line) or NAME.fullmatch(line) or line.startswith("<?xml")
     return bool(is_drawn or is_word or date_of(line))

@@ -1,8 +1,8 @@
-"""Output of ``nvidia-smi -q``: text, or XML with ``-x``, of one host or of many.
+"""Output of ``nvidia-smi -q``: text, or XML with ``-x``, of one or several hosts.
 
-Each output is a snapshot of all GPUs of a host. The XML is an untrusted document: expat is told to
-expand and to load nothing, and what is declared, nested or left open beyond any output of
-nvidia-smi ends its reading.
+Each output is a snapshot of all GPUs of a host. The XML is untrusted: expat neither expands
+entities nor loads files, and reading stops at declarations, nesting or unclosed tags that
+nvidia-smi never writes.
 
 Source: ``nvidia-smi`` manual; output of drivers 418 to 590.
 """
@@ -37,17 +37,17 @@ _MAX_TAG = 1 << 18
 
 
 def begins_query(line: str) -> bool:
-    """Whether a line is the first of the text."""
+    """Whether a line is the first line of the text form."""
     return line.startswith("=") and _TITLE.fullmatch(line) is not None
 
 
 def begins_xml(line: str) -> bool:
-    """Whether a line is one of the first of the XML; the very first is that of any XML."""
+    """Whether a line is one of the first lines of the XML form, or the first of any XML."""
     return line.startswith(_XML)
 
 
 class _Gpu(msgspec.Struct):
-    """What was read of one GPU."""
+    """Data read for one GPU."""
 
     bus: str
     facts: dict[str, str] = msgspec.field(default_factory=dict)
@@ -59,24 +59,24 @@ class _Gpu(msgspec.Struct):
 
 
 class _Snapshot(msgspec.Struct):
-    """What was read of one output."""
+    """Data read from one output."""
 
     about: dict[str, str] = msgspec.field(default_factory=dict)
     gpus: list[_Gpu] = msgspec.field(default_factory=list)
 
-    def give(self, collector: Collector | Labelled) -> None:
-        """Hand it over.
+    def deliver(self, collector: Collector | Labelled) -> None:
+        """Pass the data to the collector.
 
-        GPUs are listed by their index. Where only some are (``-i 3``), no index is known.
+        The output lists GPUs by index. If it lists only some of them (``-i 3``), no index is known.
         """
         is_whole = whole(self.about.get("attached_gpus", "")) == len(self.gpus)
         text = self.about.get("timestamp", "")
         when = date_of(text) or time_of(text)
         for position, gpu in enumerate(self.gpus):
-            _give(gpu, collector, when, position if is_whole else None, self.about)
+            _deliver_gpu(gpu, collector, when, position if is_whole else None, self.about)
 
 
-def _give(
+def _deliver_gpu(
     gpu: _Gpu,
     collector: Collector | Labelled,
     when: tuple[int, Clock] | None,
@@ -94,10 +94,10 @@ def _give(
 
 
 class SmiText:
-    """Text of one host.
+    """Reader of the text output of one host.
 
     Args:
-        collector: Where samples and states go.
+        collector: Receives the samples and states.
     """
 
     def __init__(self, collector: Collector | Labelled) -> None:
@@ -106,7 +106,7 @@ class SmiText:
         self._levels: list[tuple[int, str]] = []
 
     def take(self, line: str) -> bool:
-        """Read a line; False for one of something else, which also ends an output."""
+        """Read a line; False if it is not part of the output, which then ends."""
         if begins_query(line):
             self.close()
             self._snapshot = _Snapshot()
@@ -130,14 +130,14 @@ class SmiText:
         return True
 
     def close(self) -> None:
-        """End what is open."""
+        """Finish the current output."""
         if self._snapshot is not None:
-            self._snapshot.give(self._collector)
+            self._snapshot.deliver(self._collector)
         self._snapshot = None
         self._levels.clear()
 
     def _keep(self, snapshot: _Snapshot, indent: int, key: str, text: str | None) -> None:
-        """A fact, or the name of a level; facts below one belong to it."""
+        """Keep a fact or the name of a level; deeper facts belong to that level."""
         while self._levels and self._levels[-1][0] >= indent:
             self._levels.pop()
         name = _SPACES.sub("_", key.strip().lower())
@@ -158,14 +158,14 @@ class SmiText:
 
 
 class _RefusedError(Exception):
-    """A document is none that nvidia-smi writes."""
+    """nvidia-smi does not write documents such as this one."""
 
 
 class SmiXml:
-    """XML of one host, fed line by line.
+    """Reader of the XML output of one host, line by line.
 
     Args:
-        collector: Where samples and states go.
+        collector: Receives the samples and states.
     """
 
     def __init__(self, collector: Collector | Labelled) -> None:
@@ -177,7 +177,7 @@ class SmiXml:
         self._num_fed = 0
 
     def take(self, line: str) -> bool:
-        """Read a line; False for one of something else."""
+        """Read a line; False if it is not part of a document."""
         if line.startswith("<?xml") or (self._parser is None and begins_xml(line)):
             self.close()
             self._open()
@@ -195,18 +195,18 @@ class SmiXml:
         return True
 
     def _check_tag(self) -> None:
-        """Expat keeps, and reads again with each line, a tag that has not ended."""
-        parser = self._parser  # None where the document has ended
+        """Refuse a very long tag: expat buffers an unclosed tag and rereads it with each line."""
+        parser = self._parser  # None if the document has ended
         if parser is not None and self._num_fed - parser.CurrentByteIndex > _MAX_TAG:
             raise _RefusedError("a tag does not end")
 
     def close(self) -> None:
-        """End what is open."""
+        """Finish the current document."""
         if self._parser is not None:
             self._end("it ends too early")
 
     def _open(self) -> None:
-        """A parser that loads no other file and refuses whatever would expand."""
+        """Create a parser that loads no other file and refuses entities."""
         parser = self._parser = expat.ParserCreate(encoding="utf-8")
         parser.buffer_text = True
         parser.SetParamEntityParsing(expat.XML_PARAM_ENTITY_PARSING_NEVER)
@@ -218,13 +218,13 @@ class SmiXml:
         self._snapshot, self._path, self._text, self._num_fed = _Snapshot(), [], "", 0
 
     def _end(self, damage: str = "") -> None:
-        """Hand over what was read, unless it was handed over: then something follows the end."""
+        """Pass the data on, unless that has been done; then the line follows the document's end."""
         if self._parser is None:
             return
         if damage:
             what = f"documents of nvidia-smi -q -x read only up to the damage: {damage}"
             self._collector.left_out[what] += 1
-        self._snapshot.give(self._collector)
+        self._snapshot.deliver(self._collector)
         self._parser = None
 
     def _start(self, name: str, attributes: Mapping[str, str]) -> None:

@@ -1,7 +1,7 @@
 """Sensor files that are tables: ``nvidia-smi dmon``, ``dcgmi dmon``, ``nvidia-smi --query-gpu``.
 
-The monitors write columns of text under headers that repeat; a query writes CSV, and its header
-says which column is what.
+The monitors write columns of text under headers that repeat. A query writes CSV, and its header
+names the columns.
 
 Source: ``nvidia-smi dmon --help`` (groups ``-s pucvmet``, times by ``-o DT``); short names of
 DCGM's fields in ``dcgm_fields.c``; ``nvidia-smi --help-query-gpu`` (names before and after driver
@@ -40,7 +40,7 @@ _MIB = 1024.0**2
 
 _DAY_NS = 86_400 * NS_PER_S
 
-# Header of nvidia-smi to the column of TELEMETRY, and what its numbers are counted in.
+# Header of nvidia-smi to the column of TELEMETRY, and the unit of its numbers.
 _SMI: dict[str, tuple[str, float]] = {
     "pwr": ("power_w", 1),
     "gtemp": ("temperature_c", 1),
@@ -71,7 +71,7 @@ _DCGM: dict[str, tuple[str, float]] = {
 
 _DCGM_REASONS = "DVCCTR"
 
-# Output of "-s v" on clocks: policies that throttled the GPU, in % of the period and as a flag.
+# Clock violations in the output of "-s v": power in % of the period, thermal as a flag.
 _VIOLATIONS = {"pviol": "power_violation", "tviol": "thermal_violation"}
 
 _TIME = re.compile(r"(\d\d):(\d\d):(\d\d)")
@@ -80,9 +80,9 @@ _DATE = re.compile(r"\d{8}")
 
 
 def dmon_header(line: str) -> list[str] | None:
-    """Names of columns; None for a line that is no header of names (that of units is none).
+    """Names of columns; None for any other line, including the line of units.
 
-    Neither is that of ``nvidia-smi pmon``, whose rows are processes.
+    The header of ``nvidia-smi pmon`` also gives None, because its rows are processes.
     """
     names = line.replace("#", " ", 1).split()
     if not names or len(names) > 200:
@@ -98,11 +98,11 @@ def dmon_header(line: str) -> list[str] | None:
 
 
 class Dmon:
-    """Rows under one header.
+    """Reader of the rows under one header of a monitor.
 
     Args:
-        names: Of the columns.
-        collector: Where samples go.
+        names: Names of the columns.
+        collector: Receives the samples.
     """
 
     def __init__(self, names: Sequence[str], collector: Collector | Labelled) -> None:
@@ -119,14 +119,14 @@ class Dmon:
         self._last_ns = 0
 
     def fits(self, names: Sequence[str]) -> bool:
-        """Whether this header is the same again, as dmon repeats it."""
+        """Whether a header is a repetition of this one, as dmon writes them."""
         return list(names) == self._names
 
     def take(self, line: str) -> None:
         """Read one row."""
         cells = line.split()
         if self._is_dcgm:
-            if cells[:1] != ["GPU"]:  # of a switch, a link, an instance; or the line of units
+            if cells[:1] != ["GPU"]:  # a switch, a link, a MIG instance, or the line of units
                 return
             cells = cells[1:]
         if len(cells) != len(self._names):
@@ -141,7 +141,7 @@ class Dmon:
             column: None if (value := number(cells[i])) is None else value * scale
             for i, column, scale in self._numbers
         }
-        self._collector.sample(Identity(index=index), when, values, self._slowed_by(cells))
+        self._collector.sample(Identity(index=index), when, values, self._throttle_reasons(cells))
 
     def _when(self, cells: list[str]) -> tuple[int, Clock] | None:
         if "Time" not in self._at:
@@ -162,20 +162,20 @@ class Dmon:
         self._last_ns = ns
         return self._day_ns + ns, "day"
 
-    def _slowed_by(self, cells: list[str]) -> str:
-        """Reasons joined by commas, empty where the row does not tell."""
+    def _throttle_reasons(self, cells: list[str]) -> str:
+        """Throttling reasons joined by commas, empty if unknown."""
         if _DCGM_REASONS in self._at and self._is_dcgm:
             bits = mask_of(cells[self._at[_DCGM_REASONS]])
             return "" if bits is None else reasons_of(bits)
-        told = [(name, number(cells[i])) for i, name in self._violations]
-        if all(value is None for _, value in told):
+        violations = [(name, number(cells[i])) for i, name in self._violations]
+        if all(value is None for _, value in violations):
             return ""
-        return ",".join(name for name, value in told if value) or NO_THROTTLING
+        return ",".join(name for name, value in violations if value) or NO_THROTTLING
 
 
 # ``nvidia-smi --query-gpu=… --format=csv`` --------------------------------------------------------
 
-# Column of TELEMETRY to the names it may have, best first, and what its plain number is counted in.
+# Column of TELEMETRY to the names it may have, best first, and the unit of a plain number.
 _COLUMNS: tuple[tuple[str, tuple[str, ...], float], ...] = (
     ("sm_clock_mhz", ("clocks.current.sm", "clocks.sm", "clocks.current.graphics", "clocks.gr"), 1),
     ("memory_clock_mhz", ("clocks.current.memory", "clocks.mem"), 1),
@@ -205,7 +205,7 @@ _SENSORS = {name for _, names, _ in _COLUMNS for name in names}
 
 
 def header_of(line: str) -> list[str] | None:
-    """Names of columns; None for a line that is no header of a query."""
+    """Names of columns; None for a line that is not the header of a query."""
     cells = line.split(",")
     fields = [_FIELD.fullmatch(cell) for cell in cells]
     if not all(fields) or len(cells) > 1_000:
@@ -215,12 +215,12 @@ def header_of(line: str) -> list[str] | None:
 
 
 def has_sensors(names: Sequence[str]) -> bool:
-    """Whether one of the columns is of a sensor."""
+    """Whether any of the columns is a sensor."""
     return any(name in _SENSORS or name.startswith(_REASONS) for name in names)
 
 
 def is_headless(line: str) -> bool:
-    """Whether a line looks like a row of such a query, which alone does not say what it means."""
+    """Whether a line looks like a row of a query, whose columns are unknown without a header."""
     cells = line.split(",")
     is_timed = len(cells) > 2 and _ROW_TIME.fullmatch(cells[0].strip()) is not None
     return is_timed or sum(_UNIT_CELL.fullmatch(cell) is not None for cell in cells) >= 2
@@ -232,9 +232,9 @@ _MAX_STATES = 4_096
 
 
 class _Number(msgspec.Struct, frozen=True):
-    """A column of numbers: where it is, and what a number without a unit is counted in.
+    """A column of numbers: its position, and the unit of numbers without one.
 
-    Cells repeat, so that each distinct one is parsed once.
+    Cells repeat, so each distinct cell is parsed once.
     """
 
     position: int
@@ -243,7 +243,7 @@ class _Number(msgspec.Struct, frozen=True):
     cells: dict[str, float | None] = msgspec.field(default_factory=dict)
 
     def value(self, cell: str) -> float | None:
-        """Of one cell."""
+        """Value of one cell."""
         if cell not in self.cells:
             if len(self.cells) >= _MAX_CACHED:
                 self.cells.clear()
@@ -253,11 +253,11 @@ class _Number(msgspec.Struct, frozen=True):
 
 
 class QueryCsv:
-    """Rows under one header.
+    """Reader of the rows under one header of a query.
 
     Args:
-        names: Of the columns, as the header has them.
-        collector: Where samples go.
+        names: Names of the columns, as in the header.
+        collector: Receives the samples.
     """
 
     def __init__(self, names: Sequence[str], collector: Collector | Labelled) -> None:
@@ -315,17 +315,17 @@ class QueryCsv:
                 return
         values = {n.column: n.value(cells[n.position]) for n in self._numbers}
         device = self._device(cells)
-        self._collector.sample(device, when, values, self._slowed_by(cells))
+        self._collector.sample(device, when, values, self._throttle_reasons(cells))
         if self._states:
             self._take_state(device, cells)
 
     def _take_state(self, device: Identity, cells: list[str]) -> None:
-        """Give the device's state where a row changes it; as good as none does."""
-        told = tuple(cells[i] for i, _ in self._states)
-        if self._last_states.get(device) == told:
+        """Add the GPU's state if the row changes it, which hardly any row does."""
+        state_cells = tuple(cells[i] for i, _ in self._states)
+        if self._last_states.get(device) == state_cells:
             return
         if len(self._last_states) < _MAX_STATES:
-            self._last_states[device] = told
+            self._last_states[device] = state_cells
         facts = {name: cells[i] for i, name in self._states}
         state = state_of(facts, device, self._collector.file)
         if state is not None:
@@ -349,21 +349,21 @@ class QueryCsv:
             )
         return self._devices[key]
 
-    def _slowed_by(self, cells: list[str]) -> str:
-        """Reasons joined by commas, empty where the row does not tell."""
+    def _throttle_reasons(self, cells: list[str]) -> str:
+        """Throttling reasons joined by commas, empty if unknown."""
         if self._mask is not None:
             named = _named_reasons(cells[self._mask])
             if named:
                 return named
-        told = {name: cells[position].strip() for position, name in self._flags}
-        if not any(value in ("Active", "Not Active") for value in told.values()):
+        flags = {name: cells[position].strip() for position, name in self._flags}
+        if not any(value in ("Active", "Not Active") for value in flags.values()):
             return ""
-        return ",".join(n for n, value in told.items() if value == "Active") or NO_THROTTLING
+        return ",".join(n for n, value in flags.items() if value == "Active") or NO_THROTTLING
 
 
 @lru_cache(maxsize=1024)
 def _named_reasons(cell: str) -> str:
-    """What a mask says, empty where it cannot be read."""
+    """Names of the reasons in a bit mask, empty if the mask cannot be read."""
     bits = mask_of(cell)
     return "" if bits is None else reasons_of(bits)
 

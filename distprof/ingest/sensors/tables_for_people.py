@@ -1,4 +1,4 @@
-"""Tables that ``nvidia-smi`` prints for people, of one host or of many. A table is a snapshot.
+"""Tables that ``nvidia-smi`` prints by default, of one or several hosts. A table is a snapshot.
 
 Source: output of ``nvidia-smi`` of drivers 418 to 590.
 """
@@ -27,7 +27,7 @@ _MIB = 1024.0**2
 
 
 def date_of(line: str) -> tuple[int, Clock] | None:
-    """The time that a date such as ``Fri Jul  3 22:10:46 2026`` means; None for another line."""
+    """The time of a date such as ``Fri Jul  3 22:10:46 2026``; None for another line."""
     match = _WHEN.fullmatch(line) if line[:1].isupper() else None
     if match is None:
         return None
@@ -37,11 +37,11 @@ def date_of(line: str) -> tuple[int, Clock] | None:
 
 
 class SmiTables:
-    """Tables of one host.
+    """Reader of the tables of one host.
 
     Args:
-        collector: Where samples go.
-        host: Host name, empty where not told.
+        collector: Receives the samples.
+        host: Host name, empty if unknown.
     """
 
     def __init__(self, collector: Collector | Labelled, host: str = "") -> None:
@@ -51,7 +51,7 @@ class SmiTables:
         self._gpu: tuple[Identity, float | None] | None = None
 
     def take(self, line: str) -> bool:
-        """Read a line; False for one of something else."""
+        """Read a line; False if it is not part of a table."""
         if line[:1] != "|":
             self._when = date_of(line) or self._when
             return False
@@ -63,10 +63,10 @@ class SmiTables:
             return True
         second = _SECOND.fullmatch(line)
         if second is not None and self._gpu is not None:
-            heat, power, memory, use = (number(cell) for cell in second.groups())
+            temperature, power, memory, use = (number(cell) for cell in second.groups())
             device, ecc_errors = self._gpu
             values = {
-                "temperature_c": heat,
+                "temperature_c": temperature,
                 "power_w": power,
                 "memory_used_bytes": None if memory is None else memory,
                 "gpu_utilization_ratio": None if use is None else use / 100,

@@ -1,1 +1,1 @@
-"""Readers of training programs' logs: one grammar per way of writing."""
+"""Readers of training programs' logs, with one grammar per format."""

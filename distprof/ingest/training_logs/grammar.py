@@ -1,6 +1,6 @@
-"""What every grammar of a training log has in common, and the log that the best of them makes.
+"""Base class of the grammars of training logs, and the log built from the best of them.
 
-A grammar has signs to look for, and gathers rows, timers and facts.
+A grammar has signs to search for, and collects rows, timers and facts.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ MAX_TIMERS = 200
 MAX_TIMER_VALUES = 4_000_000
 
 MAX_SECONDS = 1e7
-"""An iteration that lasts longer (four months) was written in another unit."""
+"""A longer time of an iteration (four months) must be in another unit."""
 
 MAX_COUNT = 1 << 53
 
 NUMBER = rb"[-+]?(?:\d{1,25}(?:\.\d{0,25})?|\.\d{1,25})(?:[eE][-+]?\d{1,4})?"
-"""Matches in only one way, so hostile lines cost no more than others."""
+"""Unambiguous, so hostile lines cause no backtracking."""
 
 _STAMP = re.compile(rb"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
 
@@ -57,16 +57,16 @@ class Row(NamedTuple):
     """One report on iterations.
 
     Args:
-        iteration: Number of the last iteration that it is about, None where not told.
-        duration_ns: Of one iteration, None where not told.
-        span: Iterations that it is the mean of; None where only the numbers can tell.
+        iteration: Number of the last iteration that it covers, None if unknown.
+        duration_ns: Duration of one iteration, None if unknown.
+        span: Number of iterations that it is the mean of; None if it follows from the numbers.
         samples_per_s: All ranks together.
         tokens_per_s: All ranks together.
-        tokens_per_s_per_device: Of one device.
-        tflops: Per device.
+        tokens_per_s_per_device: Per GPU.
+        tflops: Per GPU.
         loss: As printed.
-        rank: Rank that printed it, None where not told.
-        at_s: Time of the report, seconds since any moment, None where not told.
+        rank: Rank that printed the report, None if unknown.
+        at_s: Time of the report in seconds from any origin, None if unknown.
     """
 
     iteration: int | None
@@ -85,8 +85,8 @@ class TimerValues(msgspec.Struct):
     """Values of one timer.
 
     Args:
-        report: Indexes of the reports that they belong to, ascending.
-        ns: Per iteration.
+        report: Indices of the reports that they belong to, ascending.
+        ns: Time per iteration.
     """
 
     report: array[int] = msgspec.field(default_factory=lambda: array("q"))
@@ -94,20 +94,20 @@ class TimerValues(msgspec.Struct):
 
 
 class Grammar(msgspec.Struct):
-    """A way of writing that is looked for in every block of a log. Subclasses say how.
+    """A format that is searched for in every block of a log. Subclasses define it.
 
     Args:
         rows: Reports, in the order of the log.
-        timers: Of each timer, its values.
+        timers: Name of a timer to its values.
         startup: Timers before the first report.
-        facts: What is said of the job, by the names of :class:`TrainingFacts`' fields and axes.
-        num_unknown: Lines with a sign that could not be understood.
-        rates: Throughput printed on its own, samples per second of all ranks together.
+        facts: Properties of the job, by the names of :class:`TrainingFacts`' fields and axes.
+        num_unknown: Lines with a sign that could not be read.
+        rates: Throughput printed apart from reports, samples per second of all ranks together.
         num_timer_lines: Lines with timers.
-        num_timer_values: Values of timers that are kept.
-        is_full: Whether more reports came than are kept.
-        is_of_slowest_ranks: Whether timers are of whichever rank was slowest in each.
-        notes: What was assumed.
+        num_timer_values: Number of timer values kept.
+        is_full: Whether some reports or timer values were dropped because of a limit.
+        is_of_slowest_ranks: Whether each timer shows the slowest rank in that timer.
+        notes: Assumptions.
     """
 
     rows: list[Row] = msgspec.field(default_factory=list)
@@ -124,30 +124,30 @@ class Grammar(msgspec.Struct):
 
     @property
     def name(self) -> str:
-        """Whose words they are."""
+        """Program or format of the log, for display."""
         raise NotImplementedError
 
     @property
     def signs(self) -> tuple[bytes, ...]:
-        """A block without any of these holds nothing of the grammar."""
+        """Byte strings, at least one of which is in every relevant block."""
         raise NotImplementedError
 
     def take(self, block: bytes) -> None:
-        """Gather from whole lines that hold a sign."""
+        """Read a block of whole lines that contains a sign."""
         raise NotImplementedError
 
     def finish(self) -> None:
         """Called after the last block."""
 
     def add(self, row: Row) -> None:
-        """Keep a report, unless there are too many."""
+        """Add a report, unless there are too many."""
         if len(self.rows) >= MAX_ROWS:
             self.is_full = True
         else:
             self.rows.append(row)
 
     def add_timers(self, timers: Mapping[str, int]) -> None:
-        """Keep timers of the last report, or of the start."""
+        """Add timers to the last report, or to those of the startup."""
         self.num_timer_lines += 1
         index = len(self.rows) - 1
         for name, ns in timers.items():
@@ -158,7 +158,7 @@ class Grammar(msgspec.Struct):
                 self._add_timer(self.timers.setdefault(name, TimerValues()), index, ns)
 
     def _add_timer(self, values: TimerValues, index: int, ns: int) -> None:
-        """The last value that belongs to a report counts."""
+        """Add a value, or replace an earlier one of the same report."""
         if values.report and values.report[-1] == index:
             values.ns[-1] = ns
         elif self.num_timer_values < MAX_TIMER_VALUES and not self.is_full:
@@ -181,7 +181,7 @@ def to_float(text: bytes | None) -> float | None:
 
 
 def to_int(text: bytes | None) -> int | None:
-    """A count of a bearable size; None for anything else."""
+    """A non-negative integer below the limit; None for anything else."""
     if text is None or not 0 < len(text) < 20:
         return None
     try:
@@ -192,21 +192,21 @@ def to_int(text: bytes | None) -> int | None:
 
 
 def ms_to_ns(value: float | None) -> int | None:
-    """Milliseconds as int ns; None where it cannot be a time of an iteration."""
+    """Milliseconds as int ns; None if it cannot be the time of an iteration."""
     if value is None or not 0 <= value < MAX_SECONDS * 1e3:
         return None
     return round(value * NS_PER_MS)
 
 
 def s_to_ns(value: float | None) -> int | None:
-    """Seconds as int ns; None where it cannot be a time of an iteration."""
+    """Seconds as int ns; None if it cannot be the time of an iteration."""
     if value is None or not 0 <= value < MAX_SECONDS:
         return None
     return round(value * NS_PER_S)
 
 
 def stamp_s(text: bytes) -> float | None:
-    """The last date and time in a text as seconds since 1970, zones left aside."""
+    """The last date and time in a text as seconds since 1970, ignoring time zones."""
     stamps = list(_STAMP.finditer(text))
     if not stamps:
         return None
@@ -228,21 +228,21 @@ _LARGEST = 1 << 31
 
 
 def best_of(grammars: Sequence[Grammar]) -> Grammar | None:
-    """The grammar with most timed reports, ties by their order; None where none has a report."""
-    told = [grammar for grammar in grammars if grammar.rows]
-    if not told:
+    """The first grammar with enough timed reports, or else with any; None without any report."""
+    with_rows = [grammar for grammar in grammars if grammar.rows]
+    if not with_rows:
         return None
-    return max(told, key=lambda g: (_has_times(g), -grammars.index(g)))
+    return max(with_rows, key=lambda g: (_has_times(g), -grammars.index(g)))
 
 
 def to_log(
     chosen: Grammar, others: Sequence[Grammar], files: Sequence[str], num_lines: int
 ) -> TrainingLog:
-    """One log of what was chosen.
+    """The log of the chosen grammar.
 
     Args:
-        chosen: Whose reports are taken.
-        others: What else was gathered: rates and facts that the chosen one lacks.
+        chosen: Grammar that provides the reports.
+        others: Other grammars, which add rates and facts that the chosen one lacks.
         files: Paths as the user named them.
         num_lines: Lines of the files.
     """
@@ -252,7 +252,8 @@ def to_log(
     timers = {name: _timer(values, kept, len(rows)) for name, values in chosen.timers.items()}
     if chosen.is_full:
         notes.append(
-            f"Too many reports; distprof keeps the first: {len(rows):,} of at most {MAX_ROWS:,}."
+            f"The log exceeds the limit on reports or timers: distprof keeps {len(rows):,} reports "
+            f"(limit {MAX_ROWS:,})."
         )
     iteration = _ints(row.iteration for row in rows)
     return TrainingLog(
@@ -280,21 +281,23 @@ def to_log(
 
 
 def _has_times(grammar: Grammar) -> tuple[bool, bool]:
-    """Times of many reports, else of any; or times of lines, from which they follow."""
+    """Whether many reports, and whether any, have a duration or a time of their line."""
     timed = sum(row.duration_ns is not None for row in grammar.rows[:1_000])
     stamped = sum(row.at_s is not None for row in grammar.rows[:1_000])
     return max(timed, stamped) >= 3, max(timed, stamped) > 0
 
 
 def _left_out(chosen: Grammar, others: Sequence[Grammar]) -> list[str]:
-    told = [other.name for other in others if other.rows and other is not chosen]
-    if not told:
+    ignored = [other.name for other in others if other.rows and other is not chosen]
+    if not ignored:
         return []
-    return [f"Iterations come from {chosen.name}. Ignored: {', '.join(told)}."]
+    return [
+        f"distprof uses the iterations of {chosen.name} and ignores those of {', '.join(ignored)}."
+    ]
 
 
 def _of_one_rank(rows: Sequence[Row], notes: list[str]) -> tuple[list[Row], Int64Array]:
-    """Reports of one rank, and where each report of all went: ABSENT for those left aside."""
+    """Reports of one rank, and the position of each report among them, ABSENT if dropped."""
     ranks = {row.rank for row in rows}
     if len(ranks) < 2:
         return list(rows), np.arange(len(rows), dtype=np.int64)
@@ -302,14 +305,14 @@ def _of_one_rank(rows: Sequence[Row], notes: list[str]) -> tuple[list[Row], Int6
     for row in rows:
         counts[row.rank] = counts.get(row.rank, 0) + 1
     rank = max(counts, key=lambda r: (counts[r], -(r if r is not None else _LARGEST)))
-    notes.append(f"Reports of {len(ranks):,} ranks: distprof uses those of rank {rank}.")
+    notes.append(f"{len(ranks):,} ranks printed reports: distprof uses those of rank {rank}.")
     mine = np.fromiter((row.rank == rank for row in rows), bool, len(rows))
     place = np.where(mine, np.cumsum(mine) - 1, ABSENT)
     return [row for row in rows if row.rank == rank], place
 
 
 def _timed_by_stamps(rows: list[Row], notes: list[str]) -> list[Row]:
-    """Where lines have times and reports none, times of iterations by their differences."""
+    """Reports with durations from the times of their lines, if no report has a duration."""
     if any(row.duration_ns is not None for row in rows) or not any(r.at_s for r in rows):
         return rows
     notes.append(
@@ -336,13 +339,13 @@ def _timed_by_stamps(rows: list[Row], notes: list[str]) -> list[Row]:
 
 
 def _spans(rows: Sequence[Row]) -> Int64Array:
-    """Iterations that each report is the mean of: as told, else by the numbers."""
+    """Iterations that each report is the mean of: as printed, else from iteration numbers."""
     number = _ints(row.iteration for row in rows)
     steps = np.diff(number, prepend=number[:1])
     usual = int(np.median(steps[steps > 0])) if (steps > 0).any() else 1
     by_numbers = np.where((steps > 0) & (number != ABSENT), steps, usual)
-    told = _ints(row.span for row in rows)
-    spans: Int64Array = np.maximum(np.where(told > 0, told, by_numbers), 1)
+    printed = _ints(row.span for row in rows)
+    spans: Int64Array = np.maximum(np.where(printed > 0, printed, by_numbers), 1)
     return spans
 
 
@@ -373,7 +376,7 @@ def _facts(chosen: Grammar, others: Sequence[Grammar]) -> TrainingFacts:
 
 
 def _num_micro_batches(facts: dict[str, int]) -> int | None:
-    """Of one pipeline: what each replica gets of the batch, in micro-batches."""
+    """Micro-batches per pipeline: each data-parallel replica's share of the global batch."""
     size, batch, dp = (facts.get(n) for n in ("micro_batch_size", "global_batch_size", "dp"))
     if size is None or batch is None or dp is None or batch % (size * dp):
         return None

@@ -1,8 +1,8 @@
 """Lines of frameworks and small training programs: one report per iteration, timers, arguments.
 
-Megatron-LM, whose timers have an old and a present form. It divides them by the iterations since
-its last report, so they are of one iteration. Ranks write to one terminal: what another wrote
-before or behind a report is left aside::
+Megatron-LM, whose timers have an old and a new format. It divides them by the iterations since its
+last report, so they are times per iteration. Ranks may share a terminal, so output of other ranks
+before or after a report is ignored::
 
      iteration       20/    1000 | elapsed time per iteration (ms): 1354.9 | …
     time (ms) | forward-compute: 306.62 | forward-recv: 527.58 | …
@@ -10,7 +10,7 @@ before or behind a report is left aside::
         forward-compute ................................: (306.62, 310.00)
       pipeline_model_parallel_size .................... 4
 
-DeepSpeed: steps of its pipeline engine, its throughput timer, its breakdown::
+DeepSpeed: steps of its pipeline engine, its throughput timer, and its breakdown::
 
     steps: 10 loss: 4.5012 iter time (s): 0.470 samples/sec: 8.505
     epoch=0/micro_step=10/global_step=10, RunningAvgSamplesPerSec=12.1, CurrSamplesPerSec=12.3, …
@@ -90,20 +90,20 @@ _VIRTUAL = b"virtual_pipeline_model_parallel_size"
 
 _AXES = {b"data": "dp", b"tensor-model": "tp", b"pipeline-model": "pp"}
 
-_SPREAD = "Each timer is the value of the slowest rank, which may differ between timers."
+_SPREAD = "Each timer shows the slowest rank, which may differ between timers."
 
 
 class MegatronGrammar(Grammar):
-    """Reports of Megatron-LM and of programs made from it."""
+    """Reports of Megatron-LM and programs derived from it."""
 
     @property
     def name(self) -> str:
-        """Whose words they are."""
+        """Program that printed the log."""
         return "Megatron-LM"
 
     @property
     def signs(self) -> tuple[bytes, ...]:
-        """A block without any of these holds nothing of the grammar."""
+        """Byte strings, at least one of which is in every relevant block."""
         return (
             b"elapsed time per iteration",
             b"elapsed_time_per_iteration",
@@ -116,7 +116,7 @@ class MegatronGrammar(Grammar):
         )
 
     def take(self, block: bytes) -> None:
-        """Gather reports and timers as they come."""
+        """Read reports and timers in the order of the log."""
         self._take_facts(block)
         found = [
             *_ITERATION.finditer(block),
@@ -156,7 +156,7 @@ class MegatronGrammar(Grammar):
             )
         )
         if batch and batch.is_integer() and batch < 1 << 31:
-            self.facts["global_batch_size"] = int(batch)  # of the last: it may grow
+            self.facts["global_batch_size"] = int(batch)  # keep the last one, as it may grow
 
     def _take_facts(self, block: bytes) -> None:
         for name, value in _ARGUMENT.findall(block) if b" ..." in block else ():
@@ -173,13 +173,13 @@ class MegatronGrammar(Grammar):
 
 
 def _is_deepspeeds(block: bytes, start: int) -> bool:
-    """Whether timers follow ``rank=0`` or ``[Rank 0]``: those are another program's."""
+    """Whether timers follow ``rank=0`` or ``[Rank 0]``, as DeepSpeed prints them."""
     before = block[max(start - 16, 0) : start]
     return before.endswith(b"] ") or b"rank=" in before
 
 
 def _named(pairs: list[tuple[bytes, bytes]]) -> dict[str, int]:
-    """Timers in ns by name."""
+    """Name of each timer to its ns."""
     found = {name.decode("ascii", "replace"): ms_to_ns(to_float(ms)) for name, ms in pairs}
     return {name: ns for name, ns in found.items() if ns is not None}
 
@@ -206,8 +206,8 @@ _BATCH = re.compile(rb"train_batch_size \.{3,60} (\d{1,12})")
 _DEEPSPEED_WORLD = re.compile(rb"world_size \.{3,60} (\d{1,9})")
 
 _NOTE = (
-    "DeepSpeed timers are as printed, for one iteration, one micro-batch or everything since "
-    "the last report: distprof computes no shares from them."
+    "DeepSpeed's timers cover one iteration, one micro-batch or the time since the last report, "
+    "so distprof computes no shares from them."
 )
 
 
@@ -216,17 +216,17 @@ class DeepSpeedGrammar(Grammar):
 
     @property
     def name(self) -> str:
-        """Whose words they are."""
+        """Program that printed the log."""
         return "DeepSpeed"
 
     @property
     def signs(self) -> tuple[bytes, ...]:
-        """A block without any of these holds nothing of the grammar."""
+        """Byte strings, at least one of which is in every relevant block."""
         return (b"iter time (s):", b"CurrSamplesPerSec=", b"train_batch_size ..", b"] time (ms) |",
                 b"rank=0 time (ms) |")  # fmt: skip
 
     def take(self, block: bytes) -> None:
-        """Gather reports and timers as they come."""
+        """Read reports and timers in the order of the log."""
         for value in _BATCH.findall(block):
             self.facts["global_batch_size"] = int(value)
         for value in _DEEPSPEED_WORLD.findall(block):
@@ -293,22 +293,22 @@ _TFLOPS = re.compile(rb"tflops: +([\d,.]{1,20})")
 
 
 class SpeedrunGrammar(Grammar):
-    """``step:1/1845 train_time:73ms step_avg:73.23ms``: the time so far, in whole milliseconds."""
+    """``step:1/1845 train_time:73ms step_avg:73.23ms``: elapsed time in whole milliseconds."""
 
     _before: tuple[int, float] | None = None
 
     @property
     def name(self) -> str:
-        """Whose words they are."""
+        """Program that printed the log."""
         return "a nanoGPT speedrun"
 
     @property
     def signs(self) -> tuple[bytes, ...]:
-        """A block without any of these holds nothing of the grammar."""
+        """Byte strings, at least one of which is in every relevant block."""
         return (b"train_time:",)
 
     def take(self, block: bytes) -> None:
-        """Differences of the time so far; lines of a validation repeat the step they follow."""
+        """Read differences of the elapsed time, without validation lines, which repeat a step."""
         for step, middle, total in _SPEEDRUN.findall(block):
             number, ms = int(step), to_float(total)
             loss = _LOSS.search(middle)
@@ -322,7 +322,7 @@ class SpeedrunGrammar(Grammar):
             self._before = None if ms is None else (number, ms)
 
     def finish(self) -> None:
-        """Say how exact it is."""
+        """Note the accuracy."""
         self.notes.append(
             "Times are differences of the elapsed time, printed in whole milliseconds. They "
             "exclude what the program excludes, such as validation."
@@ -334,16 +334,16 @@ class IterGrammar(Grammar):
 
     @property
     def name(self) -> str:
-        """Whose words they are."""
+        """Program that printed the log."""
         return "nanoGPT"
 
     @property
     def signs(self) -> tuple[bytes, ...]:
-        """A block without any of these holds nothing of the grammar."""
+        """Byte strings, at least one of which is in every relevant block."""
         return (b"ms, mfu ", b", time ")
 
     def take(self, block: bytes) -> None:
-        """Gather iterations."""
+        """Read iterations."""
         for number, loss, ms in _ITER.findall(block):
             self.add(
                 Row(
@@ -360,16 +360,16 @@ class TokGrammar(Grammar):
 
     @property
     def name(self) -> str:
-        """Whose words they are."""
+        """Program that printed the log."""
         return "llm.c"
 
     @property
     def signs(self) -> tuple[bytes, ...]:
-        """A block without any of these holds nothing of the grammar."""
+        """Byte strings, at least one of which is in every relevant block."""
         return (b" tok/s",)
 
     def take(self, block: bytes) -> None:
-        """Gather steps."""
+        """Read steps."""
         for number, loss, ms, rate in _TOK.findall(block):
             self.add(
                 Row(
@@ -383,20 +383,20 @@ class TokGrammar(Grammar):
 
 
 class TitanGrammar(Grammar):
-    """torchtitan: throughput per device; times of steps follow from those of the lines."""
+    """torchtitan: throughput per GPU; durations follow from the times of the lines."""
 
     @property
     def name(self) -> str:
-        """Whose words they are."""
+        """Program that printed the log."""
         return "torchtitan"
 
     @property
     def signs(self) -> tuple[bytes, ...]:
-        """A block without any of these holds nothing of the grammar."""
+        """Byte strings, at least one of which is in every relevant block."""
         return (b"tps:", b"wps:")
 
     def take(self, block: bytes) -> None:
-        """Gather steps; durations follow from times of lines, in :mod:`.grammar`."""
+        """Read steps; :mod:`.grammar` derives durations from the times of the lines."""
         if b"\x1b" in block:
             block = _ESCAPES.sub(b"", block)
         for before, number, loss, rest in _TITAN.findall(block):

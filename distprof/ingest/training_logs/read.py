@@ -1,7 +1,7 @@
-"""Which of the grammars a training log is written in, and its figures by that one.
+"""Read a training log with the grammar that fits it best.
 
-Each way of writing is a grammar (:mod:`.grammar`) that looks for its signs in blocks of the file;
-lines without one cost next to nothing. The grammar that finds most is taken.
+Each format has a grammar (:mod:`.grammar`), which reads only blocks of the file that contain one of
+its signs, so other lines cost next to nothing. The grammar that finds the most is used.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SMALL = 1 << 16
 
 
 def grammars() -> tuple[Grammar, ...]:
-    """All of them; the first of those that find as much is taken."""
+    """All grammars; the first one wins a tie."""
     return (
         MegatronGrammar(),
         DeepSpeedGrammar(),
@@ -52,11 +52,11 @@ def grammars() -> tuple[Grammar, ...]:
 
 
 def holds_iterations(start: bytes, *, is_text: bool) -> bool:
-    """Whether a file that begins so reports on iterations.
+    """Whether a file reports iterations, judged by its beginning.
 
     Args:
-        start: Its beginning, unpacked.
-        is_text: Whether it may be lines of a program, and not a table alone.
+        start: Beginning of the file, uncompressed.
+        is_text: Whether it may be the output of a program and not only a table.
     """
     if ColumnsGrammar().fits(start):
         return True
@@ -71,7 +71,7 @@ def holds_iterations(start: bytes, *, is_text: bool) -> bool:
 
 
 def read_training_log(source: str) -> TrainingLog:
-    """Read what a training program printed.
+    """Read the log of a training program.
 
     Args:
         source: Path or fsspec URL of a file, gzipped or not.

@@ -1,9 +1,9 @@
 """Logs that are tables of steps: CSV with a header, JSON lines, or one JSON object of series.
 
-A column ``step`` (``iteration``, ``iter``, ``global_step``) and one of times (``step_time``,
-``iter_time``, ``iteration_time``, ``duration``), with ``_ms``, ``_s``, ``_us`` or ``_ns``
-behind it. Series by iteration are as Megatron-LM keeps them for its tests, times in seconds; values
-that are no numbers are counted::
+A table has a column ``step`` (``iteration``, ``iter``, ``global_step``) and a column of times
+(``step_time``, ``iter_time``, ``iteration_time``, ``duration``), with the suffix ``_ms``, ``_s``,
+``_us`` or ``_ns``. Series by iteration have the format of Megatron-LM's tests, with times in
+seconds. Values that are not numbers are counted::
 
     {"iteration-time": {"start_step": 1, "step_interval": 5, "values": {"1": "nan", "5": 17.1}},
      "lm loss": {…}}
@@ -39,10 +39,10 @@ _MAX_HEADER = 1 << 16
 
 
 def find_columns(names: Sequence[Any]) -> tuple[str, str, float] | None:
-    """Columns of steps and times and ns per unit; None where either is missing.
+    """The columns of steps and times, and ns per unit; None if either column is missing.
 
     Args:
-        names: Columns as the table names them.
+        names: Names of the table's columns.
     """
     plain = {str(name).strip().lower().replace("-", "_"): str(name) for name in names[:1_000]}
     step = next((plain[name] for name in _STEPS if name in plain), None)
@@ -52,15 +52,15 @@ def find_columns(names: Sequence[Any]) -> tuple[str, str, float] | None:
 
 
 class ColumnsGrammar(Grammar):
-    """A table of steps. Not looked for in blocks: the file is one, or it is not."""
+    """A table of steps, which always comprises the whole file."""
 
     @property
     def name(self) -> str:
-        """Whose words they are."""
+        """Format of the log."""
         return "a table of steps"
 
     def fits(self, start: bytes) -> bool:
-        """Whether a file that begins so is a table of steps."""
+        """Whether a file with this beginning is a table of steps."""
         line = start[:_MAX_HEADER].lstrip(b"\xef\xbb\xbf \r\n").split(b"\n", 1)[0]
         if line.startswith(b"{"):
             first = _object(line)
@@ -68,7 +68,7 @@ class ColumnsGrammar(Grammar):
         return b"," in line and find_columns(_cells(line)) is not None
 
     def read(self, blocks: Blocks) -> None:
-        """Gather all rows."""
+        """Read all rows."""
         header: list[str] = []
         found: tuple[str, str, float] | None = None
         for line in _lines(blocks):
@@ -86,7 +86,9 @@ class ColumnsGrammar(Grammar):
             else:
                 self._take(entry, found)
         if found is not None and not any(found[1].lower().endswith(u) for u in _UNITS if u):
-            self.notes.append(f"Times in the column {found[1]!r} are taken as seconds.")
+            self.notes.append(
+                f"The column {found[1]!r} names no unit: distprof reads its times as seconds."
+            )
 
     def _take(self, entry: Mapping[str, Any], columns: tuple[str, str, float]) -> None:
         step, time, factor = columns
@@ -159,11 +161,11 @@ class GoldenValues(Grammar):
 
     @property
     def name(self) -> str:
-        """Whose words they are."""
+        """Format of the log."""
         return "the series of a Megatron-LM test"
 
     def read(self, source: str) -> None:
-        """Gather all iterations.
+        """Read all iterations.
 
         Raises:
             InputError: If it is not such a table, or is too large.
@@ -183,11 +185,11 @@ class GoldenValues(Grammar):
             else:
                 self.add(Row(iteration=number, duration_ns=ns, span=1, loss=loss.get(number)))
         if self.num_unknown:
-            self.notes.append(f"Values that are not times, skipped: {self.num_unknown:,}.")
+            self.notes.append(f"Skipped values that are not times: {self.num_unknown:,}.")
 
 
 def _values(series: Any) -> list[tuple[int, float | None]]:
-    """Iterations and values, ascending; None for what is no number."""
+    """Iterations and values, ascending; None for values that are not numbers."""
     values = series.get("values") if isinstance(series, dict) else None
     if isinstance(values, list):
         start, step = series.get("start_step"), series.get("step_interval")

@@ -1,18 +1,18 @@
 """Logs of trainers that report totals and losses rather than the times of iterations.
 
-Hugging Face's Trainer, and progress bars, in which programs that print no times show them::
+Hugging Face's Trainer, and progress bars of programs that print no times::
 
     {'loss': 2.31, 'grad_norm': 1.2, 'learning_rate': 5e-05, 'epoch': 0.01}
     {'train_runtime': 123.4, 'train_samples_per_second': 10.1, 'train_steps_per_second': 1.26, …}
      45%|████▌     | 4500/10000 [1:20:10<1:37:59, 1.07s/it]
 
 MLPerf's lines, ``:::MLLOG {"time_ms": …, "key": "train_loss", "value": …, "metadata": {…}}``.
-Losses come with the number of samples so far: their distance in time is that of as many iterations
-as their samples make. Some programs print throughput too, and NVIDIA's print ``train_step_time``
-(mlcommons/training, ``MLPerfLoggingCallback`` and ``DeltaTimingCallback``).
+Losses come with the number of samples so far, so the time between two losses divided by the
+iterations between them is the time of an iteration. Some programs also print throughput, and
+NVIDIA's print ``train_step_time`` (mlcommons/training, ``MLPerfLoggingCallback`` and
+``DeltaTimingCallback``).
 
-NeMo's lines, and those of BioNeMo, as its progress printer, its progress bar and DLLogger write
-them::
+Lines of NeMo and BioNeMo, written by their progress printer, their progress bar or DLLogger::
 
     Training epoch 0, iteration 120/149 | lr: 3e-05 | consumed_samples: 121 | global_batch_size: 1 |
         global_step: 120 | reduced_train_loss: 1.233 | train_step_timing in s: 0.03146
@@ -56,24 +56,24 @@ _MAX_BARS = 100
 _MIN_STEPS = 20
 
 _MIN_SECONDS = 50
-"""Bars show whole seconds: over as many, a mean is exact to two percent."""
+"""Bars show whole seconds: over this span, a mean is accurate to 2 %."""
 
 
 class TrainerGrammar(Grammar):
-    """The Trainer's summary: one mean over the whole training."""
+    """The Trainer's summary with the mean over the whole training."""
 
     @property
     def name(self) -> str:
-        """Whose words they are."""
+        """Program that printed the log."""
         return "Hugging Face Trainer"
 
     @property
     def signs(self) -> tuple[bytes, ...]:
-        """A block without any of these holds nothing of the grammar."""
+        """Byte strings, at least one of which is in every relevant block."""
         return (b"'train_runtime'",)
 
     def take(self, block: bytes) -> None:
-        """Gather summaries."""
+        """Read summaries."""
         for text in _SUMMARY.findall(block):
             values = {name: to_float(value) for name, value in _PAIR.findall(text)}
             rate = values.get(b"train_steps_per_second")
@@ -90,12 +90,12 @@ class TrainerGrammar(Grammar):
             )
 
     def finish(self) -> None:
-        """Say what it is a mean of."""
+        """Note what the time is the mean of."""
         self.notes.append("The iteration time is the Trainer's mean over the whole training.")
 
 
 class _Bar(msgspec.Struct):
-    """One bar by its total: where the present span began, and what it told so far."""
+    """One bar: the start of its current span, and the reports so far."""
 
     step: int
     second: int
@@ -105,18 +105,18 @@ class _Bar(msgspec.Struct):
 
 
 class BarGrammar(Grammar):
-    """The longest bar without a name: bars with one are downloads, maps, evaluations."""
+    """The longest-running bar without a label; labelled bars are downloads, maps, evaluations."""
 
     _bars: dict[int, _Bar] | None = None
 
     @property
     def name(self) -> str:
-        """Whose words they are."""
+        """Program that printed the log."""
         return "a progress bar"
 
     @property
     def signs(self) -> tuple[bytes, ...]:
-        """A block without any of these holds nothing of the grammar."""
+        """Byte strings, at least one of which is in every relevant block."""
         return (b"s/it", b"it/s")
 
     def take(self, block: bytes) -> None:
@@ -147,13 +147,13 @@ class BarGrammar(Grammar):
             bar.step, bar.second = step, second
 
     def finish(self) -> None:
-        """Keep the bar that took longest."""
+        """Keep the bar that ran longest."""
         bars = list((self._bars or {}).values())
         if bars:
             longest = max(bars, key=lambda bar: bar.last_second - bar.first_second)
             self.rows = longest.rows
         self.notes.append(
-            "Times come from a progress bar and are means over spans of at least 50 s: single "
+            "Times come from a progress bar and are means over spans of at least 50 s, so single "
             "iterations are not visible."
         )
 
@@ -162,7 +162,7 @@ class BarGrammar(Grammar):
 
 _TIMED = re.compile(rb"^[^\n]{0,4000}?train_step_timing in s\W{1,4}[^\n]{0,2000}", re.MULTILINE)
 
-_SAID = re.compile(
+_VALUES = re.compile(
     rb"\b(train_step_timing in s|global_step|reduced_train_loss|global_batch_size)[\"']?[:=] ?"
     rb"(" + NUMBER + rb")"
 )
@@ -171,30 +171,30 @@ _ITERATION = re.compile(rb"Training epoch \d{1,9}, iteration (\d{1,15})/")
 
 
 class NemoGrammar(Grammar):
-    """Reports of NeMo, each once: a progress bar prints the last step again."""
+    """Reports of NeMo, without the repetitions of the last step in progress bars."""
 
     @property
     def name(self) -> str:
-        """Whose words they are."""
+        """Program that printed the log."""
         return "NeMo"
 
     @property
     def signs(self) -> tuple[bytes, ...]:
-        """A block without any of these holds nothing of the grammar."""
+        """Byte strings, at least one of which is in every relevant block."""
         return (b"train_step_timing in s",)
 
     def take(self, block: bytes) -> None:
-        """Gather one report per line."""
+        """Read one report per line."""
         for match in _TIMED.finditer(block):
-            said = dict(_SAID.findall(match[0]))
-            ns = s_to_ns(to_float(said.get(b"train_step_timing in s")))
+            values = dict(_VALUES.findall(match[0]))
+            ns = s_to_ns(to_float(values.get(b"train_step_timing in s")))
             if ns is None:
                 self.num_unknown += 1
                 continue
-            told = _count(to_float(said.get(b"global_step")))
+            global_step = _count(to_float(values.get(b"global_step")))
             step = _ITERATION.search(match[0])
-            number = to_int(step and step[1]) if told is None else told
-            size = to_float(said.get(b"global_batch_size"))
+            number = to_int(step and step[1]) if global_step is None else global_step
+            size = to_float(values.get(b"global_batch_size"))
             if size is not None and 1 <= size < 1 << 40:
                 self.facts["global_batch_size"] = int(size)
             batch = self.facts.get("global_batch_size")
@@ -202,7 +202,7 @@ class NemoGrammar(Grammar):
                 iteration=number,
                 duration_ns=ns,
                 samples_per_s=batch * 1e9 / ns if batch and ns else None,
-                loss=to_float(said.get(b"reduced_train_loss")),
+                loss=to_float(values.get(b"reduced_train_loss")),
             )
             if not self.rows or number is None or self.rows[-1].iteration != number:
                 self.add(row)
@@ -230,27 +230,27 @@ class MllogGrammar(Grammar):
 
     _before: tuple[float, float] | None = None  # seconds and samples of the last loss
     _steps: list[Row] = msgspec.field(default_factory=list)
-    _samples: float = 0.0  # of the last time of a step
+    _samples: float = 0.0  # samples at the last step time
 
     @property
     def name(self) -> str:
-        """Whose words they are."""
+        """Program that printed the log."""
         return "MLPerf logging"
 
     @property
     def signs(self) -> tuple[bytes, ...]:
-        """A block without any of these holds nothing of the grammar."""
+        """Byte strings, at least one of which is in every relevant block."""
         return (b":::MLLOG",)
 
     def take(self, block: bytes) -> None:
-        """Gather events."""
+        """Read events."""
         for text in _LINE.findall(block):
             event = self._decoded(text)
             if event is not None:
                 self._take_event(event)
 
     def _decoded(self, text: bytes) -> dict[str, Any] | None:
-        """The event, without what other processes wrote behind it; None where it is broken."""
+        """The event, without output of other processes after it; None if it is broken."""
         for end in (len(text), text.rfind(b"}") + 1, text.find(b"}}") + 2):
             try:
                 event = _decoder.decode(text[:end])
@@ -284,9 +284,9 @@ class MllogGrammar(Grammar):
             self._take_rate(value)
 
     def _take_step(self, value: dict[str, Any], metadata: dict[str, Any]) -> None:
-        """The time of a step, in seconds: of the last one, or a mean since the last report.
+        """Read the time of a step in seconds, either of the last step or as a mean of several.
 
-        ``samples_count`` counts from the start, or since the last report.
+        ``samples_count`` counts from the start of the job or from the last report.
         """
         seconds, samples = _number(value[_STEP_TIME]), _number(metadata.get("samples_count"))
         ns = None if seconds is None else s_to_ns(seconds)
@@ -335,9 +335,9 @@ class MllogGrammar(Grammar):
         )
 
     def finish(self) -> None:
-        """Times of steps count, if there are any.
+        """Use the times of steps, if there are any.
 
-        Where only throughput was printed, an iteration is a batch at that rate.
+        If only throughput was printed, the time of an iteration is that of a batch at that rate.
         """
         if self._steps:
             self.rows = self._steps
@@ -354,7 +354,7 @@ class MllogGrammar(Grammar):
 
 
 def _count(value: float | None) -> int | None:
-    """A number of iterations; None for anything that cannot be one."""
+    """A number of iterations; None if it is not valid."""
     return round(value) if value is not None and 0 <= value < MAX_COUNT else None
 
 

@@ -136,8 +136,8 @@ def test_a_broken_line_costs_only_itself(tmp_path):
     log = read_nccl_inspector(str(path))
     assert log.num_records == 40 - 3
     assert sorted(log.notes) == [
-        "Operations with implausible numbers, skipped: 1.",
-        "Unreadable lines, skipped: 3.",
+        "Skipped operations with implausible numbers: 1.",
+        "Skipped unreadable lines: 3.",
     ]
 
 
@@ -146,7 +146,7 @@ def test_payloads_without_a_header_are_counted(tmp_path):
     path = tmp_path / "cut.jsonl"
     path.write_text("\n".join([lines[1], *lines[2:]]))
     log = read_nccl_inspector(str(path))
-    assert log.notes == ("Operations without a header, skipped: 1.",)
+    assert log.notes == ("Skipped operations without a header: 1.",)
 
 
 def test_a_file_without_an_operation_is_refused(tmp_path):
@@ -186,7 +186,7 @@ def test_memory_stays_bounded_whatever_names_come(tmp_path, monkeypatch):
     log = read_nccl_inspector(str(folder))
     assert len(log.members) == 3
     assert len(log.classes) == 2
-    assert any("further members" in note for note in log.notes)
+    assert any("communicator members" in note for note in log.notes)
 
 
 def test_records_go_with_a_recording_of_the_same_job(tmp_path):
