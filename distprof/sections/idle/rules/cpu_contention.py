@@ -7,16 +7,17 @@ the job itself, share the host's CPUs.
 ## Why it costs time
 A thread without a CPU launches nothing and, on CPU ranks, computes nothing. Ranks wait at different
 moments, so at the next collective all of them wait for the rank that had no CPU. It looks like a
-slow rank, and it is another one in the next run.
+slow rank, but a different rank in each run.
 
 ## Evidence needed
-A run directory whose step log has the time in the run queue of each rank's training thread, which
-Linux counts (`/proc/thread-self/schedstat`).
+A run directory whose step log contains each training thread's time in the run queue, as counted by
+Linux (`/proc/thread-self/schedstat`).
 
 ## How the cost is computed
-Time in the run queue on the rank that waits longest, mean per step, without the first step and
-those that take more than twice the median. Ranks that are late because of it are not called
-stragglers. What the job gains on a quiet host is simulated as if all ranks kept up with each other.
+Mean time per step in the run queue of the rank that waits longest, without the first step and steps
+longer than twice the median. Ranks that are late only for this reason are not reported as
+stragglers. To estimate the gain on an idle host, the simulation lets all ranks keep up with each
+other.
 
 The finding names a single rank if it waits far longer than the others, relative to the CPU time of
 each. A smaller difference is enough for a rank that may use at most half as many CPUs as the median
@@ -30,8 +31,8 @@ Give the job CPUs of its own: stop other work on the host, ask the scheduler for
 pin each rank (`numactl`, `taskset`, `--cpu-bind`), and set `OMP_NUM_THREADS` to the CPUs of a rank.
 
 ## When it is wrong
-Only the training thread is watched. Threads that compute for it may wait too, which adds to the
-cost, and on a GPU the wait may be hidden where work is queued.
+Only the training thread is observed. Threads that compute for it may also wait, which adds to the
+cost. On a GPU, queued work may hide the wait.
 
 ## Sources
 Linux kernel documentation, "Scheduler Statistics" (schedstat).
@@ -117,28 +118,28 @@ def check(
 def _starved(
     pauses: PausesResult, step_ns: int, limits: Limits, confined: Collection[int]
 ) -> tuple[int, ...]:
-    """Fewer than half of the ranks, which wait far longer than the others; empty without any.
+    """Ranks that wait far longer for a CPU than the others, fewer than half of all ranks.
 
-    A rank that runs longer also waits longer on a busy machine: that is its share. One that runs
-    less has no smaller one, since its CPU time is noisy, too. On a busy machine a rank must wait
-    far longer than whichever other rank waits longest, since among several ranks one waits twice
-    as long as the median by chance. That it may use far fewer CPUs than they is a reason, so that
-    less proves it.
+    On a busy machine, a rank that runs longer also waits longer, in proportion. A rank that runs
+    less is not expected to wait less, because CPU times vary. A rank must also wait far longer than
+    the other rank with the longest wait, because one of several ranks waits twice as long as the
+    median by chance. A smaller difference is enough for a rank that may use far fewer CPUs than the
+    others.
     """
-    told = [rank.run_queue_ns_per_step for rank in pauses.ranks]
-    waits = [wait for wait in told if wait is not None]
-    if len(waits) < max(2, len(told)):
+    recorded = [rank.run_queue_ns_per_step for rank in pauses.ranks]
+    waits = [wait for wait in recorded if wait is not None]
+    if len(waits) < max(2, len(recorded)):
         return ()
     ran = [rank.cpu_ns_per_step or 0 for rank in pauses.ranks]
     ran = ran if all(ran) else [1] * len(ran)
     rates = [wait / ns for wait, ns in zip(waits, ran, strict=True)]
     usual = zip(_medians_of_others(waits), _medians_of_others(rates), ran, strict=True)
-    shares = [max(wait, rate * ns) for wait, rate, ns in usual]
+    expected = [max(wait, rate * ns) for wait, rate, ns in usual]
     found = [
         row
-        for row, (wait, share) in enumerate(zip(waits, shares, strict=True))
-        if wait - share > limits["min_step_ratio"] * step_ns
-        and wait > limits["over_others"] * share
+        for row, (wait, usual_ns) in enumerate(zip(waits, expected, strict=True))
+        if wait - usual_ns > limits["min_step_ratio"] * step_ns
+        and wait > _times(pauses.ranks[row].rank, confined, limits, "over_others") * usual_ns
     ]
     most = max((waits[row] for row in found), default=0)
     found = [row for row in found if waits[row] > limits["of_longest"] * most]
@@ -151,7 +152,8 @@ def _starved(
             row
             for row in found
             if waits[row]
-            > _times(pauses.ranks[row].rank, confined, limits) * max(wait, rate * ran[row])
+            > _times(pauses.ranks[row].rank, confined, limits, "over_others_if_busy")
+            * max(wait, rate * ran[row])
         ]
     return tuple(pauses.ranks[row].rank for row in found)
 
@@ -174,9 +176,9 @@ def _with_competitors(waiting: tuple[int, ...], settings: SettingsResult) -> tup
     return tuple(sorted({*waiting}.union(*(one for one in competing if {*one} & {*waiting}))))
 
 
-def _times(rank: int, confined: Collection[int], limits: Limits) -> float:
-    """Over the other rank that waits longest, on a busy machine."""
-    return limits["over_others_if_confined" if rank in confined else "over_others_if_busy"]
+def _times(rank: int, confined: Collection[int], limits: Limits, usual: str) -> float:
+    """How many times as long as the others a rank must wait to be named."""
+    return limits["over_others_if_confined" if rank in confined else usual]
 
 
 def _medians_of_others(values: Sequence[float]) -> list[float]:
