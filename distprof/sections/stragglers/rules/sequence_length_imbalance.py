@@ -49,7 +49,7 @@ from distprof.units import format_duration, format_ratio
     severity=Severity.WARNING,
     since="0.1.0",
     needs=(StragglersResult, CollectivesResult),
-    limits={"min_step_ratio": Limit(0.03, "share of the step that may be lost to it")},
+    limits={"min_step_ratio": Limit(0.03, "share of the step that the imbalance may cost")},
 )
 def check(
     stragglers: StragglersResult, collectives: CollectivesResult, limits: Limits
