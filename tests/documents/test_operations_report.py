@@ -122,7 +122,7 @@ def test_unequal_sequences_are_told_from_stalls(tmp_path):
 
     sequences, stalling = of_pipeline(tmp_path, data), of_pipeline(tmp_path, stalls)
     assert "their sequences differ" in uneven(sequences).message
-    assert "without a pattern of the data" in uneven(stalling).message
+    assert "with no pattern in the data" in uneven(stalling).message
     assert judge(sequences).line == uneven(sequences).message
     assert judge(stalling).line == uneven(stalling).message
     assert "sequences of unequal length" in own_sentence(sequences)

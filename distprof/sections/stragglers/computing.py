@@ -1,8 +1,9 @@
-"""Why a rank computes longer than its peers: a slower device, more work, or one of the two.
+"""Why a rank computes longer than its peers: a slower device, more work, or unknown which.
 
-More work leaves traces: more kernels, kernels of more thread blocks, larger exchanges of tokens,
-more tokens in the step log. A device slows all of its kernels. What differs in most but not all
-kernel time, and leaves no trace, can be either; where work is known to be equal it is the device.
+More work shows as more kernels, kernels with more thread blocks, larger exchanges of tokens, or
+more tokens in the step log. A slow device slows all of its kernels. If most but not all of the
+kernel time is longer, without these signs, either can be the cause. If the work is known to be
+equal, it is the device.
 """
 
 from __future__ import annotations
@@ -23,33 +24,33 @@ from distprof.units import format_ratio
 __all__ = ["EXPERTS", "SLOWER", "Computing", "Work", "why_it_computes_longer"]
 
 EXPERTS = "experts"
-"""Detail of a cause: the tokens that a rank's experts get."""
+"""Detail of a cause: the rank's experts get more tokens."""
 
 SLOWER = 1.03
 """Kernel time relative to peers from which a device counts as slow, or its work as more."""
 
 PARTLY = 0.5
-"""Share of kernel time that is slower alike below which the device is not to blame."""
+"""Share of equally slower kernel time below which the device is not to blame."""
 
 MORE_TOKENS = 1.15
 """Tokens exchanged relative to peers from which experts count as busier."""
 
 GROWTH = 3
-"""A kernel's time grows at most with this power of its thread blocks; attention's with the second,
-and some kernels round their blocks."""
+"""Highest power of a kernel's thread blocks that its time grows with: attention's grows with the
+second, and some kernels round their blocks."""
 
 EXPLAINS = 0.5
-"""Part of what a rank computes too long that more work must explain."""
+"""Share of the excess computation that more work must explain."""
 
 _Floats: TypeAlias = NDArray[np.float64]
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known about the rank's work, relative to its peers' median.
+    """Measures of the rank's work, relative to its peers' median.
 
     Args:
-        tokens: Of the step logs; None where they do not say.
-        exchanged: Tokens or bytes in all-to-alls; None without any.
+        tokens: Tokens in the step logs; None if they are not logged.
+        exchanged: Tokens or bytes in all-to-alls; None if there are none.
     """
 
     tokens: float | None = None
@@ -57,7 +58,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Computing(msgspec.Struct, frozen=True, kw_only=True):
-    """The cause, one sentence, what of the cause, and how sure it is, 0 to 1."""
+    """The cause, one sentence of evidence, a detail of the cause, and its confidence, 0 to 1."""
 
     cause: StragglerCause
     why: str
@@ -66,17 +67,17 @@ class Computing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Compared(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank's kernels in some steps, next to the same kernels of its peers.
+    """A rank's kernels in some steps, compared with the same kernels of its peers.
 
     Args:
         ratio: Mean duration over the peers' median, per shared kernel.
-        weight_ns: The peers' time in it.
+        weight_ns: The peers' time, per shared kernel.
         count_ratio: Kernels launched over the peers' median, weighted with their time.
         time_ratio: All shared kernels' durations over the peers', at equal counts.
         grid_ratio: Thread blocks per launch over the peers' median, per shared kernel; NaN where
             they are not recorded.
         extra_ratio: Time in kernels that most peers do not run at all, over the peers' time. Other
-            versions of kernels, of which peers launch as many, are none.
+            versions of the peers' kernels, launched equally often, do not count.
     """
 
     ratio: _Floats
@@ -88,24 +89,24 @@ class _Compared(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def larger(self) -> NDArray[np.bool_]:
-        """Kernels that take as much longer as more thread blocks can explain."""
+        """Kernels whose longer time can be explained by more thread blocks."""
         grown = self.grid_ratio > 1 + EQUAL_GRIDS
         result: NDArray[np.bool_] = grown & (self.grid_ratio**GROWTH >= self.ratio)
         return result
 
     @property
     def is_larger(self) -> bool:
-        """Whether larger kernels explain what all of them take too long."""
+        """Whether larger kernels explain the excess time of all kernels."""
         excess = np.maximum(self.ratio - 1, 0) * self.weight_ns
         return bool(excess[self.larger].sum() >= EXPLAINS * excess.sum() > 0)
 
     def share(self, kernels: NDArray[np.bool_]) -> float:
-        """Their part of the peers' kernel time."""
+        """Share of ``kernels`` in the peers' kernel time."""
         return float(self.weight_ns[kernels].sum() / max(self.weight_ns.sum(), 1.0))
 
     @property
     def alike(self) -> float:
-        """Share of kernel time that is slower by at least half as much as all, or as its median."""
+        """Share of kernel time slower by at least half of the mean slowdown, or of the median."""
         if not self.weight_ns.sum():
             return 0.0
         order = np.argsort(self.ratio)
@@ -127,11 +128,11 @@ def why_it_computes_longer(
 
     Args:
         rank: The late rank.
-        longer: What it computes beyond its peers, relative to them; of a small excess, kernels need
-            explain no more than :data:`EXPLAINS`.
+        longer: Its computation above its peers', relative to theirs. If this excess is small,
+            kernels need to explain only :data:`EXPLAINS` of it.
         steps: Indices of the steps in which it was late.
-        analyses: Of the rank and of those that it is compared with.
-        work: What else is known about its work.
+        analyses: Analyses of the rank and of the ranks that it is compared with.
+        work: Other measures of its work.
     """
     if work.tokens is not None and work.tokens - 1 >= EXPLAINS * longer:
         why = f"it trains on {work.tokens:.3g} times as many tokens as its peers"
@@ -145,7 +146,7 @@ def why_it_computes_longer(
         return _larger(compared, work)
     if compared.extra_ratio >= EXPLAINS * longer:
         share = format_ratio(compared.extra_ratio)
-        return _more(f"kernels that its peers do not run take {share} of their kernel time")
+        return _more(f"kernels that its peers do not run add {share} to the kernel time")
     if compared.count_ratio >= min(SLOWER, 1 + EXPLAINS * longer) and compared.alike < ALIKE:
         return _more(f"it launches {compared.count_ratio:.2f} times as many kernels as its peers")
     if compared.count_ratio - 1 >= EXPLAINS * longer:
@@ -160,10 +161,10 @@ def _more(why: str, detail: str = "", confidence: float = 0.95) -> Computing:
 
 
 def _larger(compared: _Compared, work: Work) -> Computing:
-    """Larger inputs, or tokens of a busy expert: these make only the experts' kernels larger."""
+    """Larger inputs, or a busy expert, whose tokens enlarge only the experts' kernels."""
     larger = compared.larger
     blocks = np.average(compared.grid_ratio[larger], weights=compared.weight_ns[larger])
-    why = f"the kernels that take longer have {blocks:.2f} times the thread blocks of its peers'"
+    why = f"its slower kernels have {blocks:.2f} times as many thread blocks as its peers'"
     if (work.exchanged or 0.0) >= MORE_TOKENS and compared.share(larger) < ALIKE:
         text = f"its experts exchange {work.exchanged:.2f} times the tokens of its peers"
         return _more(f"{why}; {text}", EXPERTS)
@@ -171,11 +172,11 @@ def _larger(compared: _Compared, work: Work) -> Computing:
 
 
 def _by_kernels(compared: _Compared, work: Work) -> Computing:
-    """By how much of the kernel time is slower alike, and what is known about the work."""
+    """Judge by the share of kernel time that is equally slower, and by the known work."""
     alike = compared.alike
     text = (
         f"its kernels take {compared.time_ratio:.3g} times as long as the same kernels of its "
-        f"peers, {format_ratio(alike)} of the kernel time alike"
+        f"peers, equally in {format_ratio(alike)} of the kernel time"
     )
     if alike >= ALIKE:
         return Computing(cause=StragglerCause.SLOW_DEVICE, why=text, confidence=min(alike, 0.99))
@@ -184,12 +185,12 @@ def _by_kernels(compared: _Compared, work: Work) -> Computing:
         return _more(f"{text}; {why}", EXPERTS)
     if _is_equal(compared, work):
         what = "thread blocks" if work.tokens is None else "tokens"
-        why = f"{text}; kernel counts and {what} are equal, so the device is slower"
+        why = f"{text}; kernel counts and {what} are equal, so the hardware is slower"
         return Computing(cause=StragglerCause.SLOW_DEVICE, why=why, confidence=0.8)
     if alike >= PARTLY:
-        why = f"{text}: slower device or more work"
+        why = f"{text}: slower hardware or more work"
         return Computing(cause=StragglerCause.UNKNOWN, why=why)
-    return _more(f"{text}: larger inputs, not a slower device", confidence=1 - alike)
+    return _more(f"{text}: larger inputs, not slower hardware", confidence=1 - alike)
 
 
 def _is_equal(compared: _Compared, work: Work) -> bool:
@@ -212,11 +213,11 @@ def _compare(
     theirs = [_of_steps(kernels, steps) for kernels in others if kernels is not None]
     rows = []
     for name, (count, total, blocks) in mine.items():
-        known = np.array([cell[name] for cell in theirs if name in cell], dtype=np.float64)
-        if 2 * len(known) >= len(theirs) and len(known):
-            usual = float(np.median(known[:, 1] / known[:, 0]))
-            grid = blocks / count / np.median(known[:, 2] / known[:, 0])
-            rows.append((total / count / max(usual, 1.0), grid, count, *np.median(known, axis=0)))
+        peers = np.array([cell[name] for cell in theirs if name in cell], dtype=np.float64)
+        if 2 * len(peers) >= len(theirs) and len(peers):
+            usual = float(np.median(peers[:, 1] / peers[:, 0]))
+            grid = blocks / count / np.median(peers[:, 2] / peers[:, 0])
+            rows.append((total / count / max(usual, 1.0), grid, count, *np.median(peers, axis=0)))
     if not rows:
         return None
     ratio, grid_ratio, count, their_count, their_total, _ = np.array(rows, dtype=np.float64).T
@@ -232,11 +233,11 @@ def _compare(
 
 
 _Cells: TypeAlias = Mapping[str, tuple[int, int, float]]
-"""By name of a kernel: count, total time and thread blocks."""
+"""Count, total time and thread blocks by kernel name."""
 
 
 def _extra_ns(mine: _Cells, theirs: Sequence[_Cells]) -> float:
-    """Time in kernels that fewer than half of the peers run, less versions of the peers' own."""
+    """Time in kernels that fewer than half of the peers run, less versions of peers' kernels."""
     alone = {name for name in mine if 2 * sum(name in cell for cell in theirs) < len(theirs)}
     count = sum(mine[name][0] for name in alone)
     replaced = [
@@ -247,7 +248,7 @@ def _extra_ns(mine: _Cells, theirs: Sequence[_Cells]) -> float:
 
 
 def _of_steps(kernels: KernelSteps, steps: Sequence[int]) -> dict[str, tuple[int, int, float]]:
-    """Name to count, total time and thread blocks in these steps; NaN where these are unknown."""
+    """Count, total time and thread blocks (NaN if unknown) in these steps, by kernel name."""
     chosen = [step for step in steps if step < kernels.count.shape[1]]
     count: Int64Array = kernels.count[:, chosen].sum(axis=1)
     total: Int64Array = kernels.total_ns[:, chosen].sum(axis=1)
