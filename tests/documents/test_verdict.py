@@ -60,7 +60,7 @@ def test_waiting_without_a_clear_culprit_blames_nobody() -> None:
     [
         (
             4,
-            "Rank 1 causes 90.0 % of that time by arriving last, but 4 steps cannot rule out chance",
+            "Rank 1 causes 90.0 % of that time by arriving last, but 4 steps cannot rule out",
         ),
         (13, "No single rank is responsible"),
     ],

@@ -164,7 +164,7 @@ def _larger(compared: _Compared, work: Work) -> Computing:
     """Larger inputs, or a busy expert, whose tokens enlarge only the experts' kernels."""
     larger = compared.larger
     blocks = np.average(compared.grid_ratio[larger], weights=compared.weight_ns[larger])
-    why = f"its slower kernels have {blocks:.2f} times as many thread blocks as its peers'"
+    why = f"its slower kernels have {blocks:.2f} times the thread blocks of its peers'"
     if (work.exchanged or 0.0) >= MORE_TOKENS and compared.share(larger) < ALIKE:
         text = f"its experts exchange {work.exchanged:.2f} times the tokens of its peers"
         return _more(f"{why}; {text}", EXPERTS)

@@ -104,7 +104,7 @@ def check(whatif: WhatIfResult, pipeline: PipelineResult, limits: Limits) -> Ite
         if cause.kind is CauseKind.STAGES and _is_named(pipeline):
             continue
         yield Draft(
-            message=f"{_slowdown(whatif)}; {_because(whatif, cause)} {_gain(whatif, cause)}",
+            message=f"{_slowdown(whatif)}: {_because(whatif, cause)} {_gain(whatif, cause)}",
             fix=_FIX[cause.kind],
             cost_ns_per_step=cause.scenario.recoverable_ns,
             confidence=Confidence.MODELLED,
@@ -154,7 +154,7 @@ def _because(whatif: WhatIfResult, cause: Cause) -> str:
     if cause.kind is CauseKind.STAGES:
         return _stage_clause(whatif)
     if cause.kind is CauseKind.TRANSFERS:
-        return f"{cause.scenario.what.removeprefix('kind ')} varies in duration."
+        return f"transfers of kind {cause.scenario.what.removeprefix('kind ')} vary in duration."
     correlation = whatif.micro_batch_correlation
     measure = "" if correlation is None else f" (correlation {correlation:.2f})"
     if cause.kind is CauseKind.DATA:
