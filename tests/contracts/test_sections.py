@@ -141,7 +141,7 @@ def test_two_subjects_with_the_same_part_are_said(
     assert declared_functions("rank_")["width"]([1, 2]) == 2
     make_section("other", "OtherResult", part)
     monkeypatch.setattr(engine, "_subjects", lambda: ("scratch_one", "scratch_other"))
-    with pytest.raises(WiringError, match="another subject has a rank_width, too"):
+    with pytest.raises(WiringError, match="another subject also has a rank_width"):
         declared_functions("rank_")
 
 
