@@ -1,4 +1,4 @@
-"""Tables of a report as columns and cells of text, drawn by the terminal and Markdown alike."""
+"""Tables of a report as columns and cells of text, for both terminal and Markdown output."""
 
 from __future__ import annotations
 

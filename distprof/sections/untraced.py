@@ -21,7 +21,8 @@ def explain_untraced(run: Run, results: Mapping[str, Result]) -> dict[str, Resul
     if run.ranks or not run.origin:
         return dict(results)
     why = (
-        f"The source is {_article(run.origin)} {run.origin}, which does not show this: use traces."
+        f"The source is {_article(run.origin)} {run.origin}: only traces show this, so it was not "
+        "measured."
     )
     return {
         name: msgspec.structs.replace(result, unavailable=(why,)) if result.needs_traces else result

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.context import KernelSteps, RankAnalysis
-from distprof.sections.stragglers.pace import ALIKE, EQUAL_GRIDS
+from distprof.sections.stragglers.pace import EQUAL_GRIDS, SLOW_DEVICE_SHARE
 from distprof.terms import StragglerCause
 from distprof.units import format_ratio
 
@@ -74,8 +74,8 @@ class _Compared(msgspec.Struct, frozen=True, kw_only=True):
         weight_ns: The peers' time, per shared kernel.
         count_ratio: Kernels launched over the peers' median, weighted with their time.
         time_ratio: All shared kernels' durations over the peers', at equal counts.
-        grid_ratio: Thread blocks per launch over the peers' median, per shared kernel; NaN where
-            they are not recorded.
+        grid_ratio: Thread blocks per launch over the peers' median, per shared kernel; NaN if they
+            are not recorded.
         extra_ratio: Time in kernels that most peers do not run at all, over the peers' time. Other
             versions of the peers' kernels, launched equally often, do not count.
     """
@@ -105,7 +105,7 @@ class _Compared(msgspec.Struct, frozen=True, kw_only=True):
         return float(self.weight_ns[kernels].sum() / max(self.weight_ns.sum(), 1.0))
 
     @property
-    def alike(self) -> float:
+    def slower_share(self) -> float:
         """Share of kernel time slower by at least half of the mean slowdown, or of the median."""
         if not self.weight_ns.sum():
             return 0.0
@@ -147,7 +147,10 @@ def why_it_computes_longer(
     if compared.extra_ratio >= EXPLAINS * longer:
         share = format_ratio(compared.extra_ratio)
         return _more(f"kernels that its peers do not run add {share} to the kernel time")
-    if compared.count_ratio >= min(SLOWER, 1 + EXPLAINS * longer) and compared.alike < ALIKE:
+    if (
+        compared.count_ratio >= min(SLOWER, 1 + EXPLAINS * longer)
+        and compared.slower_share < SLOW_DEVICE_SHARE
+    ):
         return _more(f"it launches {compared.count_ratio:.2f} times as many kernels as its peers")
     if compared.count_ratio - 1 >= EXPLAINS * longer:
         return _more(f"it launches {compared.count_ratio:.2f} times as many kernels as its peers")
@@ -165,7 +168,7 @@ def _larger(compared: _Compared, work: Work) -> Computing:
     larger = compared.larger
     blocks = np.average(compared.grid_ratio[larger], weights=compared.weight_ns[larger])
     why = f"its slower kernels have {blocks:.2f} times the thread blocks of its peers'"
-    if (work.exchanged or 0.0) >= MORE_TOKENS and compared.share(larger) < ALIKE:
+    if (work.exchanged or 0.0) >= MORE_TOKENS and compared.share(larger) < SLOW_DEVICE_SHARE:
         text = f"its experts exchange {work.exchanged:.2f} times the tokens of its peers"
         return _more(f"{why}; {text}", EXPERTS)
     return _more(why, "inputs")
@@ -173,13 +176,15 @@ def _larger(compared: _Compared, work: Work) -> Computing:
 
 def _by_kernels(compared: _Compared, work: Work) -> Computing:
     """Judge by the share of kernel time that is equally slower, and by the known work."""
-    alike = compared.alike
+    slower_share = compared.slower_share
     text = (
         f"its kernels take {compared.time_ratio:.3g} times as long as the same kernels of its "
-        f"peers, equally in {format_ratio(alike)} of the kernel time"
+        f"peers, equally in {format_ratio(slower_share)} of the kernel time"
     )
-    if alike >= ALIKE:
-        return Computing(cause=StragglerCause.SLOW_DEVICE, why=text, confidence=min(alike, 0.99))
+    if slower_share >= SLOW_DEVICE_SHARE:
+        return Computing(
+            cause=StragglerCause.SLOW_DEVICE, why=text, confidence=min(slower_share, 0.99)
+        )
     if work.exchanged is not None and work.exchanged >= MORE_TOKENS:
         why = f"its experts exchange {work.exchanged:.2f} times the tokens of its peers"
         return _more(f"{text}; {why}", EXPERTS)
@@ -187,10 +192,10 @@ def _by_kernels(compared: _Compared, work: Work) -> Computing:
         what = "thread blocks" if work.tokens is None else "tokens"
         why = f"{text}; kernel counts and {what} are equal, so the hardware is slower"
         return Computing(cause=StragglerCause.SLOW_DEVICE, why=why, confidence=0.8)
-    if alike >= PARTLY:
+    if slower_share >= PARTLY:
         why = f"{text}: slower hardware or more work"
         return Computing(cause=StragglerCause.UNKNOWN, why=why)
-    return _more(f"{text}: larger inputs, not slower hardware", confidence=1 - alike)
+    return _more(f"{text}: larger inputs, not slower hardware", confidence=1 - slower_share)
 
 
 def _is_equal(compared: _Compared, work: Work) -> bool:
@@ -198,8 +203,10 @@ def _is_equal(compared: _Compared, work: Work) -> bool:
     same_kernels = abs(compared.count_ratio - 1) < SLOWER - 1
     if work.tokens is not None:
         return same_kernels and abs(work.tokens - 1) < SLOWER - 1
-    same_blocks = compared.share(np.abs(compared.grid_ratio - 1) <= EQUAL_GRIDS) >= ALIKE
-    return same_kernels and same_blocks and compared.alike >= PARTLY
+    same_blocks = (
+        compared.share(np.abs(compared.grid_ratio - 1) <= EQUAL_GRIDS) >= SLOW_DEVICE_SHARE
+    )
+    return same_kernels and same_blocks and compared.slower_share >= PARTLY
 
 
 def _compare(

@@ -221,7 +221,7 @@ def _slow_of(cells: _Cells, members: list[int]) -> Iterator[_Slow]:
 
 
 def _blamed(run: Run, cells: _Cells, slow: Sequence[_Slow]) -> list[tuple[int, ...]]:
-    """For each slow cell, the ranks of which one has a slow link."""
+    """For each slow cell, the ranks that share the slow link, or one of which has it."""
     groups = run.topology.groups
 
     def ranks_of(cell: int) -> frozenset[int]:

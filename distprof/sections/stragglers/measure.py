@@ -39,7 +39,7 @@ from distprof.sections.stragglers.episodes import Episode
 from distprof.sections.stragglers.exchanged import carried
 from distprof.sections.stragglers.leads import cannot_run_ahead, launch_leads
 from distprof.sections.stragglers.links import find_slow_links
-from distprof.sections.stragglers.pace import ALIKE
+from distprof.sections.stragglers.pace import SLOW_DEVICE_SHARE
 from distprof.sections.stragglers.patterns import (
     Verdict,
     blame_of_pipelines,
@@ -369,7 +369,7 @@ def _cause_in(slow: Slowness, position: int, evidence: _Evidence) -> Cause:
         if excused is not None:
             return excused
         text = "it runs the same kernels slower than ranks of other stages"
-        return Cause(StragglerCause.SLOW_DEVICE, (text,), confidence=ALIKE)
+        return Cause(StragglerCause.SLOW_DEVICE, (text,), confidence=SLOW_DEVICE_SHARE)
     found = find_cause(late, evidence, own_part(slow.part))
     if slow.is_alone and found.cause is StragglerCause.LATE_HOST:
         return idles_for_a_cpu(late, evidence) or found

@@ -2,10 +2,10 @@
 
 The pace of a rank in a step is how much longer its kernels take than the same kernels usually do.
 For each kernel it is the median of the ratios of its three quartiles, and for all kernels the ratio
-that :data:`ALIKE` of the kernel time reaches. A slow device slows all of its kernels. More work in
-some kernels, or more kernels, does not change the pace. Launches with more or fewer thread blocks
-than usual, such as those of experts, are not compared. Therefore ranks of different pipeline
-stages, which run the same kernels in different numbers, can be compared.
+that :data:`SLOW_DEVICE_SHARE` of the kernel time reaches. A slow device slows all of its kernels.
+More work in some kernels, or more kernels, does not change the pace. Launches with more or fewer
+thread blocks than usual, such as those of experts, are not compared. Therefore ranks of different
+pipeline stages, which run the same kernels in different numbers, can be compared.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from distprof.join.blocks import spans
 from distprof.schema import ABSENT
 from distprof.sections.context import KernelSteps, RankAnalysis
 
-__all__ = ["ALIKE", "EQUAL_GRIDS", "Pace", "pace_of"]
+__all__ = ["EQUAL_GRIDS", "SLOW_DEVICE_SHARE", "Pace", "pace_of"]
 
-ALIKE = 0.7
+SLOW_DEVICE_SHARE = 0.7
 """Share of kernel time that must be equally slower for a device to count as slow."""
 
 EQUAL_GRIDS = 0.01
@@ -258,12 +258,14 @@ def _median(values: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
 
 
 def _reached(ratio: NDArray[np.float64], weight: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The ratio that :data:`ALIKE` of the weight reaches, over kernels; 1 if too few are known."""
+    """The ratio that :data:`SLOW_DEVICE_SHARE` of the weight reaches, over kernels; 1 if too few
+    are known.
+    """
     order = np.argsort(ratio, axis=1)  # NaN last
     ordered = np.take_along_axis(ratio, order, axis=1)
     held = np.where(np.isnan(ordered), 0.0, weight[order])
     whole = held.sum(axis=1)
     share = np.cumsum(held, axis=1) / np.maximum(whole[:, None], 1.0)
-    place = (share > 1 - ALIKE).argmax(axis=1)[:, None]
+    place = (share > 1 - SLOW_DEVICE_SHARE).argmax(axis=1)[:, None]
     taken = np.take_along_axis(ordered, place, axis=1)[:, 0]
     return np.where(np.isnan(taken) | (whole < ENOUGH * weight.sum()), 1.0, taken)

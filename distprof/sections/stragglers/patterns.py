@@ -317,7 +317,7 @@ def blame_of_pipelines(blame: Blame, own_time: OwnTime, run: Run) -> Blame | Non
     Args:
         blame: What each rank cost.
         own_time: Own time of the same ranks, in the same order.
-        run: For its process groups.
+        run: The recording, for its process groups.
     """
     pipelines = _pipelines(blame, run)
     num_stages = len({tuple(peers) for peers in own_time.peers})

@@ -37,13 +37,13 @@ def joined_by_pipelines(
     Returns:
         The sets, most expensive first.
     """
-    alike: dict[tuple[object, ...], list[StragglerSet]] = defaultdict(list)
+    similar: dict[tuple[object, ...], list[StragglerSet]] = defaultdict(list)
     for one in sets:
         key = (one.cause, one.pattern, one.steps, one.since_step)
-        alike[key if one.cause is StragglerCause.MORE_WORK else (id(one),)].append(one)
+        similar[key if one.cause is StragglerCause.MORE_WORK else (id(one),)].append(one)
     pipelines = tuple(_pipelines(run, frozenset(present)))
     found: list[StragglerSet] = []
-    for several in alike.values():
+    for several in similar.values():
         whole, rest = _whole(several, pipelines)
         found += rest
         if len(whole) > 1:
@@ -66,7 +66,7 @@ def _pipelines(run: Run, present: frozenset[int]) -> Iterator[frozenset[int]]:
 def _whole(
     sets: Sequence[StragglerSet], pipelines: Sequence[frozenset[int]]
 ) -> tuple[list[StragglerSet], list[StragglerSet]]:
-    """Sets inside pipelines of which every rank is in some set, and the other sets."""
+    """Sets inside pipelines all of whose ranks are in a set, and the other sets."""
     slow = frozenset(rank for one in sets for rank in one.ranks)
     covered = frozenset[int]().union(*(held for held in pipelines if held <= slow))
     inside = [one for one in sets if set(one.ranks) <= covered]

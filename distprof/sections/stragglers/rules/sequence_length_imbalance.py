@@ -21,7 +21,7 @@ recover. The time is part of what `exposed-communication` reports.
 ## How to fix
 Build batches of equal cost instead of equal numbers of samples or tokens: sort the
 documents of a global batch by squared length, and give each to the rank with the least work so far.
-Bucketing by length has much the same effect. Where documents are packed, cut the longest.
+Bucketing by length has much the same effect. If documents are packed, cut the longest.
 
 ## When it is wrong
 Attention that differs for another reason, such as caches of different sizes. Token counts that
