@@ -34,7 +34,7 @@ def test_the_reasons_give_the_slowdown_the_plan_shares_ideal_and_model_error(rep
     assert plan.startswith("Plan: 2.21 s → 1.92 s (stages balanced) → 1.38 s (16 micro-batches")
     assert plan.endswith("simulated, with operations launched as late as measured.")
     assert last.startswith("The last pipeline stage explains 122 %, the slowest 3 % of the workers")
-    assert worst == "An ideal step takes 1.84 s; the slowest, step 23, 26.9 % longer."
+    assert worst == "An ideal step takes 1.84 s. The slowest, step 23, takes 26.9 % longer."
     assert model.startswith("The simulated step is 1.89 % shorter than the measured one")
 
 

@@ -258,7 +258,7 @@ def _median(values: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
 
 
 def _reached(ratio: NDArray[np.float64], weight: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Ratio that :data:`SLOW_DEVICE_SHARE` of the weight reaches; 1 if too few kernels are known."""
+    """Ratio that :data:`SLOW_DEVICE_SHARE` of the weight reaches; 1 if too few are known."""
     order = np.argsort(ratio, axis=1)  # NaN last
     ordered = np.take_along_axis(ratio, order, axis=1)
     held = np.where(np.isnan(ordered), 0.0, weight[order])
