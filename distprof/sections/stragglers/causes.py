@@ -90,8 +90,8 @@ def _comparable(
 
 
 def _median(others: Sequence[_Figures], value: Callable[[_Figures], float | None]) -> float | None:
-    known = [number for number in map(value, others) if number is not None]
-    return float(np.median(known)) if known else None
+    figures = [number for number in map(value, others) if number is not None]
+    return float(np.median(figures)) if figures else None
 
 
 def _throttling(own: _Figures, others: Sequence[_Figures]) -> str | None:
@@ -254,7 +254,7 @@ CROWDED = 0.03
 
 
 def _all_wait_for_cpus(late: Late, evidence: Evidence) -> Cause | None:
-    """A taken CPU as the cause, if no other cause is known and every rank has to wait for a CPU.
+    """CPU contention as the cause, if no other cause is known and every rank has to wait for a CPU.
 
     Backend threads and loader workers wait like the training thread, and no record shows how long.
     """
@@ -268,14 +268,14 @@ def _all_wait_for_cpus(late: Late, evidence: Evidence) -> Cause | None:
     if wait_ns >= CROWDED * evidence.mean_step:
         text = f"it and its peers wait at least {format_duration(wait_ns)} per step for a free CPU"
     elif evidence.own_time.ranks[late.position] in evidence.crowded:
-        text = "it shares CPUs with another rank, and all of them are busy"
+        text = "it shares CPUs with another rank, and all of these CPUs are busy"
     else:
         return None
     return Cause(StragglerCause.CPU_TAKEN, (text, _UNCERTAIN), "", UNCERTAIN_CONFIDENCE)
 
 
 def cpu_taken(late: Late, evidence: Evidence) -> Cause | None:
-    """A taken CPU as the cause of slow kernels, if it explains the lateness.
+    """CPU contention as the cause of slow kernels, if it explains the lateness.
 
     The test is that of :func:`find_cause`. A rank that often waits for a CPU shares its core and
     caches while it runs, so its kernels take a little longer.
@@ -291,7 +291,7 @@ def cpu_taken(late: Late, evidence: Evidence) -> Cause | None:
 
 
 def idles_for_a_cpu(late: Late, evidence: Evidence) -> Cause | None:
-    """A taken CPU as the cause, if a lone stage idles between kernels because its thread waits.
+    """CPU contention as the cause, if a lone stage idles between kernels because its thread waits.
 
     A stage with different layers runs longer than other stages, so neither its CPU time nor its
     share of the waiting can be compared with theirs.
@@ -410,11 +410,11 @@ _BY_PACE = (StragglerCause.SLOW_DEVICE, StragglerCause.MORE_WORK)
 """Causes that are inferred from the durations of a rank's kernels."""
 
 _UNSURE = (StragglerCause.SLOW_DEVICE, StragglerCause.LATE_HOST, StragglerCause.UNKNOWN)
-"""Causes that look the same as a CPU taken by other processes."""
+"""Causes that look the same as CPU contention."""
 
 
 def _taken_by_others(found: Cause, queue: _Queue, late: Late, evidence: Evidence) -> Cause | None:
-    """A taken CPU as the cause: that of the rank, or that of its data loader."""
+    """CPU contention as the cause, on the CPU of the rank or of its data loader."""
     if found.cause is not StragglerCause.LATE_INPUT:
         return _taken(found, queue, late.ns)
     loader = _Loader.of(late, evidence)
@@ -422,7 +422,7 @@ def _taken_by_others(found: Cause, queue: _Queue, late: Late, evidence: Evidence
 
 
 def _taken(found: Cause, queue: _Queue, lateness_ns: float) -> Cause | None:
-    """A taken CPU as the cause, if it is as likely as the cause found from own time.
+    """CPU contention as the cause, if it is as likely as the cause found from own time.
 
     While a thread waits for a CPU, its kernels take longer and the rank idles between them. A rank
     with no more work than its peers has no other reason to wait longer than they do.
@@ -493,7 +493,7 @@ class _Loader(msgspec.Struct, frozen=True):
     more_work_ns: float
 
     def explained(self, lateness_ns: float) -> Cause | None:
-        """A taken CPU as the cause, if waiting explains half of the lateness and more work less."""
+        """CPU contention as the cause, if waiting, not more work, explains half of the lateness."""
         if max(self.more_work_ns, lateness_ns - self.queue_ns) >= EXPLAINS * lateness_ns:
             return None
         wait = format_duration(self.queue_ns)
@@ -562,14 +562,14 @@ class _Queue(msgspec.Struct, frozen=True):
         return self.slept_ns if is_clear else 0.0
 
     def explained(self, lateness_ns: float) -> Cause | None:
-        """A taken CPU as the cause, if waiting explains half of the lateness and sleep does not."""
+        """CPU contention as the cause, if waiting, not sleep, explains half of the lateness."""
         queued = self.beyond_its_share
         if self.slept_ns >= EXPLAINS * lateness_ns or not queued.ns >= EXPLAINS * lateness_ns > 0:
             return None
         return Cause(StragglerCause.CPU_TAKEN, (_text(queued),), "", _share(queued, lateness_ns))
 
     def whole(self, *more: str) -> Cause:
-        """A taken CPU as the cause, with the whole wait as evidence."""
+        """CPU contention as the cause, with the whole wait as evidence."""
         text = f"it waits {format_duration(self.whole_ns)} of a late step for a free CPU"
         return Cause(StragglerCause.CPU_TAKEN, (text, *more), "", UNCERTAIN_CONFIDENCE)
 

@@ -218,7 +218,7 @@ def _exchanged(
 
 
 def _sets(slow: Slowness, blame: Blame, evidence: _Evidence) -> Iterator[StragglerSet]:
-    """The set, or two sets if some of its ranks are not to blame, for example for a taken CPU.
+    """The set, or two sets if some of its ranks are not to blame, such as for CPU contention.
 
     If most of the ranks are not to blame, none is: the others show another cause by chance.
     """
