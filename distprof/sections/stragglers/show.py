@@ -51,7 +51,7 @@ def culprits(report: Report) -> tuple[RankStraggler, ...]:
 
 
 def wait_line(report: Report, wait: Part) -> str:
-    """Verdict for a step that waiting for late ranks dominates: which ranks, and what to do."""
+    """Verdict on a step dominated by waiting for late ranks: which ranks, and what to do."""
     late = culprits(report)
     if not late or late[0].lost_ns_per_step < wait.ns / 2:
         return (
