@@ -149,7 +149,8 @@ def _because(whatif: WhatIfResult, cause: Cause) -> str:
     if cause.kind is CauseKind.WORKERS:
         ranks = name_ranks(cause.scenario.ranks)
         return (
-            f"{ranks}, the slowest 3 % of the workers, explain {format_ratio(cause.share)} of it."
+            f"{ranks}, the slowest 3 % of the workers, explain {format_ratio(cause.share)} of the "
+            "slowdown."
         )
     if cause.kind is CauseKind.STAGES:
         return _stage_clause(whatif)
