@@ -180,8 +180,8 @@ class TransferParts(msgspec.Struct, frozen=True, kw_only=True):
     """Transfers, and the rows, segments and delays that connect ranks with them.
 
     ``row``, ``of`` and ``late``: row of a member, its transfer, and how much later than the
-    transfer the member ends. ``asks`` and ``asks_of``: additional segments that a transfer waits
-    for, and the transfer. ``goes_on`` and ``goes_on_of``: additional segments that wait for a
+    transfer the member ends. ``needs`` and ``needs_of``: additional segments that a transfer waits
+    for, and the transfer. ``unblocks`` and ``unblocks_of``: additional segments that wait for a
     transfer, and the transfer. ``sent`` and ``received``: pairs of transfers, the second of which
     waits for the first.
     """
@@ -190,10 +190,10 @@ class TransferParts(msgspec.Struct, frozen=True, kw_only=True):
     row: Int64Array
     of: Int64Array
     late: Int64Array
-    asks: Int64Array
-    asks_of: Int64Array
-    goes_on: Int64Array
-    goes_on_of: Int64Array
+    needs: Int64Array
+    needs_of: Int64Array
+    unblocks: Int64Array
+    unblocks_of: Int64Array
     sent: Int64Array
     received: Int64Array
 
@@ -218,10 +218,10 @@ class TransferParts(msgspec.Struct, frozen=True, kw_only=True):
             row=column("row"),
             of=column("of", shift=True),
             late=column("late"),
-            asks=column("asks"),
-            asks_of=column("asks_of", shift=True),
-            goes_on=column("goes_on"),
-            goes_on_of=column("goes_on_of", shift=True),
+            needs=column("needs"),
+            needs_of=column("needs_of", shift=True),
+            unblocks=column("unblocks"),
+            unblocks_of=column("unblocks_of", shift=True),
             sent=column("sent", shift=True),
             received=column("received", shift=True),
         )
@@ -320,10 +320,10 @@ def _parts_of(
         row=row,
         of=of,
         late=late,
-        asks=_NOTHING,
-        asks_of=_NOTHING,
-        goes_on=_NOTHING,
-        goes_on_of=_NOTHING,
+        needs=_NOTHING,
+        needs_of=_NOTHING,
+        unblocks=_NOTHING,
+        unblocks_of=_NOTHING,
         sent=_NOTHING,
         received=_NOTHING,
     )
@@ -448,10 +448,10 @@ def _blocked_on_rank(
         row=_NOTHING,
         of=_NOTHING,
         late=_NOTHING,
-        asks=np.concatenate((resume - 1, rows.issue[partner])),
-        asks_of=np.concatenate((np.arange(len(end), dtype=np.int64), wait)),
-        goes_on=resume,
-        goes_on_of=np.arange(len(end), dtype=np.int64),
+        needs=np.concatenate((resume - 1, rows.issue[partner])),
+        needs_of=np.concatenate((np.arange(len(end), dtype=np.int64), wait)),
+        unblocks=resume,
+        unblocks_of=np.arange(len(end), dtype=np.int64),
         sent=_NOTHING,
         received=_NOTHING,
     )

@@ -331,8 +331,8 @@ def _matched(
     compute = _in_order(rows, rows.of(f"{way}-compute"))
     by_seq = compute[np.lexsort((rows.seq[compute], rows.lane[compute]))]
     launched = messages[_is_launched(rows, messages, compute, is_send=is_send)]
-    goes_on = _goes_on(rows, by_seq, way, is_send=is_send)
-    number = _partner_numbers(rows, launched, by_seq, goes_on, is_send=is_send)
+    has_end = _has_other_end(rows, by_seq, way, is_send=is_send)
+    number = _partner_numbers(rows, launched, by_seq, has_end, is_send=is_send)
     count = np.bincount(rows.worker[by_seq], minlength=int(rows.worker.max()) + 1)
     has_partner = number < count[rows.worker[launched]]
     launched, number = launched[has_partner], number[has_partner]
@@ -340,7 +340,7 @@ def _matched(
         return [], launched
     place = (np.cumsum(count) - count)[rows.worker[launched]] + number
     partner = by_seq[place]
-    sent = launched[goes_on[place]]
+    sent = launched[has_end[place]]
     if is_send:
         return [(partner, launched)], sent
     later = number > 0
@@ -351,7 +351,7 @@ def _partner_numbers(
     rows: StepRows,
     launched: Int64Array,
     compute: Int64Array,
-    goes_on: NDArray[np.bool_],
+    has_end: NDArray[np.bool_],
     *,
     is_send: bool,
 ) -> Int64Array:
@@ -365,14 +365,14 @@ def _partner_numbers(
     worker, of_compute = rows.worker[launched], rows.worker[compute]
     messages, all_of, real = (
         np.bincount(workers, minlength=num_workers)
-        for workers in (worker, of_compute, of_compute[goes_on])
+        for workers in (worker, of_compute, of_compute[has_end])
     )
     number = _number_in(worker)
     only_real = (messages == real) & (messages < all_of)
     if not is_send:
         number = number + ((messages + 1 == all_of) & ~only_real)[worker]
     chosen = only_real[worker]
-    among_real = _number_in(of_compute)[goes_on]
+    among_real = _number_in(of_compute)[has_end]
     first = (np.cumsum(real) - real)[worker[chosen]]
     number[chosen] = among_real[first + number[chosen]]
     return number
@@ -394,7 +394,9 @@ def _is_launched(
     return launched
 
 
-def _goes_on(rows: StepRows, compute: Int64Array, way: str, *, is_send: bool) -> NDArray[np.bool_]:
+def _has_other_end(
+    rows: StepRows, compute: Int64Array, way: str, *, is_send: bool
+) -> NDArray[np.bool_]:
     """Whether the model has a chunk that the message goes to or comes from."""
     num_chunks = (int(rows.chunk.max(initial=0)) + 1) * rows.num_stages
     step = 1 if (way == "forward") == is_send else -1

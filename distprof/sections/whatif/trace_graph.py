@@ -231,7 +231,7 @@ def _assemble(
 ) -> TraceGraph:
     num_segments = int(rows.base[-1])
     issue, resume = rows.issue[parts.row], rows.resume[parts.row]
-    asks, goes_on = issue != ABSENT, resume != ABSENT
+    has_issue, has_resume = issue != ABSENT, resume != ABSENT
     follower, leader, leader_late = (
         np.concatenate(both)
         for both in zip(_stream_order(rows, parts), _results(rows, parts), strict=True)
@@ -244,17 +244,20 @@ def _assemble(
         (chain - 1, chain, 0 * chain, none),
         *(
             (source, num_segments + of, 0 * of, np.full(len(of), ABSENT, np.int64))
-            for source, of in ((issue[asks], parts.of[asks]), (parts.asks, parts.asks_of))
+            for source, of in (
+                (issue[has_issue], parts.of[has_issue]),
+                (parts.needs, parts.needs_of),
+            )
         ),
         (num_segments + leader, num_segments + follower, leader_late, leader),
         (num_segments + parts.sent, num_segments + parts.received, 0 * parts.sent, parts.sent),
         (
-            num_segments + parts.of[goes_on],
-            resume[goes_on],
-            parts.late[goes_on],
-            parts.of[goes_on],
+            num_segments + parts.of[has_resume],
+            resume[has_resume],
+            parts.late[has_resume],
+            parts.of[has_resume],
         ),
-        (num_segments + parts.goes_on_of, parts.goes_on, 0 * parts.goes_on, parts.goes_on_of),
+        (num_segments + parts.unblocks_of, parts.unblocks, 0 * parts.unblocks, parts.unblocks_of),
         (launched.after, launched.segment, launched.delay_ns, 0 * launched.after + ABSENT),
     )
     source, target, delay, transfer = (
