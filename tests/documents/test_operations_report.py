@@ -125,7 +125,7 @@ def test_unequal_sequences_are_told_from_stalls(tmp_path):
     assert "with no pattern in the data" in uneven(stalling).message
     assert judge(sequences).line == uneven(sequences).message
     assert judge(stalling).line == uneven(stalling).message
-    assert "sequences of unequal length" in own_sentence(sequences)
+    assert "Sequences of unequal length" in own_sentence(sequences)
     assert "garbage collection" in own_sentence(stalling)
 
 
