@@ -1,1 +1,1 @@
-"""What a report says, subject by subject: results, how they are measured, shown and judged."""
+"""The sections of a report, by subject: results, and how they are measured, shown and judged."""

@@ -14,34 +14,34 @@ if TYPE_CHECKING:
 __all__ = ["Result"]
 
 _FIGURES = 4
-"""Figures that stand for a result without tables."""
+"""Number of figures that represent a result without tables."""
 
 _MAIN_TABLES = ("classes", "kernels", "ranks", "clocks")
 
 
 class Result(Record, Evidence, frozen=True, kw_only=True):
-    """The answer of one analyzer.
+    """The result of one analyzer.
 
     Args:
         unavailable: What could not be measured and why, one sentence each.
     """
 
     needs_traces: ClassVar[bool] = False
-    """Whether only traces show it: a run of another tool's log gives that as the reason."""
+    """Whether only traces show it. For a run of another tool's log, that is the reason given."""
 
     unavailable: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        """One line, in place of thousands of rows: how long tables are, else the first figures."""
-        held = {name: getattr(self, name) for name in self.__struct_fields__}
+        """One line instead of thousands of rows: sizes of the tables, else the first figures."""
+        values = {name: getattr(self, name) for name in self.__struct_fields__}
         tables = [
             f"{len(value)} {name}"
-            for name, value in held.items()
+            for name, value in values.items()
             if isinstance(value, tuple) and value and name != "unavailable"
         ]
         figures = [
             f"{name}={value!r}"
-            for name, value in held.items()
+            for name, value in values.items()
             if isinstance(value, int | float) and not isinstance(value, bool)
         ]
         shown = ", ".join(tables or figures[:_FIGURES]) or "nothing measured"
@@ -51,8 +51,8 @@ class Result(Record, Evidence, frozen=True, kw_only=True):
         """One of the result's tables as a frame, a column per field.
 
         Args:
-            table: Field that holds the table, for example ``steps``; by default the main one:
-                classes of collectives, kernels, else ranks. A result without tables is one row.
+            table: Field that holds the table, for example ``steps``; by default the main one
+                (classes of collectives, kernels, ranks or clocks). A result without one is one row.
 
         Raises:
             ValueError: If the result does not have the table.
@@ -68,7 +68,7 @@ class Result(Record, Evidence, frozen=True, kw_only=True):
 
 
 def _tables_of(kind: type[Result]) -> dict[str, type[Record]]:
-    """Fields of ``kind`` that are tuples of records, with the records' type."""
+    """Fields of ``kind`` that are tuples of records, with the type of the records."""
     tables = {}
     for name, hint in typing.get_type_hints(kind).items():
         arguments = typing.get_args(hint)
@@ -78,12 +78,12 @@ def _tables_of(kind: type[Result]) -> dict[str, type[Record]]:
 
 
 class Verdict(Record, frozen=True, kw_only=True):
-    """What a reader sees first.
+    """The first lines of a report.
 
     Args:
         line: One or two sentences: the first finding, or what dominates the step.
         why: The numbers behind it, a few sentences.
-        part: Key of the part of the step that dominates; empty when nothing was measured.
+        part: Key of the part of the step that dominates; empty if nothing was measured.
     """
 
     line: str = ""

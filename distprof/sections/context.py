@@ -1,4 +1,4 @@
-"""What analyzers work on: measurements of each rank alone, from its trace and from its probes."""
+"""Inputs of the analyzers: measurements of each rank alone, from its trace and its probes."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ __all__ = [
 
 
 class RankContext(msgspec.Struct, frozen=True, kw_only=True):
-    """Input of one rank's analysis besides its tables. Times on the rank's own clock.
+    """Input of one rank's analysis, in addition to its tables. Times on the rank's own clock.
 
     Args:
         rank: Global rank.
         steps: int64 step numbers of the windows.
         windows: The analysed step windows, in order, disjoint.
         wait_end_ns: For each row of the rank's COLLECTIVES table, when the last member started;
-            ABSENT where the row was not matched.
+            ABSENT if the row was not matched.
         axis: For each row of COLLECTIVES, index into ``axis_names``.
         axis_names: Mesh axes or group descriptions.
-        is_cpu: Whether the host's threads are what was measured, for want of a device.
-        is_capture: Whether the one window is the whole capture rather than a step.
-        simulated: First window that is simulated, and the one after the last; None for all.
+        is_cpu: Whether CPU threads were measured, because there is no GPU.
+        is_capture: Whether the only window is the whole capture rather than a step.
+        simulated: First window to simulate, and the one after the last; None for all.
     """
 
     rank: int
@@ -81,13 +81,13 @@ class KernelSteps(msgspec.Struct, frozen=True, kw_only=True):
     """The longest computation kernels of one rank, N of them, in each of S analysed steps.
 
     Args:
-        names: Of the kernels.
-        count: Shape ``(N, S)``. All are int32 where that holds the numbers, else int64.
+        names: Names of the kernels.
+        count: Shape ``(N, S)``. All arrays are int32 if the numbers fit, else int64.
         total_ns: Shape ``(N, S)``.
         quartile_ns: Shape ``(N, S, 3)``: lower quartile, median and upper quartile of the
-            durations; 0 where there is none.
-        blocks: Shape ``(N, S)``: thread blocks of all launches; ABSENT where the trace does not
-            tell those of each.
+            durations; 0 if there are none.
+        blocks: Shape ``(N, S)``: thread blocks of all launches; ABSENT unless the trace has those
+            of each launch.
     """
 
     names: tuple[str, ...]
@@ -121,21 +121,20 @@ class StageMarks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageSlots(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank's pipeline stages did, one row per slot of a micro-batch, in order of start.
+    """Work of a rank's pipeline stages, one row per slot of a micro-batch, in order of start.
 
     Args:
-        origin: What the slots were read from, for people: ``distprof marks``, ``torch
-            annotations``, …
+        origin: Readable source of the slots: ``distprof marks``, ``torch annotations``, …
         stage: int32, number of the stage in the pipeline.
         kind: int8, a SlotKind.
         micro_batch: int32.
         step: int64, index of the analysed window that holds its start.
         start_ns: int64, on the rank's own clock.
         end_ns: int64.
-        work_ns: int64, computation inside of it.
-        wait_end_ns: int64, end of the last wait for a message since the rank's slot before it;
-            ABSENT where there was none. None where waits are not known.
-        is_sure: Whether its bounds are those of the work itself, rather than concluded.
+        work_ns: int64, computation inside it.
+        wait_end_ns: int64, end of the last wait for a message since the rank's previous slot;
+            ABSENT if there was none. None if waits are unknown.
+        is_sure: Whether its bounds are those of the work itself, rather than inferred.
     """
 
     origin: str
@@ -154,24 +153,24 @@ class StageSlots(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Own(IntEnum):
-    """What own time was spent on: columns of :attr:`MainLine.own_ns`."""
+    """How own time was spent: columns of :attr:`MainLine.own_ns`."""
 
     COMPUTATION = 0
     COPY = 1
-    HOST = 2  # idle: the host launched late
+    HOST = 2  # idle: the CPU launched late
     INPUT = 3  # idle: waiting for input
     SYNC = 4  # idle: a synchronising call
-    OTHER = 5  # idle, of another cause or none that is known
+    OTHER = 5  # idle: another cause, or unknown
 
 
 class LaunchBounds(msgspec.Struct, frozen=True, kw_only=True):
-    """Segments of one line that start no sooner than a time after another one's end.
+    """Segments of one line that cannot start before a delay after the end of another one.
 
     Args:
         after: int64, the segment in which the CPU waited for the GPU.
-        segment: int64, a later one.
+        segment: int64, a later segment.
         delay_ns: int64, from the end of the first to the start of the second; may be negative.
-        excess_ns: int64, what the delay is beyond the own time between them; always positive.
+        excess_ns: int64, the delay less the own time between them; always positive.
     """
 
     after: Int64Array
@@ -193,27 +192,27 @@ class MainLine(msgspec.Struct, frozen=True, kw_only=True):
         start_ns: Start of the first window, own clock.
         own_ns: int64, shape ``(S, len(Own))``. The last segment is empty.
         stage_ns: int64 per segment: computation inside the marks of pipeline stages.
-        issue: int64 per row of COLLECTIVES: the segment after which it was asked for; ABSENT where
-            that is outside of the line.
+        issue: int64 per row of COLLECTIVES: the segment after which it was issued; ABSENT if that
+            was outside of the line.
         leader: int64 per row: the row on another stream whose end it waited for; ABSENT for none.
-        resume: The segment that could not start before the row's end; ABSENT outside, or where the
-            end is not known. For a row that computation hid, that of the pipeline slot which needs
-            it, else the one after its window.
+        resume: The segment that could not start before the row's end; ABSENT outside of the line,
+            or if the end is unknown. For a row that overlapped with computation, the segment of the
+            pipeline slot that needs it, else the one after its window.
         exposed: bool, whether the rank was blocked when the row ended.
-        wait_start_ns: int64 per time that it was blocked in a send or receive of which no transfer
-            time is known, own clock.
+        wait_start_ns: int64 for each time that it was blocked in a send or receive without a known
+            transfer time, own clock.
         wait_end_ns: When it continued.
         wait_resume: The segment that it continued with.
         opens: int64 per window: the segment that it starts with.
         closes: The segment that starts at its end.
-        bounds: How early the CPU's launches let segments start.
-        held_ns: int64 per analysed window: how much longer it would be by these launches than by
-            its own time, if the rank never waited for another.
+        bounds: Earliest starts of segments, given by the CPU's launches.
+        held_ns: int64 per analysed window: how much longer than its own time these launches would
+            make it, if the rank never waited for another.
         begin_ns: int64 per segment: when it started, since ``start_ns``.
-        first_window: Index of the first window among the analysed ones, of which a line may be a
-            part (``RankContext.simulated``).
+        first_window: Index of the first window among the analysed ones. A line may cover only some
+            of them (``RankContext.simulated``).
         first_row: Row of COLLECTIVES that the first entry of ``issue``, ``leader``, ``resume`` and
-            ``exposed`` is about. A part has entries of the rows that matter to it.
+            ``exposed`` belongs to. A partial line has entries only for the rows that affect it.
     """
 
     of_rows: ClassVar[tuple[str, ...]] = ("issue", "leader", "resume", "exposed")
@@ -240,7 +239,7 @@ class MainLine(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.own_ns)
 
     def row_column(self, name: str, num_rows: int) -> NDArray[Any]:
-        """One of ``of_rows`` with an entry for each row; ABSENT, or False, where there is none."""
+        """One of ``of_rows`` with an entry for each row; ABSENT, or False, if there was none."""
         values: NDArray[Any] = getattr(self, name)
         if len(values) == num_rows:
             return values
@@ -251,29 +250,31 @@ class MainLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankGradients(msgspec.Struct, frozen=True, kw_only=True):
-    """Reductions of gradients on one rank, those that follow one forward, in order of time.
+    """Gradient reductions on one rank, one entry for those that follow one forward, in order.
 
     Args:
         axis: int32, index into the rank's ``row_axis_names``.
         window: int64, index of the analysed window.
-        update: int64, the same for all that one update of the optimizer waits for.
+        update: int64, the same number for all that one optimizer update waits for.
         num_buckets: int64, collectives of the reduction.
-        rows: int64, of COLLECTIVES: those of the first reduction, then the second's, and so on.
-        bytes: int64, of all of them.
+        rows: int64, rows of COLLECTIVES: those of the first reduction, then the second's, and so
+            on.
+        bytes: int64, bytes of all buckets.
         exposed_ns: int64.
-        wait_ns: int64, exposed waiting; ABSENT where a bucket was not matched.
-        transfer_ns: int64, time in which data moves, hidden or not; ABSENT likewise.
-        last_bytes: int64, of the bucket asked for last.
-        last_exposed_ns: int64, what it exposes beyond waiting.
+        wait_ns: int64, exposed waiting; ABSENT if a bucket was not matched.
+        transfer_ns: int64, time in which data moves, overlapped or not; ABSENT if a bucket was not
+            matched.
+        last_bytes: int64, bytes of the bucket issued last.
+        last_exposed_ns: int64, its exposed time without waiting.
         before_first_ns: int64, computation of backward before the first bucket is ready; ABSENT
-            where the beginning of backward is not known.
-        backward_ns: int64, the same before the last bucket is.
+            if the start of backward is unknown.
+        backward_ns: int64, the same before the last bucket is ready.
         row_bytes: int64, bytes of each of ``rows``.
-        row_moving_ns: int64, time in which its data moves; ABSENT where it was not matched.
+        row_moving_ns: int64, time in which its data moves; ABSENT if it was not matched.
         num_forwards: int64, forwards that the update waits for.
-        dtypes: Axis to element types on the wire.
-        marks_updates: Whether updates are marked; if not, each reduction counts as one's own.
-        search_ns: Time spent on searching for unused parameters, in all windows.
+        dtypes: Element types on the wire, by axis.
+        marks_updates: Whether updates are marked; if not, each reduction counts as an update.
+        search_ns: Time spent searching for unused parameters, in all windows.
         search_exposed_ns: The exposed part of it, with the bitmap that ranks exchange.
     """
 
@@ -304,10 +305,11 @@ class RankInput(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         num_own_loads: Batches that the training thread loaded itself.
-        num_worker_loads: Batches that it took from the workers of a data loader.
-        num_pageable: Copies from pageable host memory to the device.
+        num_worker_loads: Batches that it took from data loader workers.
+        num_pageable: Copies from pageable CPU memory to the GPU.
         pageable_ns: Time in them.
-        exposed_pageable_ns: Of it what neither computation nor communication hides.
+        exposed_pageable_ns: The part of it that overlaps with neither computation nor
+            communication.
     """
 
     num_own_loads: int = 0
@@ -324,10 +326,10 @@ class RankCopies(msgspec.Struct, frozen=True, kw_only=True):
         direction: As in ``ExposedCopies``.
         host_memory: As in ``ExposedCopies``.
         count: Copies that start inside the windows.
-        num_bytes: Bytes that they move; ABSENT where one lacks its size.
-        exposed_ns: Time in which such a copy runs and nothing else.
-        operators: Operators that launched most of them, with the time of their copies; empty where
-            copies are too short to look for them.
+        num_bytes: Bytes that they move; ABSENT if the size of one is unknown.
+        exposed_ns: Time in which one of these copies runs and nothing else.
+        operators: Operators that launched most of them, with the time of their copies; empty if
+            copies are too short to search for them.
     """
 
     direction: str
@@ -339,12 +341,12 @@ class RankCopies(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankTrain(msgspec.Struct, frozen=True, kw_only=True):
-    """Reductions one after another on one rank while nothing else runs.
+    """Consecutive reductions on one rank while nothing else runs.
 
     Args:
         kind: A CollectiveKind.
         group: Their process group.
-        count: Number of them.
+        count: Number of reductions.
         busy_ns: Time in them.
         gap_ns: Time between them.
         median_ns: Median of their durations.
@@ -359,53 +361,55 @@ class RankTrain(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Detail(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of what was measured a report holds.
+    """How much detail a report contains.
 
     Args:
-        every_step: Every step of every rank, however many that are.
+        every_step: Whether it contains every step of every rank, regardless of their number.
     """
 
     every_step: bool = False
 
 
 class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is measured on one rank alone; small, so that it can cross a process boundary.
+    """All measurements of one rank alone; small enough to cross a process boundary.
 
     Args:
         steps: Breakdown of each analysed step.
-        overlap: Over all analysed steps.
-        axes: Overlap by axis, ``ranks`` holding this rank only.
-        idle: Idle by cause, None without host rows (then all idle is unknown).
+        overlap: Overlap over all analysed steps.
+        axes: Overlap by axis, with only this rank in ``ranks``.
+        idle: Idle time by cause, None without CPU rows (then the cause of all idle time is
+            unknown).
         sync_calls: Synchronising calls.
         waterfall: Exact sum over all analysed steps.
         kernels: Computation, communication and copy rows by name.
-        exposed_ns: For each row of COLLECTIVES, time inside the windows not hidden by computation;
-            what several rows expose at the same time is counted in one of them.
-        exposed_wait_ns: The same for its wait; ABSENT where not matched.
-        collective_step: For each row of COLLECTIVES, index of the window it ends in, or on a CPU
-            of the step that asked for it; ABSENT outside.
-        input_ns: Idle blamed on input, per analysed step.
+        exposed_ns: For each row of COLLECTIVES, exposed time inside the windows; time that several
+            rows expose together is counted in one of them.
+        exposed_wait_ns: The same for its wait; ABSENT if not matched.
+        collective_step: For each row of COLLECTIVES, index of the window in which it ends, or on a
+            CPU of the step that issued it; ABSENT outside.
+        input_ns: Idle time blamed on input, per analysed step.
         computation_ns: Computation, per analysed step.
-        idle_host_ns: Idle blamed on the host, per analysed step.
-        idle_comm_wait_ns: Idle blamed on waiting for communication, per analysed step.
-        is_cpu: Whether the host's threads are what was measured.
+        idle_host_ns: Idle time blamed on the CPU, per analysed step.
+        idle_comm_wait_ns: Idle time blamed on waiting for communication, per analysed step.
+        is_cpu: Whether CPU threads were measured.
         stages: Work of the pipeline stages that it holds, ascending; empty without marks.
-        slots: What they did when, None without marks.
-        attention_ns: Computation in attention, per analysed step; empty where not looked for.
-        line: Own time between the moments at which it asked for communication and continued after
-            it; None without windows.
+        slots: Slots of these stages, None without marks.
+        attention_ns: Computation in attention, per analysed step; empty if it was not measured.
+        line: Own time between the moments at which it issued communication and continued after it;
+            None without windows.
         window_start_ns: Start of each analysed window, own clock.
         window_end_ns: End of each.
         row_axis: For each row of COLLECTIVES, index into ``row_axis_names``.
         row_axis_names: Mesh axes or group descriptions.
         input: How it is fed.
         copies: Its copies by direction and kind of CPU memory.
-        trains: Its reductions one after another while nothing else runs.
-        row_hidden_ns: For each row of COLLECTIVES, time of it that overlaps with computation.
-        row_begins_beside: Whether something is computed while it begins.
-        row_among_kernels: Whether it runs on a device's stream that computes; empty on a CPU.
-        gradients: Reductions of gradients; None where nothing marks DDP.
-        kernel_steps: Its kernels step by step; None where they were not measured.
+        trains: Its consecutive reductions while nothing else runs.
+        row_hidden_ns: For each row of COLLECTIVES, the time that overlaps with computation.
+        row_begins_beside: For each row, whether computation runs while it begins.
+        row_among_kernels: For each row, whether it runs on a GPU stream that also computes; empty
+            on a CPU.
+        gradients: Gradient reductions; None if nothing marks DDP.
+        kernel_steps: Its kernels step by step; None if they were not measured.
     """
 
     rank: int
@@ -448,7 +452,7 @@ class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stage_numbers(self) -> tuple[int, ...]:
-        """Pipeline stages that it holds by their marks, ascending; empty without marks."""
+        """Pipeline stages that it holds according to marks, ascending; empty without marks."""
         return tuple(mark.stage for mark in self.stages)
 
 
@@ -458,9 +462,9 @@ class RankAnalyses(Mapping[int, RankAnalysis]):
 
     Args:
         by_rank: The analyses.
-        wait_ends: By global rank, when the last member of each collective started, own clock
+        wait_ends: When the last member of each collective started, own clock, by global rank
             (:func:`distprof.join.waits.last_start_on_own_clock`).
-        num_windows: Windows per rank that were analysed: steps, or 1 for the whole capture.
+        num_windows: Analysed windows per rank: steps, or 1 for the whole capture.
         window: Whether the windows are steps or the whole capture.
         unavailable: Which ranks were left out and why, one sentence each.
     """
@@ -473,7 +477,7 @@ class RankAnalyses(Mapping[int, RankAnalysis]):
 
     @staticmethod
     def of(analyses: Iterable[RankAnalysis], *, num_windows: int = 1) -> RankAnalyses:
-        """These analyses, of which nothing was matched."""
+        """These analyses, without matches between them."""
         by_rank = {analysis.rank: analysis for analysis in analyses}
         return RankAnalyses(by_rank=by_rank, num_windows=num_windows)
 
@@ -488,14 +492,14 @@ class RankAnalyses(Mapping[int, RankAnalysis]):
 
     @property
     def is_cpu(self) -> bool:
-        """Whether the host's threads are what was measured on any rank."""
+        """Whether CPU threads were measured on any rank."""
         return any(analysis.is_cpu for analysis in self.values())
 
     def windows_of(self, ranks: Iterable[int]) -> dict[int, Intervals]:
-        """Rank to its analysed windows, own clock.
+        """Analysed windows by rank, own clock.
 
-        A rank that was not traced has the windows of the first that was: they begin and end
-        together, and sensors are sampled farther apart than clocks of hosts are.
+        An untraced rank gets the windows of the first traced one: steps begin and end together, and
+        sensor samples are further apart than the clocks of hosts.
         """
         windows = {
             rank: Intervals(analysis.window_start_ns, analysis.window_end_ns)
@@ -512,8 +516,8 @@ class ProbeRecords(msgspec.Struct, frozen=True, kw_only=True):
     """What probes recorded in addition to the traces, measured rank by rank.
 
     Args:
-        found: Type of a measurement to rank to it, ranks ascending.
-        job: What says which probes ran; None for bare traces.
+        found: Measurements by type and rank, ranks ascending.
+        job: The run file, which says which probes ran; None for bare traces.
         notes: What was damaged, one sentence each.
     """
 
@@ -522,11 +526,11 @@ class ProbeRecords(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
     def of(self, kind: type[_Found]) -> Mapping[int, _Found]:
-        """Rank to its measurement; ranks that have none are left out."""
+        """Measurements of one type by rank; ranks without one are left out."""
         return self.found.get(kind, {})
 
     def why(self, probe: str, found: Collection[Any]) -> tuple[str, ...]:
-        """Reasons of ranks on which the probe did not work; empty where it worked or is unknown."""
+        """Why the probe did not work, with the ranks; empty if it worked or that is unknown."""
         if self.job is None:
             return () if found else (NO_RUN_DIRECTORY,)
         reasons: dict[str, list[int]] = {}

@@ -1,12 +1,12 @@
-"""Makes the sections of a report: each by its analyzer, from what its parameters ask for.
+"""Make the sections of a report, each with its analyzer, which gets the inputs in its signature.
 
 The result type ``distprof.sections.<subject>.result.X`` is made by the function ``analyze_...`` of
-``distprof.sections.<subject>.measure`` whose return annotation is ``X``. Its parameters are known
-by their types alone: a field of :class:`Inputs`, or the result of another section. So a section is
-a folder and a field of :class:`~distprof.sections.report.Report`.
+``distprof.sections.<subject>.measure`` whose return annotation is ``X``. The types of its
+parameters say what it needs: a field of :class:`Inputs`, or the result of another section.
+Therefore a section is just a folder and a field of :class:`~distprof.sections.report.Report`.
 
 An analyzer is pure: it takes no path and reads no file. Its module is imported when its result is
-first asked for.
+first needed.
 """
 
 from __future__ import annotations
@@ -48,21 +48,22 @@ _PREFIX = "analyze_"
 
 
 class WiringError(TypeError):
-    """A result has no analyzer, or one asks for what no analyzer makes: a mistake in distprof."""
+    """A result has no analyzer, or an analyzer needs one that nothing makes: a bug in distprof."""
 
 
 class Inputs(msgspec.Struct, frozen=True, kw_only=True):
-    """What analyzers may ask for in addition to results of other sections, by type.
+    """Inputs of analyzers in addition to results of other sections, found by type.
 
     Args:
         run: The recording.
-        analyses: Every rank by its trace.
-        records: Every rank by what its probes recorded.
-        fabric: Bandwidth that the network should reach; None where no profile is known.
-        sheet: What devices and links can do.
+        analyses: Measurements of every rank's trace.
+        records: Measurements of every rank's probe records.
+        fabric: Bandwidth that the network should reach; None if no profile is known.
+        sheet: Capabilities of GPUs and links.
         topology: Scale-up domains of the cluster.
-        model: What the job trains; None where nothing says.
-        bench: Gets the simulated run, from which repairs are planned.
+        model: The model that the job trains; None if it is unknown.
+        bench: Receives the simulated run, from which repairs are planned.
+        detail: How much detail the report contains.
     """
 
     run: Run
@@ -89,15 +90,15 @@ class Analyzer(msgspec.Struct, frozen=True):
 
 
 def declared_functions(prefix: str) -> dict[str, Callable[..., Any]]:
-    """Functions with this prefix that subjects declare: the ``measure`` module of each has them.
+    """Functions with this prefix in the ``measure`` modules of all subjects.
 
-    A subject may keep one in another module of its folder; then ``measure`` imports it.
+    A subject may define one in another module of its folder and import it in ``measure``.
 
     Args:
-        prefix: Of the names.
+        prefix: Prefix of the names.
 
     Returns:
-        The rest of each name to the function.
+        The functions, by the rest of the name.
 
     Raises:
         WiringError: If two subjects have a function of the same name.
@@ -111,7 +112,7 @@ def declared_functions(prefix: str) -> dict[str, Callable[..., Any]]:
             if not function.__module__.startswith(f"{subject}."):
                 continue
             if found.setdefault(name.removeprefix(prefix), function) is not function:
-                raise WiringError(f"{module.__name__}.{name}: another subject has a {name}, too")
+                raise WiringError(f"{module.__name__}.{name}: another subject also has a {name}")
     return found
 
 
@@ -134,7 +135,7 @@ def analyzer_of(kind: type[Result]) -> Analyzer:
     """The analyzer that makes a result of this type.
 
     Raises:
-        WiringError: If its folder's ``measure`` module has not exactly one.
+        WiringError: If the ``measure`` module of its folder does not have exactly one.
     """
     package, _, last = kind.__module__.rpartition(".")
     module = import_module(f"{package}.measure" if last == "result" else kind.__module__)
@@ -146,8 +147,8 @@ def analyzer_of(kind: type[Result]) -> Analyzer:
     ]
     if len(found) != 1:
         raise WiringError(
-            f"{module.__name__} must have one function {_PREFIX}… that returns {kind.__name__}, "
-            f"and has {len(found)}"
+            f"{module.__name__} must have exactly one function {_PREFIX}… that returns "
+            f"{kind.__name__}, but has {len(found)}"
         )
     function, hints = found[0]
     needs = {name: _without_none(hint) for name, hint in hints.items() if name != "return"}
@@ -155,10 +156,10 @@ def analyzer_of(kind: type[Result]) -> Analyzer:
 
 
 def in_order(report: type, inputs: type = Inputs) -> Iterator[tuple[type[Result], Analyzer]]:
-    """Every result of a report and of what its analyzers need, each after those that it needs.
+    """Every result that a report or its analyzers need, each after the results that it needs.
 
     Raises:
-        WiringError: If an analyzer is missing, or asks for its own result or one without a maker.
+        WiringError: If an analyzer is missing, or needs its own result or one that nothing makes.
     """
     given = {_without_none(hint) for hint in typing.get_type_hints(inputs).values()}
     done: set[type[Result]] = set()
@@ -169,8 +170,8 @@ def in_order(report: type, inputs: type = Inputs) -> Iterator[tuple[type[Result]
         if kind in done:
             return
         if kind in above:
-            circle = " needs ".join(one.__name__ for one in (*above[above.index(kind) :], kind))
-            raise WiringError(f"results need each other: {circle}")
+            cycle = " needs ".join(one.__name__ for one in (*above[above.index(kind) :], kind))
+            raise WiringError(f"results need each other: {cycle}")
         analyzer = analyzer_of(kind)
         for name, need in analyzer.needs.items():
             if need in given:
@@ -178,7 +179,7 @@ def in_order(report: type, inputs: type = Inputs) -> Iterator[tuple[type[Result]
             if not _is_result(need):
                 raise WiringError(
                     f"{analyzer.make.__module__}.{analyzer.make.__name__}: no analyzer makes the "
-                    f"{need} that its parameter {name!r} asks for"
+                    f"{need} that its parameter {name!r} needs"
                 )
             yield from visit(need, (*above, kind))
         done.add(kind)
@@ -192,23 +193,23 @@ def resolve(report: type, inputs: Any) -> dict[str, Result]:
     """Make every section of a report.
 
     Args:
-        report: The type whose fields say which sections there are.
-        inputs: A struct of what analyzers may ask for, usually :class:`Inputs`.
+        report: The type whose fields define the sections.
+        inputs: A struct with the inputs of analyzers, usually :class:`Inputs`.
 
     Returns:
-        Results by the report's field.
+        Results by field of the report.
 
     Raises:
         WiringError: As :func:`in_order` does.
     """
     hints = typing.get_type_hints(type(inputs))
-    known: dict[Any, Any] = {
+    made: dict[Any, Any] = {
         _without_none(hints[one.name]): getattr(inputs, one.name) for one in fields(inputs)
     }
     for kind, analyzer in in_order(report, type(inputs)):
-        arguments = {name: known[need] for name, need in analyzer.needs.items()}
-        known[kind] = analyzer.make(**arguments)
-    return {name: known[kind] for name, kind in sections_of(report).items()}
+        arguments = {name: made[need] for name, need in analyzer.needs.items()}
+        made[kind] = analyzer.make(**arguments)
+    return {name: made[kind] for name, kind in sections_of(report).items()}
 
 
 def _is_result(kind: Any) -> bool:
@@ -216,7 +217,7 @@ def _is_result(kind: Any) -> bool:
 
 
 def _without_none(hint: Any) -> Any:
-    """The type in ``X | None``; any other as it is."""
+    """The type in ``X | None``; any other type unchanged."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         kinds = [kind for kind in typing.get_args(hint) if kind is not types.NoneType]
         return kinds[0] if len(kinds) == 1 else hint

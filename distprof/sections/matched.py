@@ -1,7 +1,7 @@
-"""Members of matched collectives as flat columns over all ranks: what cross-rank analyzers work on.
+"""Members of matched collectives as flat columns over all ranks, for cross-rank analyzers.
 
-Rows of all ranks' COLLECTIVES tables are numbered through, rank after rank; per-row arrays of the
-ranks, joined the same way, are indexed by that number.
+Rows of the COLLECTIVES tables are numbered across all ranks, one rank after another. Per-row arrays
+of the ranks, joined in the same way, are indexed by that number.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ __all__ = [
 
 
 _MANY = 4_000_000
-"""Members looked at at once: limits intermediate arrays to about 100 MB. Sums of fractions are
-rounded block by block, so that another number changes their last digit."""
+"""Members processed at once: limits intermediate arrays to about 100 MB. Sums of fractions are
+rounded block by block, so another value would change their last digit."""
 
 _PAIR = 1 << 24
-"""More than ranks can be."""
+"""More than any number of ranks."""
 
 
 def places(matches: CollectiveMatches) -> Int64Array:
-    """Which ranks exchange data in each instance, as a number: a group, or two ends of messages.
+    """Number for the ranks that exchange data in each instance: a group, or a pair of ranks.
 
     Returns:
         int64, one per instance: the index of a group, negative for a pair of ranks.
@@ -59,12 +59,12 @@ def places(matches: CollectiveMatches) -> Int64Array:
 
 
 def ranks_at(place: int, groups: Sequence[ProcessGroup]) -> tuple[int, ...]:
-    """Ranks that a number of :func:`places` stands for."""
+    """Ranks of a number from :func:`places`."""
     return groups[place].ranks if place >= 0 else divmod(-1 - place, _PAIR)
 
 
 def place_of(ranks: tuple[int, ...], groups: Sequence[ProcessGroup]) -> tuple[int, ...]:
-    """All numbers that stand for these ranks: of their groups, and of the pair if they are two."""
+    """All numbers of these ranks: of their groups, and of the pair if there are two."""
     pair = (-1 - ranks[0] * _PAIR - ranks[1],) if len(ranks) == 2 else ()
     return (*(i for i, group in enumerate(groups) if group.ranks == ranks), *pair)
 
@@ -75,8 +75,8 @@ class RowIndex(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         ranks: Ranks that were analysed, ascending.
         base: int64, shape ``(len(ranks) + 1,)``: number of each rank's first row.
-        low: int64, shape ``(len(ranks),)``: that row in the rank's table; rows before it, and those
-            after the last that is numbered, are left out.
+        low: int64, shape ``(len(ranks),)``: that row in the rank's table. Rows before it, and rows
+            after the last numbered one, are left out.
     """
 
     ranks: tuple[Rank, ...]
@@ -95,7 +95,7 @@ class RowIndex(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def cut(self, low: Int64Array, high: Int64Array) -> RowIndex:
-        """These ranks with some of their rows, from ``low`` to below ``high`` of each table."""
+        """The same ranks with only the rows from ``low`` to below ``high`` of each table."""
         lengths = np.maximum(high - low, 0)
         base = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
         return RowIndex(ranks=self.ranks, base=base, low=low)
@@ -119,7 +119,7 @@ class RowIndex(msgspec.Struct, frozen=True, kw_only=True):
         return joined([of(rank)[low : low + length] for rank, low, length in of_ranks])
 
     def members(self, matches: CollectiveMatches) -> Members:
-        """Members of the matched instances; those of rows without a number are left out."""
+        """Members of the matched instances; members whose row has no number are left out."""
         highest = max((rank.rank for rank in self.ranks), default=-1)
         if len(matches.member_rank):
             highest = max(highest, int(matches.member_rank.max()))
@@ -160,9 +160,9 @@ class Members(msgspec.Struct, frozen=True, kw_only=True):
     """Members of all instances, instance after instance.
 
     Args:
-        row: int32 where all rows have such numbers, else int64; number of the member's row.
+        row: Number of the member's row, int32 if all numbers fit, else int64.
         rank_index: int32, position of its rank among the analysed ranks.
-        offsets: int64, shape ``(instances + 1,)``; an instance may have no member left.
+        offsets: int64, shape ``(instances + 1,)``; an instance may have no members left.
     """
 
     row: NDArray[Any]
@@ -184,11 +184,11 @@ class Members(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def by_size(offsets: Int64Array, at_once: int = _MANY) -> Iterator[tuple[Int64Array, Int64Array]]:
-    """Segments of equal size together, so that they are rows of a matrix.
+    """Segments of equal size together, as rows of a matrix.
 
     Args:
         offsets: Where each segment begins.
-        at_once: Elements of a matrix, unless a segment has more.
+        at_once: Most elements of a matrix, unless a single segment has more.
 
     Yields:
         Segment numbers, shape ``(n,)``, and positions of their elements, shape ``(n, size)``.
@@ -210,12 +210,12 @@ def segment_median(
     Args:
         values: The values.
         offsets: Where each segment begins.
-        rows: Which value is each element of the segments; None for the values in their order.
+        rows: Index of the value of each element of the segments; None for the values in order.
     """
     result = np.zeros(len(offsets) - 1, dtype=np.int64)
     for segments, positions in by_size(offsets, blocks.BLOCK):
-        some = values[positions if rows is None else rows[positions]]
-        middle = np.median(some, axis=1, overwrite_input=True)
+        elements = values[positions if rows is None else rows[positions]]
+        middle = np.median(elements, axis=1, overwrite_input=True)
         result[segments] = np.floor(middle).astype(np.int64)
     return result
 

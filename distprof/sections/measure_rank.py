@@ -1,8 +1,8 @@
-"""Everything that is measured on one rank alone: the parts that subjects declare.
+"""All measurements of one rank alone: the parts that subjects declare.
 
-A part ``x`` is the function ``rank_x`` in the ``measure`` module of some subject, found by
-looking. Its parameters name what it needs: other parts, or what is given (:func:`_given`). The
-fields of :class:`~distprof.sections.context.RankAnalysis` are the parts that are kept.
+A part ``x`` is made by the function ``rank_x`` in the ``measure`` module of any subject. Its
+parameters name what it needs: other parts, or given inputs (:func:`_given`). The fields of
+:class:`~distprof.sections.context.RankAnalysis` are the parts that are kept.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ def measure_rank(
 ) -> RankAnalysis:
     """Measure one rank inside its windows.
 
-    Pure: the same tables and context give the same analysis. Linear in the rows but for sorting
-    them; the number of windows adds only a search each.
+    Pure: the same tables and context give the same analysis. Linear in the rows, except for sorting
+    them; each window adds only a search.
 
     Args:
         tables: The rank's tables.
-        context: Its windows, and what matching found out about its collectives.
-        load_host: Reads the HOST table with every operator; None where it cannot be read again.
+        context: Its windows, and the results of matching its collectives.
+        load_host: Reads the HOST table with every operator; None if it cannot be read again.
 
     Raises:
         ValueError: If the context does not fit the tables.
     """
     _check(tables, context)
-    known = _given(tables, context, load_host)
-    return RankAnalysis(**{name: _made(name, known, ()) for name in RankAnalysis.__struct_fields__})
+    parts = _given(tables, context, load_host)
+    return RankAnalysis(**{name: _made(name, parts, ()) for name in RankAnalysis.__struct_fields__})
 
 
 @cache
 def rank_parts() -> Mapping[str, Callable[..., Any]]:
-    """What subjects measure on one rank alone: the part's name to the function that makes it.
+    """Functions that measure one rank alone, by the name of the part that they make.
 
     Raises:
         WiringError: If two subjects declare the same part.
@@ -57,7 +57,7 @@ def rank_parts() -> Mapping[str, Callable[..., Any]]:
 def _given(
     tables: RankTables, context: RankContext, load_host: Callable[[], Table] | None = None
 ) -> dict[str, Any]:
-    """What parts may ask for in addition to other parts."""
+    """Inputs of parts in addition to other parts."""
     return {
         "load_host": load_host,
         "tables": tables,
@@ -75,22 +75,22 @@ def _given(
     }
 
 
-def _made(name: str, known: dict[str, Any], above: tuple[str, ...]) -> Any:
-    """A part; what is made on the way is kept in ``known``."""
-    if name not in known:
+def _made(name: str, parts: dict[str, Any], above: tuple[str, ...]) -> Any:
+    """A part; all parts made on the way are added to ``parts``."""
+    if name not in parts:
         make = rank_parts().get(name)
         if make is None or name in above:
-            asked = " for ".join(reversed((*above, name)))
-            raise WiringError(f"no subject has a function {_PREFIX}{name} to make {asked}")
-        wanted = make.__code__.co_varnames[: make.__code__.co_argcount]
-        known[name] = make(**{need: _made(need, known, (*above, name)) for need in wanted})
-    return known[name]
+            chain = " for ".join(reversed((*above, name)))
+            raise WiringError(f"no subject has a function {_PREFIX}{name} to make {chain}")
+        needs = make.__code__.co_varnames[: make.__code__.co_argcount]
+        parts[name] = make(**{need: _made(need, parts, (*above, name)) for need in needs})
+    return parts[name]
 
 
 def capture_window(activity: Table) -> Intervals:
-    """The whole capture as one window: the span of the device's activities.
+    """The whole capture as one window: the span of the GPU's activities.
 
-    Communication and copies included, annotations not; no window where the device did nothing.
+    Communication and copies count, annotations do not. No window if the GPU did nothing.
     """
     rows = activity["kind"] != ActivityKind.ANNOTATION
     if not rows.any():
@@ -102,7 +102,7 @@ def capture_window(activity: Table) -> Intervals:
 def _check(tables: RankTables, context: RankContext) -> None:
     rows = len(tables.collectives)
     if len(context.wait_end_ns) != rows or len(context.axis) != rows:
-        raise ValueError(f"rank {context.rank}: the context is not about its {rows} collectives")
+        raise ValueError(f"rank {context.rank}: the context does not fit its {rows} collectives")
     start, end = context.windows
     if len(context.steps) != len(start):
         raise ValueError(f"rank {context.rank}: {len(context.steps)} steps, {len(start)} windows")

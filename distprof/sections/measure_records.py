@@ -1,4 +1,4 @@
-"""Measure what probes recorded in addition to the traces, each rank alone."""
+"""Measure the records of probes, in addition to the traces, each rank alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PREFIX = "measure_"
 
 
 class _OfRank(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank's records say; small, so that it can cross a process boundary."""
+    """Measurements of one rank's records; small enough to cross a process boundary."""
 
     rank: int
     found: tuple[Any, ...]
@@ -30,7 +30,7 @@ class _OfRank(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Job(msgspec.Struct, frozen=True):
-    """What a worker needs: a rank's records, and its analysed steps."""
+    """The input of a worker: a rank's records, and its analysed steps."""
 
     source: RecordSource
     windows: Intervals
@@ -44,19 +44,19 @@ class _Job(msgspec.Struct, frozen=True):
 def measure_records(
     run: Run, *, executor: Mapper | None = None, windows: Mapping[int, Intervals] | None = None
 ) -> ProbeRecords:
-    """Measure what probes recorded on every rank.
+    """Measure the probe records of every rank.
 
     Args:
         run: The recording; bare traces have no records.
-        executor: Where ranks are measured, one rank's records in memory at a time and worker; None
-            measures them here, one after another.
-        windows: Rank to its analysed steps, own clock, for what sensors show during them.
+        executor: Measures ranks, with one rank's records in memory per worker; None measures them
+            in this process, one after another.
+        windows: Analysed steps by rank, own clock, for the sensor samples inside them.
 
     Returns:
         The measurements, and what was damaged.
     """
-    known = windows or {}
-    jobs = [_Job(run.records[rank], known.get(rank, EMPTY)) for rank in sorted(run.records)]
+    by_rank = windows or {}
+    jobs = [_Job(run.records[rank], by_rank.get(rank, EMPTY)) for rank in sorted(run.records)]
     results = map(_measure, jobs) if executor is None else executor.map(_measure, jobs)
     outcomes = list(results)
     failed = [outcome for outcome in outcomes if isinstance(outcome, str)]
@@ -81,10 +81,10 @@ def _measure(job: _Job) -> _OfRank:
 
 @cache
 def record_parts() -> Sequence[tuple[Callable[..., Any], Mapping[str, type]]]:
-    """What subjects measure in one rank's records: each function, and its parameters' types.
+    """Functions that measure one rank's records, with the types of their parameters.
 
     These are the functions ``measure_…(records: RankRecords)`` in the ``measure`` modules of
-    subjects. A result is found by its type, so no two functions may return the same one.
+    subjects. Results are looked up by type, so no two functions may return the same type.
     """
     found = declared_functions(_PREFIX).values()
     hints = {make: get_type_hints(make) for make in found if "records" in make.__annotations__}
@@ -96,9 +96,9 @@ def record_parts() -> Sequence[tuple[Callable[..., Any], Mapping[str, type]]]:
 
 
 def _folded_notes(ranks: Iterable[_OfRank]) -> list[str]:
-    """Notes of all ranks, each said once with the ranks that say it."""
-    said: dict[str, list[int]] = {}
+    """Notes of all ranks, each once with the ranks that have it."""
+    ranks_of: dict[str, list[int]] = {}
     for rank in ranks:
         for note in rank.notes:
-            said.setdefault(note, []).append(rank.rank)
-    return [f"{name_ranks(numbers)}: {note}" for note, numbers in said.items()]
+            ranks_of.setdefault(note, []).append(rank.rank)
+    return [f"{name_ranks(numbers)}: {note}" for note, numbers in ranks_of.items()]

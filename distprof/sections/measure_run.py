@@ -1,4 +1,4 @@
-"""Measure every rank of a run alone, inside the windows that all of them share."""
+"""Measure every rank of a run alone, inside the windows that all ranks share."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from distprof.units import fold_ranks
 __all__ = ["Mapper", "Progress", "measure_run"]
 
 Progress = Callable[[int, int], None]
-"""Called with the number of ranks done and the number of all ranks."""
+"""Function that gets the number of measured ranks and the number of all ranks."""
 
 
 class Mapper(Protocol):
@@ -39,7 +39,7 @@ class Mapper(Protocol):
 
 
 class _Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker needs to measure one rank. ``context`` without windows: the whole capture."""
+    """The input of a worker. If ``context`` has no windows, it measures the whole capture."""
 
     path: str
     source: TableSource
@@ -47,11 +47,11 @@ class _Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rank(self) -> int:
-        """Whose tables they are."""
+        """Global rank."""
         return self.context.rank
 
     def light(self) -> _Job:
-        """The same for a worker on another machine, which reads all tables where it is."""
+        """The same for a worker on another machine, which reads all tables there."""
         source = getattr(self.source, "light", lambda: self.source)()
         return replace(self, source=source)
 
@@ -67,14 +67,14 @@ def measure_run(
 
     Args:
         run: The recording.
-        executor: Where ranks are measured, one rank's tables in memory at a time and worker; None
-            measures them here, one after another.
-        progress: Told after each rank.
+        executor: Measures ranks, with one rank's tables in memory per worker; None measures them in
+            this process, one after another.
+        progress: Called after each rank.
         window: ``steps`` analyses the steps that all ranks recorded completely, or the whole
-            capture where nothing marks steps; ``capture`` always the whole capture.
+            capture if nothing marks steps; ``capture`` always the whole capture.
 
     Returns:
-        The analyses; a rank whose tables cannot be read is a sentence in ``unavailable``.
+        The analyses; ``unavailable`` has a sentence for each rank whose tables cannot be read.
     """
     by_step = window == "steps" and bool(run.window.steps)
     wait_ends = last_start_on_own_clock(run.matches, run.clock, run.ranks)
@@ -109,7 +109,7 @@ def _jobs_of(
     problems: list[str] = []
     for rank in run.ranks:
         if rank.quality.no_device:
-            problems.append(f"Rank {rank.rank} is not measured: no device activity was recorded.")
+            problems.append(f"Rank {rank.rank} is not measured: no GPU activity was recorded.")
             continue
         steps, windows = _step_windows(rank, run.window.steps) if by_step else _WHOLE_CAPTURE
         problem = _window_problem(windows, len(run.window.steps)) if by_step else ""
@@ -122,11 +122,11 @@ def _jobs_of(
 
 
 MOST_SIMULATED = 1_000_000
-"""Collectives of all ranks that are simulated at most; about a kilobyte of memory for each."""
+"""Most collectives of all ranks that are simulated; each takes about a kilobyte of memory."""
 
 
 def _simulated(run: Run) -> tuple[int, int] | None:
-    """The steps in the middle that are simulated, of a run that is too large for all of them."""
+    """The middle steps to simulate, if the run is too large to simulate all of them."""
     steps = len(run.window.steps)
     recorded = sum(len(rank.collectives) for rank in run.ranks)
     if recorded <= MOST_SIMULATED or steps < 2:
@@ -179,7 +179,7 @@ def _context(
 
 
 def _measure_job(job: _Job) -> RankAnalysis | str:
-    """Measure one rank, or say in a sentence why its tables could not be read."""
+    """Measure one rank, or return a sentence on why its tables could not be read."""
     try:
         tables = job.source.load()
     except (DistprofError, OSError, ValueError, EOFError) as error:
@@ -213,10 +213,10 @@ def _map(
 
 
 class _Groups(msgspec.Struct, frozen=True, kw_only=True):
-    """The run's process groups by what a collective says of its own."""
+    """The run's process groups, by what a collective records of its group."""
 
     exact: Mapping[tuple[str, str], ProcessGroup]  # by name and folded ranks
-    by_name: Mapping[str, ProcessGroup]  # where the name alone says which
+    by_name: Mapping[str, ProcessGroup]  # if the name is unique
     names: GroupNames
 
     def find(self, name: str, ranks: str) -> ProcessGroup | None:
@@ -257,7 +257,7 @@ def _axis_label(groups: _Groups, name: str, ranks: str, description: str) -> str
     group = groups.find(name, ranks)
     if group is not None and group.axis is not None:
         return group.axis.value
-    said = description or (group.description if group is not None else "")
-    if said and said != "undefined":
-        return said
+    text = description or (group.description if group is not None else "")
+    if text and text != "undefined":
+        return text
     return groups.names.of(name, ranks) or UNKNOWN_AXIS

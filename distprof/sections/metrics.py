@@ -1,7 +1,7 @@
 """A report as a flat list of numbers, for training loggers and exporters.
 
 Names are stable: they end in their unit (``_seconds``, ``_bytes``, ``_joules``, ``_ratio``,
-``_per_second``, ``_count``), and one that was published is never used for anything else.
+``_per_second``, ``_count``), and a published name is never reused for anything else.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
     """One number of a report.
 
     Args:
-        name: Ends in its unit.
+        name: Its name, which ends in its unit.
         meaning: One sentence.
-        read: Its value in base units, None where unknown.
+        read: Function from a report to the value in base units, None if unknown.
     """
 
     name: str
@@ -46,9 +46,9 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def metrics_of(report: Report) -> dict[str, float]:
-    """Name to value of every metric that is known, in the order of :data:`METRICS`.
+    """Values of all known metrics by name, in the order of :data:`METRICS`.
 
-    What is unknown is left out and never 0.
+    Unknown metrics are left out and never 0.
     """
     found = ((metric.name, metric.read(report)) for metric in METRICS)
     return {
@@ -60,7 +60,7 @@ def metrics_of(report: Report) -> dict[str, float]:
 
 
 def overlap_ratio(report: Report) -> float | None:
-    """Share of communication that runs while computation does, over all ranks."""
+    """Share of communication that overlaps with computation, over all ranks."""
     rows = report.overlap.ranks
     communication = sum(row.communication_ns for row in rows)
     return sum(row.overlapped_ns for row in rows) / communication if communication else None
@@ -101,7 +101,7 @@ def _seconds(ns: float | None) -> float | None:
 
 
 def _logged_or_traced(field: str) -> Callable[[Report], float | None]:
-    """Of the steps that were not traced, by the step log; else of the analysed ones."""
+    """A figure of the untraced steps in the step log, else of the analysed steps."""
 
     def read(report: Report) -> float | None:
         chosen = report.step_log if report.step_log.median_ns else report.step_time
@@ -112,7 +112,7 @@ def _logged_or_traced(field: str) -> Callable[[Report], float | None]:
 
 
 def _median(report: Report) -> float | None:
-    """Of a program's own log where neither probes nor traces show a step."""
+    """Median step; from the program's own log if neither probes nor traces show steps."""
     measured = _logged_or_traced("median_ns")(report)
     printed = report.training_log.steady_ns
     return _seconds(statistics.median(printed)) if measured is None and printed else measured
@@ -133,7 +133,7 @@ def _part(*keys: str) -> Callable[[Report], float | None]:
 
 
 def _share(prefix: str) -> Callable[[Report], float | None]:
-    """Share of the analysed time of the parts whose keys begin so."""
+    """Share of the analysed time of the parts whose keys have a prefix."""
 
     def read(report: Report) -> float | None:
         parts = parts_of(report)
@@ -176,23 +176,23 @@ def _metric(name: str, meaning: str, read: Callable[[Report], float | None]) -> 
 METRICS: tuple[Metric, ...] = (
     _metric(
         "step_median_seconds",
-        "Median step: of untraced steps by the step log, else of the analysed ones, else by the"
-        " log of the training program.",
+        "Median step: from untraced steps in the step log, else from the analysed steps, else from"
+        " the log of the training program.",
         _median,
     ),
     _metric(
         "step_p95_seconds",
-        "95th percentile of steps, not by a program's log.",
+        "95th percentile of steps, not from a training program's log.",
         _logged_or_traced("p95_ns"),
     ),
     _metric(
         "step_variation_ratio",
-        "Standard deviation over mean of steps, not by a program's log.",
+        "Standard deviation over mean of steps, not from a training program's log.",
         _logged_or_traced("cv"),
     ),
     _metric(
         "tokens_per_second",
-        "Tokens of all ranks together, by the step log, else by the program's.",
+        "Tokens of all ranks together, from the step log, else from the training program's log.",
         lambda r: _first(r.step_log.tokens_per_s, r.training_log.tokens_per_s),
     ),
     _metric(
@@ -246,7 +246,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     _metric(
         "straggler_lost_seconds",
-        "Per step: what a typical other rank waits for the costliest rank.",
+        "Per step: how long a typical other rank waits for the most expensive straggler.",
         _straggler,
     ),
     _metric(
@@ -256,7 +256,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     _metric("planned_step_seconds", "Simulated step after all changes of the plan.", _planned_step),
     _metric(
-        "planned_gain_ratio", "Share of the simulated step that the plan gives back.", _planned_gain
+        "planned_gain_ratio", "Share of the simulated step that the plan recovers.", _planned_gain
     ),
     _metric("pipeline_bubble_ratio", "Bubble fraction of the worst pipeline.", bubble_ratio),
     _metric(
@@ -291,7 +291,7 @@ METRICS: tuple[Metric, ...] = (
     _metric("info_findings_count", "Findings: information.", _findings(Severity.INFO)),
     _metric(
         "unchecked_rules_count",
-        "Rules that lacked their evidence: what they look for is unknown.",
+        "Rules that lacked evidence, so it is unknown whether they would fire.",
         lambda r: len(r.not_checked),
     ),
 )

@@ -1,8 +1,8 @@
-"""What each rank does while it waits for no other rank, compared with its peers.
+"""Own time: what each rank does while it waits for no other rank, compared with its peers.
 
-A rank makes others wait because some part of its own time is longer than theirs: it computes, waits
-for input, or leaves its device idle. A part does not hold the disturbances of the others, nor any
-error of the clocks, so in few steps it tells more than who came last.
+A rank makes others wait because some part of its own time is longer than theirs: computation,
+waiting for input, or leaving its GPU idle. Neither disturbances of other ranks nor clock errors
+affect these parts, so over few steps they show more than the order of arrival.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ __all__ = [
 def held_stages(
     analyses: Mapping[int, RankAnalysis], run: Run | None = None
 ) -> Mapping[int, tuple[int, ...]]:
-    """Rank to the stages that it holds; an empty tuple for all where nothing tells.
+    """Pipeline stages that each rank holds; empty tuples if nothing shows them.
 
-    Marks say it; without marks the position of a rank in its group along the pipeline's axis does,
-    and without such a group its place in a chain of messages.
+    They are read from marks. Without marks, the position of a rank in its pipeline-parallel group
+    counts, and without such a group, its place in a chain of messages.
 
     Args:
-        analyses: Of all ranks.
-        run: For its process groups and messages; None to go by marks alone.
+        analyses: Analyses of all ranks.
+        run: The recording, for its process groups and messages; None to use only marks.
     """
     marked = {rank: analysis.stage_numbers for rank, analysis in analyses.items()}
     if run is None or any(marked.values()):
@@ -64,11 +64,11 @@ _POINTS = 4_001
 
 
 def chance_of_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """One-sided Student's t test of each row: the chance of such a mean if the true one is 0.
+    """One-sided Student's t test of each row: probability of the mean if the true mean is 0.
 
     Args:
-        values: Shape ``(rows, samples)``. Samples of a row are taken as independent and about
-            normal; heavy tails make the test careful, since they widen the deviation.
+        values: Shape ``(rows, samples)``. Samples of a row are assumed to be independent and about
+            normal. Heavy tails make the test conservative, because they widen the deviation.
 
     Returns:
         Shape ``(rows,)``; 1 for rows whose mean is not positive, or with fewer than three samples.
@@ -103,7 +103,7 @@ COMPUTATION = "computation"
 
 INPUT = "waiting for input"
 
-HOST = "idling for the host"
+HOST = "idling for its CPU"
 
 
 class OwnTime(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -111,10 +111,10 @@ class OwnTime(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     Args:
         ranks: Global rank of each position.
-        parts: Name of the part to int64 ns, shape ``(P, S)``.
-        peers: For each position, positions it is compared with, itself among them.
-        hidden: int64 ns, shape ``(P, S)``: late launches that waiting for other ranks hid; part of
-            idling for the host.
+        parts: int64 ns, shape ``(P, S)``, by name of the part.
+        peers: For each position, the positions that it is compared with, itself included.
+        hidden: int64 ns, shape ``(P, S)``: late launches hidden by waiting for other ranks; part of
+            idling for the CPU.
     """
 
     ranks: tuple[int, ...]
@@ -132,11 +132,11 @@ class OwnTime(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         analyses: Mapping[int, RankAnalysis],
         stages: Mapping[int, tuple[int, ...]] | None = None,
     ) -> OwnTime:
-        """Of all analysed ranks; a step that a rank lacks counts nothing.
+        """Own time of all analysed ranks; steps that a rank lacks are 0.
 
         Args:
-            analyses: By global rank.
-            stages: Pipeline stages that each rank holds; None to go by its marks.
+            analyses: Analyses by global rank.
+            stages: Pipeline stages that each rank holds; None to use its marks.
         """
         held = held_stages(analyses) if stages is None else stages
         longest = max((len(analysis.steps) for analysis in analyses.values()), default=0)
@@ -148,10 +148,10 @@ class OwnTime(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             return table
 
         ranks = list(analyses.values())
-        # one measure for all: what is the same on every rank cancels out
-        counts_all = any(_is_mostly_the_hosts(analysis) for analysis in ranks)
+        # one measure for all ranks: time that is equal on every rank cancels out
+        counts_all = any(_is_mostly_host(analysis) for analysis in ranks)
         idle = [_idle_for_host(analysis, counts_all=counts_all) for analysis in ranks]
-        # Pipeline stages wait for each other by design, which hides nothing that costs time.
+        # Pipeline stages wait for each other by design, and that hides no time that would be lost.
         one_program = len(same_stages(held[rank] for rank in analyses)) == 1
         exposed = part([_exposed(analysis) for analysis in ranks])
         # a transfer is exposed on every rank, waiting for another one is not
@@ -164,7 +164,7 @@ class OwnTime(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             parts={
                 COMPUTATION: part([analysis.computation_ns for analysis in ranks]),
                 INPUT: part([analysis.input_ns for analysis in ranks]),
-                # a rank would idle as long if the others came in time
+                # a rank would also idle for this time if the others came in time
                 HOST: part(idle) + hidden,
             },
             hidden=hidden,
@@ -172,14 +172,14 @@ class OwnTime(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def excess(self) -> Mapping[str, NDArray[np.float64]]:
-        """Name of the part to what each rank spends beyond the median of its peers, ns."""
+        """Time that each rank spends above the median of its peers, ns, by name of the part."""
         return {name: self.beyond_peers(values) for name, values in self.parts.items()}
 
     def chance(self, name: str) -> NDArray[np.float64]:
-        """Of each rank, that its part is beyond its peers' so clearly by chance alone.
+        """Probability, for each rank, that its part exceeds its peers' this clearly by chance.
 
-        Of computation the logarithm is compared, because a slow device and a busy machine stretch
-        it by a factor; the other parts as they are.
+        For computation, logarithms are compared, because a slow GPU or a busy machine stretches it
+        by a factor. Other parts are compared directly.
         """
         excess, own = self.excess[name], self.parts[name]
         if name == COMPUTATION:
@@ -188,23 +188,23 @@ class OwnTime(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def total_excess(self) -> NDArray[np.float64]:
-        """All parts together, beyond the median of peers, shape ``(P, S)``."""
+        """All parts together, above the median of peers, ns, shape ``(P, S)``."""
         return self.beyond_peers(np.sum(list(self.parts.values()), axis=0, dtype=np.int64))
 
     def without(self, slow: Collection[int], asked: Collection[int] | None = None) -> OwnTime:
-        """The same with these positions compared with peers that are not among them.
+        """The same own time, with slow ranks compared only with ranks that are not slow.
 
-        A rank all of whose peers are slow is compared with all other ranks.
+        If all peers of a rank are slow, it is compared with all other ranks.
 
         Args:
             slow: Positions of slow ranks.
-            asked: Those of them that are compared anew; None for all.
+            asked: Slow positions whose peers are replaced; None for all.
         """
-        everybody = tuple(range(len(self.ranks)))
-        left_out, anew = frozenset(slow), frozenset(slow if asked is None else asked)
+        all_positions = tuple(range(len(self.ranks)))
+        left_out, replaced = frozenset(slow), frozenset(slow if asked is None else asked)
 
         def others(position: int) -> tuple[int, ...]:
-            for group in (self.peers[position], everybody):
+            for group in (self.peers[position], all_positions):
                 left = {other for other in group if other not in left_out}
                 if left - {position}:
                     return tuple(sorted({*left, position}))
@@ -215,8 +215,8 @@ class OwnTime(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             parts=self.parts,
             hidden=self.hidden,
             peers=tuple(
-                others(position) if position in anew else self.peers[position]
-                for position in everybody
+                others(position) if position in replaced else self.peers[position]
+                for position in all_positions
             ),
         )
 
@@ -232,7 +232,7 @@ class OwnTime(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def groups(self) -> tuple[tuple[tuple[int, ...], list[int]], ...]:
         """Peers, and the positions that are compared with them.
 
-        Ranks of a group share one tuple: to compare what tuples hold would be quadratic in ranks.
+        Ranks of a group share one tuple object: comparing contents would be quadratic in ranks.
         """
         members: dict[int, list[int]] = {}
         for row, peers in enumerate(self.peers):
@@ -241,9 +241,9 @@ class OwnTime(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 def _peers(stages: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-    """Ranks that hold the same pipeline stages; all where no other rank does, or none is known."""
-    everybody = tuple(range(len(stages)))
-    result = [everybody] * len(stages)
+    """Ranks that hold the same pipeline stages; all ranks if no other rank does."""
+    all_positions = tuple(range(len(stages)))
+    result = [all_positions] * len(stages)
     for group in same_stages(stages):
         for position in group if len(group) > 1 else ():
             result[position] = group
@@ -259,7 +259,7 @@ def same_stages(held: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
 
 
 def over_peers(values: Int64Array) -> NDArray[np.float64]:
-    """Each value less the median of the others in its column; 0 where there are no others."""
+    """Each value less the median of the others in its column; 0 if there are no others."""
     number = len(values)
     if number < 2 or values.size == 0:
         return np.zeros(values.shape)
@@ -269,7 +269,7 @@ def over_peers(values: Int64Array) -> NDArray[np.float64]:
     ordered = np.take_along_axis(values, order, axis=0).astype(np.float64)
 
     def of_others(position: int) -> NDArray[np.float64]:
-        """The value at this place of the others in order, for each value."""
+        """The value at this position among the sorted others, for each value."""
         result: NDArray[np.float64] = np.where(
             place <= position, ordered[position + 1], ordered[position]
         )
@@ -279,8 +279,8 @@ def over_peers(values: Int64Array) -> NDArray[np.float64]:
     return values - (of_others(low) + of_others(high)) / 2
 
 
-def _is_mostly_the_hosts(analysis: RankAnalysis) -> bool:
-    """Whether most idle time but input is the host's. Where nothing is known, none is."""
+def _is_mostly_host(analysis: RankAnalysis) -> bool:
+    """Whether the CPU causes most idle time other than input; False if causes are unknown."""
     cause = analysis.idle
     if cause is None:
         return False
@@ -288,14 +288,14 @@ def _is_mostly_the_hosts(analysis: RankAnalysis) -> bool:
 
 
 def _idle_for_host(analysis: RankAnalysis, *, counts_all: bool) -> Int64Array:
-    """Idle time per step that the host is to blame for, ns.
+    """Idle time per step that the CPU is to blame for, ns.
 
-    Where the host itself computes, all of it is but input and waiting for communication.
+    If the CPU itself computes, it is all idle time except input and waiting for communication.
 
     Args:
-        analysis: Of one rank.
-        counts_all: Whether all that is not input counts: a host that synchronises and then stalls
-            shows as both causes, and both are its lateness.
+        analysis: Analysis of one rank.
+        counts_all: Whether all idle time except input counts: a CPU that synchronises and then
+            stalls shows both causes, and both make it late.
     """
     idle = np.array([step.idle_ns for step in analysis.steps], dtype=np.int64)
     if analysis.is_cpu and analysis.idle is not None:
@@ -308,7 +308,7 @@ def _idle_for_host(analysis: RankAnalysis, *, counts_all: bool) -> Int64Array:
 
 
 def _held(analysis: RankAnalysis) -> Int64Array:
-    """How much longer launches would make each step than own time, ns."""
+    """How much longer than its own time launches would make each step, ns."""
     line, num_steps = analysis.line, len(analysis.steps)
     if line is None or len(line.held_ns) != num_steps:
         return np.zeros(num_steps, dtype=np.int64)
@@ -320,6 +320,6 @@ def _exposed(analysis: RankAnalysis) -> Int64Array:
 
 
 def mean_step_of(analyses: Mapping[int, RankAnalysis]) -> float:
-    """What all shares of a report are shares of."""
+    """Mean step, ns, which all shares of a report refer to."""
     spans = [step.span_ns for analysis in analyses.values() for step in analysis.steps]
     return max(sum(spans) / len(spans) if spans else 1.0, 1.0)

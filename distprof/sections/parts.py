@@ -42,7 +42,7 @@ _LABELS = {
     "idle_comm_wait_ns": "idle: after communication",
     "idle_unknown_ns": "idle: cause unknown",
 }
-"""In the order of the waterfall; the keys are its fields."""
+"""Labels in the order of the waterfall; the keys are its fields."""
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +50,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         key: Field of the waterfall, without ``_ns``.
-        label: As shown.
+        label: Label in bars and tables.
         ns: Mean over ranks and steps, in ns.
         ratio: Share of the span.
     """
@@ -62,7 +62,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parts_of(report: Report) -> tuple[Part, ...]:
-    """All parts in the order of the waterfall; empty when nothing was measured."""
+    """All parts in the order of the waterfall; empty if nothing was measured."""
     everything = report.waterfall.all
     windows = report.waterfall.num_ranks * report.waterfall.num_steps
     if everything is None or everything.span_ns <= 0 or windows <= 0:
@@ -79,7 +79,7 @@ def parts_of(report: Report) -> tuple[Part, ...]:
 
 
 def mean_span_ns(report: Report) -> float | None:
-    """Length of a mean step, all ranks; None when nothing was measured."""
+    """Length of the mean step over all ranks; None if nothing was measured."""
     parts = parts_of(report)
     return sum(part.ns for part in parts) if parts else None
 
@@ -90,22 +90,22 @@ def is_whole_capture(report: Report) -> bool:
 
 
 def is_recorded(report: Report) -> bool:
-    """Whether there is a trace or a run directory with content, and not only another tool's log."""
+    """Whether there is a trace or a run directory with content, not only another tool's log."""
     return bool(report.run.ranks or report.step_log.ranks or report.job.kind is not None)
 
 
 def is_cpu_only(report: Report) -> bool:
-    """Whether the job ran without a GPU, so that CPU threads were measured."""
+    """Whether the job ran without GPUs and CPU threads were measured."""
     return report.run.device == "cpu"
 
 
 def device_word(report: Report) -> str:
-    """What computes: ``GPU``, or ``CPU`` where there is none."""
+    """The word for what computes: ``GPU``, or ``CPU`` if there is none."""
     return "CPU" if is_cpu_only(report) else "GPU"
 
 
 def window_word(report: Report) -> str:
-    """The window that times refer to: ``step``, or ``capture`` where there are no step marks."""
+    """The window that times refer to: ``step``, or ``capture`` without step marks."""
     return "capture" if is_whole_capture(report) else "step"
 
 
@@ -115,5 +115,5 @@ def each_window(report: Report) -> str:
 
 
 def amount_text(report: Report, ns: float) -> str:
-    """A part of a mean step in a sentence, for example ``6.90 ms of 22.3 ms``."""
+    """A part of the mean step in a sentence, for example ``6.90 ms of 22.3 ms``."""
     return f"{format_duration(ns)} of {format_duration(mean_span_ns(report))}"

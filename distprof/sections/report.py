@@ -49,8 +49,8 @@ class GroupInfo(Record, frozen=True, kw_only=True):
     Args:
         name: Name of the process group as PyTorch gives it.
         description: Description that the program gave the group; empty without one.
-        size: Ranks in the group; null where unknown.
-        axis: Mesh axis that it spans, for example ``tp``; null where unknown.
+        size: Ranks in the group; null if unknown.
+        axis: Mesh axis that it spans, for example ``tp``; null if unknown.
         num_groups: Groups with this description, for example one per data-parallel replica.
     """
 
@@ -66,19 +66,18 @@ class RunInfo(Record, frozen=True, kw_only=True):
 
     Args:
         source: Path or URL that was analysed.
-        world_size: Ranks of the job; null where the recording does not say.
+        world_size: Ranks of the job; null if the recording does not show it.
         ranks: Global ranks with a readable trace, ascending.
-        num_steps: Analysed steps; 0 where nothing marks steps and the whole capture was analysed.
-        backend: Communication library, for example ``nccl`` or ``gloo``; empty where unknown.
-        device: Name of the GPU, or ``cpu``; empty where unknown.
-        strategy: Kind of parallelism by run.json, for example ``fsdp``; null without a run
-            directory.
-        mesh: Mesh axis to its size, outermost first; empty where unknown.
-        nodes: Node to its ranks.
-        node_origin: What the nodes were taken from, for example ``run.json``, host names or
-            ``device_count``.
-        groups: Process groups, identical ones folded into one row.
-        versions: Software to its version, for example ``torch``, ``nccl``, ``cuda``.
+        num_steps: Analysed steps; 0 if nothing marks steps and the whole capture was analysed.
+        backend: Communication library, for example ``nccl`` or ``gloo``; empty if unknown.
+        device: Name of the GPU, or ``cpu``; empty if unknown.
+        strategy: Kind of parallelism according to run.json, for example ``fsdp``; null without a
+            run directory.
+        mesh: Size of each mesh axis, outermost first; empty if unknown.
+        nodes: Ranks of each node.
+        node_origin: Source of the nodes, for example ``run.json``, host names or ``device_count``.
+        groups: Process groups, with identical ones folded into one row.
+        versions: Version of each software, for example ``torch``, ``nccl``, ``cuda``.
     """
 
     source: str
@@ -102,8 +101,8 @@ class Report(Record, frozen=True, kw_only=True):
         schema: Version of this document's format.
         distprof_version: Version of distprof that wrote it.
         verdict: The report in one or two sentences, and why; empty in reports of older versions.
-        plan: What to mend, in which order, and where the step is after each change; empty without a
-            simulation.
+        plan: Which changes to make, in which order, and how long the step takes after each; empty
+            without a simulation.
         run: What was recorded: ranks, nodes, groups, software.
         capture: Quality of the recording: what is missing, how well clocks agree.
         step_time: Duration of the analysed steps.
@@ -111,32 +110,31 @@ class Report(Record, frozen=True, kw_only=True):
             exposed copies and idle.
         overlap: How much communication overlaps with computation, by rank and by mesh axis.
         collectives: Collectives by kind, group and size, with bandwidth and waiting.
-        stragglers: Which ranks the others wait for, how steadily, and why.
+        stragglers: Which ranks the others wait for, in which pattern, and why.
         idle: Why GPUs are idle.
         kernels: Kernels by name, and how ranks differ in them.
-        waterfall: The mean step as an exact sum of computation and of everything lost.
+        waterfall: The mean step as an exact sum of computation and all losses.
         job: How the job was launched and how it ended; empty without a run directory.
         step_log: Steps as the job logged them itself; empty without a run directory.
-        memory: Memory by rank; empty without records of it.
+        memory: Memory by rank; empty if it was not recorded.
         telemetry: GPU sensors and errors, and energy; empty without samples.
-        moe: Experts: load, routing and exchanges; empty without them.
-        pauses: Pauses of the training thread: garbage collection and waiting for input; empty
-            without records of them.
+        moe: Experts: load, routing and exchanges; empty without experts.
+        pauses: Pauses of the training thread: garbage collection and waiting for input; empty if
+            they were not recorded.
         pipeline: Pipeline schedule, bubble fraction and stages; empty without a pipeline.
         messages: Ranks that leave their GPU idle while others wait for their messages.
         whatif: The step simulated as it was and without each of its causes.
-        nccl: What NCCL's own log says; empty without one.
+        nccl: Contents of NCCL's own log; empty without one.
         placement: Process groups on nodes, scale-up domains and network cards.
-        gradients: How data parallelism reduces gradients; empty where nothing marks it.
-        sharding: What sharded parameters and tensor parallelism move; empty without them.
+        gradients: How data parallelism reduces gradients; empty if nothing marks it.
+        sharding: Data moved by sharded parameters and tensor parallelism; empty without them.
         efficiency: FLOP, MFU and memory against the hardware.
         settings: Configuration read from the job's live objects; empty without a run directory.
-        training_log: What a training program printed about its iterations; empty without such a
-            log.
+        training_log: What a training program printed about its iterations; empty without a log.
         collective_summary: A table of collectives by rank from another tool; empty without one.
-        collective_log: Collectives over hours or days, as ranks recorded them; empty without
-            such records.
-        ras: What NCCL's RAS says of a running job; empty without output of ncclras.
+        collective_log: Collectives over hours or days, as recorded by ranks; empty without these
+            records.
+        ras: State of a running job according to NCCL's RAS; empty without output of ncclras.
         input_readiness: Measured readiness of each rank's input over time; empty without it.
         findings: Problems, each with its cost and fix, most important first.
         not_checked: Rules that lacked their evidence, and why.
@@ -190,15 +188,15 @@ class Report(Record, frozen=True, kw_only=True):
     def metrics(self) -> dict[str, float]:
         """The report as a flat dictionary of numbers, for training loggers.
 
-        Names are stable and end in their unit: docs/reference/metrics.md lists them. What is
-        unknown is left out and never 0.
+        Names are stable and end in their unit: docs/reference/metrics.md lists them. Unknown
+        metrics are left out and never 0.
         """
         from distprof.sections.metrics import metrics_of
 
         return metrics_of(self)
 
     def findings_to_pandas(self) -> pd.DataFrame:
-        """The findings as a frame, a row each in the report's order, a column per field."""
+        """The findings as a frame, one row each in the report's order, and a column per field."""
         return records_to_pandas(self.findings, Finding)
 
     def __str__(self) -> str:
@@ -213,7 +211,7 @@ class Report(Record, frozen=True, kw_only=True):
         return f"<Report on {self.run.source!r}: {plain(judge(self).line)}>"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Verdict, why and findings, as a console shows them."""
+        """Verdict, reasons and findings, as a console shows them."""
         yield documents("text:head")(self, RenderOptions(width=options.max_width))
 
     def _repr_html_(self) -> str:

@@ -15,7 +15,7 @@ __all__ = ["describe_run"]
 
 
 def describe_run(run: Run, *, num_steps: int) -> RunInfo:
-    """Ranks, backend, device, mesh, nodes and versions of ``run``, as a report holds them."""
+    """Ranks, backend, device, mesh, nodes and versions of ``run``, as in a report."""
     return RunInfo(
         source=run.source,
         world_size=_world_size(run),
@@ -37,10 +37,10 @@ def describe_run(run: Run, *, num_steps: int) -> RunInfo:
 
 
 def _world_size(run: Run) -> int | None:
-    """From the traces; without any, from the log of operations."""
+    """World size from the traces, else from the log of operations, else from NCCL's log."""
     operations, log = run.get(OperationLog), run.get(NcclLog)
-    told = run.topology.world_size or (operations.world_size if operations else None)
-    return told or (log.world_size if log else None)
+    size = run.topology.world_size or (operations.world_size if operations else None)
+    return size or (log.world_size if log else None)
 
 
 def _mesh_of(run: Run) -> dict[str, int]:
@@ -51,18 +51,18 @@ def _mesh_of(run: Run) -> dict[str, int]:
 
 
 def _device(run: Run) -> str:
-    """What the traces show; where there are none, what run.json says."""
+    """Device according to the traces, else according to run.json."""
     traced = _joined(rank.device.name for rank in run.ranks)
     return traced or _joined(entry.device for entry in run.job.ranks) if run.job else traced
 
 
 def _joined(words: Iterable[str]) -> str:
-    """Distinct words in order of appearance; several mean a mixed run."""
+    """Distinct words in order of appearance; several in a mixed run."""
     return ", ".join(dict.fromkeys(word for word in words if word))
 
 
 def _mesh(groups: Iterable[ProcessGroup]) -> dict[str, int]:
-    """Size of each mesh axis, slowest varying first; the world is no axis."""
+    """Size of each mesh axis, slowest varying first; the world is not an axis."""
     sizes: dict[str, int] = {}
     for group in groups:
         if group.axis not in (None, MeshAxis.WORLD) and group.size:
@@ -71,11 +71,11 @@ def _mesh(groups: Iterable[ProcessGroup]) -> dict[str, int]:
 
 
 def _groups(groups: Iterable[ProcessGroup]) -> tuple[GroupInfo, ...]:
-    """Groups of one description, size and axis as one row, with their number."""
-    alike: dict[tuple[str, int | None, MeshAxis | None], list[ProcessGroup]] = {}
+    """Groups with the same description, size and axis as one row, with their number."""
+    identical: dict[tuple[str, int | None, MeshAxis | None], list[ProcessGroup]] = {}
     for group in groups:
         key = (group.description or group.name, group.size, group.axis)
-        alike.setdefault(key, []).append(group)
+        identical.setdefault(key, []).append(group)
     return tuple(
         GroupInfo(
             name=members[0].name,
@@ -84,12 +84,12 @@ def _groups(groups: Iterable[ProcessGroup]) -> tuple[GroupInfo, ...]:
             axis=members[0].axis,
             num_groups=len(members),
         )
-        for members in alike.values()
+        for members in identical.values()
     )
 
 
 def _nccl_version(run: Run) -> dict[str, str]:
-    """As NCCL's log has it, whole versions before such as were cut."""
+    """Version from NCCL's log, without versions that were cut off."""
     log = run.get(NcclLog)
     versions = list(log.versions) if log else []
     whole = [v for v in versions if not any(o != v and o.startswith(v) for o in versions)]
@@ -97,7 +97,7 @@ def _nccl_version(run: Run) -> dict[str, str]:
 
 
 def _versions(ranks: Iterable[Rank]) -> dict[str, str]:
-    """Version of each library; several of one library are joined, which deserves a look."""
+    """Version of each library; several versions of one library are joined."""
     found: dict[str, dict[str, None]] = {}
     for rank in ranks:
         for name, version in rank.versions.items():

@@ -1,4 +1,4 @@
-"""Mean step of a run: what rules measure shares and costs against."""
+"""Mean step of a run, which rules use for shares and costs."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ __all__ = [
 ]
 
 MOST_INCOMPLETE_RATIO = 0.5
-"""From here on transfer and waiting for missing ranks cannot be separated."""
+"""Share of incomplete collectives above which transfer and waiting for missing ranks cannot be
+separated."""
 
 WIDER_TRANSFER = ("COM101", "COM102", "COM104")
-"""Findings on exposed transfer as such: for ``Draft.explains`` of those that name a reason."""
+"""Findings on exposed transfer in general: for ``Draft.explains`` of findings with a reason."""
 
 WIDER_WAIT = ("COM102", "COM103")
-"""Findings on waiting for late ranks as such."""
+"""Findings on waiting for late ranks in general."""
 
 
 class MeanStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +39,7 @@ class MeanStep(msgspec.Struct, frozen=True, kw_only=True):
         step_ns: Its length.
         word: ``step`` or ``capture``.
         num_samples: Ranks times steps.
-        total: All ranks and steps added up.
+        total: Sum over all ranks and steps.
     """
 
     step_ns: int
@@ -62,7 +63,7 @@ class MeanStep(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exposed_transfer_ns(self) -> int:
-        """Mean exposed transfer; includes what could not be split into transfer and waiting."""
+        """Mean exposed transfer, including time that could not be split into transfer and wait."""
         return self.mean(self.total.exposed_transfer_ns + self.total.exposed_comm_unsplit_ns)
 
     @property
@@ -98,7 +99,7 @@ def mean_step(waterfall: WaterfallResult, step_time: StepTimeResult) -> MeanStep
 
 
 def mean_step_if_timed(waterfall: WaterfallResult, step_time: StepTimeResult) -> MeanStep | None:
-    """The mean step; None where nothing was timed, as in NCCL's log alone."""
+    """The mean step; None if nothing was timed, as in a run with only NCCL's log."""
     try:
         return mean_step(waterfall, step_time)
     except InsufficientEvidenceError:
@@ -106,15 +107,15 @@ def mean_step_if_timed(waterfall: WaterfallResult, step_time: StepTimeResult) ->
 
 
 def has_all_members(capture: CaptureResult) -> bool:
-    """Whether transfer can be trusted: else it may be waiting for ranks that are not recorded."""
+    """Whether transfer can be trusted; if not, it may be waiting for unrecorded ranks."""
     return (capture.incomplete_ratio or 0.0) <= MOST_INCOMPLETE_RATIO
 
 
 def hideable_ns(step: MeanStep, overlap: OverlapResult) -> int:
-    """Exposed transfer that computation now running alone could have hidden, mean per step.
+    """Exposed transfer that could overlap with computation now running alone, mean per step.
 
-    No more than the exposed transfer, and no more than the computation without communication
-    at the same time: the part beyond is bound by the network however well the program overlaps.
+    At most the exposed transfer, and at most the computation without concurrent communication. The
+    rest is bound by the network, however well the program overlaps.
     """
     return min(step.exposed_transfer_ns, alone_ns(step, overlap))
 

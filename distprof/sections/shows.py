@@ -1,10 +1,10 @@
-"""What the ``show.py`` of a subject declares, and how a report finds it.
+"""Declarations in the ``show.py`` of a subject, and how a report finds them.
 
-A subject shows itself by functions of a report, each declared where it stands: a table
-(:func:`table`), the verdict where nothing else was measured (:func:`verdict`), what was read then
-(:func:`headline`), a sentence on why the verdict is what it is (:func:`why`). Nothing else lists
-them: a report's own fields say which subjects there are, and a subject in which nothing was found
-is not imported.
+A subject shows its results through functions of a report, declared by decorators: a table
+(:func:`table`), the verdict if nothing else was measured (:func:`verdict`), one line on what was
+read in that case (:func:`headline`), a sentence on the reasons for the verdict (:func:`why`).
+Nothing else lists them: the fields of a report say which subjects there are, and a subject without
+results is not imported.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 Told: TypeAlias = "tuple[str, tuple[str, ...]] | None"
-"""A verdict's line and the numbers behind it; None where the report is on something else."""
+"""A verdict's line and the numbers behind it; None if the report is on something else."""
 
 
 class Declared(msgspec.Struct, Generic[P, T], frozen=True):
-    """A function of a report that its subject declares, called as the function is.
+    """A function of a report that its subject declares; it can be called like the function.
 
     Args:
         role: ``table``, ``verdict``, ``headline`` or ``why``.
-        place: Where it comes among all of its role: lower ones first.
+        place: Its place among all with this role, in ascending order.
         make: The function.
-        is_brief: Whether the short report shows it too.
+        is_brief: Whether the short report also shows it.
     """
 
     role: str
@@ -62,7 +62,7 @@ class Declared(msgspec.Struct, Generic[P, T], frozen=True):
     is_brief: bool = False
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
-        """What the function makes."""
+        """Call the function."""
         return self.make(*args, **kwargs)
 
     @property
@@ -74,40 +74,40 @@ class Declared(msgspec.Struct, Generic[P, T], frozen=True):
 def table(
     *, place: int
 ) -> Callable[[Callable[P, TableView | None]], Declared[P, TableView | None]]:
-    """Declare a table: from a report and ``show_all`` to the table, None without anything in it."""
+    """Declare a table: from a report and ``show_all`` to the table, None if it would be empty."""
     return lambda make: Declared("table", place, make)
 
 
 def verdict(*, place: int) -> Callable[[Callable[P, Told]], Declared[P, Told]]:
-    """Declare the verdict of a report where no trace shows what steps consist of."""
+    """Declare the verdict of a report without traces that show the parts of steps."""
     return lambda make: Declared("verdict", place, make)
 
 
 def headline(*, place: int) -> Callable[[Callable[P, str]], Declared[P, str]]:
-    """Declare what was read, on one line, of a report on this subject alone; else empty."""
+    """Declare one line on what was read, for a report on this subject alone; else empty."""
     return lambda make: Declared("headline", place, make)
 
 
 def why(*, place: int, is_brief: bool = False) -> Callable[[Callable[P, str]], Declared[P, str]]:
-    """Declare a sentence under the verdict; empty where there is nothing to say."""
+    """Declare a sentence under the verdict; empty if there is nothing to say."""
     return lambda make: Declared("why", place, make, is_brief)
 
 
 def declared(report: Report, role: str) -> list[Declared[..., Any]]:
-    """What the subjects of a report declare in one role, in the order of reading."""
+    """Declarations with one role of all subjects of a report, in reading order."""
     found = [each for module in _modules(report) for each in declared_in(module)]
     return sorted((each for each in found if each.role == role), key=lambda each: each.place)
 
 
 def declared_in(module: ModuleType) -> Iterator[Declared[..., Any]]:
-    """What one ``show.py`` declares, imported names aside."""
+    """Declarations of one ``show.py``, without imported ones."""
     for value in vars(module).values():
         if isinstance(value, Declared) and value.make.__module__ == module.__name__:
             yield value
 
 
 def _modules(report: Report) -> list[ModuleType]:
-    """The ``show.py`` of each subject in which something was found."""
+    """The ``show.py`` of each subject with results."""
     subjects = dict.fromkeys(
         type(result).__module__.rpartition(".")[0]
         for field in msgspec.structs.fields(report)
@@ -119,7 +119,7 @@ def _modules(report: Report) -> list[ModuleType]:
 
 @cache
 def _show_of(subject: str) -> ModuleType | None:
-    """The ``show.py`` of a subject, where it has one."""
+    """The ``show.py`` of a subject, if it has one."""
     name = f"{subject}.show"
     return importlib.import_module(name) if find_spec(name) else None
 
@@ -135,7 +135,7 @@ def section_names() -> tuple[str, ...]:
 
 
 def sections_with_tables() -> dict[str, str]:
-    """Name to subject, in one line, of all that have tables; imports every one of them."""
+    """One line on each subject that has tables, by name; imports all subjects."""
     found = {}
     for name in section_names():
         module = importlib.import_module(f"{sections.__name__}.{name}.show")

@@ -1,7 +1,7 @@
-"""What a table of a report is, before it is drawn, and how one is declared.
+"""Tables of a report before they are drawn, and how they are declared.
 
-A table is a title, columns and records: :func:`rows_table`, or :func:`ranks_table` where rows are
-ranks and many of them are folded. A column says what of a record it shows.
+A table is a title, columns and records: :func:`rows_table`, or :func:`ranks_table` if rows are
+ranks, which it folds if there are many. A column says what it shows of a record.
 """
 
 from __future__ import annotations
@@ -49,23 +49,23 @@ class Bar(msgspec.Struct, frozen=True, kw_only=True):
     """A share of a whole, to be drawn as a bar.
 
     Args:
-        ratio: 0 to 1; what is beyond, in reports from elsewhere, is drawn as the nearer of them.
-        key: Part of the step it belongs to, which decides its colour.
+        ratio: 0 to 1; values outside, in reports from elsewhere, are drawn as the nearer limit.
+        key: Part of the step that it belongs to, which decides its colour.
     """
 
     ratio: float
     key: str
 
     def length(self, width: int) -> int:
-        """Characters that it takes, of those that the whole takes."""
+        """Number of characters of the bar, if the whole takes ``width``."""
         return round(min(max(self.ratio, 0.0), 1.0) * width)
 
 
 class Drawing(msgspec.Struct, frozen=True):
-    """Something drawn with characters, as wide as there is room.
+    """A drawing made of characters that fills the available width.
 
     Args:
-        draw: From a number of characters to the text of one line.
+        draw: Function from a number of characters to the text of one line.
     """
 
     draw: Callable[[int], str]
@@ -76,19 +76,19 @@ Cell = str | Bar | Drawing
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: its heading, and what of a record it shows.
+    """One column: its heading, and what it shows of a record.
 
     Args:
         title: Its heading.
-        shows: A field of the records, dotted where it is a field's field, or a function of a
-            record. Empty where rows are made by hand.
-        form: How numbers are written, a key of :data:`FORMS`; by default the unit that the field's
-            name ends in says so, and without a unit it is a count. Texts are shown as they are.
-        left: Whether cells are words, set at the left.
-        wide_only: Left out where the terminal is narrow.
-        stretch: Gets the room that is left, and is cut to it.
-        wrap: Holds sentences, set on as many lines as they need.
-        when: Whether there is anything to show at all; without, makers leave the column out.
+        shows: A field of the records, dotted for a field of a field, or a function of a record.
+            Empty if rows are made by hand.
+        form: Format of numbers, a key of :data:`FORMS`; by default the unit at the end of the
+            field's name, and without a unit a count. Texts are shown unchanged.
+        left: Whether cells are words, aligned left.
+        wide_only: Whether it is left out in a narrow terminal.
+        stretch: Whether it gets the remaining width, and is cut to it.
+        wrap: Whether cells are sentences, wrapped over as many lines as they need.
+        when: Whether there is anything to show; if not, the table functions leave the column out.
     """
 
     title: str
@@ -102,13 +102,13 @@ class Column:
     when: bool = True
 
     def value(self, record: object) -> Any:
-        """What the column shows of ``record``, not yet as text."""
+        """The value that the column shows of ``record``, before formatting."""
         if callable(self.shows):
             return self.shows(record)
         return operator.attrgetter(self.shows)(record)
 
     def cell(self, value: Any) -> Cell:
-        """``value`` as it is shown; a dash where it is None."""
+        """``value`` as it is shown; a dash for None."""
         if isinstance(value, Bar | Drawing) or (isinstance(value, str) and self.form != "name"):
             return value
         form = self.form or _form_of(self.shows if isinstance(self.shows, str) else "")
@@ -122,7 +122,7 @@ class TableView(msgspec.Struct, frozen=True, kw_only=True):
         title: Heading, a few words.
         columns: The columns.
         rows: One cell for each column; text is not escaped yet.
-        caption: What the numbers are, half a sentence next to the heading.
+        caption: Meaning of the numbers, a phrase next to the heading.
         notes: Sentences under the table.
         strong: Indexes of rows to be set in bold, such as a sum.
     """
@@ -136,13 +136,13 @@ class TableView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def counted(number: int, noun: str) -> str:
-    """A number of things, for example ``1 step`` and ``2,000 steps``."""
+    """A number with its noun, for example ``1 step`` and ``2,000 steps``."""
     plural = "" if number == 1 else "es" if noun.endswith("s") else "s"
     return f"{number:,} {noun}{plural}"
 
 
 def number(value: float | None, unit: str = "") -> str:
-    """A whole number with its unit; a dash where it is not known."""
+    """A whole number with its unit; a dash if it is unknown."""
     return "–" if value is None else f"{value:,.0f}{unit}"
 
 
@@ -169,7 +169,7 @@ FORMS: dict[str, Callable[[Any], str]] = {
     "w": lambda value: number(value, " W"),
     "c": lambda value: number(value, " °C"),
 }
-"""How a column's numbers are written, by unit; ``id`` is a number that is a name."""
+"""Formats of numbers, by unit; ``id`` is a number used as a name."""
 
 _OF_WHAT = r"(_per_step|_per_micro_batch|_median|_mean|_min|_max)?$"
 _UNITS = (
@@ -181,7 +181,7 @@ _UNITS = (
     (r"(^|_)(rank|stage|expert|sender|receiver)$", "id"),
     (r"(^|_)ranks$", "ranks"),
 )
-"""The end of a field's name, as a pattern, and the form that it stands for."""
+"""Pattern for the end of a field's name, and the format that it implies."""
 
 
 @functools.cache
@@ -198,7 +198,7 @@ def rows_table(
     notes: Iterable[str] = (),
     even_empty: bool = False,
 ) -> TableView | None:
-    """A table of one row per record; None where there is none, unless its notes are wanted."""
+    """A table of one row per record; None without records, unless ``even_empty``."""
     if not records and not even_empty:
         return None
     kept = tuple(column for column in columns if column.when)
@@ -220,7 +220,7 @@ def ranks_table(
     caption: str = "",
     notes: Iterable[str] = (),
 ) -> TableView | None:
-    """A table of numbers by rank, folded when there are more than twelve; None without ranks."""
+    """A table of numbers by rank, folded if there are more than twelve; None without ranks."""
     if not ranks:
         return None
     kept = tuple(column for column in columns if column.when)
@@ -245,7 +245,7 @@ def facts_table(
     caption: str = "",
     notes: Iterable[str] = (),
 ) -> TableView:
-    """A table of names and what is known of them; those of which nothing is are left out."""
+    """A table of facts by name; names without a text are left out."""
     return TableView(
         title=title,
         columns=(Column("", left=True), Column("", left=True, wrap=True)),
@@ -262,17 +262,17 @@ def folded_ranks(
     *,
     show_all: bool,
 ) -> tuple[tuple[Cell, ...], ...]:
-    """Rows of a table by rank, folded when there are more than twelve.
+    """Rows of a table by rank, folded if there are more than twelve.
 
     Args:
         ranks: Rank of each row.
-        values: Numbers of each row; None where unknown.
-        texts: Numbers of a row as cells.
+        values: Numbers of each row; None if unknown.
+        texts: Function from the numbers of a row to its cells.
         show_all: Never fold.
 
     Returns:
-        A row per rank; or minimum, median and maximum of each column and the ranks that stand
-        out of it by five times the typical deviation and five percent.
+        A row per rank; or minimum, median and maximum of each column, and the ranks that differ
+        from the median by five times the typical deviation and five per cent.
     """
     if show_all or len(ranks) <= MAX_RANKS_SHOWN:
         return tuple((str(r), *texts(v)) for r, v in zip(ranks, values, strict=True))
@@ -306,8 +306,8 @@ def _outliers(columns: Sequence[Sequence[float | None]]) -> list[int]:
             continue
         middle = statistics.median(known)
         spread = statistics.median(abs(value - middle) for value in known)
-        least = max(_OUTLIER_SPREADS * spread, _OUTLIER_RATIO * abs(middle))
+        limit = max(_OUTLIER_SPREADS * spread, _OUTLIER_RATIO * abs(middle))
         for i, value in enumerate(column):
-            if value is not None and least > 0 and abs(value - middle) > least:
-                distance[i] = max(distance.get(i, 0.0), abs(value - middle) / least)
+            if value is not None and limit > 0 and abs(value - middle) > limit:
+                distance[i] = max(distance.get(i, 0.0), abs(value - middle) / limit)
     return sorted(distance, key=lambda i: (-distance[i], i))[:MAX_OUTLIERS]

@@ -1,4 +1,4 @@
-"""Tables of a report as columns and cells of text, drawn by the terminal and Markdown alike."""
+"""Tables of a report as columns and cells of text, for both terminal and Markdown output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["tables_of"]
 def tables_of(
     report: Report, *, show_all: bool, sections: tuple[str, ...] = ()
 ) -> tuple[TableView, ...]:
-    """All tables worth showing, or those of some sections, in the order of reading."""
+    """All tables worth showing, or only those of some sections, in reading order."""
     wanted = (
         make for make in declared(report, "table") if not sections or make.section in sections
     )

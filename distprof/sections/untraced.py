@@ -1,4 +1,4 @@
-"""Results of a run without traces, where another tool's log is all there is."""
+"""Results of a run without traces, which has only another tool's log."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ __all__ = ["explain_untraced"]
 
 
 def explain_untraced(run: Run, results: Mapping[str, Result]) -> dict[str, Result]:
-    """The results, with one reason where only traces could tell; unchanged for a run with traces.
+    """The results, with one common reason if they need traces; unchanged for a run with traces.
 
-    Sentences such as "one rank alone cannot show who waits for whom" are about traces that are
-    missing, and would send the reader looking for them.
+    Sentences such as "one rank alone cannot show who waits for whom" are about missing traces, and
+    would make the reader search for them.
     """
     if run.ranks or not run.origin:
         return dict(results)
     why = (
-        f"The source is {_article(run.origin)} {run.origin}: what only traces show is not measured."
+        f"The source is {_article(run.origin)} {run.origin}: only traces show this, so it was not "
+        "measured."
     )
     return {
         name: msgspec.structs.replace(result, unavailable=(why,)) if result.needs_traces else result

@@ -38,9 +38,9 @@ def judge(report: Report) -> Verdict:
 
 
 def _judge_measured(report: Report) -> Verdict:
-    """The first finding, if it is one to act on; else what dominates, or the subject's sentence.
+    """The first finding, if it requires action; else what dominates, or the subject's sentence.
 
-    A sentence that the finding replaces becomes the first reason, unless it adds nothing to it.
+    The sentence that the finding replaces becomes the first reason, unless it adds nothing.
     """
     own = _of_subject(report)
     first = leading(report)
@@ -49,16 +49,16 @@ def _judge_measured(report: Report) -> Verdict:
     message = " ".join(first.message.split())
     line = message if message.endswith(".") else f"{message}."
     if own.part and report.plan.repairs:
-        return replace(own, line=line)  # the reasons name the parts of the step already
+        return replace(own, line=line)  # the reasons already name the parts of the step
     why = own.why if own.part else _new(first, own.why)
     return replace(own, line=line, why=(*_new(first, (own.line,)), *why))
 
 
 def _new(finding: Finding, sentences: Iterable[str]) -> tuple[str, ...]:
-    """Sentences without those whose numbers the finding all has."""
-    said = set(_NUMBER.findall(finding.message))
-    found = ((sentence, set(_NUMBER.findall(sentence))) for sentence in sentences)
-    return tuple(sentence for sentence, numbers in found if not numbers or not numbers <= said)
+    """Sentences without those whose numbers are all in the finding."""
+    given = set(_NUMBER.findall(finding.message))
+    pairs = ((sentence, set(_NUMBER.findall(sentence))) for sentence in sentences)
+    return tuple(sentence for sentence, numbers in pairs if not numbers or not numbers <= given)
 
 
 def _of_subject(report: Report) -> Verdict:
@@ -75,7 +75,7 @@ def _of_subject(report: Report) -> Verdict:
 
 
 def leading(report: Report) -> Finding | None:
-    """The finding that is the verdict: the first on the job that is worth a warning or a repair.
+    """The finding that becomes the verdict: the first on the job, if it warns or there is a plan.
 
     Findings on the recording, such as missing ranks, say nothing about the job.
     """
@@ -89,5 +89,5 @@ def leading(report: Report) -> Finding | None:
 def _nothing_measured(report: Report) -> str:
     reasons = (*report.waterfall.unavailable, *report.breakdown.unavailable)
     gaps = tuple(gap.message for gap in report.capture.gaps)
-    reason = next(iter((*reasons, *gaps)), "the recording holds no GPU or operator activity")
+    reason = next(iter((*reasons, *gaps)), "no GPU or operator activity was recorded")
     return f"Nothing could be measured: {reason.rstrip('.')}."

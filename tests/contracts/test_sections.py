@@ -141,7 +141,7 @@ def test_two_subjects_with_the_same_part_are_said(
     assert declared_functions("rank_")["width"]([1, 2]) == 2
     make_section("other", "OtherResult", part)
     monkeypatch.setattr(engine, "_subjects", lambda: ("scratch_one", "scratch_other"))
-    with pytest.raises(WiringError, match="another subject has a rank_width, too"):
+    with pytest.raises(WiringError, match="another subject also has a rank_width"):
         declared_functions("rank_")
 
 
@@ -213,7 +213,7 @@ def test_a_section_is_a_folder_and_a_field(make_section: Make) -> None:
 
 def test_a_result_that_nobody_makes_is_said(make_section: Make) -> None:
     kind = make_section("ranks", "RanksResult", "")
-    with pytest.raises(WiringError, match=r"scratch_ranks.measure must have one function analyze_"):
+    with pytest.raises(WiringError, match=r"scratch_ranks.measure must have exactly one function"):
         list(in_order(report_of(ranks=kind)))
 
 

@@ -472,7 +472,7 @@ def straggler() -> Report:
                 Repair(
                     what="rank 2",
                     title="rank 2 kept up with its peers",
-                    done="rank 2 mended",
+                    done="rank 2 fixed",
                     ranks=(2,),
                     alone_ns=5_800 * US,
                     gain_ns=5_800 * US,

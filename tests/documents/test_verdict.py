@@ -51,15 +51,18 @@ def test_a_straggler_with_more_work_gets_the_advice_to_balance() -> None:
 def test_waiting_without_a_clear_culprit_blames_nobody() -> None:
     report = two_ranks(computation_ns=600 * MS, exposed_wait_ns=400 * MS)
     line = judge(report).line
-    assert "Ranks wait for each other 40.0 % of each step (40.0 ms of 100 ms)" in line
-    assert "no single rank is responsible" in line
+    assert "Ranks wait for each other for 40.0 % of each step (40.0 ms of 100 ms)" in line
+    assert "No single rank is responsible" in line
 
 
 @pytest.mark.parametrize(
     ("num_steps", "said"),
     [
-        (4, "rank 1 arrives last in 90.0 % of that time, but 4 steps cannot rule out chance"),
-        (13, "no single rank is responsible"),
+        (
+            4,
+            "Rank 1 causes 90.0 % of that time by arriving last, but 4 steps cannot rule out",
+        ),
+        (13, "No single rank is responsible"),
     ],
 )
 def test_a_rank_that_few_steps_cannot_prove_is_not_said_to_be_no_one(
@@ -94,7 +97,7 @@ def test_a_rank_that_costs_less_than_half_of_the_waiting_is_not_blamed_alone() -
         confidence=0.5,
     )
     report = report_of(waits, stragglers=stragglers_result(minor))
-    assert "no single rank is responsible" in judge(report).line
+    assert "No single rank is responsible" in judge(report).line
 
 
 def test_two_ranks_of_like_cost_are_named_together() -> None:

@@ -101,8 +101,8 @@ def test_notes_name_the_model_error_and_who_explains_the_slow_down() -> None:
     assert len(table.rows) == 3
     assert table.notes == (
         "with nothing changed, the simulation is 0.40 % off the measured mean of 10 steps",
-        "1.115 times the step of identical ranks; the slowest ranks, rank 2 first, explain 90.0 % "
-        "of the difference",
+        "the step takes 1.115 times as long as with identical ranks. The slowest ranks, rank 2 "
+        "first, explain 90.0 % of the difference",
     )
 
 

@@ -1,4 +1,4 @@
-"""Who arrived last at each matched collective, how clearly, and what the others paid for it."""
+"""Which rank arrived last at each matched collective, how clearly, and at what cost."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         step: Index of the analysed step.
-        blamed: Position of the rank to blame, among the analysed ranks: the one that came last, or
-            the one that had made it wait before.
+        blamed: Position of the rank to blame, among the analysed ranks: the last to arrive, or the
+            rank that had made it wait before.
         cost_ns: Median exposed wait of the other members present, as a mean over all other ranks.
         margin_ns: Last start less the second last.
         rest_spread_ns: Second last start less the first: how far the others are apart.
-        size: Members present.
-        clear: Whether the last rank stands beyond the clock residual from all others.
-        root: Which entry shows the lateness itself: its own, or where it propagated from
-            (-1 where that instance was not judged).
+        size: Number of members present.
+        clear: Whether the last rank is later than all others by more than the clock residual.
+        root: Entry that shows the origin of the lateness: its own, or the one that it propagated
+            from (-1 if that instance was not judged).
     """
 
     step: Int64Array
@@ -53,20 +53,20 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         ranks: Global rank of each position.
-        lost_ns: float64, shape ``(P, S)``: cost of the instances it is to blame for; an instance in
-            which several are too close to tell is shared equally between them.
-        lateness_ns: float64, shape ``(P, S)``: mean start after the median member's.
-        late: float64, shape ``(P,)``: instances in which it came last, shared likewise, whoever is
-            to blame.
-        judged: int64, shape ``(P,)``: judged instances it is a member of.
+        lost_ns: float64, shape ``(P, S)``: cost of the instances that the rank is to blame for. If
+            several ranks start too close together to say which was last, they share it equally.
+        lateness_ns: float64, shape ``(P, S)``: mean of its starts after the median member's.
+        late: float64, shape ``(P,)``: number of instances in which it came last, shared in the same
+            way, whichever rank is to blame.
+        judged: int64, shape ``(P,)``: number of judged instances that it is a member of.
         arrivals: The judged instances.
-        num_judged: Instances judged, with those below the residual.
-        num_below_residual: Instances whose members are too close for the clocks to tell who was
-            last; no rank is blamed for them.
+        num_judged: Number of judged instances, including ``num_below_residual``.
+        num_below_residual: Instances whose members start too close together for the clocks to show
+            which was last; no rank is blamed for them.
         num_incomparable: Instances whose members' clocks cannot be compared; not judged.
-        num_incomplete: Judged instances of which a member is missing from the capture.
-        num_across_stages: Instances that join ranks of unlike pipeline stages, which finish their
-            steps at unlike times by design; not judged.
+        num_incomplete: Judged instances with a member missing from the capture.
+        num_across_stages: Instances that join ranks of different pipeline stages, which finish
+            their steps at different times by design; not judged.
     """
 
     ranks: tuple[int, ...]
@@ -85,8 +85,8 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
 def judge_arrivals(run: Run, analyses: Mapping[int, RankAnalysis], num_steps: int) -> Blame:
     """Blame the last member of every matched collective inside the analysed steps.
 
-    Judged are operations that no member can finish before all have started; in a broadcast or a
-    message the last one to start need not delay the others.
+    Only operations that no member can finish before all have started are judged. In a broadcast or
+    a message, the last rank to start need not delay the others.
 
     Args:
         run: The recording.
@@ -96,25 +96,25 @@ def judge_arrivals(run: Run, analyses: Mapping[int, RankAnalysis], num_steps: in
     context = _Context.of(run, analyses)
     tally = _Tally(len(context.ranks), num_steps)
     wanted = _waits_for_all(run)
-    # A rank whose tables could not be read is as missing as one that was not recorded.
+    # A rank whose tables could not be read counts as missing, like one that was not recorded.
     unread = np.diff(context.members.offsets) < np.diff(run.matches.offsets)
-    lacking = ~run.matches.complete | unread
+    incomplete = ~run.matches.complete | unread
     for instances, positions in by_size(context.members.offsets):
         chosen = wanted[instances] & (positions.shape[1] > 1)
         if not chosen.any():
             continue
-        alike = context.are_peers(positions)
-        block = _Block.of(context, instances[chosen & alike], positions[chosen & alike])
-        tally.num_across_stages += int((chosen & ~alike).sum())
-        tally.add(block, lacking[block.instance])
+        peers = context.are_peers(positions)
+        block = _Block.of(context, instances[chosen & peers], positions[chosen & peers])
+        tally.num_across_stages += int((chosen & ~peers).sum())
+        tally.add(block, incomplete[block.instance])
     return tally.blame(context.ranks)
 
 
 class _Context(msgspec.Struct, frozen=True, kw_only=True):
-    """What judging needs, for all instances.
+    """Inputs of the judgement, for all instances.
 
-    ``roots`` and ``last_rank``: per instance, where its lateness comes from, and who came last.
-    ``stage``: of each rank, a number for the pipeline stages that it holds.
+    ``roots`` and ``last_rank``: per instance, the origin of its lateness, and the last rank.
+    ``stage``: per rank, a number for the set of pipeline stages that it holds.
     """
 
     ranks: tuple[int, ...]
@@ -126,7 +126,7 @@ class _Context(msgspec.Struct, frozen=True, kw_only=True):
     stage: Int64Array
 
     def are_peers(self, positions: Int64Array) -> NDArray[np.bool_]:
-        """For each instance, a row of positions of members: whether all hold the same stages."""
+        """Whether all members of each instance, a row of positions, hold the same stages."""
         stage = self.stage[self.members.rank_index[positions]]
         same: NDArray[np.bool_] = (stage == stage[:, :1]).all(axis=1)
         return same
@@ -177,7 +177,7 @@ class _Columns(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _exposed_transfer(rank: Rank, analyses: Mapping[int, RankAnalysis]) -> Int64Array:
-    """Of each row; 0 for messages, in which waiting cannot be told from it."""
+    """Exposed transfer of each row; 0 for messages, whose wait and transfer cannot be separated."""
     analysis = analyses[rank.rank]
     moved = analysis.exposed_ns - np.maximum(analysis.exposed_wait_ns, 0)
     messages = [kind for kind in CollectiveKind if kind.is_point_to_point]
@@ -185,7 +185,7 @@ def _exposed_transfer(rank: Rank, analyses: Mapping[int, RankAnalysis]) -> Int64
 
 
 def _waits_for_all(run: Run) -> NDArray[np.bool_]:
-    """Per instance: whether its members wait for the last, and the last is known.
+    """Whether the members of each instance wait for the last one, and the last one is known.
 
     Grouped send and receive among three or more is how NCCL runs an all-to-all.
     """
@@ -194,7 +194,7 @@ def _waits_for_all(run: Run) -> NDArray[np.bool_]:
     exchange = (kind == CollectiveKind.SEND_RECV) & (size > 2)
     waits = np.isin(kind, symmetric) | exchange
     wanted: NDArray[np.bool_] = waits & comparable_instances(run.matches, run.clock)
-    wanted[run.window.start_waits] = False  # the profiler may be what they wait for
+    wanted[run.window.start_waits] = False  # they may wait for the start of the profiler
     return wanted
 
 
@@ -212,7 +212,7 @@ class _DomainsOf:
         self.component = clock.component[domain] if len(domain) else np.empty(0, np.int32)
 
     def residual_of(self, rank_index: NDArray[np.int32]) -> Int64Array:
-        """Uncertainty of each instance, shape ``(n,)``; ABSENT where clocks do not compare."""
+        """Uncertainty of each instance, shape ``(n,)``; ABSENT if clocks cannot be compared."""
         domain, component = self.domain[rank_index], self.component[rank_index]
         residual = self.residual[rank_index]
         one_clock = (domain == domain[:, :1]).all(axis=1)
@@ -224,7 +224,7 @@ class _DomainsOf:
 
 
 class _Block(msgspec.Struct, frozen=True, kw_only=True):
-    """Instances of equal size: members as matrices with a row each, the rest one per instance."""
+    """Instances of equal size: matrices with a row of members each, and vectors."""
 
     rank_index: NDArray[np.int32]
     start_ns: Int64Array
@@ -256,7 +256,7 @@ class _Block(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def could_be_last(self) -> NDArray[np.bool_]:
-        """Members that start no further than the residual before the last."""
+        """Members that start within the residual of the last one."""
         last = self.start_ns.max(axis=1)
         near: NDArray[np.bool_] = self.start_ns >= (last - self.residual_ns)[:, None]
         return near
@@ -272,9 +272,9 @@ class _Block(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _first_step(steps: NDArray[np.int32]) -> Int64Array:
-    """The step of an instance: the earliest in which a member sees its end, -1 outside of all.
+    """The step of an instance: the earliest in which a member sees its end, -1 outside all steps.
 
-    All see it at one moment, but the threads of gloo note it late, some in the next step already.
+    All members see it at the same moment, but gloo threads record it late, some in the next step.
     """
     last = np.iinfo(np.int32).max
     first = np.where(steps < 0, last, steps).min(axis=1)
@@ -282,7 +282,7 @@ def _first_step(steps: NDArray[np.int32]) -> Int64Array:
 
 
 class _Tally:
-    """Adds blocks up."""
+    """Sums over blocks."""
 
     def __init__(self, num_ranks: int, num_steps: int) -> None:
         self.shape = (num_ranks, max(num_steps, 1))
@@ -312,7 +312,7 @@ class _Tally:
         tied = block.could_be_last()
         num_tied = tied.sum(axis=1)
         below = (2 * num_tied > size) | (block.root < 0)  # no rank is to blame for a slow link
-        # As a mean over all other ranks, costs of groups side by side can be added.
+        # As means over all other ranks, costs of parallel groups can be added.
         spread = (size - 1) / max(self.shape[0] - 1, 1)
         cost = np.where(below, 0, block.wait_ns() * spread).astype(np.int64)
         share = np.where(below, 0.0, 1 / num_tied)[:, None] * tied
@@ -328,7 +328,7 @@ class _Tally:
         self.roots.append((block.instance, block.root))
 
     def _add_cost(self, block: _Block, cost: Int64Array, share: NDArray[np.float64]) -> None:
-        """To those that could be last; propagated lateness to the rank that caused it."""
+        """Charge the members that could be last, or the rank that caused propagated lateness."""
         own = (block.root == block.instance) | (block.root < 0)
         cell = block.rank_index.astype(np.int64) * self.shape[1] + block.step[:, None]
         _add(self.lost, cell[own], (share * cost[:, None])[own])
@@ -379,7 +379,7 @@ def _joined(parts: list[Arrivals]) -> Arrivals:
 
 
 def _with_roots(arrivals: Arrivals, roots: list[tuple[Int64Array, Int64Array]]) -> Arrivals:
-    """Roots as entries instead of instances; -1 for a root that was not judged."""
+    """The arrivals, with roots as entries instead of instances; -1 for a root not judged."""
     if not roots:
         return arrivals
     instance, root = (np.concatenate(arrays) for arrays in zip(*roots, strict=True))

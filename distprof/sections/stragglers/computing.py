@@ -1,8 +1,9 @@
-"""Why a rank computes longer than its peers: a slower device, more work, or one of the two.
+"""Why a rank computes longer than its peers: a slower device, more work, or unknown which.
 
-More work leaves traces: more kernels, kernels of more thread blocks, larger exchanges of tokens,
-more tokens in the step log. A device slows all of its kernels. What differs in most but not all
-kernel time, and leaves no trace, can be either; where work is known to be equal it is the device.
+More work shows as more kernels, kernels with more thread blocks, larger exchanges of tokens, or
+more tokens in the step log. A slow device slows all of its kernels. If most but not all of the
+kernel time is longer, without these signs, either can be the cause. If the work is known to be
+equal, it is the device.
 """
 
 from __future__ import annotations
@@ -16,40 +17,40 @@ from numpy.typing import NDArray
 
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.context import KernelSteps, RankAnalysis
-from distprof.sections.stragglers.pace import ALIKE, EQUAL_GRIDS
+from distprof.sections.stragglers.pace import EQUAL_GRIDS, SLOW_DEVICE_SHARE
 from distprof.terms import StragglerCause
 from distprof.units import format_ratio
 
 __all__ = ["EXPERTS", "SLOWER", "Computing", "Work", "why_it_computes_longer"]
 
 EXPERTS = "experts"
-"""Detail of a cause: the tokens that a rank's experts get."""
+"""Detail of a cause: the rank's experts get more tokens."""
 
 SLOWER = 1.03
 """Kernel time relative to peers from which a device counts as slow, or its work as more."""
 
 PARTLY = 0.5
-"""Share of kernel time that is slower alike below which the device is not to blame."""
+"""Share of equally slower kernel time below which the device is not to blame."""
 
 MORE_TOKENS = 1.15
 """Tokens exchanged relative to peers from which experts count as busier."""
 
 GROWTH = 3
-"""A kernel's time grows at most with this power of its thread blocks; attention's with the second,
-and some kernels round their blocks."""
+"""Highest power of a kernel's thread blocks that its time grows with: attention's grows with the
+second, and some kernels round their blocks."""
 
 EXPLAINS = 0.5
-"""Part of what a rank computes too long that more work must explain."""
+"""Share of the excess computation that more work must explain."""
 
 _Floats: TypeAlias = NDArray[np.float64]
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known about the rank's work, relative to its peers' median.
+    """Measures of the rank's work, relative to its peers' median.
 
     Args:
-        tokens: Of the step logs; None where they do not say.
-        exchanged: Tokens or bytes in all-to-alls; None without any.
+        tokens: Tokens in the step logs; None if they are not logged.
+        exchanged: Tokens or bytes in all-to-alls; None if there are none.
     """
 
     tokens: float | None = None
@@ -63,9 +64,9 @@ class Computing(msgspec.Struct, frozen=True, kw_only=True):
         cause: Slow device, more work, or unknown.
         why: The evidence, one sentence.
         detail: Kind of work, such as :data:`EXPERTS`; empty if unknown.
-        confidence: Of the cause, 0 to 1.
-        is_counted: Whether counts of kernels, thread blocks or tokens show more work, and not only
-            how long kernels take.
+        confidence: Confidence in the cause, 0 to 1.
+        is_counted: Whether counts of kernels, thread blocks or tokens prove more work, and not only
+            kernel durations.
     """
 
     cause: StragglerCause
@@ -76,17 +77,17 @@ class Computing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Compared(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank's kernels in some steps, next to the same kernels of its peers.
+    """A rank's kernels in some steps, compared with the same kernels of its peers.
 
     Args:
         ratio: Mean duration over the peers' median, per shared kernel.
-        weight_ns: The peers' time in it.
+        weight_ns: The peers' time, per shared kernel.
         count_ratio: Kernels launched over the peers' median, weighted with their time.
         time_ratio: All shared kernels' durations over the peers', at equal counts.
-        grid_ratio: Thread blocks per launch over the peers' median, per shared kernel; NaN where
-            they are not recorded.
+        grid_ratio: Thread blocks per launch over the peers' median, per shared kernel; NaN if they
+            are not recorded.
         extra_ratio: Time in kernels that most peers do not run at all, over the peers' time. Other
-            versions of kernels, of which peers launch as many, are none.
+            versions of the peers' kernels, launched equally often, do not count.
     """
 
     ratio: _Floats
@@ -98,24 +99,24 @@ class _Compared(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def larger(self) -> NDArray[np.bool_]:
-        """Kernels that take as much longer as more thread blocks can explain."""
+        """Kernels whose longer time can be explained by more thread blocks."""
         grown = self.grid_ratio > 1 + EQUAL_GRIDS
         result: NDArray[np.bool_] = grown & (self.grid_ratio**GROWTH >= self.ratio)
         return result
 
     @property
     def is_larger(self) -> bool:
-        """Whether larger kernels explain what all of them take too long."""
+        """Whether larger kernels explain the excess time of all kernels."""
         excess = np.maximum(self.ratio - 1, 0) * self.weight_ns
         return bool(excess[self.larger].sum() >= EXPLAINS * excess.sum() > 0)
 
     def share(self, kernels: NDArray[np.bool_]) -> float:
-        """Their part of the peers' kernel time."""
+        """Share of ``kernels`` in the peers' kernel time."""
         return float(self.weight_ns[kernels].sum() / max(self.weight_ns.sum(), 1.0))
 
     @property
-    def alike(self) -> float:
-        """Share of kernel time that is slower by at least half as much as all, or as its median."""
+    def slower_share(self) -> float:
+        """Share of kernel time slower by at least half of the mean slowdown, or of the median."""
         if not self.weight_ns.sum():
             return 0.0
         order = np.argsort(self.ratio)
@@ -137,11 +138,11 @@ def why_it_computes_longer(
 
     Args:
         rank: The late rank.
-        longer: What it computes beyond its peers, relative to them; of a small excess, kernels need
-            explain no more than :data:`EXPLAINS`.
+        longer: Its computation above its peers', relative to theirs. If this excess is small,
+            kernels need to explain only :data:`EXPLAINS` of it.
         steps: Indices of the steps in which it was late.
-        analyses: Of the rank and of those that it is compared with.
-        work: What else is known about its work.
+        analyses: Analyses of the rank and of the ranks that it is compared with.
+        work: Other measures of its work.
     """
     if work.tokens is not None and work.tokens - 1 >= EXPLAINS * longer:
         why = f"it trains on {work.tokens:.3g} times as many tokens as its peers"
@@ -155,8 +156,11 @@ def why_it_computes_longer(
         return _larger(compared, work)
     if compared.extra_ratio >= EXPLAINS * longer:
         share = format_ratio(compared.extra_ratio)
-        return _more(f"kernels that its peers do not run take {share} of their kernel time")
-    if compared.count_ratio >= min(SLOWER, 1 + EXPLAINS * longer) and compared.alike < ALIKE:
+        return _more(f"kernels that its peers do not run add {share} to the kernel time")
+    if (
+        compared.count_ratio >= min(SLOWER, 1 + EXPLAINS * longer)
+        and compared.slower_share < SLOW_DEVICE_SHARE
+    ):
         return _more(f"it launches {compared.count_ratio:.2f} times as many kernels as its peers")
     if compared.count_ratio - 1 >= EXPLAINS * longer:
         return _more(f"it launches {compared.count_ratio:.2f} times as many kernels as its peers")
@@ -172,37 +176,39 @@ def _more(why: str, detail: str = "") -> Computing:
 
 
 def _larger(compared: _Compared, work: Work) -> Computing:
-    """Larger inputs, or tokens of a busy expert: these make only the experts' kernels larger."""
+    """Larger inputs, or a busy expert, whose tokens enlarge only the experts' kernels."""
     larger = compared.larger
     blocks = np.average(compared.grid_ratio[larger], weights=compared.weight_ns[larger])
-    why = f"the kernels that take longer have {blocks:.2f} times the thread blocks of its peers'"
-    if (work.exchanged or 0.0) >= MORE_TOKENS and compared.share(larger) < ALIKE:
+    why = f"its slower kernels have {blocks:.2f} times the thread blocks of its peers'"
+    if (work.exchanged or 0.0) >= MORE_TOKENS and compared.share(larger) < SLOW_DEVICE_SHARE:
         text = f"its experts exchange {work.exchanged:.2f} times the tokens of its peers"
         return _more(f"{why}; {text}", EXPERTS)
     return _more(why, "inputs")
 
 
 def _by_kernels(compared: _Compared, work: Work) -> Computing:
-    """By how much of the kernel time is slower alike, and what is known about the work."""
-    alike = compared.alike
+    """Judge by the share of kernel time that is equally slower, and by the known work."""
+    slower_share = compared.slower_share
     text = (
         f"its kernels take {compared.time_ratio:.3g} times as long as the same kernels of its "
-        f"peers, {format_ratio(alike)} of the kernel time alike"
+        f"peers, equally in {format_ratio(slower_share)} of the kernel time"
     )
-    if alike >= ALIKE:
-        return Computing(cause=StragglerCause.SLOW_DEVICE, why=text, confidence=min(alike, 0.99))
+    if slower_share >= SLOW_DEVICE_SHARE:
+        return Computing(
+            cause=StragglerCause.SLOW_DEVICE, why=text, confidence=min(slower_share, 0.99)
+        )
     if work.exchanged is not None and work.exchanged >= MORE_TOKENS:
         why = f"its experts exchange {work.exchanged:.2f} times the tokens of its peers"
         return _more(f"{text}; {why}", EXPERTS)
     if _is_equal(compared, work):
         what = "thread blocks" if work.tokens is None else "tokens"
-        why = f"{text}; kernel counts and {what} are equal, so the device is slower"
+        why = f"{text}; kernel counts and {what} are equal, so the hardware is slower"
         return Computing(cause=StragglerCause.SLOW_DEVICE, why=why, confidence=0.8)
-    if alike >= PARTLY:
-        why = f"{text}: slower device or more work"
+    if slower_share >= PARTLY:
+        why = f"{text}: slower hardware or more work"
         return Computing(cause=StragglerCause.UNKNOWN, why=why)
-    why = f"{text}: larger inputs, not a slower device"
-    return Computing(cause=StragglerCause.MORE_WORK, why=why, confidence=1 - alike)
+    why = f"{text}: larger inputs, not slower hardware"
+    return Computing(cause=StragglerCause.MORE_WORK, why=why, confidence=1 - slower_share)
 
 
 def _is_equal(compared: _Compared, work: Work) -> bool:
@@ -210,8 +216,10 @@ def _is_equal(compared: _Compared, work: Work) -> bool:
     same_kernels = abs(compared.count_ratio - 1) < SLOWER - 1
     if work.tokens is not None:
         return same_kernels and abs(work.tokens - 1) < SLOWER - 1
-    same_blocks = compared.share(np.abs(compared.grid_ratio - 1) <= EQUAL_GRIDS) >= ALIKE
-    return same_kernels and same_blocks and compared.alike >= PARTLY
+    same_blocks = (
+        compared.share(np.abs(compared.grid_ratio - 1) <= EQUAL_GRIDS) >= SLOW_DEVICE_SHARE
+    )
+    return same_kernels and same_blocks and compared.slower_share >= PARTLY
 
 
 def _compare(
@@ -225,11 +233,11 @@ def _compare(
     theirs = [_of_steps(kernels, steps) for kernels in others if kernels is not None]
     rows = []
     for name, (count, total, blocks) in mine.items():
-        known = np.array([cell[name] for cell in theirs if name in cell], dtype=np.float64)
-        if 2 * len(known) >= len(theirs) and len(known):
-            usual = float(np.median(known[:, 1] / known[:, 0]))
-            grid = blocks / count / np.median(known[:, 2] / known[:, 0])
-            rows.append((total / count / max(usual, 1.0), grid, count, *np.median(known, axis=0)))
+        peers = np.array([cell[name] for cell in theirs if name in cell], dtype=np.float64)
+        if 2 * len(peers) >= len(theirs) and len(peers):
+            usual = float(np.median(peers[:, 1] / peers[:, 0]))
+            grid = blocks / count / np.median(peers[:, 2] / peers[:, 0])
+            rows.append((total / count / max(usual, 1.0), grid, count, *np.median(peers, axis=0)))
     if not rows:
         return None
     ratio, grid_ratio, count, their_count, their_total, _ = np.array(rows, dtype=np.float64).T
@@ -245,11 +253,11 @@ def _compare(
 
 
 _Cells: TypeAlias = Mapping[str, tuple[int, int, float]]
-"""By name of a kernel: count, total time and thread blocks."""
+"""Count, total time and thread blocks by kernel name."""
 
 
 def _extra_ns(mine: _Cells, theirs: Sequence[_Cells]) -> float:
-    """Time in kernels that fewer than half of the peers run, less versions of the peers' own."""
+    """Time in kernels that fewer than half of the peers run, less versions of peers' kernels."""
     alone = {name for name in mine if 2 * sum(name in cell for cell in theirs) < len(theirs)}
     count = sum(mine[name][0] for name in alone)
     replaced = [
@@ -260,7 +268,7 @@ def _extra_ns(mine: _Cells, theirs: Sequence[_Cells]) -> float:
 
 
 def _of_steps(kernels: KernelSteps, steps: Sequence[int]) -> dict[str, tuple[int, int, float]]:
-    """Name to count, total time and thread blocks in these steps; NaN where these are unknown."""
+    """Count, total time and thread blocks (NaN if unknown) in these steps, by kernel name."""
     chosen = [step for step in steps if step < kernels.count.shape[1]]
     count: Int64Array = kernels.count[:, chosen].sum(axis=1)
     total: Int64Array = kernels.total_ns[:, chosen].sum(axis=1)

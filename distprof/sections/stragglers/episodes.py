@@ -1,15 +1,15 @@
 """Ranks that are slow by their own time: one or a set, in all steps, from a step on, or in some.
 
-Each part of own time of ranks that can be compared is a matrix of ranks and steps. Less the median
-of each step, a rank's level is its median over the steps.
+Each part of own time of ranks that can be compared is a matrix of ranks and steps. A rank's level
+is the median over the steps of its time less the median of each step.
 
-- *Set.* Ranks in order of their levels: the widest gap that is as wide as :data:`GAP` of what is
-  above it, and far wider than chance, divides a slow set from the others. At most half of the
-  ranks are slow, so that no rank is called slow because one is fast.
+- *Set.* With ranks in order of their levels, a gap divides a slow set from the others if it is at
+  least :data:`GAP` of the set's distance from the others' median, and far wider than chance. At
+  most half of the ranks are slow, so no rank is called slow because another one is fast.
 - *From a step on.* Both the earlier and the later steps of a rank or set are even, and the later
-  ones are above by more than chance leaves.
-- *Some steps.* Single cells stand far above what is usual, or several cells of one rank do and
-  cost as much together as slowness in all steps would; on three or more ranks the slowness rotates.
+  ones are higher by more than chance.
+- *Some steps.* Single cells are far above the usual, or several cells of one rank are, and together
+  cost as much as slowness in all steps would. On three or more ranks the slowness rotates.
 """
 
 from __future__ import annotations
@@ -29,48 +29,49 @@ __all__ = ["Episode", "Limits", "find_episodes"]
 _Floats = NDArray[np.float64]
 
 GAP = 0.5
-"""Gap between slow and other ranks over the distance of the slow ones from the others' median."""
+"""Gap between slow and other ranks, relative to the distance of the slow ranks from the others'
+median."""
 
 CHANCE = 0.002
-"""Chance that ranks which are all alike show such a set."""
+"""Accepted probability that identical ranks show a set."""
 
 CHANCE_OF_ONE = 0.02
-"""The same of a single rank of a set, which the gap to all others proves too."""
+"""The same for a single rank of a set, which the gap to all others confirms."""
 
 LEAST_FREEDOM = 12
 """Degrees of freedom from which the noise of all ranks together is known well enough."""
 
 BEYOND_NOISE = 6.0
-"""Robust standard deviations from which a difference is none of chance."""
+"""Robust standard deviations from which a difference is not due to chance."""
 
 EVEN = 0.5
-"""Steps before a change stay below this part of the change, steps after it above."""
+"""Steps before a change stay below this share of the change, steps after it above."""
 
 LONG = 0.6
 """Share of the steps from which slowness counts as lasting."""
 
 SIGMA = 1.4826
-"""Standard deviations in a median absolute deviation of normal values."""
+"""Standard deviation of normal values over their median absolute deviation."""
 
 USUAL = 0.35
 """Quantile of a rank's steps that shows its usual time, even if it is slow in half of them."""
 
 MIN_AGAIN = 2
-"""Steps in which a rank must be slow if none of them alone is worth a word."""
+"""Steps in which a rank must be slow if none of them is worth reporting alone."""
 
 MIN_STEPS = 3
 
 MIN_ROTATING = 3
-"""Fewer ranks do not rotate."""
+"""Fewer slow ranks do not count as rotating."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What is worth a word.
+    """The smallest excess worth reporting.
 
     Args:
         lasting_ns: Mean excess of a set over all steps.
-        cell_ns: Excess of a rank in a single step; infinite where single steps are not judged.
-        again_ns: The same in each of several steps that cost ``lasting_ns`` together, and in
+        cell_ns: Excess of a rank in a single step; infinite if single steps are not judged.
+        again_ns: The same in each of several steps that together cost ``lasting_ns``, and in
             further steps of a rank that is named anyway.
         tests: Number of matrices that are searched.
     """
@@ -82,13 +83,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Episode(msgspec.Struct, frozen=True, kw_only=True):
-    """Some ranks in some steps.
+    """Slow ranks, and the steps in which they are slow.
 
     Args:
         pattern: Never ``none``.
-        excess_ns: float64, shape ``(P, S)``: beyond the other ranks; 0 outside the episode.
-        since: Index of the step from which it lasts; None where it does not begin later.
-        chance: That ranks which are all alike show it.
+        excess_ns: float64, shape ``(P, S)``: time above the other ranks; 0 outside the episode.
+        since: Index of the step from which it lasts; None if it does not begin at a later step.
+        chance: Probability that identical ranks show it.
     """
 
     pattern: StragglerPattern
@@ -98,7 +99,7 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def positions(self) -> tuple[int, ...]:
-        """Of the ranks, ascending."""
+        """Positions of its ranks, ascending."""
         return tuple(np.flatnonzero((self.excess_ns > 0).any(axis=1)).tolist())
 
     @property
@@ -108,7 +109,7 @@ class Episode(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def per_step_ns(self) -> float:
-        """What the slowest rank of each step spends too much, mean over all steps."""
+        """Excess of the slowest rank of each step, mean over all steps."""
         return float(self.excess_ns.max(axis=0).mean())
 
 
@@ -118,7 +119,7 @@ def find_episodes(values: _Floats, group: Sequence[int], limits: Limits) -> Iter
     Args:
         values: Own time, shape ``(P, S)``, ns.
         group: Positions of the ranks to compare.
-        limits: What is worth a word.
+        limits: The smallest excess worth reporting.
     """
     chosen = values[list(group)]
     if chosen.shape[0] < 2 or chosen.shape[1] < MIN_STEPS:
@@ -140,7 +141,7 @@ def find_episodes(values: _Floats, group: Sequence[int], limits: Limits) -> Iter
 
 
 def _slow_set(values: _Floats, limits: Limits) -> NDArray[np.bool_]:
-    """Mask of the ranks above the widest gap that chance does not leave; at most half."""
+    """Mask of the ranks above a gap that is wider than chance; at most half of all."""
     number = len(values)
     apart = values - np.median(values, axis=0)
     level = np.median(apart, axis=1)
@@ -149,7 +150,7 @@ def _slow_set(values: _Floats, limits: Limits) -> NDArray[np.bool_]:
     error = SIGMA * float(np.median(abs(apart - level[:, None]))) / np.sqrt(values.shape[1])
     best = np.zeros(number, dtype=np.bool_)
     sizes = np.arange(number // 2, 0, -1)
-    fast = number - sizes  # as many ranks are not slow, the first in order
+    fast = number - sizes  # number of ranks that are not slow, first in order
     gap = ordered[fast] - ordered[fast - 1]
     above = ordered[fast] - (ordered[(fast - 1) // 2] + ordered[fast // 2]) / 2
     wide = gap >= np.maximum(GAP * above, BEYOND_NOISE * error)
@@ -162,10 +163,11 @@ def _slow_set(values: _Floats, limits: Limits) -> NDArray[np.bool_]:
 
 
 def _chance(values: _Floats, slow: NDArray[np.bool_], limits: Limits) -> float:
-    """That equal ranks show it; 1 if the steps of a rank of the set alone may be chance.
+    """Probability that equal ranks show the set.
 
-    By the t test of the set, which allows for unlike noise of ranks, or by the noise of all ranks
-    together, which is known well after few steps too.
+    It is the smaller result of two tests: the t test of the set, which allows for different noise
+    of ranks and does not count if the steps of one of its ranks may be chance, and a test with the
+    noise of all ranks together, which is known well even after few steps.
     """
     more = values[slow] - np.median(values[~slow], axis=0)
     number = limits.tests * len(values)
@@ -177,9 +179,9 @@ def _chance(values: _Floats, slow: NDArray[np.bool_], limits: Limits) -> float:
 
 
 def _by_pooled_noise(values: _Floats, level: float) -> float:
-    """Chance of a rank's mean at this level by normal noise of the size of all ranks'.
+    """Probability of a rank's mean at this level, under normal noise estimated from all ranks.
 
-    1 where so few values leave the size of the noise unknown.
+    1 if there are too few values to estimate the noise.
     """
     apart = values - np.median(values, axis=0)
     rest = apart - apart.mean(axis=1, keepdims=True)
@@ -224,11 +226,11 @@ def _since(
 
 
 def _begins(series: _Floats, limits: Limits) -> int | None:
-    """Index of the step from which a series is higher to its end; None where it is not."""
+    """Index of the step from which a series is higher until its end; None if there is none."""
     number = len(series)
     highest = np.maximum.accumulate(series[:-2])
     lowest = np.minimum.accumulate(series[::-1])[-2:0:-1]
-    for at in (np.flatnonzero(highest < lowest) + 1).tolist():  # no other step divides them
+    for at in (np.flatnonzero(highest < lowest) + 1).tolist():  # no other step separates them
         before, after = series[:at], series[at:]
         low, high = float(np.median(before)), float(np.median(after))
         step = high - low
@@ -251,14 +253,14 @@ def _in_some_steps(
     apart = beyond - np.quantile(beyond, USUAL, axis=1, keepdims=True)
     about = beyond - np.median(beyond, axis=1, keepdims=True)
     noise = SIGMA * float(np.median(abs(about[rest]))) if rest.any() else 0.0
-    least = max(limits.again_ns, BEYOND_NOISE * noise)
-    high = (apart >= least) & rest[:, None]
+    threshold = max(limits.again_ns, BEYOND_NOISE * noise)
+    high = (apart >= threshold) & rest[:, None]
     high &= 2 * high.sum(axis=0) <= len(group)
-    held = high.sum(axis=1)
+    num_high = high.sum(axis=1)
     named = (high & (apart >= limits.cell_ns)).any(axis=1)
     often = np.where(high, apart, 0).sum(axis=1) >= limits.lasting_ns * beyond.shape[1]
-    named |= often & (held >= MIN_AGAIN)
-    involved = np.flatnonzero(named & (held < LONG * beyond.shape[1]))
+    named |= often & (num_high >= MIN_AGAIN)
+    involved = np.flatnonzero(named & (num_high < LONG * beyond.shape[1]))
     total = np.zeros(shape)
     for row in involved.tolist():
         total[group[row]] = np.where(high[row], beyond[row], 0)

@@ -1,4 +1,4 @@
-"""How much a rank's all-to-alls carry: the tokens that its experts get and give back."""
+"""How much a rank's all-to-alls carry: the tokens that its experts receive and return."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from distprof.terms import CollectiveKind
 
 __all__ = ["carried"]
 
-_SIZE = re.compile(r"[0-9]{1,9}")  # longer ones are damaged
+_SIZE = re.compile(r"[0-9]{1,9}")  # longer numbers are damaged
 
 
 def carried(collectives: Table, *, both_ways: bool = False) -> float | None:
-    """Mean of what an all-to-all of the rank carries: the larger of what it sends and gets.
+    """Mean amount per all-to-all of the rank: the larger of what it sends and receives.
 
-    The traffic of a busy expert's rank is larger both ways: dispatch brings its tokens, and combine
-    takes them back.
+    The traffic of a busy expert's rank is larger in both directions: dispatch brings its tokens,
+    and combine returns them.
 
     Args:
         collectives: COLLECTIVES table of the rank.
-        both_ways: Take the mean of what it sends and gets instead: of all members together, what
-            each would carry if all carried the same.
+        both_ways: Use the mean of what it sends and receives instead. Its mean over all members is
+            what each would carry if all carried the same.
 
     Returns:
-        Tokens where splits are written, else bytes; None without any all-to-all of known size.
+        Tokens if splits are recorded, else bytes; None without any all-to-all of known size.
     """
     rows = np.flatnonzero(collectives["kind"] == CollectiveKind.ALL_TO_ALL)
     if len(rows) == 0:
@@ -40,7 +40,7 @@ def carried(collectives: Table, *, both_ways: bool = False) -> float | None:
 
 
 def _totals(splits: Coded) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Sum of each row's split; 0 where none is written."""
+    """Sum of each row's split; 0 if none is recorded."""
     totals = [_total(text) for text in splits.values] or [0.0]
     result: np.ndarray[tuple[int], np.dtype[np.float64]] = np.array(totals)[splits.codes]
     return result

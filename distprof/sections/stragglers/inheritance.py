@@ -1,13 +1,13 @@
 """Propagated lateness: a rank that waited in one group arrives late at the next.
 
 In a mesh of several axes a slow rank delays its own group, whose members then come late to *their*
-other groups although they did nothing wrong. A rank's start at a collective is therefore compared
-after taking off what it had waited since its group last met: after the group's previous collective
-all members continue together, and the rank did not cause exposed waiting in other groups since
-then. Where that explains at least :data:`INHERITED` of the lateness of the last member, the
-instance points to the one in which that member had waited longest, and blame follows the pointers
-to their root. Where transfers that took the last member longer than the others explain as much, it
-was held up by a link, and no rank is to blame.
+other groups although they did nothing wrong. Lateness is therefore compared with the time that each
+rank waited since its group last met: after the group's previous collective all members continue
+together, and a rank does not cause its own exposed waiting in other groups after that. If this
+waiting explains at least :data:`INHERITED` of the lateness of the last member, the instance points
+to the one in which that member waited longest, and blame follows the pointers to their root. If
+transfers that took the last member longer than the others explain as much, a link held it up, and
+no rank is to blame.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from distprof.sections.matched import Members, RowIndex, by_size
 __all__ = ["INHERITED", "find_roots", "range_argmax"]
 
 INHERITED = 0.5
-"""Part of the last member's lateness that earlier waiting must explain for blame to move on."""
+"""Share of the last member's lateness that earlier waiting must explain for blame to move on."""
 
 
 _OfRank: TypeAlias = "Callable[[Rank], Int64Array]"
@@ -42,34 +42,34 @@ def find_roots(
     exposed_wait_ns: _OfRank,
     exposed_transfer_ns: _OfRank,
 ) -> tuple[Int64Array, Int64Array]:
-    """For each instance, the instance whose last member is to blame for it: itself, or an earlier.
+    """For each instance, the one whose last member is to blame for it: itself or an earlier one.
 
     Args:
         index: Rows of the analysed ranks.
         members: Members of the matched instances.
         start_ns: Start of each row on the common clock.
-        exposed_wait_ns: Of each row of a rank; negative where not known.
-        exposed_transfer_ns: Of each row of a rank.
+        exposed_wait_ns: Exposed wait of each row of a rank; negative if unknown.
+        exposed_transfer_ns: Exposed transfer of each row of a rank.
 
     Returns:
-        The instances, int64, -1 where a transfer is to blame; and the row of each one's last
-        member, -1 for one without members.
+        The instances to blame, int64, -1 if a transfer is to blame; and the row of the last member
+        of each instance, -1 for an instance without members.
     """
     waited = index.column(lambda rank: _since_meeting(rank, exposed_wait_ns(rank)))
     moved = index.column(lambda rank: _since_meeting(rank, exposed_transfer_ns(rank)))
     last = _last_members(members, start_ns, waited, moved)
     del waited, moved
     source = _longest_wait(index, members, exposed_wait_ns, last)
-    # A pointer leads back in time, so that following them ends.
+    # Pointers lead back in time, so following them ends.
     source = np.where((source >= 0) & (last.start_ns[source] < last.start_ns), source, -1)
     root = _follow(source)
     return np.where(last.held_up[root], -1, root), last.row
 
 
 class _Last(msgspec.Struct, frozen=True, kw_only=True):
-    """Per instance: row and start of its last member, and where its lateness is from.
+    """Per instance: row and start of its last member, and the origin of its lateness.
 
-    ``inherited``: from waiting; ``held_up``: from transfers instead.
+    ``inherited``: earlier waiting. ``held_up``: transfers instead.
     """
 
     row: Int64Array
@@ -122,23 +122,23 @@ def _longest_wait(
 ) -> Int64Array:
     """For each inherited instance, the instance in which its last member had waited longest."""
     result = np.full(members.count, -1, dtype=np.int64)
-    asked = np.flatnonzero(last.inherited)
-    if not len(asked):
+    inherited = np.flatnonzero(last.inherited)
+    if not len(inherited):
         return result
     instance_of_row = np.full(len(index), -1, dtype=index_type(members.count))
     sizes = np.diff(members.offsets)
     for low, high in blocks_of(members.offsets):
         rows = members.row[members.offsets[low] : members.offsets[high]]
         instance_of_row[rows] = np.repeat(np.arange(low, high), sizes[low:high])
-    rank_of = np.searchsorted(index.base, last.row[asked], side="right") - 1
+    rank_of = np.searchsorted(index.base, last.row[inherited], side="right") - 1
     for position, mine in enumerate(positions_by_code(rank_of)):
         if not len(mine):
             continue
-        chosen, rank, base = asked[mine], index.ranks[position], int(index.base[position])
+        chosen, rank, base = inherited[mine], index.ranks[position], int(index.base[position])
         high = last.row[chosen] - base
         low = _previous_of_group(rank)[high] + 1
-        found = range_argmax(np.maximum(exposed_wait_ns(rank), 0), low, high)
-        result[chosen] = instance_of_row[base + found]
+        longest = range_argmax(np.maximum(exposed_wait_ns(rank), 0), low, high)
+        result[chosen] = instance_of_row[base + longest]
     return result
 
 
@@ -163,7 +163,7 @@ def range_argmax(values: Int64Array, low: Int64Array, high: Int64Array) -> Int64
 
 
 def _follow(source: Int64Array) -> Int64Array:
-    """Where pointers end; -1 points to itself."""
+    """Where the chain of pointers from each instance ends; -1 points to the instance itself."""
     target = np.where(source >= 0, source, np.arange(len(source), dtype=np.int64))
     while True:
         further = target[target]

@@ -1,8 +1,8 @@
 """How far a rank's CPU runs ahead of its GPU, as a reason for coming late to collectives.
 
 A CPU that launches in time is milliseconds ahead: collectives wait in a queue until the GPU gets to
-them. One that cannot run ahead hands each collective over just before it starts. Its GPU need not
-idle for that: it waits for the transfer, which began late.
+them. A CPU that cannot run ahead launches each collective just before it starts. Its GPU need not
+idle for this to cost time: it waits for the transfer, which began late.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from distprof.units import format_duration
 __all__ = ["cannot_run_ahead", "launch_leads"]
 
 USUAL_NS = 2_000_000
-"""Lead of the other ranks from which a short one means something."""
+"""Lead of the other ranks from which a short lead is significant."""
 
 SHORT_RATIO = 0.1
-"""Lead over that of the other ranks, up to which a CPU cannot run ahead."""
+"""Lead relative to the other ranks' up to which a CPU counts as unable to run ahead."""
 
 
 def launch_leads(run: Run) -> dict[int, float]:
-    """Rank to the median time, ns, between the launch of a collective and its start.
+    """Median time between the launch of a collective and its start by rank, ns.
 
-    Ranks without launches on record are left out.
+    Ranks without recorded launches are left out.
     """
     leads = {}
     for rank in run.ranks:
@@ -41,11 +41,11 @@ def launch_leads(run: Run) -> dict[int, float]:
 
 
 def cannot_run_ahead(rank: int, leads: Mapping[int, float]) -> Cause | None:
-    """The cause of a late rank whose launches are the last thing that its collectives wait for.
+    """A late CPU as the cause, if a rank's collectives start almost as soon as they are launched.
 
     Args:
         rank: The late rank.
-        leads: By rank, as :func:`launch_leads` has them.
+        leads: Leads by rank, from :func:`launch_leads`.
     """
     others = [lead for other, lead in leads.items() if other != rank]
     if rank not in leads or not others:
@@ -55,6 +55,6 @@ def cannot_run_ahead(rank: int, leads: Mapping[int, float]) -> Cause | None:
         return None
     text = (
         f"its CPU launches collectives {format_duration(leads[rank])} before they start, "
-        f"the median of the other ranks is {format_duration(usual)}"
+        f"compared with a median of {format_duration(usual)} on the other ranks"
     )
     return Cause(StragglerCause.LATE_HOST, (text,), confidence=0.8)

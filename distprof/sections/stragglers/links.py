@@ -1,10 +1,11 @@
-"""Is a link slow: the same collective takes some groups longer to transfer than others.
+"""Whether a link is slow: the same collective takes some groups longer to transfer than others.
 
-A transfer runs from the last member's start to the end, so it contains no lateness. Groups of
-one axis do the same at the same time; a group of them whose transfers of the same kind and size
-take longer than the other groups' passes a slow link. Messages are compared in the same way: two
-ranks that send to each other are a group. Where all that leaves one node is slow and nothing else
-is, the link is that node's; else, where several slow groups have members in common, one of theirs.
+A transfer runs from the last member's start to the end, so it contains no lateness. Groups of one
+axis do the same work at the same time. A group whose transfers of the same kind and size take
+longer than the other groups' uses a slow link. Messages are compared in the same way: two ranks
+that send to each other are a group. If all transfers that leave one node are slow and no others
+are, the link is that node's. Otherwise, if several slow groups have members in common, it is the
+link of one of these members.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ SLOWER = 1.15
 """Transfer relative to that of the other groups from which a link counts as slow."""
 
 MIN_SHARE = 0.005
-"""Share of the step below which a link is not worth a word."""
+"""Share of the step below which a link is not reported."""
 
 MIN_INSTANCES = 5
 
@@ -50,7 +51,7 @@ def find_slow_links(
         run: The recording.
         analyses: Per-rank analyses by rank.
         wait_ends: When the last member of each collective started, on each rank's own clock.
-        mean_step_ns: What shares are shares of.
+        mean_step_ns: Mean step, which shares refer to.
     """
     cells = _cells(run, analyses, wait_ends)
     if cells is None:
@@ -67,17 +68,17 @@ def find_slow_links(
 
 
 class _Cells(msgspec.Struct, frozen=True, kw_only=True):
-    """Transfers among the same ranks, of one kind and size each; arrays of one length.
+    """Transfers by ranks, kind and size; arrays of equal length.
 
     Args:
-        place: As :func:`~distprof.sections.matched.places` has it.
+        place: Place of the ranks, from :func:`~distprof.sections.matched.places`.
         group: Index of the process group.
         kind: A CollectiveKind.
-        bytes: ABSENT where unknown.
-        count: Transfers.
-        median_ns: Of the transfers.
+        bytes: Size, ABSENT if unknown.
+        count: Number of transfers.
+        median_ns: Median of the transfers.
         least_ns: The transfer at :data:`LEAST_QUANTILE`.
-        exposed_ns: Exposed part, the median member's, all transfers together.
+        exposed_ns: Exposed part on the median member, sum over the transfers.
     """
 
     place: Int64Array
@@ -134,7 +135,7 @@ def _cells(
 def _chosen(
     run: Run, analyses: Mapping[int, RankAnalysis], index: RowIndex, members: Members
 ) -> Int64Array:
-    """Complete instances inside the analysed steps, of kinds that move the same in each group."""
+    """Complete instances inside the analysed steps, of kinds that load each group equally."""
     matches = run.matches
     kinds = [kind for kind in CollectiveKind if kind.is_symmetric and kind not in _BY_CONTENT]
     messages = (places(matches) < 0) & (np.diff(matches.offsets) == 2)
@@ -150,13 +151,13 @@ def _chosen(
 
 
 _BY_CONTENT = (CollectiveKind.ALL_TO_ALL, CollectiveKind.BARRIER)
-"""How long these take depends on what is sent, or they send nothing."""
+"""Kinds whose duration depends on the content, or that send nothing."""
 
 
 def _columns(
     analyses: Mapping[int, RankAnalysis], wait_ends: Mapping[int, Int64Array]
 ) -> Iterator[Callable[[Rank], Int64Array]]:
-    """Of a rank's rows the transfer, ABSENT where not known, and the exposed part of it."""
+    """Transfer of each row of a rank, ABSENT if unknown, and the exposed part of it."""
 
     def transfer(rank: Rank) -> Int64Array:
         until = wait_ends[rank.rank]
@@ -196,7 +197,7 @@ def _nodes(run: Run, ranks: tuple[int, ...]) -> tuple[str, ...]:
 
 
 class _Slow(msgspec.Struct, frozen=True):
-    """A slow cell, the median of the others, and which cells are not slow."""
+    """A slow cell, the usual time, and the cells that are not slow."""
 
     cell: int
     usual_ns: int
@@ -208,7 +209,7 @@ def _slow_of(cells: _Cells, members: list[int]) -> Iterator[_Slow]:
     medians = cells.median_ns[members]
     if len(members) < 2:
         return
-    usual = int(np.sort(medians)[(len(members) - 1) // 2])  # of two, the faster is the measure
+    usual = int(np.sort(medians)[(len(members) - 1) // 2])  # of two, the faster is the reference
     slow = [
         cell
         for cell, median in zip(members, medians.tolist(), strict=True)
@@ -220,7 +221,7 @@ def _slow_of(cells: _Cells, members: list[int]) -> Iterator[_Slow]:
 
 
 def _blamed(run: Run, cells: _Cells, slow: Sequence[_Slow]) -> list[tuple[int, ...]]:
-    """For each slow cell the ranks one of whose links is slow."""
+    """For each slow cell, the ranks that share the slow link, or one of which has it."""
     groups = run.topology.groups
 
     def ranks_of(cell: int) -> frozenset[int]:
@@ -242,7 +243,7 @@ def _blamed(run: Run, cells: _Cells, slow: Sequence[_Slow]) -> list[tuple[int, .
 
 
 def _leaves(ranks: frozenset[int], node: frozenset[int]) -> bool:
-    """Whether data of these ranks leave the node or come to it."""
+    """Whether transfers among these ranks leave or enter the node."""
     return bool(ranks & node) and bool(ranks - node)
 
 
@@ -284,18 +285,20 @@ def _link(
 
 
 def _together(parts: Sequence[SlowLink]) -> SlowLink:
-    """One entry for all losses of the same ranks: the most expensive, with the sum of costs.
+    """One entry for all losses of the same ranks: the most expensive one, with the total cost.
 
-    What different ranks lose at the same time is no sum: the rank that loses most counts.
+    Losses of different ranks at the same time do not add up: the rank that loses most counts.
     """
-    dearest = max(parts, key=lambda link: link.lost_ns_per_step)
+    costliest = max(parts, key=lambda link: link.lost_ns_per_step)
     lost: Counter[int] = Counter()
     for link in parts:
         lost.update(dict.fromkeys(link.transfers[0].ranks, link.lost_ns_per_step))
     most = max(lost.values())
     return replace(
-        dearest,
+        costliest,
         lost_ns_per_step=most,
-        share_of_step_ratio=dearest.share_of_step_ratio * most / max(dearest.lost_ns_per_step, 1),
+        share_of_step_ratio=costliest.share_of_step_ratio
+        * most
+        / max(costliest.lost_ns_per_step, 1),
         transfers=tuple(transfers for link in parts for transfers in link.transfers),
     )

@@ -1,13 +1,13 @@
-"""Who made the others wait, how long per step, in which pattern, and why.
+"""Which ranks made the others wait, how long per step, in which pattern, and why.
 
-Blame falls on the last member of a collective (:mod:`~distprof.sections.stragglers.arrivals`), or
-on the rank that had made it wait before (:mod:`~distprof.sections.stragglers.inheritance`).
-Patterns and their proof against chance are in :mod:`~distprof.sections.stragglers.patterns`,
-causes in :mod:`~distprof.sections.stragglers.causes`.
+The last member of a collective is blamed (:mod:`~distprof.sections.stragglers.arrivals`), or the
+rank that had made it wait before (:mod:`~distprof.sections.stragglers.inheritance`). Patterns and
+their tests against chance are in :mod:`~distprof.sections.stragglers.patterns`, causes in
+:mod:`~distprof.sections.stragglers.causes`.
 
-Of sends and receives it is not known who came last. But a rank whose host stalls idles, and does
-not wait, longer than its peers (:mod:`distprof.sections.own_time`), and the others wait for
-messages meanwhile.
+Traces do not show which rank came last in sends and receives. But a rank whose CPU stalls idles
+longer than its peers, instead of waiting (:mod:`distprof.sections.own_time`), while the others wait
+for its messages.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from distprof.sections.stragglers.episodes import Episode
 from distprof.sections.stragglers.exchanged import carried
 from distprof.sections.stragglers.leads import cannot_run_ahead, launch_leads
 from distprof.sections.stragglers.links import find_slow_links
-from distprof.sections.stragglers.pace import ALIKE
+from distprof.sections.stragglers.pace import SLOW_DEVICE_SHARE
 from distprof.sections.stragglers.patterns import (
     Verdict,
     blame_of_pipelines,
@@ -76,17 +76,17 @@ __all__ = [
     "rank_attention_ns",
 ]
 
-MOST_ASKED = 64
-"""Ranks of a set of slow ranks whose causes are looked for."""
+MOST_EXAMINED = 64
+"""Most ranks of a set of slow ranks whose causes are examined."""
 
 NO_MESSAGES = "no rank waits in sends and receives"
 
 
 def analyze_messages(analyses: RankAnalyses) -> MessagesResult:
-    """Who idles while others wait for messages.
+    """Ranks that idle while others wait for messages.
 
     Args:
-        analyses: By global rank.
+        analyses: Analyses by global rank.
 
     Source:
         Formula sheet, "Measured from traces" (straggler).
@@ -110,11 +110,11 @@ def analyze_messages(analyses: RankAnalyses) -> MessagesResult:
     return MessagesResult(ranks=ranks, step_ns=int(np.mean(spans)))
 
 
-# Ranks that leave their device idle while others wait for their messages -------------------------
+# Ranks that others wait for in collectives --------------------------------------------------------
 
 
 class _Evidence(Evidence, frozen=True, kw_only=True, dict=True):
-    """What else is known."""
+    """The evidence for causes, with the run, its stages and the mean of what ranks exchange."""
 
     run: Run
     stages: Mapping[int, tuple[int, ...]]
@@ -122,7 +122,7 @@ class _Evidence(Evidence, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def leads(self) -> dict[int, float]:
-        """How far each rank's CPU runs ahead."""
+        """How far each rank's CPU runs ahead, ns."""
         return launch_leads(self.run)
 
 
@@ -139,10 +139,10 @@ def analyze_stragglers(
     Args:
         run: The recording, with matches and clock alignment.
         analyses: Per-rank analyses by rank.
-        step_time: For the typical step; without steps the capture stands for it.
-        records: What probes recorded of each rank's training thread, None without probes.
-        telemetry: Sensors of the devices, for why one is slow.
-        settings: For which ranks share busy CPUs.
+        step_time: The typical step; without steps, the whole capture counts as one.
+        records: Probe records of each rank's training thread, None without probes.
+        telemetry: GPU sensors, which may show why a GPU is slow.
+        settings: Ranks that share busy CPUs.
 
     Returns:
         All analysed ranks, most expensive first. A rank not worth naming has pattern ``none``.
@@ -154,7 +154,7 @@ def analyze_stragglers(
     own_time = OwnTime.of(analyses, stages)
     mean_step = mean_step_of(analyses)
     sequences = find_sequence_imbalance(analyses, own_time, pauses, mean_step)
-    known = _Evidence(
+    evidence = _Evidence(
         run=run,
         analyses=analyses,
         stages=stages,
@@ -171,21 +171,21 @@ def analyze_stragglers(
         analyses, own_time, stages, mean_step, computes_unevenly=sequences is not None
     )
     sets = joined_by_pipelines(
-        _merged([made for one in slow for made in _sets(one, blame, known)]),
+        _merged([made for one in slow for made in _sets(one, blame, evidence)]),
         run,
         own_time.ranks,
         stages,
     )
     if blame.num_judged == 0 and not sets:
-        return replace(_nobody(_why_nothing(run, analyses, blame)), sequences=sequences)
+        return replace(_no_stragglers(_why_nothing(run, analyses, blame)), sequences=sequences)
     verdicts: dict[int, Verdict] = {}
     if not sets:
         blame, verdicts = _verdicts(blame, run, own_time, _typical_step(analyses, step_time))
     by_rank = {rank: one for one in reversed(sets) for rank in one.ranks}
     ranks = [
-        _of_set(position, blame, by_rank, known)
+        _of_set(position, blame, by_rank, evidence)
         if sets
-        else _straggler(position, blame, verdicts.get(position), known)
+        else _straggler(position, blame, verdicts.get(position), evidence)
         for position in range(len(blame.ranks))
     ]
     return StragglersResult(
@@ -205,55 +205,55 @@ def analyze_stragglers(
 def _exchanged(
     run: Run, analyses: Mapping[int, RankAnalysis], *, both_ways: bool = False
 ) -> dict[int, float]:
-    """What the all-to-alls of each rank carry: tokens by their splits, else bytes."""
-    found = {
+    """Amount that the all-to-alls of each rank carry: tokens from their splits, else bytes."""
+    amounts = {
         rank.rank: carried(rank.collectives, both_ways=both_ways)
         for rank in run.ranks
         if rank.rank in analyses
     }
-    return {rank: amount for rank, amount in found.items() if amount is not None}
+    return {rank: amount for rank, amount in amounts.items() if amount is not None}
 
 
 # Sets of ranks that are slow for one reason -------------------------------------------------------
 
 
-def _sets(slow: Slowness, blame: Blame, known: _Evidence) -> Iterator[StragglerSet]:
-    """The set; two where some of its ranks are not to blame: others take their CPU, for example.
+def _sets(slow: Slowness, blame: Blame, evidence: _Evidence) -> Iterator[StragglerSet]:
+    """The set, or two sets if some of its ranks are not to blame, such as for CPU contention.
 
-    If that is so for most of them, it is for all: the rest show something else by chance.
+    If most of the ranks are not to blame, none is: the others show another cause by chance.
     """
-    causes = _causes_of(slow, known)
-    taken = [at for at, cause in causes.items() if not cause.cause.is_own]
-    are_all_asked = len(causes) == len(slow.episode.positions)
-    if not taken or 2 * len(taken) > len(causes) or not are_all_asked:
-        yield _set(slow, _most_common(causes.values()), blame, known)
+    causes = _causes_of(slow, evidence)
+    excused = [at for at, cause in causes.items() if not cause.cause.is_own]
+    are_all_examined = len(causes) == len(slow.episode.positions)
+    if not excused or 2 * len(excused) > len(causes) or not are_all_examined:
+        yield _set(slow, _most_common(causes.values()), blame, evidence)
         return
-    own = [at for at in causes if at not in taken]
-    for some in (own, taken):
-        part = _part_of(slow, some)
-        yield _set(part, _most_common([causes[at] for at in some]), blame, known)
+    blamed = [at for at in causes if at not in excused]
+    for positions in (blamed, excused):
+        part = _part_of(slow, positions)
+        yield _set(part, _most_common([causes[at] for at in positions]), blame, evidence)
 
 
 def _part_of(slow: Slowness, positions: Sequence[int]) -> Slowness:
-    """What of it is of these ranks."""
+    """The part of the slowness that belongs to these ranks."""
     excess = np.zeros_like(slow.episode.excess_ns)
     excess[list(positions)] = slow.episode.excess_ns[list(positions)]
     episode = replace(slow.episode, excess_ns=excess)
     return replace(slow, episode=episode, lost_ns=min(slow.lost_ns, episode.per_step_ns))
 
 
-def _set(slow: Slowness, cause: Cause, blame: Blame, known: _Evidence) -> StragglerSet:
-    step_numbers = _step_numbers(known.analyses)
-    episode, own_time = slow.episode, known.own_time
+def _set(slow: Slowness, cause: Cause, blame: Blame, evidence: _Evidence) -> StragglerSet:
+    step_numbers = _step_numbers(evidence.analyses)
+    episode, own_time = slow.episode, evidence.own_time
     ranks = tuple(own_time.ranks[position] for position in episode.positions)
-    shared = what_they_share(known.run, ranks, own_time.ranks, known.stages)
+    shared = what_they_share(evidence.run, ranks, own_time.ranks, evidence.stages)
     in_all = episode.pattern is StragglerPattern.PERSISTENT
     since = None if episode.since is None else step_numbers[episode.since]
     alone = len(ranks) == 1 and not slow.is_alone and in_all and since is None
-    alone = alone and cause.detail != EXPERTS  # whose exchanges are shorter too without it
-    # Of one rank, collectives show best what the others wait for it.
+    alone = alone and cause.detail != EXPERTS  # even tokens would also shorten the exchanges
+    # For a single rank, collectives show best how long the others wait for it.
     blamed = float(blame.lost_ns[episode.positions[0]].mean()) if alone else 0.0
-    if slow.part == COUNTS:  # times may be noisy: it is last by chance, too
+    if slow.part == COUNTS:  # times may be noisy, so it may also be last by chance
         blamed = min(blamed, episode.per_step_ns)
     lost_ns = max(slow.lost_ns, blamed)
     return StragglerSet(
@@ -266,10 +266,10 @@ def _set(slow: Slowness, cause: Cause, blame: Blame, known: _Evidence) -> Stragg
         since_step=since,
         cause=cause.cause,
         detail=cause.detail,
-        exchange_ratio=_exchange_ratio(ranks, known),
+        exchange_ratio=_exchange_ratio(ranks, evidence),
         is_hidden=slow.is_hidden,
         lost_ns_per_step=int(lost_ns),
-        share_of_step_ratio=lost_ns / known.mean_step,
+        share_of_step_ratio=lost_ns / evidence.mean_step,
         confidence=min(0.99, 1 - episode.chance) * _seen(blame),
         cause_confidence=cause.confidence,
         evidence=(*_evidence_of(slow, step_numbers, since), *cause.evidence, *_lack(blame)),
@@ -278,20 +278,20 @@ def _set(slow: Slowness, cause: Cause, blame: Blame, known: _Evidence) -> Stragg
 
 
 def _merged(sets: Sequence[StragglerSet]) -> tuple[StragglerSet, ...]:
-    """One set of those that name the same ranks for the same cause.
+    """The sets, with those that name the same ranks for the same cause merged.
 
-    Larger inputs make some kernels slower and others more than that: both parts show them.
+    Larger inputs slow some kernels down more than others, so both pace and work show them.
     """
-    found: dict[tuple[object, ...], StragglerSet] = {}
+    merged: dict[tuple[object, ...], StragglerSet] = {}
     for one in sets:
         key = (one.ranks, one.pattern, one.steps, one.since_step, one.cause, one.detail)
-        first = found.get(key)
-        found[key] = one if first is None else _sum(first, one)
-    return tuple(found.values())
+        first = merged.get(key)
+        merged[key] = one if first is None else _sum(first, one)
+    return tuple(merged.values())
 
 
 def _sum(first: StragglerSet, other: StragglerSet) -> StragglerSet:
-    """Of one rank, either part holds all that the others wait for it."""
+    """The first set with the cost of both; for one rank, each part holds the others' whole wait."""
     add = max if len(first.ranks) == 1 else sum
     return replace(
         first,
@@ -300,22 +300,22 @@ def _sum(first: StragglerSet, other: StragglerSet) -> StragglerSet:
     )
 
 
-def _exchange_ratio(ranks: Sequence[int], known: _Evidence) -> float | None:
-    """The most that one of the ranks exchanges, over what each of its group would if all were even.
+def _exchange_ratio(ranks: Sequence[int], evidence: _Evidence) -> float | None:
+    """Exchanges of the busiest of these ranks, over the mean of its group.
 
-    Members exchange as much as the busiest of them, so that their exchanges last as much longer.
+    An exchange lasts as long as its busiest member needs, so it is longer by this ratio.
     """
     ratios = []
     for rank in ranks:
-        peers = _exchanges_with(rank, known.run) or known.even.keys()
-        even = [known.even[peer] for peer in known.even if peer in peers]
-        if rank in known.exchanged and sum(even) > 0:
-            ratios.append(known.exchanged[rank] * len(even) / sum(even))
+        peers = _exchanges_with(rank, evidence.run) or evidence.even.keys()
+        even = [evidence.even[peer] for peer in evidence.even if peer in peers]
+        if rank in evidence.exchanged and sum(even) > 0:
+            ratios.append(evidence.exchanged[rank] * len(even) / sum(even))
     return max(ratios, default=None)
 
 
 def _exchanges_with(rank: int, run: Run) -> frozenset[int]:
-    """Members of the rank's groups of experts; none where no group is known as that."""
+    """Members of the rank's expert-parallel groups; empty if none is known."""
     groups = [g.ranks for g in run.topology.groups if g.axis is MeshAxis.EP and rank in g.ranks]
     return frozenset().union(*groups)
 
@@ -334,59 +334,59 @@ def _evidence_of(slow: Slowness, step_numbers: Sequence[int], since: int | None)
     if since is not None:
         return (f"slower from step {since} on",)
     if slow.episode.pattern is StragglerPattern.PERSISTENT:
-        return ("slower than the other ranks in its own time, in most steps",)
+        return ("slower than the other ranks by its own time, in most steps",)
     numbers = fold_ranks([step_numbers[step] for step in steps])
     return (f"slower than the other ranks in step{'s' if len(steps) > 1 else ''} {numbers}",)
 
 
-def _causes_of(slow: Slowness, known: _Evidence) -> dict[int, Cause]:
-    """Position to the cause that its rank shows, next to ranks that are not slow.
+def _causes_of(slow: Slowness, evidence: _Evidence) -> dict[int, Cause]:
+    """Cause of each slow rank by position, from a comparison with ranks that are not slow.
 
-    Of a large set, :data:`MOST_ASKED` ranks are asked, evenly spread over the set: each is compared
-    with all others.
+    In a large set, only :data:`MOST_EXAMINED` ranks, spread evenly over it, are examined, because
+    each is compared with all others.
     """
     positions = slow.episode.positions
-    asked = positions[:: -(-len(positions) // MOST_ASKED)]
-    own_time = known.own_time.without(positions, asked)
-    compared = replace(known, own_time=own_time)
-    return {position: _cause_in(slow, position, compared) for position in asked}
+    examined = positions[:: -(-len(positions) // MOST_EXAMINED)]
+    own_time = evidence.own_time.without(positions, examined)
+    compared = replace(evidence, own_time=own_time)
+    return {position: _cause_in(slow, position, compared) for position in examined}
 
 
 def _most_common(causes: Iterable[Cause]) -> Cause:
-    """The first of those that most ranks show."""
-    known = list(causes)
-    order = Counter((cause.cause, cause.detail) for cause in known)
+    """The cause that most ranks show, with the evidence of the first of them."""
+    all_causes = list(causes)
+    order = Counter((cause.cause, cause.detail) for cause in all_causes)
     most = order.most_common(1)[0][0]
-    return next(cause for cause in known if (cause.cause, cause.detail) == most)
+    return next(cause for cause in all_causes if (cause.cause, cause.detail) == most)
 
 
-def _cause_in(slow: Slowness, position: int, known: _Evidence) -> Cause:
+def _cause_in(slow: Slowness, position: int, evidence: _Evidence) -> Cause:
     excess = slow.episode.excess_ns[position]
     steps = np.flatnonzero(excess > 0).tolist()
     late = Late(position, steps, float(excess[steps].mean()))
     if slow.is_alone and slow.part == PACE:
-        excused = cpu_taken(late, known) or only_traced(late, known)
+        excused = cpu_taken(late, evidence) or only_traced(late, evidence)
         if excused is not None:
             return excused
-        text = "it runs the same kernels slower than ranks of other stages do"
-        return Cause(StragglerCause.SLOW_DEVICE, (text,), confidence=ALIKE)
-    found = find_cause(late, known, own_part(slow.part))
+        text = "it runs the same kernels slower than ranks of other stages"
+        return Cause(StragglerCause.SLOW_DEVICE, (text,), confidence=SLOW_DEVICE_SHARE)
+    found = find_cause(late, evidence, own_part(slow.part))
     if slow.is_alone and found.cause is StragglerCause.LATE_HOST:
-        return idles_for_a_cpu(late, known) or found
+        return idles_for_a_cpu(late, evidence) or found
     if slow.part == COUNTS and found.cause is not StragglerCause.MORE_WORK:
         return Cause(StragglerCause.MORE_WORK, (COUNTED,), confidence=0.95)
     return found
 
 
-COUNTED = "it launches more kernels than its peers in these steps, whatever time each takes"
+COUNTED = "it launches more kernels than its peers in these steps, regardless of their durations"
 
 
 def _of_set(
-    position: int, blame: Blame, sets: Mapping[int, StragglerSet], known: _Evidence
+    position: int, blame: Blame, sets: Mapping[int, StragglerSet], evidence: _Evidence
 ) -> RankStraggler:
-    """A rank's record, where sets say who is slow: the first set of each slow rank."""
+    """A rank's record if there are sets of slow ranks: from the first set that contains it."""
     own = sets.get(blame.ranks[position])
-    plain = _straggler(position, blame, None, known)
+    plain = _straggler(position, blame, None, evidence)
     if own is None:
         return plain
     return replace(
@@ -407,7 +407,7 @@ def _of_set(
 def _verdicts(
     blame: Blame, run: Run, own_time: OwnTime, step_ns: float
 ) -> tuple[Blame, dict[int, Verdict]]:
-    """Who is late by position, and the blame that says so: by pipelines where they prove it."""
+    """Late ranks by position, and the blame that shows them: by pipeline if that proves it."""
     together = blame_of_pipelines(blame, own_time, run)
     found: tuple[Verdict, ...] = ()
     if together is not None:
@@ -432,7 +432,7 @@ def _is_usual(verdict: Verdict, own_time: OwnTime, step_ns: float) -> bool:
 
 
 def _step_numbers(analyses: Mapping[int, RankAnalysis]) -> tuple[int, ...]:
-    """Numbers of the analysed steps, as the rank with most of them has them."""
+    """Numbers of the analysed steps, from the rank with the most of them."""
     longest = max(analyses.values(), key=lambda analysis: len(analysis.steps), default=None)
     return tuple(step.step for step in longest.steps) if longest else ()
 
@@ -448,28 +448,28 @@ def _straggler(
     position: int,
     blame: Blame,
     verdict: Verdict | None,
-    known: _Evidence,
+    evidence: _Evidence,
 ) -> RankStraggler:
     lost = blame.lost_ns[position]
     judged = int(blame.judged[position])
-    cause = _cause(position, blame, verdict, known)
-    evidence = () if verdict is None else (*verdict.why, *cause.evidence, *_lack(blame))
+    cause = _cause(position, blame, verdict, evidence)
+    sentences = () if verdict is None else (*verdict.why, *cause.evidence, *_lack(blame))
     return RankStraggler(
         rank=blame.ranks[position],
         lost_ns_per_step=int(lost.mean()),
-        share_of_step_ratio=float(lost.mean()) / known.mean_step,
+        share_of_step_ratio=float(lost.mean()) / evidence.mean_step,
         late_ratio=float(blame.late[position]) / judged if judged else None,
         pattern=StragglerPattern.NONE if verdict is None else verdict.pattern,
         cause=cause.cause,
         confidence=0.0 if verdict is None else verdict.confidence * _seen(blame),
-        evidence=evidence,
+        evidence=sentences,
         detail=cause.detail,
         cause_confidence=cause.confidence if verdict is not None else 0.0,
     )
 
 
 def _seen(blame: Blame) -> float:
-    """Factor on confidence: a missing member may be the true last one, so it counts half."""
+    """Factor on confidence. Incomplete collectives count half: a missing member may be the last."""
     return 1 - 0.5 * blame.num_incomplete / max(blame.num_judged, 1)
 
 
@@ -477,17 +477,17 @@ def _cause(
     position: int,
     blame: Blame,
     verdict: Verdict | None,
-    known: _Evidence,
+    evidence: _Evidence,
 ) -> Cause:
     if verdict is None or not verdict.steps:
         return Cause(StragglerCause.UNKNOWN)
     steps = list(verdict.steps)
     lost_ns = float(blame.lost_ns[position, steps].mean())
-    at = known.own_time.ranks.index(blame.ranks[position])
-    found = find_cause(Late(at, steps, lost_ns), known, verdict.part)
+    at = evidence.own_time.ranks.index(blame.ranks[position])
+    found = find_cause(Late(at, steps, lost_ns), evidence, verdict.part)
     if found.cause is not StragglerCause.UNKNOWN:
         return found
-    return cannot_run_ahead(blame.ranks[position], known.leads) or found
+    return cannot_run_ahead(blame.ranks[position], evidence.leads) or found
 
 
 def _lack(blame: Blame) -> tuple[str, ...]:
@@ -495,7 +495,7 @@ def _lack(blame: Blame) -> tuple[str, ...]:
         return ()
     return (
         f"{blame.num_incomplete} of {blame.num_judged} collectives lack a member in this capture: "
-        "a rank that is not recorded may have been later still",
+        "an unrecorded rank may have been even later",
     )
 
 
@@ -513,7 +513,7 @@ def _step_blame(blame: Blame, step_numbers: tuple[int, ...]) -> tuple[StepBlame,
 
 
 def _overall(found: Collection[StragglerPattern]) -> StragglerPattern:
-    """The run's pattern: the most lasting one that any rank shows."""
+    """The run's pattern: the most persistent one that any rank shows."""
     order = (StragglerPattern.PERSISTENT, StragglerPattern.TRANSIENT, StragglerPattern.ROTATING)
     return next((pattern for pattern in order if pattern in found), StragglerPattern.NONE)
 
@@ -526,8 +526,8 @@ def _unavailable(blame: Blame) -> tuple[str, ...]:
         )
     if blame.num_across_stages:
         lacks.append(
-            f"{blame.num_across_stages} collectives join ranks of unlike pipeline stages and blame "
-            "no rank: stages wait for each other by design"
+            f"{blame.num_across_stages} collectives join ranks of different pipeline stages and "
+            "are not judged: stages wait for each other by design"
         )
     return tuple(lacks)
 
@@ -543,13 +543,13 @@ def _why_nothing(run: Run, analyses: Mapping[int, RankAnalysis], blame: Blame) -
         return "no collective could be matched across ranks"
     if blame.num_across_stages:
         return (
-            "all matched collectives join ranks of unlike pipeline stages, which wait for each "
+            "all matched collectives join ranks of different pipeline stages, which wait for each "
             "other by design"
         )
     return "no matched collective inside the analysed steps makes its members wait"
 
 
-def _nobody(why: str) -> StragglersResult:
+def _no_stragglers(why: str) -> StragglersResult:
     return StragglersResult(
         ranks=(),
         steps=(),

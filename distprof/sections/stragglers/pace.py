@@ -1,11 +1,11 @@
 """How fast each rank runs the kernels that it has in common with others, step by step.
 
-The pace of a rank in a step is by how much its kernels take longer than the same kernels usually
-do: for each kernel the middle one of the ratios of its three quartiles, and of all kernels what
-:data:`ALIKE` of the kernel time reaches. A slow device slows all of its kernels; more work in
-some kernels, and more kernels, leave the pace as it is; launches of more or fewer thread blocks
-than usual, as those of experts, are not compared. So ranks of different pipeline stages can be
-compared, which run the same kernels in different numbers.
+The pace of a rank in a step is how much longer its kernels take than the same kernels usually do.
+For each kernel it is the median of the ratios of its three quartiles, and for all kernels the ratio
+that :data:`SLOW_DEVICE_SHARE` of the kernel time reaches. A slow device slows all of its kernels.
+More work in some kernels, or more kernels, does not change the pace. Launches with more or fewer
+thread blocks than usual, such as those of experts, are not compared. Therefore ranks of different
+pipeline stages, which run the same kernels in different numbers, can be compared.
 """
 
 from __future__ import annotations
@@ -21,39 +21,40 @@ from distprof.join.blocks import spans
 from distprof.schema import ABSENT
 from distprof.sections.context import KernelSteps, RankAnalysis
 
-__all__ = ["ALIKE", "EQUAL_GRIDS", "Pace", "pace_of"]
+__all__ = ["EQUAL_GRIDS", "SLOW_DEVICE_SHARE", "Pace", "pace_of"]
 
-ALIKE = 0.7
-"""Share of kernel time that must be slower alike for a device to count as slow."""
+SLOW_DEVICE_SHARE = 0.7
+"""Share of kernel time that must be equally slower for a device to count as slow."""
 
 EQUAL_GRIDS = 0.01
-"""Thread blocks relative to peers by which equal work differs: none but for rounding."""
+"""Relative difference in thread blocks up to which work is equal: only rounding."""
 
 EQUAL_COUNTS = 0.005
-"""Launches relative to those of the other kernels by which equal mixtures differ."""
+"""Relative difference in launches, compared with the other kernels', up to which mixtures of sizes
+are equal."""
 
 WIDE = 1.1
-"""Upper over lower quartile from which the launches of a kernel are of several sizes: those of one
-size differ by noise, a few per cent."""
+"""Upper over lower quartile from which a kernel's launches have several sizes: launches of one size
+differ only by noise, a few per cent."""
 
 ENOUGH = 0.1
 """Share of the kernel time that must be comparable to show the pace of a device, which slows all of
 its kernels."""
 
 IN_COMMON = 0.5
-"""Share of each rank's kernel time in kernels of all ranks from which all can be compared."""
+"""Share of each rank's kernel time that must be in kernels that all ranks run, to compare all."""
 
 
 _Rows: TypeAlias = "tuple[KernelSteps, list[int]]"
-"""A rank's kernels, and which of them are those in common, in the order of these."""
+"""A rank's kernels, and the index of each common kernel among them."""
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
     """P ranks, S analysed steps.
 
     Args:
-        factor: float64, shape ``(P, S)``: 1 is usual, more is slower. Never less, as a rank whose
-            experts get few tokens has no faster device.
+        factor: float64, shape ``(P, S)``: 1 is usual, more is slower. Never below 1, because a rank
+            whose experts get few tokens does not have a faster device.
         groups: Positions of ranks that can be compared with each other.
     """
 
@@ -62,14 +63,14 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pace_of(analyses: Mapping[int, RankAnalysis], peers: Sequence[tuple[int, ...]]) -> Pace | None:
-    """The pace of all ranks, among all where they have most kernels in common, else among peers.
+    """The pace of each rank among all ranks if they have most kernels in common, else among peers.
 
     Args:
-        analyses: By global rank.
+        analyses: Analyses by global rank.
         peers: Groups of positions of ranks that do the same work.
 
     Returns:
-        None where a rank has no kernels, or no two ranks can be compared.
+        None if a rank has no kernels, or no two ranks can be compared.
     """
     steps = [analysis.kernel_steps for analysis in analyses.values()]
     known = [kernels for kernels in steps if kernels is not None and kernels.names]
@@ -77,10 +78,9 @@ def pace_of(analyses: Mapping[int, RankAnalysis], peers: Sequence[tuple[int, ...
         return None
     if len({kernels.count.shape[1] for kernels in known}) != 1:
         return None
-    everybody = tuple(range(len(known)))
     groups = tuple(dict.fromkeys(peers))
     if _are_comparable(known):
-        groups = (everybody,)
+        groups = (tuple(range(len(known))),)
     groups = tuple(group for group in groups if len(group) > 1)
     factor = np.ones((len(known), known[0].count.shape[1]))
     for group in groups:
@@ -104,7 +104,7 @@ def _common(known: Sequence[KernelSteps]) -> Collection[str]:
 
 
 def _factors(known: Sequence[KernelSteps]) -> NDArray[np.float64]:
-    """Of ranks that can be compared, shape ``(P, S)``."""
+    """Pace of ranks that can be compared, shape ``(P, S)``."""
     num_steps = known[0].count.shape[1]
     common = sorted(_common(known))
     if not common:
@@ -121,17 +121,18 @@ def _factors(known: Sequence[KernelSteps]) -> NDArray[np.float64]:
 
 
 _CELLS = 1 << 20
-"""Cells of rank, kernel and step that are looked at together."""
+"""Cells of rank, kernel and step that are processed at once."""
 
 
 class _Usual(msgspec.Struct, frozen=True, kw_only=True):
-    """What is usual for each of K kernels in common.
+    """Usual values of each of K common kernels.
 
     Args:
         quartile_ns: Shape ``(K, 3)``.
         count: Launches per step, shape ``(K,)``.
         blocks: Thread blocks per step, shape ``(K,)``.
-        weight: Time per step, shape ``(K,)``: alike for all ranks, or more work weighs more.
+        weight: Time per step, shape ``(K,)``: the same for all ranks, so more work does not weigh
+            more.
     """
 
     quartile_ns: NDArray[np.float64]
@@ -141,7 +142,7 @@ class _Usual(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, pairs: Sequence[_Rows]) -> _Usual:
-        """Of ranks, each with its rows of these kernels; one rank, then one kernel at a time."""
+        """Usual values over ranks, each with its rows of the common kernels."""
         kernels = range(len(pairs[0][1]))
         totals = (np.stack([k.total_ns[row[place]] for k, row in pairs]) for place in kernels)
         return cls(
@@ -161,7 +162,7 @@ def _known(values: NDArray[np.signedinteger[Any]], absent: int) -> NDArray[np.fl
 
 
 def _ratios(pairs: Sequence[_Rows], steps: slice, usual: _Usual) -> NDArray[np.float64]:
-    """Times relative to the usual, where sizes are; rank, kernel, step."""
+    """Times relative to the usual, NaN if sizes are not usual; rank, kernel, step."""
     quartiles = np.stack([_known(k.quartile_ns[row, steps], 0) for k, row in pairs])
     ratio = _median(quartiles / usual.quartile_ns[None, :, None, :], 3)
     ratio[_are_other_sizes(pairs, steps, usual)] = np.nan
@@ -169,7 +170,7 @@ def _ratios(pairs: Sequence[_Rows], steps: slice, usual: _Usual) -> NDArray[np.f
 
 
 def _lower_median(of_ranks: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Median over ranks, the lower where half of them are slow; NaN where nothing is known."""
+    """Lower median over ranks, in case half of them are slow; NaN if no value is known."""
     ordered = np.sort(of_ranks, axis=0)  # NaN last
     place = np.maximum((~np.isnan(of_ranks)).sum(axis=0) - 1, 0) // 2
     taken: NDArray[np.float64] = np.take_along_axis(ordered, place[None], axis=0)[0]
@@ -177,9 +178,9 @@ def _lower_median(of_ranks: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _are_other_sizes(pairs: Sequence[_Rows], steps: slice, usual: _Usual) -> NDArray[np.bool_]:
-    """Which cells hold as many launches as usual, but of other grids; rank, kernel, step.
+    """Which cells have as many launches as usual, but other grids; rank, kernel, step.
 
-    Of another number of launches the mean size may differ because another layer is among them.
+    With another number of launches, the mean size may differ because another layer is among them.
     """
     count = np.stack([_known(k.count[row, steps], 0) for k, row in pairs])
     blocks = np.stack([_known(k.blocks[row, steps], ABSENT) for k, row in pairs])
@@ -189,15 +190,15 @@ def _are_other_sizes(pairs: Sequence[_Rows], steps: slice, usual: _Usual) -> NDA
 
 
 def _are_other_mixtures(pairs: Sequence[_Rows], usual: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Kernels whose launches are of several sizes, in other shares than on most ranks.
+    """Kernels whose launches have several sizes, in other proportions than on most ranks.
 
-    The quartiles of such a mixture jump from one size to another by a single launch more, as where
-    an output layer uses the same kernel. Ranks with more of the same layers launch proportionally
-    more of everything; kernels of one size show by how much.
+    One more launch can make the quartiles of such a mixture jump from one size to another, for
+    example if an output layer uses the same kernel. Ranks with more of the same layers launch
+    proportionally more of everything. Kernels of one size show how much more.
 
     Args:
         pairs: Kernels of each rank, and those that all ranks have in common.
-        usual: Usual quartiles, shape ``(K, 3)`` for K kernels in common.
+        usual: Usual quartiles, shape ``(K, 3)`` for K common kernels.
 
     Returns:
         Shape ``(P, K)``: which kernels of which rank cannot be compared.
@@ -215,16 +216,18 @@ def _are_other_mixtures(pairs: Sequence[_Rows], usual: NDArray[np.float64]) -> N
 
 
 def number_near(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """How many values, itself included, each is near to: relative to those, ``EQUAL_COUNTS``.
+    """For each value, the number of values that it differs from by at most ``EQUAL_COUNTS``.
+
+    The difference is relative to those values, and each value counts itself. A bisection in the
+    sorted values avoids memory and time quadratic in the number of ranks.
 
     Args:
-        values: Not negative. By bisection in the values in order; to compare all pairs takes
-            memory and time that is quadratic in ranks.
+        values: The values, not negative.
     """
     measure = np.sort(np.maximum(values, 1e-9))
 
     def first(is_over: Callable[[NDArray[np.float64]], NDArray[np.bool_]]) -> NDArray[np.int64]:
-        """Where in order the relative difference, which only falls, is no longer over a bound."""
+        """First sorted position whose relative difference, which falls, is not over a bound."""
         low = np.zeros(len(values), dtype=np.int64)
         high = np.full(len(values), len(values), dtype=np.int64)
         while (low < high).any():
@@ -240,7 +243,7 @@ def number_near(values: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def _median(values: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
-    """Median of what is known; NaN where nothing is."""
+    """Median of the known values; NaN if there are none."""
     known = ~np.isnan(values)
     count = known.sum(axis=axis)
     ordered = np.sort(values, axis=axis)  # NaN last
@@ -255,12 +258,12 @@ def _median(values: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
 
 
 def _reached(ratio: NDArray[np.float64], weight: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The ratio that :data:`ALIKE` of the weight reaches, over kernels; 1 where few are known."""
+    """Ratio that :data:`SLOW_DEVICE_SHARE` of the weight reaches; 1 if too few are known."""
     order = np.argsort(ratio, axis=1)  # NaN last
     ordered = np.take_along_axis(ratio, order, axis=1)
     held = np.where(np.isnan(ordered), 0.0, weight[order])
     whole = held.sum(axis=1)
     share = np.cumsum(held, axis=1) / np.maximum(whole[:, None], 1.0)
-    place = (share > 1 - ALIKE).argmax(axis=1)[:, None]
+    place = (share > 1 - SLOW_DEVICE_SHARE).argmax(axis=1)[:, None]
     taken = np.take_along_axis(ordered, place, axis=1)[:, 0]
     return np.where(np.isnan(taken) | (whole < ENOUGH * weight.sum()), 1.0, taken)

@@ -1,19 +1,19 @@
-"""Is a rank late more often than chance makes one: persistent, transient, rotating or none.
+"""Whether a rank is late more often than by chance: persistent, transient, rotating or none.
 
 In a healthy job some rank is last at every collective, and waiting adds up. A rank is named only if
 it costs at least :data:`MIN_SHARE` of the step and one of these holds:
 
-- *chance*: its share of each step's loss is too large for ranks that are all alike. Under that
-  hypothesis its share in a step is one of that step's shares drawn at random; the probability that
-  their mean gets so large is bounded by Chernoff's inequality with the exact moment generating
-  function, times the number of ranks.
+- *chance*: its share of each step's loss is too large for identical ranks. Under that hypothesis
+  its share in a step is one of that step's shares drawn at random. The probability of a mean this
+  large is bounded by Chernoff's inequality with the exact moment generating function, times the
+  number of ranks.
 - *steady*: over at least three steps its mean lateness is beyond chance by Student's t test, or
   :data:`STEADY` times its standard deviation.
 - *own time*: over at least three steps one part of its own time
-  (:mod:`distprof.sections.own_time`) is longer than its peers' beyond chance (t test), and by at
-  least :data:`EXPLAINS` of what the rank costs.
-- *standing out*: at single collectives it comes later than the second last by :data:`STAND_OUT`
-  times the usual spread of the other members (its 90th percentile).
+  (:mod:`distprof.sections.own_time`) is longer than its peers' beyond chance (t test), by at least
+  :data:`EXPLAINS` of the rank's cost.
+- *standing out*: at single collectives it arrives after the second last by :data:`STAND_OUT` times
+  the usual spread of the other members (its 90th percentile).
 """
 
 from __future__ import annotations
@@ -47,44 +47,44 @@ MIN_SHARE = 0.01
 """Share of the step below which no rank is named."""
 
 ALPHA = 0.002
-"""Chance of naming a rank of a healthy job that is accepted."""
+"""Accepted probability of naming a rank of a healthy job."""
 
 ALPHA_OWN_TIME = 0.01
-"""The same by own time, where what the rank costs must agree."""
+"""The same for the test by own time, which the rank's cost must confirm."""
 
 EXPLAINS = 0.5
-"""Part of the cost that own time beyond the peers' must explain."""
+"""Share of the cost that own time above the peers' must explain."""
 
 MOST_STEPS = 0.6
-"""Share of the steps in which a persistent straggler (or all of them together) costs most."""
+"""Share of the steps in which a persistent straggler (or all of them together) must cost most."""
 
 STEADY = 10.0
 
 STAND_OUT = 3.0
 
 MIN_STALL = 0.1
-"""Share of a step that a late arrival must cost: any machine has small ones."""
+"""Share of a step that a late arrival must cost: every machine has small stalls."""
 
 LONE_STALL = 0.25
 """The same for a rank that stalls in one step only."""
 
 DOMINANT = 0.8
-"""Share of what they cost from which one rank is the one that stalls."""
+"""Share of the cost of all late arrivals from which one rank alone is named."""
 
 MIN_STEPS = 3
-"""Fewer steps cannot tell persistent from transient."""
+"""Fewer steps cannot distinguish persistent from transient."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What was concluded about one rank.
+    """The verdict on one rank.
 
     Args:
-        position: Among the analysed ranks.
+        position: Its position among the analysed ranks.
         pattern: Never ``none``.
-        confidence: 0 to 1, before what the capture lacks is taken into account.
+        confidence: 0 to 1, before gaps in the capture are taken into account.
         steps: Indices of the steps in which it was late.
-        why: One sentence each.
-        part: Of own time, that proves it; empty where something else does.
+        why: Reasons, one sentence each.
+        part: Part of own time that proves it; empty if something else does.
     """
 
     position: int
@@ -103,7 +103,7 @@ def find_patterns(
     Args:
         blame: What each rank cost.
         step_ns: Typical step time, at least 1.
-        own_time: Of the same ranks.
+        own_time: Own time of the same ranks.
     """
     num_ranks, num_steps = blame.lost_ns.shape
     if num_ranks < 2 or blame.num_judged == 0:
@@ -115,7 +115,7 @@ def find_patterns(
 
 
 def chance_of_share(shares: NDArray[np.float64], position: int) -> float:
-    """Upper bound of the chance that any rank of a healthy job gets so large a share.
+    """Upper bound of the probability that any rank of a healthy job gets a share this large.
 
     Args:
         shares: Each step's loss divided up between ranks, shape ``(P, S)``, columns sum to 1.
@@ -142,7 +142,7 @@ def proven_by_own_time(
     Args:
         blame: What each rank cost.
         step_ns: Typical step time, at least 1.
-        own_time: Of the same ranks.
+        own_time: Own time of the same ranks.
     """
     if own_time is None or own_time.total_excess.shape != blame.lost_ns.shape:
         return ()
@@ -150,7 +150,7 @@ def proven_by_own_time(
         return ()
     total = np.median(own_time.total_excess, axis=1)  # a rank that gains elsewhere is not late
     cost = blame.lost_ns.mean(axis=1)
-    least = np.maximum(MIN_SHARE * step_ns, EXPLAINS * cost)
+    min_excess = np.maximum(MIN_SHARE * step_ns, EXPLAINS * cost)
     costs = (cost >= MIN_SHARE * step_ns) & (cost >= EXPLAINS * cost.max())
     num_tests = len(cost) * len(own_time.parts)
     parts = list(own_time.parts)
@@ -158,7 +158,7 @@ def proven_by_own_time(
     for row, part in enumerate(parts):
         excess = own_time.excess[part]
         usual = np.median(excess, axis=1)
-        counts = costs & (excess.mean(axis=1) >= least) & (total >= EXPLAINS * usual)
+        counts = costs & (excess.mean(axis=1) >= min_excess) & (total >= EXPLAINS * usual)
         chance[row] = np.where(counts, np.minimum(1.0, num_tests * own_time.chance(part)), 1.0)
     best, proof = chance.min(axis=0), chance.argmin(axis=0)
     named = np.flatnonzero(best <= ALPHA_OWN_TIME).tolist()
@@ -172,7 +172,7 @@ def proven_by_own_time(
 
 def _own_time_verdict(blame: Blame, position: int, chance: float, part: str) -> Verdict:
     verdict = _persistent_verdict(blame, position, min(0.99, 1 - chance))
-    every_step = tuple(range(blame.lost_ns.shape[1]))  # late steps alone are those of much noise
+    every_step = tuple(range(blame.lost_ns.shape[1]))  # late steps alone would be the noisiest ones
     return replace(verdict, steps=every_step, part=part)
 
 
@@ -198,7 +198,7 @@ def _persistent(blame: Blame, step_ns: float) -> tuple[Verdict, ...]:
 
 
 def _is_steady(blame: Blame, position: int) -> bool:
-    """Whether a rank is late in each step, by much the same time or beyond chance."""
+    """Whether a rank is late in each step, by about the same time or beyond chance."""
     lateness = blame.lateness_ns[position]
     chance = len(blame.ranks) * float(chance_of_mean(lateness[None])[0])
     return chance <= ALPHA or bool(lateness.mean() > STEADY * lateness.std(ddof=1))
@@ -225,7 +225,7 @@ def _late_share(blame: Blame, position: int) -> float:
 
 
 def _by_events(blame: Blame, step_ns: float) -> tuple[Verdict, ...]:
-    """Single late arrivals that stand out: one rank's (transient) or in turn many ranks'."""
+    """Verdicts from late arrivals that stand out: of few ranks (transient) or many (rotating)."""
     events = _events(blame, step_ns)
     num_steps = blame.lost_ns.shape[1]
     total = events.sum()
@@ -244,10 +244,10 @@ def _by_events(blame: Blame, step_ns: float) -> tuple[Verdict, ...]:
 
 
 def _events(blame: Blame, step_ns: float) -> NDArray[np.float64]:
-    """What standing out cost, shape ``(P, S)``: no more than the margin to the second last.
+    """Cost of late arrivals that stand out, shape ``(P, S)``: at most the margin to the next.
 
-    Propagated lateness stands out where it came from. A rank that stalls in only one step must do
-    so for longer.
+    Propagated lateness must stand out at its origin. A rank that stalls in only one step must stall
+    for longer.
     """
     arrivals = blame.arrivals
     stands_out = arrivals.clear & (arrivals.margin_ns >= STAND_OUT * _usual_distance(arrivals))
@@ -265,10 +265,7 @@ def _events(blame: Blame, step_ns: float) -> NDArray[np.float64]:
 
 
 def _usual_distance(arrivals: Arrivals) -> float:
-    """Usual distance between members other than the last.
-
-    Of two members, it is the usual distance between the two.
-    """
+    """Usual spread of the members other than the last; of two members, their usual distance."""
     three_or_more = arrivals.size > 2
     if three_or_more.any():
         return float(np.percentile(arrivals.rest_spread_ns[three_or_more], 90))
@@ -283,7 +280,7 @@ def _transient_verdict(events: NDArray[np.float64], position: int) -> Verdict:
     lasting = num_steps >= MIN_STEPS and len(steps) >= MOST_STEPS * num_steps
     if num_steps < MIN_STEPS:
         windows = "one window was" if num_steps == 1 else f"{num_steps} steps were"
-        why.append(f"only {windows} analysed: whether it lasts cannot be told")
+        why.append(f"only {windows} analysed, too few to show whether it lasts")
     return Verdict(
         position=position,
         pattern=StragglerPattern.PERSISTENT if lasting else StragglerPattern.TRANSIENT,
@@ -302,24 +299,25 @@ def _rotating_verdict(events: NDArray[np.float64], position: int) -> Verdict:
         confidence=0.7,
         steps=tuple(steps.tolist()),
         why=(
-            f"one of {num_involved} ranks that in turn arrive far behind all others; "
-            f"its turn in {len(steps)} of {events.shape[1]} steps",
+            f"one of {num_involved} ranks that alternately arrive far behind all others, "
+            f"this one in {len(steps)} of {events.shape[1]} steps",
         ),
     )
 
 
-# Whom the lateness of a whole pipeline comes from -------------------------------------------------
+# Which rank causes the lateness of a whole pipeline -----------------------------------------------
 
 
 def blame_of_pipelines(blame: Blame, own_time: OwnTime, run: Run) -> Blame | None:
-    """The same with all that ranks of one pipeline cost on one of them; None without pipelines.
+    """The blame with all costs of a pipeline's ranks on one of them; None without pipelines.
 
-    Costs are means over the ranks of other pipelines: those of the same wait for messages instead.
+    Costs are means over the ranks of other pipelines, because ranks of the same pipeline wait for
+    messages instead.
 
     Args:
         blame: What each rank cost.
-        own_time: Of the same ranks, in the same order.
-        run: For its process groups.
+        own_time: Own time of the same ranks, in the same order.
+        run: The recording, for its process groups.
     """
     pipelines = _pipelines(blame, run)
     num_stages = len({tuple(peers) for peers in own_time.peers})

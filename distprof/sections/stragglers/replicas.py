@@ -1,7 +1,8 @@
-"""Pipelines of which each stage works longer than its copies: one replica with more work.
+"""Pipelines in which every stage works longer than its copies: one replica with more work.
 
-The data of a replica pass all stages of its pipeline. Ranks are compared stage by stage, so that
-larger data show as one rank of each stage. Mending one of them leaves the others: they are one set.
+The data of a replica passes through all stages of its pipeline. Ranks are compared stage by stage,
+so larger data shows as one slow rank per stage. Fixing one of them leaves the others, so they are
+one set.
 """
 
 from __future__ import annotations
@@ -25,24 +26,24 @@ def joined_by_pipelines(
     present: Sequence[int],
     stages: Mapping[int, tuple[int, ...]],
 ) -> tuple[StragglerSet, ...]:
-    """One set of those that have more work and together are all ranks of some pipelines.
+    """The sets, joined if they have more work and together cover all ranks of some pipelines.
 
     Args:
         sets: Ranks that are slow for one reason.
-        run: For its pipelines.
+        run: The recording, for its pipelines.
         present: Ranks that were compared.
-        stages: Pipeline stages that each rank holds; empty tuples where none are known.
+        stages: Pipeline stages that each rank holds; empty tuples if none are known.
 
     Returns:
         The sets, most expensive first.
     """
-    alike: dict[tuple[object, ...], list[StragglerSet]] = defaultdict(list)
+    similar: dict[tuple[object, ...], list[StragglerSet]] = defaultdict(list)
     for one in sets:
         key = (one.cause, one.pattern, one.steps, one.since_step)
-        alike[key if one.cause is StragglerCause.MORE_WORK else (id(one),)].append(one)
+        similar[key if one.cause is StragglerCause.MORE_WORK else (id(one),)].append(one)
     pipelines = tuple(_pipelines(run, frozenset(present)))
     found: list[StragglerSet] = []
-    for several in alike.values():
+    for several in similar.values():
         whole, rest = _whole(several, pipelines)
         found += rest
         if len(whole) > 1:
@@ -65,7 +66,7 @@ def _pipelines(run: Run, present: frozenset[int]) -> Iterator[frozenset[int]]:
 def _whole(
     sets: Sequence[StragglerSet], pipelines: Sequence[frozenset[int]]
 ) -> tuple[list[StragglerSet], list[StragglerSet]]:
-    """Sets of ranks that belong to pipelines all of whose ranks are in some set; and the others."""
+    """Sets inside pipelines all of whose ranks are in a set, and the other sets."""
     slow = frozenset(rank for one in sets for rank in one.ranks)
     covered = frozenset[int]().union(*(held for held in pipelines if held <= slow))
     inside = [one for one in sets if set(one.ranks) <= covered]
@@ -73,7 +74,7 @@ def _whole(
 
 
 def _joint(sets: Sequence[StragglerSet]) -> StragglerSet:
-    """All of them, as slow as the slowest: stages wait for each other at the same time."""
+    """One set of all ranks, as slow as the slowest: stages wait for each other at the same time."""
     slowest = max(sets, key=lambda one: one.lost_ns_per_step)
     ranks = tuple(sorted({rank for one in sets for rank in one.ranks}))
     steps = {

@@ -1,7 +1,7 @@
-"""Who made the others wait, whose messages are held up, which links are slow.
+"""Which ranks made the others wait, whose messages are held up, and which links are slow.
 
-Ranks that exchange messages stand apart (:class:`MessagesResult`): in a pipeline, or a ring, ranks
-wait for each other in sends and receives, and of those it is not known who came last.
+Ranks that exchange messages have a separate result (:class:`MessagesResult`). In a pipeline or a
+ring, ranks wait for each other in sends and receives, and it is unknown which rank came last.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class SlowTransfers(Record, frozen=True, kw_only=True):
     """Transfers over a slow link, of one kind and size among the same ranks.
 
     Args:
-        ranks: All that take part.
-        kind: Of the collective or message.
-        bytes: Their size, None when unknown.
-        transfer_ns: Median of them.
-        others_ns: Median of the same among other ranks.
+        ranks: All ranks that take part.
+        kind: Kind of the collective or message.
+        bytes: Their size, None if unknown.
+        transfer_ns: Median transfer time.
+        others_ns: Median of the same transfers among other ranks.
     """
 
     ranks: tuple[int, ...]
@@ -44,21 +44,21 @@ class SlowTransfers(Record, frozen=True, kw_only=True):
 
 
 class SlowLink(Record, frozen=True, kw_only=True):
-    """Ranks whose transfers take longer than the same of other groups.
+    """Ranks whose transfers take longer than the same transfers of other groups.
 
     Args:
-        ranks: Those that the slow transfers have in common; one of their links is slow.
+        ranks: Ranks that the slow transfers have in common; one of their links is slow.
         nodes: Their nodes, as far as known.
         axis: Mesh axis or description of their groups.
-        kind: Of the collectives that lose most.
-        bytes: Their size, None when unknown.
-        transfer_ns: Median of theirs.
-        others_ns: Median of the other groups'.
-        ratio: The one over the other.
-        num_compared: Other groups.
-        lost_ns_per_step: Exposed transfer beyond the other groups', mean per step.
+        kind: Kind of the collectives that lose most.
+        bytes: Their size, None if unknown.
+        transfer_ns: Median of their transfers.
+        others_ns: Median of the other groups' transfers.
+        ratio: ``transfer_ns`` over ``others_ns``.
+        num_compared: Number of other groups.
+        lost_ns_per_step: Exposed transfer above the other groups', mean per step.
         share_of_step_ratio: The same over the mean step.
-        transfers: All that the link slows down.
+        transfers: All transfers that the link slows down.
     """
 
     ranks: tuple[int, ...]
@@ -76,19 +76,19 @@ class SlowLink(Record, frozen=True, kw_only=True):
 
     @property
     def scenario(self) -> str:
-        """Key of the simulation in which they take as long as others."""
+        """Key of the simulation in which these transfers take as long as others."""
         return f"link {fold_ranks(self.ranks)}"
 
 
 class SequenceImbalance(Record, frozen=True, kw_only=True):
-    """Computation that differs between ranks, in each step otherwise, by sequence lengths.
+    """Computation that differs between ranks with sequence lengths, differently in each step.
 
     Args:
-        evidence: What it was told by: tokens of the step logs, or attention in the traces.
-        correlation: Of what ranks compute beyond the mean with that.
+        evidence: What shows it: tokens of the step logs, or attention in the traces.
+        correlation: Correlation of the evidence with the ranks' computation above the mean.
         max_over_mean: The busiest rank's computation over the mean, mean over steps.
         attention_spread: Standard deviation over mean of attention between the ranks of a step.
-        rest_spread: The same of all other computation.
+        rest_spread: The same for all other computation.
         lost_ns_per_step: The busiest rank's computation less the mean, mean over steps.
         share_of_step_ratio: The same over the mean step.
         ranks: Ranks compared.
@@ -110,10 +110,10 @@ class MessageRank(Record, frozen=True, kw_only=True):
     Args:
         rank: Global rank.
         wait_ns_per_step: Exposed waiting in sends and receives.
-        idle_ns_per_step: Idle that its host is to blame for.
-        late_ns_per_step: The same beyond the median of its peers: ranks that hold the same pipeline
+        idle_ns_per_step: Idle time that its CPU is to blame for.
+        late_ns_per_step: The same above the median of its peers: ranks that hold the same pipeline
             stages, else all; 0 if it idles less than they do.
-        chance: That ranks which are all alike show it, at most 1.
+        chance: Probability that identical ranks show this, at most 1.
     """
 
     rank: int
@@ -124,11 +124,11 @@ class MessageRank(Record, frozen=True, kw_only=True):
 
 
 class MessagesResult(Result, frozen=True, kw_only=True):
-    """Ranks that exchange messages, ascending; empty where no rank waits for one.
+    """Ranks that exchange messages, ascending; empty if no rank waits for one.
 
     Args:
         ranks: One row per rank.
-        step_ns: Mean step that the times are parts of, None where there is none.
+        step_ns: Mean step that the times are parts of, None if there is none.
     """
 
     needs_traces = True
@@ -138,25 +138,26 @@ class MessagesResult(Result, frozen=True, kw_only=True):
 
 
 class RankStraggler(Record, frozen=True, kw_only=True):
-    """What one rank cost the others.
+    """The cost of one rank to the others.
 
     Args:
         rank: Global rank.
         lost_ns_per_step: Exposed wait of a typical other member, summed over the collectives that
             this rank made late, each weighted with its members, as a mean over all other ranks and
-            steps. It includes lateness propagated to other groups, waits below the clock residual
-            are not.
+            steps. It includes lateness propagated to other groups, but no waits below the clock
+            residual.
         share_of_step_ratio: The same over the mean step of all ranks.
-        late_ratio: Share of its judged collectives in which this rank came last, whoever is to
-            blame.
-        pattern: How its lateness is spread over steps; ``none`` when it is not worth naming.
-        cause: Why, ``unknown`` where the evidence is not in the traces.
-        confidence: 0 to 1, that the rank is rightly named.
-        cause_confidence: 0 to 1, that the cause is right if the rank is; 0 where it is unknown.
-        evidence: What pattern and cause rest on, one sentence each.
-        detail: What of that, where it is known: ``gc`` (garbage collection), ``throttled``,
-            ``low_clocks``, ``sequence_length``, ``tokens``, ``experts`` (they get more tokens);
-            empty otherwise.
+        late_ratio: Share of its judged collectives in which this rank came last, whichever rank is
+            to blame.
+        pattern: How its lateness is spread over steps; ``none`` if it is not worth naming.
+        cause: Why, ``unknown`` if the traces do not show it.
+        confidence: Confidence that the rank is rightly named, 0 to 1.
+        cause_confidence: Confidence that the cause is right if the rank is, 0 to 1; 0 if the cause
+            is unknown.
+        evidence: Evidence for pattern and cause, one sentence each.
+        detail: Detail of the cause if known: ``gc`` (garbage collection), ``throttled``,
+            ``low_clocks``, ``sequence_length``, ``tokens``, ``inputs``, ``experts`` (they get more
+            tokens); empty otherwise.
     """
 
     rank: int
@@ -172,29 +173,30 @@ class RankStraggler(Record, frozen=True, kw_only=True):
 
 
 class StragglerSet(Record, frozen=True, kw_only=True):
-    """Ranks that are slow for one reason, by their own time next to that of the other ranks.
+    """Ranks that are slow for one reason, judged by their own time and that of the other ranks.
 
     Args:
-        ranks: Global ranks; one, or several that are slow together or in turn.
+        ranks: Global ranks; one, or several that are slow together or alternately.
         shares: What these ranks and no others have in common: ``node``, ``stage``, ``group``,
-            ``rail``; empty where nothing is known.
-        name: Its name, for example of the node.
+            ``rail``; empty if nothing is known.
+        name: Name of what they have in common, for example of the node.
         pattern: How the slowness is spread over steps.
         steps: Step numbers in which they are slow; empty for all steps.
-        steps_by_rank: For each of the ranks its steps, where these are not all steps.
-        since_step: The step from which it lasts; null where it lasts from the beginning or does
-            not last.
-        cause: Why, ``unknown`` where the evidence is not in the traces.
-        detail: As of a straggler.
-        exchange_ratio: What the busiest of them exchanges in all-to-alls over what each rank of its
-            group would if all exchanged the same; null where none of known size was recorded.
-        is_hidden: Whether the others would wait for it if they did not wait for another rank.
-        lost_ns_per_step: What the others wait for the set, mean over all steps; what they would
-            wait, if it is hidden.
+        steps_by_rank: Step numbers of each of the ranks; empty for all steps.
+        since_step: The first slow step; null if the slowness lasts from the beginning or does not
+            last.
+        cause: Why, ``unknown`` if the traces do not show it.
+        detail: Detail of the cause, as in a straggler's.
+        exchange_ratio: All-to-all traffic of the busiest of them over the mean of its group; null
+            if no all-to-all of known size was recorded.
+        is_hidden: Whether the others would wait for the set if they did not wait for another rank.
+        lost_ns_per_step: How long the others wait for the set, or would wait if it is hidden, mean
+            over all steps.
         share_of_step_ratio: The same over the mean step.
-        confidence: 0 to 1, that these ranks and no others are slow.
-        cause_confidence: 0 to 1, that the cause is right if the ranks are; 0 where it is unknown.
-        evidence: What this rests on, one sentence each.
+        confidence: Confidence that these ranks and no others are slow, 0 to 1.
+        cause_confidence: Confidence that the cause is right if the ranks are, 0 to 1; 0 if the
+            cause is unknown.
+        evidence: Evidence for ranks and cause, one sentence each.
         scenario: Key of the simulation in which all of them keep up.
     """
 
@@ -218,13 +220,13 @@ class StragglerSet(Record, frozen=True, kw_only=True):
 
 
 class StepBlame(Record, frozen=True, kw_only=True):
-    """One step: what was lost to late ranks, and the rank that cost most (None without one).
+    """The time that one step lost to late ranks, and the rank that cost most.
 
     Args:
         step: Step number.
-        lost_ns: What a typical rank lost to late ranks in this step.
-        rank: The rank that cost most; null where none did.
-        rank_lost_ns: What that rank cost.
+        lost_ns: Time that a typical rank lost to late ranks in this step.
+        rank: The rank that cost most; null if none did.
+        rank_lost_ns: Time that this rank cost.
     """
 
     step: int
@@ -234,25 +236,21 @@ class StepBlame(Record, frozen=True, kw_only=True):
 
 
 class StragglersResult(Result, frozen=True, kw_only=True):
-    """Ranks by what they cost, most expensive first; ``pattern`` is that of the run as a whole.
-
-    ``links``: groups whose transfers take longer than the same of other groups, for which no rank
-    is to blame. ``sequences``: computation that differs by sequence lengths, None where it does
-    not, or where nothing tells.
+    """Ranks that make the others wait, and other reasons why ranks wait for each other.
 
     Args:
-        ranks: Ranks by what they cost the others, most first.
+        ranks: Ranks by their cost to the others, most expensive first.
         steps: Each step's loss and the rank that cost most in it.
         pattern: How lateness is spread over steps in the run as a whole.
-        lost_ns_per_step: Sum of what the ranks cost, each as in ``ranks``.
-        num_judged: Matched collectives whose members start further apart than the clock residual,
-            or closer.
-        num_below_residual: Of these, closer than the residual: no rank is blamed for them.
+        lost_ns_per_step: Sum of the costs in ``ranks``.
+        num_judged: Matched collectives that were judged, including ``num_below_residual``.
+        num_below_residual: Judged collectives whose members start closer together than the clock
+            residual: no rank is blamed for them.
         links: Groups whose transfers take longer than those of other groups, with no rank to blame.
-        sequences: Computation that differs by sequence length; null where it does not, or nothing
+        sequences: Computation that differs with sequence lengths; null if it does not, or nothing
             shows it.
-        sets: Ranks that are slow for one reason, most expensive first; each of them is in ``ranks``
-            too.
+        sets: Ranks that are slow for one reason, most expensive first; each rank is also in
+            ``ranks``.
     """
 
     needs_traces = True

@@ -1,9 +1,9 @@
-"""Do ranks compute unlike times because their sequences are of unlike lengths.
+"""Whether ranks compute for different times because their sequences differ in length.
 
-Work on tokens grows with their number, attention with the square of a sequence's length. Batches
-are drawn anew in each step, so the rank with most work changes, and what it computes beyond the
-others follows its tokens (where the step log has them), or is in attention far more than in
-the rest of its computation. A device that is slow for a while slows all of its kernels alike.
+Most work grows with the number of tokens, attention with the square of a sequence's length. Each
+step draws new batches, so the rank with the most work changes. Its excess computation follows its
+tokens (if the step log has them), or is in attention far more than in the rest of its computation.
+A device that is slow for a while slows all of its kernels equally.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ __all__ = ["find_sequence_imbalance", "is_attention", "rank_attention_ns"]
 
 ATTENTION = ("flash", "fmha", "attention", "sdpa", "scaled_dot_product")
 """Words in names of kernels and operators whose time grows with the square of a sequence's length,
-in lower case. A regular expression takes 11 times as long to not find them in a kernel's name."""
+in lower case. A regular expression takes 11 times as long to reject a kernel's name."""
 
 FOLLOWS = 0.9
 """Correlation from which computation follows attention or tokens."""
 
 MORE_SPREAD = 1.3
-"""Spread of attention over that of the rest from which lengths are what differs."""
+"""Spread of attention over that of the rest from which lengths explain the difference."""
 
 PERSISTS = 0.5
-"""Part of the variance that lasting differences between ranks may explain."""
+"""Share of the variance that lasting differences between ranks may explain."""
 
 MIN_POINTS = 8
-"""Fewer ranks times steps correlate by chance."""
+"""Ranks times steps below which values correlate by chance."""
 
 MIN_SHARE = 0.01
 
 
 def rank_attention_ns(activity: Table, windows: Intervals) -> Int64Array:
-    """Time in attention kernels inside each window; 0 where none is named like one."""
+    """Time in attention kernels inside each window; 0 if no kernel is named like one."""
     names = activity.coded("name")
     wanted = [code for code, name in enumerate(names.values) if is_attention(name)]
     if not wanted:
@@ -66,13 +66,13 @@ def find_sequence_imbalance(
     pauses: Mapping[int, HostPauses],
     mean_step_ns: float,
 ) -> SequenceImbalance | None:
-    """What ranks lose to sequences of unlike lengths; None where it cannot be told or is little.
+    """Time lost to sequences of different lengths; None if it is unknown or small.
 
     Args:
-        analyses: Of all ranks.
-        own_time: Of the same ranks, with their peers.
-        pauses: For the tokens of the step logs.
-        mean_step_ns: What shares are shares of.
+        analyses: Analyses of all ranks.
+        own_time: Own time of the same ranks, with their peers.
+        pauses: Probe records, for the tokens of the step logs.
+        mean_step_ns: Mean step, which shares refer to.
     """
     work = own_time.parts[COMPUTATION].astype(np.float64)
     if work.size == 0 or (len(work) - 1) * work.shape[1] < MIN_POINTS:
@@ -81,12 +81,12 @@ def find_sequence_imbalance(
     lost = float(_most(more, own_time).max(axis=0).mean())
     if lost < MIN_SHARE * mean_step_ns or _persists(more):
         return None
-    told = _by_tokens(more, analyses, own_time, pauses) or _by_attention(
+    match = _by_tokens(more, analyses, own_time, pauses) or _by_attention(
         more, work, analyses, own_time
     )
-    if told is None:
+    if match is None:
         return None
-    evidence, correlation = told
+    evidence, correlation = match
     spreads = _spreads(work, analyses, own_time)
     return SequenceImbalance(
         evidence=evidence,
@@ -114,13 +114,13 @@ def _most(more: NDArray[np.float64], own_time: OwnTime) -> NDArray[np.float64]:
 
 
 def _persists(more: NDArray[np.float64]) -> bool:
-    """Whether it is much the same ranks in all steps."""
+    """Whether the excess is mostly on the same ranks in all steps."""
     lasting = more.shape[1] * float((more.mean(axis=1) ** 2).sum())
     return bool(lasting > PERSISTS * float((more**2).sum()))
 
 
 def _correlation(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
-    """Of values that are differences from a mean already; 0 where one of them is constant."""
+    """Correlation of values that are already differences from a mean; 0 if one is constant."""
     scale = float(np.sqrt((a**2).sum() * (b**2).sum()))
     return float((a * b).sum()) / scale if scale > 0 else 0.0
 
@@ -131,11 +131,11 @@ def _by_tokens(
     own_time: OwnTime,
     pauses: Mapping[int, HostPauses],
 ) -> tuple[Literal["tokens", "attention"], float] | None:
-    told = [getattr(pauses.get(rank), "tokens", None) for rank in own_time.ranks]
-    if any(tokens is None for tokens in told):
+    logged = [getattr(pauses.get(rank), "tokens", None) for rank in own_time.ranks]
+    if any(tokens is None for tokens in logged):
         return None
     table = np.zeros(more.shape)
-    for row, rank, tokens in zip(table, own_time.ranks, told, strict=True):
+    for row, rank, tokens in zip(table, own_time.ranks, logged, strict=True):
         steps = analyses[rank].steps
         row[: len(steps)] = [(tokens or {}).get(step.step, 0) for step in steps]
     correlation = _correlation(more, _beyond_mean(table, own_time))
@@ -169,7 +169,7 @@ def _attention(
 def _spreads(
     work: NDArray[np.float64], analyses: Mapping[int, RankAnalysis], own_time: OwnTime
 ) -> tuple[float, float] | None:
-    """Standard deviation over mean between peers, of attention and of the rest; None without."""
+    """Standard deviation over mean between peers, of attention and the rest; None if unknown."""
     attention = _attention(work, analyses, own_time)
     if not (attention.mean(axis=1) > 0).all():
         return None

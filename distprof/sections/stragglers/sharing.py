@@ -1,4 +1,4 @@
-"""What slow ranks have in common and no other has: a node, a pipeline stage, a group, a rail."""
+"""What only the slow ranks have in common: a node, a pipeline stage, a group, a rail."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Shared", "set_key", "what_they_share"]
 
 
 class Shared(msgspec.Struct, frozen=True):
-    """Kind and name: ``node`` and ``node1``; both empty where nothing is known to be shared."""
+    """Kind and name, for example ``node`` and ``node1``; both empty if nothing is shared."""
 
     kind: str = ""
     name: str = ""
@@ -35,10 +35,10 @@ def what_they_share(
     """What all of these ranks and no others have in common.
 
     Args:
-        run: For its nodes and groups.
+        run: The recording, for its nodes and groups.
         ranks: The slow ranks, fewer than all.
         present: Ranks that were compared.
-        stages: Pipeline stages that each rank holds; empty tuples where none are known.
+        stages: Pipeline stages that each rank holds; empty tuples if none are known.
     """
     wanted = frozenset(ranks)
     if len(wanted) < 2:
@@ -69,9 +69,9 @@ def _groups(run: Run) -> Iterator[tuple[Shared, frozenset[int]]]:
 
 
 def _rails(run: Run) -> Iterator[tuple[Shared, frozenset[int]]]:
-    """Ranks at the same place of every node, which often have a switch of their own."""
+    """Ranks at the same place in every node, which often have a separate switch."""
     nodes = [sorted(ranks) for ranks in run.topology.nodes.values()]
     if len(nodes) > 1 and len({len(ranks) for ranks in nodes}) == 1:
         for place in range(len(nodes[0])):
-            name = f"place {place} of each node: one rail"
+            name = f"local rank {place} of each node: one rail"
             yield Shared("rail", name), frozenset(ranks[place] for ranks in nodes)

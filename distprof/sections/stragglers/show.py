@@ -1,4 +1,4 @@
-"""Which ranks make the others wait, by how much and why."""
+"""Which ranks make the others wait, how long and why."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from distprof.sections.shows import table, why
 from distprof.sections.stragglers.result import RankStraggler, StragglerSet
 from distprof.sections.table import Column, TableView, counted, rows_table
 from distprof.terms import StragglerCause, StragglerPattern
-from distprof.units import format_duration, format_ratio, name_ranks
+from distprof.units import capitalized, format_duration, format_ratio, name_ranks
 
 if TYPE_CHECKING:
     from distprof.rules.base import Finding
@@ -21,8 +21,8 @@ __all__ = ["culprits", "stragglers_table", "wait_line"]
 MAX_STRAGGLERS_SHOWN = 5
 
 SHORT = 12
-"""Ranks beyond the first times steps beyond the first, below which a slow rank may stay unproven:
-LEAST_FREEDOM of :mod:`distprof.sections.stragglers.episodes`."""
+"""``(ranks - 1) * (steps - 1)`` below which a recording may be too short to prove that a rank is
+slow: LEAST_FREEDOM of :mod:`distprof.sections.stragglers.episodes`."""
 
 _CAUSE_ACTIONS = {
     StragglerCause.SLOW_DEVICE: (
@@ -40,7 +40,7 @@ _CAUSE_ACTIONS = {
 def culprits(report: Report) -> tuple[RankStraggler, ...]:
     """Ranks that others wait for in a clear pattern, most expensive first.
 
-    A rank is not to blame where something else takes its CPU, or where only tracing slows it.
+    A rank is not blamed if other processes take its CPU, or if it is slow only while it is traced.
     """
     named = (
         rank
@@ -51,12 +51,12 @@ def culprits(report: Report) -> tuple[RankStraggler, ...]:
 
 
 def wait_line(report: Report, wait: Part) -> str:
-    """The verdict where waiting for late ranks dominates: which ranks, and what to do."""
+    """Verdict on a step dominated by waiting for late ranks: which ranks, and what to do."""
     late = culprits(report)
     if not late or late[0].lost_ns_per_step < wait.ns / 2:
         return (
-            f"Ranks wait for each other {format_ratio(wait.ratio)} of {each_window(report)} "
-            f"({amount_text(report, wait.ns)}); {_whose(report, late)}"
+            f"Ranks wait for each other for {format_ratio(wait.ratio)} of {each_window(report)} "
+            f"({amount_text(report, wait.ns)}). {capitalized(_whose(report, late))}"
         )
     together = _set_of(report, late[0].rank)
     if together is not None and len(together.ranks) > 1:
@@ -79,83 +79,83 @@ def wait_line(report: Report, wait: Part) -> str:
 
 
 def _whose(report: Report, late: tuple[RankStraggler, ...]) -> str:
-    """What is known where no named rank accounts for the waiting: not proven is not absent."""
+    """Who may cause the waiting if no named rank accounts for it: unproven is not absent."""
     suspect = None if late else _suspect(report)
     named = _named_elsewhere(report)
     if suspect is None and named is not None:
         verb = "is" if len(named.ranks) == 1 else "are"
         return f"{name_ranks(named.ranks)} {verb} named below ({named.code})."
     if suspect is None:
-        return "no single rank is responsible. Even out the work between ranks."
+        return "No single rank is responsible. Even out the work between ranks."
     share = format_ratio(suspect.lost_ns_per_step / report.stragglers.lost_ns_per_step)
     steps = counted(report.waterfall.num_steps, "step")
     return (
-        f"rank {suspect.rank} arrives last in {share} of that time, but {steps} cannot rule out "
-        "chance. Trace more steps."
+        f"Rank {suspect.rank} causes {share} of that time by arriving last, but {steps} cannot "
+        "rule out chance. Trace more steps."
     )
 
 
 def _named_elsewhere(report: Report) -> Finding | None:
     """The most expensive finding that names at most half of the ranks: input, pauses, a stage."""
-    few = len(report.run.ranks) / 2
-    named = (one for one in report.findings if one.cost_ns_per_step and 0 < len(one.ranks) <= few)
+    half = len(report.run.ranks) / 2
+    named = (one for one in report.findings if one.cost_ns_per_step and 0 < len(one.ranks) <= half)
     return max(named, key=lambda one: one.cost_ns_per_step or 0, default=None)
 
 
 def _suspect(report: Report) -> RankStraggler | None:
-    """The rank that costs far more than its share, if no pattern is proven and steps are few."""
+    """The rank that costs far more than its share, if too few steps can prove no pattern."""
     ranks = report.stragglers.ranks
     first = max(ranks, key=lambda rank: rank.lost_ns_per_step, default=None)
     if first is None or not report.waterfall.num_steps or first.pattern != StragglerPattern.NONE:
         return None
     is_short = (len(ranks) - 1) * (report.waterfall.num_steps - 1) < SHORT
-    least = max(0.5, 1.5 / len(ranks)) * report.stragglers.lost_ns_per_step
-    return first if is_short and first.lost_ns_per_step >= least > 0 else None
+    min_lost_ns = max(0.5, 1.5 / len(ranks)) * report.stragglers.lost_ns_per_step
+    return first if is_short and first.lost_ns_per_step >= min_lost_ns > 0 else None
 
 
 def _set_of(report: Report, rank: int) -> StragglerSet | None:
-    """The set that a rank is slow with; None where it is slow alone or nothing says."""
+    """The set of slow ranks that contains ``rank``; None if there is none."""
     return next((one for one in report.stragglers.sets if rank in one.ranks), None)
 
 
-def _set_line(report: Report, found: StragglerSet) -> str:
-    """The verdict where ranks are slow together: who, what they share, and why."""
+def _set_line(report: Report, slow: StragglerSet) -> str:
+    """Verdict for ranks that are slow together: who, what they share, and why."""
     how = {
-        StragglerPattern.ROTATING: "are slow alternately, each in other steps",
+        StragglerPattern.ROTATING: "are slow alternately, each in different steps",
         StragglerPattern.TRANSIENT: "are slow in some steps",
-    }.get(found.pattern, "are slow together")
-    shared = f" ({found.name})" if found.name else ""
-    cause = found.cause.value.replace("_", " ")
-    because = f" Cause: {cause}." if found.cause != StragglerCause.UNKNOWN else ""
+    }.get(slow.pattern, "are slow together")
+    shared = f" ({slow.name})" if slow.name else ""
+    cause = slow.cause.value.replace("_", " ")
+    because = f" Cause: {cause}." if slow.cause != StragglerCause.UNKNOWN else ""
     return (
-        f"Ranks {short_ranks(found.ranks)}{shared} {how}: the others wait "
-        f"{format_duration(found.lost_ns_per_step)} ({format_ratio(found.share_of_step_ratio)}) "
+        f"Ranks {short_ranks(slow.ranks)}{shared} {how}: the others wait "
+        f"{format_duration(slow.lost_ns_per_step)} ({format_ratio(slow.share_of_step_ratio)}) "
         f"of {each_window(report)} for them.{because}"
     )
 
 
 @why(place=10)
 def culprit_sentence(report: Report) -> str:
-    """Who costs the others most, how regularly, and why."""
+    """Which rank costs the others most, how regularly, and why."""
     late = culprits(report)
     if not late:
         return ""
     first = late[0]
     cause = first.cause.value.replace("_", " ")
-    because = "cause not in traces"
+    because = "cause not visible in the traces"
     if first.cause != StragglerCause.UNKNOWN:
-        sure = f" ({_sure(first.cause_confidence)})" if first.cause_confidence else ""
-        because = f"cause: {cause}{sure}"
+        confidence = f" ({_confidence(first.cause_confidence)})" if first.cause_confidence else ""
+        because = f"cause: {cause}{confidence}"
     once = report.waterfall.num_steps == 1
     pattern = "one step cannot show whether it lasts" if once else f"{first.pattern.value} pattern"
     return (
         f"Rank {first.rank} {_how_often(first)} and costs a typical other rank "
         f"{format_duration(first.lost_ns_per_step)} per {window_word(report)}: "
-        f"{pattern} ({_sure(first.confidence)}), {because}."
+        f"{pattern} ({_confidence(first.confidence)}), {because}."
     )
 
 
-def _sure(confidence: float) -> str:
+def _confidence(confidence: float) -> str:
     return f"confidence {100 * confidence:.0f} %"
 
 
@@ -170,7 +170,7 @@ def _how_often(rank: RankStraggler) -> str:
 
 @table(place=70)
 def stragglers_table(report: Report, *, show_all: bool) -> TableView | None:
-    """Ranks by what they cost the others; only those with a pattern by default."""
+    """Ranks by their cost to the others; by default only ranks with a pattern."""
     named = culprits(report)
     shown = report.stragglers.ranks if show_all else named[:MAX_STRAGGLERS_SHOWN]
     notes = [f"rank {r.rank}: {text}" for r in shown for text in r.evidence]

@@ -1,9 +1,9 @@
-"""Which part of own time makes ranks slow, alone or as a set, and what the others pay for it.
+"""Which part of own time makes ranks slow, alone or as a set, and how long the others wait for it.
 
 Computation is split in two: the pace at which a rank runs the same kernels as others
-(:mod:`~distprof.sections.stragglers.pace`), and what it computes apart from that. So two faults on
-different ranks do not hide each other, and ranks of unlike pipeline stages have a common measure.
-Counts of kernels are a third measure: they prove more work where times are noisy
+(:mod:`~distprof.sections.stragglers.pace`), and its work apart from the pace. Therefore two faults
+on different ranks do not hide each other, and ranks of different pipeline stages have a common
+measure. Kernel counts are a third measure, which proves more work even if times are noisy
 (:mod:`~distprof.sections.stragglers.surplus`).
 """
 
@@ -31,46 +31,45 @@ WORK = "work"
 COUNTS = "counts"
 
 EQUAL_DEVICES = 0.018
-"""Share of the step by which equal devices differ in what they compute."""
+"""Share of the step by which the computation of equal GPUs differs."""
 
 LASTING = 0.015
-"""Share of the step from which idling longer than others is worth a word."""
+"""Share of the step from which longer idle time than the others' is reported."""
 
 DEVICE_CELL = 0.05
-"""Share of the step that a device must lose in a single step: kernels of one device are even."""
+"""Share of the step that a GPU must lose in a single step: kernels of one GPU vary little."""
 
 HOST_CELL = 0.15
-"""The same for a host or its input: any machine has small stalls."""
+"""The same for a CPU or its input: every machine has small stalls."""
 
 HOST_AGAIN = 0.01
-"""The same in each step of a host that stalls again and again: a host that runs ahead of its device
-hides most of a stall in some steps, and all of it in others."""
+"""The same in each step of a CPU that stalls repeatedly: a CPU that runs ahead of its GPU hides
+most of a stall in some steps, and all of it in others."""
 
 CPU_CELL = 0.25
-"""The same where CPU threads are measured, which other processes interrupt."""
+"""The same for measured CPU threads, which other processes interrupt."""
 
 PAID = 0.2
-"""Part of the excess that the others must wait for, where it can be seen: another rank that is
-late for another reason hides the rest."""
+"""Share of the excess that the others must be seen to wait: a rank that is late for another reason
+may hide the rest."""
 
 LEAST_PAID = 0.01
 """Share of the step that the others must wait."""
 
 FEWEST_PEERS = 3
-"""Ranks of a stage from which their hosts are compared with each other rather than with all."""
+"""Ranks per stage from which their CPUs are compared with each other rather than with all."""
 
 _Floats = NDArray[np.float64]
 
 
 class Slowness(msgspec.Struct, frozen=True, kw_only=True):
-    """An episode and why it counts.
+    """An episode, its part of own time and its cost.
 
     Args:
-        part: Of own time: :data:`PACE`, :data:`WORK`, :data:`COUNTS`, input or idling for the host.
+        part: :data:`PACE`, :data:`WORK`, :data:`COUNTS`, input or idling for the CPU.
         episode: Who and when.
-        lost_ns: What the others wait for it, mean per step.
-        is_alone: Whether none of its ranks has a peer that is not slow as well, which does the
-            same work.
+        lost_ns: How long the others wait for it, mean per step.
+        is_alone: Whether all peers that do the same work as its ranks are slow as well.
         is_hidden: Whether the others would wait for it if they did not wait for another rank.
     """
 
@@ -82,7 +81,7 @@ class Slowness(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def own_part(part: str) -> str:
-    """The part of own time that a part of slowness belongs to."""
+    """The part of own time that a part of a :class:`Slowness` belongs to."""
     return COMPUTATION if part in (PACE, WORK, COUNTS) else part
 
 
@@ -94,21 +93,21 @@ def find_slowness(
     *,
     computes_unevenly: bool = False,
 ) -> tuple[Slowness, ...]:
-    """Episodes of all parts that the others pay for, most expensive first.
+    """Episodes of all parts that make the others wait, most expensive first.
 
     Args:
-        analyses: By global rank.
-        own_time: Of the same ranks.
-        stages: Pipeline stages that each rank holds; empty tuples where none are known.
+        analyses: Analyses by global rank.
+        own_time: Own time of the same ranks.
+        stages: Pipeline stages that each rank holds; empty tuples if none are known.
         step_ns: Mean step.
-        computes_unevenly: Whether computation follows something else, like sequence lengths, and
-            shows nothing about ranks.
+        computes_unevenly: Whether computation follows something else, such as sequence lengths, and
+            says nothing about the ranks.
     """
     if own_time.parts[COMPUTATION].size == 0:
         return ()
     peers = same_stages(stages[rank] for rank in own_time.ranks)
     shape = own_time.parts[COMPUTATION].shape
-    # Stages wait for each other by design, so that waiting shows nothing.
+    # Stages wait for each other by design, so waiting shows nothing.
     wait = _waits(analyses, shape) if len(peers) == 1 else None
     blocked = _blocked(analyses, shape) - own_time.hidden if len(peers) == 1 else None
     is_cpu = any(analysis.is_cpu for analysis in analyses.values())
@@ -119,7 +118,7 @@ def find_slowness(
         computes = own_part(part) == COMPUTATION
         lost = _paid(episode, blocked, later=1)
         if computes:
-            # transfers that follow late ones tell more where waiting is hidden
+            # if waiting is hidden, transfers that follow late ones show more
             lost = max(_paid(episode, wait), lost if part == PACE else 0.0)
         if lost >= max(LEAST_PAID * step_ns, PAID * episode.per_step_ns):
             found.append(
@@ -143,7 +142,7 @@ def _episodes(
     is_cpu: bool,
     computes_unevenly: bool,
 ) -> Iterator[tuple[str, Episode]]:
-    everybody = (tuple(range(len(own_time.ranks))),)
+    all_ranks = (tuple(range(len(own_time.ranks))),)
     computation = own_time.parts[COMPUTATION].astype(np.float64)
     device = _limits(step_ns, EQUAL_DEVICES, CPU_CELL if is_cpu else DEVICE_CELL)
     host = _limits(step_ns, LASTING, CPU_CELL if is_cpu else HOST_CELL)
@@ -158,10 +157,10 @@ def _episodes(
         counted = work_by_counts(analyses, peers)
         if counted is not None:
             yield from _of(COUNTS, counted, peers, device)
-    yield from _of(INPUT, own_time.parts[INPUT].astype(np.float64), everybody, host)
-    # A pair does not show which one is usual, and how a host idles depends little on the stage.
+    yield from _of(INPUT, own_time.parts[INPUT].astype(np.float64), all_ranks, host)
+    # A pair does not show which rank is usual, and idling for the CPU depends little on the stage.
     few = min(len(group) for group in peers) < FEWEST_PEERS
-    compared = everybody if few else peers
+    compared = all_ranks if few else peers
     yield from _of(HOST, own_time.parts[HOST].astype(np.float64), compared, host)
 
 
@@ -199,8 +198,8 @@ def _waits(analyses: Mapping[int, RankAnalysis], shape: tuple[int, ...]) -> _Flo
 def _blocked(analyses: Mapping[int, RankAnalysis], shape: tuple[int, ...]) -> _Floats:
     """Exposed communication of each rank in each step.
 
-    A rank that idles early in a step delays collectives which the others hide at first: what they
-    pay in the end are the transfers of those that follow, and no waiting.
+    A rank that idles early in a step delays collectives that overlap with the others' computation
+    at first. In the end they pay with exposed transfers of later collectives, not with waiting.
     """
     blocked = np.zeros(shape)
     for row, analysis in zip(blocked, analyses.values(), strict=True):
@@ -209,12 +208,12 @@ def _blocked(analyses: Mapping[int, RankAnalysis], shape: tuple[int, ...]) -> _F
 
 
 def _paid(episode: Episode, wait: _Floats | None, later: int = 0) -> float:
-    """What the others wait longer than the slow ranks, at most what these spend too much.
+    """How much longer the others wait than the slow ranks, at most the excess of the slow ranks.
 
     Args:
         episode: Who is slow, and when.
-        wait: Of each rank in each step; None where it shows nothing.
-        later: Steps after the slow one in which it may show as well: a device that idles at the
+        wait: Wait of each rank in each step; None if it shows nothing.
+        later: Number of steps after a slow one that may show it as well: a GPU that idles at the
             end of a step makes the others wait in the next.
     """
     excess = episode.excess_ns
@@ -232,7 +231,7 @@ def _paid(episode: Episode, wait: _Floats | None, later: int = 0) -> float:
 
 
 def _is_hidden(episode: Episode, own_time: OwnTime) -> bool:
-    """Whether most of what its ranks idle beyond the others is hidden."""
+    """Whether most of the time that its ranks idle longer than the others is hidden."""
     hidden = own_time.hidden[list(episode.positions)]
     excess = episode.excess_ns[list(episode.positions)]
     return float(hidden[excess > 0].sum()) > float(excess[excess > 0].sum()) / 2

@@ -1,4 +1,4 @@
-"""How much work each rank has by its kernels' counts, whatever time they take.
+"""How much work each rank has by its kernel counts, regardless of durations.
 
 Durations are noisy on a busy machine, counts are not: a rank that launches more of the same kernels
 in every step has more work, and a few steps prove it.
@@ -23,18 +23,16 @@ def work_by_counts(
 ) -> NDArray[np.float64] | None:
     """Time that each rank's kernels would take at the usual duration of each, float64 ns.
 
-    Ranks whose software chose another version of a kernel launch as many of it, so that they have
-    the same work.
+    Ranks whose software chose another version of a kernel launch it equally often, so they have the
+    same work. On CPUs one operator has many sizes, and the usual duration is that of the peers'
+    launches. Launches above the peers' count there with the time that they add in the median step.
 
     Args:
-        analyses: By global rank, P of them.
+        analyses: Analyses by global rank, P of them.
         peers: Groups of positions of ranks that do the same work.
 
-    Of operators on a CPU, launches beyond the peers' take what they add to the kernel's time in the
-    median step: one kernel has many sizes there, and the usual duration is that of the others'.
-
     Returns:
-        Shape ``(P, S)``; None where the kernels of a rank are not known.
+        Shape ``(P, S)``; None if the kernels of a rank are unknown.
     """
     are_operators = all(analysis.is_cpu for analysis in analyses.values())
     known = [analysis.kernel_steps for analysis in analyses.values()]
@@ -52,16 +50,16 @@ def work_by_counts(
 
 
 CLEARLY = 10.0
-"""Time of a kernel, over the shortest that another rank lists, from which it would be listed there
-if that rank ran it, too."""
+"""Time of a kernel, over the shortest that another rank lists, from which that rank would list it
+if it ran it."""
 
 
 def _usual_ns(ranks: Sequence[KernelSteps]) -> dict[str, float]:
-    """Kernel to the mean duration of it on the median rank, of kernels that can be counted.
+    """Mean duration on the median rank, by kernel, of kernels that can be counted.
 
-    Kernels that some ranks do not run have the mean duration of all such: they may be versions of
-    one. Only the longest kernels of a rank are kept. Where some are cut off, a kernel that a rank
-    seems not to run may be one of them, and counts only if it is far longer than those.
+    Kernels that some ranks do not run get the mean duration of all of these, because they may be
+    versions of one kernel. Only the longest kernels of a rank are kept, so a kernel that a rank
+    seems not to run may have been cut off. It counts only if it is far longer than that.
     """
     found: dict[str, list[tuple[int, int]]] = {}
     for kernels in ranks:
@@ -82,7 +80,7 @@ def _usual_ns(ranks: Sequence[KernelSteps]) -> dict[str, float]:
 
 
 def _longest_left_out(kernels: KernelSteps) -> int:
-    """What a kernel that is not kept can take at most, ns; 0 where all are kept."""
+    """Longest time that a kernel which is not kept can take, ns; 0 if all are kept."""
     if len(kernels.names) < MOST_NAMES:
         return 0
     return int(kernels.total_ns.sum(axis=1).min())
@@ -99,21 +97,21 @@ def _at_usual_times(kernels: KernelSteps, usual: Mapping[str, float]) -> NDArray
 
 
 MORE_LAUNCHES = 0.1
-"""Relative to the peers', from which launches of a kernel in each step are more: those that every
-rank has differ in time by chance, which must not count as that of a few more."""
+"""Launches above the peers', relative to theirs, from which a kernel is judged by its additional
+launches: the time of the others differs by chance, which must not be charged to a few more."""
 
 
 SMALLEST = 0.1
-"""Relative to usual launches, what others take at least: times are noisy, and that they were
-launched is certain."""
+"""Shortest time of an additional launch, relative to a usual one: times are noisy, but the launch
+is certain."""
 
 
 def _of_other_sizes(
     ranks: Sequence[KernelSteps], usual: Mapping[str, float]
 ) -> NDArray[np.float64]:
-    """What launches beyond the peers' take more or less than usual ones, shape ``(P, S)``, ns.
+    """Time that launches above the peers' take more or less than usual, shape ``(P, S)``, ns.
 
-    Only of kernels of which a rank launches more than its peers in every step.
+    Only for kernels that a rank launches more often than its peers in every step.
     """
     result = np.zeros((len(ranks), ranks[0].count.shape[1]))
     for name in frozenset(ranks[0].names).intersection(*(kernels.names for kernels in ranks[1:])):

@@ -1,9 +1,9 @@
 """Ranks compared with their peers, section by section.
 
-A section is a rank's own time between two collectives that it asks for. Peers are ranks that hold
-the same pipeline stages and exchange as many messages. Sections are cut by the collectives that
-peers ask for in the same order within a window
-(:mod:`~distprof.sections.whatif.programs`); without any, whole windows are compared.
+A section is a rank's own time between two collectives that it issues. Peers are ranks that hold the
+same pipeline stages and exchange the same number of messages. Sections are cut by the collectives
+that peers issue in the same order within a window (:mod:`~distprof.sections.whatif.programs`).
+Without any, whole windows are compared.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ OUTSIDE = -1
 _TINY_RATIO = 0.05
 _ITERATIONS = 30
 Measure = Callable[[NDArray[np.float64]], NDArray[np.float64]]
-"""From values, shape ``(ranks, sections)``, to what they should be."""
+"""Function from values, shape ``(ranks, sections)``, to target values."""
 
 
 def median_of_others(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """For each rank the median of the others."""
+    """The median of the other ranks, for each rank."""
     whole = np.rint(values).astype(np.int64)
     target: NDArray[np.float64] = whole - over_peers(whole)
     return target
 
 
 def mean_of_peers(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """For each rank the mean of all."""
+    """The mean of all ranks, for each rank."""
     return np.broadcast_to(values.mean(axis=0), values.shape)
 
 
@@ -69,8 +69,8 @@ class Sections(msgspec.Struct, frozen=True, kw_only=True):
         of_segment: int64 per segment, its section; ``OUTSIDE`` between windows.
         first: int64, shape ``(P, W)``: the first section of each window.
         count: int64, shape ``(P, W)``.
-        peers: Positions of ranks that are peers; every rank is in one group.
-        stages: Pipeline stages that each global rank holds; empty tuples where none are known.
+        peers: Positions of peers, by group; every rank is in one group.
+        stages: Pipeline stages that each global rank holds; empty tuples if none are known.
         is_expert: bool per section: between sending tokens to experts and getting them back.
     """
 
@@ -89,14 +89,16 @@ class Sections(msgspec.Struct, frozen=True, kw_only=True):
 
         Args:
             graph: The run.
-            stages: Pipeline stages that each global rank holds; empty tuples where none are known.
-            has_experts: Whether all-to-alls are known to exchange tokens; those along the axis of
-                experts are taken to.
+            stages: Pipeline stages that each global rank holds; empty tuples if none are known.
+            has_experts: Whether all all-to-alls are known to exchange tokens. If not, only those
+                along the expert axis count.
         """
-        low = np.searchsorted(graph.asked_segment, graph.opens)
-        high = np.searchsorted(graph.asked_segment, graph.closes)
+        low = np.searchsorted(graph.issued_segment, graph.opens)
+        high = np.searchsorted(graph.issued_segment, graph.closes)
         peers = _peers(graph, stages, low, high)
-        program = graph.asked_kind.astype(np.int64) * (len(graph.axis_names) + 1) + graph.asked_axis
+        program = (
+            graph.issued_kind.astype(np.int64) * (len(graph.axis_names) + 1) + graph.issued_axis
+        )
         cuts = common_cuts(program, peers, low, high)
         before = np.concatenate(([0], np.cumsum(cuts)))
         count = before[high] - before[low] + 1
@@ -104,9 +106,9 @@ class Sections(msgspec.Struct, frozen=True, kw_only=True):
         window = _windows(graph)
         known = window != OUTSIDE
         cell = graph.owner[known], window[known]
-        asked = before[np.searchsorted(graph.asked_segment, np.flatnonzero(known))]
+        issued = before[np.searchsorted(graph.issued_segment, np.flatnonzero(known))]
         of_segment = np.full(graph.num_segments, OUTSIDE, dtype=np.int64)
-        of_segment[known] = first[cell] + asked - before[low][cell]
+        of_segment[known] = first[cell] + issued - before[low][cell]
         return Sections(
             of_segment=of_segment,
             first=first,
@@ -123,7 +125,7 @@ class Sections(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_peers(self) -> bool:
-        """Whether any rank can be compared."""
+        """Whether any rank has peers."""
         return any(len(group) > 1 for group in self.peers)
 
     def totals(self, values: Int64Array) -> NDArray[np.float64]:
@@ -146,12 +148,12 @@ class Sections(msgspec.Struct, frozen=True, kw_only=True):
         return result
 
     def mean(self, values: Int64Array) -> Int64Array:
-        """Values per segment such that sections hold the mean of the rank's peers."""
+        """Values per segment that give every section the mean of the rank's peers."""
         totals = self.totals(values)
         return self.scaled(values, totals, self.targets(totals, mean_of_peers))
 
     def targets(self, totals: NDArray[np.float64], measure: Measure) -> NDArray[np.float64]:
-        """What sections should take, by those of peers; their own time where there are none."""
+        """Target time of each section, from those of peers; its own time without peers."""
         result = totals.copy()
         for group in self.peers:
             if len(group) < 2:
@@ -166,10 +168,10 @@ class Sections(msgspec.Struct, frozen=True, kw_only=True):
     def scaled(
         self, values: Int64Array, totals: NDArray[np.float64], target: NDArray[np.float64]
     ) -> Int64Array:
-        """Values per segment such that sections take as long as they should.
+        """Values per segment that give every section its target time.
 
-        What a section has none of so far is put into its first segment; where it has no segment,
-        because two collectives were asked for at once, into that of the section before.
+        If a section has none of this time, its first segment gets the target. If it has no segment,
+        because two collectives were issued at once, that of the section before gets it.
         """
         ratio = np.divide(target, totals, out=np.ones_like(target), where=totals > 0)
         inside = self.of_segment != OUTSIDE
@@ -202,27 +204,27 @@ def _peers(
     groups: dict[tuple[object, ...], list[int]] = {}
     messages = [int(kind) for kind in CollectiveKind if kind.is_point_to_point]
     for position, rank in enumerate(graph.ranks):
-        kinds = graph.asked_kind[low[position, 0] : high[position, 0]]
+        kinds = graph.issued_kind[low[position, 0] : high[position, 0]]
         exchanged = tuple(int((kinds == kind).sum()) for kind in messages)
         groups.setdefault((stages[rank], exchanged), []).append(position)
     return tuple(map(tuple, groups.values()))
 
 
 def _of_tokens(graph: TraceGraph, *, has_experts: bool) -> NDArray[np.bool_]:
-    """Collectives that send tokens to experts or back; small ones only tell how many."""
-    exchange: NDArray[np.bool_] = graph.asked_kind == CollectiveKind.ALL_TO_ALL
+    """Collectives that send tokens to experts or back; small ones only exchange counts."""
+    exchange: NDArray[np.bool_] = graph.issued_kind == CollectiveKind.ALL_TO_ALL
     if not has_experts:
         of_experts = [name == MeshAxis.EP for name in graph.axis_names]
-        exchange &= np.array([*of_experts, False], dtype=np.bool_)[graph.asked_axis]
+        exchange &= np.array([*of_experts, False], dtype=np.bool_)[graph.issued_axis]
     if exchange.any():
-        exchange &= graph.asked_bytes >= _TINY_RATIO * graph.asked_bytes[exchange].max()
+        exchange &= graph.issued_bytes >= _TINY_RATIO * graph.issued_bytes[exchange].max()
     return exchange
 
 
 def _expert_sections(
     exchange: NDArray[np.bool_], low: Int64Array, high: Int64Array, first: Int64Array
 ) -> NDArray[np.bool_]:
-    """Sections between the two all-to-alls of each pair; of the collectives that cut."""
+    """Sections between the two all-to-alls of each pair, from a mask of the cutting collectives."""
     result = np.zeros(int((high - low + 1).sum()), dtype=np.bool_)
     for cell in np.ndindex(low.shape) if exchange.any() else ():
         at = np.flatnonzero(exchange[low[cell] : high[cell]])

@@ -1,4 +1,4 @@
-"""Collectives of the main lines of all ranks, as columns: what a graph of the run is made of."""
+"""Collectives of the main lines of all ranks, as columns, from which a run's graph is built."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class LineRows(msgspec.Struct, frozen=True, kw_only=True):
     bytes: Int64Array
     axis: NDArray[np.int32]
     axis_names: tuple[str, ...]
-    issue: Int64Array  # as in the line, numbered through; ABSENT outside
+    issue: Int64Array  # as in the line, numbered across ranks; ABSENT outside
     leader: Int64Array  # row on another stream whose end each waited for; ABSENT for none
     resume: Int64Array
     exposed: NDArray[np.bool_]
     begin_ns: Int64Array  # of each rank's line, common clock
     epoch_ns: int
     is_needless: NDArray[np.bool_]  # gradients that are reduced again before the update
-    unhidden: NDArray[np.float32]  # share that overlaps with nothing: the last bucket's
+    unhidden: NDArray[np.float32]  # share that cannot overlap: the last bucket's
 
     @staticmethod
     def of(
@@ -50,7 +50,7 @@ class LineRows(msgspec.Struct, frozen=True, kw_only=True):
         lines: Sequence[MainLine],
         analyses: Mapping[int, RankAnalysis],
     ) -> LineRows:
-        """Of the ranks that ``index`` numbers, ``lines`` in its order."""
+        """Rows of the ranks in ``index``, with ``lines`` in the same order."""
         base = np.concatenate(([0], np.cumsum([len(line) for line in lines]))).astype(np.int64)
         begin = [
             int(run.clock.to_common(rank.rank, np.array([line.start_ns], np.int64))[0])
@@ -99,9 +99,9 @@ class LineRows(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def inside(self) -> NDArray[np.bool_]:
-        """Rows that matter to some line."""
-        some: NDArray[np.bool_] = (self.issue != ABSENT) | (self.resume != ABSENT)
-        return some
+        """Rows that affect a line."""
+        mask: NDArray[np.bool_] = (self.issue != ABSENT) | (self.resume != ABSENT)
+        return mask
 
 
 def _of_lines(line_of: Mapping[int, MainLine], name: str) -> Callable[[Rank], NDArray[Any]]:
@@ -109,7 +109,7 @@ def _of_lines(line_of: Mapping[int, MainLine], name: str) -> Callable[[Rank], ND
 
 
 def _leaders(index: RowIndex, line_of: Mapping[int, MainLine]) -> Int64Array:
-    """The row that each waited for, numbered through; ABSENT for none, and for one left out."""
+    """The row that each waited for, numbered across ranks; ABSENT if there is none here."""
     length = np.diff(index.base)
     row = index.column(_of_lines(line_of, "leader"))
     inside = row - np.repeat(index.low, length)
@@ -120,7 +120,7 @@ def _leaders(index: RowIndex, line_of: Mapping[int, MainLine]) -> Int64Array:
 def _axes(
     index: RowIndex, analyses: Mapping[int, RankAnalysis]
 ) -> tuple[NDArray[np.int32], tuple[str, ...]]:
-    """Axis of each row among the names of all ranks."""
+    """Axis of each row, as an index into the names of all ranks, and these names."""
     found = [analyses[rank.rank].row_axis_names for rank in index.ranks]
     names = tuple(sorted({name for of_rank in found for name in of_rank}))
     number = {name: i for i, name in enumerate(names)}
@@ -133,7 +133,7 @@ def _axes(
     return index.column(of_rank).astype(np.int32), names
 
 
-# What is transferred between ranks, and who takes part: from matched collectives and messages ----
+# Transfers between ranks and their members, from matched collectives and messages ----------------
 
 _SYMMETRIC = [int(kind) for kind in CollectiveKind if kind.is_symmetric]
 
@@ -150,15 +150,15 @@ class Transfers(msgspec.Struct, frozen=True, kw_only=True):
         duration_ns: int64.
         kind: int8, a CollectiveKind.
         axis: int32, index into the graph's ``axis_names``; ABSENT for messages of unknown group.
-        bytes: int64, ABSENT where unknown.
-        owner: int32, position of the rank; ABSENT where several ranks take part.
-        is_joined: bool, whether its members are known, so that the duration holds no waiting.
-        release_ns: int64, before which it cannot start: a member asked for it outside of the line.
+        bytes: int64, ABSENT if unknown.
+        owner: int32, position of the rank; ABSENT if several ranks take part.
+        is_joined: bool, whether its members are known, so the duration contains no waiting.
+        release_ns: int64, earliest start, from a member that issued it outside of the line.
         is_needless: bool, whether it reduces gradients that are reduced again before their update.
-        place: int64, among whom, as :func:`~distprof.sections.matched.places` has it; ``NOWHERE``
-            where its members are unknown.
-        unhidden: float32, share of the duration that can overlap with nothing: that of the last
-            bucket of gradients, which is ready when backward has ended.
+        place: int64, place of its members, from :func:`~distprof.sections.matched.places`;
+            ``NOWHERE`` if they are unknown.
+        unhidden: float32, share of the duration that cannot overlap with anything: that of the last
+            bucket of gradients, which is ready only when backward has ended.
     """
 
     duration_ns: Int64Array
@@ -177,28 +177,29 @@ class Transfers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TransferParts(msgspec.Struct, frozen=True, kw_only=True):
-    """Some transfers, and the rows, segments and delays by which ranks take part in them.
+    """Transfers, and the rows, segments and delays that connect ranks with them.
 
-    ``row``, ``of`` and ``late``: row of a member, its transfer, how much later than the transfer
-    the member ends. ``asks`` and ``asks_of``: further segments that a transfer waits for, besides
-    those of its members. ``goes_on`` and ``goes_on_of``: further segments that wait for it.
-    ``sent`` and ``received``: transfers of which the second waits for the first.
+    ``row``, ``of`` and ``late``: row of a member, its transfer, and how much later than the
+    transfer the member ends. ``needs`` and ``needs_of``: additional segments that a transfer waits
+    for, and the transfer. ``unblocks`` and ``unblocks_of``: additional segments that wait for a
+    transfer, and the transfer. ``sent`` and ``received``: pairs of transfers, the second of which
+    waits for the first.
     """
 
     transfers: Transfers
     row: Int64Array
     of: Int64Array
     late: Int64Array
-    asks: Int64Array
-    asks_of: Int64Array
-    goes_on: Int64Array
-    goes_on_of: Int64Array
+    needs: Int64Array
+    needs_of: Int64Array
+    unblocks: Int64Array
+    unblocks_of: Int64Array
     sent: Int64Array
     received: Int64Array
 
     @staticmethod
     def concat(parts: Sequence[TransferParts]) -> TransferParts:
-        """Parts one after another."""
+        """All parts, one after another."""
         first = np.concatenate(([0], np.cumsum([len(part.transfers) for part in parts])))
 
         def column(name: str, *, shift: bool = False) -> Int64Array:
@@ -217,10 +218,10 @@ class TransferParts(msgspec.Struct, frozen=True, kw_only=True):
             row=column("row"),
             of=column("of", shift=True),
             late=column("late"),
-            asks=column("asks"),
-            asks_of=column("asks_of", shift=True),
-            goes_on=column("goes_on"),
-            goes_on_of=column("goes_on_of", shift=True),
+            needs=column("needs"),
+            needs_of=column("needs_of", shift=True),
+            unblocks=column("unblocks"),
+            unblocks_of=column("unblocks_of", shift=True),
             sent=column("sent", shift=True),
             received=column("received", shift=True),
         )
@@ -230,7 +231,7 @@ _NOTHING = np.empty(0, np.int64)
 
 
 def transfers_of(run: Run, rows: LineRows) -> TransferParts:
-    """All that happens between ranks."""
+    """All transfers between ranks."""
     sent = _sent(run, rows)
     joined = _joined(run, rows, sent.row)
     single = _single(rows, np.concatenate((joined.row, sent.row)))
@@ -238,7 +239,7 @@ def transfers_of(run: Run, rows: LineRows) -> TransferParts:
 
 
 def _joined(run: Run, rows: LineRows, others: Int64Array) -> TransferParts:
-    """Matched collectives of which every member waits for the last; not those of other rows."""
+    """Matched collectives whose members all wait for the last one, without those in ``others``."""
     members = rows.index.members(run.matches)
     size = np.diff(members.offsets)
     filled = np.flatnonzero(size > 0)
@@ -298,10 +299,10 @@ def _parts_of(
     owner: NDArray[np.int32] | None = None,
     place: Int64Array | None = None,
 ) -> TransferParts:
-    """Transfers of which ``example`` is one row each."""
+    """Transfers with the kind, axis and size of their row in ``example``."""
     release = np.zeros(len(duration), dtype=np.int64)
-    unasked = row[rows.issue[row] == ABSENT]
-    np.maximum.at(release, of[rows.issue[row] == ABSENT], rows.start_ns[unasked])
+    outside = row[rows.issue[row] == ABSENT]
+    np.maximum.at(release, of[rows.issue[row] == ABSENT], rows.start_ns[outside])
     shared = np.full(len(duration), ABSENT, dtype=np.int32)
     return TransferParts(
         transfers=Transfers(
@@ -319,17 +320,17 @@ def _parts_of(
         row=row,
         of=of,
         late=late,
-        asks=_NOTHING,
-        asks_of=_NOTHING,
-        goes_on=_NOTHING,
-        goes_on_of=_NOTHING,
+        needs=_NOTHING,
+        needs_of=_NOTHING,
+        unblocks=_NOTHING,
+        unblocks_of=_NOTHING,
         sent=_NOTHING,
         received=_NOTHING,
     )
 
 
 def _single(rows: LineRows, joined_row: Int64Array) -> TransferParts:
-    """Timed rows without partners: they last as long as they did."""
+    """Timed rows without partners, which keep their duration."""
     alone = rows.inside & rows.is_timed
     alone[joined_row] = False
     row = np.flatnonzero(alone)
@@ -348,7 +349,7 @@ def _single(rows: LineRows, joined_row: Int64Array) -> TransferParts:
 
 
 def _sent(run: Run, rows: LineRows) -> TransferParts:
-    """Messages whose senders do not wait for their receivers: a transfer of either end."""
+    """Messages whose senders do not wait for their receivers: one transfer for each end."""
     sender, receiver, group = _ends(run, rows)
     through = rows.end_ns[sender] < rows.start_ns[receiver]
     chosen = np.isin(group, np.unique(group[through]))
@@ -372,7 +373,7 @@ def _sent(run: Run, rows: LineRows) -> TransferParts:
 
 
 def _ends(run: Run, rows: LineRows) -> tuple[Int64Array, Int64Array, NDArray[np.int32]]:
-    """Timed rows of sends and the receives that they were matched with, and their groups."""
+    """Timed rows of sends, of their matched receives, and their groups."""
     members = rows.index.members(run.matches)
     pairs = np.flatnonzero(np.isin(run.matches.kind, _MESSAGES) & (np.diff(members.offsets) == 2))
     low = members.offsets[:-1][pairs]
@@ -389,7 +390,7 @@ def _ends(run: Run, rows: LineRows) -> tuple[Int64Array, Int64Array, NDArray[np.
 
 
 def _blocked_in_messages(run: Run, rows: LineRows) -> list[TransferParts]:
-    """One transfer per time that a rank was blocked in sends and receives."""
+    """One transfer for each time that a rank was blocked in sends and receives."""
     own, partner = _partners(run, rows)
     return [
         _blocked_on_rank(run, rows, position, own, partner)
@@ -412,7 +413,7 @@ def _partners(run: Run, rows: LineRows) -> tuple[Int64Array, Int64Array]:
 def _blocked_on_rank(
     run: Run, rows: LineRows, position: int, own: Int64Array, partner: Int64Array
 ) -> TransferParts:
-    """Its waits: each is over after the messages that were ready before its end, not earlier."""
+    """Waits of one rank: each ends only after the messages that were ready before its end."""
     line, rank = rows.lines[position], rows.index.ranks[position].rank
     start, end = (
         run.clock.to_common(rank, time) - rows.epoch_ns
@@ -447,10 +448,10 @@ def _blocked_on_rank(
         row=_NOTHING,
         of=_NOTHING,
         late=_NOTHING,
-        asks=np.concatenate((resume - 1, rows.issue[partner])),
-        asks_of=np.concatenate((np.arange(len(end), dtype=np.int64), wait)),
-        goes_on=resume,
-        goes_on_of=np.arange(len(end), dtype=np.int64),
+        needs=np.concatenate((resume - 1, rows.issue[partner])),
+        needs_of=np.concatenate((np.arange(len(end), dtype=np.int64), wait)),
+        unblocks=resume,
+        unblocks_of=np.arange(len(end), dtype=np.int64),
         sent=_NOTHING,
         received=_NOTHING,
     )

@@ -1,4 +1,4 @@
-"""What the step would take without a cause: the run as a graph, simulated, and simulated again.
+"""How long the step would take without each cause, from simulations of the run as a graph.
 
 Source of the definitions of S, S_t, S_w, M_W and M_S: formula sheet, "What-if".
 """
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 __all__ = ["analyze_whatif", "rank_line"]
 
 LARGEST_ERROR = 0.1
-"""Model error from which the simulation is not used."""
+"""Model error above which the simulation is not used."""
 
 LEAST_MATCHED = 0.5
-"""Share of the collectives that must have found their partners."""
+"""Share of the collectives that must be matched with their partners."""
 
 
 def analyze_whatif(
@@ -51,15 +51,15 @@ def analyze_whatif(
 
     Args:
         run: The recording: traces, or another tool's log of operations.
-        analyses: By global rank; ranks without one take no part.
-        stragglers: Ranks named in it get a scenario of their own.
-        moe: Whether there are experts at all.
-        pipeline: What other orders of the run's pipelines would take.
-        bench: Gets the simulation, from which repairs are planned once the findings are known.
+        analyses: Analyses by global rank; ranks without one take no part.
+        stragglers: Stragglers, each of which gets a scenario.
+        moe: Expert layers, if there are any.
+        pipeline: Predictions for other orders of the run's pipelines.
+        bench: Receives the simulation, from which repairs are planned once the findings are known.
 
     Returns:
-        The scenarios; without them, and with the reason in ``unavailable``, where the graph does
-        not come out at the measured step.
+        The scenarios; none, and the reason in ``unavailable``, if the simulation does not reproduce
+        the measured step.
     """
     if (operations := run.get(OperationLog)) is not None:
         from distprof.sections.whatif.operations import simulate_operations
@@ -70,7 +70,7 @@ def analyze_whatif(
         return _nothing("no rank was measured")
     if len(analyses) > 1 and (matched is None or matched < LEAST_MATCHED):
         share = format_ratio(matched or 0.0)
-        return _nothing(f"{share} of the collectives found their partners on other ranks")
+        return _nothing(f"only {share} of the collectives found their partners on other ranks")
     refill = refill_of(pipeline)
     return _of_traces(run, analyses, stragglers, refill, bench, has_experts=bool(moe.layers))
 
@@ -84,7 +84,7 @@ def _of_traces(
     *,
     has_experts: bool,
 ) -> WhatIfResult:
-    # They hold results of this module
+    # Imported here because these modules need results of this package
     from distprof.sections.whatif.delays import Sections
     from distprof.sections.whatif.scenarios import is_worth_showing, scenarios
     from distprof.sections.whatif.sets import link_changes, set_changes
@@ -102,13 +102,13 @@ def _of_traces(
     base = _replayed(graph, times)
     if base.error_ratio > LARGEST_ERROR:
         off = format_ratio(base.error_ratio)
-        why = f"The simulated step is {off} off the measured one: too far to conclude anything."
+        why = f"The simulated step is {off} off the measured one, too far to draw conclusions."
         return msgspec.structs.replace(base.result, unavailable=(why,))
     replayed_ns = base.result.replayed_ns or 0
     sections = Sections.of(graph, held_stages(analyses, run), has_experts=has_experts)
     slow = slowdowns(graph.without_launch_bounds(), sections, replayed_ns)
     named = {r.rank for r in stragglers.ranks if r.pattern is not StragglerPattern.NONE}
-    if graph.is_sample:  # ranks that are slow in some steps may not be so in these
+    if graph.is_sample:  # ranks that are slow in some steps may not be slow in these
         named = {r.rank for r in stragglers.ranks if r.pattern is StragglerPattern.PERSISTENT}
     sets = set_changes(graph, sections, analyses, stragglers.sets)
     links = link_changes(graph, run.topology.groups, stragglers.links)
@@ -126,7 +126,7 @@ def _of_traces(
 
 
 class _Replayed(msgspec.Struct, frozen=True, kw_only=True):
-    """The run simulated as it was; ``error_ratio`` is the worse of step by step and as a whole."""
+    """The run simulated as it was; ``error_ratio`` is the worse of the mean and per-step errors."""
 
     result: WhatIfResult
     error_ratio: float

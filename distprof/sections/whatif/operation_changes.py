@@ -1,8 +1,8 @@
-"""A log of operations with any of its changes made, several at once too.
+"""A log of operations, simulated with any set of its changes.
 
-Two kinds of change meet at one operation. Stages and micro-batches are levelled: the length of an
-operation is that of its stage, scaled. Whatever else shortens it competes with that, and the one
-that shortens it more counts.
+Two kinds of change can affect the same operation. Levelling stages and micro-batches gives it the
+length of its stage, scaled. Other changes shorten it directly. The change that shortens it more
+counts.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ __all__ = ["OperationChange", "OperationModel", "operation_changes"]
 
 
 class OperationChange(Change, frozen=True, kw_only=True):
-    """What a scenario changes of a log; None for what stays.
+    """What a scenario changes in a log; None for what stays the same.
 
     Args:
         ideal: Operations, shape ``(n,)``, that take the ideal time of their kind.
         level_ns: int64, shape ``(n,)``: usual length on the operation's own stage.
-        factor: float64, shape ``(n,)``, on the length of each operation.
-        is_prompt: Whether nothing is launched late.
+        factor: float64, shape ``(n,)``, for the length of each operation.
+        is_prompt: Whether no operation is launched late.
     """
 
     ideal: Mask | None = None
@@ -40,11 +40,11 @@ class OperationChange(Change, frozen=True, kw_only=True):
 
 
 def operation_changes(replay: OperationReplay, slowest: Int64Array) -> Iterator[OperationChange]:
-    """Changes that can be made of a log.
+    """Changes that apply to a log.
 
     Args:
         replay: The log.
-        slowest: The slowest few ranks.
+        slowest: The few slowest ranks.
     """
     rows, ranks = replay.rows, tuple(slowest.tolist())
     yield OperationChange(
@@ -63,19 +63,19 @@ def operation_changes(replay: OperationReplay, slowest: Int64Array) -> Iterator[
         if any(word in kind for word in TRANSFERS):
             title = f"every {kind} took the median time"
             yield OperationChange(what=f"kind {kind}", title=title, ideal=mask)
-    title = "everything was launched as soon as it could be"
+    title = "every operation was launched as soon as possible"
     yield OperationChange(what="launch-gaps", title=title, is_prompt=True)
 
 
 class OperationModel(msgspec.Struct, frozen=True, kw_only=True):
     """See :class:`~distprof.sections.whatif.changes.Model`.
 
-    Late launches add the same time to the step whatever else is changed: how late an operation is
-    launched once another one takes less time is not known.
+    Late launches add the same time to the step regardless of other changes, because it is unknown
+    how late an operation would be launched if another one took less time.
 
     Args:
         replay: The log.
-        changes: Key to change.
+        changes: Changes by key.
         gaps_ns: Measured step less the simulated one, which leaves out late launches; at least 0.
     """
 
@@ -108,7 +108,7 @@ class OperationModel(msgspec.Struct, frozen=True, kw_only=True):
         return dict(zip(ranks.tolist(), work.tolist(), strict=True))
 
     def _together(self, made: Made, actual: Int64Array) -> Int64Array:
-        """Lengths in some of the steps, shape ``(n, k)``, all changes made."""
+        """Lengths in some of the steps, shape ``(n, k)``, with all changes."""
         parts = [(self.changes[what], share) for what, share in made.items()]
         usual = [
             _between(actual, self.replay.ideal, share, where=change.ideal)
@@ -121,7 +121,7 @@ class OperationModel(msgspec.Struct, frozen=True, kw_only=True):
 def _levelled(
     actual: Int64Array, parts: Sequence[tuple[OperationChange, float]]
 ) -> Int64Array | None:
-    """Lengths with stages and micro-batches levelled; None where neither is."""
+    """Lengths with stages and micro-batches levelled; None if neither is."""
     levels = [
         _between(actual, change.level_ns, share, where=change.level_ns >= 0)
         for change, share in parts
@@ -136,10 +136,10 @@ def _levelled(
 
 
 def _between(actual: Int64Array, target: Int64Array, share: float, *, where: Mask) -> Int64Array:
-    """The way to the target by a share of it, only for some operations."""
+    """Lengths moved towards the target by a share of the difference, only for some operations."""
     changed = actual.copy()
-    way = target[where, np.newaxis] - actual[where]
-    changed[where] += way if share >= 1 else np.rint(share * way).astype(np.int64)
+    difference = target[where, np.newaxis] - actual[where]
+    changed[where] += difference if share >= 1 else np.rint(share * difference).astype(np.int64)
     return changed
 
 

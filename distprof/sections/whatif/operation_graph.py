@@ -1,13 +1,14 @@
-"""What waits for what in a step of pipeline- and data-parallel training, from a log of operations.
+"""Dependencies in a step of pipeline- and data-parallel training, from a log of operations.
 
 Source of the dependencies: J. Lin et al., "Understanding Stragglers in Large Model Training Using
 What-if Analysis" (OSDI 2025), and the tables published with it; formula sheet, "What-if".
 
-On each worker operations of a stream run in order: computation, each direction of messages, and
-data-parallel collectives are a stream each. A message waits for the computation whose result it
-carries, a computation for the message it needs. Parameters are gathered before a chunk's first
-forward; after the last backward come layer-norm and embedding gradients, the reduce-scatter, the
-clip over all workers and the optimizer. Collectives and messages begin when their last member does.
+On each worker, the operations of a stream run in order. Computation, each direction of messages,
+and data-parallel collectives are separate streams. A message waits for the computation whose result
+it carries, and a computation for the message that it needs. Parameters are gathered before a
+chunk's first forward. After the last backward come layer-norm and embedding gradients, the
+reduce-scatter, the clip over all workers and the optimizer. Collectives and messages begin when
+their last member does.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ KINDS = (
     "optimizer",
     "gc",
 )
-"""Kinds whose place in a step is known; ``StepRows.kind`` is an index into them."""
+"""Kinds with a known place in a step; ``StepRows.kind`` is an index into them."""
 
 MESSAGES = ("forward-send", "forward-recv", "backward-send", "backward-recv")
 
@@ -58,12 +59,12 @@ class StepRows(msgspec.Struct, frozen=True, kw_only=True):
         worker: int64, shape ``(n,)``: the same, numbered without gaps.
         rank: int64, shape ``(n,)``, as the log numbers it.
         seq: int64, shape ``(n,)``.
-        chunk: int64, shape ``(n,)``, 0 where the log does not say.
+        chunk: int64, shape ``(n,)``, 0 if the log does not give it.
         micro_batch: int64, shape ``(n,)``, or absent.
         start: int64 ns, shape ``(n, s)``.
         end: int64 ns, shape ``(n, s)``.
         num_stages: p.
-        notes: What was left out, one sentence each.
+        notes: What was left out and why, one sentence each.
     """
 
     steps: Int64Array
@@ -98,7 +99,7 @@ class StepRows(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def lay_out(log: OperationLog) -> StepRows | None:
-    """The log's operations step by step; None where it holds none whose place is known."""
+    """The log's operations step by step; None if the place of none is known."""
     table = log.operations
     kind = _kind_codes(table)
     known = np.flatnonzero(kind >= 0)
@@ -110,10 +111,10 @@ def lay_out(log: OperationLog) -> StepRows | None:
     lane = np.maximum(table["dp_rank"], 0).astype(np.int64) * max(num_stages, 1) + place
     order = known[np.lexsort((table["seq"][known], kind[known], lane[known], table["step"][known]))]
     keys = np.stack([lane[order], kind[order], table["seq"][order]], axis=1)
-    steps, rows, left_out = _alike(table["step"][order], keys)
+    steps, rows, left_out = _equal_steps(table["step"][order], keys)
     if left_out:
         notes.append(
-            "Steps left out because they have other operations than most: "
+            "Steps left out because their operations differ from those of most steps: "
             f"{left_out:,} of {left_out + len(steps):,}."
         )
     first, every = order[rows[:, 0]], order[rows]
@@ -134,7 +135,7 @@ def lay_out(log: OperationLog) -> StepRows | None:
 
 
 def _kind_codes(table: Table) -> Int64Array:
-    """Per row the index into KINDS, -1 for other kinds."""
+    """Index into KINDS of each row, -1 for other kinds."""
     coded = table.coded("kind")
     lookup = np.array([KINDS.index(v) if v in KINDS else -1 for v in coded.values], np.int64)
     return lookup[coded.codes] if len(lookup) else np.empty(0, np.int64)
@@ -147,17 +148,17 @@ def _unknown_kinds(table: Table, kind: Int64Array) -> list[str]:
     names = sorted({unknown.values[code] for code in np.unique(unknown.codes).tolist()})
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return [
-        "Operations left out because it is not known what waits for their kind: "
+        "Operations left out because the dependencies of their kind are unknown: "
         f"{len(unknown):,} of {len(table):,} ({', '.join(names[:5])}{more})."
     ]
 
 
-def _alike(step: Int64Array, keys: Int64Array) -> tuple[Int64Array, RowIndex, int]:
-    """Steps with the commonest operations, their rows ``(n, s)``, and how many steps differ.
+def _equal_steps(step: Int64Array, keys: Int64Array) -> tuple[Int64Array, RowIndex, int]:
+    """Steps with the most common operations, their rows ``(n, s)``, and how many steps differ.
 
     Args:
         step: int64 per row, ascending.
-        keys: What operation each row is, in order within a step.
+        keys: Key of each row's operation, in order within a step.
     """
     numbers, first = np.unique(step, return_index=True)
     bounds = [*first.tolist(), len(step)]
@@ -169,10 +170,10 @@ def _alike(step: Int64Array, keys: Int64Array) -> tuple[Int64Array, RowIndex, in
     return numbers[chosen], rows, len(numbers) - len(chosen)
 
 
-# What waits for what in a step of pipeline- and data-parallel training, from a log of operati ----
+# Dependencies -------------------------------------------------------------------------------------
 
 EPS_NS = 50_000
-"""Tolerated clock error when a message is distinguished from one that was never sent."""
+"""Tolerated clock error when distinguishing a message from one that was never sent."""
 
 _COMPUTE = ("forward-compute", "backward-compute")
 
@@ -191,15 +192,15 @@ Edges = tuple[Int64Array, Int64Array]
 
 
 class StepGraph(msgspec.Struct, frozen=True, kw_only=True):
-    """The graph of one step: n operations, then g meetings of those that begin together.
+    """The graph of one step: n operations, then g meetings of operations that begin together.
 
     Args:
         graph: n + g nodes.
         group: int64, shape ``(n,)``: the meeting of each operation, -1 for none.
-        waits: Edges between operations: what each waits for, and which operation it is.
+        waits: Edges between operations: the one that must end first, and the one that waits.
         edge_of: int64 per edge of ``graph``: its place in ``waits``, -1 for the edge out of a
             meeting.
-        notes: What did not fit, one sentence each.
+        notes: Inconsistencies of the log, one sentence each.
     """
 
     graph: Graph
@@ -210,12 +211,12 @@ class StepGraph(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_groups(self) -> int:
-        """How many meetings, g."""
+        """Number of meetings, g."""
         return self.graph.num_operations - len(self.group)
 
 
 def graph_of(rows: StepRows) -> StepGraph:
-    """What waits for what, by the order of operations in the first step.
+    """Dependencies, by the order of operations in the first step.
 
     Raises:
         CycleError: If the order of the log contradicts the dependencies.
@@ -231,7 +232,7 @@ def graph_of(rows: StepRows) -> StepGraph:
         *_after_last_compute(rows, compute),
     ]
     if not rows.of(*MESSAGES).any():
-        edges.append(_hand_overs(rows))
+        edges.append(_between_chunks(rows))
     source = np.concatenate([edge[0] for edge in edges])
     target = np.concatenate([edge[1] for edge in edges])
     group = _groups(rows, pairs)
@@ -242,7 +243,7 @@ def graph_of(rows: StepRows) -> StepGraph:
 
 
 def _with_meetings(num: int, group: Int64Array, waits: Edges, notes: tuple[str, ...]) -> StepGraph:
-    """Operations of a group wait, through their meeting, for whatever any of them waits for."""
+    """The graph in which operations of a group wait, through a meeting, for all their sources."""
     source, target = waits
     members = np.flatnonzero(group >= 0)
     met = group[target]
@@ -260,7 +261,7 @@ def _with_meetings(num: int, group: Int64Array, waits: Edges, notes: tuple[str, 
 
 
 def _in_order(rows: StepRows, mask: NDArray[np.bool_]) -> Int64Array:
-    """Operations of a mask, worker by worker, in order of their start in the first step."""
+    """Operations of a mask by worker, in order of their start in the first step."""
     chosen = np.flatnonzero(mask)
     names = np.argsort(np.argsort(np.array(KINDS)))[rows.kind[chosen]]
     start = rows.start[chosen, 0]
@@ -274,18 +275,18 @@ def _chain(rows: StepRows, ordered: Int64Array) -> Edges:
 
 
 def _number_in(lane: Int64Array) -> Int64Array:
-    """Number of each row within its worker; rows of a worker stand together."""
+    """Number of each row within its worker; rows of a worker are contiguous."""
     first = np.flatnonzero(np.diff(lane, prepend=-1))
     return np.arange(len(lane)) - np.repeat(first, np.diff(np.append(first, len(lane))))
 
 
 def _first_of(key: Int64Array) -> Int64Array:
-    """Positions of the first row of each key; equal keys stand together."""
+    """Positions of the first row of each key; equal keys are contiguous."""
     return np.flatnonzero(np.diff(key, prepend=-1))
 
 
 def _joined(left: Int64Array, right: Int64Array) -> Edges:
-    """Positions in both of the keys that both have; keys are distinct on each side."""
+    """Positions on both sides of the common keys; keys are distinct on each side."""
     _, a, b = np.intersect1d(left, right, assume_unique=True, return_indices=True)
     return a, b
 
@@ -313,7 +314,7 @@ def _messages(rows: StepRows) -> tuple[list[Edges], list[Edges], int]:
 
 
 def _keys(rows: StepRows, messages: Int64Array, step: int) -> Int64Array:
-    """Where a message arrives and which of the messages there it is."""
+    """Keys of messages: where each arrives, and its number there."""
     lane, stages = rows.lane[messages], rows.num_stages
     there = lane // stages * stages + (lane % stages + step) % stages
     return there * (len(rows) + 1) + _number_in(lane)
@@ -322,16 +323,16 @@ def _keys(rows: StepRows, messages: Int64Array, step: int) -> Int64Array:
 def _matched(
     rows: StepRows, messages: Int64Array, way: str, *, is_send: bool
 ) -> tuple[list[Edges], Int64Array]:
-    """Edges between messages and computation, and the messages that really went somewhere.
+    """Edges between messages and computation, and the messages that were really sent.
 
-    A log may hold messages that were never sent: before the first result, after the last need, or
-    off either end of the model.
+    A log may contain messages that were never sent: before the first result, after the last need,
+    or beyond either end of the model.
     """
     compute = _in_order(rows, rows.of(f"{way}-compute"))
     by_seq = compute[np.lexsort((rows.seq[compute], rows.lane[compute]))]
     launched = messages[_is_launched(rows, messages, compute, is_send=is_send)]
-    goes_on = _goes_on(rows, by_seq, way, is_send=is_send)
-    number = _partner_numbers(rows, launched, by_seq, goes_on, is_send=is_send)
+    has_end = _has_other_end(rows, by_seq, way, is_send=is_send)
+    number = _partner_numbers(rows, launched, by_seq, has_end, is_send=is_send)
     count = np.bincount(rows.worker[by_seq], minlength=int(rows.worker.max()) + 1)
     has_partner = number < count[rows.worker[launched]]
     launched, number = launched[has_partner], number[has_partner]
@@ -339,7 +340,7 @@ def _matched(
         return [], launched
     place = (np.cumsum(count) - count)[rows.worker[launched]] + number
     partner = by_seq[place]
-    sent = launched[goes_on[place]]
+    sent = launched[has_end[place]]
     if is_send:
         return [(partner, launched)], sent
     later = number > 0
@@ -350,27 +351,28 @@ def _partner_numbers(
     rows: StepRows,
     launched: Int64Array,
     compute: Int64Array,
-    goes_on: NDArray[np.bool_],
+    has_end: NDArray[np.bool_],
     *,
     is_send: bool,
 ) -> Int64Array:
-    """Which of its worker's computations each message belongs to.
+    """Number of the worker's computation that each message belongs to.
 
-    Logs of interleaved schedules hold a message for every computation, also off the ends of the
-    model, the first receive sometimes missing; or they hold those only that go somewhere.
+    Logs of interleaved schedules contain either a message for every computation, including those
+    beyond the ends of the model and sometimes without the first receive, or only messages that were
+    really sent.
     """
     num_workers = int(rows.worker.max()) + 1
     worker, of_compute = rows.worker[launched], rows.worker[compute]
     messages, all_of, real = (
         np.bincount(workers, minlength=num_workers)
-        for workers in (worker, of_compute, of_compute[goes_on])
+        for workers in (worker, of_compute, of_compute[has_end])
     )
     number = _number_in(worker)
     only_real = (messages == real) & (messages < all_of)
     if not is_send:
         number = number + ((messages + 1 == all_of) & ~only_real)[worker]
     chosen = only_real[worker]
-    among_real = _number_in(of_compute)[goes_on]
+    among_real = _number_in(of_compute)[has_end]
     first = (np.cumsum(real) - real)[worker[chosen]]
     number[chosen] = among_real[first + number[chosen]]
     return number
@@ -392,8 +394,10 @@ def _is_launched(
     return launched
 
 
-def _goes_on(rows: StepRows, compute: Int64Array, way: str, *, is_send: bool) -> NDArray[np.bool_]:
-    """Whether the model has a chunk where the message goes to or comes from."""
+def _has_other_end(
+    rows: StepRows, compute: Int64Array, way: str, *, is_send: bool
+) -> NDArray[np.bool_]:
+    """Whether the model has a chunk that the message goes to or comes from."""
     num_chunks = (int(rows.chunk.max(initial=0)) + 1) * rows.num_stages
     step = 1 if (way == "forward") == is_send else -1
     there = rows.chunk[compute] * rows.num_stages + rows.stage[compute] + step
@@ -401,7 +405,7 @@ def _goes_on(rows: StepRows, compute: Int64Array, way: str, *, is_send: bool) ->
 
 
 def _first_backward_messages(rows: StepRows, compute: Int64Array) -> Edges:
-    """A worker's first backward messages wait for the forward two before its first backward."""
+    """A worker's first backward messages wait for the computation two before its first backward."""
     number = _number_in(rows.lane[compute])
     backward = np.flatnonzero(rows.of("backward-compute")[compute])
     first = backward[_first_of(rows.lane[compute[backward]])]
@@ -417,8 +421,8 @@ def _first_backward_messages(rows: StepRows, compute: Int64Array) -> Edges:
     return np.concatenate(source), np.concatenate(target)
 
 
-def _hand_overs(rows: StepRows) -> Edges:
-    """Where no messages are logged, chunks of the model wait for each other directly."""
+def _between_chunks(rows: StepRows) -> Edges:
+    """Without logged messages, chunks of the model wait for each other directly."""
     dp_rank, batches = rows.dp_rank, int(rows.micro_batch.max(initial=0)) + 2
     place = rows.chunk * rows.num_stages + rows.stage
     num_places = int(place.max(initial=0)) + 2
@@ -428,7 +432,7 @@ def _hand_overs(rows: StepRows) -> Edges:
         micro = dp_rank[chosen] * batches + rows.micro_batch[chosen]
         here = micro * (num_places + 1) + place[chosen] + 1
         if len(np.unique(here)) < len(here):
-            continue  # parts of one computation: which of them passes it on is not known
+            continue  # parts of one computation: it is unknown which of them passes it on
         a, b = _joined(here + step, here)
         source.append(chosen[a])
         target.append(chosen[b])
@@ -444,7 +448,7 @@ def _chunk_key(rows: StepRows, chosen: Int64Array) -> Int64Array:
 
 
 def _extreme(rows: StepRows, chosen: Int64Array, by: Int64Array) -> Int64Array:
-    """Of each worker's chunk, the operation with the least ``by`` (aligned with ``chosen``)."""
+    """The operation with the smallest ``by`` (aligned with ``chosen``) per worker and chunk."""
     chosen = chosen[np.lexsort((by, _chunk_key(rows, chosen)))]
     return chosen[_first_of(_chunk_key(rows, chosen))]
 
@@ -460,10 +464,10 @@ def _gathers(rows: StepRows) -> Edges:
 
 
 def _after_last_compute(rows: StepRows, compute: Int64Array) -> list[Edges]:
-    """What follows the last computation of a worker, one after another.
+    """Chain of the operations that follow the last computation of a worker.
 
-    Where gradients of whole chunks are reduced while others are computed (there is a separate
-    all-reduce then), the reduce-scatters run at the same time as the computation.
+    If gradients of whole chunks are reduced while others are computed (then there is a separate
+    all-reduce), the reduce-scatters run at the same time as the computation.
     """
     overlaps = bool(rows.of("separate-grads-all-reduce").any())
     phase = np.full(len(KINDS), -1)
@@ -490,7 +494,7 @@ def _after_last_compute(rows: StepRows, compute: Int64Array) -> list[Edges]:
 
 
 def _to_first(rows: StepRows, source: Int64Array, ordered: Int64Array) -> Edges:
-    """From one operation of each worker to the first of that worker's in order."""
+    """Edges from one operation of each worker to the worker's first in ``ordered``."""
     first = ordered[_first_of(rows.lane[ordered])]
     a, b = _joined(rows.lane[source], rows.lane[first])
     return source[a], first[b]
@@ -500,7 +504,7 @@ def _to_first(rows: StepRows, source: Int64Array, ordered: Int64Array) -> Edges:
 
 
 def _groups(rows: StepRows, pairs: list[Edges]) -> Int64Array:
-    """Per operation its meeting, -1 where it begins alone."""
+    """Meeting of each operation, -1 if it begins alone."""
     stages, seq = rows.num_stages, rows.seq
     wide = int(seq.max(initial=0)) + 1
     group = np.full(len(rows), -1, dtype=np.int64)
@@ -518,7 +522,7 @@ def _groups(rows: StepRows, pairs: list[Edges]) -> Int64Array:
 
 
 def _number(group: Int64Array, mask: NDArray[np.bool_], key: Int64Array, used: int) -> int:
-    """Give operations of a mask that share a key one number; returns the numbers used so far."""
+    """Number the operations of a mask by key; returns how many numbers are used so far."""
     distinct, index = np.unique(key[mask], return_inverse=True)
     group[mask] = used + index
     return used + len(distinct)

@@ -1,6 +1,6 @@
-"""A log's steps simulated as they were, as they would ideally be, and anything between.
+"""A log's steps, simulated as measured, as ideal, and with any mixture of both.
 
-And so who and what slows the job: S by kind, data-parallel row, stage and worker.
+They show who and what slows the job down: S by kind, data-parallel row, stage and worker.
 
 Source of the definitions: J. Lin et al., "Understanding Stragglers in Large Model Training Using
 What-if Analysis" (OSDI 2025); formula sheet, "What-if".
@@ -35,12 +35,12 @@ __all__ = [
 ]
 
 CLOCK_TOLERANCE_NS = 10_000_000
-"""A transfer or launch delay that is negative by more is wrong; taken as 0."""
+"""A transfer or launch delay that is more negative than this is wrong and counted as 0."""
 
 MAX_CELLS = 1_000_000
 """Operations times simulations that are in memory at once."""
 
-# The ideal length: of communication the median, of all else the mean.
+# The ideal length of communication is the median, that of all other kinds the mean.
 _COMMUNICATION = (
     *MESSAGES,
     "params-all-gather",
@@ -55,15 +55,16 @@ Mask = NDArray[np.bool_]
 
 
 class OperationReplay(msgspec.Struct, frozen=True, kw_only=True):
-    """What is needed to simulate n operations in s steps.
+    """The inputs to simulate n operations in s steps.
 
     Args:
         rows: The operations.
-        graph: What waits for what.
-        actual: int64 ns, shape ``(n, s)``: how long each took; for what begins together, from the
-            start of its last member.
-        ideal: int64 ns, shape ``(n,)``: mean of computation, median of communication, of a kind.
-        notes: What did not fit, one sentence each.
+        graph: Their dependencies.
+        actual: int64 ns, shape ``(n, s)``: how long each took; for operations that begin together,
+            from the start of the last member.
+        ideal: int64 ns, shape ``(n,)``: mean of the kind of computation, median of the kind of
+            communication.
+        notes: What was left out or inconsistent, one sentence each.
     """
 
     rows: StepRows
@@ -74,7 +75,7 @@ class OperationReplay(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_steps(self) -> int:
-        """How many steps, s."""
+        """Number of steps, s."""
         return int(self.actual.shape[1])
 
     def measured(self) -> Int64Array:
@@ -83,7 +84,7 @@ class OperationReplay(msgspec.Struct, frozen=True, kw_only=True):
         return length
 
     def simulated(self) -> Int64Array:
-        """int64 ns, shape ``(s,)``: nothing changed, but nothing launched late."""
+        """int64 ns, shape ``(s,)``: the steps with nothing changed, except no late launches."""
         length: Int64Array = self.lengths(1, lambda _, step: self.actual[:, step])[0]
         return length
 
@@ -92,11 +93,11 @@ class OperationReplay(msgspec.Struct, frozen=True, kw_only=True):
         return int(self._run(self.ideal[:, np.newaxis]).end.max())
 
     def keeping(self, masks: Sequence[Mask]) -> Int64Array:
-        """int64 ns, shape ``(masks, s)``: all is ideal but the operations of a mask."""
+        """int64 ns, shape ``(masks, s)``: everything ideal except the operations of a mask."""
         return self.keeping_each(len(masks), masks.__getitem__)
 
     def keeping_each(self, count: int, mask: Callable[[int], Mask]) -> Int64Array:
-        """The same for many masks, each made when it is needed."""
+        """The same for many masks, each created when it is needed."""
         return self.lengths(
             count,
             lambda i, step: np.where(
@@ -105,7 +106,7 @@ class OperationReplay(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def fixing(self, masks: Sequence[Mask]) -> Int64Array:
-        """int64 ns, shape ``(masks, s)``: all is as it was but the operations of a mask, ideal."""
+        """int64 ns, shape ``(masks, s)``: the operations of a mask ideal, all others measured."""
         return self.lengths(
             len(masks),
             lambda i, step: np.where(
@@ -131,8 +132,8 @@ class OperationReplay(msgspec.Struct, frozen=True, kw_only=True):
         """Lengths of the steps in scenarios, as many at once as memory allows.
 
         Args:
-            count: How many scenarios.
-            duration: From a scenario and k of the steps to int64 ns, shape ``(n, k)``.
+            count: Number of scenarios.
+            duration: Function from a scenario and k of the steps to int64 ns, shape ``(n, k)``.
 
         Returns:
             int64 ns, shape ``(count, s)``.
@@ -152,7 +153,7 @@ class OperationReplay(msgspec.Struct, frozen=True, kw_only=True):
         return result
 
     def batches(self, columns: int) -> list[slice]:
-        """As many columns at once as memory allows."""
+        """Slices of as many columns at once as memory allows."""
         size = max(1, MAX_CELLS // max(self.graph.graph.num_operations, 1))
         return [slice(low, min(low + size, columns)) for low in range(0, columns, size)]
 
@@ -167,7 +168,7 @@ class OperationReplay(msgspec.Struct, frozen=True, kw_only=True):
         return simulate(self.graph.graph, duration, delay=delay, release=release)
 
     def _delays(self, step: slice) -> tuple[Int64Array, Int64Array]:
-        """Launch delays per edge of the graph, and first starts of what waits for nothing."""
+        """Launch delays per edge of the graph, and starts of operations that wait for nothing."""
         graph, rows = self.graph, self.rows
         ready, waits = _ready(graph, rows.end[:, step])
         delay = rows.start[:, step] - ready
@@ -184,7 +185,7 @@ class OperationReplay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def replay_of(rows: StepRows) -> OperationReplay:
-    """Make ready to simulate.
+    """Prepare the simulation of a log.
 
     Raises:
         CycleError: If the order of the log contradicts the dependencies.
@@ -195,7 +196,7 @@ def replay_of(rows: StepRows) -> OperationReplay:
     if num_wrong:
         notes.append(
             f"Transfers that end more than {CLOCK_TOLERANCE_NS // 10**6} ms before their last "
-            f"member begins, taken as 0: {num_wrong:,}."
+            f"member begins, counted as 0: {num_wrong:,}."
         )
     return OperationReplay(
         rows=rows, graph=graph, actual=actual, ideal=_ideal(rows, actual), notes=tuple(notes)
@@ -203,7 +204,7 @@ def replay_of(rows: StepRows) -> OperationReplay:
 
 
 def _actual(rows: StepRows, graph: StepGraph) -> tuple[Int64Array, int]:
-    """How long each operation took once it could begin, and how many are absurd."""
+    """How long each operation took once it could begin, and how many of these times are wrong."""
     actual = rows.end - rows.start
     members = np.flatnonzero(graph.group >= 0)
     if len(members) == 0:
@@ -230,7 +231,7 @@ def _ideal(rows: StepRows, actual: Int64Array) -> Int64Array:
 
 
 def _ready(graph: StepGraph, end: Int64Array) -> tuple[Int64Array, Mask]:
-    """When all that an operation waits for has ended, and whether it waits for anything."""
+    """When all operations that an operation waits for have ended, and whether there are any."""
     source, target = graph.waits
     ready = np.zeros_like(end)
     waits = np.zeros(len(end), dtype=np.bool_)
@@ -242,12 +243,12 @@ def _ready(graph: StepGraph, end: Int64Array) -> tuple[Int64Array, Mask]:
     return ready, waits
 
 
-# Who and what slows the job -----------------------------------------------------------------------
+# Who and what slows the job down ------------------------------------------------------------------
 
 SLOWEST_PERCENT = 3
 
 MAX_SIMULATED_CELLS = 500_000_000
-"""Operations times steps times rows that are simulated to separate rows: about a minute."""
+"""Operations times steps times rows up to which rows are simulated one by one: about a minute."""
 
 COMPUTE = ("forward-compute", "backward-compute")
 
@@ -272,38 +273,38 @@ class Workers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def workers_of(rows: StepRows) -> Workers:
-    """All workers that operations are of."""
+    """All workers of the operations."""
     rank, first = np.unique(rows.rank, return_index=True)
     return Workers(rank=rank, dp_rank=rows.dp_rank[first], stage=rows.stage[first])
 
 
 def masks_by_kind(rows: StepRows) -> dict[str, Mask]:
-    """Operations of each kind there is; sends and receives of one direction are one kind."""
+    """Operations of each kind in the log; sends and receives of one direction are one kind."""
     grouped = {kind: name for name, kinds in _TOGETHER.items() for kind in kinds}
     names = dict.fromkeys(grouped.get(KINDS[code], KINDS[code]) for code in np.unique(rows.kind))
     return {name: rows.of(*_TOGETHER.get(name, (name,))) for name in names}
 
 
 def by_kind(replay: OperationReplay) -> dict[str, Int64Array]:
-    """int64 ns, shape ``(s,)`` per kind: all is ideal but operations of the kind."""
+    """int64 ns, shape ``(s,)`` per kind: everything ideal except operations of the kind."""
     masks = masks_by_kind(replay.rows)
     return dict(zip(masks, replay.keeping(list(masks.values())), strict=True))
 
 
 def by_stage(replay: OperationReplay) -> Int64Array:
-    """int64 ns, shape ``(p, s)``: all is ideal but one pipeline stage."""
+    """int64 ns, shape ``(p, s)``: everything ideal except one pipeline stage."""
     stage = replay.rows.stage
     return replay.keeping_each(replay.rows.num_stages, lambda number: stage == number)
 
 
 def by_dp_rank(replay: OperationReplay) -> Int64Array | None:
-    """int64 ns, shape ``(d, s)``: all is ideal but one data-parallel row.
+    """int64 ns, shape ``(d, s)``: everything ideal except one data-parallel row.
 
-    Where all rows do the same operations, the ideal ones are alike, so that one of them stands for
-    all: a simulation of two rows instead of d.
+    If all rows have the same operations, the ideal rows are identical, and one of them can stand
+    for all: a simulation of two rows instead of d.
 
     Returns:
-        None where rows differ and are too many to simulate each among all.
+        None if rows differ and are too many to simulate each among all.
     """
     dp_rank = replay.rows.dp_rank
     num = int(dp_rank.max()) + 1
@@ -317,7 +318,7 @@ def by_dp_rank(replay: OperationReplay) -> Int64Array | None:
 
 
 def _as_pair(replay: OperationReplay, num: int) -> OperationReplay | None:
-    """Two rows whose first is each row in turn; None where rows differ in their operations."""
+    """Two rows, the first of which is each row in turn; None if rows differ in their operations."""
     rows = replay.rows
     if num < 3 or len(rows) % num:
         return None
@@ -350,16 +351,16 @@ def _as_pair(replay: OperationReplay, num: int) -> OperationReplay | None:
 
 
 def slowest(workers: Workers, slowdown: NDArray[np.float64]) -> Int64Array:
-    """Ranks of the slowest 3 %, rounded up; of equally slow ones the lower ranks."""
+    """Ranks of the slowest 3 %, rounded up; among equally slow workers, the lower ranks."""
     num = -(-len(workers.rank) * SLOWEST_PERCENT // 100)
     order = np.lexsort((workers.rank, -slowdown))
     return workers.rank[order[:num]]
 
 
 def level_stages(replay: OperationReplay) -> NDArray[np.float64]:
-    """float64, shape ``(n,)``: by what every stage computes as long as the mean of all stages.
+    """float64, shape ``(n,)``: factors that make every stage compute as long as the mean stage.
 
-    Lengths are scaled, so that what differs between micro-batches and workers of a stage stays.
+    Lengths are scaled, so differences between micro-batches and workers of a stage remain.
     """
     factor = np.ones(len(replay.rows))
     for members, whole in _by_kind_and_stage(replay):
@@ -369,7 +370,7 @@ def level_stages(replay: OperationReplay) -> NDArray[np.float64]:
 
 
 def level_micro_batches(replay: OperationReplay) -> Int64Array:
-    """int64 ns, shape ``(n,)``: mean computation of the kind and stage; ABSENT for all else."""
+    """int64 ns, shape ``(n,)``: mean computation of the kind and stage; ABSENT for other kinds."""
     level = np.full(len(replay.rows), ABSENT, np.int64)
     for members, _ in _by_kind_and_stage(replay):
         level[members] = round(float(replay.actual[members].mean()))
@@ -386,7 +387,7 @@ def _by_kind_and_stage(replay: OperationReplay) -> Iterator[tuple[Mask, Mask]]:
 
 
 def micro_batch_correlation(replay: OperationReplay) -> float | None:
-    """How alike forward and backward of micro-batches deviate; None where nothing deviates."""
+    """Correlation of the deviations of forward and backward; None if nothing deviates."""
     forward, backward = (_deviations(replay, kind) for kind in COMPUTE)
     if forward.shape != backward.shape or forward.size < 8:
         return None

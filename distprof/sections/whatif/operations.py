@@ -1,7 +1,7 @@
-"""The what-if answer for a log of operations, without traces, and what a slowdown comes from.
+"""The what-if result for a log of operations, without traces, and the causes of its slowdown.
 
-Causes (few workers, a stage, micro-batches, transfers) are read off a
-:class:`~distprof.sections.whatif.result.WhatIfResult` alone, so that rules and reports agree.
+Causes (few workers, a stage, micro-batches, transfers) are derived only from a
+:class:`~distprof.sections.whatif.result.WhatIfResult`, so rules and reports agree.
 
 Source of the definitions of S, S_t, S_w, M_W and M_S: formula sheet, "What-if".
 """
@@ -45,7 +45,7 @@ __all__ = [
 MAX_ROWS = 64
 
 MAX_CELLS = 4_000_000
-"""Operations times steps whose paths are followed; of larger logs, steps at equal distances."""
+"""Operations times steps whose paths are followed; for larger logs, evenly spaced steps."""
 
 _COMPUTE = ("forward-compute", "backward-compute", "optimizer")
 
@@ -78,7 +78,7 @@ def path_shares(replay: OperationReplay) -> tuple[PathShare, ...]:
 
 
 def _of_step(replay: OperationReplay, step: int) -> dict[Key, int]:
-    """One step as simulated: on its path each operation starts when the one before ends."""
+    """The path of one simulated step, on which each operation starts when the previous one ends."""
     times = replay.times(step)
     path = critical_path(replay.graph.graph, times)
     path = path[path < len(replay.rows)]  # meetings take no time
@@ -100,13 +100,13 @@ def _key(replay: OperationReplay, node: int) -> Key:
 
 
 MIN_SLOWDOWN = 1.03
-"""Below this S no rank is blamed: shares of so small a difference are noise."""
+"""Below this S no rank is blamed: shares of a difference this small are noise."""
 
 MIN_RECOVERABLE_RATIO = 0.01
 
 ROWS_DIFFER = (
-    "Data-parallel rows do different operations, and are too many to be simulated one by one: "
-    "workers are compared by their stage only."
+    "Data-parallel rows have different operations and are too many to simulate one by one, so "
+    "workers are compared only by stage."
 )
 
 MAX_WORKERS_FIXED = 16
@@ -121,14 +121,16 @@ def simulate_operations(
 
     Args:
         log: The operations.
-        pipeline: What other orders of the log's pipelines would take.
-        bench: Gets the simulation, from which repairs are planned.
+        pipeline: Predictions for other orders of the log's pipelines.
+        bench: Receives the simulation, from which repairs are planned.
 
     Returns:
-        The answer, or why there is none in ``unavailable``.
+        The result; without figures, and with the reason in ``unavailable``, if there is none.
     """
     if not log.shares_clock:
-        return _without("the log's workers share no clock: transfers and waiting cannot be told")
+        return _without(
+            "the log's workers share no clock, so transfers and waiting cannot be separated"
+        )
     rows = lay_out(log)
     if rows is None:
         return _without("the log holds no operation whose place in a step is known")
@@ -198,10 +200,10 @@ def _model(replay: OperationReplay, late: Int64Array, gaps_ns: float) -> Operati
 
 
 class _Causes:
-    """What the mean step would be without a cause.
+    """The mean step without each cause.
 
     Args:
-        replay: What is simulated.
+        replay: The log that is simulated.
         step: Mean step, simulated with nothing changed, ns.
     """
 
@@ -210,7 +212,7 @@ class _Causes:
         self._step = step
 
     def share(self, mask: Mask, ideal: int) -> float:
-        """Part of the slowdown that goes when the operations of a mask become ideal."""
+        """Share of the slowdown that disappears if the operations of a mask are ideal."""
         if self._step == ideal:
             return 0.0
         fixed = float(self._replay.fixing([mask]).mean())
@@ -222,14 +224,14 @@ class _Causes:
         slowdown: NDArray[np.float64],
         workers: by.Workers,
     ) -> tuple[Scenario, ...]:
-        """All that are worth a line, by what they recover."""
-        known = (
+        """All scenarios worth showing, by the time that they recover."""
+        whole = (
             self._without_gaps(scenario)
             for scenario in simulation.scenarios()
             if not scenario.what.startswith("kind ") or self._is_worth(scenario.recoverable_ns)
         )
         parts = self._of_parts(slowdown, workers, simulation.alone_ns)
-        found = [*known, *self._of_last_stage(), *parts]
+        found = [*whole, *self._of_last_stage(), *parts]
         return tuple(sorted(found, key=lambda scenario: -scenario.recoverable_ns))
 
     def _of_last_stage(self) -> Iterator[Scenario]:
@@ -238,32 +240,35 @@ class _Causes:
             last = rows.stage == rows.num_stages - 1
             fixed = self._replay.fixing([last]).mean()
             ranks = tuple(np.unique(rows.rank[last]).tolist())
-            yield self._scenario("last-stage", "last pipeline stage ideal", fixed, ranks)
+            title = "the last pipeline stage took its ideal time"
+            yield self._scenario("last-stage", title, fixed, ranks)
 
     def _of_parts(
         self, slowdown: NDArray[np.float64], workers: by.Workers, known: Collection[str]
     ) -> Iterator[Scenario]:
-        """Other kinds, stages and the slowest workers, where they recover enough."""
+        """Other kinds, stages and the slowest workers, if they recover enough."""
         rows = self._replay.rows
         parts: list[tuple[str, str, Mask, tuple[int, ...]]] = [
-            (f"kind {kind}", f"every {kind} as long as usual", mask, ())
+            (f"kind {kind}", f"every {kind} took its usual time", mask, ())
             for kind, mask in by.masks_by_kind(rows).items()
             if f"kind {kind}" not in known
         ]
-        for stage in np.unique(rows.stage)[:-1].tolist():  # the last is a scenario of its own
+        for stage in np.unique(rows.stage)[:-1].tolist():  # the last one is a separate scenario
             mask = rows.stage == stage
             ranks = tuple(np.unique(rows.rank[mask]).tolist())
-            parts.append((f"stage {stage}", f"stage {stage} ideal", mask, ranks))
+            title = f"stage {stage} took its ideal time"
+            parts.append((f"stage {stage}", title, mask, ranks))
         for i in np.argsort(-slowdown, kind="stable")[:MAX_WORKERS_FIXED].tolist():
             rank = int(workers.rank[i])
-            parts.append((f"rank {rank}", f"rank {rank} ideal", rows.rank == rank, (rank,)))
+            title = f"rank {rank} took its ideal time"
+            parts.append((f"rank {rank}", title, rows.rank == rank, (rank,)))
         fixed = self._replay.fixing([mask for _, _, mask, _ in parts]).mean(axis=1)
         for (what, title, _, ranks), step in zip(parts, fixed.tolist(), strict=True):
             if self._is_worth(self._step - step):
                 yield self._scenario(what, title, step, ranks)
 
     def _without_gaps(self, scenario: Scenario) -> Scenario:
-        """Steps of all scenarios are without late launches."""
+        """The scenario with its step simulated without late launches, as in all other scenarios."""
         gain = 0 if scenario.what == "launch-gaps" else scenario.recoverable_ns
         return msgspec.structs.replace(scenario, step_ns=round(self._step) - gain)
 

@@ -1,10 +1,10 @@
-"""Which changes to make, in which order, and where the step is after each.
+"""Which changes to make, in which order, and how long the step takes after each.
 
 The run is simulated with one change after another, from its traces or from a log of operations.
-Faults come before causes that all ranks share, and those before tuning: a slow rank is mended
-before transfers are hidden, unless that gives back far more. Of changes that give back about the
-same, the narrowest comes first. Faults that hide each other are mended one after another, although
-the first of them gives back next to nothing.
+Faults come before causes that all ranks share, and those before tuning: a slow rank is fixed before
+transfers are overlapped, unless overlap recovers far more. Of changes that recover about the same
+time, the narrowest comes first. Faults that hide each other are fixed one after another, although
+the first of them recovers almost nothing.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from distprof.units import name_ranks
 __all__ = ["Priced", "Simulation", "Workbench", "is_actionable"]
 
 MIN_GAIN_RATIO = 0.02
-"""Share of the step that a change must give back to be worth a place in the plan."""
+"""Share of the step that a change must recover to be worth a place in the plan."""
 
 MAX_REPAIRS = 6
 
 ABOUT_AS_MUCH = 0.8
-"""A narrower change that gives back this share of what a wide one does comes first."""
+"""Share of a wide change's gain from which a narrower change comes first."""
 
 FAR_MORE = 4.0
-"""A change of a later class that gives back this many times as much comes first."""
+"""Ratio of gains from which a change of a later class comes first."""
 
 CLEAR_RATIO = 0.05
 """Share of the step from which a fault comes first in any case."""
 
 CLEAR_OF_RANKS = 0.03
-"""The same of a slow rank or link: mending it redesigns nothing."""
+"""The same for a slow rank or link: fixing it redesigns nothing."""
 
 
 class _Class(IntEnum):
@@ -50,12 +50,12 @@ class _Class(IntEnum):
 
 
 _ACTIONS: tuple[tuple[str, _Class, int, str], ...] = (
-    ("rank ", _Class.FAULT, 0, "{} mended"),
-    ("ranks ", _Class.FAULT, 1, "{} mended"),
-    ("link ", _Class.FAULT, 1, "links of {} mended"),
+    ("rank ", _Class.FAULT, 0, "{} fixed"),
+    ("ranks ", _Class.FAULT, 1, "{} fixed"),
+    ("link ", _Class.FAULT, 1, "links of {} fixed"),
     ("expert-imbalance", _Class.FAULT, 1, "experts balanced"),
     ("hardware ", _Class.FAULT, 1, "{} at its best bandwidth"),
-    ("slowest-workers", _Class.FAULT, 0, "{} mended"),
+    ("slowest-workers", _Class.FAULT, 0, "{} fixed"),
     ("kind ", _Class.FAULT, 1, "{} at its median"),
     ("stage-imbalance", _Class.FAULT, 2, "stages balanced"),
     ("uneven-input", _Class.FAULT, 2, "input evened out"),
@@ -72,30 +72,31 @@ _ACTIONS: tuple[tuple[str, _Class, int, str], ...] = (
     (SCHEDULE, _Class.TUNING, 1, "another schedule"),
     ("overlap", _Class.TUNING, 1, "communication overlapped"),
 )
-"""Key, or beginning of the key, of each change that can be made; its class; how much of its
-class it covers; and the step afterwards, in words. Other scenarios, such as transfers that take no
-time, are bounds and no changes."""
+"""Changes that can be made: key, or prefix of the key; class; how much of its class it covers; and
+the change as a fact, in words. Other scenarios, such as transfers that take no time, are bounds and
+not changes."""
 
 _COMMON = ("late ranks", "overlap")
 """Changes that remove what many causes have in common."""
 
 
 _DESIGN = (MICRO_BATCHES, SCHEDULE)
-"""Changes of a pipeline that is as it was meant to be. Every pipeline has a bubble, and what
-another order gives back is predicted without the cost of smaller micro-batches."""
+"""Changes to the design of a pipeline. Every pipeline has a bubble, and the predicted gain of
+another order ignores the cost of smaller micro-batches."""
 
 
 _BROKEN = ("rank ", "ranks ", "link ")
-"""How keys of faults of a rank or a link begin; the others are uneven work, which is design too."""
+"""Key prefixes of faults of a rank or a link. Other faults are uneven work, which is also
+design."""
 
 
 class Priced(msgspec.Struct, frozen=True, kw_only=True):
-    """The plan, and what other changes still give back after it.
+    """The plan, and the time that other changes still recover after it.
 
     Args:
         plan: The changes in order.
-        remaining_ns: Key of each scenario asked for to what it gives back: of one in the plan,
-            after those before it; of any other, after the whole plan.
+        remaining_ns: Time that each requested scenario recovers, by key: for one in the plan, after
+            those before it; for any other, after the whole plan.
     """
 
     plan: RepairPlan
@@ -103,7 +104,7 @@ class Priced(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def order(self) -> tuple[str, ...]:
-        """Keys of the plan's scenarios."""
+        """Keys of the plan's scenarios, in order."""
         return tuple(repair.what for repair in self.plan.repairs)
 
     def is_wide(self, what: str) -> bool:
@@ -116,11 +117,11 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         model: The run.
-        changes: Key to change.
-        refill: Another order of the run's pipeline, with its key among the changes; None without.
-        usual_work: What the model's ranks work in their stages, nothing changed.
+        changes: Changes by key.
+        refill: Another order of the run's pipeline, also among the changes; None if there is none.
+        usual_work: How long the model's ranks work in their stages, nothing changed.
         step_ns: Mean simulated step, nothing changed.
-        alone_ns: Key to what each change gives back alone.
+        alone_ns: Time that each change recovers alone, by key.
     """
 
     model: Model
@@ -152,7 +153,7 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
         return replace(bare, step_ns=usual, alone_ns=alone)
 
     def scenarios(self) -> Iterator[Scenario]:
-        """What each change gives back alone."""
+        """The scenario of each change made alone."""
         for what, gain in self.alone_ns.items():
             change = self.changes[what]
             yield Scenario(
@@ -164,12 +165,12 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def steps(self, made: Sequence[Made]) -> list[int]:
-        """Mean step with each set of changes, ns; sets that differ in the refill are one."""
+        """Mean step with each set of changes, ns; sets that differ in the refill share a run."""
         plain = [{what: one[what] for what in one if not self._is_refill(what)} for one in made]
         distinct = {tuple(one.items()): one for one in plain}
-        known = dict(zip(distinct, self.model.step_times(list(distinct.values())), strict=True))
+        times = dict(zip(distinct, self.model.step_times(list(distinct.values())), strict=True))
         return [
-            self._refilled(known[tuple(rest.items())], rest, one)
+            self._refilled(times[tuple(rest.items())], rest, one)
             for rest, one in zip(plain, made, strict=True)
         ]
 
@@ -186,7 +187,7 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
         """Plan repairs among the scenarios that findings name, and price the other ones.
 
         Args:
-            claimed: Keys of scenarios that findings name; unknown ones are left out.
+            claimed: Keys of scenarios that findings name; unknown keys are ignored.
         """
         known = [what for what in dict.fromkeys(claimed) if what in self.changes]
         repairs: list[Repair] = []
@@ -197,7 +198,7 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
             gains = self._gains(made, open_, now)
             best = _next(gains, self.step_ns)
             hidden = self._hidden(made, gains, best) if len(repairs) < MAX_REPAIRS - 1 else ()
-            if not hidden and gains[best] < self._least_ns:
+            if not hidden and gains[best] < self._min_gain_ns:
                 break
             for what in hidden[: MAX_REPAIRS - len(repairs)] or (best,):
                 now = repairs[-1].step_ns if repairs else self.step_ns
@@ -214,40 +215,40 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
-    def _least_ns(self) -> float:
-        """What a change must give back for a place in the plan."""
+    def _min_gain_ns(self) -> float:
+        """Time that a change must recover for a place in the plan."""
         return MIN_GAIN_RATIO * self.step_ns
 
     def _hidden(self, made: Made, gains: Mapping[str, int], best: str) -> tuple[str, ...]:
-        """Faults of ranks that give back little one by one, because each hides the others.
+        """Faults of ranks that recover little one by one, because each hides the others.
 
         Args:
-            made: The changes before.
-            gains: What each open change gives back after those.
+            made: The changes made before.
+            gains: Time that each open change recovers after those.
             best: The change that would come next. Nothing is hidden behind a fault that is worth
                 its place.
 
         Returns:
-            The faults without which less is given back, most first; empty where they are worth no
-            more together, or far less than another change.
+            The faults that add to the joint gain, largest gain first; empty if together they are
+            not worth a place in the plan, or recover far less than another change.
         """
         few = {what for what in gains if _is_of_ranks(what, self.changes[what])}
-        if len(few) < 2 or (gains[best] >= self._least_ns and _action(best)[1] is _Class.FAULT):
+        if len(few) < 2 or (gains[best] >= self._min_gain_ns and _action(best)[1] is _Class.FAULT):
             return ()
         chosen = dict(made) | dict.fromkeys(few, 1.0)
         for what in sorted(few, key=lambda one: gains[one]):
             rest = {one: share for one, share in chosen.items() if one != what}
             with_it, without = self.steps([chosen, rest])
-            chosen = chosen if without - with_it >= self._least_ns else rest
+            chosen = chosen if without - with_it >= self._min_gain_ns else rest
         base, together = self.steps([made, chosen])
         worth = base - together
         clear = worth >= CLEAR_OF_RANKS * self.step_ns
-        if worth < self._least_ns or not (clear or FAR_MORE * worth >= gains[best]):
+        if worth < self._min_gain_ns or not (clear or FAR_MORE * worth >= gains[best]):
             return ()
         return tuple(sorted(chosen.keys() - made.keys(), key=lambda what: (-gains[what], what)))
 
     def _share(self, made: Made, what: str) -> float:
-        """All of the change, or the part that gives back as much as its bound allows."""
+        """Share of the change to make: 1, or less if its bound allows only part of the gain."""
         most = self.changes[what].most_ns
         if most is None:
             return 1.0
@@ -267,7 +268,7 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _gains(self, made: Made, whats: Sequence[str], now_ns: int) -> dict[str, int]:
-        """What each change gives back after those made, at most what the step takes now."""
+        """Time that each change recovers after those made, at most the current step."""
         if not made:
             return {what: self.alone_ns[what] for what in whats}
         base, *steps = self.steps([made, *({**made, what: 1.0} for what in whats)])
@@ -283,7 +284,7 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Workbench:
-    """Keeps the simulation of a run, from where it is made to where the findings are known."""
+    """Keeps the simulation of a run until the findings are known."""
 
     def __init__(self) -> None:
         self.simulation: Simulation | None = None
@@ -299,7 +300,7 @@ class Workbench:
 
 
 def is_actionable(what: str) -> bool:
-    """Whether the scenario is a change that can be made, and not a bound."""
+    """Whether the scenario is a change that can be made, rather than a bound."""
     try:
         _action(what)
     except KeyError:
@@ -308,27 +309,27 @@ def is_actionable(what: str) -> bool:
 
 
 def _next(gains: Mapping[str, int], step_ns: int) -> str:
-    """The change to make next: of the first class with one that is worth it, the narrowest.
+    """The change to make next: the narrowest of the first class that has a worthwhile change.
 
-    A later class comes first only if it gives back far more, and no fault is clear; another design
-    of a pipeline never comes before a slow rank or link.
+    A later class comes first only if it recovers far more and no fault is clear. Another design of
+    a pipeline never comes before a slow rank or link.
 
     Args:
-        gains: What each change gives back now.
-        step_ns: The step as it is.
+        gains: Time that each change recovers now.
+        step_ns: The step, nothing changed.
     """
-    least_ns = MIN_GAIN_RATIO * step_ns
+    min_gain_ns = MIN_GAIN_RATIO * step_ns
     best: dict[_Class, int] = {}
     for what, gain in gains.items():
         kind = _action(what)[1]
         best[kind] = max(best.get(kind, 0), gain)
     chosen = max(best, key=lambda kind: best[kind])
-    broken = any(gain >= least_ns for what, gain in gains.items() if what.startswith(_BROKEN))
+    broken = any(gain >= min_gain_ns for what, gain in gains.items() if what.startswith(_BROKEN))
     others = max((gain for what, gain in gains.items() if what not in _DESIGN), default=0)
     for kind in sorted(best):
         most = others if broken and kind is _Class.FAULT else best[chosen]
         clear = kind is _Class.FAULT and _is_clear(gains, best[kind], step_ns)
-        if clear or (best[kind] >= least_ns and FAR_MORE * best[kind] >= most):
+        if clear or (best[kind] >= min_gain_ns and FAR_MORE * best[kind] >= most):
             chosen = kind
             break
     near = {
@@ -344,16 +345,16 @@ def _is_of_ranks(what: str, change: Change) -> bool:
 
 
 def _is_clear(gains: Mapping[str, int], most: int, step_ns: int) -> bool:
-    """Whether some fault, of which the largest gives back ``most``, is so in any case."""
+    """Whether a fault comes first in any case; ``most`` is the largest gain of a fault."""
     of_ranks = max((gain for what, gain in gains.items() if what.startswith(_BROKEN)), default=0)
     return most >= CLEAR_RATIO * step_ns or of_ranks >= CLEAR_OF_RANKS * step_ns
 
 
 def _action(what: str) -> tuple[str, _Class, int, str]:
-    """The row of a change.
+    """The row of a change in the table of actions.
 
     Raises:
-        KeyError: If the scenario is a bound, and no change.
+        KeyError: If the scenario is a bound and not a change.
     """
     for action in _ACTIONS:
         if what == action[0] or (action[0].endswith(" ") and what.startswith(action[0])):

@@ -1,9 +1,9 @@
 """Which collectives cut the time of peers into sections that can be compared.
 
-Peers that run one program ask for the same collectives, but those of different streams may take
-turns differently: a reduction of gradients starts before or after the next collective of tensor
-parallelism. Sections are then cut only by classes of collectives that all peers ask for in one
-order, those with most collectives first.
+Peers that run the same program issue the same collectives, but those of different streams may
+interleave differently: a gradient reduction starts before or after the next tensor-parallel
+collective. Then only classes of collectives that all peers issue in the same order cut sections,
+and classes with the most collectives are tried first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from distprof.schema import Int64Array
 __all__ = ["common_cuts"]
 
 MAX_CLASSES = 8
-"""Classes that are tried; the rest is too rare to cut much."""
+"""Number of classes that are tried; the others are too rare to cut much."""
 
 
 def common_cuts(
@@ -27,13 +27,13 @@ def common_cuts(
     low: Int64Array,
     high: Int64Array,
 ) -> NDArray[np.bool_]:
-    """Mask over collectives: peers ask for those in the same order in their window.
+    """Mask of the collectives that peers issue in the same order in their window.
 
     Args:
         program: Class of each collective, in order of rank and start.
-        peers: Positions of ranks to compare.
+        peers: Positions of ranks to compare, by group.
         low: Shape ``(P, W)``, the first collective of each rank's window.
-        high: The end of it.
+        high: Shape ``(P, W)``, the end of the window.
     """
     result = np.zeros(len(program), dtype=np.bool_)
     for group in peers:
@@ -47,13 +47,13 @@ def common_cuts(
 
 
 def _common(programs: Sequence[Int64Array]) -> list[int] | None:
-    """Classes that are asked for in one order; None for all."""
+    """Classes that are issued in the same order; None for all."""
     if _are_equal(programs):
         return None
     classes, count = np.unique(programs[0], return_counts=True)
     kept: list[int] = []
-    for found in classes[np.argsort(-count, kind="stable")][:MAX_CLASSES].tolist():
-        tried = [*kept, found]
+    for candidate in classes[np.argsort(-count, kind="stable")][:MAX_CLASSES].tolist():
+        tried = [*kept, candidate]
         if _are_equal([program[np.isin(program, tried)] for program in programs]):
             kept = tried
     return kept

@@ -1,9 +1,9 @@
 """More micro-batches or another schedule, as a change that is made after others.
 
-The same batch in more and smaller micro-batches, or in another order, fills a pipeline better. What
-that saves depends on what was changed before it: stages of unequal length leave gaps that no order
-fills. So both orders are replayed anew, with the work of stages as it is by then, and what the
-pipeline takes shrinks by their ratio. The rest of the step stays.
+The same batch in more and smaller micro-batches, or in another order, fills a pipeline better. The
+time saved depends on the changes before it: stages of unequal length leave gaps that no order
+fills. Therefore both orders are replayed again with the work of the stages after these changes, and
+the pipeline's time shrinks by the ratio of the two. The rest of the step stays the same.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Refill(Change, frozen=True, kw_only=True):
 
     Args:
         group: The pipeline.
-        present: Its order.
-        other: The order instead.
+        present: Its present order.
+        other: The order that replaces it.
     """
 
     group: PipelineGroup
@@ -41,11 +41,11 @@ class Refill(Change, frozen=True, kw_only=True):
     other: Candidate
 
     def saved_ns(self, step_ns: int, usual: Mapping[int, float], work: Mapping[int, float]) -> int:
-        """What the other order saves, after other changes.
+        """Time that the other order saves after other changes.
 
         Args:
-            step_ns: The step after them.
-            usual: What each rank works in its stages, nothing changed, in any unit.
+            step_ns: The step after these changes.
+            usual: How long each rank works in its stages, nothing changed, in any unit.
             work: The same after the changes.
         """
         now, then = self._makespans(self._factors(usual, work))
@@ -57,9 +57,9 @@ class Refill(Change, frozen=True, kw_only=True):
         return int(span * (1 - then / now))
 
     def _factors(self, usual: Mapping[int, float], work: Mapping[int, float]) -> list[float]:
-        """What each position of the busiest pipeline of this shape works, over what was measured.
+        """Work at each position of the busiest pipeline of this shape, over the measured work.
 
-        The measured one is ``group.ranks``, of median span.
+        The measured pipeline is ``group.ranks``, the one with the median span.
         """
         replicas = self.group.replicas or (self.group.ranks,)
         busiest = max(replicas, key=lambda ranks: max(work.get(rank, 0.0) for rank in ranks))
@@ -69,7 +69,7 @@ class Refill(Change, frozen=True, kw_only=True):
         ]
 
     def _makespans(self, factors: Sequence[float]) -> tuple[int, int]:
-        """Of the present order and the other one."""
+        """Makespans of the present order and the other one."""
         group = self.group
         stages = group.stages_detail
         scale = np.array([factors[stage.position] for stage in stages])
@@ -94,7 +94,7 @@ def _ns(values: Sequence[int], scale: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def refill_of(pipeline: PipelineResult) -> Refill | None:
-    """The better order of the longest pipeline; None where none is known."""
+    """The better order of the longest pipeline; None if none is known."""
     groups = [group for group in pipeline.groups if group.better and group.schedule in SCHEDULES]
     if not groups:
         return None

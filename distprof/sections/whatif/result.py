@@ -1,4 +1,4 @@
-"""What the step would take without a cause: the run as a graph, simulated, and simulated again.
+"""How long the step would take without each cause, from simulations of the run as a graph.
 
 Source of the definitions of S, S_t, S_w, M_W and M_S: formula sheet, "What-if".
 """
@@ -36,12 +36,12 @@ class Scenario(Record, frozen=True, kw_only=True):
     """The step simulated without one cause.
 
     Args:
-        what: Stable key, for example ``rank 3``, ``stage-imbalance``, ``launch-gaps``: what rules
+        what: Stable key, for example ``rank 3``, ``stage-imbalance``, ``launch-gaps``, that rules
             name in ``Draft.without``.
-        title: What is different, for people.
+        title: What is different, as a clause that follows "if".
         step_ns: Simulated step.
-        recoverable_ns: The step as it is, simulated, less this; never below 0.
-        ranks: Whose operations were changed; empty for all.
+        recoverable_ns: Simulated step with nothing changed, less this one; never below 0.
+        ranks: Ranks whose operations were changed; empty for all.
     """
 
     what: str
@@ -57,11 +57,11 @@ class Repair(Record, frozen=True, kw_only=True):
     Args:
         what: Key of its scenario.
         title: What is different, as a clause that follows "if".
-        done: The change as a fact, for example ``rank 6 mended``.
-        ranks: Whose operations change; empty for all.
-        alone_ns: What it gives back alone, per step.
-        gain_ns: What it gives back after those before it, per step.
-        step_ns: The simulated step after it and those before it.
+        done: The change as a fact, for example ``rank 6 fixed``.
+        ranks: Ranks whose operations change; empty for all.
+        alone_ns: Time per step that it recovers alone.
+        gain_ns: Time per step that it recovers after the changes before it.
+        step_ns: The simulated step after this change and those before it.
     """
 
     what: str
@@ -74,12 +74,12 @@ class Repair(Record, frozen=True, kw_only=True):
 
 
 class RepairPlan(Record, frozen=True, kw_only=True):
-    """What to mend, in which order, and where the step is afterwards.
+    """Which changes to make, in which order, and how long the step takes afterwards.
 
     Args:
-        step_ns: Mean simulated step, nothing changed, or capture where nothing marks steps; null
-            where the run could not be simulated.
-        repairs: Changes in order; empty where none gives back 2 % of the step.
+        step_ns: Mean simulated step, nothing changed, or the capture if nothing marks steps; null
+            if the run could not be simulated.
+        repairs: Changes in order; empty if none recovers 2 % of the step.
     """
 
     step_ns: int | None = None
@@ -87,11 +87,11 @@ class RepairPlan(Record, frozen=True, kw_only=True):
 
 
 class KindSlowdown(Record, frozen=True, kw_only=True):
-    """S_t: the step with all ideal but this kind of operation, over the ideal step.
+    """S_t: the step with everything ideal except this kind of operation, over the ideal step.
 
     Args:
         kind: Kind of operation.
-        slowdown: Step with everything ideal but this kind, over the ideal step; 1 is no slow-down.
+        slowdown: Step with everything ideal except this kind, over the ideal step; 1 is none.
     """
 
     kind: str
@@ -103,9 +103,9 @@ class WorkerSlowdown(Record, frozen=True, kw_only=True):
 
     Args:
         rank: Worker.
-        dp_rank: Its data-parallel rank; null where unknown.
-        stage: Its pipeline stage; null where unknown.
-        slowdown: The smaller of the slow-downs of its data-parallel rank and of its stage; 1 is
+        dp_rank: Its data-parallel rank; null if unknown.
+        stage: Its pipeline stage; null if unknown.
+        slowdown: The smaller of the slowdowns of its data-parallel rank and of its stage; 1 is
             none.
     """
 
@@ -116,12 +116,12 @@ class WorkerSlowdown(Record, frozen=True, kw_only=True):
 
 
 class StageSlowdown(Record, frozen=True, kw_only=True):
-    """The step with all ideal but this pipeline stage, over the ideal step.
+    """The step with everything ideal except this pipeline stage, over the ideal step.
 
     Args:
         stage: Index along the pipeline.
         ranks: Its workers.
-        slowdown: At least about 1; below 1 for a stage that is faster than the mean of all.
+        slowdown: 1 is none; below 1 for a stage that is faster than the mean of all.
         compute_ns: Mean computation of a worker of the stage, per step.
     """
 
@@ -147,11 +147,11 @@ class PathShare(Record, frozen=True, kw_only=True):
     """Part of the critical path, mean per step.
 
     Args:
-        rank: Whose operations; None for what several ranks do together.
+        rank: Rank of the operations; None for operations of several ranks together.
         kind: ``compute``, ``transfer``, ``wait``, ``launch`` or ``other``.
         name: Class of kernel or collective, for example ``all_reduce dp``; empty for all.
         ns_per_step: Time on the path.
-        share_ratio: Of the whole path.
+        share_ratio: Share of the whole path.
     """
 
     rank: int | None
@@ -162,30 +162,30 @@ class PathShare(Record, frozen=True, kw_only=True):
 
 
 class WhatIfResult(Result, frozen=True, kw_only=True):
-    """The simulated step, and what it would be otherwise; all None where it could not be simulated.
+    """The simulated step with and without each cause; all None if it could not be simulated.
 
     Args:
-        source: What the graph was made of: ``traces`` or ``operations``.
-        num_operations: In the graph.
-        num_steps: Steps that the figures are means over.
-        num_left_out: Analysed steps that are not among them, half before and half after, because
-            the run is large; null where all are.
+        source: Source of the graph: ``traces`` or ``operations``.
+        num_operations: Number of operations in the graph.
+        num_steps: Number of steps that the figures are means over.
+        num_left_out: Number of analysed steps left out because the run is large, half of them
+            before and half after the others; null if none are.
         step_ns: Mean measured step.
         replayed_ns: Mean simulated step, nothing changed.
         model_error_ratio: Simulated over measured, less 1.
-        step_error_ratio: The same of each rank's steps, mean of the absolute values.
+        step_error_ratio: The same for each rank's steps, mean of the absolute values.
         ideal_ns: Mean step with every operation as long as the mean of its peers.
         slowdown: S = simulated without launch delays, over ideal.
-        without: By what they recover, most first.
-        kinds: S_t, largest first.
-        workers: S_w, largest first.
+        without: Scenarios by the time that they recover, largest first.
+        kinds: S_t of each kind of operation, largest first.
+        workers: S_w of each worker, largest first.
         m_w: Share of the slowdown that the slowest 3 % of the workers explain.
         m_s: Share that the last pipeline stage explains.
         path: Critical path, largest share first.
-        stages: Slow-down by pipeline stage, in order of stages.
+        stages: Slowdown by pipeline stage, in order of stages.
         steps: Slowest steps, slowest first.
-        micro_batch_correlation: Of the lengths of forward and backward of a micro-batch, each over
-            the mean of its stage: near 1 where it is the data (sequence lengths) that differ.
+        micro_batch_correlation: Correlation between forward and backward lengths of micro-batches,
+            each over the mean of its stage: near 1 if the data (sequence lengths) differs.
     """
 
     source: str | None = None
@@ -210,20 +210,20 @@ class WhatIfResult(Result, frozen=True, kw_only=True):
 
     @property
     def recoverable_ns(self) -> Mapping[str, int]:
-        """Key of each scenario to the step time that comes back in it."""
+        """Time per step that each scenario recovers, by key."""
         return {scenario.what: scenario.recoverable_ns for scenario in self.without}
 
 
-# What a logged job's slowdown comes from: few workers, a stage, micro-batches, or transfers -----
+# Causes of a logged job's slowdown: few workers, a stage, micro-batches or transfers --------------
 
 TRANSFERS = ("send", "recv", "pp-comm", "all-reduce", "all-gather", "reduce-scatter", "clip")
 """Parts of the names of kinds of operations that move data."""
 
 FEW_WORKERS_SHARE = 0.5
-"""M_W from which few workers are to blame: what they do shows in every other scenario too."""
+"""M_W from which few workers are to blame: their delays show in every other scenario too."""
 
 DATA_CORRELATION = 0.9
-"""Correlation of forward and backward from which micro-batches differ by their data.
+"""Correlation of forward and backward from which micro-batches differ because of their data.
 
 Source: J. Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis"
 (OSDI 2025), section 5.3.
@@ -231,7 +231,7 @@ Source: J. Lin et al., "Understanding Stragglers in Large Model Training Using W
 
 
 class CauseKind(StrEnum):
-    """Why operations of a kind take unequally long."""
+    """Why operations of a kind differ in length."""
 
     WORKERS = "workers"
     STAGES = "stages"
@@ -241,12 +241,12 @@ class CauseKind(StrEnum):
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
-    """One cause.
+    """One cause of the slowdown.
 
     Args:
-        kind: Which.
+        kind: Kind of the cause.
         scenario: The step without it.
-        share: Part of the slowdown that goes with it; causes overlap.
+        share: Share of the slowdown that it explains; causes overlap.
     """
 
     kind: CauseKind
@@ -257,9 +257,9 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
 def causes_of(whatif: WhatIfResult, min_share: float) -> tuple[Cause, ...]:
     """Causes that explain at least ``min_share`` of the slowdown, largest first.
 
-    Few slow workers, where they explain most of it and have faster peers on their stages, are the
-    only cause named. A stage whose every worker is slow has more work, or slow machines only: that
-    cannot be told, and is called the stage.
+    If few slow workers explain most of it and have faster peers on their stages, they are the only
+    cause named. If all workers of a stage are slow, it has either more work or only slow machines.
+    These cannot be distinguished, and the stage is named.
     """
     found = {scenario.what: scenario for scenario in whatif.without}
     few = _cause(whatif, CauseKind.WORKERS, found.get("slowest-workers"))
@@ -288,7 +288,7 @@ def limiting_stage(whatif: WhatIfResult) -> StageSlowdown | None:
 
 
 def share_of(whatif: WhatIfResult, scenario: Scenario) -> float:
-    """Part of the slowdown that the scenario recovers."""
+    """Share of the slowdown that the scenario recovers."""
     if whatif.replayed_ns is None or whatif.ideal_ns is None:
         return 0.0
     return scenario.recoverable_ns / max(1, whatif.replayed_ns - whatif.ideal_ns)

@@ -32,21 +32,21 @@ __all__ = [
 ]
 
 MIN_RANK_RATIO = 0.005
-"""Share of the step from which a single rank is worth a scenario."""
+"""Share of the step from which a single rank gets a scenario."""
 
 UNUSUAL_HOLD = 1.25
-"""Times the median of its peers from which a rank's CPU holds its GPU back on its own account."""
+"""Time that a rank's CPU holds its GPU back, over its peers' median, from which it is unusual."""
 
 ALIKE_RATIO = 0.02
-"""Relative differences of work between pipeline stages that no other split would remove."""
+"""Relative difference in work between pipeline stages that no other split would remove."""
 
 MAX_RANKS = 32
 MAX_CLASSES = 12
 SMALL_BYTES = 500_000
-_BEST = 90  # percentile of bandwidth that counts as the best seen: single ones may be clock errors
+_BEST = 90  # percentile of bandwidth that counts as the best: single values may be clock errors
 _CELLS = 1_000_000  # numbers of a simulation in memory at once
 _MOST_CELLS = 8_000_000  # numbers of all simulations of single ranks together
-_ON_THE_WAY = (MeshAxis.TP, MeshAxis.CP, MeshAxis.EP, MeshAxis.PP)
+_BLOCKING_AXES = (MeshAxis.TP, MeshAxis.CP, MeshAxis.EP, MeshAxis.PP)
 _HIDEABLE = (
     CollectiveKind.ALL_REDUCE,
     CollectiveKind.ALL_GATHER,
@@ -55,13 +55,13 @@ _HIDEABLE = (
 
 
 class TraceChange(Change, frozen=True, kw_only=True):
-    """What a scenario changes of a traced run; None for what stays.
+    """What a scenario changes in a traced run; None for what stays the same.
 
     Args:
-        own_ns: Per segment.
-        transfer_ns: Per transfer.
-        delay_ns: Per edge.
-        release_ns: Per node of the graph.
+        own_ns: Own time per segment.
+        transfer_ns: Duration per transfer.
+        delay_ns: Delay per edge.
+        release_ns: Release time per node of the graph.
     """
 
     own_ns: Int64Array | None = None
@@ -78,17 +78,17 @@ def scenarios(
     named: Collection[int] = (),
     further: Iterable[TraceChange] = (),
 ) -> Iterator[TraceChange]:
-    """All changes that fit the run, made one by one: each is as large as the run.
+    """All changes that apply to the run, generated one by one because each is as large as the run.
 
-    A rank that recovers nothing alone is among them: it may once a slower rank is mended.
+    Ranks that recover nothing alone are included: they may once a slower rank is fixed.
 
     Args:
         graph: The run.
         sections: Its ranks, section by section.
-        analyses: By global rank.
+        analyses: Analyses by global rank.
         replayed_ns: Mean simulated step, nothing changed.
-        named: Ranks that get their own scenario, however little they cost.
-        further: Changes of sets of ranks.
+        named: Ranks that get a scenario, however little they cost.
+        further: Changes of sets of ranks and of links.
     """
     yield from _idle(graph, sections)
     yield from _late_ranks(graph, sections, replayed_ns, named)
@@ -105,7 +105,7 @@ def is_worth_showing(scenario: Scenario, replayed_ns: int, named: Collection[int
 
 
 def step_times(graph: TraceGraph, changes: Iterable[TraceChange]) -> list[int]:
-    """Mean step of each change, ns. As many are simulated at once as memory allows."""
+    """Mean step of each change, ns; simulated as many at once as memory allows."""
     height = max(_CELLS // max(graph.graph.num_operations, 1), 1)
     result: list[int] = []
     waiting = iter(changes)
@@ -142,7 +142,7 @@ _PARTS = (
 
 
 def _idle(graph: TraceGraph, sections: Sections) -> Iterator[TraceChange]:
-    """Parts of own time gone."""
+    """Changes that remove parts of own time."""
     own = graph.own_total_ns
     for what, column, title in _PARTS:
         if graph.own_ns[:, column].any():
@@ -179,7 +179,7 @@ def _no_longer_than(
 def _late_ranks(
     graph: TraceGraph, sections: Sections, replayed_ns: int, named: Collection[int]
 ) -> Iterator[TraceChange]:
-    """Ranks as fast as the median of their peers: all at once, and each that is worth it."""
+    """Ranks as fast as the median of their peers: all at once, and each that costs enough."""
     own = graph.own_total_ns
     if len(graph.ranks) < 2:
         return
@@ -214,9 +214,9 @@ def _late_ranks(
 
 
 def launched_as_peers(graph: TraceGraph, sections: Sections) -> Int64Array | None:
-    """Delays of edges where no CPU holds its GPU back more than those of its peers do.
+    """Delays of edges if no CPU holds its GPU back more than its peers' CPUs do.
 
-    What the CPUs of all peers have in common makes none of them late.
+    A delay that the CPUs of all peers have in common makes none of them late.
     """
     freed: list[int] = []
     for group in sections.peers:
@@ -232,8 +232,8 @@ def launched_as_peers(graph: TraceGraph, sections: Sections) -> Int64Array | Non
 def in_time(graph: TraceGraph, sections: Sections) -> Int64Array:
     """When each rank begins the first window, no later than the median of its peers.
 
-    What makes a rank late made it late before: it begins its first window behind the others, who
-    wait for that too. Windows that are no steps begin with the recording, which shows nothing.
+    A rank that is late was also late before: it begins its first window behind the others, who wait
+    for that too. Windows that are not steps begin with the recording, which shows nothing.
     """
     begins = graph.release_ns[graph.begins]
     if graph.opens.shape[1] < 2:
@@ -247,7 +247,7 @@ def in_time(graph: TraceGraph, sections: Sections) -> Int64Array:
 
 
 def beginning(graph: TraceGraph, begins: Int64Array, positions: Sequence[int]) -> Int64Array | None:
-    """Release times with these ranks beginning when they should; None for no change."""
+    """Release times with these ranks starting at ``begins``; None for no change."""
     nodes = graph.begins[list(positions)]
     if (graph.release_ns[nodes] == begins[list(positions)]).all():
         return None
@@ -257,14 +257,14 @@ def beginning(graph: TraceGraph, begins: Int64Array, positions: Sequence[int]) -
 
 
 def affordable(graph: TraceGraph) -> int:
-    """How many single ranks can be simulated in a time that suits the size of the run."""
+    """How many single ranks can be simulated in a reasonable time for the size of the run."""
     return max(_MOST_CELLS // max(graph.graph.num_operations, 1), 8)
 
 
 def _as_peers(graph: TraceGraph, sections: Sections) -> Int64Array:
-    """Own time no longer than the median of peers; of ranks without peers only idle time.
+    """Own time, at most the median of peers; for ranks without peers, only idle time is limited.
 
-    No other rank computes what a pipeline stage computes, but a stage need not idle longer.
+    No other rank computes what a lone pipeline stage computes, but the stage need not idle longer.
     """
     own = graph.own_total_ns
     even = _no_longer_than(sections, own, median_target(sections, own))
@@ -290,24 +290,24 @@ def _imbalance(graph: TraceGraph, sections: Sections) -> Iterator[TraceChange]:
     work = graph.own_ns[:, Own.COMPUTATION]
     totals = sections.totals(work)
     even_work = sections.scaled(work, totals, sections.targets(totals, evened))
-    title = "no rank computed longer than its peers throughout"
+    title = "no rank computed longer than its peers in all steps"
     yield TraceChange(what="even-work", title=title, own_ns=own - work + even_work)
     if sections.is_expert.any():
         totals = sections.totals(own)
         mean = sections.targets(totals, mean_of_peers)
         even = sections.scaled(own, totals, np.where(sections.is_expert, mean, totals))
-        title = "every rank's experts took as long as the mean of the ranks"
+        title = "the experts of every rank took as long as the mean of all ranks"
         yield TraceChange(what="expert-imbalance", title=title, own_ns=even)
 
 
 def _balanced_stages(graph: TraceGraph, sections: Sections) -> Int64Array | None:
-    """Own time where work inside the marks of stages is the mean over positions."""
+    """Own time with equal work inside the marks of all stages; None without several stages."""
     held: dict[tuple[int, ...], list[int]] = {}
     for position, rank in enumerate(graph.ranks):
         held.setdefault(sections.stages[rank], []).append(position)
     if len(held) < 2 or () in held:
         return None
-    # without marks all that a rank computes is its stage's
+    # without marks, all computation of a rank belongs to its stage
     in_stages = graph.stage_ns if graph.stage_ns.any() else graph.own_ns[:, Own.COMPUTATION]
     work = sections.by_window(in_stages)
     level = _levelled(np.array([work[rows].mean() for rows in held.values()]))
@@ -322,7 +322,7 @@ def _balanced_stages(graph: TraceGraph, sections: Sections) -> Int64Array | None
 def _levelled(work: NDArray[np.float64]) -> NDArray[np.float64]:
     """Factors on the work of positions: work above the median is spread over all.
 
-    Differences as small as those between GPUs of one model stay.
+    Differences that are no larger than between GPUs of one model stay.
     """
     usual = float(np.median(work))
     beyond = np.where(abs(work - usual) > ALIKE_RATIO * usual, work - usual, 0.0)
@@ -336,7 +336,7 @@ def _levelled(work: NDArray[np.float64]) -> NDArray[np.float64]:
 def _transfers(
     graph: TraceGraph, sections: Sections, analyses: Mapping[int, RankAnalysis]
 ) -> Iterator[TraceChange]:
-    """Communication that costs nothing, or less; only where it could be matched."""
+    """Changes that remove or shorten communication, if it could be matched."""
     transfers = graph.transfers
     joined = transfers.is_joined
     yield from _overlap(graph, analyses)
@@ -351,10 +351,10 @@ def _transfers(
     for number, name in enumerate(graph.axis_names):
         along = joined & (transfers.axis == number)
         if (along & (transfers.duration_ns > 0)).any():
-            yield _free(graph, along, f"axis {name}", f"{name} moved its data in no time")
+            yield _free(graph, along, f"axis {name}", f"moving data along {name} took no time")
     needless = joined & transfers.is_needless
     if needless.any():
-        title = "gradients of all micro-batches but the last of an update took no time"
+        title = "gradients were reduced only for the last micro-batch of each update"
         yield _free(graph, needless, "repeated gradients", title)
     small = joined & (transfers.bytes >= 0) & (transfers.bytes < SMALL_BYTES)
     if small.any():
@@ -364,14 +364,14 @@ def _transfers(
 
 
 def _overlap(graph: TraceGraph, analyses: Mapping[int, RankAnalysis]) -> Iterator[TraceChange]:
-    """Overlap collectives whose results are not needed at once, but the last bucket of gradients.
+    """Overlap collectives whose results are not needed at once, except the last gradient bucket.
 
-    For a single rank all count, although they include waiting for ranks that were not recorded:
+    For a single rank all collectives count, although they include waiting for unrecorded ranks:
     overlap hides both.
     """
     known = graph.transfers
     among = known.is_joined if len(graph.ranks) > 1 else np.ones(len(known), dtype=np.bool_)
-    hideable = among & np.isin(known.kind, _HIDEABLE) & ~_on_the_way(graph)
+    hideable = among & np.isin(known.kind, _HIDEABLE) & ~_are_blocking(graph)
     if (hideable & (known.duration_ns > 0)).any():
         title = "non-blocking collectives overlapped with compute that now runs alone"
         last = np.rint(known.duration_ns * known.unhidden).astype(np.int64)
@@ -383,13 +383,13 @@ def _overlap(graph: TraceGraph, analyses: Mapping[int, RankAnalysis]) -> Iterato
 def _classes(graph: TraceGraph) -> Iterator[TraceChange]:
     transfers = graph.transfers
     for label, members in graph.classes()[:MAX_CLASSES]:
-        title = f"{label} moved its data in no time"
+        title = f"moving the data of {label} took no time"
         yield _free(graph, members, f"collectives {label}", title)
         faster = _at_best_speed(transfers.duration_ns, transfers.bytes, members)
         if faster is not None:
             yield TraceChange(
                 what=f"hardware {label}",
-                title=f"{label} always ran at the best bandwidth seen at its size or above",
+                title=f"{label} always ran at the best bandwidth measured at its size or above",
                 transfer_ns=faster,
             )
 
@@ -405,7 +405,7 @@ def _free(
     most_ns: int | None = None,
     left_ns: Int64Array | None = None,
 ) -> TraceChange:
-    """These transfers take no time, or what is left of them, and their members end together."""
+    """These transfers take no time, or ``left_ns``, and their members end together."""
     of_edge = graph.edge_transfer
     freed = (of_edge != ABSENT) & chosen[np.maximum(of_edge, 0)]
     delay = graph.delay_ns if delay_ns is None else delay_ns
@@ -421,9 +421,9 @@ def _free(
     )
 
 
-def _on_the_way(graph: TraceGraph) -> NDArray[np.bool_]:
+def _are_blocking(graph: TraceGraph) -> NDArray[np.bool_]:
     """Transfers along axes whose results the next computation needs."""
-    names = [name in _ON_THE_WAY for name in graph.axis_names]
+    names = [name in _BLOCKING_AXES for name in graph.axis_names]
     axis = graph.transfers.axis
     return np.array([*names, False], dtype=np.bool_)[axis]
 
@@ -440,7 +440,7 @@ def _alone(analyses: Mapping[int, RankAnalysis], graph: TraceGraph) -> int:
 def _at_best_speed(
     duration_ns: Int64Array, size: Int64Array, chosen: NDArray[np.bool_]
 ) -> Int64Array | None:
-    """Durations at the best bandwidth seen at a size or above; None where no size is known."""
+    """Durations at the best bandwidth measured at a size or above; None if no size is known."""
     rows = np.flatnonzero(chosen & (size > 0) & (duration_ns > 0))
     if len(rows) < 2:
         return None

@@ -1,14 +1,14 @@
-"""The main line of a rank: its own time, cut where it asks for communication and waits for it.
+"""The main line of a rank: its own time, cut where it issues communication and waits for it.
 
-A rank continues with its own work until it cannot without a collective or a message; while it is
-blocked no own time passes. Cuts are the moments at which it asked for communication (a collective
-started on it, a message was posted) and at which it continued after waiting; between two cuts is a
-*segment* of own time, classified by what it was spent on. How long the rank was blocked is not
-kept: that follows from the others, and is what a simulation has to find.
+A rank continues with its own work until it needs a collective or a message. While it is blocked, no
+own time passes. Cuts are the moments at which it issued communication (a collective started on it,
+a message was posted) and at which it continued after waiting. Between two cuts is a *segment* of
+own time, classified by how it was spent. How long the rank was blocked is not kept, because it
+depends on the other ranks: a simulation computes it.
 
-A device's streams and a CPU's threads make one line together, as in the breakdown of a step: own
-time is what exposed communication leaves. Exposed communication after which nothing ends (work
-began again while a collective still ran) blocked no rank: it is own time, spent idle.
+A GPU's streams, or a CPU's threads, form one line together, as in the breakdown of a step: own time
+is all time outside exposed communication. Exposed communication at whose end no collective ends
+(work began again while a collective still ran) did not block the rank: it is own time, spent idle.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _REDUCTIONS = (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER, Collect
 
 
 class StageLine(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank's pipeline stages do, own clock.
+    """When a rank's pipeline stages work and need communication, own clock.
 
     Args:
         slots: When they work; disjoint, in order.
-        needed_ns: int64 per row of COLLECTIVES: when they continue only with it, had it come in
-            time; ABSENT where unknown.
+        needed_ns: int64 per row of COLLECTIVES: when they would need it to continue, had it come in
+            time; ABSENT if unknown.
     """
 
     slots: Intervals
@@ -56,7 +56,7 @@ class StageLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NOTED_LATE_NS = 500_000
-"""A gloo thread may note a collective's end this long after the training thread continued."""
+"""A gloo thread may record a collective's end this long after the training thread continued."""
 
 
 def rank_line(
@@ -66,7 +66,7 @@ def rank_line(
     causes: IdleCauses | None,
     slots: StageSlots | None,
 ) -> MainLine | None:
-    """The main line, with what pipeline stages need."""
+    """The main line, including what pipeline stages need."""
     windows, stages = context.windows, None
     if windows.size and slots is not None and len(slots):
         stages = StageLine(
@@ -78,19 +78,19 @@ def rank_line(
     if line is None or context.simulated is None:
         return line
     low, high = context.simulated
-    some = Intervals(windows.start[low:high], windows.end[low:high])
-    part = main_line(tables, some, timeline, causes, stages, lag_ns=lag_ns)
+    simulated = Intervals(windows.start[low:high], windows.end[low:high])
+    part = main_line(tables, simulated, timeline, causes, stages, lag_ns=lag_ns)
     if part is None:
         return None
     return replace(_near(part), held_ns=line.held_ns, first_window=low)
 
 
 MARGIN = 64
-"""Rows before and after a line that may have partners in it: captures are cut raggedly."""
+"""Rows before and after a line that may have partners in it: captures begin and end unevenly."""
 
 
 def _near(line: MainLine) -> MainLine:
-    """A line that is a part of what was recorded, with the rows that matter to it."""
+    """A line that covers a part of the recording, with only the rows that affect it."""
     inside = np.flatnonzero((line.issue != ABSENT) | (line.resume != ABSENT))
     low = max(int(inside[0]) - MARGIN, 0) if len(inside) else 0
     rows = slice(low, int(inside[-1]) + 1 + MARGIN if len(inside) else 0)
@@ -107,15 +107,16 @@ def main_line(
     *,
     lag_ns: int = 0,
 ) -> MainLine | None:
-    """Cut one rank's analysed time; linear in the rank's rows but for sorting them.
+    """Cut one rank's analysed time; linear in the rank's rows, except for sorting them.
 
     Args:
         tables: The rank's tables.
-        windows: Analysed windows, in order, disjoint; time between them belongs to the line too.
-        timeline: The sets of its activities.
-        causes: Idle time by cause; None where it is not known.
-        stages: What the rank's pipeline stages do, None without marks.
-        lag_ns: How long after the rank continued a collective's end may be noted at most.
+        windows: Analysed windows, in order, disjoint; time between them also belongs to the line.
+        timeline: The intervals of its activities.
+        causes: Idle time by cause; None if it is unknown.
+        stages: When the rank's pipeline stages work, None without marks.
+        lag_ns: Longest delay with which a collective's end may be recorded after the rank
+            continued.
 
     Returns:
         The line; None without windows.
@@ -124,25 +125,25 @@ def main_line(
         return None
     line = int(windows.start[0]), int(windows.end[-1])
     collectives = tables.collectives
-    asked, leader = _asked(tables, causes)
+    issue_ns, leader = _issue_times(tables, causes)
     end = collectives["end_ns"]
-    issued = (asked >= line[0]) & (asked < line[1])
+    issued = (issue_ns >= line[0]) & (issue_ns < line[1])
     ended = collectives["is_timed"] & (end > line[0]) & (end <= line[1])
     stretches = clip(timeline.exposed_comm, *line)
-    exposed, went_on, blocked = _blocked(asked, end, ended, stretches, lag_ns)
-    exposed &= ~_passed_by(collectives["kind"], asked, went_on, exposed, stretches)
+    exposed, continued_ns, blocked = _blocked(issue_ns, end, ended, stretches, lag_ns)
+    exposed &= ~_passed_by(collectives["kind"], issue_ns, continued_ns, exposed, stretches)
     waits = clip(timeline.message_wait, *line)
     blocked = union(Intervals(*map(np.concatenate, zip(blocked, waits, strict=True))))
-    resumed_ns = np.where(exposed, went_on, _end_of_window(end, windows))
+    resumed_ns = np.where(exposed, continued_ns, _end_of_window(end, windows))
     hidden = np.zeros(len(end), np.bool_)
     if stages is not None:
         needed = stages.needed_ns
         hidden = ended & ~exposed & (needed >= end) & (needed <= line[1])
         resumed_ns = np.where(hidden, needed, resumed_ns)
     hard = np.concatenate((*windows, resumed_ns[exposed | hidden], waits.end))
-    cuts = _Cuts.of(hard, asked[issued])
+    cuts = _Cuts.of(hard, issue_ns[issued])
     own = _own_time(cuts, blocked, timeline, causes.causes if causes else {})
-    # After asking for something a rank may wait at once: no segment is between
+    # A rank may wait as soon as it has issued something: then there is no segment in between
     dropped = cuts.is_soft & (own.sum(axis=1) == 0)
     of_stages = EMPTY if stages is None else intersect(stages.slots, timeline.computation)
     stage_ns = covered(cuts.spans, of_stages)[~dropped]
@@ -156,7 +157,7 @@ def main_line(
         start_ns=line[0],
         own_ns=own,
         stage_ns=stage_ns,
-        issue=_where(issued, cuts.before_soft(asked)),
+        issue=_where(issued, cuts.before_soft(issue_ns)),
         leader=leader,
         resume=_where(ended, cuts.after_hard(resumed_ns)),
         exposed=exposed,
@@ -172,10 +173,10 @@ def main_line(
 
 
 class _Cuts(msgspec.Struct, frozen=True, kw_only=True):
-    """Moments in order, twice their time and one more for those at which only something is asked.
+    """Moments in order: twice their time, plus one if the rank only issued something.
 
-    At the same time continuing comes before asking. Times count from ``origin_ns``, because twice
-    the time since the epoch may be too large a number. ``segment`` is what each cut opens.
+    At the same time, continuing comes before issuing. Times count from ``origin_ns``, because twice
+    the time since the epoch may overflow. ``segment`` is the segment that each cut opens.
     """
 
     origin_ns: int
@@ -195,7 +196,7 @@ class _Cuts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def spans(self) -> Intervals:
-        """From each cut to the next; nothing after the last."""
+        """From each cut to the next; empty after the last."""
         time = (self.keys >> 1) + self.origin_ns
         return Intervals(time, np.concatenate((time[1:], time[-1:])))
 
@@ -205,24 +206,24 @@ class _Cuts(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, segment=segment), own[~dropped]
 
     def before_soft(self, time: Int64Array) -> Int64Array:
-        """The segment that ends where something is asked for."""
+        """The segment that ends where something is issued."""
         at = np.searchsorted(self.keys, (time - self.origin_ns) * 2 + 1)
         before: Int64Array = self.segment[np.clip(at - 1, 0, len(self.keys) - 1)]
         return before
 
     def after_hard(self, time: Int64Array) -> Int64Array:
-        """The segment that starts at a moment of continuing."""
+        """The segment that starts where the rank continues."""
         at = np.searchsorted(self.keys, (time - self.origin_ns) * 2)
         after: Int64Array = self.segment[np.minimum(at, len(self.keys) - 1)]
         return after
 
 
-def _asked(tables: RankTables, causes: IdleCauses | None) -> tuple[Int64Array, Int64Array]:
-    """When the rank was ready for each collective, and which one on another stream that waited for.
+def _issue_times(tables: RankTables, causes: IdleCauses | None) -> tuple[Int64Array, Int64Array]:
+    """When the rank was ready for each collective, and the one on another stream that it followed.
 
-    It was ready as the collective started, unless that was queued. One that starts as another ends,
-    on its stream or on one whose result it takes, may have been ready long before: when the
-    computation launched before it was done, and it was launched itself.
+    The rank was ready when the collective started, unless the collective was queued. A collective
+    that starts as another one ends, on its own stream or on one whose result it needs, may have
+    been ready long before: once it was launched and the computation launched before it was done.
 
     Returns:
         int64 per row: the time; and the row on another stream that it followed, ABSENT for none.
@@ -237,9 +238,9 @@ def _asked(tables: RankTables, causes: IdleCauses | None) -> tuple[Int64Array, I
     if causes is None or not queued.any():
         return start, np.full(len(start), ABSENT, dtype=np.int64)
     ready = np.maximum(enqueue, _done_before(tables, causes, enqueue))
-    asked = np.where(queued, np.minimum(ready, start), start)
-    waited = queued & (leader != ABSENT) & (asked <= end[leader])
-    return np.where(waited | (leader == ABSENT), asked, start), np.where(waited, leader, ABSENT)
+    issue_ns = np.where(queued, np.minimum(ready, start), start)
+    waited = queued & (leader != ABSENT) & (issue_ns <= end[leader])
+    return np.where(waited | (leader == ABSENT), issue_ns, start), np.where(waited, leader, ABSENT)
 
 
 def _queued_behind(start: Int64Array, end: Int64Array, stream: Int64Array) -> NDArray[np.bool_]:
@@ -255,7 +256,7 @@ def _queued_behind(start: Int64Array, end: Int64Array, stream: Int64Array) -> ND
 
 
 def _ended_before(start: Int64Array, end: Int64Array, stream: Int64Array) -> Int64Array:
-    """For each row the last one on another stream that ended as it started; ABSENT for none."""
+    """The last row on another stream that ended as each row started; ABSENT for none."""
     if len(start) == 0:
         return np.empty(0, dtype=np.int64)
     order = np.argsort(end, kind="stable")
@@ -267,10 +268,10 @@ def _ended_before(start: Int64Array, end: Int64Array, stream: Int64Array) -> Int
 
 
 def _done_before(tables: RankTables, causes: IdleCauses, launched_ns: Int64Array) -> Int64Array:
-    """When all computation was done that had been launched before each moment.
+    """When all computation launched before each moment was done.
 
-    A host that runs ahead has launched what a capture begins with before the capture began: what
-    runs before the first computation of known launch was launched before all that is known.
+    A CPU that runs ahead launched the first kernels of a capture before the capture began.
+    Computation that runs before the first one with a known launch was launched before all of those.
     """
     launches, activity = causes.launches, tables.activity
     computes = activity["kind"] == ActivityKind.COMPUTATION
@@ -288,17 +289,17 @@ def _done_before(tables: RankTables, causes: IdleCauses, launched_ns: Int64Array
 
 
 def _blocked(
-    asked: Int64Array,
+    issue_ns: Int64Array,
     end: Int64Array,
     ended: NDArray[np.bool_],
     stretches: Intervals,
     lag_ns: int,
 ) -> tuple[NDArray[np.bool_], Int64Array, Intervals]:
-    """Rows that end while exposed, when the rank continued, and until when it could not.
+    """Rows that end while exposed, when the rank continued after each, and when it was blocked.
 
-    A stretch blocks up to the last end in it. Threads of a backend may note an end a little after
-    the rank continued: what no end explains of a stretch is blocked until the first that follows
-    within the lag, if that is sooner than the unexplained time is long.
+    A stretch blocks the rank up to the last end in it. Backend threads may record an end shortly
+    after the rank continued. The unexplained rest of a stretch is therefore also blocked if an end
+    follows within the lag, and within a time no longer than this rest.
     """
     if stretches.size == 0:
         return np.zeros(len(end), np.bool_), end, EMPTY
@@ -306,21 +307,21 @@ def _blocked(
     exposed = ended & (at >= 0) & (end <= stretches.end[np.maximum(at, 0)])
     last = stretches.start.copy()
     np.maximum.at(last, at[exposed], end[exposed])
-    went_on = end.copy()
-    row, stretch = _noted_late(asked, end, ended, stretches, last, lag_ns)
+    continued_ns = end.copy()
+    row, stretch = _noted_late(issue_ns, end, ended, stretches, last, lag_ns)
     exposed[row] = True
-    went_on[row] = last[stretch] = stretches.end[stretch]
-    return exposed, went_on, Intervals(stretches.start, last)
+    continued_ns[row] = last[stretch] = stretches.end[stretch]
+    return exposed, continued_ns, Intervals(stretches.start, last)
 
 
 def _passed_by(
     kind: NDArray[np.int8],
-    asked: Int64Array,
+    issue_ns: Int64Array,
     end: Int64Array,
     exposed: NDArray[np.bool_],
     stretches: Intervals,
 ) -> NDArray[np.bool_]:
-    """Reductions that end while the rank waits for another collective, which was asked for before.
+    """Reductions that end while the rank waits for another collective issued before.
 
     Nothing shows that the rank needed them: gradients are needed at the end of the step.
     """
@@ -329,7 +330,7 @@ def _passed_by(
     rows = rows[np.argsort(end[rows], kind="stable")]
     stretch = np.searchsorted(stretches.start, end[rows], side="left")
     this, other = rows[:-1], rows[1:]
-    order = np.sort(asked)
+    order = np.sort(issue_ns)
     since = np.searchsorted(order, end[this], side="left")
     until = np.searchsorted(order, end[other], side="right")
     passed = (stretch[1:] == stretch[:-1]) & (since == until) & (end[this] < end[other])
@@ -338,14 +339,14 @@ def _passed_by(
 
 
 def _noted_late(
-    asked: Int64Array,
+    issue_ns: Int64Array,
     end: Int64Array,
     ended: NDArray[np.bool_],
     stretches: Intervals,
     last: Int64Array,
     lag_ns: int,
 ) -> tuple[Int64Array, Int64Array]:
-    """Rows whose end was noted late, and the stretches that they ended; each row one at most."""
+    """Rows whose end was recorded late, and the stretch that each ended; at most one per row."""
     rows = np.flatnonzero(ended)
     rows = rows[np.argsort(end[rows], kind="stable")]
     stretch = np.flatnonzero(last < stretches.end)
@@ -353,7 +354,7 @@ def _noted_late(
     stretch, at = stretch[at < len(rows)], at[at < len(rows)]
     since, row = stretches.end[stretch], rows[at]
     late = end[row] - since
-    fits = (late <= np.minimum(lag_ns, since - last[stretch])) & (asked[row] < since)
+    fits = (late <= np.minimum(lag_ns, since - last[stretch])) & (issue_ns[row] < since)
     row, stretch = row[fits], stretch[fits]
     is_last = np.append(row[1:] != row[:-1], np.ones(min(len(row), 1), np.bool_))
     return row[is_last], stretch[is_last]
@@ -371,7 +372,7 @@ def _own_time(
     timeline: Timeline,
     causes: Mapping[IdleCause, Intervals],
 ) -> Int64Array:
-    """Own time between cuts by what it was spent on; what nothing explains is other."""
+    """Own time between cuts by how it was spent; unexplained time is other."""
     spans = cuts.spans
     own = np.zeros((spans.size, len(Own)), dtype=np.int64)
     own[:, Own.COMPUTATION] = covered(spans, timeline.computation)

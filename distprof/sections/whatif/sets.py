@@ -1,8 +1,8 @@
 """The step in which ranks that are slow together keep up, or a link is as fast as others.
 
 The slow ranks take as long as the median of peers that are not slow, section by section, in the
-steps in which they are. A rank without such peers, because a whole pipeline stage is slow, computes
-at the pace of the other stages instead.
+steps in which they are slow. If a whole pipeline stage is slow, its ranks have no peers to compare
+with, and compute at the pace of the other stages instead.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["link_changes", "set_changes"]
 _Floats = NDArray[np.float64]
 
 AGAIN = 1 / 3
-"""Share of the windows in which a rank is slow again and again, as every second or third step."""
+"""Share of windows from which a rank counts as slow repeatedly, such as every third step."""
 
 MIN_AGAIN = 2
 
@@ -47,13 +47,13 @@ def set_changes(
     Args:
         graph: The run.
         sections: Its ranks, section by section.
-        analyses: By global rank.
+        analyses: Analyses by global rank.
         sets: Ranks that are slow for one reason.
     """
     own = graph.own_total_ns
     for one in sets:
         if graph.is_sample and (one.steps or one.since_step is not None):
-            continue  # some of its steps may not be simulated: what they cost is measured
+            continue  # some of its steps may not be simulated: their measured cost counts
         slow = _cells(graph, analyses, one)
         if one.scenario == f"rank {one.ranks[0]}" or not slow.any():
             continue
@@ -61,19 +61,19 @@ def set_changes(
             what=one.scenario,
             title=f"{name_ranks(one.ranks)} kept up with the other ranks",
             ranks=one.ranks,
-            own_ns=_mended(graph, sections, analyses, own, slow, one),
+            own_ns=_without_cause(graph, sections, analyses, own, slow, one),
             delay_ns=graph.launched_in_time(np.flatnonzero(slow.any(axis=1)).tolist()),
-            release_ns=_begun(graph, sections, slow, one),
+            release_ns=_first_starts(graph, sections, slow, one),
             transfer_ns=_evened(graph, one),
         )
 
 
-def _begun(
+def _first_starts(
     graph: TraceGraph, sections: Sections, slow: NDArray[np.bool_], one: StragglerSet
 ) -> Int64Array | None:
-    """Release times where ranks that are slow all the time begin the first window with the others.
+    """Release times with ranks that are always slow beginning the first window with the others.
 
-    So do ranks that are slow again and again: what made them begin late was one time more.
+    So do ranks that are slow repeatedly: their late start is one more case of it.
     """
     count = slow.sum(axis=1)
     again = (count >= MIN_AGAIN) & (count >= AGAIN * slow.shape[1])
@@ -83,7 +83,7 @@ def _begun(
 
 
 def _evened(graph: TraceGraph, one: StragglerSet) -> Int64Array | None:
-    """All-to-alls as long as even ones: they take as long as their busiest member needs."""
+    """Durations with even all-to-alls; uneven ones take as long as their busiest member needs."""
     if one.detail != EXPERTS or one.exchange_ratio is None:
         return None
     transfers = graph.transfers
@@ -92,7 +92,7 @@ def _evened(graph: TraceGraph, one: StragglerSet) -> Int64Array | None:
     return np.where(exchange, even, transfers.duration_ns)
 
 
-def _mended(
+def _without_cause(
     graph: TraceGraph,
     sections: Sections,
     analyses: Mapping[int, RankAnalysis],
@@ -100,7 +100,7 @@ def _mended(
     slow: NDArray[np.bool_],
     one: StragglerSet,
 ) -> Int64Array:
-    """Own time of each segment with the cause gone; tokens of busy experts go to the others."""
+    """Own time of each segment without the cause; tokens of busy experts go to the others."""
     if one.detail == EXPERTS:
         return sections.mean(own)
     alone = [
@@ -116,7 +116,7 @@ def _mended(
 
 
 def _are_slow_together(slow: NDArray[np.bool_]) -> bool:
-    """Whether peers are slow in the same windows, so that none of them shows what is usual."""
+    """Whether peers are slow in the same windows, so none of them shows the usual time."""
     return bool(slow.any() and (slow.all(axis=0) == slow.any(axis=0)).all())
 
 
@@ -127,7 +127,7 @@ def _idling_less(
     slow: NDArray[np.bool_],
     alone: Sequence[int],
 ) -> Int64Array:
-    """Own time where ranks without peers idle no longer than the median of the other ranks."""
+    """Own time with ranks without peers idling no longer than the median of the other ranks."""
     idle = own - graph.own_ns[:, Own.COMPUTATION] - graph.own_ns[:, Own.COPY]
     windows = sections.by_window(idle)
     fit = ~slow.any(axis=1)
@@ -159,7 +159,7 @@ def _cells(
 
 
 def _kept_up(sections: Sections, own: Int64Array, slow: NDArray[np.bool_]) -> Int64Array:
-    """Own time of slow cells no longer than the median of their peers that are not slow."""
+    """Own time with slow cells limited to the median of their peers that are not slow."""
     totals = sections.totals(own)
     target = totals.copy()
     for group in sections.peers:
@@ -183,7 +183,7 @@ def _paced(
     slow: NDArray[np.bool_],
     alone: Sequence[int],
 ) -> Int64Array:
-    """Own time where slow ranks without peers compute at the pace of the others."""
+    """Own time with slow ranks without peers computing at the pace of the others."""
     pace = pace_of(analyses, same_stages(sections.stages.values()))
     if pace is None or not alone or len(pace.groups) != 1:
         return own
@@ -206,7 +206,7 @@ def _paced(
 def link_changes(
     graph: TraceGraph, groups: Sequence[ProcessGroup], links: Sequence[SlowLink]
 ) -> Iterator[TraceChange]:
-    """A change for each slow link: its transfers shrink as their median does to the others'.
+    """A change for each slow link: its transfers shrink by the ratio of the others' median to its.
 
     Args:
         graph: The run.

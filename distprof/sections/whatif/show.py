@@ -58,7 +58,7 @@ _PART_OF_KIND = {
 
 @why(place=5, is_brief=True)
 def plan_sentence(report: Report) -> str:
-    """Where the step is after each repair of the plan."""
+    """How long the step takes after each repair of the plan."""
     plan = report.plan
     if not plan.repairs or plan.step_ns is None:
         return ""
@@ -66,7 +66,7 @@ def plan_sentence(report: Report) -> str:
     off = report.whatif.model_error_ratio
     error = ""
     if report.whatif.source == "operations":
-        error = ", with operations launched as late as they were"
+        error = ", with operations launched as late as measured"
     elif off is not None and abs(off) >= SMALL_RATIO:
         error = f", {format_ratio(abs(off))} off the measured one"
     return (
@@ -76,16 +76,16 @@ def plan_sentence(report: Report) -> str:
 
 
 def _sample(result: WhatIfResult) -> str:
-    """For example ``, from the 16 in the middle of 512``; empty where all steps are simulated."""
+    """For example ``, from the middle 16 of 512 steps``; empty if all steps are simulated."""
     if not result.num_left_out or result.num_steps is None:
         return ""
     whole = result.num_steps + result.num_left_out
-    return f", from the {result.num_steps} in the middle of {whole}"
+    return f", from the middle {result.num_steps} of {whole} steps"
 
 
 @why(place=20)
 def gain_sentence(report: Report) -> str:
-    """How long the step would take without the dominant loss, where there is no plan."""
+    """How long the step would take without the dominant loss, if there is no plan."""
     dominant = dominant_part(report)
     if dominant is None or report.plan.repairs:
         return ""
@@ -109,7 +109,7 @@ def gain_sentence(report: Report) -> str:
 
 @table(place=40)
 def whatif_table(report: Report, *, show_all: bool) -> TableView | None:
-    """Scenarios by what they recover."""
+    """Scenarios by the time that they recover."""
     result = report.whatif
     if result.source != "traces" or not result.without or not result.replayed_ns:
         return None
@@ -132,7 +132,7 @@ def whatif_table(report: Report, *, show_all: bool) -> TableView | None:
 
 
 def _worth_showing(without: tuple[Scenario, ...], replayed_ns: int) -> tuple[Scenario, ...]:
-    """Scenarios that recover time; of several that recover the same, the broadest."""
+    """Scenarios that recover time; of several that recover the same time, the broadest."""
     by_gain: dict[int, Scenario] = {}
     for scenario in without:
         known = by_gain.setdefault(scenario.recoverable_ns, scenario)
@@ -150,11 +150,11 @@ def _notes(result: WhatIfResult, num_left_out: int) -> tuple[str, ...]:
             f"{counted(result.num_steps, 'step')}{_sample(result)}"
         )
     if result.slowdown is not None:
-        text = f"{result.slowdown:.3f} times the step of identical ranks"
+        text = f"the step takes {result.slowdown:.3f} times as long as with identical ranks"
         slowest = result.workers[:1]
         if result.m_w is not None and slowest:
             text += (
-                f"; the slowest ranks, rank {slowest[0].rank} first, explain "
+                f". The slowest ranks, rank {slowest[0].rank} first, explain "
                 f"{format_ratio(result.m_w)} of the difference"
             )
         if result.m_s is not None:
@@ -182,7 +182,7 @@ def path_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("", _path_bar, left=True),
         ),
         shown,
-        caption=f"what the end of the {window_word(report)} waits for, mean",
+        caption=f"operations that the end of the {window_word(report)} waits for, mean",
         notes=(f"and {left_out} smaller ones with --all",) if left_out else (),
     )
 
@@ -192,7 +192,7 @@ def _path_bar(share: PathShare) -> Bar:
 
 
 def _key(kind: str) -> str:
-    """Part of a step whose colour a kind has."""
+    """Part of a step that has the same colour as a kind."""
     return _PART_OF_KIND.get(kind, "idle_host")
 
 
@@ -214,7 +214,7 @@ def slowdown_table(report: Report, *, show_all: bool) -> TableView | None:
     rows = tuple(_rows(whatif, show_all=show_all))
     return TableView(
         title="Slowdown",
-        caption="of a step in which all else is ideal; saves: what making this ideal recovers",
+        caption="slowdown if all else is ideal; saves: time recovered by making this ideal",
         columns=(
             Column("what", left=True, stretch=True),
             Column("slowdown"),
@@ -246,7 +246,7 @@ def _rows(whatif: WhatIfResult, *, show_all: bool) -> Iterator[tuple[str, str, s
 
 
 def _saves(ns: int | None) -> str:
-    """What a step saves; empty where it is too little for a scenario."""
+    """Time that a step saves; empty if it is too little for a scenario."""
     return format_duration(ns) if ns is not None and ns > 0 else ""
 
 
@@ -290,7 +290,7 @@ def operations_headline(report: Report) -> str:
 
 @verdict(place=10)
 def operations_verdict(report: Report) -> Told:
-    """The verdict and the numbers behind it; None for a report on anything else."""
+    """The verdict on a log of operations and the numbers behind it; None for other reports."""
     whatif = report.whatif
     if whatif.source != "operations" or whatif.slowdown is None:
         return None
@@ -300,9 +300,9 @@ def operations_verdict(report: Report) -> Told:
         return line, (_model_sentence(whatif),)
     causes = causes_of(whatif, MIN_SHARE)
     beyond = format_ratio(whatif.slowdown - 1)
-    cause = _subject(whatif, causes[0]) if causes else "no single cause explains it"
+    cause = capitalized(_subject(whatif, causes[0]) if causes else "no single cause explains it")
     action = f": {_ACTIONS[causes[0].kind]}" if causes else ""
-    line = f"Steps take {beyond} longer than with even operations; {cause}{action}."
+    line = f"Steps take {beyond} longer than with even operations. {cause}{action}."
     why = (_shares_sentence(whatif), _steps_sentence(whatif), _model_sentence(whatif))
     return line, tuple(sentence for sentence in why if sentence)
 
@@ -320,7 +320,8 @@ def _subject(whatif: WhatIfResult, cause: Cause) -> str:
     if cause.kind is CauseKind.DATA:
         return f"sequences of unequal length explain {_part(cause.share)}"
     if cause.kind is CauseKind.TRANSFERS:
-        return f"{cause.scenario.what.removeprefix('kind ')} explains {_part(cause.share)}"
+        kind = cause.scenario.what.removeprefix("kind ")
+        return f"transfers of kind {kind} explain {_part(cause.share)}"
     return f"micro-batches that vary without a pattern explain {_part(cause.share)}"
 
 
@@ -351,8 +352,8 @@ def _steps_sentence(whatif: WhatIfResult) -> str:
         return ""
     worst = whatif.steps[0]
     return (
-        f"An ideal step takes {format_duration(whatif.ideal_ns)}; the slowest, step "
-        f"{worst.step:,}, {format_ratio(worst.slowdown - 1)} longer."
+        f"An ideal step takes {format_duration(whatif.ideal_ns)}. The slowest, step "
+        f"{worst.step:,}, takes {format_ratio(worst.slowdown - 1)} longer."
     )
 
 

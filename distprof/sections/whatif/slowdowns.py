@@ -1,8 +1,8 @@
-"""How much slower a run is than if peers were alike, and which kinds and workers make it so.
+"""How much slower a run is than with identical peers, and which kinds and workers slow it down.
 
-Ideal is every section as long as the mean of its peers, part by part, and every transfer as long as
-the median of its class and size. Idle time is part of a section: in a trace it is measured, where
-a log of operations knows only that nothing ran.
+In the ideal run every section takes the mean of its peers, part by part, and every transfer the
+median of its class and size. Idle time is part of a section: a trace measures it, while a log of
+operations shows only that nothing ran.
 
 Source:
     Formula sheet, "What-if": S, S_t, S_w, M_W, M_S.
@@ -46,7 +46,7 @@ _NAMES = {
 
 
 class Slowdowns(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures as :class:`distprof.sections.whatif.result.WhatIfResult` has them."""
+    """The slowdown figures of a :class:`distprof.sections.whatif.result.WhatIfResult`."""
 
     ideal_ns: int
     slowdown: float
@@ -56,7 +56,7 @@ class Slowdowns(msgspec.Struct, frozen=True, kw_only=True):
     m_s: float | None
 
     def fields(self) -> dict[str, Any]:
-        """By the names of the result's fields."""
+        """The figures by field name of the result."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
@@ -71,7 +71,7 @@ class _Ideal(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 def slowdowns(graph: TraceGraph, sections: Sections, replayed_ns: int) -> Slowdowns | None:
-    """Of a traced run; None where no rank has peers, or there is nothing to compare.
+    """Slowdowns of a traced run; None if no rank has peers, or there is nothing to compare.
 
     Args:
         graph: The run.
@@ -110,7 +110,7 @@ def slowdowns(graph: TraceGraph, sections: Sections, replayed_ns: int) -> Slowdo
 
 
 def _median_transfers(graph: TraceGraph) -> Int64Array:
-    """Joined transfers as long as the median of their class and size."""
+    """Durations of transfers, with the median of their class and size for joined ones."""
     known = graph.transfers
     result = known.duration_ns.copy()
     rows = np.flatnonzero(known.is_joined)
@@ -126,14 +126,14 @@ def _median_transfers(graph: TraceGraph) -> Int64Array:
 
 
 def _noted(changes: Iterable[TraceChange], names: list[str]) -> Iterator[TraceChange]:
-    """The changes as they are, with their names added to a list."""
+    """The changes unmodified, while their names are added to a list."""
     for change in changes:
         names.append(change.what)
         yield change
 
 
 def _kinds(graph: TraceGraph, ideal: _Ideal) -> Iterator[TraceChange]:
-    """All ideal but one kind of own time, or one class of transfers."""
+    """Everything ideal except one kind of own time, or one class of transfers."""
     own = ideal.own_total_ns
     for column, name in _NAMES.items():
         actual = graph.own_ns[:, column]
@@ -146,27 +146,27 @@ def _kinds(graph: TraceGraph, ideal: _Ideal) -> Iterator[TraceChange]:
 
 
 def _only(graph: TraceGraph, ideal: _Ideal, positions: Sequence[int]) -> TraceChange:
-    """All ideal but own time of these ranks."""
+    """Everything ideal except the own time of these ranks."""
     kept = np.isin(graph.owner, list(positions))
     own = np.where(kept, graph.own_total_ns, ideal.own_total_ns)
     return TraceChange(what="", title="", own_ns=own, transfer_ns=ideal.transfer_ns)
 
 
 def _all_but(graph: TraceGraph, ideal: _Ideal, positions: Sequence[int]) -> TraceChange:
-    """As it is, but these ranks ideal."""
+    """Everything as measured, except that these ranks are ideal."""
     fixed = np.isin(graph.owner, list(positions))
     own = np.where(fixed, ideal.own_total_ns, graph.own_total_ns)
     return TraceChange(what="", title="", own_ns=own)
 
 
 class _WorkerRows(msgspec.Struct, frozen=True, kw_only=True):
-    """Sets of ranks that are kept as they are: data-parallel rows, then stages.
+    """Sets of ranks that keep their own time: data-parallel rows, then stages.
 
     Args:
         masks: Positions of each set.
         row: Data-parallel row of each rank.
         stage: Pipeline stage of each rank; None without a pipeline.
-        num_rows: Sets that are rows.
+        num_rows: Number of sets that are rows.
     """
 
     masks: tuple[tuple[int, ...], ...]
@@ -189,7 +189,7 @@ class _WorkerRows(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _rows(graph: TraceGraph, held: Mapping[int, tuple[int, ...]], ideal: _Ideal) -> _WorkerRows:
-    """Rows and stages: the n-th ranks of all stages are one row; else each rank is its own."""
+    """Rows and stages: the n-th ranks of all stages are one row, else each rank is a row."""
     by_stage: dict[tuple[int, ...], list[int]] = {}
     for position, rank in enumerate(graph.ranks):
         by_stage.setdefault(held[rank], []).append(position)
@@ -211,7 +211,7 @@ def _rows(graph: TraceGraph, held: Mapping[int, tuple[int, ...]], ideal: _Ideal)
 
 
 def _alone(graph: TraceGraph, ideal: _Ideal) -> _WorkerRows:
-    """Each rank its own row; of more than can be simulated, those furthest beyond their peers."""
+    """Each rank as a row; if there are too many to simulate, those furthest above their peers."""
     excess = graph.own_total_ns - ideal.own_total_ns
     beyond = np.bincount(graph.owner, weights=excess, minlength=len(graph.ranks))
     order = np.argsort(-beyond, kind="stable")
@@ -230,7 +230,7 @@ def _explained(
     replayed_ns: int,
     ideal_ns: int,
 ) -> tuple[float | None, float | None]:
-    """M_W and M_S: what of the slowdown the slowest workers, and the last stage, explain."""
+    """M_W and M_S: shares of the slowdown that the slowest workers and the last stage explain."""
     if replayed_ns < EXPLAINED_FROM * ideal_ns:
         return None, None
     position = {rank: i for i, rank in enumerate(graph.ranks)}

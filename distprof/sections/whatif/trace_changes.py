@@ -1,4 +1,4 @@
-"""A traced run with any of its changes made, several at once too."""
+"""A traced run, simulated with any set of its changes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["PackedChange", "TraceModel", "packed"]
 
 
 class _Difference(msgspec.Struct, frozen=True):
-    """What is changed of an array, in as few bytes as that takes.
+    """The difference between an array and its changed version, stored compactly.
 
     Args:
-        index: int32 positions of what changes; None for all.
-        more: What is added there, int32 where that suffices, else int64.
+        index: int32 positions that change; None for all.
+        more: Values added there, int32 if they fit, else int64.
     """
 
     index: NDArray[np.int32] | None
@@ -30,7 +30,7 @@ class _Difference(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(values: Int64Array, changed: Int64Array | None) -> _Difference | None:
-        """None for an array that stays."""
+        """The difference; None for an array that does not change."""
         if changed is None:
             return None
         more = changed - values
@@ -57,7 +57,7 @@ def _narrow(values: Int64Array) -> NDArray[np.int32] | Int64Array:
 
 
 class PackedChange(Change, frozen=True, kw_only=True):
-    """A :class:`TraceChange` as it is kept: tens of them are, and each is as large as the run."""
+    """A compact :class:`TraceChange`: dozens are kept, and each would be as large as the run."""
 
     own: _Difference | None
     transfer: _Difference | None
@@ -65,7 +65,7 @@ class PackedChange(Change, frozen=True, kw_only=True):
     release: _Difference | None
 
     def on(self, graph: TraceGraph) -> TraceChange:
-        """The change of this run."""
+        """The change, unpacked for its run."""
 
         def whole(values: Int64Array, part: _Difference | None) -> Int64Array | None:
             return None if part is None else part.on(values)
@@ -80,7 +80,7 @@ class PackedChange(Change, frozen=True, kw_only=True):
 
 
 def packed(graph: TraceGraph, change: TraceChange) -> PackedChange:
-    """The change in as few bytes as it takes."""
+    """The change, stored compactly."""
     return PackedChange(
         **{field.name: getattr(change, field.name) for field in fields(Change)},
         own=_Difference.of(graph.own_total_ns, change.own_ns),
@@ -95,7 +95,7 @@ class TraceModel(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         graph: The run.
-        changes: Key to change.
+        changes: Changes by key.
     """
 
     graph: TraceGraph
@@ -106,7 +106,7 @@ class TraceModel(msgspec.Struct, frozen=True, kw_only=True):
         return step_times(self.graph, map(self._together, made))
 
     def stage_work(self, made: Made) -> Mapping[int, float]:
-        """Own time of each rank in the segments in which it works in marked stages."""
+        """Own time of each rank in segments with work in marked stages."""
         graph = self.graph
         if not graph.stage_ns.any():
             return {}
@@ -139,7 +139,7 @@ def _combined(graph: TraceGraph, changes: Sequence[TraceChange]) -> TraceChange:
 
 
 def _partly(graph: TraceGraph, change: TraceChange, share: float) -> TraceChange:
-    """The change made by a share of 0 to 1 only."""
+    """The change made only by a share from 0 to 1."""
     if share >= 1:
         return change
 

@@ -1,19 +1,19 @@
 """A traced run as a graph of dependencies, simulated to the measured steps, and its critical path.
 
 Operations are the segments of every rank's main line, one after another
-(:mod:`distprof.sections.whatif.segments`), and what is transferred between ranks: a collective
-starts when the last member has asked for it and no earlier one on its stream is still running, and
-a rank that needs it continues after its end. So waiting comes out of the simulation, and shrinks or
-moves when durations change.
+(:mod:`distprof.sections.whatif.segments`), and the transfers between ranks. A collective starts
+when the last member has issued it and no earlier one on its stream is still running. A rank that
+needs it continues after its end. Waiting is therefore a result of the simulation, and shrinks or
+moves if durations change.
 
-A transfer lasts from the last member's start to the first member's end; members that end later do
-so by a delay. A collective that could not be matched lasts as long as it did on its rank. Of
-messages without transfer times only the time at which ranks were blocked is known: they are, from
-when both ends had been posted, until the rank continued.
+A transfer lasts from the last member's start to the first member's end. Members that end later have
+an additional delay. A collective that could not be matched keeps its duration on its rank. For
+messages without transfer times, only the times at which ranks were blocked are known. The transfer
+then lasts from when both ends had been posted until the rank continued.
 
-The critical path is the chain of operations that the run's end waited for. Only what is on it
-shortens the run when it gets shorter, and only as long as no other chain is as long. On the path
-no rank waits for another longer than it must: waiting there means unknown causes, collectives that
+The critical path is the chain of operations that the run's end waited for. Shortening an operation
+shortens the run only if it is on this path, and only until another chain is as long. On the path no
+rank waits for another longer than it must: waiting there means unknown causes, collectives that
 could not be matched and messages whose other end was not seen.
 """
 
@@ -52,24 +52,24 @@ class TraceGraph(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         owner: int32 per segment, position of its rank.
         own_ns: int64, shape ``(S, len(Own))``.
         stage_ns: int64 per segment, computation inside the marks of pipeline stages.
-        transfers: What happens between ranks.
+        transfers: Transfers between ranks.
         axis_names: Mesh axes or group descriptions.
-        graph: What waits for what; nodes are segments, then transfers.
+        graph: Dependencies; nodes are segments, then transfers.
         delay_ns: int64 per edge.
-        edge_transfer: int64 per edge, the transfer whose end it passes on; ABSENT for others.
-        launcher: int32 per edge, position of the rank whose CPU lets the target start no sooner;
+        edge_transfer: int64 per edge, the transfer whose end it propagates; ABSENT for others.
+        launcher: int32 per edge, position of the rank whose CPU launches the target no sooner;
             ABSENT for others.
-        held_ns: int64, shape ``(P,)``: how much longer launches would make a window of each rank
-            than its own time, mean over analysed windows.
+        held_ns: int64, shape ``(P,)``: how much longer than its own time launches would make a
+            window of each rank, mean over analysed windows.
         release_ns: int64 per node.
         opens: int64, shape ``(P, W)``, the segment that each window starts with.
         closes: int64, the segment that starts at its end.
         measured_ns: int64, shape ``(P, W)``, lengths of the windows.
-        asked_segment: int64 per collective of the lines, ascending: the segment after which it was
-            asked for.
-        asked_kind: int8, its kind.
-        asked_axis: int32, its axis.
-        asked_bytes: int64, its size.
+        issued_segment: int64 per collective of the lines, ascending: the segment after which it was
+            issued.
+        issued_kind: int8, its kind.
+        issued_axis: int32, its axis.
+        issued_bytes: int64, its size.
         first_window: Index of the first of the W windows among the analysed ones.
         num_analysed: Analysed windows, W unless these are a sample of them.
     """
@@ -89,10 +89,10 @@ class TraceGraph(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     opens: Int64Array
     closes: Int64Array
     measured_ns: Int64Array
-    asked_segment: Int64Array
-    asked_kind: NDArray[np.int8]
-    asked_axis: NDArray[np.int32]
-    asked_bytes: Int64Array
+    issued_segment: Int64Array
+    issued_kind: NDArray[np.int8]
+    issued_axis: NDArray[np.int32]
+    issued_bytes: Int64Array
     first_window: int
     num_analysed: int
 
@@ -143,14 +143,14 @@ class TraceGraph(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return firsts
 
     def launched_in_time(self, positions: Collection[int] | None = None) -> Int64Array | None:
-        """Delays of edges where the CPUs of these ranks, or of all, hold nothing back."""
+        """Delays of edges if the CPUs of these ranks, or of all, hold nothing back."""
         held = self.launcher != ABSENT
         if positions is not None:
             held &= np.isin(self.launcher, list(positions))
         return np.where(held, _NEVER, self.delay_ns) if held.any() else None
 
     def without_launch_bounds(self) -> TraceGraph:
-        """The same run with launches always made in time, but for idle time of the own line."""
+        """The same run with all launches in time, except for idle time in own time."""
         delay = self.launched_in_time()
         return self if delay is None else replace(self, delay_ns=delay)
 
@@ -161,13 +161,13 @@ class TraceGraph(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         delay_ns: Int64Array | None = None,
         release_ns: Int64Array | None = None,
     ) -> Times:
-        """When everything happens; what is not given is as recorded.
+        """Simulated times of all operations; arguments not given are as recorded.
 
         Args:
             own_ns: Own time per segment, all kinds together, shape ``(S,)`` or ``(S, k)``.
-            transfer_ns: Per transfer, shape ``(J,)`` or ``(J, k)``.
-            delay_ns: Per edge, shape ``(E,)`` or ``(E, k)``.
-            release_ns: Per node, shape ``(S + J,)`` or ``(S + J, k)``.
+            transfer_ns: Duration per transfer, shape ``(J,)`` or ``(J, k)``.
+            delay_ns: Delay per edge, shape ``(E,)`` or ``(E, k)``.
+            release_ns: Release time per node, shape ``(S + J,)`` or ``(S + J, k)``.
         """
         own = self.own_total_ns if own_ns is None else own_ns
         transfer = self.transfers.duration_ns if transfer_ns is None else transfer_ns
@@ -195,13 +195,13 @@ def trace_graph(run: Run, analyses: Mapping[int, RankAnalysis]) -> TraceGraph | 
 
     Args:
         run: The recording, with matches and clock alignment.
-        analyses: By global rank; each with a main line, of equally many windows.
+        analyses: Analyses by global rank, with main lines of the same number of windows.
 
     Returns:
         None without any window.
 
     Raises:
-        CycleError: If what was matched contradicts itself.
+        CycleError: If matches contradict each other.
     """
     lines = {rank: analysis.line for rank, analysis in analyses.items() if analysis.line}
     spans = {(line.first_window, len(line.opens)) for line in lines.values()}
@@ -217,7 +217,7 @@ def trace_graph(run: Run, analyses: Mapping[int, RankAnalysis]) -> TraceGraph | 
 
 
 def _near(index: RowIndex, lines: Sequence[MainLine]) -> RowIndex:
-    """The rows that matter to lines which are a part of what was recorded."""
+    """The rows that affect lines which cover a part of the recording."""
     low = np.array([line.first_row for line in lines], dtype=np.int64)
     length = np.array([len(line.issue) for line in lines], dtype=np.int64)
     return index.cut(low, low + length)
@@ -231,7 +231,7 @@ def _assemble(
 ) -> TraceGraph:
     num_segments = int(rows.base[-1])
     issue, resume = rows.issue[parts.row], rows.resume[parts.row]
-    asks, goes_on = issue != ABSENT, resume != ABSENT
+    has_issue, has_resume = issue != ABSENT, resume != ABSENT
     follower, leader, leader_late = (
         np.concatenate(both)
         for both in zip(_stream_order(rows, parts), _results(rows, parts), strict=True)
@@ -240,21 +240,24 @@ def _assemble(
     none = np.full(len(chain), ABSENT, dtype=np.int64)
     launched = _launch_edges(rows)
     edges = (
-        # source, target, delay, transfer whose end it passes on
+        # source, target, delay, transfer whose end it propagates
         (chain - 1, chain, 0 * chain, none),
         *(
             (source, num_segments + of, 0 * of, np.full(len(of), ABSENT, np.int64))
-            for source, of in ((issue[asks], parts.of[asks]), (parts.asks, parts.asks_of))
+            for source, of in (
+                (issue[has_issue], parts.of[has_issue]),
+                (parts.needs, parts.needs_of),
+            )
         ),
         (num_segments + leader, num_segments + follower, leader_late, leader),
         (num_segments + parts.sent, num_segments + parts.received, 0 * parts.sent, parts.sent),
         (
-            num_segments + parts.of[goes_on],
-            resume[goes_on],
-            parts.late[goes_on],
-            parts.of[goes_on],
+            num_segments + parts.of[has_resume],
+            resume[has_resume],
+            parts.late[has_resume],
+            parts.of[has_resume],
         ),
-        (num_segments + parts.goes_on_of, parts.goes_on, 0 * parts.goes_on, parts.goes_on_of),
+        (num_segments + parts.unblocks_of, parts.unblocks, 0 * parts.unblocks, parts.unblocks_of),
         (launched.after, launched.segment, launched.delay_ns, 0 * launched.after + ABSENT),
     )
     source, target, delay, transfer = (
@@ -263,8 +266,8 @@ def _assemble(
     release = np.zeros(num_segments + len(parts.transfers), dtype=np.int64)
     release[rows.base[:-1]] = rows.begin_ns
     release[num_segments:] = parts.transfers.release_ns
-    asked = np.flatnonzero(rows.issue != ABSENT)
-    asked = asked[np.argsort(rows.issue[asked], kind="stable")]  # one may start before its turn
+    issued = np.flatnonzero(rows.issue != ABSENT)
+    issued = issued[np.argsort(rows.issue[issued], kind="stable")]  # one may start before its turn
     ranks = tuple(rank.rank for rank in rows.index.ranks)
     first, num = rows.lines[0].first_window, len(rows.lines[0].opens)
     owner = np.repeat(np.arange(len(ranks), dtype=np.int32), np.diff(rows.base))
@@ -288,17 +291,17 @@ def _assemble(
         measured_ns=np.array(
             [[s.span_ns for s in analyses[r].steps[first : first + num]] for r in ranks], np.int64
         ),
-        asked_segment=rows.issue[asked],
-        asked_kind=rows.kind[asked],
-        asked_axis=rows.axis[asked],
-        asked_bytes=rows.bytes[asked],
+        issued_segment=rows.issue[issued],
+        issued_kind=rows.kind[issued],
+        issued_axis=rows.axis[issued],
+        issued_bytes=rows.bytes[issued],
         first_window=first,
         num_analysed=max(len(analyses[r].steps) for r in ranks),
     )
 
 
 def _launch_edges(rows: LineRows) -> LaunchBounds:
-    """The bounds of all lines, segments numbered through."""
+    """The bounds of all lines, with segments numbered across ranks."""
     parts = [line.bounds for line in rows.lines]
     base = np.repeat(rows.base[:-1], [len(part.after) for part in parts])
     return LaunchBounds(
@@ -312,9 +315,9 @@ def _launch_edges(rows: LineRows) -> LaunchBounds:
 def _stream_order(
     rows: LineRows, parts: TransferParts
 ) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Transfers that follow another on a member's stream, that one, and its delay there.
+    """Transfers that follow another on a member's stream, the earlier one, and its delay there.
 
-    Where the rank asked for the later one after continuing from the earlier, its line says so.
+    Pairs whose order is already in the rank's line are left out.
     """
     rank = rows.index.rank_index[parts.row].astype(np.int64)
     stream = rows.stream[parts.row]
@@ -331,7 +334,7 @@ def _stream_order(
 
 
 def _results(rows: LineRows, parts: TransferParts) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Transfers that wait for one on another stream of a member, that one, and its delay there."""
+    """Transfers that wait for one on another stream of a member, that transfer, and its delay."""
     transfer = np.full(len(rows.kind), ABSENT, dtype=np.int64)
     late = np.zeros(len(rows.kind), dtype=np.int64)
     transfer[parts.row], late[parts.row] = parts.of, parts.late
@@ -358,7 +361,7 @@ _OWN = {
 
 
 def node_names(graph: TraceGraph, nodes: Int64Array) -> list[str]:
-    """What each operation is, for people: ``rank 3: computation``, ``transfer: all_reduce dp``."""
+    """Readable name of each operation: ``rank 3: computation``, ``transfer, all_reduce dp``."""
     names = []
     for node in nodes.tolist():
         if node < graph.num_segments:
@@ -374,11 +377,11 @@ def node_names(graph: TraceGraph, nodes: Int64Array) -> list[str]:
 
 
 def path_shares(graph: TraceGraph, times: Times, step_ns: int) -> tuple[PathShare, ...]:
-    """The path by rank and class, largest share first; adds up to the step exactly.
+    """The path by rank and class, largest share first; the times add up to the step exactly.
 
     Args:
         graph: The run.
-        times: Of its simulation, nothing changed.
+        times: Times of its simulation, nothing changed.
         step_ns: Mean simulated step.
     """
     path = critical_path(graph.graph, times, delay=graph.delay_ns)
@@ -405,7 +408,7 @@ def path_shares(graph: TraceGraph, times: Times, step_ns: int) -> tuple[PathShar
 def _add_own(
     graph: TraceGraph, segments: Int64Array, length: Int64Array, found: dict[_Class, float]
 ) -> None:
-    """Own time of ranks, by what each segment was spent on."""
+    """Add the own time of ranks, by how each segment was spent."""
     own = graph.own_ns[segments].astype(np.float64)
     own *= (length / np.maximum(own.sum(axis=1), 1))[:, None]
     for position in np.unique(graph.owner[segments]).tolist():
@@ -418,7 +421,7 @@ def _add_own(
 def _add_transfers(
     graph: TraceGraph, transfers: Int64Array, length: Int64Array, found: dict[_Class, float]
 ) -> None:
-    """What happens between ranks, by class; what was not matched, by rank."""
+    """Add transfers by class, and unmatched ones by rank."""
     known = graph.transfers
     columns = (known.kind, known.axis, known.owner, known.is_joined)
     keys = np.stack([column[transfers].astype(np.int64) for column in columns], axis=1)
@@ -432,7 +435,7 @@ def _add_transfers(
 
 
 def _adding_up(shares: list[float], total: int) -> list[int]:
-    """Parts of a whole number that add up to it: cut, and the largest take what is left."""
+    """Integer parts that add up to the total: rounded down, the largest take the remainder."""
     parts = [int(share * total) for share in shares]
     for i in range(min(total - sum(parts), len(parts))):
         parts[i] += 1

@@ -52,7 +52,7 @@ def test_the_share_of_kernel_time_that_is_slower_alike_decides(slow_kernels, cau
 
 def test_between_half_and_seven_tenths_either_is_said_to_be_possible():
     found = judged(6)
-    assert "slower device or more work" in found.why
+    assert "slower hardware or more work" in found.why
     assert found.confidence == 0
 
 
@@ -147,7 +147,7 @@ def test_kernels_that_no_peer_runs_are_more_work() -> None:
     own = with_names(("a", "b", "matmul"), [640, 420, 800], [10, 10, 20])
     found = why_it_computes_longer(1, 0.86, STEPS, {0: peer, 1: own}, Work())
     assert found.cause is MORE_WORK
-    assert found.why == "kernels that its peers do not run take 80.0 % of their kernel time"
+    assert found.why == "kernels that its peers do not run add 80.0 % to the kernel time"
 
 
 def test_other_versions_of_the_same_kernels_are_no_extra_work() -> None:

@@ -13,8 +13,8 @@ from distprof.sections.stragglers.causes import (
     Cause,
     Evidence,
     Late,
+    _all_wait_for_cpus,
     _Excess,
-    _lost_in_a_crowd,
     _may_be_chance,
     _Queue,
     _surely_longer,
@@ -84,7 +84,7 @@ def test_a_thread_that_runs_longer_is_not_late_by_chance(cause: StragglerCause) 
 @pytest.mark.parametrize(
     ("waits_ns", "crowded", "is_taken"), [(0, (), False), (0, (0, 1), True), (5, (), True)]
 )
-def test_lateness_is_lost_in_a_crowd_of_ranks_on_busy_cpus(
+def test_unexplained_lateness_on_busy_cpus_is_put_down_to_them(
     waits_ns: int, crowded: tuple[int, ...], is_taken: bool
 ) -> None:
     analysis: Any = SimpleNamespace(is_cpu=True, steps=[SimpleNamespace(step=3)])
@@ -97,6 +97,6 @@ def test_lateness_is_lost_in_a_crowd_of_ranks_on_busy_cpus(
         pauses={0: pauses, 1: pauses},
         crowded=crowded,
     )
-    found = _lost_in_a_crowd(Late(1, [0], 8.0), known)
+    found = _all_wait_for_cpus(Late(1, [0], 8.0), known)
     assert (found is not None) is is_taken
     assert found is None or found.cause is StragglerCause.CPU_TAKEN

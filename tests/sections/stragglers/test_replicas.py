@@ -56,7 +56,7 @@ def test_the_slow_rank_of_an_uneven_pipeline_is_told_from_its_long_stage():
 def test_a_healthy_pipeline_names_nobody_and_says_which_collectives_it_does_not_judge():
     result = stragglers_of(job_of())
     assert named(result) == []
-    assert any("unlike pipeline stages" in text for text in result.unavailable)
+    assert any("different pipeline stages" in text for text in result.unavailable)
 
 
 def test_without_copies_nothing_can_be_judged():

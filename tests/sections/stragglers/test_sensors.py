@@ -50,7 +50,7 @@ def test_throttling_beyond_the_peers_is_named_with_its_reason():
 def test_a_lower_clock_is_named():
     evidence, detail = sensed({"sm_clock_mhz_median": 1200}, {"sm_clock_mhz_median": 1700})
     assert detail == "low_clocks"
-    assert evidence == ("its clock is 1200 MHz, its peers' median is 1700 MHz",)
+    assert evidence == ("its clock is 1200 MHz, compared with a median of 1700 MHz on its peers",)
 
 
 def test_throttling_comes_before_the_clock_that_it_lowers():

@@ -88,7 +88,7 @@ def test_a_slow_rank_is_worth_as_much(run: Run, monkeypatch: pytest.MonkeyPatch)
 def test_a_sample_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     take(monkeypatch, run, 4)
     text = " ".join(render(distprof.analyze(run), RenderOptions()).split())
-    assert f"is simulated, from the 4 in the middle of {len(run.window.steps)}" in text
+    assert f"is simulated, from the middle 4 of {len(run.window.steps)} steps" in text
 
 
 def test_what_happens_in_other_steps_is_not_priced_by_the_sample(

@@ -120,7 +120,7 @@ def test_a_slow_worker_is_mended_and_the_step_lands_where_it_does_without() -> N
     shape = {"dp": 8, "micro_batches": 8}
     plan = plan_of(made(slow, **shape), "slowest-workers", "micro-batch-imbalance")
     first = plan.repairs[0]
-    assert (first.what, first.done) == ("slowest-workers", "rank 22 mended")
+    assert (first.what, first.done) == ("slowest-workers", "rank 22 fixed")
     assert first.step_ns == pytest.approx(true_step_ns(lambda *_: MS, **shape), rel=0.05)
 
 

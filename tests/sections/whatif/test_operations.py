@@ -260,7 +260,7 @@ def test_steps_with_other_operations_are_left_out_and_counted():
     result = simulate_operations(log)
     assert result.num_steps == 2
     assert result.unavailable == (
-        "Steps left out because they have other operations than most: 1 of 3.",
+        "Steps left out because their operations differ from those of most steps: 1 of 3.",
     )
 
 

@@ -121,7 +121,7 @@ def test_verdict_first_finding_and_plan_say_the_same() -> None:
     assert (first.code, first.ranks) == ("STR101", (3,))
     assert report.verdict.line == first.message
     assert first.remaining_ns == report.plan.repairs[0].gain_ns
-    assert "(rank 3 mended)" in report.verdict.why[0]
+    assert "(rank 3 fixed)" in report.verdict.why[0]
 
 
 def test_a_wide_finding_is_priced_at_what_the_fault_leaves() -> None:

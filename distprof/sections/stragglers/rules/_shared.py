@@ -1,4 +1,4 @@
-"""Causes and fixes of late ranks, as findings word them."""
+"""Wording of causes and fixes of late ranks in findings."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _FIX = {
         "lengths, CPU contention with the data loader."
     ),
     StragglerCause.CPU_TAKEN: (
-        "Give the job CPUs of its own: stop other processes on the host, or pin ranks to cores."
+        "Give the job dedicated CPUs: stop other processes on the host, or pin ranks to cores."
     ),
     StragglerCause.TRACING: (
-        "Change nothing in training: without a profiler the rank computes as long as its peers."
+        "Training needs no change: without a profiler the rank computes no longer than its peers."
     ),
     StragglerCause.UNKNOWN: (
         "The traces do not show why. Record CPU activities, compare clocks and temperatures, "
@@ -136,8 +136,8 @@ def sets_of_pattern(
 ) -> list[StragglerSet]:
     """Return the sets of a pattern that cost at least ``min_ratio`` of the step each.
 
-    Ranks whose CPU something else takes are left out: `cpu-contention` reports that cost; so are
-    ranks that are late only while they are traced.
+    Leave out ranks whose CPU is taken by other processes, because `cpu-contention` reports that
+    cost, and ranks that are late only while they are traced.
     """
     return [
         one
@@ -151,7 +151,7 @@ OVERLOADED = 2.0
 
 
 def is_for_experts(found: StragglerSet, moe: MoeResult) -> bool:
-    """Whether the ranks only compute what an overloaded expert gets, which has its own finding."""
+    """Whether the extra work may be that of an overloaded expert, which has its own finding."""
     if found.cause is not StragglerCause.MORE_WORK:
         return False
     return any(layer.busiest_share_ratio * layer.num_experts >= OVERLOADED for layer in moe.layers)
@@ -165,10 +165,11 @@ def of_pattern(
 ) -> list[RankStraggler]:
     """Return the ranks of a pattern that together cost at least ``min_ratio`` of the step.
 
-    Empty where nothing was communicated. Ranks that sequences of different lengths make late in
-    some steps are left out: `sequence-length-imbalance` reports that cost; so are ranks whose CPU
-    something else takes (`cpu-contention`), ranks that are late only while they are traced, and
-    ranks that are late for no reason of their own behind a slow link (`slow-link`).
+    The list is empty if nothing was communicated. It leaves out ranks whose cost another rule
+    reports: ranks that sequences of different lengths make late in some steps
+    (`sequence-length-imbalance`), ranks whose CPU is taken by other processes (`cpu-contention`),
+    and ranks that are late only because of a slow link (`slow-link`). It also leaves out ranks that
+    are late only while they are traced.
 
     Raises:
         InsufficientEvidenceError: If there were collectives but lateness could not be judged.
@@ -195,6 +196,6 @@ def of_pattern(
 
 
 def _is_held_up(rank: RankStraggler, stragglers: StragglersResult) -> bool:
-    """Whether nothing of its own makes the rank late, and its transfers pass a slow link."""
+    """Whether the rank is late for an unknown cause, and its transfers use a slow link."""
     slow = {member for link in stragglers.links for part in link.transfers for member in part.ranks}
     return rank.cause is StragglerCause.UNKNOWN and rank.rank in slow

@@ -2,7 +2,7 @@
 
 ## What it detects
 A table of collective durations shows that one rank is last to arrive at nearly every collective
-that the others wait in.
+in which the others wait.
 
 ## Why it costs time
 A collective ends after its last member arrives. Until then all others wait, however fast the links
@@ -10,12 +10,12 @@ are, and the late rank sets the length of the step.
 
 ## Evidence needed
 A table of collectives by rank (`distprof analyze nccl_summary.csv`, or `--with`), with a row for
-every member of a group. With traces the other rules of this family know more, and this one is
-silent.
+every member of a group. If there are traces, the other rules of this family know more, and this one
+stays silent.
 
 ## How the cost is computed
-Not computed: the table has no steps. The message gives the waiting in a mean call: the others' mean
-less the late rank's own.
+Not computed: the table has no steps. The message gives the mean wait per call: the mean duration on
+the other ranks less that on the late rank.
 
 ## How to fix
 Look at what the late rank does before its collectives: its clocks and temperature, work that only
@@ -23,8 +23,8 @@ it does (logging, checkpoints, evaluation), its share of the batch. A trace of a
 cause.
 
 ## When it is wrong
-A rank is not slow where its kernels start late for lack of streams, or run on a copy of the data
-that others still have to fetch. Means hide whether it is always late or sometimes very late.
+A rank is not slow if its kernels start late for lack of streams, or work on a copy of the data that
+the others still have to fetch. Means hide whether it is always late or sometimes very late.
 
 ## Sources
 Formula sheet, "Measured from traces" (straggler). The rank with the shortest kernel arrives last.
@@ -55,7 +55,7 @@ from distprof.units import format_bytes, format_duration, format_ratio
 def check(
     summary: CollectiveSummaryResult, stragglers: StragglersResult, limits: Limits
 ) -> Iterator[Draft]:
-    """Yield one finding where one rank is waited for."""
+    """Yield one finding if the others wait for one rank."""
     late, blamed, waiting = summary.late_rank, summary.blamed_ratio, summary.wait_ratio
     if late is None or blamed is None or waiting is None or stragglers.ranks:
         return
@@ -82,4 +82,4 @@ def _call(one: SummarisedClass | None) -> str:
         return ""
     size = f" of {format_bytes(one.num_bytes)}" if one.num_bytes is not None else ""
     others = one.wait_ns * one.num_ranks / (one.num_ranks - 1)
-    return f" In a mean {one.kind}{size} the others wait {format_duration(others)} for it."
+    return f" In the average {one.kind}{size}, the others wait {format_duration(others)} for it."

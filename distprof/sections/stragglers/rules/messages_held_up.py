@@ -4,18 +4,18 @@
 In each step one rank leaves its GPU idle longer than its peers, and others wait for its messages.
 
 ## Why it costs time
-In a pipeline or a ring the rank sends its messages later by this time, and their receivers wait.
+In a pipeline or a ring, the rank sends its messages that much later, and their receivers wait.
 
 ## Evidence needed
-Sends and receives with their waiting, CPU activities, and at least three steps. The other straggler
-rules name ranks that collectives show to be late for a known cause. `uneven-input` reports waiting
-for input.
+Sends and receives with their wait times, CPU activities, and at least three steps. The other
+straggler rules name ranks that collectives show to be late for a known cause. `uneven-input`
+reports waiting for input.
 
 ## How the cost is computed
 Idle time blamed on the rank's CPU, above the median of its peers, mean per step, but at most the
-longest wait of any rank in sends and receives. A rank that would have waited for a message anyway
-loses less, so the cost is an upper bound. The time is part of what
-`exposed-communication` reports.
+longest wait of any other rank in sends and receives. A rank that would have waited for a message
+anyway loses less, so the cost is an upper bound. The time is part of what `exposed-communication`
+reports.
 
 ## How to fix
 Look at the CPU of this rank: other processes on its cores, logging, checkpoints, garbage
@@ -23,8 +23,8 @@ collection, work between steps that only this rank does.
 
 ## When it is wrong
 Work that only one rank does between steps on purpose, for example logging on the last stage. On a
-busy machine, CPU ranks are late because they wait for a free CPU: the rule is silent where a rank
-waits for one as long as it is late.
+busy machine, CPU ranks are late because they wait for a free CPU: the rule names no rank that waits
+for a CPU at least as long as it is late.
 
 ## Sources
 Formula sheet, "Measured from traces" (straggler).
@@ -80,13 +80,13 @@ def check(
         late_ns = rank.late_ns_per_step
         yield Draft(
             message=(
-                f"Rank {rank.rank} waits for its CPU {format_duration(late_ns)} of each step "
-                f"({format_ratio(late_ns / step)}) longer than its peers, and keeps others waiting "
+                f"Rank {rank.rank} waits for its CPU {format_duration(late_ns)} longer than its "
+                f"peers in each step ({format_ratio(late_ns / step)}), and keeps others waiting "
                 "for its messages."
             ),
             fix=(
                 "Look at this rank's CPU: other processes on its cores, garbage collection, "
-                "logging and checkpoints, work between steps that only it does."
+                "logging and checkpoints, work between steps that only this rank does."
             ),
             cost_ns_per_step=_cost_ns(rank, messages),
             confidence=Confidence.INFERRED,
@@ -97,7 +97,7 @@ def check(
 
 
 def _cost_ns(rank: MessageRank, messages: MessagesResult) -> int:
-    """How much later it is, but at most the longest wait of another rank."""
+    """Lateness of the rank, but at most the longest wait of another rank."""
     waits = [other.wait_ns_per_step for other in messages.ranks if other is not rank]
     return min(rank.late_ns_per_step, max(waits, default=0))
 

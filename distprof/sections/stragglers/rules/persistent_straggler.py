@@ -9,18 +9,19 @@ A synchronous job runs at the speed of its slowest rank. One GPU that is 10 % sl
 makes a thousand others 10 % slower.
 
 ## Evidence needed
-Collectives matched across at least two ranks, on clocks that can be compared. For lateness
-below the clock residual no rank is blamed. A rank is named only if its share of the waiting is far
-above what chance gives to one of many equal ranks.
+Collectives matched across at least two ranks, on clocks that can be compared. No rank is blamed for
+lateness below the clock residual. A rank is named only if its share of the waiting is far above
+what chance would give to one of many equal ranks.
 
 ## How the cost is computed
 For each collective at which the rank arrived last, the median exposed wait of the other members, as
-a mean over all other ranks of the run; summed over the collectives of a step, mean over steps.
-Propagated lateness counts for the rank that caused it: a rank that waited in one group of a mesh,
-and therefore arrives late at its next, is not blamed. The time is part of what
+a mean over all other ranks of the run. The cost is the sum over the collectives of a step, as a
+mean over steps. Propagated lateness counts for the rank that caused it: a rank that waited in one
+group of a mesh, and therefore arrives late at its next, is not blamed. The time is part of what
 `exposed-communication` reports. With several stragglers, fixing one recovers only the time down to
-the next. A CPU that launches slowly may cost nothing yet, because its GPU waits for a slower rank
-anyway: it is named too if it would be next, with what the others would wait for it then.
+the next. A CPU that launches slowly may cost nothing as long as its GPU waits for a slower rank
+anyway. If its rank would be the next straggler, the rule names it too, with the time that the
+others would then wait for it.
 
 ## How to fix
 By cause. Slow GPU (its kernels take longer than the same kernels elsewhere): check clocks,
@@ -109,14 +110,14 @@ def _of_set(found: StragglerSet, article: str, limits: Limits) -> Draft:
     each = "every step" if found.since_step is None else "the mean step"
     since = "" if found.since_step is None else f" from step {found.since_step} on"
     if found.is_hidden:
-        said = f"{who(found)} would be next: the others would wait {wait} {each}{since} if no "
-        said += "slower rank hid it."
+        text = f"{who(found)} would be next: the others would wait {wait} {each}{since} if no "
+        text += "slower rank hid it."
     elif len(found.ranks) == 1:
-        said = f"{who(found)} is {article} straggler{since}: the others wait {wait} {each} for it."
+        text = f"{who(found)} is {article} straggler{since}: the others wait {wait} {each} for it."
     else:
-        said = f"{who(found)} are slow{since}: the others wait {wait} {each} for them."
+        text = f"{who(found)} are slow{since}: the others wait {wait} {each} for them."
     return Draft(
-        message=f"{said} {because(found)}.",
+        message=f"{text} {because(found)}.",
         fix=fix_of(found),
         cost_ns_per_step=found.lost_ns_per_step,
         confidence=Confidence.MEASURED if sure else Confidence.INFERRED,

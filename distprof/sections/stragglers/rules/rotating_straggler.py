@@ -13,7 +13,7 @@ if they are far outside the usual spread of the other members, so ordinary noise
 is not reported.
 
 ## How the cost is computed
-As for `persistent-straggler`, summed over the ranks named. The time is part of what
+As for `persistent-straggler`, summed over the named ranks. The time is part of what
 `exposed-communication` reports.
 
 ## How to fix
@@ -79,11 +79,11 @@ def check(
 
 
 def _of_set(found: StragglerSet) -> Draft:
-    """Ranks that are slow in turn by their own time."""
+    """Finding on ranks that are slow alternately, by their own time."""
     share = format_ratio(found.share_of_step_ratio)
     return Draft(
         message=(
-            f"{who(found)} are slow alternately, each in other steps: the others wait "
+            f"{who(found)} are slow alternately, each in different steps: the others wait "
             f"{format_duration(found.lost_ns_per_step)} ({share}) of every step. {because(found)}."
         ),
         fix=(

@@ -21,7 +21,7 @@ recover. The time is part of what `exposed-communication` reports.
 ## How to fix
 Build batches of equal cost instead of equal numbers of samples or tokens: sort the
 documents of a global batch by squared length, and give each to the rank with the least work so far.
-Bucketing by length has much the same effect. Where documents are packed, cut the longest.
+Bucketing by length has much the same effect. If documents are packed, cut the longest.
 
 ## When it is wrong
 Attention that differs for another reason, such as caches of different sizes. Token counts that
@@ -49,7 +49,7 @@ from distprof.units import format_duration, format_ratio
     severity=Severity.WARNING,
     since="0.1.0",
     needs=(StragglersResult, CollectivesResult),
-    limits={"min_step_ratio": Limit(0.03, "share of the step that may be lost to it")},
+    limits={"min_step_ratio": Limit(0.03, "share of the step that the imbalance may cost")},
 )
 def check(
     stragglers: StragglersResult, collectives: CollectivesResult, limits: Limits

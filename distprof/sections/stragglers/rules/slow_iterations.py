@@ -9,11 +9,11 @@ steps hardly ever contains one, and a median hides all of them.
 
 ## Evidence needed
 A log of the training program (`distprof analyze train.log`, or `--with train.log`) with a time for
-every single iteration, or for every n-th; reports that average many iterations show none.
+every single iteration, or for every n-th. Logs that average many iterations hide slow ones.
 
 ## How the cost is computed
-Iterations count from 1.2 times the median of their neighbours (about a hundred iterations). The
-cost is their time above that median, divided by all iterations.
+Iterations count as slow from 1.2 times the median of their neighbours (about a hundred iterations).
+The cost is their time above that median, divided by the number of all iterations.
 
 ## How to fix
 If they are periodic, find what the program does at that period (checkpoints, evaluation, logging,
@@ -45,7 +45,7 @@ MAX_NAMED = 5
     severity=Severity.WARNING,
     since="0.1.0",
     needs=(TrainingLogResult,),
-    limits={"excess_ratio": Limit(0.02, "share of the training that slow iterations may add")},
+    limits={"excess_ratio": Limit(0.02, "share of the training time that slow iterations may add")},
 )
 def check(log: TrainingLogResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding for all slow iterations."""
@@ -61,7 +61,7 @@ def check(log: TrainingLogResult, limits: Limits) -> Iterator[Draft]:
             f"{log.num_slow:,} of {log.num_steady:,} iterations take more than 1.2 times as long "
             f"as their neighbours{often}, the longest {format_duration(log.max_ns)} instead of "
             f"{format_duration(log.median_ns)}: together they add {format_ratio(share)} to the "
-            "training."
+            "training time."
         ),
         fix=_fix(log, named),
         cost_ns_per_step=log.slow_excess_ns,
@@ -78,4 +78,4 @@ def _fix(log: TrainingLogResult, named: tuple[int, ...]) -> str:
         )
     where = ", ".join(f"{number:,}" for number in named)
     at = f" at iterations such as {where}" if where else ""
-    return f"Look at input, the file system and the network{at}; record sensors of the machines."
+    return f"Look at input, the file system and the network{at}. Record sensors of the machines."

@@ -9,8 +9,8 @@ switch port or network card therefore holds up all ranks, although none of them 
 
 ## Evidence needed
 Collectives matched across ranks on clocks that can be compared, with at least two groups of the
-same axis that do the same: transfers of the same kind and size between as many nodes. A transfer
-runs from the last member's start, so it contains no lateness.
+same axis that do the same work: transfers of the same kind and size between the same number of
+nodes. A transfer runs from the last member's start, so it contains no lateness.
 
 ## How the cost is computed
 Exposed transfer of the slow group above what it would be at the other groups' median, mean per
@@ -18,12 +18,12 @@ step. The time is part of what `exposed-communication` reports.
 
 ## How to fix
 Compare the links of the named ranks with the others': NCCL_DEBUG=INFO shows which network card and
-which protocol each rank uses; check error counters, cable and link width (ibstat, nvidia-smi nvlink
+which protocol each rank uses. Check error counters, cable and link width (ibstat, nvidia-smi nvlink
 -s, lspci -vv), measure with nccl-tests between these nodes alone, and swap the card or the cable.
 
 ## When it is wrong
-Other jobs on the same links. Groups that look alike but share a link with more traffic of the job
-itself, for example one network card for two ranks.
+Other jobs on the same links. Groups that look alike, but share a link with other traffic of the
+same job, for example two ranks with one network card.
 
 ## Sources
 Formula sheet, "Measured from traces" (transfer).
@@ -71,8 +71,8 @@ def check(
     sure = [link for link in slow if not (idle.is_cpu and _waits_for_cpu(link, pauses))]
     if slow and not sure:
         raise InsufficientEvidenceError(
-            f"transfers of {name_ranks(slow[0].ranks)} take longer, but the machine is busy: they "
-            "wait for a free CPU as long, and CPU ranks move data themselves"
+            f"transfers of {name_ranks(slow[0].ranks)} take longer, but the machine is busy: the "
+            "ranks wait at least as long for a free CPU, and CPU ranks move data themselves"
         )
     for link in sure:
         plural = "s" if link.num_compared > 1 else ""
@@ -98,7 +98,7 @@ def check(
 
 
 def _waits_for_cpu(link: SlowLink, pauses: PausesResult) -> bool:
-    """Whether the ranks wait for a free CPU for as long as their transfers are too long."""
+    """Whether a rank waits for a free CPU at least as long as its slow transfers cost."""
     waits = (ns for rank, ns in pauses.queued_ns.items() if rank in link.ranks)
     return max(waits, default=0) >= link.lost_ns_per_step
 

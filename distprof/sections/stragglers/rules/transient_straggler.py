@@ -12,9 +12,9 @@ Collectives matched across at least two ranks, on comparable clocks. A late arri
 it is far outside the usual spread of the other members.
 
 ## How the cost is computed
-As for `persistent-straggler`, mean over *all* analysed steps: what the stalls cost per step of
-this recording. A short recording that caught a rare stall overstates it. The time is part of what
-`exposed-communication` reports.
+As for `persistent-straggler`, as a mean over *all* analysed steps: the cost of the stalls per step
+of this recording. A short recording that caught a rare stall overstates it. The time is part of
+what `exposed-communication` reports.
 
 ## How to fix
 Look at what this rank does in the named steps: a checkpoint or evaluation on one rank, logging,
@@ -78,7 +78,7 @@ def check(
 
 
 def _of_set(found: StragglerSet) -> Draft:
-    """A rank that is slow in some steps by its own time."""
+    """Finding on ranks that are slow in some steps by their own time."""
     return Draft(
         message=(
             f"The other ranks wait for {name_ranks(found.ranks)}{_how_long(found, found.steps)}. "

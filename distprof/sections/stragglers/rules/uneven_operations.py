@@ -1,8 +1,8 @@
 """# uneven-operations
 
 ## What it detects
-A log of operations with longer steps than if all operations of a kind took equally long, and
-whether a few workers, a pipeline stage, micro-batches or transfers cause it.
+A log of operations shows longer steps than if all operations of a kind took equally long. The rule
+also names the cause: a few workers, a pipeline stage, micro-batches or transfers.
 
 ## Why it costs time
 Workers of a step wait for each other at every message and collective, so the longest of each
@@ -10,28 +10,29 @@ round sets the pace and the mean does not matter.
 
 ## Evidence needed
 A table of operations with start and duration on clocks that agree to a few milliseconds, which
-distprof reads in place of traces. Where the order of the pipeline is known, `unequal-stages`
-reports a stage that is far longer than the others.
+distprof reads in place of traces. If the order of the pipeline is known, `unequal-stages` reports a
+stage that is far longer than the others.
 
 ## How the cost is computed
 Each step is simulated from its dependencies with measured operations, and again without the cause:
 the slowest 3 % of the workers with ideal operations, all stages equally long, micro-batches of a
 stage equally long, or all transfers of a kind at their median. The difference is the cost. Causes
-overlap, so costs of several findings do not add up. What each still recovers after those above it
-does. Ideal is the mean of computation and the median of transfers of a kind.
+overlap, so the costs of several findings do not add up. The times that each still recovers after
+the findings above it do. The ideal duration is the mean of a kind of computation and the median of
+a kind of transfer.
 
 ## How to fix
-A few workers: take their machines out of the job and test them. A stage: move layers from it; count
-the output layer and the loss with the last stage. Micro-batches that differ equally in forward and
-backward have sequences of unequal length: give micro-batches equal attention work, not equal token
-counts. Micro-batches that differ without this pattern: look for garbage collection and other work
-on the hosts. Transfers: check the network of the named group.
+A few workers: take their machines out of the job and test them. A stage: move layers from it, and
+count the output layer and the loss with the last stage. Micro-batches that differ equally in
+forward and backward have sequences of unequal length: give micro-batches equal attention work, not
+equal token counts. Micro-batches that differ without this pattern: look for garbage collection and
+other work on the hosts. Transfers: check the network of the named group.
 
 ## When it is wrong
 A stage that is longer on purpose, because others lack the memory. With one worker per stage, a slow
 machine and a stage with more work look the same. Operations that the table lacks (optimizer states
-on the CPU, evaluation) count as late launches, which the simulation leaves out. The report has its
-error against the measured step.
+on the CPU, evaluation) count as late launches, which the simulation leaves out. The report gives
+the error of the simulated step relative to the measured one.
 
 ## Sources
 J. Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI 2025.
@@ -63,8 +64,8 @@ _FIX = {
         "clocks, temperature, memory and network errors."
     ),
     CauseKind.STAGES: (
-        "Move layers from the longest stage to the others; count the output layer and the loss "
-        "with the last stage, the embedding with the first."
+        "Move layers from the longest stage to the others. Count the output layer and the loss "
+        "with the last stage, and the embedding with the first."
     ),
     CauseKind.DATA: (
         "Give micro-batches equal work: order or pack sequences so that the sum of squared "
@@ -89,8 +90,8 @@ _FIX = {
     limits={
         "min_slowdown": Limit(1.03, "step over the ideal one below which no cause is named"),
         "warn_slowdown": Limit(1.1, "step over the ideal one from which it is a warning"),
-        "warn_gain_ratio": Limit(0.03, "part of the step that a cause costs that is a warning too"),
-        "min_share": Limit(0.25, "part of the slowdown that a cause must explain"),
+        "warn_gain_ratio": Limit(0.03, "share of the step from which one cause is a warning"),
+        "min_share": Limit(0.25, "share of the slowdown that a cause must explain"),
     },
 )
 def check(whatif: WhatIfResult, pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
@@ -103,7 +104,7 @@ def check(whatif: WhatIfResult, pipeline: PipelineResult, limits: Limits) -> Ite
         if cause.kind is CauseKind.STAGES and _is_named(pipeline):
             continue
         yield Draft(
-            message=f"{_slowdown(whatif)}; {_because(whatif, cause)} {_gain(whatif, cause)}",
+            message=f"{_slowdown(whatif)}: {_because(whatif, cause)} {_gain(whatif, cause)}",
             fix=_FIX[cause.kind],
             cost_ns_per_step=cause.scenario.recoverable_ns,
             confidence=Confidence.MODELLED,
@@ -116,14 +117,14 @@ def check(whatif: WhatIfResult, pipeline: PipelineResult, limits: Limits) -> Ite
 
 
 def _is_large(whatif: WhatIfResult, cause: Cause, limits: Limits) -> bool:
-    """Whether the job as a whole is slowed down enough for a warning, or by this cause alone."""
+    """Whether the slowdown of the job, or the cost of this cause alone, deserves a warning."""
     gain = cause.scenario.recoverable_ns / max(1, whatif.replayed_ns or 0)
     slowdown = whatif.slowdown or 1.0
     return slowdown >= limits["warn_slowdown"] or gain >= limits["warn_gain_ratio"]
 
 
 def _is_named(pipeline: PipelineResult) -> bool:
-    """Whether `unequal-stages` reports the stages of the log, so that this rule need not."""
+    """Whether `unequal-stages` reports the stages of the log, so this rule need not."""
     return any((group.imbalance_ratio or 0.0) >= NAMED_RATIO for group in pipeline.groups)
 
 
@@ -148,31 +149,32 @@ def _because(whatif: WhatIfResult, cause: Cause) -> str:
     if cause.kind is CauseKind.WORKERS:
         ranks = name_ranks(cause.scenario.ranks)
         return (
-            f"{ranks}, the slowest 3 % of the workers, explain {format_ratio(cause.share)} of it."
+            f"{ranks}, the slowest 3 % of the workers, explain {format_ratio(cause.share)} of the "
+            "slowdown."
         )
     if cause.kind is CauseKind.STAGES:
         return _stage_clause(whatif)
     if cause.kind is CauseKind.TRANSFERS:
-        return f"{cause.scenario.what.removeprefix('kind ')} takes unequally long."
+        return f"transfers of kind {cause.scenario.what.removeprefix('kind ')} vary in duration."
     correlation = whatif.micro_batch_correlation
     measure = "" if correlation is None else f" (correlation {correlation:.2f})"
     if cause.kind is CauseKind.DATA:
         return (
-            "micro-batches of a stage take unequally long, equally in forward and backward"
-            f"{measure}: their sequences differ."
+            "micro-batches of a stage differ in duration, equally in forward and backward"
+            f"{measure}: their sequences differ in length."
         )
-    return f"micro-batches of a stage take unequally long, without a pattern of the data{measure}."
+    return f"micro-batches of a stage differ in duration, with no pattern in the data{measure}."
 
 
 def _stage_clause(whatif: WhatIfResult) -> str:
     longest = limiting_stage(whatif)
     others = [stage.compute_ns for stage in whatif.stages if stage is not longest]
     if longest is None or not others:
-        return "pipeline stages are unequally long."
+        return "pipeline stages differ in length."
     return (
-        f"stage {longest.stage} ({name_ranks(longest.ranks)}) computes "
-        f"{format_duration(longest.compute_ns)} per step, the mean of the other stages is "
-        f"{format_duration(sum(others) / len(others))}."
+        f"stage {longest.stage} ({name_ranks(longest.ranks)}) computes for "
+        f"{format_duration(longest.compute_ns)} per step, compared with a mean of "
+        f"{format_duration(sum(others) / len(others))} on the other stages."
     )
 
 

@@ -13,7 +13,7 @@ A recording whose simulated step is within 10 % of the measured one.
 
 ## How the cost is computed
 The simulated step with the repairs of all findings above it, less the same step with this change
-too. The finding is *modelled*. It is left out where less than the limit remains.
+as well. The finding is *modelled*. The report leaves it out if less than the limit remains.
 
 ## How to fix
 The finding says which change was simulated. Look at the step in a trace viewer with that change in
@@ -21,7 +21,7 @@ mind: which rank, which stage or which operation would move?
 
 ## When it is wrong
 The simulation keeps the order of operations. A change that also moves work between steps, or that
-costs time elsewhere, gives back less.
+costs time elsewhere, recovers less.
 
 ## Sources
 Formula sheet, "What-if".
@@ -47,8 +47,8 @@ _FIXES = {
     "input": "Load and decode input ahead of the step: more workers, prefetch_factor.",
     "stage-imbalance": "Move layers from the longest stage to the others.",
 }
-"""Key of each change that the rule may name, with the way to it. Not among them: single ranks, on
-which other rules decide, and bounds, such as transfers that take no time."""
+"""Fix for each change that the rule may name, by scenario key. The rule names neither single ranks,
+which other rules judge, nor bounds, such as transfers that take no time."""
 
 _LEADS = {"overlap": "Communication runs alone where it could overlap. "}
 
@@ -65,10 +65,10 @@ def check(whatif: WhatIfResult, limits: Limits) -> Iterator[Draft]:
     step = whatif.replayed_ns
     if whatif.source != "traces" or not step:
         return
-    least = round(limits["min_step_ratio"] * step)
+    min_gain_ns = round(limits["min_step_ratio"] * step)
     for scenario in whatif.without:
         gain = scenario.recoverable_ns
-        if gain < least or scenario.what not in _FIXES:
+        if gain < min_gain_ns or scenario.what not in _FIXES:
             continue
         yield Draft(
             message=(
@@ -80,12 +80,12 @@ def check(whatif: WhatIfResult, limits: Limits) -> Iterator[Draft]:
             confidence=Confidence.MODELLED,
             evidence=("whatif.without",),
             without=scenario.what,
-            last_resort_ns=least,
+            last_resort_ns=min_gain_ns,
         )
 
 
 def _lead(whatif: WhatIfResult, scenario: Scenario) -> str:
-    """Who takes turns shows over several steps only."""
+    """Opening sentence. Only several steps can show that ranks take turns."""
     if scenario.what == "late ranks":
         return "Ranks take turns being late. " if (whatif.num_steps or 0) > 1 else ""
     return _LEADS.get(scenario.what, "")
