@@ -1,7 +1,8 @@
-"""Folders whose files are sources one by one: the files of one job are read, of several refused.
+"""Folders whose files are sources one by one: one job's files are read, those of several refused.
 
-A kind that reads folders itself (logs of NCCL, sensors, a pipeline's ranks) is found before. Here
-are folders without a trace whose files are of a kind that is read file by file.
+Kinds that read a whole folder themselves (NCCL logs, sensors, the ranks of a pipeline) are
+recognised earlier. This module handles folders without a trace whose files belong to kinds that are
+read file by file.
 """
 
 from __future__ import annotations
@@ -25,25 +26,25 @@ from distprof.run.run import Gap, Run
 __all__ = ["files_of_evidence", "open_folder"]
 
 _MAX_FILES = 256
-"""Files that are looked at: a folder with more holds something else."""
+"""Number of files that are checked: a folder with more holds something else."""
 
 _MAX_NAMED = 4
 
 Found = tuple[Source[Any], str]
-"""A kind of source, and the file or folder of it."""
+"""A kind of source, and a file or folder of that kind."""
 
 
 def open_folder(source: str) -> Run | None:
-    """The run that the files of a folder hold; None where none is a source.
+    """The run in the files of a folder; None if none of them is a source.
 
-    One file of each kind is read, and what can go with it is joined. Several logs of a training
-    program are one job's where they report the same iterations.
+    One file of each kind is read, and those that can accompany a recording are joined. Several logs
+    of a training program belong to one job if they report the same iterations.
 
     Args:
         source: Path of a folder; for anything else the answer is None.
 
     Raises:
-        InputError: If files of one kind are of several jobs.
+        InputError: If files of one kind are from several jobs.
     """
     found = _sources_inside(source)
     if not found:
@@ -57,13 +58,15 @@ def open_folder(source: str) -> Run | None:
 
 
 def files_of_evidence(sources: Sequence[str]) -> list[str]:
-    """What goes with a recording: a folder that no kind reads whole stands for its files.
+    """Files that accompany a recording, with folders replaced by the files inside.
+
+    A folder that one kind reads as a whole stays a folder.
 
     Args:
         sources: As the user named them.
 
     Raises:
-        InputError: If files of one kind are of several jobs.
+        InputError: If files of one kind are from several jobs.
     """
     found: list[str] = []
     for source in sources:
@@ -77,7 +80,7 @@ def _one_of_each(source: str, found: Sequence[Found]) -> list[Found]:
     """One file of each kind, in the order of kinds.
 
     Raises:
-        InputError: If files of one kind are of several jobs.
+        InputError: If files of one kind are from several jobs.
     """
     by_kind: dict[int, list[Found]] = {}
     for one in sorted(found, key=lambda one: (one[0].place, one[1])):
@@ -112,10 +115,10 @@ def _kind_of(path: str) -> Source[Any] | None:
 
 
 def _only_one(source: str, several: Sequence[Found]) -> Found:
-    """The file to read of those of one kind.
+    """The file to read, of several of one kind.
 
     Raises:
-        InputError: If they are of several jobs, as far as can be known.
+        InputError: If they are from several jobs, as far as can be known.
     """
     if len(several) == 1:
         return several[0]
@@ -138,7 +141,7 @@ def _only_one(source: str, several: Sequence[Found]) -> Found:
 def _same_job(logs: Sequence[tuple[str, TrainingLog]]) -> bool:
     """Whether logs report the same iterations, with the same losses or as several ranks.
 
-    Ranks may print no loss; then names such as ``rank3.log`` have to say that they are ranks.
+    If the ranks print no loss, names such as ``rank3.log`` must show that they are ranks.
     """
     ranks = {rank_in_name(path) for path, _ in logs} - {None}
     are_ranks = len(ranks) == len(logs)
@@ -147,7 +150,7 @@ def _same_job(logs: Sequence[tuple[str, TrainingLog]]) -> bool:
 
 
 def _agree(one: TrainingLog, other: TrainingLog, *, are_ranks: bool) -> bool:
-    """Whether two logs have iterations in common, and no loss differs there."""
+    """Whether two logs share iterations and agree on every loss in them."""
     common, here, there = np.intersect1d(one.iteration, other.iteration, return_indices=True)
     losses = one.loss[here], other.loss[there]
     known = ~np.isnan(losses[0]) & ~np.isnan(losses[1])
@@ -159,7 +162,7 @@ def _agree(one: TrainingLog, other: TrainingLog, *, are_ranks: bool) -> bool:
 
 
 def _with_note(run: Run, path: str, num_others: int) -> Run:
-    """The run with a note where further files report the same."""
+    """The run with a note if further files report the same iterations."""
     if not num_others:
         return run
     message = f"{num_others} more logs report the same iterations: distprof reads {path}."
