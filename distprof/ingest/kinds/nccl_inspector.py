@@ -1,6 +1,6 @@
-"""Records of NCCL Inspector: each collective as each rank timed it, for as long as a job runs.
+"""Records of NCCL Inspector: each collective as timed by each rank, for as long as a job runs.
 
-A file holds the records of one process, a folder (``nccl-inspector-<job>``) those of all.
+A file holds the records of one process, and a folder (``nccl-inspector-<job>``) those of all.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def fits_nccl_inspector(source: str) -> bool:
 
 
 def read_nccl_inspector(source: str) -> InspectorLog:
-    """Read a file, or all such files of a folder.
+    """Read a file, or all such files in a folder.
 
     Args:
         source: Path or fsspec URL of a file, gzipped or not, or a folder on this machine.
