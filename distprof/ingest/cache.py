@@ -540,8 +540,8 @@ def _is_file_of(path: Path, expected: Sequence[int]) -> bool:
 
 def _is_plain(path: Path, *, max_bytes: int) -> bool:
     """Whether it is a file of at most ``max_bytes`` bytes, not a link, pipe or device."""
-    found = path.lstat()
-    return stat.S_ISREG(found.st_mode) and found.st_size <= max_bytes
+    info = path.lstat()
+    return stat.S_ISREG(info.st_mode) and info.st_size <= max_bytes
 
 
 def _hash_into(digest: Any, file: BinaryIO) -> None:

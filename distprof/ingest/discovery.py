@@ -231,24 +231,24 @@ def _walk(folder: Path) -> list[TraceFile]:
     Hidden files are left out. In a run directory, so are its cache and the recordings of ``distprof
     attach``: they show the same ranks at another time, and each is a separate run directory.
     """
-    found = []
+    traces = []
     for parent, folders, files in os.walk(folder):
         excluded = {CACHE_DIR, REQUESTS_DIR} if RUN_FILE in files else {CACHE_DIR}
         folders[:] = sorted(name for name in folders if name not in excluded and name[0] != ".")
         paths = [Path(parent, name) for name in sorted(files)]
-        found += [_local(path) for path in paths if _may_be_local(path)]
-    return found
+        traces += [_local(path) for path in paths if _may_be_local(path)]
+    return traces
 
 
 def _glob(pattern: Path) -> list[TraceFile]:
     import glob
 
     paths = [Path(name) for name in glob.glob(str(pattern), recursive=True)]  # noqa: PTH207
-    found = [_local(path) for path in paths if path.is_file() and _may_be_local(path)]
+    traces = [_local(path) for path in paths if path.is_file() and _may_be_local(path)]
     for path in paths:
         if path.is_dir():
-            found += _walk(path)
-    return list({trace.path: trace for trace in found}.values())
+            traces += _walk(path)
+    return list({trace.path: trace for trace in traces}.values())
 
 
 def _may_be_trace(name: str) -> bool:
@@ -283,19 +283,19 @@ def _discover_url(source: str, *, may_be_empty: bool) -> Discovery:
     from distprof.remote.listing import Stored, find
 
     try:
-        found = find(source)
+        listing = find(source)
     except (OSError, ValueError) as error:
         raise _unreadable(source, error) from error
-    if isinstance(found, Stored):
-        return Discovery(source=source, folder=None, traces=(_of_store(found),))
+    if isinstance(listing, Stored):
+        return Discovery(source=source, folder=None, traces=(_of_store(listing),))
     excluded = tuple(
         stored.url.removesuffix(RUN_FILE) + REQUESTS_DIR + "/"
-        for stored in found
+        for stored in listing
         if stored.url.endswith("/" + RUN_FILE)
     )
     traces = [
         _of_store(stored)
-        for stored in found
+        for stored in listing
         if _may_be_trace_at(stored.url) and not stored.url.startswith(excluded)
     ]
     return _select(source, None, traces, may_be_empty=may_be_empty)
@@ -379,7 +379,7 @@ def _select(
 def _refuse(
     source: str, folder: Path | None, verdicts: dict[str, str], unread: dict[str, OSError]
 ) -> None:
-    """Say why no file is a trace.
+    """Raise an error that says why no file is a trace.
 
     Raises:
         InputError: Always.
@@ -431,13 +431,12 @@ def _parts(trace: TraceFile) -> tuple[TraceFile, ...]:
 
 
 def _left_out(verdicts: dict[str, str]) -> tuple[Gap, ...]:
-    bad = [f"{_name(path)} ({why})" for path, why in verdicts.items() if why]
-    if not bad:
+    skipped = [f"{_name(path)} ({why})" for path, why in verdicts.items() if why]
+    if not skipped:
         return ()
-    files = (
-        "file that is not a Kineto trace" if len(bad) == 1 else ("files that are not Kineto traces")
-    )
-    message = f"Skipped {len(bad)} {files}: {_named(bad)}."
+    is_single = len(skipped) == 1
+    files = "file that is not a Kineto trace" if is_single else "files that are not Kineto traces"
+    message = f"Skipped {len(skipped)} {files}: {_named(skipped)}."
     return (Gap(what="not-a-trace", message=message),)
 
 
@@ -467,8 +466,8 @@ def _heads(candidates: Sequence[TraceFile]) -> dict[str, bytes | OSError]:
         return heads
     from distprof.remote.listing import beginnings
 
-    found = beginnings(stored, _SNIFF_BYTES_REMOTE)
-    return heads | {one.url: head for one, head in zip(stored, found, strict=True)}
+    stored_heads = beginnings(stored, _SNIFF_BYTES_REMOTE)
+    return heads | {one.url: head for one, head in zip(stored, stored_heads, strict=True)}
 
 
 def _head(path: str) -> bytes | OSError:

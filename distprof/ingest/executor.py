@@ -253,7 +253,7 @@ def map_each(
     progress: Progress | None = None,
     finished: Callable[[int], None] | None = None,
 ) -> list[Outcome[R]]:
-    """Apply ``function`` to each item; a failure costs only its own item.
+    """Apply ``function`` to each item; a failure affects only its own item.
 
     A single item runs in this process: a pool would cost more than it saves.
 

@@ -33,7 +33,7 @@ __all__ = [
 
 
 class Folder(msgspec.Struct, frozen=True):
-    """A folder by its path or URL. Picklable, so that another process can read it.
+    """A folder by its path or URL. Picklable, so another process can read it.
 
     Args:
         path: Local path or fsspec URL.

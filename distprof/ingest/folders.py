@@ -1,4 +1,4 @@
-"""Folders whose files are sources one by one: one job's files are read, those of several refused.
+"""Folders with one source per file: files of one job are read, files of several are refused.
 
 Kinds that read a whole folder themselves (NCCL logs, sensors, the ranks of a pipeline) are
 recognised earlier. This module handles folders without a trace whose files belong to kinds that are
@@ -46,15 +46,15 @@ def open_folder(source: str) -> Run | None:
     Raises:
         InputError: If files of one kind are from several jobs.
     """
-    found = _sources_inside(source)
-    if not found:
+    sources = _sources_inside(source)
+    if not sources:
         return None
-    chosen = _one_of_each(source, found)
+    chosen = _one_of_each(source, sources)
     (kind, path), *others = chosen
     run = kind.run_of(path)
     for other, place in others:
         run = other.joined(run, place) if other.name else run
-    return _with_note(run, path, len(found) - len(chosen))
+    return _with_note(run, path, len(sources) - len(chosen))
 
 
 def files_of_evidence(sources: Sequence[str]) -> list[str]:
@@ -68,22 +68,22 @@ def files_of_evidence(sources: Sequence[str]) -> list[str]:
     Raises:
         InputError: If files of one kind are from several jobs.
     """
-    found: list[str] = []
+    paths: list[str] = []
     for source in sources:
         inside = () if _kind_of(source) is not None else _sources_inside(source)
         chosen = _one_of_each(source, [one for one in inside if one[0].name])
-        found += [path for _, path in chosen] or [source]
-    return found
+        paths += [path for _, path in chosen] or [source]
+    return paths
 
 
-def _one_of_each(source: str, found: Sequence[Found]) -> list[Found]:
+def _one_of_each(source: str, sources: Sequence[Found]) -> list[Found]:
     """One file of each kind, in the order of kinds.
 
     Raises:
         InputError: If files of one kind are from several jobs.
     """
     by_kind: dict[int, list[Found]] = {}
-    for one in sorted(found, key=lambda one: (one[0].place, one[1])):
+    for one in sorted(sources, key=lambda one: (one[0].place, one[1])):
         by_kind.setdefault(one[0].place, []).append(one)
     return [_only_one(source, several) for several in by_kind.values()]
 
@@ -93,53 +93,53 @@ def _sources_inside(source: str) -> list[Found]:
     root = Path(expanded(source))
     if "://" in source or not root.is_dir():
         return []
-    found: list[Found] = []
-    number = 0
+    sources: list[Found] = []
+    num_files = 0
     for parent, folders, names in os.walk(root):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        whole = _kind_of(parent) if Path(parent) != root else None
-        if whole is not None:
+        folder_kind = _kind_of(parent) if Path(parent) != root else None
+        if folder_kind is not None:
             folders.clear()
-            found.append((whole, parent))
+            sources.append((folder_kind, parent))
             continue
         files = [str(Path(parent, name)) for name in sorted(names) if not name.startswith(".")]
-        number += len(files)
-        if number > _MAX_FILES:
+        num_files += len(files)
+        if num_files > _MAX_FILES:
             return []
-        found += [(kind, path) for path in files if (kind := _kind_of(path)) is not None]
-    return found
+        sources += [(kind, path) for path in files if (kind := _kind_of(path)) is not None]
+    return sources
 
 
 def _kind_of(path: str) -> Source[Any] | None:
     return next((kind for kind in known_sources() if kind.fits(path)), None)
 
 
-def _only_one(source: str, several: Sequence[Found]) -> Found:
+def _only_one(source: str, candidates: Sequence[Found]) -> Found:
     """The file to read, of several of one kind.
 
     Raises:
         InputError: If they are from several jobs, as far as can be known.
     """
-    if len(several) == 1:
-        return several[0]
-    kind = several[0][0]
+    if len(candidates) == 1:
+        return candidates[0]
+    kind = candidates[0][0]
     if kind is training_log.SOURCE:
-        logs = [(path, training_log.SOURCE.read(path)) for _, path in several]
+        logs = [(path, training_log.SOURCE.read(path)) for _, path in candidates]
         if _same_job(logs):
             return kind, max(logs, key=lambda one: one[1].num_reports)[0]
-    names = [str(Path(path).relative_to(Path(expanded(source)))) for _, path in several]
+    names = [str(Path(path).relative_to(Path(expanded(source)))) for _, path in candidates]
     more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
     raise InputError(
         source,
         expected="the files of one job",
         found=f"{len(names)} sources of one kind ({kind.origin}): "
         f"{', '.join(names[:_MAX_NAMED])}{more}",
-        fix=f"name one of them: distprof analyze {several[0][1]}",
+        fix=f"name one of them: distprof analyze {candidates[0][1]}",
     )
 
 
 def _same_job(logs: Sequence[tuple[str, TrainingLog]]) -> bool:
-    """Whether logs report the same iterations, with the same losses or as several ranks.
+    """Whether logs report the same iterations, with the same losses or from different ranks.
 
     If the ranks print no loss, names such as ``rank3.log`` must show that they are ranks.
     """

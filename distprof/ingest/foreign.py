@@ -177,25 +177,25 @@ def refuse_foreign(path: Path) -> None:
         InputError: If it is one; the error says what to do instead.
     """
     for file in _files(path):
-        found = foreign_format(file.name, _head(file))
-        if found is not None:
+        foreign = foreign_format(file.name, _head(file))
+        if foreign is not None:
             raise InputError(
                 str(file),
                 expected=_EXPECTED,
-                found=found.name,
-                fix=found.fix.replace("{path}", shlex.quote(str(path))),
+                found=foreign.name,
+                fix=foreign.fix.replace("{path}", shlex.quote(str(path))),
             )
 
 
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    found: list[Path] = []
+    files: list[Path] = []
     for folder, _, names in os.walk(path):
-        found += [Path(folder, name) for name in sorted(names)]
-        if len(found) > _MAX_ENTRIES:
+        files += [Path(folder, name) for name in sorted(names)]
+        if len(files) > _MAX_ENTRIES:
             break
-    return found[:_MAX_ENTRIES]
+    return files[:_MAX_ENTRIES]
 
 
 def _head(file: Path) -> bytes:

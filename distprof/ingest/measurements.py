@@ -126,13 +126,13 @@ def _rows(text: str, *, most: int) -> Iterable[Mapping[str, Any]]:
 
 def _of_json(text: str, most: int) -> list[Mapping[str, Any]]:
     try:
-        found = json.loads(text)
+        rows = json.loads(text)
     except json.JSONDecodeError:  # JSON Lines
-        found = [json.loads(line) for line in text.splitlines()[:most] if line.strip()]
-    found = found if isinstance(found, list) else [found]
-    if not all(isinstance(row, dict) for row in found[:most]):
+        rows = [json.loads(line) for line in text.splitlines()[:most] if line.strip()]
+    rows = rows if isinstance(rows, list) else [rows]
+    if not all(isinstance(row, dict) for row in rows[:most]):
         raise ValueError("a list of something other than objects")
-    return found[:most]
+    return rows[:most]
 
 
 def _of_csv(text: str, most: int) -> list[Mapping[str, Any]]:

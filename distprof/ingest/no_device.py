@@ -53,13 +53,13 @@ def unread_categories(host: Table) -> tuple[UnreadCategory, ...]:
     """
     categories = host.coded("category")
     length = host["end_ns"] - host["start_ns"]
-    found = []
+    unread = []
     for code, name in enumerate(categories.values):
         rows = categories.codes == code
         if name not in _KNOWN and rows.any():
             total = int(length[rows].sum())
-            found.append(UnreadCategory(name=name, count=int(rows.sum()), duration_ns=total))
-    return tuple(sorted(found, key=lambda item: (-item.duration_ns, item.name)))
+            unread.append(UnreadCategory(name=name, count=int(rows.sum()), duration_ns=total))
+    return tuple(sorted(unread, key=lambda item: (-item.duration_ns, item.name)))
 
 
 def is_known(host: Table) -> bool:

@@ -93,15 +93,15 @@ def open_run(
     place = find_run_directory(source)
     directory = open_run_directory(place) if place is not None else None
     try:
-        found = discover(place or source, may_be_empty=directory is not None)
+        discovery = discover(place or source, may_be_empty=directory is not None)
     except InputError:
         inside = open_folder(source) if directory is None else None
         if inside is None:
             raise
         return inside
-    options = _with_place(options or IngestOptions(), found, executor)
+    options = _with_place(options or IngestOptions(), discovery, executor)
     wanted = None if ranks is None else {*ranks}
-    traces = [t for t in found.traces if _is_among(wanted, t.name_rank)]
+    traces = [t for t in discovery.traces if _is_among(wanted, t.name_rank)]
     if directory is not None:
         traces = [with_flight(trace, directory) for trace in traces]
     options = replace(options, is_alone=len(traces) == 1)
@@ -121,10 +121,10 @@ def open_run(
         raise InputError(
             source,
             expected=f"traces of {name_ranks(wanted or ())}",
-            found=f"none of them among {len(found.traces)} traces",
+            found=f"none of them among {len(discovery.traces)} traces",
             fix="name ranks of the job",
         )
-    run = assemble_run(source, kept, (*found.gaps, *gaps, *left_out), directory)
+    run = assemble_run(source, kept, (*discovery.gaps, *gaps, *left_out), directory)
     if directory is not None:
         log = _nccl_logs(directory, wanted)
         run = run if log is None else run.having(log)
@@ -227,14 +227,14 @@ def _delete_at_exit(ranks: Sequence[Rank]) -> None:
 
 
 def _with_place(
-    options: IngestOptions, found: Discovery, executor: str | Executor
+    options: IngestOptions, discovery: Discovery, executor: str | Executor
 ) -> IngestOptions:
     """Options with the place of the tables: memory, a folder next to the run, or scratch space."""
     is_requested = options.use_cache and has_own_place(options.cache_dir)
-    if _fits_in_memory(found.traces, executor) and not is_requested:
+    if _fits_in_memory(discovery.traces, executor) and not is_requested:
         return replace(options, in_memory=True)
     if options.use_cache:
-        return replace(options, run_dir=str(found.folder) if found.folder else None)
+        return replace(options, run_dir=str(discovery.folder) if discovery.folder else None)
     return replace(options, cache_dir=str(scratch_folder("scratch")))
 
 

@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 CONCLUSIONS_VERSION = 9
-"""Increased whenever the same trace would lead to different conclusions, so that cached ones are
+"""Increased whenever the same trace would lead to different conclusions, so cached ones are
 not used."""
 
 _MAX_NOTES = 12
@@ -365,18 +365,18 @@ def _write_entry(
     source: _Source, options: IngestOptions, folder: Path, note: str
 ) -> tuple[_Summary, dict[str, Table]]:
     """Parse the trace and write its tables and summary to ``folder``; also returns the tables."""
-    parsed, _, found = _parse_and_conclude(
+    parsed, _, conclusions = _parse_and_conclude(
         source, options, lambda: cache.ParquetHostSink(folder / cache.HOST_FILE)
     )
     tables = {
-        cache.ACTIVITY_FILE: found.activity,
+        cache.ACTIVITY_FILE: conclusions.activity,
         cache.CALLS_FILE: parsed.host,
-        cache.COLLECTIVES_FILE: found.collectives,
-        cache.STEPS_FILE: found.steps.table,
+        cache.COLLECTIVES_FILE: conclusions.collectives,
+        cache.STEPS_FILE: conclusions.steps.table,
     }
     for name, table in tables.items():
         cache.write_table(folder / name, table)
-    summary = _summary(parsed, found, has_host=_has_host(parsed, options), note=note)
+    summary = _summary(parsed, conclusions, has_host=_has_host(parsed, options), note=note)
     (folder / cache.RANK_FILE).write_bytes(msgspec.json.encode(summary))
     return summary, tables
 
@@ -389,18 +389,18 @@ def _parse_into_memory(source: _Source, options: IngestOptions) -> Rank:
     """
     with _readable(source):
         open_plain(source.trace.path).close()
-    parsed, sink, found = _parse_and_conclude(
+    parsed, sink, conclusions = _parse_and_conclude(
         source, options, lambda: nullcontext(cache.HeldHostRows())
     )
     has_host = _has_host(parsed, options)
     tables = RankTables(
-        activity=found.activity,
+        activity=conclusions.activity,
         host=parsed.host if has_host else Table.empty(HOST),
-        collectives=found.collectives.compact(),
-        steps=found.steps.table,
+        collectives=conclusions.collectives.compact(),
+        steps=conclusions.steps.table,
         has_host=has_host,
     )
-    summary = _summary(parsed, found, has_host=has_host, note="")
+    summary = _summary(parsed, conclusions, has_host=has_host, note="")
     held = cache.HeldTables(tables, sink.table())
     return _rank(source.trace, summary, tables.steps, tables.collectives, held)
 
@@ -426,8 +426,8 @@ def _parse_and_conclude(
         if not is_known(host):
             categories = host.coded("category").values
             refuse_chrome_trace(source.trace.path, parsed.metadata, categories)
-    found = conclude(parsed, host, classifier_for(options.communication), source.flight)
-    return parsed, sink, found
+    conclusions = conclude(parsed, host, classifier_for(options.communication), source.flight)
+    return parsed, sink, conclusions
 
 
 def _parse(
@@ -450,7 +450,7 @@ def _parse(
 
 @contextmanager
 def _from_the_start(source: _Source) -> Iterator[Any]:
-    """Yield what the reader takes, from its start; of another tool's file, one process."""
+    """Yield the reader's input from its start; for another tool's file, the trace of a process."""
     if source.trace.process is not None:
         with open_trace(source.trace) as made:
             yield made
@@ -466,24 +466,28 @@ def _has_host(parsed: ParsedTrace, options: IngestOptions) -> bool:
     return is_requested and len(parsed.host) > 0
 
 
-def _summary(parsed: ParsedTrace, found: Conclusions, *, has_host: bool, note: str) -> _Summary:
-    quality = found.quality
+def _summary(
+    parsed: ParsedTrace, conclusions: Conclusions, *, has_host: bool, note: str
+) -> _Summary:
+    quality = conclusions.quality
     if note:
         quality = replace(quality, notes=(*quality.notes, note))
     return _Summary(
-        rank=found.metadata.rank,
-        world_size=found.metadata.world_size,
-        host=found.metadata.host,
-        backend=found.metadata.backend,
-        device=found.device,
-        groups=tuple(msgspec.Raw(msgspec.json.encode(group)) for group in found.metadata.groups),
-        versions=found.metadata.versions,
+        rank=conclusions.metadata.rank,
+        world_size=conclusions.metadata.world_size,
+        host=conclusions.metadata.host,
+        backend=conclusions.metadata.backend,
+        device=conclusions.device,
+        groups=tuple(
+            msgspec.Raw(msgspec.json.encode(group)) for group in conclusions.metadata.groups
+        ),
+        versions=conclusions.metadata.versions,
         capture_start_ns=parsed.first_ns,
         capture_end_ns=parsed.last_ns,
         has_epoch=parsed.has_epoch,
         has_host=has_host,
-        step_source=found.steps.source,
-        step_note=found.steps.note,
+        step_source=conclusions.steps.source,
+        step_note=conclusions.steps.note,
         quality=quality,
     )
 

@@ -85,7 +85,7 @@ class Source(msgspec.Struct, Generic[_T], frozen=True, kw_only=True):
 
 
 def _difference(run: Run, content: Any) -> str:
-    """Why a file is about another job than the recording; empty where it may be about the same."""
+    """Why a file is about another job than the recording; empty if it may be about the same job."""
     world_size, known = getattr(content, "world_size", None), run.topology.world_size
     if world_size is not None and known is not None and world_size > known:
         return f"it had {world_size} ranks, the recorded job {known}"
@@ -106,8 +106,8 @@ def _short(host: str) -> str:
 
 def _release(version: str) -> str:
     """``2.20.5`` of ``2.20.5+cuda12.4``; empty if it does not start with three numbers."""
-    found = re.match(r"\d{1,4}\.\d{1,4}\.\d{1,4}", version)
-    return found[0] if found else ""
+    match = re.match(r"\d{1,4}\.\d{1,4}\.\d{1,4}", version)
+    return match[0] if match else ""
 
 
 def _first(names: Iterable[str]) -> str:
@@ -139,8 +139,8 @@ def open_source(path: str) -> Run | None:
     Raises:
         InputError: If it is of one of them but cannot be read.
     """
-    found = next((source for source in known_sources() if source.fits(path)), None)
-    return None if found is None else found.run_of(path)
+    kind = next((source for source in known_sources() if source.fits(path)), None)
+    return None if kind is None else kind.run_of(path)
 
 
 def with_evidence(run: Run, paths: Sequence[str]) -> Run:
@@ -166,12 +166,12 @@ def with_evidence(run: Run, paths: Sequence[str]) -> Run:
 
 def _fitting(path: str, companions: Sequence[Source[Any]]) -> list[Source[Any]]:
     """All kinds that a file is of: a terminal log may hold NCCL's lines and the program's own."""
-    found = [source for source in companions if source.fits(path)]
-    if not found:
+    kinds_of_file = [source for source in companions if source.fits(path)]
+    if not kinds_of_file:
         raise InputError(
             path,
             expected=" or ".join(source.name for source in companions),
             found="another kind of file",
             fix="name a file of one of these kinds with --with",
         )
-    return found
+    return kinds_of_file

@@ -116,14 +116,14 @@ class GrowingFile(Generic[_Kind]):
     def added(self) -> list[_Kind]:
         """Records added since the last call; none if the file is gone or cannot be read."""
         try:
-            found = self._path.stat()
-            if found.st_ino != self._inode or found.st_size < self._offset:
+            info = self._path.stat()
+            if info.st_ino != self._inode or info.st_size < self._offset:
                 self._reset()
-                self._inode = found.st_ino
+                self._inode = info.st_ino
                 self.num_starts += 1
-            if found.st_size == self._offset:
+            if info.st_size == self._offset:
                 return []
-            data = self._new_bytes(found.st_size)
+            data = self._new_bytes(info.st_size)
         except FileNotFoundError:
             self._reset()  # a new file may get the inode of the old one
             return []
@@ -147,7 +147,7 @@ class GrowingFile(Generic[_Kind]):
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > MAX_LINE_BYTES:
             self._rest, self._is_too_long = b"", True
-        found = []
+        records = []
         for line in lines:
             if self._is_too_long:
                 self._is_too_long = False
@@ -156,8 +156,8 @@ class GrowingFile(Generic[_Kind]):
                 self._has_header = True
                 self._check_header(line)
             elif line and not self.problem:
-                found += self._record(line)
-        return found
+                records += self._record(line)
+        return records
 
     def _record(self, line: bytes) -> list[_Kind]:
         try:
@@ -194,8 +194,8 @@ class _WholeFile(Generic[_Kind]):
     def new(self) -> _Kind | None:
         """Its content, if it was replaced since the last call and can be read."""
         try:
-            found = self._path.stat()
-            seen = (found.st_ino, found.st_mtime_ns, found.st_size)
+            info = self._path.stat()
+            seen = (info.st_ino, info.st_mtime_ns, info.st_size)
             if seen == self._seen:
                 return None
             self._seen = seen
@@ -275,11 +275,11 @@ class GrowingRun:
         if is_another:
             self._ranks.clear()
         is_there = self._find_ranks()
-        found = [each.look() for _, each in sorted(self._ranks.items())]
+        additions = [each.look() for _, each in sorted(self._ranks.items())]
         return Added(
             run=run,
             is_another_run=is_another,
-            ranks=tuple(added for added in found if added is not None),
+            ranks=tuple(added for added in additions if added is not None),
             num_bad_lines=sum(rank.num_bad for rank in self._ranks.values()),
             problems=tuple(text for rank in self._ranks.values() for text in rank.problems),
             is_there=is_there,

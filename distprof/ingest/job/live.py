@@ -153,9 +153,9 @@ class LiveRun:
         self._find_ranks()
         for number, files in self._files.items():
             rank = self.ranks[number]
-            begun, bad = files.steps.num_starts, files.num_bad
+            num_starts, num_bad = files.steps.num_starts, files.num_bad
             steps = files.steps.added()
-            if begun and files.steps.num_starts > begun:
+            if num_starts and files.steps.num_starts > num_starts:
                 rank.forget()
             for step in steps:
                 if rank.take(step) and self.on_step is not None:
@@ -164,7 +164,7 @@ class LiveRun:
                 rank.take_collectives(record)
             rank.memory = next(reversed(files.memory.added()), rank.memory)
             rank.sensors = next(reversed(files.sensors.added()), rank.sensors)
-            rank.num_bad += files.num_bad - bad
+            rank.num_bad += files.num_bad - num_bad
 
     @property
     def job(self) -> RunFile | None:

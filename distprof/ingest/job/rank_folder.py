@@ -128,15 +128,15 @@ def read_lines(
         take: Called with each record, in order. It refuses nonsense with ValueError or
             OverflowError, which counts as a bad line.
     """
-    found = LineFile(name=name)
+    file = LineFile(name=name)
     if folder.size(name) is None:
-        return found
+        return file
     try:
         with folder.open(name) as stream:
-            _read(stream, schema, msgspec.json.Decoder(kind), take, found)
+            _read(stream, schema, msgspec.json.Decoder(kind), take, file)
     except OSError as error:
-        found.problem = error.strerror or type(error).__name__
-    return found
+        file.problem = error.strerror or type(error).__name__
+    return file
 
 
 def _read(
@@ -144,48 +144,48 @@ def _read(
     schema: str,
     decoder: msgspec.json.Decoder[Any],
     take: Callable[[Any], None],
-    found: LineFile,
+    file: LineFile,
 ) -> None:
-    lines = _lines(stream, found)
+    lines = _lines(stream, file)
     first = next(lines, None)
-    if first is None or not _accept_header(first, schema, found):
+    if first is None or not _accept_header(first, schema, file):
         return
     for line in lines:
-        if found.num_records >= MAX_RECORDS:
-            found.is_capped = True
+        if file.num_records >= MAX_RECORDS:
+            file.is_capped = True
             return
         try:
             take(decoder.decode(line))
         except _BROKEN:
-            found.num_bad += not found.is_cut
+            file.num_bad += not file.is_cut
         else:
-            found.num_records += 1
-            found.is_cut = False
+            file.num_records += 1
+            file.is_cut = False
 
 
-def _accept_header(line: bytes, schema: str, found: LineFile) -> bool:
+def _accept_header(line: bytes, schema: str, file: LineFile) -> bool:
     """Whether kind and version of the file are supported; a lost header does not rule it out."""
     try:
         header = msgspec.json.decode(line, type=Header)
     except _BROKEN:
-        found.num_bad += 1
+        file.num_bad += 1
         return True
     if header.schema == schema:
-        found.about = header.about
+        file.about = header.about
         return True
-    known, _, major = schema.partition("/")
+    expected_kind, _, major = schema.partition("/")
     kind, _, version = header.schema.partition("/")
-    if kind != known:
-        found.problem = f"its schema is {header.schema[:60]!r}, not {schema!r}"
+    if kind != expected_kind:
+        file.problem = f"its schema is {header.schema[:60]!r}, not {schema!r}"
     else:
-        found.problem = (
+        file.problem = (
             f"it has version {version[:20]}, and this distprof reads version {major}: upgrade "
             "distprof"
         )
     return False
 
 
-def _lines(stream: BinaryIO, found: LineFile) -> Iterator[bytes]:
+def _lines(stream: BinaryIO, file: LineFile) -> Iterator[bytes]:
     """Lines without their ends; over-long ones are counted."""
     rest = b""
     too_long = False
@@ -194,16 +194,16 @@ def _lines(stream: BinaryIO, found: LineFile) -> Iterator[bytes]:
         rest = parts.pop()
         for part in parts:
             if too_long or len(part) > MAX_LINE_BYTES:
-                found.num_bad += 1
+                file.num_bad += 1
                 too_long = False
             elif part.strip():
                 yield part
         if len(rest) > MAX_LINE_BYTES:
             rest, too_long = b"", True
     if too_long:
-        found.num_bad += 1
+        file.num_bad += 1
     elif rest.strip():
-        found.is_cut = True  # unless it turns out to be whole
+        file.is_cut = True  # unless it turns out to be whole
         yield rest
 
 

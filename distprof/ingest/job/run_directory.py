@@ -105,7 +105,7 @@ def find_run_directory(source: str) -> str | None:
 
 
 def open_run_directory(path: str) -> RunDirectory:
-    """Read the description of a job; damage costs only what is damaged.
+    """Read the description of a job; damaged files are skipped and listed as gaps.
 
     Args:
         path: Path or URL of the run directory.
@@ -158,10 +158,10 @@ def _is_run(folder: Folder, names: Sequence[str]) -> bool:
 
 
 def _rank_folders(folder: Folder) -> dict[int, RankFolder]:
-    found = ((_RANK_FOLDER.match(name), name) for name in folder.names())
+    matches = ((_RANK_FOLDER.match(name), name) for name in folder.names())
     return {
         int(match[1]): RankFolder(int(match[1]), folder.child(name).path)
-        for match, name in found
+        for match, name in matches
         if match
     }
 
@@ -227,7 +227,7 @@ def _merged(run: RunFile | None, rank_files: Sequence[RankFile]) -> RunFile:
     """The job as launcher and ranks describe it.
 
     The launcher merges the files of the ranks when the job ends. If it was killed before that, they
-    are merged here. They never override what a launcher that lived to the end has written.
+    are merged here. They never override what a launcher that ran to the end has written.
     """
     if run is None:
         first = min((file.started_ns for file in rank_files), default=0)
@@ -324,24 +324,23 @@ def trace_gaps(ranks: Sequence[Rank], directory: RunDirectory) -> list[Gap]:
     return gaps
 
 
-def _chosen_ranks(wanted: set[int], all_ranks: set[int], asked: str) -> Gap:
+def _chosen_ranks(wanted: set[int], all_ranks: set[int], selection: str) -> Gap:
     return Gap(
         what="chosen-ranks",
-        message=(
-            f"Only {name_ranks(wanted)} of {len(all_ranks)} were selected for tracing ({asked})."
-        ),
+        message=f"Only {name_ranks(wanted)} of {len(all_ranks)} were selected for tracing "
+        f"({selection}).",
         ranks=tuple(sorted(all_ranks - wanted)),
     )
 
 
 def _reasons(directory: RunDirectory, ranks: set[int]) -> dict[str, list[int]]:
     """Why the profiler of some of these ranks recorded nothing: reason to ranks."""
-    found: dict[str, list[int]] = {}
+    reasons: dict[str, list[int]] = {}
     for entry in directory.job.ranks:
         status = next((probe for probe in entry.probes if probe.name == _PROFILER), None)
         if entry.rank not in ranks or status is None:
             continue
         if status.state != "on" or (status.reason and not status.num_records):
             why = status.reason.rstrip(".") or f"the profiler was {status.state}"
-            found.setdefault(why, []).append(entry.rank)
-    return found
+            reasons.setdefault(why, []).append(entry.rank)
+    return reasons

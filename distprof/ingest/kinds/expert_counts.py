@@ -169,9 +169,9 @@ def _check_experts(
     source: str, document: Mapping[str, Any], parts: Mapping[str, NDArray[np.int64]]
 ) -> None:
     declared = document.get("num_experts")
-    found = next(iter(parts.values())).shape[1]
-    if declared is not None and declared != found:
-        _refuse(source, f"{found} counts per layer, but num_experts is {_kind(declared)}")
+    num_experts = next(iter(parts.values())).shape[1]
+    if declared is not None and declared != num_experts:
+        _refuse(source, f"{num_experts} counts per layer, but num_experts is {_kind(declared)}")
 
 
 def _top_k(source: str, document: Mapping[str, Any]) -> int | None:

@@ -490,12 +490,12 @@ def _check_identity(path: str, columns: Mapping[str, Any]) -> None:
     for which, name in ((0, "rank"), (1, "dp_rank and stage")):
         values, counts = np.unique(workers[:, which], return_counts=True)
         if (counts > 1).any():
-            what = f"rank {values[counts > 1][0]}" if which == 0 else "one of them"
+            worker = f"rank {values[counts > 1][0]}" if which == 0 else "one of them"
             raise _bad(
                 path,
                 name,
                 "one rank for each dp_rank and stage, and vice versa",
-                f"{what} has more than one",
+                f"{worker} has more than one",
             )
     keys = (columns["seq_id"], columns["optype"].codes, columns["step"], columns["rank"])
     order = np.lexsort(keys)
@@ -525,8 +525,13 @@ def _has_other_layout(columns: Mapping[str, Any]) -> bool:
 
 def _mesh(operations: Table, sizes: JobSizes) -> dict[str, int]:
     """Sizes from the meta file, completed from the table."""
-    found = {"pp": int(operations["stage"].max()) + 1, "dp": int(operations["dp_rank"].max()) + 1}
-    mesh = {axis: size for axis, size in {**found, **sizes.mesh}.items() if axis in found}
+    table_sizes = {
+        "pp": int(operations["stage"].max()) + 1,
+        "dp": int(operations["dp_rank"].max()) + 1,
+    }
+    mesh = {
+        axis: size for axis, size in {**table_sizes, **sizes.mesh}.items() if axis in table_sizes
+    }
     return mesh | {axis: size for axis, size in sizes.mesh.items() if size > 1}
 
 

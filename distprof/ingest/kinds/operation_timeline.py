@@ -113,11 +113,11 @@ def _stages(source: str, events: Sequence[_Event]) -> dict[tuple[int, int], int]
     for event in events:
         if event.ph != "M" or event.name != "thread_name":
             continue
-        found = _STAGE.match(str(event.args.get("name", ""))[:200])
-        if found is not None and int(found[2]):
+        match = _STAGE.match(str(event.args.get("name", ""))[:200])
+        if match is not None and int(match[2]):
             _refuse(source, "operations of several tensor-parallel ranks")
-        if found is not None:
-            stages[event.pid, event.tid] = int(found[1])
+        if match is not None:
+            stages[event.pid, event.tid] = int(match[1])
     return stages
 
 

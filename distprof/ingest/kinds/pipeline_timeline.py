@@ -58,7 +58,7 @@ class _Iteration(msgspec.Struct):
 
 _Size = Annotated[int, msgspec.Meta(le=MAX_WORLD_SIZE)]
 _Places = Annotated[int, msgspec.Meta(le=MAX_RANKS)]
-"""Stages and chunks are laid out one by one, so their number must have a limit, as memory does."""
+"""Stages and chunks are laid out one by one, so their number is limited to bound memory."""
 
 
 class _Config(msgspec.Struct):

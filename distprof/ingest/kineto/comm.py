@@ -197,7 +197,7 @@ def find_arguments(
         boundary: Text between two events; a hint only.
 
     Returns:
-        One mapping per wanted row, empty where the event was not found again.
+        One mapping per wanted row, empty if the event was not found again.
     """
     found = list(_search(data, stop, wanted, boundary))
     if len(found) < len(wanted):

@@ -214,8 +214,8 @@ def _thread_codes(events: Sequence[Event], codes: Symbols) -> NDArray[np.int32]:
         return np.empty(0, np.int32)
     first = np.flatnonzero((pid[1:] != pid[:-1]) | (tid[1:] != tid[:-1])) + 1
     first = np.concatenate(([0], first))
-    found = [codes[key] for key in zip(pid[first].tolist(), tid[first].tolist(), strict=True)]
-    return np.repeat(np.array(found, np.int32), np.diff(first, append=len(pid)))
+    run_codes = [codes[key] for key in zip(pid[first].tolist(), tid[first].tolist(), strict=True)]
+    return np.repeat(np.array(run_codes, np.int32), np.diff(first, append=len(pid)))
 
 
 def _durations(events: Sequence[Event]) -> tuple[Int64Array, int]:

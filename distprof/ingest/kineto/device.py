@@ -158,8 +158,8 @@ def _events_left_out(keys: dict[str, Any]) -> dict[str, Any]:
 
 def _base_in(damaged: bytes) -> dict[str, int]:
     """The base of all times, if it is somewhere in a damaged end; no event holds it."""
-    found = _BASE.search(damaged)
-    return {"baseTimeNanoseconds": int(found[1])} if found else {}
+    match = _BASE.search(damaged)
+    return {"baseTimeNanoseconds": int(match[1])} if match else {}
 
 
 def _keys_of(text: bytes) -> dict[str, Any]:
@@ -169,12 +169,12 @@ def _keys_of(text: bytes) -> dict[str, Any]:
     """
     decoded = text[:_MOST_DAMAGED].decode("utf-8", "replace")
     decoder = json.JSONDecoder(strict=False)
-    found: dict[str, Any] = {}
+    keys: dict[str, Any] = {}
     position = num_broken = 0
     while num_broken < _MOST_BROKEN and (match := _KEY.search(decoded, position)):
         position = match.end()
         try:
-            found[match[1]], position = decoder.raw_decode(decoded, match.end())
+            keys[match[1]], position = decoder.raw_decode(decoded, match.end())
         except (ValueError, RecursionError):
             num_broken += 1
-    return found
+    return keys

@@ -105,7 +105,7 @@ SEARCHED_WINDOW_BYTES = 8 << 20
 """Window for text that is searched for a few rows: each window costs more than its text."""
 
 LARGEST_EVENT_BYTES = 64 << 20
-"""A longer event is skipped, so that memory stays bounded."""
+"""A longer event is skipped, so memory stays bounded."""
 
 LARGEST_METADATA_BYTES = 64 << 20
 """More metadata is refused before the events, and not read after them."""
