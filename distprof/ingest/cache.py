@@ -99,7 +99,7 @@ _MAX_SUMS_BYTES = 1 << 16
 _HASH_BLOCK = 1 << 18  # larger blocks are newly mapped memory each time, which is slower
 _SHIFT_KEY = b"distprof.shift_ns"
 _TIMES = ("start_ns", "end_ns")
-_LARGEST_INT32 = 2**31 - 1  # offsets into strings are of 32 bits
+_LARGEST_INT32 = 2**31 - 1  # string offsets have 32 bits
 
 
 BOUND = Bound(reads="an entry of the cache", num_bytes=1 << 36, rows=1 << 30, beyond="made again")
@@ -577,7 +577,7 @@ _NUMBERS = ("int64", "int32", "int8", "float64")
 def _how_to_write(schema: TableSchema) -> dict[str, Any]:
     deltas = [column.name for column in schema if column.dtype in ("int64", "int32")]
     return {
-        "compression": "lz4",  # zstd: an eighth smaller, but twice the time, for set-up per column
+        "compression": "lz4",  # zstd: an eighth smaller, but twice the time: set up per column
         "use_dictionary": [c.name for c in schema if c.dtype == "category"],
         "column_encoding": dict.fromkeys(deltas, "DELTA_BINARY_PACKED"),
         "write_statistics": False,

@@ -490,7 +490,7 @@ def _judge_head(head: bytes) -> str:
         return ""
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if all(sign in text for sign in _OPERATION_SIGNS):
-        return "a timeline of operations"
+        return "an operation timeline"
     if text[:1] == b"[":
         return "" if b'"ph"' in text else "another kind of JSON"
     if text[:1] != b"{":

@@ -214,11 +214,11 @@ class _Unpacked(io.RawIOBase):
         self._gzip = gzip.GzipFile(fileobj=cast("BinaryIO", _Packed(stream, self._limit)))
 
     def readable(self) -> bool:
-        """Whether it can be read: yes."""
+        """Always true."""
         return True
 
     def seekable(self) -> bool:
-        """Whether it can be sought: yes, by reading again."""
+        """Always true: a seek reads the archive again."""
         return True
 
     def seek(self, offset: int, whence: int = 0) -> int:

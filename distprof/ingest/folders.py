@@ -118,7 +118,7 @@ def _only_one(source: str, candidates: Sequence[Found]) -> Found:
     """The file to read, of several of one kind.
 
     Raises:
-        InputError: If they are from several jobs, as far as can be known.
+        InputError: If they are from several jobs, as far as distprof can tell.
     """
     if len(candidates) == 1:
         return candidates[0]

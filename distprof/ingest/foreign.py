@@ -100,7 +100,7 @@ _KNOWN = (
         fix="name the profiler's trace of the same run, which export_chrome_trace writes",
     ),
     Foreign(
-        name="a log of NCCL Inspector",
+        name="an NCCL Inspector log",
         holds=(b'"coll_perf"', b'"coll_sn"'),
         fix="name it as NCCL Inspector does, with the ending .log or .jsonl",
     ),

@@ -204,7 +204,7 @@ def _is_among(wanted: set[int] | None, rank: int | None) -> bool:
 
 
 def _with_selection(run: Run, wanted: set[int]) -> Run:
-    """The run with ranks that were left out on request separated from missing ones."""
+    """The run, with ranks left out on request separated from missing ones."""
     present = {rank.rank for rank in run.ranks} or wanted & set(run.records)
     absent = wanted - present
     message = (

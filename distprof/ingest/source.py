@@ -45,8 +45,8 @@ class Source(msgspec.Struct, Generic[_T], frozen=True, kw_only=True):
         place: Position among all kinds, ascending. The first kind that fits reads a source, because
             some formats could be mistaken for others. Files after ``--with`` are joined in the same
             order, because one kind may use what an earlier one added.
-        origin: What a run from this source alone is made of, for users: ``log of NCCL``.
-        name: What a file of this kind is called, for users: ``a log of NCCL``. Empty if the kind
+        origin: What a run from this source alone is made of, for users: ``NCCL log``.
+        name: What a file of this kind is called, for users: ``an NCCL log``. Empty if the kind
             cannot accompany a recording.
         bound: Limits on what is read.
         fits: Whether a path or URL is of this kind; never raises for other files.

@@ -15,7 +15,7 @@ __all__ = ["SOURCE", "fits_nccl_inspector", "read_nccl_inspector"]
 
 MAX_FILES = 20_000
 BOUND = Bound(
-    reads="a log of NCCL Inspector",
+    reads="an NCCL Inspector log",
     num_bytes=1 << 38,
     rows=2_000_000,
     names=1 << 18,
@@ -84,8 +84,8 @@ def _is_record_file(path: str) -> bool:
 SOURCE = Source(
     bound=BOUND,
     place=45,
-    origin="log of NCCL Inspector",
-    name="a log of NCCL Inspector",
+    origin="NCCL Inspector log",
+    name="an NCCL Inspector log",
     fits=fits_nccl_inspector,
     read=read_nccl_inspector,
     notes="damaged",

@@ -169,7 +169,7 @@ BOUND = Bound(
 MAX_KINDS = 256
 
 MAX_SECONDS = 1e6
-"""A step that lasts longer (eleven days) was written in another unit."""
+"""A step that lasts longer (11 days) was written in another unit."""
 
 _WHOLE = ("dp_rank", "stage", "rank", "step", "seq_id", "mc", "mb_id")
 
@@ -271,7 +271,7 @@ def _has_columns(path: Path) -> bool:
 
 
 def _read_columns(path: str) -> dict[str, Any]:
-    """The needed columns as Arrow arrays, if the file is of a bearable size."""
+    """The needed columns as Arrow arrays, if the file is not too large."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

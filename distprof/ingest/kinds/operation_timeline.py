@@ -25,9 +25,9 @@ from distprof.schema import Coded
 
 __all__ = ["ORIGIN", "SOURCE", "fits_operation_timeline", "read_operation_timeline"]
 
-ORIGIN = "timeline of operations"
+ORIGIN = "operation timeline"
 BOUND = Bound(
-    reads=f"a {ORIGIN}", num_bytes=500_000_000, rows=1_000_000, depth=1_000, beyond="refused"
+    reads=f"an {ORIGIN}", num_bytes=500_000_000, rows=1_000_000, depth=1_000, beyond="refused"
 )
 _MOST_PARTS = 20  # values per event
 _SNIFFED_BYTES = 1 << 13

@@ -58,7 +58,7 @@ class _BlockStream(io.RawIOBase):
         self._rest = b""
 
     def readable(self) -> bool:
-        """Whether it can be read: yes."""
+        """Always true."""
         return True
 
     def readinto(self, buffer: Any) -> int:

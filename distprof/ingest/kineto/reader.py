@@ -249,8 +249,7 @@ BOUND = Bound(
 _LARGEST_KEPT_BYTES = 16 << 20
 
 _EPOCH_NS = 10**17
-"""Earlier times (before 1973) count from a base that the file does not record, not from the epoch.
-"""
+"""Earlier times (before 1973) count from a base that the file does not record."""
 
 
 def read_trace(
