@@ -120,7 +120,7 @@ KEPT_OPERATOR_NAME = re.compile(
     r"|torch\.distributed\.ddp\.reducer::search_unused_parameters|.*[dD]ata[lL]oader",
     re.DOTALL,
 )
-"""Matches, from the start, operators that stay in memory with a host sink: analyses need no others.
+"""Matches, from the start, operators that analyses need, so they stay in memory with a host sink.
 """
 
 

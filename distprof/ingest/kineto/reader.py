@@ -428,13 +428,13 @@ class _Reader:
     def _broken(self, offset: int, what: str) -> InputError:
         return InputError(
             self._name,
-            expected="an undamaged trace, because reading is strict",
+            expected="an undamaged trace, because strict reading was requested",
             found=f"{what}, at byte {offset}",
             fix="read without strict: distprof then repairs or skips broken events and counts them",
         )
 
     def _nothing_recorded(self, truncated: bool) -> InputError:
-        what = "device activity" if self._state.device_only else "event that has a time"
+        what = "device activity" if self._state.device_only else "event with a time"
         return InputError(
             self._name,
             expected="a PyTorch profiler trace: a list of events, each an object with a phase `ph`",
@@ -466,7 +466,7 @@ class _Reader:
                     f"{MAX_ROWS:,} rows."
                 )
             else:
-                yield f"The file ends early, at uncompressed byte {where}{why}; the rest is lost."
+                yield f"The file ends early, at uncompressed byte {where}{why}. The rest is lost."
         if self._state.symbols.names.is_full:
             yield (f"More than {MAX_NAMES:,} different names: the later ones share one name.")
         if collector.num_repaired:
