@@ -1,4 +1,4 @@
-"""From single ranks to a run: topology, matched collectives, one clock, common window, gaps."""
+"""Join ranks into a run: topology, matched collectives, one clock, common window and gaps."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ def assemble_run(
     """Join ranks into a run.
 
     Args:
-        source: What the user named.
-        ranks: Ranks that could be read, in any order; of two with the same number the first counts.
-        gaps: What is known to be missing so far.
+        source: Path, glob or URL, as the user gave it.
+        ranks: Ranks that could be read, in any order. If two have the same number, the first is
+            used.
+        gaps: Gaps found so far.
         directory: The run directory, None for bare traces.
         may_be_empty: Whether a run may have no ranks, because its source is not a trace.
 
@@ -101,7 +102,7 @@ def _with_stamps(
     clock: ClockAlignment,
     directory: RunDirectory | None,
 ) -> tuple[ClockAlignment, list[Gap]]:
-    """The alignment checked and bettered by time stamps, unless that violates causality more."""
+    """The alignment, refined with clock stamps unless they cause more causality violations."""
     if directory is None or len(clock.domains) < 2:
         return clock, []
     stamped, damaged = {}, []
@@ -109,9 +110,10 @@ def _with_stamps(
         if rank.rank in directory.records:
             stamps, notes = read_clock_stamps(rank.rank, directory.records[rank.rank].path)
             damaged += [Gap(what="clock-stamps", message=n, ranks=(rank.rank,)) for n in notes]
-            found = clock_of_stamps(stamps, (rank.capture_start_ns + rank.capture_end_ns) // 2)
-            if found is not None:
-                stamped[rank.rank] = found
+            middle_ns = (rank.capture_start_ns + rank.capture_end_ns) // 2
+            clock_stamp = clock_of_stamps(stamps, middle_ns)
+            if clock_stamp is not None:
+                stamped[rank.rank] = clock_stamp
     better = check_causality(ranks, matches, with_stamps(clock, stamped)) if stamped else clock
     return (clock if better.num_violations > clock.num_violations else better), damaged
 
@@ -138,8 +140,8 @@ def _world_gaps(ranks: Sequence[Rank], topology: Topology) -> list[Gap]:
         gaps.append(
             Gap(
                 what="mixed-world-size",
-                message=f"Traces name world sizes {', '.join(map(str, sizes[:5]))}: they may come "
-                f"from different jobs. distprof uses {topology.world_size}.",
+                message=f"Traces report world sizes {', '.join(map(str, sizes[:5]))}: they may "
+                f"come from different jobs. distprof uses {topology.world_size}.",
                 ranks=other,
             )
         )
@@ -148,7 +150,7 @@ def _world_gaps(ranks: Sequence[Rank], topology: Topology) -> list[Gap]:
         gaps.append(
             Gap(
                 what="absurd-world-size",
-                message=f"Traces of ranks {fold_ranks(absurd)} name a world size above "
+                message=f"Traces of ranks {fold_ranks(absurd)} report a world size above "
                 f"{MAX_WORLD_SIZE}: distprof ignores it.",
                 ranks=absurd,
             )
@@ -172,9 +174,9 @@ def _match_gaps(ranks: Sequence[Rank], matches: CollectiveMatches) -> list[Gap]:
         gaps.append(
             Gap(
                 what="ambiguous-matching",
-                message=f"Communication of {name_ranks(matches.ambiguous_ranks)} fits that of "
-                "other ranks in several ways about equally well, so distprof does not match "
-                "it. Record with a version of PyTorch that writes sequence numbers into "
+                message=f"Communication of {name_ranks(matches.ambiguous_ranks)} could be matched "
+                "with that of other ranks in several equally plausible ways, so distprof leaves "
+                "it unmatched. Record with a version of PyTorch that writes sequence numbers into "
                 "traces, or mark steps with the profiler's step().",
                 ranks=matches.ambiguous_ranks,
             )
@@ -204,7 +206,10 @@ def _match_gaps(ranks: Sequence[Rank], matches: CollectiveMatches) -> list[Gap]:
 
 
 def _step_disagreement(ranks: Sequence[Rank], matches: CollectiveMatches) -> float | None:
-    """Share of instances whose members are in steps of different numbers, where steps are known."""
+    """Share of instances whose members are in steps with different numbers.
+
+    Members without a known step do not count, nor do instances without any.
+    """
     if matches.count == 0:
         return None
     labels = np.concatenate([step_labels(rank) for rank in ranks])
@@ -227,7 +232,7 @@ def _clock_gaps(ranks: Sequence[Rank], clock: ClockAlignment) -> list[Gap]:
         gaps.append(
             Gap(
                 what="no-epoch",
-                message=f"Times of ranks {fold_ranks(without)} do not count from the epoch: "
+                message=f"Timestamps of ranks {fold_ranks(without)} do not count from the epoch: "
                 "distprof compares ranks only through their collectives.",
                 ranks=without,
             )
@@ -245,7 +250,7 @@ def _clock_gaps(ranks: Sequence[Rank], clock: ClockAlignment) -> list[Gap]:
             Gap(
                 what="causality-violated",
                 message=f"In {clock.num_violations} of {clock.num_checked} collectives a rank ends "
-                "before the last one starts, although clocks are aligned: comparing times "
+                "before the last rank starts, even after clock alignment: comparing times "
                 "between ranks is unreliable.",
             )
         )

@@ -1,15 +1,15 @@
-"""Parsed tables on disk: one folder per trace, named by the trace's content.
+"""Parsed tables on disk: one folder per trace, named after a hash of its content.
 
 ::
 
     ROOT/3f/3fa9…/    activity.parquet calls.parquet collectives.parquet steps.parquet
                       host.parquet rank.json entry.json
 
-The key is a hash of all bytes of the file on disk, the schema version and the options. A gzipped
-trace is hashed in a fiftieth of the time that parsing takes, and neither a copy at another path nor
-a new time stamp on the same content costs a second parse, while any change does. An entry appears
-whole or not at all (written under another name, then renamed), is checked against the sums in
-``entry.json`` before it is used, and is made again when it is damaged.
+The key is a hash of all bytes of the stored file, the schema version and the options. Hashing a
+gzipped trace takes a fiftieth of the time of parsing it. A copy at another path or a new
+modification time costs no second parse, but any change of content does. An entry appears atomically
+(written under a temporary name, then renamed), is checked against the checksums in ``entry.json``
+before use, and is rebuilt if it is damaged.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ __all__ = [
 ]
 
 CACHE_VERSION = 8
-"""Raised whenever the same trace would give other tables."""
+"""Increased whenever the same trace would give different tables."""
 
 ACTIVITY_FILE = "activity.parquet"
 CALLS_FILE = "calls.parquet"  # the host rows that analyses need
@@ -82,35 +82,36 @@ _FILES = frozenset((ACTIVITY_FILE, CALLS_FILE, HOST_FILE, COLLECTIVES_FILE, STEP
 ENTRY_FILES = _FILES | {SUMS_FILE}
 
 MOST_HELD_ROWS = 500_000
-"""Of one trace in memory, about 30 MB: a small compressed file may unpack to any number."""
+"""Rows of one trace that are held in memory, about 30 MB. A small compressed file may unpack to any
+number of rows."""
 
 NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
 
 _TEMPORARY = "distprof-"
 _MAKING = ".making-"
 _AWAY = ".old-"  # damaged entries, until they are deleted
-_LONG_AGO_S = 86_400
+_STALE_S = 86_400
 _unfinished: set[Path] = set()  # entries that this process is making
 _TRIES = 20
-"""To replace a damaged entry, which as many other processes may be replacing."""
+"""Attempts to replace a damaged entry, which as many other processes may be replacing."""
 _ROW_GROUP = 1 << 17
 _MAX_SUMS_BYTES = 1 << 16
-_HASH_BLOCK = 1 << 18  # larger blocks are fresh memory each time, which is slower
+_HASH_BLOCK = 1 << 18  # larger blocks are newly mapped memory each time, which is slower
 _SHIFT_KEY = b"distprof.shift_ns"
 _TIMES = ("start_ns", "end_ns")
-_LARGEST_INT32 = 2**31 - 1  # offsets into strings are of 32 bits
+_LARGEST_INT32 = 2**31 - 1  # string offsets have 32 bits
 
 
 BOUND = Bound(reads="an entry of the cache", num_bytes=1 << 36, rows=1 << 30, beyond="made again")
-"""Larger entries are not used: an entry is checked by reading all of it."""
+"""Larger entries are not used, because checking an entry reads all of it."""
 
 
 class DamagedCacheError(DistprofError):
-    """A cache file cannot be read. Whoever meets it parses the trace again."""
+    """A cache file cannot be read; the caller parses the trace again."""
 
 
 class CacheKey(msgspec.Struct, frozen=True):
-    """Names the tables of one trace under one set of options."""
+    """Identifies the tables of one trace under one set of options."""
 
     digest: str
 
@@ -119,9 +120,9 @@ class CacheKey(msgspec.Struct, frozen=True):
         """The key of a file.
 
         Args:
-            trace: A path, or a binary file object at its start, which is left at its end; or what
-                names its content as its bytes do, such as the version of an object in a store.
-            options: Everything else that the tables depend on; JSON values.
+            trace: A path; a binary file object at its start, which is read to its end; or bytes
+                that identify the content, such as the version of an object in a store.
+            options: Everything else that the tables depend on, as JSON values.
         """
         settings = json.dumps([CACHE_VERSION, dict(options)], sort_keys=True)
         digest = hashlib.sha1(settings.encode(), usedforsecurity=False)
@@ -140,13 +141,13 @@ class CacheKey(msgspec.Struct, frozen=True):
 
 
 def find_entry(root: Path, key: CacheKey) -> Path | None:
-    """Folder of a whole, undamaged entry, None when there is none."""
+    """Folder of a complete, undamaged entry; None if there is none."""
     folder = key.folder(root)
     return folder if _is_usable(folder) else None
 
 
 class _Contents(msgspec.Struct, frozen=True, kw_only=True):
-    """``entry.json``.
+    """The content of ``entry.json``.
 
     Args:
         key: The key under which the entry was made.
@@ -158,19 +159,19 @@ class _Contents(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EntryWriter:
-    """Makes one entry: write files into ``folder``, then :meth:`commit`.
+    """Builds one entry: write files into ``folder``, then :meth:`commit`.
 
-    Without a commit nothing remains. When the cache cannot be written, the entry is made in a
+    Without a commit, nothing is left behind. If the cache is not writable, the entry goes into a
     temporary folder and ``note`` says so.
 
     Args:
         root: The folder of all entries.
-        key: What the entry will be found by.
-        problem: Why ``root`` cannot take the entry, where that is known already.
+        key: Key of the entry.
+        problem: Why ``root`` cannot take the entry, if already known.
 
     Attributes:
-        folder: Where to write the files now.
-        note: What went unlike asked, one sentence; empty usually.
+        folder: Where to write the files.
+        note: What went wrong, as one sentence; usually empty.
     """
 
     def __init__(self, root: Path, key: CacheKey, problem: OSError | None = None) -> None:
@@ -207,7 +208,7 @@ class EntryWriter:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def commit(self) -> Path:
-        """Give the entry its name, in place of a damaged one; where it is from now on."""
+        """Rename the entry into place, replacing a damaged one, and return its folder."""
         sums = {path.name: _sum_of(path) for path in sorted(self.folder.iterdir())}
         content = msgspec.json.encode(_Contents(key=self._key, files=sums))
         (self.folder / SUMS_FILE).write_bytes(content)
@@ -219,26 +220,26 @@ class EntryWriter:
                 self.folder = self._final
                 return self._final
             with contextlib.suppress(OSError):  # a damaged entry is in the way
-                return self._named()
-            with contextlib.suppress(OSError):  # another process may be moving it, too
+                return self._rename()
+            with contextlib.suppress(OSError):  # another process may be moving it as well
                 _discard(self._final)
-        return self._named()
+        return self._rename()
 
     def commit_if_intact(self) -> Path | None:
-        """The same for files that come from elsewhere; None where their own sums differ."""
+        """Commit files copied from elsewhere; return None if their checksums do not match."""
         if not _is_intact(self.folder, self._key):
             return None
         (self.folder / SUMS_FILE).unlink()
         return self.commit()
 
-    def _named(self) -> Path:
+    def _rename(self) -> Path:
         self.folder.rename(self._final)
         self.folder = self._final
         return self._final
 
 
 def _discard(entry: Path) -> None:
-    """Move an entry out of the way, in one step, and delete it."""
+    """Move an entry out of the way atomically and delete it."""
     away = Path(tempfile.mkdtemp(prefix=_AWAY, dir=entry.parent))
     try:
         with contextlib.suppress(FileNotFoundError):  # another process was first
@@ -248,21 +249,21 @@ def _discard(entry: Path) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Delete what processes that were killed long ago left half made."""
+    """Delete unfinished entries of processes that were killed more than a day ago."""
     for left in (*folder.glob(f"{_MAKING}*"), *folder.glob(f"{_AWAY}*")):
         with contextlib.suppress(OSError):
-            if time.time() - left.stat().st_mtime > _LONG_AGO_S:
+            if time.time() - left.stat().st_mtime > _STALE_S:
                 shutil.rmtree(left, ignore_errors=True)
 
 
 def discard_unfinished() -> None:
-    """Delete what this process was making, before it ends without unwinding."""
+    """Delete the unfinished entries of this process, before it exits without unwinding."""
     for folder in _unfinished:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def is_temporary(folder: str) -> bool:
-    """Whether an entry is outside every cache, so that its user has to delete it."""
+    """Whether an entry is outside every cache, so its user has to delete it."""
     path = Path(folder)
     return path.name.startswith(_TEMPORARY) and path.parent == Path(tempfile.gettempdir())
 
@@ -273,9 +274,8 @@ class CachedTables(msgspec.Struct, frozen=True):
     Args:
         folder: The entry.
         has_host: Whether host rows were read.
-        held: Tables that are in memory already, by file: those of steps and collectives are, with
-            a rank.
-        remake: Makes the entry again, where it is not on this machine or is gone.
+        held: Tables already in memory, by file name. A rank holds its steps and collectives.
+        remake: Rebuilds the entry if it is missing or not on this machine.
     """
 
     folder: str
@@ -284,18 +284,18 @@ class CachedTables(msgspec.Struct, frozen=True):
     remake: Callable[[], CachedTables] | None = None
 
     def light(self) -> CachedTables:
-        """The same without tables in memory: whoever gets it reads them."""
+        """A copy without tables in memory: its receiver reads them from disk."""
         return replace(self, held={})
 
     def load(self, *, every_host_row: bool = False) -> RankTables:
         """Read the tables.
 
         Args:
-            every_host_row: Read every operator too.
+            every_host_row: Also read every operator.
 
         Raises:
-            DamagedCacheError: If a file was damaged since the entry was found, and the trace gives
-                other tables by now.
+            DamagedCacheError: If a file was damaged after the entry was found, and the trace has
+                changed since.
             InputError: If the trace cannot be read again.
         """
         try:
@@ -305,7 +305,7 @@ class CachedTables(msgspec.Struct, frozen=True):
                 raise
         made = self.remake()
         if Path(made.folder).name != Path(self.folder).name:
-            raise DamagedCacheError(f"{self.folder} is gone, and the trace is another one by now")
+            raise DamagedCacheError(f"{self.folder} is gone, and the trace has changed since")
         return made._load(every_host_row=every_host_row)
 
     def _load(self, *, every_host_row: bool) -> RankTables:
@@ -327,7 +327,7 @@ class HeldTables(msgspec.Struct, frozen=True):
     """Tables in memory; a :class:`~distprof.run.run.TableSource`.
 
     Args:
-        tables: What analyses need.
+        tables: The tables that analyses need.
         every_host_row: The HOST table with every operator.
     """
 
@@ -338,7 +338,7 @@ class HeldTables(msgspec.Struct, frozen=True):
         """The tables.
 
         Args:
-            every_host_row: Give every operator too.
+            every_host_row: Also return every operator.
         """
         if not (every_host_row and self.tables.has_host):
             return self.tables
@@ -346,7 +346,7 @@ class HeldTables(msgspec.Struct, frozen=True):
 
 
 class TooManyRowsError(DistprofError):
-    """A trace that is small on disk has more rows than are held in memory."""
+    """A trace that is small on disk has more rows than distprof holds in memory."""
 
 
 class HeldHostRows:
@@ -362,7 +362,7 @@ class HeldHostRows:
         self._shift_ns = 0
 
     def write(self, rows: Table) -> None:
-        """Take rows."""
+        """Add rows."""
         self._num_rows += len(rows)
         if self._num_rows > MOST_HELD_ROWS:
             raise TooManyRowsError(f"more than {MOST_HELD_ROWS:,} rows")
@@ -373,7 +373,7 @@ class HeldHostRows:
         self._shift_ns = base_ns
 
     def table(self) -> Table:
-        """All rows; to be asked for when the file was read."""
+        """All rows; call it after the whole file was read."""
         rows = Table.concat(HOST, self._parts)
         return rows.with_columns(**{name: rows[name] + self._shift_ns for name in _TIMES})
 
@@ -382,7 +382,7 @@ class ParquetHostSink:
     """Writes host rows to a Parquet file while the trace is read.
 
     Args:
-        path: The file to make.
+        path: The file to create.
     """
 
     def __init__(self, path: Path) -> None:
@@ -408,15 +408,17 @@ class ParquetHostSink:
         if kind is None:
             self.close()
             return
-        with contextlib.suppress(Exception):  # the error under way matters, and the file does not
+        with contextlib.suppress(Exception):  # the original error matters, the file does not
             self._thread.shutdown(wait=True, cancel_futures=True)
             self._writer.close()
 
     def write(self, rows: Table) -> None:
-        """Take rows; whole row groups are written at once, by a thread where there is the kernel.
+        """Add rows; full row groups are written at once.
+
+        A thread writes them if the compiled kernel is available.
 
         Raises:
-            OSError: If rows that were taken before could not be written.
+            OSError: If earlier rows could not be written.
         """
         self._waiting.append(rows)
         self._num_waiting += len(rows)
@@ -433,7 +435,7 @@ class ParquetHostSink:
         self._shift_ns = base_ns
 
     def close(self) -> None:
-        """Write what is left. The file is whole only after this."""
+        """Write the remaining rows. The file is complete only after this."""
         try:
             self._finish_writing()
             if self._num_waiting:
@@ -445,7 +447,7 @@ class ParquetHostSink:
         self._writer.close()
 
     def table(self) -> Table:
-        """All rows; to be asked for when the file is whole."""
+        """All rows; call it after :meth:`close`."""
         return read_table(self._path, HOST)
 
     def _finish_writing(self) -> None:
@@ -488,7 +490,7 @@ def read_table(path: Path, schema: TableSchema) -> Table:
         ):
             metadata = file.metadata.metadata or {}
             shift_ns = int(metadata.get(_SHIFT_KEY, b"0"))
-            arrow = file.read(use_threads=False)  # waking others costs more than a rank's tables
+            arrow = file.read(use_threads=False)  # waking threads costs more than reading one rank
         return _from_arrow(arrow, schema, shift_ns)
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
         raise DamagedCacheError(f"{path}: cannot read the cached table: {error}") from error
@@ -499,9 +501,9 @@ def _is_usable(folder: Path) -> bool:
 
 
 def _is_trusted(folder: Path) -> bool:
-    """Whether only its maker can have filled an entry, who may be this user or the cache's owner.
+    """Whether only this user or the owner of the cache can have written the entry.
 
-    A run directory brings its own cache, and whoever owns that may change the traces as well.
+    A run directory brings its own cache. Its owner could change the traces as well.
     """
     try:
         made, root = folder.lstat(), folder.parents[1].stat()
@@ -514,9 +516,9 @@ def _is_trusted(folder: Path) -> bool:
 
 
 def _is_intact(folder: Path, key: str) -> bool:
-    """Whether its files are those that were committed; only plain files of an entry are opened."""
+    """Whether the files are those that were committed. Only plain files are opened."""
     try:
-        if not _is_plain(folder / SUMS_FILE, most=_MAX_SUMS_BYTES):
+        if not _is_plain(folder / SUMS_FILE, max_bytes=_MAX_SUMS_BYTES):
             return False
         contents = msgspec.json.decode((folder / SUMS_FILE).read_bytes(), type=_Contents)
         sums = contents.files
@@ -532,14 +534,14 @@ def _is_intact(folder: Path, key: str) -> bool:
 
 
 def _is_file_of(path: Path, expected: Sequence[int]) -> bool:
-    """Whether it is a plain file of this size and sum."""
-    return bool(expected) and _is_plain(path, most=expected[0]) and _sum_of(path) == expected
+    """Whether it is a plain file of this size and checksum."""
+    return bool(expected) and _is_plain(path, max_bytes=expected[0]) and _sum_of(path) == expected
 
 
-def _is_plain(path: Path, *, most: int) -> bool:
-    """Whether it is a file of at most ``most`` bytes: no link, pipe or device."""
-    found = path.lstat()
-    return stat.S_ISREG(found.st_mode) and found.st_size <= most
+def _is_plain(path: Path, *, max_bytes: int) -> bool:
+    """Whether it is a file of at most ``max_bytes`` bytes, not a link, pipe or device."""
+    info = path.lstat()
+    return stat.S_ISREG(info.st_mode) and info.st_size <= max_bytes
 
 
 def _hash_into(digest: Any, file: BinaryIO) -> None:
@@ -575,7 +577,7 @@ _NUMBERS = ("int64", "int32", "int8", "float64")
 def _how_to_write(schema: TableSchema) -> dict[str, Any]:
     deltas = [column.name for column in schema if column.dtype in ("int64", "int32")]
     return {
-        "compression": "lz4",  # zstd: an eighth smaller, twice the time, whose set-up is per column
+        "compression": "lz4",  # zstd: an eighth smaller, but twice the time: set up per column
         "use_dictionary": [c.name for c in schema if c.dtype == "category"],
         "column_encoding": dict.fromkeys(deltas, "DELTA_BINARY_PACKED"),
         "write_statistics": False,
@@ -646,7 +648,10 @@ def _one_array(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _from_buffer(array: pa.Array, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """``array`` without a copy, but for bits. Arrow's own ``to_numpy`` would import pandas."""
+    """``array`` without a copy, except for booleans.
+
+    Arrow's own ``to_numpy`` would import pandas.
+    """
     data = array.buffers()[1]
     if dtype == np.bool_:
         bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")

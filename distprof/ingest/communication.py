@@ -1,8 +1,9 @@
 """The one classifier: which names are communication, of which kind, run by which library.
 
-Everything that needs to know asks here; a second opinion elsewhere would make numbers disagree.
-Evidence in order: collective arguments on the event (see ``collective_records``), then the name
-against patterns kept as data in ``communication.toml``, which users extend through distprof.toml.
+All code that needs this classification uses this module: a second classifier would make numbers
+disagree. The evidence, in order: collective arguments on the event (see ``collective_records``),
+then the name, matched against patterns that are kept as data in ``communication.toml`` and that
+users extend through distprof.toml.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ __all__ = [
     "shipped_patterns",
 ]
 
-# Upstream words, letters only, in the order in which they are looked for: the longer before the
-# shorter that it contains.
+# Upstream words, letters only, in search order: a longer word comes before a shorter one that it
+# contains.
 _WORDS: tuple[tuple[str, CollectiveKind], ...] = (
     ("reducescatter", CollectiveKind.REDUCE_SCATTER),
     ("allreduce", CollectiveKind.ALL_REDUCE),
@@ -56,7 +57,7 @@ _WAITS = frozenset(("wait", "init", "end", "start", "shutdown"))
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What a name says: whether it is communication, its kind, and the library that runs it."""
+    """Meaning of a name: whether it is communication, its kind and the library that runs it."""
 
     is_communication: bool
     kind: CollectiveKind = CollectiveKind.UNKNOWN
@@ -69,14 +70,14 @@ _MOST_KNOWN = 1 << 16
 
 @lru_cache(maxsize=1 << 16)
 def collective_kind(text: str) -> CollectiveKind:
-    """The kind that an upstream spelling means, for example ``_allgather_base``.
+    """The kind behind an upstream spelling, for example ``_allgather_base``.
 
     Args:
-        text: Name of a collective, an operator, an annotation or a kernel; template arguments and
-            parameters of a kernel are not looked at.
+        text: Name of a collective, an operator, an annotation or a kernel. Template arguments and
+            parameters of a kernel are ignored.
 
     Returns:
-        The kind; UNKNOWN where the text names none.
+        The kind; UNKNOWN if the text names none.
     """
     name = _END_OF_NAME.split(text.replace("(anonymous namespace)", ""), maxsplit=1)[0]
     letters = _NOT_LETTERS.sub("", name.lower())
@@ -84,18 +85,18 @@ def collective_kind(text: str) -> CollectiveKind:
 
 
 def is_wait(collective: str) -> bool:
-    """Whether an upstream "collective name" names no operation: waiting, opening or closing."""
+    """Whether an upstream "collective name" means waiting, setup or teardown, not a collective."""
     return collective.strip("_ ").lower() in _WAITS
 
 
 class Classifier:
-    """Says of names whether they are communication, and remembers what it said.
+    """Classifies names as communication or not, and caches the verdicts.
 
-    Ranks of a job share most names: one classifier serves all that a process reads
+    Ranks of a job share most names, so one classifier serves all ranks that a process reads
     (:func:`classifier_for`).
 
     Args:
-        config: Patterns of the user; they come before those that ship with distprof.
+        config: User patterns, which take precedence over those that ship with distprof.
     """
 
     def __init__(self, config: CommunicationConfig | None = None) -> None:
@@ -108,10 +109,10 @@ class Classifier:
         self._known: dict[str, Verdict] = {}
 
     def verdict(self, name: str) -> Verdict:
-        """What ``name`` says."""
+        """The classification of ``name``."""
         known = self._known.get(name)
         if known is None:
-            if len(self._known) >= _MOST_KNOWN:  # names are the trace's: memory stays bounded
+            if len(self._known) >= _MOST_KNOWN:  # names come from the trace: bound the memory
                 self._known.clear()
             known = self._known[name] = self._judge(name)
         return known
@@ -121,7 +122,7 @@ class Classifier:
         return names.where([self.verdict(name).is_communication for name in names.values])
 
     def kinds(self, names: Coded) -> NDArray[np.int8]:
-        """CollectiveKind that each row's name tells, int8, UNKNOWN where it tells none."""
+        """CollectiveKind of each row's name, int8; UNKNOWN if the name gives none."""
         if not names.values:
             return np.zeros(len(names), dtype=np.int8)
         table = np.array([self.verdict(name).kind for name in names.values], dtype=np.int8)
@@ -139,7 +140,7 @@ class Classifier:
 
 @lru_cache(maxsize=4)
 def classifier_for(config: CommunicationConfig) -> Classifier:
-    """The classifier of a process for these patterns of the user."""
+    """The classifier of this process for these user patterns."""
     return Classifier(config)
 
 

@@ -29,7 +29,7 @@ from distprof.ingest.rocprof.stream import (
 )
 from distprof.run.run import Gap
 
-if TYPE_CHECKING:  # stores are of few jobs, and asyncio and fsspec take long to import
+if TYPE_CHECKING:  # few jobs use object stores, and asyncio and fsspec take long to import
     from distprof.remote.listing import Stored
 
 __all__ = [
@@ -46,7 +46,7 @@ _TRACE_NAME = re.compile(r"\.(json(\.gz)?|sqlite3?)$", re.IGNORECASE)
 _OWN_FILES = {getattr(artefacts, name) for name in artefacts.__all__ if name.endswith("_FILE")}
 _NOT_TRACES = (_OWN_FILES - {artefacts.TRACE_FILE}) | {"package.json", "tsconfig.json"}
 _SNIFF_BYTES = 1 << 16
-_SNIFF_BYTES_THERE = 1 << 14  # of an object in a store: all that is downloaded twice
+_SNIFF_BYTES_REMOTE = 1 << 14  # of an object in a store: only this is downloaded twice
 _SPECIAL = "a pipe or device"
 _MAX_NAMED = 5  # files that a message names
 _TRACE_KEYS = (
@@ -59,7 +59,8 @@ _TRACE_KEYS = (
 )
 
 _OPERATION_SIGNS = (b'"model_chunk"', b'"mb_id"')
-"""What events of an operation timeline have (``kinds/operation_timeline.py``), and no kernel."""
+"""Keys that the events of an operation timeline have (``kinds/operation_timeline.py``), but kernels
+do not."""
 
 # rank-0, rank_3, rank00003, rank3_trace, worker3, _r3; dynolog and tensorboard_trace_handler write
 # a host and a process id instead, and neither is a rank.
@@ -71,11 +72,12 @@ class TraceFile(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         path: Local path or fsspec URL.
-        name_rank: Rank by the name of the file or its folder, None where they name none.
-        size_bytes: Size as stored, None where the file system does not say.
-        tag: The version that a store listed; empty for local files, and where a store has none.
-        flight: The Flight Recorder's dump of the same rank, empty where there is none.
-        process: Process of a file of Nsight Systems or rocprofv3, which may hold several; None for
+        name_rank: Rank in the name of the file or its folder, None if there is none.
+        size_bytes: Size as stored, None if the file system does not report it.
+        tag: Version that the object store listed; empty for local files and stores without
+            versions.
+        flight: The Flight Recorder's dump of the same rank, empty if there is none.
+        process: Process in a file of Nsight Systems or rocprofv3, which may hold several; None for
             a trace of torch.profiler.
     """
 
@@ -93,12 +95,12 @@ class TraceFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Discovery(msgspec.Struct, frozen=True, kw_only=True):
-    """What a source holds.
+    """The traces that a source holds.
 
     Args:
-        source: As the user named it.
+        source: Path, glob or URL, as the user gave it.
         folder: Local folder of the run, None for a single file, a glob or a URL.
-        traces: Candidates, in order of rank by name, then path.
+        traces: Candidates, ordered by the rank in their name, then by path.
         gaps: Files that were left out, and why.
     """
 
@@ -111,7 +113,7 @@ class Discovery(msgspec.Struct, frozen=True, kw_only=True):
 def rank_in_name(path: str) -> int | None:
     """The rank that a path names: ``rank-0.json``, ``rank00003/trace.json.gz``, ``worker3.…``.
 
-    The file's own name counts for more than its folder's.
+    The file's own name takes precedence over its folder's.
     """
     parts = PurePosixPath(path.replace("\\", "/")).parts
     for part in reversed(parts[-2:]):
@@ -126,7 +128,7 @@ def discover(source: str, *, may_be_empty: bool = False) -> Discovery:
 
     Args:
         source: A file, a folder (searched to any depth), a glob, or an fsspec URL of any of them.
-        may_be_empty: A folder without traces is a result and no error.
+        may_be_empty: Whether a folder without traces is a valid result instead of an error.
 
     Raises:
         InputError: If nothing is there, or nothing in it looks like a Kineto trace.
@@ -134,7 +136,7 @@ def discover(source: str, *, may_be_empty: bool = False) -> Discovery:
     """
     if "://" in source:
         return _discover_url(source, may_be_empty=may_be_empty)
-    if not source:  # which Path takes for the current folder: an unset variable of a script
+    if not source:  # an unset variable in a script; Path reads it as the current folder
         raise InputError(
             "(empty name)",
             expected="a trace file, or a folder or glob of them",
@@ -167,14 +169,14 @@ def discover(source: str, *, may_be_empty: bool = False) -> Discovery:
 
 @contextmanager
 def open_trace(trace: TraceFile) -> Iterator[str | BinaryIO]:
-    """What the reader takes: the local path, or the open file behind a URL.
+    """Yield what the reader takes: a local path, or an open file for a URL.
 
     Raises:
         InputError: If the URL cannot be opened.
     """
     if trace.process is not None:
-        open_made = opened_process if _is_export(trace.path) else opened_rocprof
-        with open_made(trace.path, trace.process) as stream:
+        open_process = opened_process if _is_export(trace.path) else opened_rocprof
+        with open_process(trace.path, trace.process) as stream:
             yield stream
         return
     if trace.is_local:
@@ -191,10 +193,10 @@ def open_trace(trace: TraceFile) -> Iterator[str | BinaryIO]:
 
 
 def check_whole(trace: TraceFile, opened: str | BinaryIO) -> None:
-    """Refuse what was read of a download that failed: the rest of the file may be fine.
+    """Refuse a trace whose download failed part-way: the file itself may be fine.
 
     Raises:
-        InputError: If it failed.
+        InputError: If the download failed.
     """
     failure = getattr(opened, "failure", None)
     if failure is not None:
@@ -202,7 +204,7 @@ def check_whole(trace: TraceFile, opened: str | BinaryIO) -> None:
 
 
 def version_of(opened: str | BinaryIO) -> str:
-    """What names the content of a file without reading it; empty where only its bytes do."""
+    """An identifier of a file's content that needs no reading; empty if there is none."""
     stored = getattr(opened, "stored", None)
     if stored is None or not stored.tag:
         return ""
@@ -224,29 +226,29 @@ def _local(path: Path) -> TraceFile:
 
 
 def _walk(folder: Path) -> list[TraceFile]:
-    """Files below a folder whose names could be traces'.
+    """Files below a folder whose names fit a trace.
 
-    Hidden ones are left out, and of a run directory its cache and what ``distprof attach``
-    recorded: the same ranks at another time, each time a run directory of its own.
+    Hidden files are left out. In a run directory, so are its cache and the recordings of ``distprof
+    attach``: they show the same ranks at another time, and each is a separate run directory.
     """
-    found = []
+    traces = []
     for parent, folders, files in os.walk(folder):
-        apart = {CACHE_DIR, REQUESTS_DIR} if RUN_FILE in files else {CACHE_DIR}
-        folders[:] = sorted(name for name in folders if name not in apart and name[0] != ".")
+        excluded = {CACHE_DIR, REQUESTS_DIR} if RUN_FILE in files else {CACHE_DIR}
+        folders[:] = sorted(name for name in folders if name not in excluded and name[0] != ".")
         paths = [Path(parent, name) for name in sorted(files)]
-        found += [_local(path) for path in paths if _may_be_local(path)]
-    return found
+        traces += [_local(path) for path in paths if _may_be_local(path)]
+    return traces
 
 
 def _glob(pattern: Path) -> list[TraceFile]:
     import glob
 
     paths = [Path(name) for name in glob.glob(str(pattern), recursive=True)]  # noqa: PTH207
-    found = [_local(path) for path in paths if path.is_file() and _may_be_local(path)]
+    traces = [_local(path) for path in paths if path.is_file() and _may_be_local(path)]
     for path in paths:
         if path.is_dir():
-            found += _walk(path)
-    return list({trace.path: trace for trace in found}.values())
+            traces += _walk(path)
+    return list({trace.path: trace for trace in traces}.values())
 
 
 def _may_be_trace(name: str) -> bool:
@@ -254,13 +256,16 @@ def _may_be_trace(name: str) -> bool:
 
 
 def _may_be_local(path: Path) -> bool:
-    """The same of a file here; a Perfetto trace, such as one of ours, may be of another tool."""
+    """Whether a local file may be a trace.
+
+    A Perfetto file must come from rocprofv3: distprof and other tools write such files too.
+    """
     is_perfetto = path.name.lower().endswith(PERFETTO_ENDINGS) and path.name[0] != "."
     return is_rocprof(path) if is_perfetto else _may_be_trace(path.name)
 
 
 def _path(source: str) -> Path:
-    """The path, where the system can look for one of this name."""
+    """The path, checked to have a name that the system can look up."""
     path = Path(expanded(source))
     try:
         path.exists()
@@ -278,20 +283,20 @@ def _discover_url(source: str, *, may_be_empty: bool) -> Discovery:
     from distprof.remote.listing import Stored, find
 
     try:
-        found = find(source)
+        listing = find(source)
     except (OSError, ValueError) as error:
         raise _unreadable(source, error) from error
-    if isinstance(found, Stored):
-        return Discovery(source=source, folder=None, traces=(_of_store(found),))
-    apart = tuple(
+    if isinstance(listing, Stored):
+        return Discovery(source=source, folder=None, traces=(_of_store(listing),))
+    excluded = tuple(
         stored.url.removesuffix(RUN_FILE) + REQUESTS_DIR + "/"
-        for stored in found
+        for stored in listing
         if stored.url.endswith("/" + RUN_FILE)
     )
     traces = [
         _of_store(stored)
-        for stored in found
-        if _may_be_trace_at(stored.url) and not stored.url.startswith(apart)
+        for stored in listing
+        if _may_be_trace_at(stored.url) and not stored.url.startswith(excluded)
     ]
     return _select(source, None, traces, may_be_empty=may_be_empty)
 
@@ -320,14 +325,14 @@ def _unreadable(source: str, error: Exception) -> InputError:
 
 
 def _reason(error: Exception) -> str:
-    """Why, in words where it was said in words."""
+    """The reason in words: the text of distprof's own error, else the type and text of another."""
     if _is_ours(error):
         return str(error)
     return f"{type(error).__name__}: {getattr(error, 'strerror', None) or error}"
 
 
 def _is_ours(error: Exception) -> bool:
-    """Whether the message is a reason in words."""
+    """Whether distprof raised the error, so its text is meant for users."""
     return type(error).__module__.partition(".")[0] == "distprof"
 
 
@@ -338,7 +343,7 @@ def _select(
     *,
     may_be_empty: bool = False,
 ) -> Discovery:
-    """Keep what looks like a trace, tell what does not."""
+    """Keep the files that look like traces; list the others as gaps."""
     if not candidates and not may_be_empty:
         if folder is not None:
             refuse_foreign(folder)
@@ -359,7 +364,7 @@ def _select(
         del unread[path]
     verdicts |= {trace.path: _why_not_an_export(trace) for trace in exports}
     traces: list[TraceFile] = []
-    for trace in (one for one in candidates if verdicts.get(one.path) == ""):
+    for trace in (trace for trace in candidates if verdicts.get(trace.path) == ""):
         try:
             traces += _parts(trace)
         except InputError as error:
@@ -374,7 +379,7 @@ def _select(
 def _refuse(
     source: str, folder: Path | None, verdicts: dict[str, str], unread: dict[str, OSError]
 ) -> None:
-    """Say why no file is a trace.
+    """Raise an error that says why no file is a trace.
 
     Raises:
         InputError: Always.
@@ -392,7 +397,7 @@ def _refuse(
 
 
 def _unread_gaps(unread: dict[str, OSError]) -> list[Gap]:
-    """What could not be opened; its name may show whose it is."""
+    """Gaps for files that could not be opened; a name may tell the rank."""
     return [
         Gap(
             what="unreadable",
@@ -404,35 +409,34 @@ def _unread_gaps(unread: dict[str, OSError]) -> list[Gap]:
 
 
 def _is_export(path: str) -> bool:
-    """Whether a path is that of an export of Nsight Systems, by its name."""
+    """Whether a file is an export of Nsight Systems, by its name."""
     return path.lower().endswith(ENDINGS)
 
 
 def _parts(trace: TraceFile) -> tuple[TraceFile, ...]:
-    """The traces of the processes in a file of another tool; any other file is of one.
+    """One trace per process in a file of Nsight Systems or rocprofv3; any other file is one trace.
 
-    The rank that a name tells is that of the only process.
+    A rank in the file name counts only if the file holds a single process.
     """
     if not trace.is_local:
         return (trace,)
     if _is_export(trace.path):
-        found = [process.number for process in processes_in(trace.path)]
+        processes = [process.number for process in processes_in(trace.path)]
     elif is_rocprof(trace.path):
-        found = processes_in_rocprof(trace.path)
+        processes = processes_in_rocprof(trace.path)
     else:
         return (trace,)
-    rank = trace.name_rank if len(found) == 1 else None
-    return tuple(replace(trace, process=process, name_rank=rank) for process in found)
+    rank = trace.name_rank if len(processes) == 1 else None
+    return tuple(replace(trace, process=process, name_rank=rank) for process in processes)
 
 
 def _left_out(verdicts: dict[str, str]) -> tuple[Gap, ...]:
-    bad = [f"{_name(path)} ({why})" for path, why in verdicts.items() if why]
-    if not bad:
+    skipped = [f"{_name(path)} ({why})" for path, why in verdicts.items() if why]
+    if not skipped:
         return ()
-    files = (
-        "file that is not a Kineto trace" if len(bad) == 1 else ("files that are not Kineto traces")
-    )
-    message = f"Skipped {len(bad)} {files}: {_named(bad)}."
+    is_single = len(skipped) == 1
+    files = "file that is not a Kineto trace" if is_single else "files that are not Kineto traces"
+    message = f"Skipped {len(skipped)} {files}: {_named(skipped)}."
     return (Gap(what="not-a-trace", message=message),)
 
 
@@ -446,14 +450,14 @@ def _name(path: str) -> str:
 
 
 def _why_not_an_export(trace: TraceFile) -> str:
-    """Why a database is no export of Nsight Systems; empty where it is one."""
+    """Why a database is not an export of Nsight Systems; empty if it is one."""
     if not trace.is_local:
         return "an SQLite database that is not on this machine"
     return why_not_an_export(trace.path)
 
 
 def _heads(candidates: Sequence[TraceFile]) -> dict[str, bytes | OSError]:
-    """The beginning of each file, or why it cannot be read; objects of a store are read at once."""
+    """The beginning of each file, or why it cannot be read; store objects are read together."""
     heads: dict[str, bytes | OSError] = {
         trace.path: _head(trace.path) for trace in candidates if trace.is_local
     }
@@ -462,8 +466,8 @@ def _heads(candidates: Sequence[TraceFile]) -> dict[str, bytes | OSError]:
         return heads
     from distprof.remote.listing import beginnings
 
-    found = beginnings(stored, _SNIFF_BYTES_THERE)
-    return heads | {one.url: head for one, head in zip(stored, found, strict=True)}
+    stored_heads = beginnings(stored, _SNIFF_BYTES_REMOTE)
+    return heads | {one.url: head for one, head in zip(stored, stored_heads, strict=True)}
 
 
 def _head(path: str) -> bytes | OSError:
@@ -486,7 +490,7 @@ def _judge_head(head: bytes) -> str:
         return ""
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if all(sign in text for sign in _OPERATION_SIGNS):
-        return "a timeline of operations"
+        return "an operation timeline"
     if text[:1] == b"[":
         return "" if b'"ph"' in text else "another kind of JSON"
     if text[:1] != b"{":

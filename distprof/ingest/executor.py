@@ -1,6 +1,6 @@
-"""Where per-rank work runs: here, in a pool of processes, or on a Dask cluster.
+"""Where per-rank work runs: in this process, in a pool of processes, or on a Dask cluster.
 
-Everything is a ``concurrent.futures.Executor``, so that another one can be given instead.
+Each option is a ``concurrent.futures.Executor``, so callers can pass any other executor.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Progress = Callable[[int, int], None]
 
 _IN_FLIGHT_PER_WORKER = 2
 _CHECK_S = 2.0
-"""How long no task of a pool ends before its workers are looked at."""
+"""Time without a finished task after which the workers of a pool are checked."""
 
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 MAX_WORKERS = 4_096
@@ -50,14 +50,14 @@ _FORMS = "serial, process, process:N or dask://HOST:PORT"
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """Why the work on one item gave no result."""
+    """Why an item has no result."""
 
     reason: str
     error: BaseException
 
 
 class Outcome(msgspec.Struct, Generic[R], frozen=True, kw_only=True):
-    """The result of one item, or why there is none."""
+    """The result of one item, or the reason for its absence."""
 
     result: R | None = None
     failure: Failure | None = None
@@ -67,7 +67,7 @@ class SerialExecutor(Executor):
     """Runs each task in the calling thread, when it is submitted."""
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Run ``fn`` now; the future is done."""
+        """Run ``fn`` now and return a finished future."""
         future: Future[T] = Future()
         try:
             future.set_result(fn(*args, **kwargs))
@@ -77,7 +77,7 @@ class SerialExecutor(Executor):
 
 
 class ProcessExecutor(Executor):
-    """A pool of processes that starts with the first task and outlives a dead worker.
+    """A pool of processes that starts with the first task and survives the death of a worker.
 
     Args:
         workers: Number of processes; None for one per processor that this process may use.
@@ -89,22 +89,22 @@ class ProcessExecutor(Executor):
         self._num_lost = 0
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Run ``fn``, which must not be of the program's own file, in a worker.
+        """Run ``fn`` in a worker; it must not be defined in the program's own file.
 
         A pool that lost a worker is replaced.
         """
         with _main_hidden():
             try:
-                return self._started().submit(_called, fn, *args, **kwargs)  # type: ignore[no-any-return]
+                return self._started().submit(_call, fn, *args, **kwargs)  # type: ignore[no-any-return]
             except (BrokenExecutor, OSError) as error:
                 if isinstance(error, OSError) and not self._is_broken:
                     raise
                 self._pool = None
-                return self._started().submit(_called, fn, *args, **kwargs)  # type: ignore[no-any-return]
+                return self._started().submit(_call, fn, *args, **kwargs)  # type: ignore[no-any-return]
 
     @property
     def _is_broken(self) -> bool:
-        """Whether a worker died: where another is starting, it finds the pool's pipes closed."""
+        """Whether a worker died; a worker that starts meanwhile finds the pool's pipes closed."""
         return bool(getattr(self._pool, "_broken", False))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -114,28 +114,29 @@ class ProcessExecutor(Executor):
             self._pool = None
 
     def terminate(self) -> None:
-        """Stop at once: running tasks are killed."""
+        """Stop at once and kill running tasks."""
         pool, self._pool = self._pool, None
         if pool is None:
             return
         workers, results = self._workers(pool), getattr(pool, "_result_queue", None)
         pool.shutdown(wait=False, cancel_futures=True)
-        _end(workers, results)
+        _end_workers(workers, results)
 
     def check(self) -> None:
-        """Break the pool if a worker died within a message, which the pool reads without end.
+        """Break the pool if a worker died while sending a result.
 
-        To be called while no task ends: the death of any other worker ends all of them.
+        The pool would wait for the rest of the message forever. Call this while no task finishes:
+        if a worker dies at any other time, the pool ends all workers itself.
         """
         workers = self._workers(self._pool)
         lost = sum(worker.exitcode is not None for worker in workers)
         if lost and lost == self._num_lost:
-            _end(workers, getattr(self._pool, "_result_queue", None))
+            _end_workers(workers, getattr(self._pool, "_result_queue", None))
         self._num_lost = lost
 
     @staticmethod
     def _workers(pool: Any) -> list[Any]:
-        """Before Python 3.14 a pool offers no way to end its workers."""
+        """The worker processes: before Python 3.14 a pool offers no way to end them."""
         return list((getattr(pool, "_processes", None) or {}).values())
 
     def _started(self) -> Any:
@@ -148,8 +149,11 @@ class ProcessExecutor(Executor):
         return self._pool
 
 
-def _called(fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
-    """Call in a worker; an error that cannot be sent, which would break the pool, as its words."""
+def _call(fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
+    """Call ``fn`` in a worker.
+
+    An error that cannot be pickled would break the pool, so only its text is raised.
+    """
     try:
         return fn(*args, **kwargs)
     except Exception as error:
@@ -160,11 +164,12 @@ def _called(fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
         raise
 
 
-def _end(workers: Iterable[Any], results: Any) -> None:
-    """End a pool's workers, and what reads their results.
+def _end_workers(workers: Iterable[Any], results: Any) -> None:
+    """End the workers of a pool and the reader of their results.
 
-    One that ends while it writes leaves half a message. Its reader waits for the rest, and the
-    interpreter's exit for the reader, as long as a process could write: this one too.
+    A worker that ends while it writes leaves half a message. The reader waits for the rest while
+    any process, including this one, holds the write end, and the interpreter's exit waits for the
+    reader.
     """
     for worker in workers:
         worker.terminate()
@@ -172,21 +177,21 @@ def _end(workers: Iterable[Any], results: Any) -> None:
         results._writer.close()
 
 
-_hiding = threading.Lock()
+_main_lock = threading.Lock()
 
 
 @contextmanager
 def _main_hidden() -> Iterator[None]:
-    """Workers that start now do not run the program's own file.
+    """Keep workers that start in this block from running the program's own file.
 
-    ``multiprocessing`` runs it again in each worker that it does not fork, for the functions that
-    may be in it. Ours are not, and a script or notebook without ``if __name__ == "__main__":``
-    would be analysed by every worker anew.
+    ``multiprocessing`` runs that file again in each worker that it does not fork, because tasks may
+    be defined there. distprof's are not, and a script or notebook without ``if __name__ ==
+    "__main__":`` would start its analysis again in every worker.
     """
     main = vars(sys.modules["__main__"])
-    with _hiding:
-        names: tuple[str, ...] = ("__file__", "__spec__")
-        kept = {name: main[name] for name in names if name in main}
+    with _main_lock:
+        hidden: tuple[str, ...] = ("__file__", "__spec__")
+        kept = {name: main[name] for name in hidden if name in main}
         main.pop("__file__", None)
         main["__spec__"] = None
         try:
@@ -205,7 +210,7 @@ def make_executor(spec: str) -> Executor:
             workers see the same files.
 
     Raises:
-        UsageError: If it names none, or the scheduler does not answer within seconds.
+        UsageError: If ``spec`` names no executor, or the scheduler does not answer within seconds.
         MissingExtraError: If Dask is not installed.
     """
     if spec == "serial":
@@ -223,7 +228,7 @@ def make_executor(spec: str) -> Executor:
 
 @contextmanager
 def running(executor: str | Executor) -> Iterator[Executor]:
-    """An executor for the time of the block; one that was given stays open.
+    """Yield an executor for the block; one that the caller passed stays open.
 
     An interruption ends worker processes at once.
     """
@@ -248,20 +253,20 @@ def map_each(
     progress: Progress | None = None,
     finished: Callable[[int], None] | None = None,
 ) -> list[Outcome[R]]:
-    """Apply ``function`` to each item; what fails on one item costs that item only.
+    """Apply ``function`` to each item; a failure affects only its own item.
 
-    A single item is done here: a pool would cost more than it brings.
+    A single item runs in this process: a pool would cost more than it saves.
 
     Args:
         executor: Where to run.
-        function: Top-level function, so that it can be sent to another process.
+        function: Top-level function, so it can be sent to another process.
         items: Its arguments.
-        progress: Called with the number of items done and of all, after each.
-        finished: Called with the index of each item that is done.
+        progress: Called after each item with the number of items done and the total.
+        finished: Called with the index of each finished item.
 
     Returns:
-        One outcome per item, in order. An item whose worker died was tried again alone, since the
-        pool cannot tell which of several running items killed it.
+        One outcome per item, in order. An item whose worker died is retried alone, because the pool
+        cannot tell which of several running items killed it.
 
     Raises:
         ClusterError: If a whole cluster is lost.
@@ -276,15 +281,15 @@ def map_each(
             suspects.append(index)
             continue
         outcomes[index] = outcome
-        _tell(index, len(outcomes), len(items), progress, finished)
+        _report(index, len(outcomes), len(items), progress, finished)
     for index in suspects:
         ((_, future),) = _completed(executor, function, [items[index]])
         outcomes[index] = _outcome(future)
-        _tell(index, len(outcomes), len(items), progress, finished)
+        _report(index, len(outcomes), len(items), progress, finished)
     return [outcomes[index] for index in range(len(items))]
 
 
-def _tell(
+def _report(
     index: int,
     done: int,
     total: int,
@@ -300,7 +305,7 @@ def _tell(
 def _completed(
     executor: Executor, function: Callable[[T], R], items: Sequence[T]
 ) -> Iterator[tuple[int, Future[R]]]:
-    """Futures as they finish, a few more submitted at a time than there are workers now."""
+    """Yield futures as they finish, keeping a few more in flight than there are workers."""
     done: SimpleQueue[Future[R]] = SimpleQueue()
     pending: dict[Future[R], int] = {}
     for index, item in enumerate(items):
@@ -316,12 +321,12 @@ def _completed(
 def _next(
     executor: Executor, done: SimpleQueue[Future[R]], pending: dict[Future[R], int]
 ) -> tuple[int, Future[R]]:
-    future = _checking(executor, done) if isinstance(executor, ProcessExecutor) else done.get()
+    future = _next_checked(executor, done) if isinstance(executor, ProcessExecutor) else done.get()
     return pending.pop(future), future
 
 
-def _checking(pool: ProcessExecutor, done: SimpleQueue[Future[R]]) -> Future[R]:
-    """What is done next in a pool whose workers may die in silence."""
+def _next_checked(pool: ProcessExecutor, done: SimpleQueue[Future[R]]) -> Future[R]:
+    """The next finished future of a pool whose workers may die silently."""
     while True:
         try:
             return done.get(timeout=_CHECK_S)
@@ -332,7 +337,7 @@ def _checking(pool: ProcessExecutor, done: SimpleQueue[Future[R]]) -> Future[R]:
 def _in_flight(executor: Executor) -> int:
     """How many futures may be pending."""
     if isinstance(executor, ClusterExecutor):
-        return sys.maxsize  # calls wait there until a worker has time
+        return sys.maxsize  # calls wait at the scheduler until a worker is free
     workers = getattr(executor, "workers", None) or available_processors() or 1
     return _IN_FLIGHT_PER_WORKER * int(workers)
 
@@ -352,27 +357,27 @@ def _outcome(future: Future[R]) -> Outcome[R]:
 
 
 def import_numpy() -> None:
-    """Import numpy without threads for linear algebra, which distprof does none of.
+    """Import numpy without its linear algebra threads, which distprof does not use.
 
-    OpenBLAS would start one per processor, each of which spins for up to a tenth of a second before
-    it sleeps. For a process of our own: in a user's, numpy is theirs. The variable is set for the
-    import only, so that no program started later inherits it.
+    OpenBLAS would start one thread per processor, and each spins for up to 0.1 s before it sleeps.
+    Call this only in distprof's own processes: in a user's process, numpy is theirs to configure.
+    The variable is set only during the import, so no program started later inherits it.
     """
     if "numpy" in sys.modules or _BLAS_THREADS in os.environ:
         return
     os.environ[_BLAS_THREADS] = "1"
     try:
-        import numpy as np  # noqa: F401 - for what importing does
+        import numpy as np  # noqa: F401 - imported for its side effects
     finally:
         del os.environ[_BLAS_THREADS]
 
 
 def _start_method() -> Any:
-    """How a pool starts its processes: forked from this one while it has no thread but this.
+    """The context of a pool's processes: fork while this process has a single thread, else spawn.
 
-    A forked process need not start and import anew, which takes as long as reading several small
-    traces: what all of them need is best imported before. A thread may hold a lock that its copy
-    never gives back: then processes are spawned.
+    A forked process skips start-up and imports, which take as long as reading several small traces,
+    so import shared modules before the fork. Another thread may hold a lock, and its copy in a
+    forked process would never be released.
     """
     import multiprocessing
 
@@ -381,11 +386,12 @@ def _start_method() -> Any:
 
 
 _SURVIVES_FORK = "jemalloc_bg_thd"
-"""Of Arrow's allocator, which takes its locks before a fork and gives them back on both sides."""
+"""Thread of Arrow's allocator, which takes its locks before a fork and releases them on both sides.
+"""
 
 
 def _num_threads() -> int | None:
-    """Threads of this process, those of libraries too; None where that cannot be told."""
+    """Number of threads of this process, including those of libraries; None if unknown."""
     try:
         tasks = Path("/proc/self/task").iterdir()
         names = [(task / "comm").read_text().strip() for task in tasks]
@@ -395,15 +401,17 @@ def _num_threads() -> int | None:
 
 
 def _serve_parent() -> None:
-    """Make a worker process stop with the one that started it, and leave nothing half made.
+    """Make a worker process stop with its parent and leave no unfinished files.
 
-    Ctrl-C reaches every process of the terminal; only the first one answers it.
+    Ctrl-C reaches every process of the terminal. Only the parent handles it.
     """
     import atexit
     import signal
     import threading
 
-    atexit.register(os._exit, 0)  # runs last: taking modules down takes a fifth of a start's time
+    atexit.register(
+        os._exit, 0
+    )  # runs last and skips module teardown: a fifth of the start-up time
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: _leave())
@@ -412,7 +420,7 @@ def _serve_parent() -> None:
 
 
 def _leave_with_parent() -> None:
-    """A pool's worker whose parent was killed would wait for work without end."""
+    """Exit when the parent ends: a worker whose parent was killed would wait for work forever."""
     import multiprocessing
 
     parent = multiprocessing.parent_process()

@@ -1,9 +1,9 @@
-"""Fabric profiles: what ``distprof bench`` wrote, and the output of nccl-tests as the same.
+"""Fabric profiles: files of ``distprof bench``, and output of nccl-tests in the same form.
 
-A log of nccl-tests is searched line by line for headers and rows, so that launchers' prefixes and
-other programs' words between them do no harm. The command line, the first lines or the file name
-says which test it was; the table itself tells by the ratio of its bandwidths, where that is
-unambiguous. Format: nccl-tests, src/common.cu, 2.0 to 2.17.
+A log of nccl-tests is searched line by line for headers and rows, so prefixes of launchers and
+output of other programs do no harm. The command line, the first lines or the file name identify the
+test. Otherwise the ratio of the bandwidths in the table does, if it is unambiguous. Format:
+nccl-tests, src/common.cu, 2.0 to 2.17.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _TESTS = {
     "gather": CollectiveKind.GATHER,
     "reduce": CollectiveKind.REDUCE,
 }
-"""Names of tests; longer ones come before those they contain."""
+"""Names of tests; a longer name comes before those that it contains."""
 
 _NAMES = "|".join(_TESTS)
 _PROGRAM = re.compile(rf"(?<![a-z])({_NAMES})_perf", re.ASCII)
@@ -67,7 +67,7 @@ _ROW = re.compile(
 
 
 class _Row(msgspec.Struct):
-    """One line of a table."""
+    """One row of a table."""
 
     num_bytes: int
     has_operator: bool
@@ -76,7 +76,7 @@ class _Row(msgspec.Struct):
 
 
 class _Table(msgspec.Struct):
-    """One test's output."""
+    """The output of one test."""
 
     test: str = ""
     hosts: dict[int, str] = msgspec.field(default_factory=dict)
@@ -89,15 +89,15 @@ def read_fabric(source: str) -> FabricFile:
     """Read a fabric profile.
 
     Args:
-        source: What ``distprof bench -o`` wrote, or what a program of nccl-tests printed;
-            ``-`` for standard input.
+        source: File that ``distprof bench -o`` wrote, or output of a program of nccl-tests; ``-``
+            for standard input.
 
     Returns:
-        The profile, each curve with its fit or the reason for none. What was left out is in
-        ``notes``.
+        The profile, each curve with its fit or the reason for having none. ``notes`` lists what was
+        left out.
 
     Raises:
-        InputError: If it is neither, or says too little.
+        InputError: If it is neither, or does not contain enough.
     """
     try:
         data = _beginning(source)
@@ -133,7 +133,7 @@ def _own(data: bytes, source: str) -> FabricFile:
     if profile.schema != FABRIC_SCHEMA:
         raise _other_schema(source, f'"schema": "{profile.schema[:60]}"')
     if any(not _is_sound(curve) for curve in profile.curves):
-        raise _other_schema(source, "a bandwidth curve that is impossible")
+        raise _other_schema(source, "an impossible bandwidth curve")
     return msgspec.structs.replace(profile, source="" if source == _STDIN else source)
 
 
@@ -177,12 +177,12 @@ def _nccl_tests(lines: Iterable[str], source: str) -> FabricFile:
 
 
 def _tables(lines: Iterable[str]) -> Iterator[_Table]:
-    """Every test's output; a new one begins with the line of its settings."""
+    """The output of each test; a new one begins with the line of its settings."""
     table, test = _Table(), ""
     for long_line in lines:
         line = long_line[:_MAX_LINE]
-        if named := _PROGRAM.search(line):
-            test = named[1]
+        if program := _PROGRAM.search(line):
+            test = program[1]
             table.test = table.test if table.rows else test
         if _START.search(line):
             yield table
@@ -198,35 +198,35 @@ def _tables(lines: Iterable[str]) -> Iterator[_Table]:
 
 
 def _row(line: str) -> _Row | None:
-    found = _ROW.search(line)
-    if found is None:
+    match = _ROW.search(line)
+    if match is None:
         return None
-    cells = found.groups()[4:]
+    cells = match.groups()[4:]
     halves = tuple(
         (float(cells[i]), float(cells[i + 1]), float(cells[i + 2]), cells[i + 3])
         for i in (0, 4)
         if cells[i] is not None
     )
-    operator = found["redop"]
-    return _Row(int(found["size"]), operator not in (None, "none"), found["type"], halves)
+    operator = match["redop"]
+    return _Row(int(match["size"]), operator not in (None, "none"), match["type"], halves)
 
 
 def _curves(table: _Table, source: str, notes: list[str]) -> Iterator[FabricCurve]:
-    """Out of place and in place."""
+    """One curve out of place and one in place."""
     kind = _kind(table, source)
     ranks = len(table.hosts) or _ranks_by_ratio(table, kind)
     if not ranks or bus_factor(kind, ranks) is None:
         raise InputError(
             source,
             expected="lines that list the GPUs (# Rank 0 … on HOST)",
-            found="none, and bandwidths that do not fit any number of ranks",
+            found="none, and bandwidths that fit no single number of ranks",
             fix="keep the complete output of nccl-tests",
         )
     nodes = len(set(table.hosts.values())) or None
     if nodes is None:
         notes.append(
-            f"No line names hosts: the ratio of bandwidths gives {ranks} ranks, but the number "
-            "of nodes is unknown, so this profile predicts nothing."
+            f"No line lists hosts: the ratio of bandwidths gives {ranks} ranks, but the number "
+            "of nodes is unknown, so distprof predicts nothing from this profile."
         )
     for place in range(max(len(row.halves) for row in table.rows)):
         points = _points(table, kind, ranks, place, notes)
@@ -247,7 +247,7 @@ def _curves(table: _Table, source: str, notes: list[str]) -> Iterator[FabricCurv
 def _points(
     table: _Table, kind: CollectiveKind, ranks: int, place: int, notes: list[str]
 ) -> tuple[FabricPoint, ...]:
-    """One point per size; sizes that the rounding to elements leaves empty are left out."""
+    """One point per size; sizes that rounding to elements leaves empty are left out."""
     times: dict[int, list[float]] = {}
     empty = 0
     for row in table.rows:
@@ -269,7 +269,10 @@ def _points(
 
 
 def _is_wrong(text: str) -> bool:
-    """Old versions print the largest difference, which is rounding; new ones count elements."""
+    """Whether values were wrong, not just rounded.
+
+    Old versions print the largest difference, which is due to rounding; new ones count elements.
+    """
     try:
         return float(text) >= 1
     except ValueError:
@@ -277,11 +280,11 @@ def _is_wrong(text: str) -> bool:
 
 
 def _kind(table: _Table, source: str) -> CollectiveKind:
-    """By the program's name, the file's, or the ratio of bandwidths."""
+    """The collective, from the program's name, the file name or the ratio of bandwidths."""
     if table.test:
         return _TESTS[table.test]
-    if named := _IN_NAME.search(Path(source).name.lower()):
-        return _TESTS[named[1]]
+    if test := _IN_NAME.search(Path(source).name.lower()):
+        return _TESTS[test[1]]
     ratio = _ratio(table)
     if ratio is not None and ratio > 1.01:
         return CollectiveKind.ALL_REDUCE
@@ -296,14 +299,14 @@ def _kind(table: _Table, source: str) -> CollectiveKind:
 
 
 def _ratio(table: _Table) -> float | None:
-    """Bus bandwidth over algorithm bandwidth, from the row where rounding matters least."""
+    """Bus bandwidth over algorithm bandwidth of the fastest row, where rounding matters least."""
     pairs = [(half[1], half[2]) for row in table.rows for half in row.halves]
     algbw, busbw = max(pairs, default=(0.0, 0.0))
     return busbw / algbw if algbw >= 1 else None
 
 
 def _ranks_by_ratio(table: _Table, kind: CollectiveKind) -> int | None:
-    """The number of ranks whose bus factor the bandwidths show; None where several would fit."""
+    """The number of ranks whose bus factor matches the bandwidths; None if several would fit."""
     ratio = _ratio(table)
     factor_of_all = 2.0 if kind is CollectiveKind.ALL_REDUCE else 1.0
     if ratio is None or ratio >= factor_of_all or bus_factor(kind, 2) == bus_factor(kind, 4):

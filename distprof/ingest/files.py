@@ -1,7 +1,7 @@
-"""Bytes of files that are read, on this machine or behind an fsspec URL, all of them untrusted.
+"""Bytes of files that are read, on this machine or behind an fsspec URL. All are untrusted.
 
-Files of a run directory are read whole, up to a size; logs, gzipped or not, in blocks that end
-where lines end, so that memory stays bounded whatever a line or an archive holds.
+Files of a run directory are read whole, up to a size limit. Logs, gzipped or not, are read in
+blocks that end at line ends, so memory stays bounded whatever a line or an archive holds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
 
 
 class Folder(msgspec.Struct, frozen=True):
-    """A folder by its path or URL. Picklable, so that another process can read it.
+    """A folder by its path or URL. Picklable, so another process can read it.
 
     Args:
         path: Local path or fsspec URL.
@@ -56,7 +56,7 @@ class Folder(msgspec.Struct, frozen=True):
         return Folder(f"{self.path.rstrip('/')}/{name}")
 
     def names(self) -> list[str]:
-        """Names of what is inside, ascending; empty where it is no folder or cannot be read."""
+        """Names of what is inside, ascending; empty if it is not a folder or cannot be read."""
         try:
             if self.is_local:
                 return sorted(entry.name for entry in Path(self.path).iterdir())
@@ -66,7 +66,7 @@ class Folder(msgspec.Struct, frozen=True):
             return []
 
     def folders(self) -> list[str]:
-        """Names of the folders inside, ascending; empty where it is no folder or cannot be read."""
+        """Names of the folders inside, ascending; empty if it is not a folder or cannot be read."""
         try:
             if self.is_local:
                 return sorted(entry.name for entry in Path(self.path).iterdir() if entry.is_dir())
@@ -77,7 +77,7 @@ class Folder(msgspec.Struct, frozen=True):
             return []
 
     def size(self, name: str) -> int | None:
-        """Bytes of the regular file ``name``; None where there is none."""
+        """Size of the regular file ``name`` in bytes; None if there is none."""
         try:
             if self.is_local:
                 path = Path(self.path, name)
@@ -89,10 +89,10 @@ class Folder(msgspec.Struct, frozen=True):
 
     @contextmanager
     def open(self, name: str) -> Iterator[BinaryIO]:
-        """The file ``name``, to be read.
+        """Open the file ``name`` for reading.
 
         Raises:
-            OSError: If it is no regular file or cannot be opened.
+            OSError: If it is not a regular file or cannot be opened.
         """
         if self.size(name) is None:  # opening a pipe would wait for its writer
             raise FileNotFoundError(2, "no file with this name", name)
@@ -104,7 +104,7 @@ class Folder(msgspec.Struct, frozen=True):
             yield stream
 
     def read(self, name: str, limit: int) -> bytes:
-        """All of the file ``name``.
+        """Read all of the file ``name``.
 
         Raises:
             TooLargeError: If it has more than ``limit`` bytes.
@@ -118,25 +118,26 @@ class Folder(msgspec.Struct, frozen=True):
 # Logs ---------------------------------------------------------------------------------------------
 
 DAMAGE = (OSError, EOFError, zlib.error, ValueError)
-"""What reading damaged bytes may raise."""
+"""Exceptions that reading damaged bytes may raise."""
 
 BLOCK_BYTES = 1 << 20
 
 MAX_LINE_BYTES = 1 << 17
 
 MAX_BYTES = 1 << 38
-"""Unpacked; a small file of gzip can hold more than a day's work."""
+"""Limit after unpacking: a small gzip file can hold more than a day's work."""
 
 
 _TRACES = (".json", ".json.gz")
 
 
 def paths_of_logs(source: str, most: int) -> list[str]:
-    """The source itself, or all files in a folder and its folders, by name.
+    """The source itself, or all files in a folder and its subfolders, sorted by path.
 
     Args:
         source: Path or URL.
-        most: A folder with more files holds something else; so does one with a trace: no file.
+        most: A folder with more files is not a folder of logs: the result is empty, as it is for a
+            folder with a trace.
 
     Raises:
         OSError: If the folder cannot be read.
@@ -155,7 +156,7 @@ def paths_of_logs(source: str, most: int) -> list[str]:
 
 @contextmanager
 def opened(path: str) -> Iterator[BinaryIO]:
-    """The bytes of a file or URL, unpacked.
+    """Open a file or URL and yield its bytes, unpacked.
 
     Args:
         path: Path or fsspec URL.
@@ -173,21 +174,21 @@ def opened(path: str) -> Iterator[BinaryIO]:
 
 
 class _Packed:
-    """What goes into an archive, counted. Empty members are refused here: reading them has no end.
+    """Counts the bytes that go into an archive, and refuses endless empty members.
 
     Args:
         stream: The archive.
-        limit: What counts.
+        limit: Holds the counts.
     """
 
     def __init__(self, stream: BinaryIO, limit: GzipLimit) -> None:
         self._stream, self._limit = stream, limit
 
     def read(self, size: int = -1) -> bytes:
-        """Bytes of the archive.
+        """Read from the archive.
 
         Raises:
-            UnpackedTooLargeError: If it gave next to nothing so far.
+            UnpackedTooLargeError: If it has unpacked to next to nothing so far.
         """
         if self._limit.problem:
             raise UnpackedTooLargeError(self._limit.problem)
@@ -196,13 +197,13 @@ class _Packed:
         return data
 
     def seek(self, offset: int) -> int:
-        """Go to ``offset``: to the start, where the archive is read again."""
+        """Go to ``offset``, which is the start: the archive is read again from there."""
         self._limit.packed = self._limit.unpacked = 0
         return self._stream.seek(offset)
 
 
 class _Unpacked(io.RawIOBase):
-    """What an archive of gzip holds, as long as it is in proportion to the archive.
+    """The content of a gzip archive, as long as its size is in proportion to the archive.
 
     Args:
         stream: The archive.
@@ -213,19 +214,19 @@ class _Unpacked(io.RawIOBase):
         self._gzip = gzip.GzipFile(fileobj=cast("BinaryIO", _Packed(stream, self._limit)))
 
     def readable(self) -> bool:
-        """Yes."""
+        """Always true."""
         return True
 
     def seekable(self) -> bool:
-        """Yes, by reading again."""
+        """Always true: a seek reads the archive again."""
         return True
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """Go to a place in what is unpacked."""
+        """Go to a position in the unpacked content."""
         return self._gzip.seek(offset, whence)
 
     def tell(self) -> int:
-        """The place in what is unpacked."""
+        """The position in the unpacked content."""
         return self._gzip.tell()
 
     def readinto(self, buffer: Any) -> int:
@@ -242,19 +243,19 @@ class _Unpacked(io.RawIOBase):
         return len(data)
 
 
-_LOG_RATIO = 250  # a log that repeats a line shrinks more than a trace
+_LOG_RATIO = 250  # a log that repeats a line compresses better than a trace
 
 _LOG_SLACK_BYTES = 1 << 28
 
 
 def read_some(stream: BinaryIO, size: int) -> tuple[bytes, str]:
-    """Bytes up to a size, the end, or damage, and what the damage is.
+    """Read up to a size, the end, or damage; return the bytes and a description of the damage.
 
-    An archive that is cut gives what comes before the cut, which one large read would lose.
+    A truncated archive gives the bytes before the cut, which one large read would lose.
 
     Args:
-        stream: Where bytes come from.
-        size: As many, unless there are fewer.
+        stream: The source of the bytes.
+        size: Number of bytes, unless the stream ends earlier.
     """
     parts: list[bytes] = []
     left = size
@@ -272,29 +273,29 @@ def read_some(stream: BinaryIO, size: int) -> tuple[bytes, str]:
 
 
 def beginning(source: str, size: int, *, endings: tuple[str, ...] = ()) -> bytes:
-    """The first bytes of a file, to tell its kind; empty where it cannot be read. Never raises.
+    """The first bytes of a file, to recognise its kind; empty if unreadable. Never raises.
 
     Args:
         source: Path or fsspec URL of a file, gzipped or not.
-        size: As many bytes, unless there are fewer.
-        endings: Of names that may be of the kind; a file of another name is not opened.
+        size: Number of bytes, unless the file ends earlier.
+        endings: File name endings of the kind; other files are not opened.
     """
     if endings and not source.lower().endswith(endings):
         return b""
     try:
         with opened(source) as stream:
             return read_some(stream, size)[0]
-    except (*DAMAGE, UsageError):  # of a protocol that nothing here reads
+    except (*DAMAGE, UsageError):  # of a protocol that distprof cannot read
         return b""
 
 
 class Blocks(msgspec.Struct):
-    """Blocks of whole lines; ends of lines are LF, CR LF or CR, and LF in what comes out.
+    """Blocks of whole lines. Line ends may be LF, CR LF or CR and become LF.
 
     A line longer than :data:`MAX_LINE_BYTES` comes in pieces.
 
     Args:
-        stream: Where bytes come from.
+        stream: The source of the bytes.
     """
 
     stream: BinaryIO

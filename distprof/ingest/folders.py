@@ -1,7 +1,8 @@
-"""Folders whose files are sources one by one: the files of one job are read, of several refused.
+"""Folders with one source per file: files of one job are read, files of several are refused.
 
-A kind that reads folders itself (logs of NCCL, sensors, a pipeline's ranks) is found before. Here
-are folders without a trace whose files are of a kind that is read file by file.
+Kinds that read a whole folder themselves (NCCL logs, sensors, the ranks of a pipeline) are
+recognised earlier. This module handles folders without a trace whose files belong to kinds that are
+read file by file.
 """
 
 from __future__ import annotations
@@ -25,62 +26,64 @@ from distprof.run.run import Gap, Run
 __all__ = ["files_of_evidence", "open_folder"]
 
 _MAX_FILES = 256
-"""Files that are looked at: a folder with more holds something else."""
+"""Number of files that are checked: a folder with more holds something else."""
 
 _MAX_NAMED = 4
 
 Found = tuple[Source[Any], str]
-"""A kind of source, and the file or folder of it."""
+"""A kind of source, and a file or folder of that kind."""
 
 
 def open_folder(source: str) -> Run | None:
-    """The run that the files of a folder hold; None where none is a source.
+    """The run in the files of a folder; None if none of them is a source.
 
-    One file of each kind is read, and what can go with it is joined. Several logs of a training
-    program are one job's where they report the same iterations.
+    One file of each kind is read, and those that can accompany a recording are joined. Several logs
+    of a training program belong to one job if they report the same iterations.
 
     Args:
         source: Path of a folder; for anything else the answer is None.
 
     Raises:
-        InputError: If files of one kind are of several jobs.
+        InputError: If files of one kind are from several jobs.
     """
-    found = _sources_inside(source)
-    if not found:
+    sources = _sources_inside(source)
+    if not sources:
         return None
-    chosen = _one_of_each(source, found)
+    chosen = _one_of_each(source, sources)
     (kind, path), *others = chosen
     run = kind.run_of(path)
     for other, place in others:
         run = other.joined(run, place) if other.name else run
-    return _with_note(run, path, len(found) - len(chosen))
+    return _with_note(run, path, len(sources) - len(chosen))
 
 
 def files_of_evidence(sources: Sequence[str]) -> list[str]:
-    """What goes with a recording: a folder that no kind reads whole stands for its files.
+    """Files that accompany a recording, with folders replaced by the files inside.
+
+    A folder that one kind reads as a whole stays a folder.
 
     Args:
         sources: As the user named them.
 
     Raises:
-        InputError: If files of one kind are of several jobs.
+        InputError: If files of one kind are from several jobs.
     """
-    found: list[str] = []
+    paths: list[str] = []
     for source in sources:
         inside = () if _kind_of(source) is not None else _sources_inside(source)
         chosen = _one_of_each(source, [one for one in inside if one[0].name])
-        found += [path for _, path in chosen] or [source]
-    return found
+        paths += [path for _, path in chosen] or [source]
+    return paths
 
 
-def _one_of_each(source: str, found: Sequence[Found]) -> list[Found]:
+def _one_of_each(source: str, sources: Sequence[Found]) -> list[Found]:
     """One file of each kind, in the order of kinds.
 
     Raises:
-        InputError: If files of one kind are of several jobs.
+        InputError: If files of one kind are from several jobs.
     """
     by_kind: dict[int, list[Found]] = {}
-    for one in sorted(found, key=lambda one: (one[0].place, one[1])):
+    for one in sorted(sources, key=lambda one: (one[0].place, one[1])):
         by_kind.setdefault(one[0].place, []).append(one)
     return [_only_one(source, several) for several in by_kind.values()]
 
@@ -90,55 +93,55 @@ def _sources_inside(source: str) -> list[Found]:
     root = Path(expanded(source))
     if "://" in source or not root.is_dir():
         return []
-    found: list[Found] = []
-    number = 0
+    sources: list[Found] = []
+    num_files = 0
     for parent, folders, names in os.walk(root):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        whole = _kind_of(parent) if Path(parent) != root else None
-        if whole is not None:
+        folder_kind = _kind_of(parent) if Path(parent) != root else None
+        if folder_kind is not None:
             folders.clear()
-            found.append((whole, parent))
+            sources.append((folder_kind, parent))
             continue
         files = [str(Path(parent, name)) for name in sorted(names) if not name.startswith(".")]
-        number += len(files)
-        if number > _MAX_FILES:
+        num_files += len(files)
+        if num_files > _MAX_FILES:
             return []
-        found += [(kind, path) for path in files if (kind := _kind_of(path)) is not None]
-    return found
+        sources += [(kind, path) for path in files if (kind := _kind_of(path)) is not None]
+    return sources
 
 
 def _kind_of(path: str) -> Source[Any] | None:
     return next((kind for kind in known_sources() if kind.fits(path)), None)
 
 
-def _only_one(source: str, several: Sequence[Found]) -> Found:
-    """The file to read of those of one kind.
+def _only_one(source: str, candidates: Sequence[Found]) -> Found:
+    """The file to read, of several of one kind.
 
     Raises:
-        InputError: If they are of several jobs, as far as can be known.
+        InputError: If they are from several jobs, as far as distprof can tell.
     """
-    if len(several) == 1:
-        return several[0]
-    kind = several[0][0]
+    if len(candidates) == 1:
+        return candidates[0]
+    kind = candidates[0][0]
     if kind is training_log.SOURCE:
-        logs = [(path, training_log.SOURCE.read(path)) for _, path in several]
+        logs = [(path, training_log.SOURCE.read(path)) for _, path in candidates]
         if _same_job(logs):
             return kind, max(logs, key=lambda one: one[1].num_reports)[0]
-    names = [str(Path(path).relative_to(Path(expanded(source)))) for _, path in several]
+    names = [str(Path(path).relative_to(Path(expanded(source)))) for _, path in candidates]
     more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
     raise InputError(
         source,
         expected="the files of one job",
         found=f"{len(names)} sources of one kind ({kind.origin}): "
         f"{', '.join(names[:_MAX_NAMED])}{more}",
-        fix=f"name one of them: distprof analyze {several[0][1]}",
+        fix=f"name one of them: distprof analyze {candidates[0][1]}",
     )
 
 
 def _same_job(logs: Sequence[tuple[str, TrainingLog]]) -> bool:
-    """Whether logs report the same iterations, with the same losses or as several ranks.
+    """Whether logs report the same iterations, with the same losses or from different ranks.
 
-    Ranks may print no loss; then names such as ``rank3.log`` have to say that they are ranks.
+    If the ranks print no loss, names such as ``rank3.log`` must show that they are ranks.
     """
     ranks = {rank_in_name(path) for path, _ in logs} - {None}
     are_ranks = len(ranks) == len(logs)
@@ -147,7 +150,7 @@ def _same_job(logs: Sequence[tuple[str, TrainingLog]]) -> bool:
 
 
 def _agree(one: TrainingLog, other: TrainingLog, *, are_ranks: bool) -> bool:
-    """Whether two logs have iterations in common, and no loss differs there."""
+    """Whether two logs share iterations and agree on every loss in them."""
     common, here, there = np.intersect1d(one.iteration, other.iteration, return_indices=True)
     losses = one.loss[here], other.loss[there]
     known = ~np.isnan(losses[0]) & ~np.isnan(losses[1])
@@ -159,7 +162,7 @@ def _agree(one: TrainingLog, other: TrainingLog, *, are_ranks: bool) -> bool:
 
 
 def _with_note(run: Run, path: str, num_others: int) -> Run:
-    """The run with a note where further files report the same."""
+    """The run with a note if further files report the same iterations."""
     if not num_others:
         return run
     message = f"{num_others} more logs report the same iterations: distprof reads {path}."

@@ -1,4 +1,4 @@
-"""Recordings of other tools that people try: named, with what to do instead."""
+"""Recordings of other tools that people try: named in the error, with what to do instead."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _HEAD_BYTES = 1 << 14
 _MAX_ENTRIES = 1_000
 
 _OWN = b'"traceEvents"'
-"""What the beginning of a trace of torch.profiler may hold, and none of the others."""
+"""Bytes near the beginning of a torch.profiler trace that no other format has."""
 
-_EXPECTED = "a trace of torch.profiler (*.json or *.json.gz)"
+_EXPECTED = "a torch.profiler trace (*.json or *.json.gz)"
 
-_ROCPROF = "from rocprofv3, ask for --output-format json or pftrace"
+_ROCPROF = "with rocprofv3, use --output-format json or pftrace"
 
 _RECORD = "record the job with torch.profiler, or with distprof capture -- COMMAND"
 
@@ -32,11 +32,12 @@ class Foreign(msgspec.Struct, frozen=True, kw_only=True):
     """A format that distprof does not read.
 
     Args:
-        name: What it is.
-        endings: Of file names, without ``.gz``.
-        begins: First bytes of a file, one of them.
-        holds: Bytes near the beginning, all of them; with ``begins`` both are needed.
-        fix: What to do instead; ``{path}`` is what the user named.
+        name: What to call it in messages.
+        endings: File name endings, without ``.gz``.
+        begins: Possible first bytes of a file.
+        holds: Byte strings that must all be near the beginning; with ``begins``, both conditions
+            apply.
+        fix: What to do instead; ``{path}`` stands for what the user named.
     """
 
     name: str
@@ -49,7 +50,7 @@ class Foreign(msgspec.Struct, frozen=True, kw_only=True):
         """Whether a file is of this format.
 
         Args:
-            name: Of the file, in small letters, without ``.gz``.
+            name: Name of the file, in lower case, without ``.gz``.
             head: Its first bytes, unpacked.
         """
         if self.endings and name.endswith(self.endings):
@@ -64,42 +65,42 @@ _PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
 _KNOWN = (
     Foreign(
-        name="a report of Nsight Systems",
+        name="an Nsight Systems report",
         endings=(".nsys-rep", ".qdrep", ".qdstrm"),
         fix="export it (nsys export --type sqlite REPORT.nsys-rep) and name the .sqlite file",
     ),
-    Foreign(name="a report of Nsight Compute", endings=(".ncu-rep",)),
+    Foreign(name="an Nsight Compute report", endings=(".ncu-rep",)),
     Foreign(
-        name="an SQLite database, as rocprofv3 writes",
+        name="an SQLite database, as written by rocprofv3",
         endings=(".rpd",),
         begins=(b"SQLite format 3\0",),
         fix=f"an export of Nsight Systems ends in .sqlite; {_ROCPROF}",
     ),
     Foreign(
-        name="a table of rocprofv3",
+        name="a rocprofv3 table",
         begins=(b'"Kind","', b"Kind,", b'"Domain","', b"Domain,"),
         holds=(b"Start_Timestamp", b"End_Timestamp"),
         fix=_ROCPROF,
     ),
     Foreign(
-        name="an OTF2 archive, as rocprofv3 and Score-P write",
+        name="an OTF2 archive, as written by rocprofv3 or Score-P",
         endings=(".otf2",),
         fix=f"{_ROCPROF}; else {_RECORD}",
     ),
     Foreign(
-        name="a Perfetto trace, with no kernels of rocprofv3",
+        name="a Perfetto trace without rocprofv3 kernels",
         endings=(".pftrace", ".perfetto-trace"),
         fix=f"open it in ui.perfetto.dev; with rocprofv3, use --runtime-trace; else {_RECORD}",
     ),
     Foreign(name="an XPlane profile of JAX, XLA or TensorFlow", endings=(".xplane.pb",)),
     Foreign(
-        name="an execution trace (PyTorch or Chakra), which has no times of the GPU",
+        name="an execution trace (PyTorch or Chakra), which has no GPU times",
         endings=(".et",),
         holds=(b'"schema"', b'"nodes"'),
         fix="name the profiler's trace of the same run, which export_chrome_trace writes",
     ),
     Foreign(
-        name="a log of NCCL Inspector",
+        name="an NCCL Inspector log",
         holds=(b'"coll_perf"', b'"coll_sn"'),
         fix="name it as NCCL Inspector does, with the ending .log or .jsonl",
     ),
@@ -109,13 +110,13 @@ _KNOWN = (
         fix="distprof fabric {path}; --fabric compares a job's traces with it",
     ),
     Foreign(
-        name="a dump of torch's Flight Recorder",
+        name="a PyTorch Flight Recorder dump",
         begins=_PICKLES,
         holds=(b"version", b"pg_config"),
         fix="distprof hang {path} finds the ranks that the others wait for",
     ),
     Foreign(
-        name="a dump of torch's Flight Recorder",
+        name="a PyTorch Flight Recorder dump",
         begins=(b"{",),
         holds=(b'"pg_config"', b'"version"'),
         fix="distprof hang {path} finds the ranks that the others wait for",
@@ -127,20 +128,20 @@ _KNOWN = (
         fix="name the folder that holds the files of all ranks",
     ),
     Foreign(
-        name="an event file of TensorBoard",
+        name="a TensorBoard event file",
         holds=(b"brain.Event:",),
         fix="name the *.pt.trace.json files that tensorboard_trace_handler wrote",
     ),
-    Foreign(name="a profile for speedscope, as py-spy writes", holds=(b"speedscope.app/file",)),
+    Foreign(name="a speedscope profile, as written by py-spy", holds=(b"speedscope.app/file",)),
     Foreign(
         name="a pickle",
         endings=(".pickle", ".pkl"),
         begins=_PICKLES,
-        fix="for dumps of the Flight Recorder, run distprof hang; memory snapshots belong to "
+        fix="for dumps of the Flight Recorder, run distprof hang; open memory snapshots in "
         "docs.pytorch.org/memory_viz",
     ),
     Foreign(
-        name="a pointer of Git LFS, which stands for the file",
+        name="a Git LFS pointer instead of the file",
         begins=(b"version https://git-lfs",),
         fix="fetch the file with git lfs pull",
     ),
@@ -157,11 +158,11 @@ _KNOWN = (
 
 
 def foreign_format(name: str, head: bytes = b"") -> Foreign | None:
-    """The format of a file that distprof does not read; None if it is none of them.
+    """The format of a file that distprof does not read; None if the file is none of these.
 
     Args:
-        name: Of the file.
-        head: Its first bytes, unpacked; without them the name decides.
+        name: Name of the file.
+        head: Its first bytes, unpacked; without them, the name alone decides.
     """
     if _OWN in head:
         return None
@@ -173,28 +174,28 @@ def refuse_foreign(path: Path) -> None:
     """Refuse a file of another tool, or a folder that holds such files.
 
     Raises:
-        InputError: If it is one, with what to do instead.
+        InputError: If it is one; the error says what to do instead.
     """
     for file in _files(path):
-        found = foreign_format(file.name, _head(file))
-        if found is not None:
+        foreign = foreign_format(file.name, _head(file))
+        if foreign is not None:
             raise InputError(
                 str(file),
                 expected=_EXPECTED,
-                found=found.name,
-                fix=found.fix.replace("{path}", shlex.quote(str(path))),
+                found=foreign.name,
+                fix=foreign.fix.replace("{path}", shlex.quote(str(path))),
             )
 
 
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    found: list[Path] = []
+    files: list[Path] = []
     for folder, _, names in os.walk(path):
-        found += [Path(folder, name) for name in sorted(names)]
-        if len(found) > _MAX_ENTRIES:
+        files += [Path(folder, name) for name in sorted(names)]
+        if len(files) > _MAX_ENTRIES:
             break
-    return found[:_MAX_ENTRIES]
+    return files[:_MAX_ENTRIES]
 
 
 def _head(file: Path) -> bytes:
@@ -203,36 +204,36 @@ def _head(file: Path) -> bytes:
 
 # Chrome traces ------------------------------------------------------------------------------------
 
-_OF_TORCH = {"schemaVersion", "deviceProperties", "distributedInfo", "baseTimeNanoseconds"}
-_OF_TORCH |= {"traceName", "trace_id", "record_shapes", "with_stack", "cupti_version"}
+_TORCH_KEYS = {"schemaVersion", "deviceProperties", "distributedInfo", "baseTimeNanoseconds"}
+_TORCH_KEYS |= {"traceName", "trace_id", "record_shapes", "with_stack", "cupti_version"}
 _MOST_NAMED = 4
 
 
 def refuse_chrome_trace(path: str, keys: Mapping[str, Any], categories: Collection[str]) -> None:
-    """Refuse a Chrome trace that another tool wrote; other programs use the format too.
+    """Refuse a Chrome trace that another tool wrote: other programs use the format as well.
 
     Args:
         path: The file.
-        keys: Its top-level keys but ``traceEvents``.
-        categories: Of its events, none of which distprof knows.
+        keys: Its top-level keys except ``traceEvents``.
+        categories: Categories of its events, none of which distprof knows.
 
     Raises:
-        InputError: If nothing in it is of torch.profiler.
+        InputError: If none of its keys come from torch.profiler.
     """
-    if _OF_TORCH & keys.keys():
+    if _TORCH_KEYS & keys.keys():
         return
     named = sorted(category[:40] for category in categories if category)[:_MOST_NAMED]
     kinds = f", with events of {', '.join(named)}" if named else ""
     tool = _tool(keys, categories)
     raise InputError(
-        path, expected=_EXPECTED, found=f"a Chrome trace of {tool}{kinds}", fix=_RECORD
+        path, expected=_EXPECTED, found=f"a Chrome trace from {tool}{kinds}", fix=_RECORD
     )
 
 
 def _tool(keys: Mapping[str, Any], categories: Collection[str]) -> str:
-    """Who wrote a Chrome trace, by what only it writes."""
-    told = keys.get("metadata")
-    inner = told.keys() if isinstance(told, Mapping) else ()
+    """The tool that wrote a Chrome trace, recognised by what only that tool writes."""
+    metadata = keys.get("metadata")
+    inner = metadata.keys() if isinstance(metadata, Mapping) else ()
     if "viztracer_metadata" in keys or "FEE" in categories:
         return "VizTracer"
     if "highres-ticks" in inner:

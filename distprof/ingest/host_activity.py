@@ -1,8 +1,8 @@
-"""What a CPU-only trace executed: operators as computation, operations of gloo as communication.
+"""Activity of a CPU-only trace: operators are computation, gloo operations are communication.
 
-Without a device the host threads do the work themselves. Gloo executes on threads of its own, so a
-collective and an operator can truly run at the same time; on one machine they compete for the same
-cores all the same, which is why a device of the name ``cpu`` is labelled as such everywhere.
+Without an accelerator, host threads do the work themselves. Gloo runs on its own threads, so a
+collective and an operator can run at the same time. They still compete for the cores of the
+machine, so a device named ``cpu`` is labelled as such everywhere.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from distprof.terms import ActivityKind
 __all__ = ["WAIT_MARK", "executed_activity", "host_activity", "with_collectives"]
 
 WAIT_MARK = "distprof:pp_wait"
-"""The probes' mark around waiting for another pipeline stage."""
+"""The probes' annotation around waiting for another pipeline stage."""
 
-_ASKS_FOR_COMMUNICATION = re.compile(
+_REQUESTS_COMMUNICATION = re.compile(
     r"^(c10d::|_c10d_functional|c10d_functional|record_param_comms|.*wait_tensor)"
 )
 
@@ -32,21 +32,23 @@ _ASKS_FOR_COMMUNICATION = re.compile(
 def host_activity(host: Table, classifier: Classifier) -> Table:
     """The ACTIVITY table of a trace without device rows.
 
-    Computation is the outermost ``cpu_op`` rows of every thread but gloo's, without operators that
-    ask for communication or wait for it (``c10d::``, ``_c10d_functional::``, ``wait_tensor``), what
-    those call, and operators that merely contain them (their other children count). Communication
-    is the ``gloo:`` operations as executed, on their threads; a copy inside one is part of it.
+    Computation is the outermost ``cpu_op`` rows of every thread except gloo's. It excludes
+    operators that request communication or wait for it (``c10d::``, ``_c10d_functional::``,
+    ``wait_tensor``), the operators that these call, and operators that merely contain them, whose
+    other children count. Communication is the ``gloo:`` operations as executed, on their threads,
+    including copies inside them.
 
-    Sends and receives of gloo are annotated from posting to the end of waiting: no transfer time.
-    What is known is when the thread was blocked: the probes' mark says so (``distprof:pp_wait``),
-    else it is the time from the last operator before the annotation's end up to that end.
+    Gloo annotates sends and receives from posting to the end of the wait, which is not their
+    transfer time. Only the time in which the thread was blocked is known. The probes mark it
+    (``distprof:pp_wait``). Without their marks, it is the time from the last operator before the
+    annotation's end to that end.
 
     Args:
         host: HOST table with every ``cpu_op`` row.
-        classifier: Tells communication from names.
+        classifier: Classifies names as communication.
 
     Returns:
-        Rows in order of start. ``stream`` is the index of the thread, ``device`` is absent. The
+        Rows in order of start. ``stream`` is the index of the thread and ``device`` is absent. The
         computation rows of one thread never overlap.
     """
     executed = _executed_operations(host, classifier)
@@ -63,23 +65,23 @@ def host_activity(host: Table, classifier: Classifier) -> Table:
 
 
 def executed_activity(host: Table, classifier: Classifier) -> Table:
-    """ACTIVITY rows of all communication that a CPU backend executed, messages too.
+    """ACTIVITY rows of all communication that a CPU backend executed, including messages.
 
     Args:
         host: HOST table.
-        classifier: Tells communication from names.
+        classifier: Classifies names as communication.
     """
     return _activity(host, _executed_operations(host, classifier), ActivityKind.COMMUNICATION)
 
 
 def with_collectives(activity: Table, executed: Table) -> Table:
-    """ACTIVITY of a device with the collectives that a CPU backend executed for it.
+    """ACTIVITY of a device, plus the collectives that a CPU backend executed for it.
 
-    Sends and receives are left out: their annotations last from posting, while others compute.
+    Sends and receives are left out: their annotations begin at posting and cover computation.
 
     Args:
         activity: ACTIVITY table of the device.
-        executed: As :func:`executed_activity` returns it.
+        executed: The result of :func:`executed_activity`.
     """
     return _in_order(activity, executed.take(~_are_messages(executed)))
 
@@ -105,10 +107,10 @@ def _are_messages(rows: Table) -> NDArray[np.bool_]:
 
 
 def _communication_threads(host: Table, executed: Int64Array) -> NDArray[np.int32]:
-    """Codes of the threads that only communicate: they execute collectives.
+    """Codes of the threads that execute collectives and therefore do nothing but communicate.
 
-    The thread's name would say so too (``pt_gloo_runloop``), but one thread may carry two names.
-    Sends and receives are annotated on the thread that posts them, which computes as well.
+    Their name (``pt_gloo_runloop``) does not identify them, because one thread may carry two names.
+    Sends and receives are annotated on the thread that posts them, which also computes.
     """
     return distinct(host.coded("thread").codes[executed])
 
@@ -134,16 +136,16 @@ def _waiting(host: Table, messages: Int64Array, operators: NDArray[np.intp]) -> 
 
 
 def _working(host: Table, rows: NDArray[np.intp]) -> Int64Array:
-    """Those of the operators ``rows`` that compute, outermost ones only."""
+    """The operators among ``rows`` that compute, outermost ones only."""
     names = host.coded("name")
-    asks = names.where([bool(_ASKS_FOR_COMMUNICATION.match(value)) for value in names.values])
+    requests = names.where([bool(_REQUESTS_COMMUNICATION.match(value)) for value in names.values])
     threads = host.coded("thread").codes
     kept: list[NDArray[np.intp]] = []
     for thread in distinct(threads[rows]):
         mine = rows[threads[rows] == thread]
         mine = mine[np.lexsort((-host["end_ns"][mine], host["start_ns"][mine]))]
         spans = Intervals(host["start_ns"][mine], host["end_ns"][mine])
-        working = ~_touches(spans, asks[mine])
+        working = ~_touches(spans, requests[mine])
         mine = mine[working]
         kept.append(mine[_outermost(host["end_ns"][mine])])
     if not kept:
@@ -151,28 +153,28 @@ def _working(host: Table, rows: NDArray[np.intp]) -> Int64Array:
     return np.concatenate(kept).astype(np.int64)
 
 
-def _touches(spans: Intervals, asks: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _touches(spans: Intervals, requests: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Operators that request communication, run inside one that does, or contain one.
 
     Args:
-        spans: Operators of one thread, properly nested, by start, the longer first.
-        asks: Which of them ask for communication.
+        spans: Operators of one thread, properly nested, sorted by start, longer ones first.
+        requests: Which of them request communication.
     """
     start, end = spans
-    wanted = np.flatnonzero(asks)
+    wanted = np.flatnonzero(requests)
     if len(wanted) == 0:
-        return asks
+        return requests
     begin = start[wanted]
     reach = np.maximum.accumulate(end[wanted])
     before = np.searchsorted(begin, start, side="right")
     inside = (before > 0) & (end <= reach[np.maximum(before - 1, 0)])
     contains = np.searchsorted(begin, end, side="left") > np.searchsorted(begin, start, side="left")
-    result: NDArray[np.bool_] = asks | inside | contains
+    result: NDArray[np.bool_] = requests | inside | contains
     return result
 
 
 def _outermost(end: Int64Array) -> NDArray[np.bool_]:
-    """Mask of the operators that no earlier one contains; by start, the longer first."""
+    """Mask of the operators that no earlier one contains; sorted by start, longer ones first."""
     mask = np.ones(len(end), dtype=np.bool_)
     if len(end) > 1:
         np.greater(end[1:], np.maximum.accumulate(end)[:-1], out=mask[1:])

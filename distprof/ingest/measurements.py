@@ -1,7 +1,7 @@
-"""Plain measurements of a job at several sizes: a table of ranks and times, CSV or JSON.
+"""Measurements of a job at several sizes: a table of rank counts and times, as CSV or JSON.
 
-Whoever has timed a job by other means can have it analysed as a sweep. A row is one measurement;
-several of one number of ranks are repeats::
+From such a table, distprof analyses a job that was timed by other means as a sweep. Each row is one
+measurement. Rows with the same number of ranks are repeats::
 
     ranks,step_ms
     1,812
@@ -47,7 +47,7 @@ _TIMES: dict[str, float] = {
     "seconds": NS_PER_S,
     "t": NS_PER_S,
 }
-"""Names of columns with a time, and how many ns its unit has."""
+"""Names of time columns, and the length of their unit in ns."""
 _RATES = {
     "throughput": "samples",
     "samples_per_s": "samples",
@@ -64,7 +64,7 @@ _WORK = {
     "global_batch": "samples_per_step",
 }
 _MOST = 1e18
-"""Of ranks, work and ns of a step: each fits 64 bits."""
+"""Limit of ranks, work and step time in ns, so each fits 64 bits."""
 
 _EXPECTED = (
     "a table with a header: ranks, and step_ms, step_s or tokens_per_s (CSV), or a list of such "
@@ -73,7 +73,7 @@ _EXPECTED = (
 
 
 def fits_measurements(source: str) -> bool:
-    """Whether a file is such a table; never raises for what is not."""
+    """Whether a file is such a table; never raises for other files."""
     try:
         names = _names(_text(Path(source)))
     except (OSError, ValueError, RecursionError):
@@ -84,14 +84,14 @@ def fits_measurements(source: str) -> bool:
 def read_measurements(source: str) -> tuple[SummaryFile, ...]:
     """One summary per row, in the order of the table.
 
-    A rate stands for the time of one unit of work per rank.
+    A rate without a batch size becomes the time of one unit of work per rank.
 
     Args:
         source: Path of the file.
 
     Raises:
-        InputError: If it is not a table of sizes, or a value is not a positive number; names the
-        row.
+        InputError: If it is not such a table, or a value is not a positive number. The error names
+            the row.
     """
     path = Path(source)
     try:
@@ -107,7 +107,7 @@ def read_measurements(source: str) -> tuple[SummaryFile, ...]:
 
 
 def _names(text: str) -> set[str]:
-    """Columns of a table, of one without rows too."""
+    """Column names of a table, even of one without rows."""
     if text.lstrip()[:1] in ("[", "{"):
         return {_plain(name) for row in _of_json(text, 1) for name in row}
     head = next((line for line in text.splitlines() if line.strip() and line[0] != "#"), "")
@@ -126,13 +126,13 @@ def _rows(text: str, *, most: int) -> Iterable[Mapping[str, Any]]:
 
 def _of_json(text: str, most: int) -> list[Mapping[str, Any]]:
     try:
-        found = json.loads(text)
-    except json.JSONDecodeError:  # a line each
-        found = [json.loads(line) for line in text.splitlines()[:most] if line.strip()]
-    found = found if isinstance(found, list) else [found]
-    if not all(isinstance(row, dict) for row in found[:most]):
+        rows = json.loads(text)
+    except json.JSONDecodeError:  # JSON Lines
+        rows = [json.loads(line) for line in text.splitlines()[:most] if line.strip()]
+    rows = rows if isinstance(rows, list) else [rows]
+    if not all(isinstance(row, dict) for row in rows[:most]):
         raise ValueError("a list of something other than objects")
-    return found[:most]
+    return rows[:most]
 
 
 def _of_csv(text: str, most: int) -> list[Mapping[str, Any]]:
@@ -145,7 +145,7 @@ def _of_csv(text: str, most: int) -> list[Mapping[str, Any]]:
 
 
 def _plain(name: str) -> str:
-    """A column's name as other people spell it: ``Step (ms)`` is ``step_ms``."""
+    """A column's name in a uniform spelling: ``Step (ms)`` becomes ``step_ms``."""
     kept = "".join(letter if letter.isalnum() else " " for letter in name.lower())
     return "_".join(kept.split())
 
@@ -168,7 +168,7 @@ def _summary(source: str, number: int, row: Mapping[str, Any], created_ns: int) 
         raise InputError(
             source,
             expected=f"a step of less than {_MOST / NS_PER_S:.0e} s in row {number}",
-            found=f"one of {step_ns / NS_PER_S:.3g} s",
+            found=f"{step_ns / NS_PER_S:.3g} s",
             fix="check the units: step_s is in seconds, step_ms in milliseconds",
         )
     return SummaryFile(
@@ -186,7 +186,7 @@ def _summary(source: str, number: int, row: Mapping[str, Any], created_ns: int) 
 def _step_ns(
     source: str, number: int, values: Mapping[str, Any], ranks: float, work: dict[str, float]
 ) -> float:
-    """The time of a step; a rate without a batch is that of one unit of work per rank."""
+    """The time of a step; a rate without a batch size counts one unit of work per rank."""
     time_name = next((name for name in _TIMES if name in values), None)
     if time_name is not None:
         return _number(source, number, time_name, values[time_name]) * _TIMES[time_name]
@@ -202,14 +202,14 @@ def _columns(source: str, values: Mapping[str, Any]) -> InputError:
 
 
 def _number(source: str, number: int, name: str, value: Any) -> float:
-    """A positive number, as numbers and as text."""
+    """A positive number, given as a number or as text."""
     try:
-        found = float(value)
-    except (TypeError, ValueError, OverflowError):  # of integers that no float can hold
-        found = math.nan
-    if not 0 < found < _MOST:
+        parsed = float(value)
+    except (TypeError, ValueError, OverflowError):  # an integer too large for a float
+        parsed = math.nan
+    if not 0 < parsed < _MOST:
         raise _wrong(source, number, name, value)
-    return found
+    return parsed
 
 
 def _wrong(source: str, number: int, name: str, value: Any) -> InputError:

@@ -1,7 +1,7 @@
-"""What a Kineto file says about its rank, its groups, its device and its software.
+"""Metadata of a Kineto file: its rank, process groups, device and software.
 
-Every value may be absent, of another type than upstream writes today, or nonsense: it is read where
-it makes sense, noted where it does not, and never a reason to give up the file.
+Any value may be absent, nonsense, or of another type than upstream writes today. distprof uses
+values that make sense and notes the others. It never gives up a file because of them.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _MAX_TEXT = 200
 
 
 class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """What one file says about itself.
+    """What one file records about itself.
 
     Args:
-        rank: Global rank, None where the file does not say.
-        world_size: Ranks of the job, None where the file does not say.
+        rank: Global rank, None if the file does not record it.
+        world_size: Number of ranks of the job, None if the file does not record it.
         backend: Backend of the default group, empty when unknown.
         host: Host name, None when unknown.
-        device: The accelerators of the host; an empty name where none is listed.
+        device: The accelerators of the host; the name is empty if none is listed.
         groups: Process groups that this rank belongs to.
-        versions: Name of a software to its version.
+        versions: Software name to its version.
         with_stack: Whether Python stacks were recorded, which slows the CPU.
-        notes: What was wrong, one sentence each.
+        notes: Problems found, one sentence each.
     """
 
     rank: int | None
@@ -52,7 +52,7 @@ def read_metadata(metadata: Mapping[str, Any]) -> TraceMetadata:
     """Read the top-level keys of a Kineto file.
 
     Args:
-        metadata: Keys of the file but ``traceEvents``; any value may have any type.
+        metadata: Top-level keys of the file except ``traceEvents``; values may have any type.
     """
     notes: list[str] = []
     info = _table(metadata.get("distributedInfo"), "distributedInfo", notes)
@@ -80,7 +80,7 @@ def parse_ranks(value: object) -> tuple[int, ...]:
     """Ranks of a group, ascending, from a list or its text, for example ``"[0, 1]"``.
 
     Returns:
-        Empty where the value is absent, abbreviated (``"[0, 1, ..., 7]"``) or no list of ranks.
+        Empty if the value is absent, abbreviated (``"[0, 1, ..., 7]"``) or not a list of ranks.
     """
     if isinstance(value, str):
         if not re.fullmatch(r"\s*\[[\s\d,]*\]\s*", value):
@@ -130,7 +130,7 @@ def _group(entry: Mapping[str, Any], world: int | None) -> ProcessGroup:
 
 
 def _backend(config: str) -> str:
-    """``cuda:nccl`` or ``cpu:gloo,cuda:nccl`` to the backend of the accelerator, else the first."""
+    """Backend of the accelerator in ``cuda:nccl`` or ``cpu:gloo,cuda:nccl``, else of the CPU."""
     by_device = dict(part.split(":", 1) for part in config.split(",") if ":" in part)
     if not by_device:
         return config
@@ -179,7 +179,7 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 
 def _count(value: object, name: str, notes: list[str]) -> int | None:
-    """A rank or a number of ranks, None where absent or nonsense."""
+    """A rank or a number of ranks, None if absent or nonsense."""
     if value is None:
         return None
     number = _as_int(value)
@@ -190,7 +190,7 @@ def _count(value: object, name: str, notes: list[str]) -> int | None:
 
 
 def _as_int(value: object) -> int | None:
-    """An integer written as a number or as text; None for anything else, True and False too."""
+    """An integer written as a number or text; None for anything else, including True and False."""
     if isinstance(value, bool):
         return None
     if isinstance(value, float):

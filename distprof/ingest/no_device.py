@@ -1,8 +1,7 @@
-"""Whether a trace without device rows is one of a CPU, or one that lost its accelerator.
+"""Whether a trace without device rows comes from a CPU, or lost its accelerator's activity.
 
-Operators on the host look the same in both. Taking their times for work would invent numbers where
-kernels ran elsewhere, so a rank counts as a CPU only where nothing in its file points to another
-device.
+Host operators look the same in both. Counting their time as work would invent numbers if kernels
+ran elsewhere, so a rank counts as a CPU only if nothing in its file points to another device.
 """
 
 from __future__ import annotations
@@ -44,27 +43,27 @@ class UnreadCategory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def unread_categories(host: Table) -> tuple[UnreadCategory, ...]:
-    """Categories with a duration that are neither of the host nor of a known device.
+    """Categories of events with a duration that distprof does not know.
 
     Args:
         host: HOST table with every row.
 
     Returns:
-        The categories, the longest first.
+        The categories, longest total duration first.
     """
     categories = host.coded("category")
     length = host["end_ns"] - host["start_ns"]
-    found = []
+    unread = []
     for code, name in enumerate(categories.values):
         rows = categories.codes == code
         if name not in _KNOWN and rows.any():
             total = int(length[rows].sum())
-            found.append(UnreadCategory(name=name, count=int(rows.sum()), duration_ns=total))
-    return tuple(sorted(found, key=lambda item: (-item.duration_ns, item.name)))
+            unread.append(UnreadCategory(name=name, count=int(rows.sum()), duration_ns=total))
+    return tuple(sorted(unread, key=lambda item: (-item.duration_ns, item.name)))
 
 
 def is_known(host: Table) -> bool:
-    """Whether any row is of a category that torch.profiler writes.
+    """Whether any row has a category that torch.profiler writes.
 
     Args:
         host: HOST table with every row.
@@ -73,12 +72,12 @@ def is_known(host: Table) -> bool:
 
 
 def missing_device(parsed: ParsedTrace, host: Table, metadata: TraceMetadata) -> str:
-    """Why a file without device rows is not one of a CPU, in a sentence; empty where it is.
+    """Why a file without device rows is not a CPU trace, as a sentence; empty if it is one.
 
     Args:
         parsed: The file.
         host: HOST table with every row.
-        metadata: What the file says about itself.
+        metadata: What the file records about itself.
     """
     signs, unread = list(_signs(host)), list(_unread(host))
     on_cpu = _mentions(host, _ON_CPU) or metadata.backend in _CPU_BACKENDS
@@ -88,12 +87,12 @@ def missing_device(parsed: ParsedTrace, host: Table, metadata: TraceMetadata) ->
     if not signs:
         return ""
     *others, last = signs
-    told = f"{', '.join(others)} and {last}" if others else last
-    return f"No device activity was recorded, although {told}. {_fix(parsed, host)}"
+    evidence = f"{', '.join(others)} and {last}" if others else last
+    return f"No device activity was recorded, although {evidence}. {_fix(parsed, host)}"
 
 
 def _signs(host: Table) -> Iterator[str]:
-    """What only an accelerator leaves on the host."""
+    """Evidence on the host that only an accelerator leaves."""
     calls = int(host.coded("category").isin(_CALLS).sum())
     if calls:
         yield f"the trace holds {calls:,} calls of an accelerator's runtime"
@@ -115,7 +114,7 @@ def _unread(host: Table) -> Iterator[str]:
 
 
 def _weaker_signs(parsed: ParsedTrace, metadata: TraceMetadata) -> Iterator[str]:
-    """What a job on CPUs may show as well, so that its own collectives outweigh it."""
+    """Evidence that a CPU job may show as well, so CPU collectives outweigh it."""
     if metadata.device.name:
         count = f"{metadata.device.count} × " if metadata.device.count else ""
         yield f"the trace lists {count}{metadata.device.name}"

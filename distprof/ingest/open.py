@@ -1,4 +1,4 @@
-"""From what a user names to a Run."""
+"""Open what the user named as a Run."""
 
 from __future__ import annotations
 
@@ -49,14 +49,13 @@ from distprof.units import name_ranks
 __all__ = ["open_run"]
 
 SMALL_RUN_BYTES = 4_000_000
-"""Below this size of all traces as stored, starting processes costs more than they save.
-
-A number of processes that the user asks for is started all the same.
-"""
+"""If all traces together are smaller than this as stored, starting processes costs more than it
+saves. A number of processes that the user requests is started anyway."""
 
 IN_MEMORY_BYTES = 1_000_000
-"""Up to this size of all traces as stored, reading them again takes less time than importing
-pyarrow and reading their tables from the cache. Where a user names a cache, it is used."""
+"""If all traces together are at most this large as stored, reading them again takes less time than
+importing pyarrow and reading their tables from the cache. A cache that the user names is used
+anyway."""
 
 
 def open_run(
@@ -73,19 +72,19 @@ def open_run(
         source: A trace, a folder or glob of traces, a run directory, a log of another tool
             (:mod:`distprof.ingest.source`), or an fsspec URL.
         options: How traces are read.
-        executor: Where: ``serial``, ``process``, ``process:N``, ``dask://HOST:PORT``, or an
-            executor of ``concurrent.futures``, which stays open.
-        progress: Called after each trace with the number done and of all.
-        ranks: Only these ranks; None for all. Traces whose names tell another rank are not opened.
-        bytes_read: Called with the bytes of traces that were read and of all, as stored: as they
-            come where one process reads, else after each trace.
+        executor: Where they are read: ``serial``, ``process``, ``process:N``, ``dask://HOST:PORT``,
+            or an executor of ``concurrent.futures``, which stays open.
+        progress: Called after each trace with the number of traces done and the total.
+        ranks: Only these ranks; None for all. Traces whose names give another rank are not opened.
+        bytes_read: Called with the bytes of traces read so far and the total, as stored: after each
+            block if this process reads the traces, else after each trace.
 
     Returns:
-        The run. A trace that could not be read costs its rank only and is listed in ``gaps``.
+        The run. A trace that cannot be read costs only its rank and is listed in ``gaps``.
 
     Raises:
-        InputError: If no trace could be read (a run directory without any is still a run), or one
-            is damaged and ``options.strict`` is set.
+        InputError: If no trace can be read (a run directory without any is still a run), or one is
+            damaged and ``options.strict`` is set.
         UsageError: If the executor does not exist or does not answer.
     """
     other = open_source(source)
@@ -94,23 +93,23 @@ def open_run(
     place = find_run_directory(source)
     directory = open_run_directory(place) if place is not None else None
     try:
-        found = discover(place or source, may_be_empty=directory is not None)
+        discovery = discover(place or source, may_be_empty=directory is not None)
     except InputError:
         inside = open_folder(source) if directory is None else None
         if inside is None:
             raise
         return inside
-    options = _with_place(options or IngestOptions(), found, executor)
+    options = _with_place(options or IngestOptions(), discovery, executor)
     wanted = None if ranks is None else {*ranks}
-    traces = [t for t in found.traces if _is_among(wanted, t.name_rank)]
+    traces = [t for t in discovery.traces if _is_among(wanted, t.name_rank)]
     if directory is not None:
         traces = [with_flight(trace, directory) for trace in traces]
     options = replace(options, is_alone=len(traces) == 1)
-    told = _BytesRead(traces, bytes_read) if bytes_read is not None else None
-    with _said_what_stays(options):
-        outcomes = _read_each(traces, options, executor, progress, told)
+    counter = _BytesRead(traces, bytes_read) if bytes_read is not None else None
+    with _noting_the_cache(options):
+        outcomes = _read_each(traces, options, executor, progress, counter)
     may_be_empty = directory is not None
-    read, gaps = _sorted_out(
+    read, gaps = _ranks_and_gaps(
         source, traces, outcomes, strict=options.strict, may_be_empty=may_be_empty
     )
     _delete_at_exit(read)
@@ -122,19 +121,19 @@ def open_run(
         raise InputError(
             source,
             expected=f"traces of {name_ranks(wanted or ())}",
-            found=f"none of them among {len(found.traces)} traces",
+            found=f"none of them among {len(discovery.traces)} traces",
             fix="name ranks of the job",
         )
-    run = assemble_run(source, kept, (*found.gaps, *gaps, *left_out), directory)
+    run = assemble_run(source, kept, (*discovery.gaps, *gaps, *left_out), directory)
     if directory is not None:
         log = _nccl_logs(directory, wanted)
         run = run if log is None else run.having(log)
-    return run if wanted is None else _as_chosen(run, wanted)
+    return run if wanted is None else _with_selection(run, wanted)
 
 
 @contextmanager
-def _said_what_stays(options: IngestOptions) -> Iterator[None]:
-    """Let whoever reports an interruption know what it did not cost."""
+def _noting_the_cache(options: IngestOptions) -> Iterator[None]:
+    """Add a note to an interruption that parsed traces stay in the cache."""
     try:
         yield
     except BaseException as error:
@@ -144,31 +143,31 @@ def _said_what_stays(options: IngestOptions) -> Iterator[None]:
 
 
 class _BytesRead:
-    """Bytes of traces that were read, told as they come.
+    """Reports the bytes of traces that were read so far.
 
     Args:
-        traces: All of them; one whose size is unknown counts as empty.
-        tell: What is told.
+        traces: All traces; one of unknown size counts as empty.
+        report: Called with the bytes read and the total.
     """
 
-    def __init__(self, traces: Sequence[TraceFile], tell: Progress) -> None:
+    def __init__(self, traces: Sequence[TraceFile], report: Progress) -> None:
         self._sizes = [trace.size_bytes or 0 for trace in traces]
-        self._tell = tell
+        self._report = report
         self._read = self._finished = 0
 
     def read(self, count: int) -> None:
-        """Some more bytes of a trace that this process reads."""
+        """Count bytes of a trace that this process reads."""
         self._read += count
-        self._tell_all()
+        self._report_all()
 
     def finished(self, index: int) -> None:
-        """A trace is done, perhaps without a read, because it is in the cache."""
+        """Count a trace as done, even if it was in the cache and was not read."""
         self._finished += self._sizes[index]
-        self._tell_all()
+        self._report_all()
 
-    def _tell_all(self) -> None:
+    def _report_all(self) -> None:
         total = sum(self._sizes)
-        self._tell(max(min(self._read, total), self._finished), total)
+        self._report(max(min(self._read, total), self._finished), total)
 
 
 def _read_each(
@@ -176,21 +175,21 @@ def _read_each(
     options: IngestOptions,
     executor: str | Executor,
     progress: Progress | None,
-    told: _BytesRead | None,
+    counter: _BytesRead | None,
 ) -> list[Outcome[Rank]]:
-    """The rank of each trace. Only this process can tell what it reads of a trace."""
+    """The rank of each trace; single reads are counted only in this process."""
     read = partial(ingest_rank, options=options)
     with running(_suitable(executor, traces)) as pool:
         if isinstance(pool, ProcessExecutor):
             import_module("pyarrow.parquet")  # once, before the workers are forked
         is_here = len(traces) == 1 or isinstance(pool, SerialExecutor)
-        watching = watched(told.read) if told is not None and is_here else nullcontext()
+        watching = watched(counter.read) if counter is not None and is_here else nullcontext()
         with watching:
-            return map_each(pool, read, traces, progress, told.finished if told else None)
+            return map_each(pool, read, traces, progress, counter.finished if counter else None)
 
 
 def _nccl_logs(directory: RunDirectory, wanted: set[int] | None) -> NcclLog | None:
-    """What NCCL wrote on the ranks of a run directory; None where it wrote nothing."""
+    """NCCL's log of the ranks of a run directory; None if there is none."""
     paths = {
         rank: Folder(place.path).child(NCCL_LOG_FILE).path
         for rank, place in sorted(directory.records.items())
@@ -200,19 +199,19 @@ def _nccl_logs(directory: RunDirectory, wanted: set[int] | None) -> NcclLog | No
 
 
 def _is_among(wanted: set[int] | None, rank: int | None) -> bool:
-    """Whether a rank was asked for; one that is not known yet may turn out to be."""
+    """Whether a rank was requested; a trace of an unknown rank may be of one."""
     return wanted is None or rank in (None, ABSENT) or rank in wanted
 
 
-def _as_chosen(run: Run, wanted: set[int]) -> Run:
-    """The run with what was left out on purpose told from what is missing."""
+def _with_selection(run: Run, wanted: set[int]) -> Run:
+    """The run, with ranks left out on request separated from missing ones."""
     present = {rank.rank for rank in run.ranks} or wanted & set(run.records)
     absent = wanted - present
     message = (
         f"Only {name_ranks(present)} {'is' if len(present) == 1 else 'are'} read, as requested"
     )
     if absent:
-        message += f"; there is no trace of {name_ranks(absent)}"
+        message += f". There is no trace of {name_ranks(absent)}"
     gap = Gap(what="chosen-ranks", message=f"{message}.", ranks=tuple(sorted(absent)))
     others = tuple(g for g in run.gaps if g.what != "missing-ranks")
     records = {rank: source for rank, source in run.records.items() if rank in wanted}
@@ -220,7 +219,7 @@ def _as_chosen(run: Run, wanted: set[int]) -> Run:
 
 
 def _delete_at_exit(ranks: Sequence[Rank]) -> None:
-    """Tables that found no place in a cache go with this process."""
+    """Delete tables that found no place in a cache when this process exits."""
     for rank in ranks:
         folder = getattr(rank.tables, "folder", "")
         if is_temporary(folder):
@@ -228,21 +227,21 @@ def _delete_at_exit(ranks: Sequence[Rank]) -> None:
 
 
 def _with_place(
-    options: IngestOptions, found: Discovery, executor: str | Executor
+    options: IngestOptions, discovery: Discovery, executor: str | Executor
 ) -> IngestOptions:
-    """Options with the place of the tables: memory, next to the run, or for this process only."""
-    is_asked_for = options.use_cache and has_own_place(options.cache_dir)
-    if _fits_in_memory(found.traces, executor) and not is_asked_for:
+    """Options with the place of the tables: memory, a folder next to the run, or scratch space."""
+    is_requested = options.use_cache and has_own_place(options.cache_dir)
+    if _fits_in_memory(discovery.traces, executor) and not is_requested:
         return replace(options, in_memory=True)
     if options.use_cache:
-        return replace(options, run_dir=str(found.folder) if found.folder else None)
+        return replace(options, run_dir=str(discovery.folder) if discovery.folder else None)
     return replace(options, cache_dir=str(scratch_folder("scratch")))
 
 
 def _fits_in_memory(traces: Sequence[TraceFile], executor: str | Executor) -> bool:
-    """Whether this process reads the traces, and again in less time than their cached tables.
+    """Whether reading the traces again here takes less time than reading cached tables.
 
-    A trace that is fetched from elsewhere takes its time in that.
+    A remote trace does not qualify, because it would have to be fetched again.
     """
     if executor not in ("process", "serial") or not all(trace.is_local for trace in traces):
         return False
@@ -251,7 +250,7 @@ def _fits_in_memory(traces: Sequence[TraceFile], executor: str | Executor) -> bo
 
 
 def _suitable(executor: str | Executor, traces: Sequence[TraceFile]) -> str | Executor:
-    """No processes for little work, nor for files that only this process can see."""
+    """The executor; no processes for little work or for files that only this process can see."""
     if not isinstance(executor, str) or not executor.startswith("process"):
         return executor
     if len(traces) < 2 or any(trace.path.startswith("memory://") for trace in traces):
@@ -261,7 +260,7 @@ def _suitable(executor: str | Executor, traces: Sequence[TraceFile]) -> str | Ex
     return "serial" if small and executor == "process" else executor
 
 
-def _sorted_out(
+def _ranks_and_gaps(
     source: str,
     traces: Sequence[TraceFile],
     outcomes: Sequence[Outcome[Rank]],
@@ -269,7 +268,7 @@ def _sorted_out(
     strict: bool,
     may_be_empty: bool,
 ) -> tuple[list[Rank], list[Gap]]:
-    """Ranks that were read, and a gap for each that was not."""
+    """Ranks that were read, and a gap for each trace that was not."""
     read = [outcome.result for outcome in outcomes if outcome.result is not None]
     failed = [(t, o.failure) for t, o in zip(traces, outcomes, strict=True) if o.failure]
     for _, failure in failed:
@@ -279,7 +278,7 @@ def _sorted_out(
 
 
 def _as_input_error(source: str, error: BaseException, count: int) -> Exception:
-    """The error of the first trace, where no trace or not every trace could be read."""
+    """The error to raise for the first unreadable trace."""
     if isinstance(error, DistprofError):
         return error
     return InputError(

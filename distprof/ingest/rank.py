@@ -1,7 +1,7 @@
-"""The unit of parallel work: one trace file to one rank, its tables in the cache.
+"""The unit of parallel work: read one trace file into one rank, with its tables in the cache.
 
-Small things (the rank's summary, its steps and collectives) come back to the caller; the large
-tables stay on disk and are loaded one rank at a time.
+Small results (the rank's summary, its steps and collectives) return to the caller. Large tables
+stay on disk and are loaded one rank at a time.
 """
 
 from __future__ import annotations
@@ -52,21 +52,22 @@ __all__ = [
 ]
 
 CONCLUSIONS_VERSION = 9
-"""Raised whenever the same trace would lead to other conclusions: cached ones are not used then."""
+"""Increased whenever the same trace would lead to different conclusions, so cached ones are
+not used."""
 
 _MAX_NOTES = 12
 
 
 class Conclusions(msgspec.Struct, frozen=True, kw_only=True):
-    """What one file tells about its rank.
+    """What one file shows about its rank.
 
     Args:
-        metadata: What it says about itself.
-        device: The accelerator, named ``cpu`` where the host did the work.
+        metadata: What the file records about itself.
+        device: The accelerator, named ``cpu`` if the host did the work.
         activity: ACTIVITY table, communication marked.
         collectives: COLLECTIVES table.
         steps: The steps and how they were found.
-        quality: What was met, everything assumed among its notes.
+        quality: Quality of the file; its notes include every assumption.
     """
 
     metadata: TraceMetadata
@@ -88,14 +89,14 @@ def conclude(
     classifier: Classifier,
     flight: FlightEntries | None = None,
 ) -> Conclusions:
-    """Conclude from a parsed file.
+    """Infer activity, collectives and steps of a rank from its parsed file.
 
     Args:
         parsed: The file.
-        host: HOST table: the parsed one suffices where the file has device rows, every row is
-            needed where it has none.
-        classifier: Tells communication.
-        flight: What the Flight Recorder knows of the rank, None without its dump.
+        host: HOST table. The parsed one suffices if the file has device rows; otherwise every row
+            is needed.
+        classifier: Classifies names as communication.
+        flight: The Flight Recorder's entries of the rank, None without a dump.
     """
     metadata = read_metadata(parsed.metadata)
     problem = ""
@@ -105,7 +106,7 @@ def conclude(
         device, marked = metadata.device, activity
         on_device = (activity["kind"] == ActivityKind.COMMUNICATION).any()
         if not on_device and len(executed := executed_activity(host, classifier)):
-            # ranks with GPUs whose groups are gloo's: the GPU waits while a CPU thread reduces
+            # ranks with GPUs but gloo groups: the GPU waits while a CPU thread reduces
             activity = with_collectives(activity, executed)
             records = gloo_records(executed, parsed.comm_args, membership, classifier, flight)
         else:
@@ -155,16 +156,16 @@ class IngestOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How traces are read.
 
     Args:
-        rows: ``device`` reads device rows only: faster, but nothing about the host is known.
-        strict: Refuse damaged traces instead of salvaging what is whole.
-        cache_dir: Where parsed tables are kept; None for the usual place.
+        rows: ``device`` reads device rows only, which is faster but gives no data about the host.
+        strict: Refuse damaged traces instead of salvaging their intact parts.
+        cache_dir: Where parsed tables are kept; None for the default place.
         use_cache: Whether tables of an earlier read may be used, and are kept for a later one.
         run_dir: The folder that the traces came from; a run directory keeps its own cache.
-        in_memory: Keep tables in memory, whatever the cache: for small traces, which are read again
-            in less time than their tables.
-        is_alone: Whether this is the only trace, so that the process that reads it measures it too:
-            then a trace that is parsed leaves its tables in memory as well.
-        communication: Names that are communication, beyond those that ship with distprof.
+        in_memory: Keep tables in memory instead of the cache: for small traces, which can be read
+            again faster than their tables.
+        is_alone: Whether this is the only trace. The process that reads it then also analyses it,
+            so the tables of a parsed trace stay in memory as well.
+        communication: Names that are communication, in addition to those that ship with distprof.
     """
 
     rows: Rows = "all"
@@ -178,14 +179,14 @@ class IngestOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """``rank.json`` of a cache entry: a :class:`Rank` without its tables and its file's name."""
+    """``rank.json`` of a cache entry: a :class:`Rank` without its tables and file name."""
 
     rank: int | None
     world_size: int | None
     host: str | None
     backend: str
     device: Device
-    groups: tuple[msgspec.Raw, ...]  # JSON of ProcessGroups, most of which other ranks have too
+    groups: tuple[msgspec.Raw, ...]  # JSON of ProcessGroups, most of which other ranks share
     versions: Mapping[str, str]
     capture_start_ns: int
     capture_end_ns: int
@@ -197,27 +198,27 @@ class _Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ingest_rank(trace: TraceFile, options: IngestOptions) -> Rank:
-    """Read one trace, from the cache where it has been read before.
+    """Read one trace, from the cache if it has been read before.
 
     Args:
-        trace: The file. Its name tells the rank where the trace does not; where neither does, the
-            result's ``rank`` is ABSENT and its origin ``assumed``: the caller numbers it.
+        trace: The file. Its name gives the rank if the trace does not. If neither does, the
+            result's ``rank`` is ABSENT with the origin ``assumed``, and the caller numbers it.
         options: How to read.
 
     Raises:
-        InputError: If the file is no Kineto trace, or is damaged and ``options.strict`` is set.
+        InputError: If the file is not a Kineto trace, or is damaged and ``options.strict`` is set.
     """
     flight = read_flight(trace.flight) if trace.flight else None
     with open_trace(replace(trace, process=None)) as opened:  # nothing of a URL is read yet
         source = _Source(trace=trace, opened=opened, flight=flight)
         if options.in_memory:
             with suppress(cache.TooManyRowsError):
-                return _held(source, options)
+                return _parse_into_memory(source, options)
         return _cached(source, options)
 
 
 def _cached(source: _Source, options: IngestOptions) -> Rank:
-    """The rank with its tables in the cache: found, fetched from a shared cache, or made."""
+    """The rank with its tables in the cache: found there, fetched from a shared one, or parsed."""
     root = cache_root(options.run_dir, options.cache_dir)
     key = _key(source, options)
     entry, note = cache.find_entry(root, key), ""
@@ -228,30 +229,32 @@ def _cached(source: _Source, options: IngestOptions) -> Rank:
         kept = _from_entry(source.trace, options, entry)
         if kept is not None:
             return kept
-    made = _kept(source, options, root, key)
+    made = _parse_into_cache(source, options, root, key)
     if shared is not None and not note:
         note = shared.store(key, Path(getattr(made.tables, "folder", "")))
     return _with_note(made, note) if note else made
 
 
 def _shared(options: IngestOptions) -> SharedCache | None:
-    """The cache that a team shares, where the user named one."""
+    """The cache that a team shares, if the user named one."""
     url = shared_url(options.run_dir, options.cache_dir)
     if not url:
         return None
-    from distprof.ingest.machines.shared_cache import SharedCache  # and with it asyncio
+    from distprof.ingest.machines.shared_cache import SharedCache  # imports asyncio
 
     return SharedCache(url)
 
 
-def _kept(source: _Source, options: IngestOptions, root: Path, key: cache.CacheKey) -> Rank:
-    """The rank, its tables in the cache or, where that is full, in a temporary folder."""
+def _parse_into_cache(
+    source: _Source, options: IngestOptions, root: Path, key: cache.CacheKey
+) -> Rank:
+    """The rank, with its tables in the cache or, if that is full, in a temporary folder."""
     try:
-        return _made(source, options, cache.EntryWriter(root, key))
+        return _parse_and_store(source, options, cache.EntryWriter(root, key))
     except OSError as error:
         if error.errno not in cache.NO_ROOM:
             raise
-        return _made_elsewhere(source, options, cache.EntryWriter(root, key, error))
+        return _parse_and_store_elsewhere(source, options, cache.EntryWriter(root, key, error))
 
 
 def _with_note(rank: Rank, note: str) -> Rank:
@@ -259,12 +262,12 @@ def _with_note(rank: Rank, note: str) -> Rank:
 
 
 class _Source(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank is read from.
+    """The inputs of one rank.
 
     Args:
         trace: Its trace.
         opened: The file, as the reader takes it.
-        flight: What the Flight Recorder knows of it, None without its dump.
+        flight: Its Flight Recorder entries, None without a dump.
     """
 
     trace: TraceFile
@@ -272,28 +275,30 @@ class _Source(msgspec.Struct, frozen=True, kw_only=True):
     flight: FlightEntries | None
 
 
-def _made(source: _Source, options: IngestOptions, writer: cache.EntryWriter) -> Rank:
+def _parse_and_store(source: _Source, options: IngestOptions, writer: cache.EntryWriter) -> Rank:
     with writer:
         summary, tables = _write_entry(source, options, writer.folder, writer.note)
-        again = partial(_remade, source.trace, options)
+        again = partial(_reparsed, source.trace, options)
         place = str(writer.commit())
         steps, collectives = tables[cache.STEPS_FILE], tables[cache.COLLECTIVES_FILE].compact()
-        held = _with_a_rank(steps, collectives)
+        held = _rank_tables(steps, collectives)
         if options.is_alone:
             held = {**tables, **held}
         kept = cache.CachedTables(place, summary.has_host, held, again)
         return _rank(source.trace, summary, steps, collectives, kept)
 
 
-def _with_a_rank(steps: Table, collectives: Table) -> dict[str, Table]:
-    """Tables that a rank has in memory, wherever the others are."""
+def _rank_tables(steps: Table, collectives: Table) -> dict[str, Table]:
+    """Tables that every rank holds in memory, wherever the others are."""
     return {cache.STEPS_FILE: steps, cache.COLLECTIVES_FILE: collectives}
 
 
-def _made_elsewhere(source: _Source, options: IngestOptions, writer: cache.EntryWriter) -> Rank:
-    """A full cache costs no rank, unless the place for temporary files is full too."""
+def _parse_and_store_elsewhere(
+    source: _Source, options: IngestOptions, writer: cache.EntryWriter
+) -> Rank:
+    """Store the tables in a temporary folder, because the cache is full."""
     try:
-        return _made(source, options, writer)
+        return _parse_and_store(source, options, writer)
     except OSError as error:
         if error.errno not in cache.NO_ROOM:
             raise
@@ -306,7 +311,7 @@ def _made_elsewhere(source: _Source, options: IngestOptions, writer: cache.Entry
 
 
 def _key(source: _Source, options: IngestOptions) -> cache.CacheKey:
-    """What the tables of this file under these options are kept by."""
+    """The cache key of this file under these options."""
     depends: dict[str, Any] = {
         "rows": options.rows,
         "strict": options.strict,
@@ -322,7 +327,7 @@ def _key(source: _Source, options: IngestOptions) -> cache.CacheKey:
 
 @contextmanager
 def _readable(source: _Source) -> Iterator[None]:
-    """Name the file that cannot be opened or read inside the block."""
+    """Name the file in the error if it cannot be opened or read inside the block."""
     try:
         yield
     except OSError as error:
@@ -336,21 +341,21 @@ def _readable(source: _Source) -> Iterator[None]:
 
 
 def _from_entry(trace: TraceFile, options: IngestOptions, entry: Path) -> Rank | None:
-    """The rank of a cache entry; None where this version cannot read it."""
+    """The rank of a cache entry; None if this version cannot read it."""
     try:
         summary = msgspec.json.decode((entry / cache.RANK_FILE).read_bytes(), type=_Summary)
         steps = cache.read_table(entry / cache.STEPS_FILE, STEPS)
         collectives = cache.read_table(entry / cache.COLLECTIVES_FILE, COLLECTIVES).compact()
-        again = partial(_remade, trace, options)
-        held = _with_a_rank(steps, collectives)
+        again = partial(_reparsed, trace, options)
+        held = _rank_tables(steps, collectives)
         tables = cache.CachedTables(str(entry), summary.has_host, held, again)
         return _rank(trace, summary, steps, collectives, tables)
     except (OSError, msgspec.MsgspecError, cache.DamagedCacheError):
         return None
 
 
-def _remade(trace: TraceFile, options: IngestOptions) -> cache.CachedTables:
-    """The tables of a trace, read again where an entry is not on this machine or is gone."""
+def _reparsed(trace: TraceFile, options: IngestOptions) -> cache.CachedTables:
+    """The tables of a trace, read again because their entry is gone or not on this machine."""
     tables = ingest_rank(trace, options).tables
     assert isinstance(tables, cache.CachedTables)
     return tables
@@ -360,23 +365,23 @@ def _write_entry(
     source: _Source, options: IngestOptions, folder: Path, note: str
 ) -> tuple[_Summary, dict[str, Table]]:
     """Parse the trace and write its tables and summary to ``folder``; also returns the tables."""
-    parsed, _, found = _concluded(
+    parsed, _, conclusions = _parse_and_conclude(
         source, options, lambda: cache.ParquetHostSink(folder / cache.HOST_FILE)
     )
     tables = {
-        cache.ACTIVITY_FILE: found.activity,
+        cache.ACTIVITY_FILE: conclusions.activity,
         cache.CALLS_FILE: parsed.host,
-        cache.COLLECTIVES_FILE: found.collectives,
-        cache.STEPS_FILE: found.steps.table,
+        cache.COLLECTIVES_FILE: conclusions.collectives,
+        cache.STEPS_FILE: conclusions.steps.table,
     }
     for name, table in tables.items():
         cache.write_table(folder / name, table)
-    summary = _summary(parsed, found, has_host=_has_host(parsed, options), note=note)
+    summary = _summary(parsed, conclusions, has_host=_has_host(parsed, options), note=note)
     (folder / cache.RANK_FILE).write_bytes(msgspec.json.encode(summary))
     return summary, tables
 
 
-def _held(source: _Source, options: IngestOptions) -> Rank:
+def _parse_into_memory(source: _Source, options: IngestOptions) -> Rank:
     """Parse the trace and keep its tables in memory.
 
     Raises:
@@ -384,16 +389,18 @@ def _held(source: _Source, options: IngestOptions) -> Rank:
     """
     with _readable(source):
         open_plain(source.trace.path).close()
-    parsed, sink, found = _concluded(source, options, lambda: nullcontext(cache.HeldHostRows()))
+    parsed, sink, conclusions = _parse_and_conclude(
+        source, options, lambda: nullcontext(cache.HeldHostRows())
+    )
     has_host = _has_host(parsed, options)
     tables = RankTables(
-        activity=found.activity,
+        activity=conclusions.activity,
         host=parsed.host if has_host else Table.empty(HOST),
-        collectives=found.collectives.compact(),
-        steps=found.steps.table,
+        collectives=conclusions.collectives.compact(),
+        steps=conclusions.steps.table,
         has_host=has_host,
     )
-    summary = _summary(parsed, found, has_host=has_host, note="")
+    summary = _summary(parsed, conclusions, has_host=has_host, note="")
     held = cache.HeldTables(tables, sink.table())
     return _rank(source.trace, summary, tables.steps, tables.collectives, held)
 
@@ -404,12 +411,12 @@ class _Sink(HostSink, Protocol):
         ...
 
 
-def _concluded(
+def _parse_and_conclude(
     source: _Source,
     options: IngestOptions,
     new_sink: Callable[[], AbstractContextManager[_Sink]],
 ) -> tuple[ParsedTrace, _Sink, Conclusions]:
-    """What the file says, where its host rows went, and what follows for its rank."""
+    """The parsed file, the sink of its host rows, and the conclusions for its rank."""
     parsed, sink = _parse(source, options, new_sink())
     if options.rows == "device" and not has_device_rows(parsed):
         parsed, sink = _parse(source, replace(options, rows="all"), new_sink())  # CPU did the work
@@ -419,14 +426,14 @@ def _concluded(
         if not is_known(host):
             categories = host.coded("category").values
             refuse_chrome_trace(source.trace.path, parsed.metadata, categories)
-    found = conclude(parsed, host, classifier_for(options.communication), source.flight)
-    return parsed, sink, found
+    conclusions = conclude(parsed, host, classifier_for(options.communication), source.flight)
+    return parsed, sink, conclusions
 
 
 def _parse(
     source: _Source, options: IngestOptions, opening: AbstractContextManager[_Sink]
 ) -> tuple[ParsedTrace, _Sink]:
-    """Read the file, its host rows going to the sink as they come."""
+    """Parse the file; its host rows go to the sink as they are read."""
     try:
         with opening as sink, _from_the_start(source) as opened:
             parsed = read_trace(
@@ -437,13 +444,13 @@ def _parse(
                 source=source.trace.path,
             )
     finally:
-        check_whole(source.trace, source.opened)  # counts for more than what it led to
+        check_whole(source.trace, source.opened)  # outranks the errors that it caused
     return parsed, sink
 
 
 @contextmanager
 def _from_the_start(source: _Source) -> Iterator[Any]:
-    """The trace as the reader takes it; of another tool's file, that of its process."""
+    """Yield the reader's input from its start; for another tool's file, the trace of a process."""
     if source.trace.process is not None:
         with open_trace(source.trace) as made:
             yield made
@@ -454,29 +461,33 @@ def _from_the_start(source: _Source) -> Iterator[Any]:
 
 
 def _has_host(parsed: ParsedTrace, options: IngestOptions) -> bool:
-    """Whether host rows were looked for and found."""
-    asked = options.rows == "all" or not has_device_rows(parsed)
-    return asked and len(parsed.host) > 0
+    """Whether host rows were requested and found."""
+    is_requested = options.rows == "all" or not has_device_rows(parsed)
+    return is_requested and len(parsed.host) > 0
 
 
-def _summary(parsed: ParsedTrace, found: Conclusions, *, has_host: bool, note: str) -> _Summary:
-    quality = found.quality
+def _summary(
+    parsed: ParsedTrace, conclusions: Conclusions, *, has_host: bool, note: str
+) -> _Summary:
+    quality = conclusions.quality
     if note:
         quality = replace(quality, notes=(*quality.notes, note))
     return _Summary(
-        rank=found.metadata.rank,
-        world_size=found.metadata.world_size,
-        host=found.metadata.host,
-        backend=found.metadata.backend,
-        device=found.device,
-        groups=tuple(msgspec.Raw(msgspec.json.encode(group)) for group in found.metadata.groups),
-        versions=found.metadata.versions,
+        rank=conclusions.metadata.rank,
+        world_size=conclusions.metadata.world_size,
+        host=conclusions.metadata.host,
+        backend=conclusions.metadata.backend,
+        device=conclusions.device,
+        groups=tuple(
+            msgspec.Raw(msgspec.json.encode(group)) for group in conclusions.metadata.groups
+        ),
+        versions=conclusions.metadata.versions,
         capture_start_ns=parsed.first_ns,
         capture_end_ns=parsed.last_ns,
         has_epoch=parsed.has_epoch,
         has_host=has_host,
-        step_source=found.steps.source,
-        step_note=found.steps.note,
+        step_source=conclusions.steps.source,
+        step_note=conclusions.steps.note,
         quality=quality,
     )
 
@@ -484,7 +495,7 @@ def _summary(parsed: ParsedTrace, found: Conclusions, *, has_host: bool, note: s
 def _rank(
     trace: TraceFile, summary: _Summary, steps: Table, collectives: Table, tables: TableSource
 ) -> Rank:
-    """The rank that a trace holds, under the name of the file asked for."""
+    """The rank that a trace holds, under the path of the requested file."""
     number, origin = _number(trace, summary.rank)
     shared: dict[str, Any] = {
         name: getattr(summary, name)
@@ -504,11 +515,11 @@ def _rank(
 
 
 def _number(
-    trace: TraceFile, told: int | None
+    trace: TraceFile, recorded: int | None
 ) -> tuple[int, Literal["trace", "file name", "assumed"]]:
-    """Rank and where it comes from."""
-    if told is not None:
-        return told, "trace"
+    """The number of the rank and its origin."""
+    if recorded is not None:
+        return recorded, "trace"
     if trace.name_rank is not None:
         return trace.name_rank, "file name"
     return ABSENT, "assumed"

@@ -1,8 +1,8 @@
-"""What a source is, by a look at it: a document of distprof, one run or several, or another file.
+"""Recognise a source: a document of distprof, a folder of runs, or another recording.
 
-This is about what distprof itself writes. A log or table of another tool is recognised by its
-module in :mod:`distprof.ingest.kinds` (:func:`distprof.ingest.source.open_source`). Nothing is read
-but the first bytes of a file.
+This module recognises what distprof itself writes. A log or table of another tool is recognised by
+its module in :mod:`distprof.ingest.kinds` (:func:`distprof.ingest.source.open_source`). Only the
+first bytes of a file are read.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _HEAD_BYTES = 400
 
 
 class Kind(Enum):
-    """What a source is."""
+    """The kind of a source."""
 
     REPORT = auto()
     """A saved report."""
     SUMMARIES = auto()
     """A file of summaries, one or a list."""
     RECORDING = auto()
-    """Whatever :func:`distprof.open_run` may read: a run directory, traces, a log, a URL."""
+    """Anything that :func:`distprof.open_run` may read: a run directory, traces, a log, a URL."""
 
 
 def kind_of(source: str) -> Kind:
-    """What a source is by its first bytes; never raises, the reader reports what is wrong.
+    """The kind of a source, by its first bytes; never raises, because the reader reports errors.
 
     Args:
         source: Path, glob or URL; only a local file can be a document of distprof.

@@ -1,9 +1,9 @@
-"""Sources that are no traces: logs and tables of other tools. This is the only registry of them.
+"""Sources other than traces: logs and tables of other tools. This is their only registry.
 
-A kind of source is one module of :mod:`distprof.ingest.kinds`, whose ``SOURCE`` says how it is
-recognised and read, and what it adds to a run. Kinds are found by looking into that package, so a
-new format is a new module there and nothing else. A source is either a run of its own, without
-ranks, or it goes with a recording (``--with``); the recording stays what it was.
+Each kind of source is one module of :mod:`distprof.ingest.kinds`. Its ``SOURCE`` says how to
+recognise and read a file, and what it adds to a run. Kinds are discovered in that package, so a new
+format needs only a new module there. A source is either a separate run without ranks, or it
+accompanies a recording (``--with``), which stays as it was.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["Evidence", "Source", "keep", "known_sources", "open_source", "with_e
 
 
 class Evidence(Protocol):
-    """What a source says: one piece of evidence, kept in a run by its type."""
+    """A piece of evidence from a source; a run keeps at most one of each type."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -42,19 +42,19 @@ class Source(msgspec.Struct, Generic[_T], frozen=True, kw_only=True):
     """One kind of source. Large readers are imported when a file of the kind is read.
 
     Args:
-        place: Its place among all kinds, ascending: the first that fits reads a source, since some
-            formats could be taken for others. What is named after ``--with`` is joined in the same
-            order, since one kind may use what an earlier one has added.
-        origin: What a run of this source alone is made of, for people: ``log of NCCL``.
-        name: What a file of this kind is, for people: ``a log of NCCL``. Empty where the kind
-            cannot go with a recording.
-        bound: What is read at most.
-        fits: Whether a path or URL is of this kind; never raises for what is not.
-        read: Reads it; raises InputError where it is damaged.
-        notes: What the notes of such a source are among the run's gaps; None where they are shown
-            with its figures instead.
-        join: A recording with what was read; None to keep it as :func:`keep` does.
-        complete: A run of this source alone with what else the source holds.
+        place: Position among all kinds, ascending. The first kind that fits reads a source, because
+            some formats could be mistaken for others. Files after ``--with`` are joined in the same
+            order, because one kind may use what an earlier one added.
+        origin: What a run from this source alone is made of, for users: ``NCCL log``.
+        name: What a file of this kind is called, for users: ``an NCCL log``. Empty if the kind
+            cannot accompany a recording.
+        bound: Limits on what is read.
+        fits: Whether a path or URL is of this kind; never raises for other files.
+        read: Reads it; raises InputError if it is damaged.
+        notes: Kind of gap that notes of such a source become in a run; None if they are shown with
+            its figures instead.
+        join: Adds what was read to a recording; None to use :func:`keep`.
+        complete: Adds what else the source holds to a run from this source alone.
     """
 
     place: int
@@ -74,7 +74,7 @@ class Source(msgspec.Struct, Generic[_T], frozen=True, kw_only=True):
         return run if self.complete is None else self.complete(run)
 
     def joined(self, run: Run, path: str) -> Run:
-        """A recording with what this source says."""
+        """A recording with the content of this source added."""
         content = self.read(path)
         both = keep(run, content, self.notes) if self.join is None else self.join(run, content)
         differs = _difference(run, content)
@@ -85,17 +85,17 @@ class Source(msgspec.Struct, Generic[_T], frozen=True, kw_only=True):
 
 
 def _difference(run: Run, content: Any) -> str:
-    """Why a file is about another job than the recording; empty where it may be about the same."""
+    """Why a file is about another job than the recording; empty if it may be about the same job."""
     world_size, known = getattr(content, "world_size", None), run.topology.world_size
     if world_size is not None and known is not None and world_size > known:
-        return f"it had {world_size} ranks, the recorded one {known}"
+        return f"it had {world_size} ranks, the recorded job {known}"
     hosts, recorded = getattr(content, "hosts", ()), {r.host for r in run.ranks if r.host}
     if hosts and recorded and not {_short(name) for name in hosts} & set(map(_short, recorded)):
-        return f"it ran on {_first(hosts)}, the recorded one on {_first(recorded)}"
+        return f"it ran on {_first(hosts)}, the recorded job on {_first(recorded)}"
     versions = {_release(version) for version in getattr(content, "versions", ())} - {""}
     traced = {_release(rank.versions.get("nccl", "")) for rank in run.ranks} - {""}
     if versions and traced and not versions & traced:
-        return f"it used NCCL {_first(versions)}, the recorded one {_first(traced)}"
+        return f"it used NCCL {_first(versions)}, the recorded job {_first(traced)}"
     return ""
 
 
@@ -105,19 +105,19 @@ def _short(host: str) -> str:
 
 
 def _release(version: str) -> str:
-    """``2.20.5`` of ``2.20.5+cuda12.4``; empty where it is no version of three numbers."""
-    found = re.match(r"\d{1,4}\.\d{1,4}\.\d{1,4}", version)
-    return found[0] if found else ""
+    """``2.20.5`` of ``2.20.5+cuda12.4``; empty if it does not start with three numbers."""
+    match = re.match(r"\d{1,4}\.\d{1,4}\.\d{1,4}", version)
+    return match[0] if match else ""
 
 
 def _first(names: Iterable[str]) -> str:
-    """The first name in order, with a number where there are more."""
+    """The first name in sorted order, and how many others there are."""
     first, *more = sorted(names)
     return f"{first} and {len(more)} more" if more else first
 
 
 def keep(run: Run, content: Evidence, notes: Literal["damaged", "assumed"] | None) -> Run:
-    """The run with a piece of evidence, in place of one of its type, and its notes as gaps."""
+    """The run with a piece of evidence, replacing any of its type, and its notes as gaps."""
     gaps = [Gap(what=notes, message=note) for note in content.notes] if notes else []
     return replace(run.having(content), gaps=(*run.gaps, *gaps))
 
@@ -131,16 +131,16 @@ def known_sources() -> tuple[Source[Any], ...]:
 
 
 def open_source(path: str) -> Run | None:
-    """The run that a source of one of these kinds holds; None where it is of none.
+    """The run from a source of one of these kinds; None if it is of none.
 
     Args:
         path: Path or URL.
 
     Raises:
-        InputError: If it is of one of them, and cannot be read.
+        InputError: If it is of one of them but cannot be read.
     """
-    found = next((source for source in known_sources() if source.fits(path)), None)
-    return None if found is None else found.run_of(path)
+    kind = next((source for source in known_sources() if source.fits(path)), None)
+    return None if kind is None else kind.run_of(path)
 
 
 def with_evidence(run: Run, paths: Sequence[str]) -> Run:
@@ -148,10 +148,10 @@ def with_evidence(run: Run, paths: Sequence[str]) -> Run:
 
     Args:
         run: The recording.
-        paths: Paths or URLs, each of a kind that can go with a recording.
+        paths: Paths or URLs, each of a kind that can accompany a recording.
 
     Raises:
-        InputError: If one has another kind, or is unreadable.
+        InputError: If one is of another kind, or unreadable.
     """
     if not paths:
         return run
@@ -165,13 +165,13 @@ def with_evidence(run: Run, paths: Sequence[str]) -> Run:
 
 
 def _fitting(path: str, companions: Sequence[Source[Any]]) -> list[Source[Any]]:
-    """All kinds that a file is of: a terminal may hold NCCL's lines and the program's own."""
-    found = [source for source in companions if source.fits(path)]
-    if not found:
+    """All kinds that a file is of: a terminal log may hold NCCL's lines and the program's own."""
+    kinds_of_file = [source for source in companions if source.fits(path)]
+    if not kinds_of_file:
         raise InputError(
             path,
             expected=" or ".join(source.name for source in companions),
             found="another kind of file",
             fix="name a file of one of these kinds with --with",
         )
-    return found
+    return kinds_of_file

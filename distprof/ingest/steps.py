@@ -1,10 +1,11 @@
-"""Where steps begin and end: on the host, or on the device where it runs behind the host.
+"""Step boundaries: on the host, or on the device if it runs behind the host.
 
 The host marks steps. A device that runs behind executes the kernels of step N while the host is in
-step N + 1: cutting its time line at the host's marks would charge one step's work to another.
-Where that shows, a step's window is the device's: from the first activity that step N launched on
-the main stream to the first one that step N + 1 launched there. The main stream is the one that
-computes most; it runs in the order of launches, while side streams prefetch ahead of it.
+step N + 1, so cutting its timeline at the host's marks would charge the work of one step to
+another. If the device runs behind, the windows are those of the device: from the first activity
+that step N launched on the main stream to the first one that step N + 1 launched there. The main
+stream is the one that computes most. It runs in launch order, while side streams prefetch ahead of
+it.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from distprof.terms import ActivityKind, StepSource
 __all__ = ["Steps", "find_steps"]
 
 LAG_RATIO = 0.01
-"""Share of a step that the device must run behind the host before its own windows are used."""
+"""Lag of the device behind the host, as a share of a step, above which its own windows are used."""
 
 MIN_EXECUTED_RATIO = 0.9
-"""A step of which less than this share of the usual launches shows on the device was cut."""
+"""A step was cut if its ratio of device activities to launches is below this share of the median.
+"""
 
 _PROFILER_STEP = re.compile(r"^ProfilerStep#(\d{1,18})$")
 _OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
@@ -37,8 +39,8 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         table: STEPS table.
-        source: How.
-        note: The same as one sentence.
+        source: How they were found.
+        note: How they were found, as one sentence.
     """
 
     table: Table
@@ -47,7 +49,7 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Marks(msgspec.Struct, frozen=True, kw_only=True):
-    """Steps as the host marks them: numbers, windows, whether each is whole."""
+    """Steps as the host marks them: numbers, windows, and whether each is complete."""
 
     step: Int64Array
     start: Int64Array
@@ -72,14 +74,14 @@ def find_steps(activity: Table, host: Table, *, first_ns: int, last_ns: int) -> 
 
     Args:
         activity: ACTIVITY table of the device.
-        host: HOST table, at least its runtime calls and annotations; may be empty.
+        host: HOST table with at least runtime calls and annotations; may be empty.
         first_ns: Start of the first event of any kind.
         last_ns: End of the last event of any kind.
 
     Returns:
-        Steps in order of time. Windows never overlap. The source says how they were found: the
-        host's ProfilerStep annotations, else ends of Optimizer.step, else the capture as one
-        window; DEVICE where the device runs more than 1 % of a step behind.
+        Steps in order of time. Windows never overlap. The source says how they were found: from the
+        host's ProfilerStep annotations, else from the ends of Optimizer.step, else the capture as
+        one window; DEVICE if the device runs more than 1 % of a step behind.
     """
     work = activity.take(np.flatnonzero(activity["kind"] != ActivityKind.ANNOTATION))
     marks = _profiler_steps(host) or _optimizer_steps(host, first_ns, last_ns)
@@ -145,7 +147,7 @@ def _numbered(names: Coded) -> tuple[Int64Array, Int64Array]:
 def _merge_by_number(
     numbers: Int64Array, start: Int64Array, end: Int64Array
 ) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """One window per number, in order of time, none reaching into the next."""
+    """One window per step number, in order of time, without overlap."""
     step, which = np.unique(numbers, return_inverse=True)
     first = np.full(len(step), np.iinfo(np.int64).max)
     last = np.full(len(step), np.iinfo(np.int64).min)
@@ -196,7 +198,7 @@ def _optimizer_steps(host: Table, first_ns: int, last_ns: int) -> _Marks | None:
 
 
 def _optimizer_ends(host: Table) -> Int64Array:
-    """Ends of the optimizer that steps least often; of several, the one that ends last."""
+    """Step ends of the optimizer that steps least often; of several, the one that ends last."""
     rows = _rows_named(host, _OPTIMIZER_STEP)
     codes = host.coded("name").codes[rows]
     best: Int64Array = np.empty(0, dtype=np.int64)
@@ -209,7 +211,7 @@ def _optimizer_ends(host: Table) -> Int64Array:
 
 
 def _launching_step(work: Table, host: Table, marks: _Marks) -> tuple[Int64Array, Int64Array]:
-    """When each activity was launched, and the index of that step; ABSENT where not known."""
+    """When each activity was launched, and the index of the step that did; ABSENT if unknown."""
     launch = join_launches(work["correlation"], host).start
     index = np.searchsorted(marks.start, launch, side="right") - 1
     known = (launch != ABSENT) & (index >= 0)
@@ -218,7 +220,7 @@ def _launching_step(work: Table, host: Table, marks: _Marks) -> tuple[Int64Array
 
 
 def _usual_delay(called: Int64Array, launched: Int64Array, marks: _Marks) -> int:
-    """How long after its mark a step launches its first activity of the main stream, median, ns."""
+    """Median delay from a step's mark to its first launch onto the main stream, ns."""
     known = launched >= 0
     first = np.full(len(marks.step), np.iinfo(np.int64).max)
     np.minimum.at(first, launched[known], called[known])
@@ -227,7 +229,7 @@ def _usual_delay(called: Int64Array, launched: Int64Array, marks: _Marks) -> int
 
 
 def _lag_ratio(ends: Int64Array, launched: Int64Array, marks: _Marks) -> float:
-    """How far activities end after the step that launched them, as a share of that step."""
+    """Longest time from a step's end to the end of its last activity, as a share of the step."""
     known = launched >= 0
     last = np.full(len(marks.step), np.iinfo(np.int64).min)
     np.maximum.at(last, launched[known], ends[known])
@@ -238,7 +240,7 @@ def _lag_ratio(ends: Int64Array, launched: Int64Array, marks: _Marks) -> float:
 
 
 def _main_stream(work: Table) -> NDArray[np.bool_]:
-    """Mask of the activities on the stream that computes most, or is busiest without any."""
+    """Mask of the activities on the stream that computes most, or is busiest if none computes."""
     streams, which = encode(work["stream"] - ABSENT)  # from 0 on, which are encoded faster
     busy = (work["end_ns"] - work["start_ns"]).astype(np.float64)
     computing = work["kind"] == ActivityKind.COMPUTATION
@@ -257,11 +259,11 @@ def _device_windows(
     cut: NDArray[np.bool_],
     next_ns: int,
 ) -> Table:
-    """Contiguous windows on the device's time line.
+    """Contiguous windows on the device's timeline.
 
-    The last one ends where the next step would begin: with its last activity where the CPU was
-    ahead, else when the CPU would have launched the next step's first one (``next_ns``). A stall at
-    the end of the step belongs to it, as it does in all other steps.
+    The last window ends where the next step would begin: at its own last activity if the CPU was
+    ahead, else when the CPU would have launched the first activity of the next step (``next_ns``).
+    So a stall at the end of the last step belongs to it, as in all other steps.
     """
     count = len(marks.step)
     begins = main & (launched >= 0)
@@ -269,7 +271,7 @@ def _device_windows(
     np.minimum.at(first, launched[begins], work["start_ns"][begins])
     idle = first == np.iinfo(np.int64).max  # nothing launched: the host's mark is all there is
     first[idle] = marks.start[idle]
-    # What was launched last and never ran would have run after all that did.
+    # Activities that were launched last and never ran would have run after all others.
     unseen = idle & cut & (np.arange(count) > launched[begins].max(initial=ABSENT))
     done = work["end_ns"][begins].max(initial=marks.start[0])
     first[unseen] = np.maximum(first[unseen], done)
@@ -287,7 +289,7 @@ def _device_windows(
 
 
 def _cut(launched: Int64Array, host: Table, marks: _Marks) -> NDArray[np.bool_]:
-    """Steps whose launches lack their device activities: the capture ended before they ran."""
+    """Steps whose launches lack device activities, because the capture ended before they ran."""
     called = _kernel_launches(host)
     index = np.searchsorted(marks.start, called, side="right") - 1
     inside = (index >= 0) & (called < marks.end[np.maximum(index, 0)])
@@ -310,7 +312,7 @@ def _kernel_launches(host: Table) -> Int64Array:
 
 
 def _device_ranges(activity: Table) -> Steps | None:
-    """Windows from ProfilerStep ranges drawn on the device, for reads without launch records."""
+    """Windows from ProfilerStep ranges on the device, for reads without launch records."""
     ranges = activity.take(activity["kind"] == ActivityKind.ANNOTATION)
     numbers, rows = _numbered(ranges.coded("name"))
     if len(rows) == 0:

@@ -99,7 +99,7 @@ def test_broken_causality_is_said():
     first = timed(*range(0, 100_000, 1000))
     second = timed(*(t - 400 if t in (30_000, 60_000) else t for t in range(0, 100_000, 1000)))
     gap = gaps_of([rank_by_hand(0, first), rank_by_hand(1, second)])["causality-violated"]
-    assert gap.message.startswith("In 2 of 100 collectives a rank ends before the last one starts")
+    assert gap.message.startswith("In 2 of 100 collectives a rank ends before the last rank starts")
 
 
 def test_one_end_before_a_start_among_many_is_no_gap():

@@ -24,7 +24,7 @@ FILES = {
     "trace.otf2": (b"OTF2", "OTF2"),
     "1_kernel_trace.csv": (
         b'"Kind","Agent_Id","Kernel_Name","Start_Timestamp","End_Timestamp"\n',
-        "a table of rocprofv3",
+        "a rocprofv3 table",
     ),
     "all_reduce.log": (
         b"# nThread 1 nGpus 8\nNCCL version 2.20.5+cuda12.4\n#  out-of-place  in-place\n"
@@ -93,7 +93,7 @@ def test_a_chrome_trace_of_another_tool_is_no_trace_of_a_gpu(
     file.write_bytes(gzip.compress(text) if packed else text)
     assert main(["analyze", str(file)]) == 3
     said = capsys.readouterr().err
-    assert f"a Chrome trace of {tool}" in said
+    assert f"a Chrome trace from {tool}" in said
     assert "torch.profiler" in said
 
 

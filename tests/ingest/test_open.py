@@ -356,7 +356,7 @@ def test_ranks_left_out_as_asked_are_not_missing_and_absent_ones_are_told(option
     gaps = {gap.what: gap for gap in run.gaps}
     assert "missing-ranks" not in gaps
     assert gaps["chosen-ranks"].message == (
-        "Only ranks 1-3 are read, as requested; there is no trace of ranks 4-5."
+        "Only ranks 1-3 are read, as requested. There is no trace of ranks 4-5."
     )
     assert gaps["chosen-ranks"].ranks == (4, 5)
 

@@ -1,8 +1,8 @@
-"""Reads a run directory while ranks write to it: each look returns what was added since the last.
+"""Read a run directory while ranks write to it: each look returns what was added since the last.
 
-Nothing waits, and no file stays open. Of each file only new bytes are read, whole lines, a bounded
-number of them per look. Files may be cut off, replaced, deleted, or damaged: what is not a record
-is counted. A rank may appear late, or never.
+No call blocks, and no file stays open. A look reads only the new bytes of a file, in whole lines
+and up to a limit. Files may be truncated, replaced, deleted or damaged. Lines that are not records
+are counted. A rank may appear late, or never.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ __all__ = ["BOUND", "MAX_RANKS", "Added", "GrowingFile", "GrowingRun", "RankAdde
 
 MAX_RANKS: Final = 20_000
 
-MAX_FILE_BYTES: Final = 16 << 20  # of a file that is replaced as a whole
+MAX_FILE_BYTES: Final = 16 << 20  # for a file that is replaced as a whole
 
 BYTES_PER_LOOK: Final = 1 << 20
-"""Of one line-wise file; more is left for the next look."""
+"""Limit for one line-based file; the rest is left for the next look."""
 
 WHOLE_BYTES_PER_LOOK: Final = 16 << 20
-"""The same of a file that is read from its first record."""
+"""Limit for a file that is read from its first record."""
 
 HISTORY_BYTES: Final = 1 << 16
-"""What is read of a file that is longer when it is first seen: its end, about 150 steps."""
+"""If a file is longer when it is first seen, only this much of its end is read, about 150 steps."""
 
 BOUND: Final = Bound(
     reads="a run directory that is being written, per file and look",
@@ -68,26 +68,26 @@ _RANK_FOLDER = re.compile(r"rank(\d{1,9})")
 _BROKEN = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError, OverflowError)
 
 _QUIET_LOOKS = 5
-"""A rank's other files are looked at when it has no new step, and otherwise once in five:
-on a shared file system, each question costs a round trip."""
+"""The other files of a rank are checked if it has no new step, and otherwise on every fifth look:
+on a shared file system, each check costs a round trip."""
 
 _Kind = TypeVar("_Kind", bound=msgspec.Struct)
 
 
 class GrowingFile(Generic[_Kind]):
-    """A line-wise file of which lines are added.
+    """A line-based file to which lines are appended.
 
     Args:
         path: The file; it may not exist yet.
-        schema: What its header must say, for example ``distprof.steps/1``.
+        schema: Schema that its header must have, for example ``distprof.steps/1``.
         kind: Type of a record.
-        rank: Whose file it is.
-        whole: Read a file from its first record, however long it is already.
+        rank: Rank that the file belongs to.
+        whole: Read the file from its first record, however long it already is.
 
     Attributes:
-        num_bad: Lines that are no records.
-        num_starts: Times that it was begun: another job may write in the place of the first.
-        problem: Why its records are not taken, for example another rank's header; usually empty.
+        num_bad: Lines that are not records.
+        num_starts: Number of times that the file was started: another job may replace it.
+        problem: Why its records are not used, for example another rank's header; usually empty.
     """
 
     def __init__(
@@ -102,10 +102,10 @@ class GrowingFile(Generic[_Kind]):
         self._schema = schema
         self._decoder = msgspec.json.Decoder(kind)
         self._rank = rank
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
-        """From the start of the file, whichever it is."""
+    def _reset(self) -> None:
+        """Continue from the start of the file."""
         self._offset = 0
         self._inode = 0
         self._rest = b""
@@ -114,18 +114,18 @@ class GrowingFile(Generic[_Kind]):
         self.problem = ""
 
     def added(self) -> list[_Kind]:
-        """Records added since the last call; none where the file is gone or cannot be read."""
+        """Records added since the last call; none if the file is gone or cannot be read."""
         try:
-            found = self._path.stat()
-            if found.st_ino != self._inode or found.st_size < self._offset:
-                self._begin()
-                self._inode = found.st_ino
+            info = self._path.stat()
+            if info.st_ino != self._inode or info.st_size < self._offset:
+                self._reset()
+                self._inode = info.st_ino
                 self.num_starts += 1
-            if found.st_size == self._offset:
+            if info.st_size == self._offset:
                 return []
-            data = self._new_bytes(found.st_size)
+            data = self._new_bytes(info.st_size)
         except FileNotFoundError:
-            self._begin()  # a new file may get the old one's number
+            self._reset()  # a new file may get the inode of the old one
             return []
         except OSError:
             return []
@@ -147,7 +147,7 @@ class GrowingFile(Generic[_Kind]):
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > MAX_LINE_BYTES:
             self._rest, self._is_too_long = b"", True
-        found = []
+        records = []
         for line in lines:
             if self._is_too_long:
                 self._is_too_long = False
@@ -156,8 +156,8 @@ class GrowingFile(Generic[_Kind]):
                 self._has_header = True
                 self._check_header(line)
             elif line and not self.problem:
-                found += self._record(line)
-        return found
+                records += self._record(line)
+        return records
 
     def _record(self, line: bytes) -> list[_Kind]:
         try:
@@ -192,10 +192,10 @@ class _WholeFile(Generic[_Kind]):
         self._seen: tuple[int, int, int] | None = None
 
     def new(self) -> _Kind | None:
-        """What it holds, if it was replaced since the last call and can be read."""
+        """Its content, if it was replaced since the last call and can be read."""
         try:
-            found = self._path.stat()
-            seen = (found.st_ino, found.st_mtime_ns, found.st_size)
+            info = self._path.stat()
+            seen = (info.st_ino, info.st_mtime_ns, info.st_size)
             if seen == self._seen:
                 return None
             self._seen = seen
@@ -205,19 +205,19 @@ class _WholeFile(Generic[_Kind]):
 
 
 class RankAdded(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank added.
+    """Additions of one rank since the last look.
 
     Args:
         rank: Global rank.
         steps: Steps, in the order of the file.
-        memory: Memory at the end of steps.
+        memory: Memory records at the end of steps.
         samples: Samples of its GPU's sensors.
         pauses: Garbage collections and waits for input.
-        collectives: What its collectives took on the GPU, by step.
-        said: rank.json, if it was written since.
-        error: error.json, if it was written since.
-        exit: exit.json, if it was written since.
-        process: attach.json, if it was written since.
+        collectives: GPU time of its collectives, by step.
+        said: rank.json, if it was written since then.
+        error: error.json, if it was written since then.
+        exit: exit.json, if it was written since then.
+        process: attach.json, if it was written since then.
     """
 
     rank: int
@@ -233,14 +233,14 @@ class RankAdded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Added(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run directory gained between two looks.
+    """Additions to a run directory since the last look.
 
     Args:
-        run: run.json, if it was written since.
-        is_another_run: Whether another run began in the same directory: what was known before
-            belongs to the run before.
+        run: run.json, if it was written since then.
+        is_another_run: Whether another run began in the same directory, so earlier data belong to
+            the previous run.
         ranks: Ranks that added something.
-        num_bad_lines: Lines so far that are no records.
+        num_bad_lines: Lines so far that are not records.
         problems: Files that are not read, and why, one sentence each.
         is_there: Whether the directory exists.
     """
@@ -267,7 +267,7 @@ class GrowingRun:
         self._started_ns: int | None = None
 
     def look(self) -> Added:
-        """What was added since the last call. Never raises for what the directory holds."""
+        """What was added since the last call. Never raises because of what the directory holds."""
         run = self._run.new()
         is_another = run is not None and self._started_ns not in (None, run.started_ns)
         if run is not None:
@@ -275,11 +275,11 @@ class GrowingRun:
         if is_another:
             self._ranks.clear()
         is_there = self._find_ranks()
-        found = [each.look() for _, each in sorted(self._ranks.items())]
+        additions = [each.look() for _, each in sorted(self._ranks.items())]
         return Added(
             run=run,
             is_another_run=is_another,
-            ranks=tuple(added for added in found if added is not None),
+            ranks=tuple(added for added in additions if added is not None),
             num_bad_lines=sum(rank.num_bad for rank in self._ranks.values()),
             problems=tuple(text for rank in self._ranks.values() for text in rank.problems),
             is_there=is_there,
@@ -294,7 +294,7 @@ class GrowingRun:
 
 
 def rank_folders(path: Path) -> list[tuple[int, Path]] | None:
-    """Ranks and their folders, ascending; None where the directory cannot be read."""
+    """Ranks and their folders, ascending; None if the directory cannot be read."""
     try:
         with os.scandir(path) as entries:
             named = [(_RANK_FOLDER.fullmatch(entry.name), entry.path) for entry in entries]
@@ -339,11 +339,11 @@ class _GrowingRank:
         return self._steps, self._samples, self._memory, self._pauses, self._collectives
 
     def look(self) -> RankAdded | None:
-        """What it added; None for nothing."""
+        """What the rank added; None if nothing."""
         steps = tuple(self._steps.added())
-        everything = not steps or self._num_looks % _QUIET_LOOKS == 0
+        check_all = not steps or self._num_looks % _QUIET_LOOKS == 0
         self._num_looks += 1
-        whole: dict[str, Any] = self._replaced() if everything else {}
+        whole: dict[str, Any] = self._replaced() if check_all else {}
         added = RankAdded(
             rank=self._rank,
             steps=steps,
@@ -355,19 +355,19 @@ class _GrowingRank:
         return added if added != RankAdded(rank=self._rank) else None
 
     def _replaced(self) -> dict[str, Any]:
-        asks: dict[str, Callable[[], Any]] = {
+        readers: dict[str, Callable[[], Any]] = {
             "memory": lambda: tuple(self._memory.added()),
             "said": lambda: _of_rank(self._said.new(), self._rank),
             "error": lambda: _of_rank(self._error.new(), self._rank),
             "exit": self._exit.new,
             "process": lambda: _of_rank(self._process.new(), self._rank),
         }
-        return {name: ask() for name, ask in asks.items()}
+        return {name: read() for name, read in readers.items()}
 
 
 _Named = TypeVar("_Named", RankFile, ErrorFile, AttachFile)
 
 
 def _of_rank(file: _Named | None, rank: int) -> _Named | None:
-    """The file, if it is about this rank."""
+    """The file, if it belongs to this rank."""
     return file if file is not None and file.rank == rank else None

@@ -1,6 +1,6 @@
-"""Sums of a run directory while its job runs: steps, their time, the last memory and sensors.
+"""Running totals of a job in its run directory: steps, their time, latest memory and sensors.
 
-It remembers a few numbers per rank, so it may look as often as it likes at a job of any length.
+Only a few numbers per rank are kept, so a job of any length can be polled as often as needed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["LiveRank", "LiveRun"]
 RECENT = 64
 """Steps of a rank whose durations are kept."""
 
-_MAX_STEP_NS = 10**16  # four months: no step, but a clock that was set
+_MAX_STEP_NS = 10**16  # four months: not a step, but a clock that was set
 
 _MAX_NS = 1 << 62
 
@@ -35,25 +35,24 @@ _BROKEN = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError)
 
 
 class LiveRank(msgspec.Struct, kw_only=True):
-    """What one rank has done so far.
+    """Totals of one rank so far.
 
     Args:
         rank: Global rank.
         num_steps: Steps that it completed.
-        steps_ns: Their time.
-        tokens: Tokens of these steps; None where a step did not say.
-        samples: The same of samples.
+        steps_ns: Total time of these steps.
+        tokens: Tokens of these steps; None if no step reported any.
+        samples: Samples of these steps; None if no step reported any.
         phases_ns: Phase to its time in all steps.
-        thread_ns: What the training thread did to its time in all steps: ``running`` on a CPU,
+        thread_ns: State of the training thread to its time in all steps: ``running`` on a CPU,
             ``waiting_for_cpu`` ready without one, ``waiting_for_input`` asleep in the phases
-            ``input``. What the system does not say is missing.
-        collectives_ns: Time of its collectives and messages on the GPU in all steps; None where it
-            is not recorded.
+            ``input``. States that the system does not report are missing.
+        collectives_ns: GPU time of its collectives and messages in all steps; None if not recorded.
         last: The last step; None before the first.
         recent_ns: Durations of the last steps, the newest last.
-        memory: The last record of memory; None without one.
-        sensors: The last sample of the GPU's sensors; None without one.
-        num_bad: Lines that are no records, and steps whose times make no sense.
+        memory: The latest record of memory; None if there is none.
+        sensors: The latest sample of the GPU's sensors; None if there is none.
+        num_bad: Lines that are not records, and steps with impossible times.
     """
 
     rank: int
@@ -71,7 +70,7 @@ class LiveRank(msgspec.Struct, kw_only=True):
     num_bad: int = 0
 
     def take(self, step: StepRecord) -> bool:
-        """Count a step, and return whether it counts: its times may make no sense."""
+        """Count a step; return False if its times make no sense and it was left out."""
         took = step.end_ns - step.start_ns
         if not (0 <= took <= _MAX_STEP_NS and 0 <= step.start_ns < _MAX_NS):
             self.num_bad += 1
@@ -99,7 +98,7 @@ class LiveRank(msgspec.Struct, kw_only=True):
         self.collectives_ns = _added(self.collectives_ns, took)
 
     def forget(self) -> None:
-        """Begin anew: another job writes where this one did."""
+        """Start again, because another job writes to the same files."""
         fresh = LiveRank(rank=self.rank)
         for name in self.__struct_fields__:
             setattr(self, name, getattr(fresh, name))
@@ -107,7 +106,7 @@ class LiveRank(msgspec.Struct, kw_only=True):
 
 _PHASES = ("input", "forward", "backward", "optimizer")
 _OTHER = "other"
-"""For phases that a program names itself: there may be any number of them."""
+"""Stands for phases with names of the program's own, of which there may be any number."""
 
 _THREAD = {
     "running": "cpu_ns",
@@ -121,18 +120,18 @@ def _added(total: int | None, more: int | None) -> int | None:
 
 
 class LiveRun:
-    """A run directory, looked at again and again.
+    """A run directory that is polled.
 
     Args:
         source: A run directory, or a folder that holds one.
 
     Raises:
-        InputError: If it is none.
+        InputError: If there is no run directory.
 
     Attributes:
         path: The run directory.
-        ranks: Rank to what it has done, ascending.
-        on_step: Called with each step that is read, and its rank; steps of one rank in order.
+        ranks: Rank to its totals, ascending.
+        on_step: Called with the rank and each step that is read; steps of one rank come in order.
     """
 
     def __init__(self, source: str) -> None:
@@ -150,13 +149,13 @@ class LiveRun:
         self._files: dict[int, _Files] = {}
 
     def look(self) -> None:
-        """Read what all ranks have added; what cannot be read now is read later."""
+        """Read what all ranks have added; files that cannot be read now are read later."""
         self._find_ranks()
         for number, files in self._files.items():
             rank = self.ranks[number]
-            begun, bad = files.steps.num_starts, files.num_bad
+            num_starts, num_bad = files.steps.num_starts, files.num_bad
             steps = files.steps.added()
-            if begun and files.steps.num_starts > begun:
+            if num_starts and files.steps.num_starts > num_starts:
                 rank.forget()
             for step in steps:
                 if rank.take(step) and self.on_step is not None:
@@ -165,11 +164,11 @@ class LiveRun:
                 rank.take_collectives(record)
             rank.memory = next(reversed(files.memory.added()), rank.memory)
             rank.sensors = next(reversed(files.sensors.added()), rank.sensors)
-            rank.num_bad += files.num_bad - bad
+            rank.num_bad += files.num_bad - num_bad
 
     @property
     def job(self) -> RunFile | None:
-        """run.json as it is now; None where it cannot be read."""
+        """run.json as it is now; None if it cannot be read."""
         try:
             data = read_plain(self.path / RUN_FILE, MAX_RUN_BYTES)
             return msgspec.json.decode(data, type=RunFile)
@@ -184,7 +183,7 @@ class LiveRun:
 
 
 class _Files:
-    """What is followed of one rank."""
+    """The files of one rank that are followed."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         def whole(name: str, schema: str, kind: type[_Kind]) -> GrowingFile[_Kind]:
@@ -197,6 +196,6 @@ class _Files:
 
     @property
     def num_bad(self) -> int:
-        """Lines that are no records."""
+        """Lines that are not records."""
         files = (self.steps, self.memory, self.sensors, self.collectives)
         return sum(file.num_bad for file in files)

@@ -1,4 +1,4 @@
-"""Whether the process of a rank runs, as far as this machine can know."""
+"""Whether the process of a rank runs, as far as this machine can tell."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["is_running"]
 
 
 def is_running(process: AttachFile) -> bool | None:
-    """Whether a rank's process runs; None where this machine cannot know.
+    """Whether a rank's process runs; None if this machine cannot tell.
 
-    The pid alone is not enough: another process may have it now.
+    The pid alone is not enough, because another process may have it now.
     """
     if process.host != socket.gethostname() or not process.started_ticks:
         return None

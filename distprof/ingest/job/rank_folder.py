@@ -58,10 +58,10 @@ __all__ = [
 ]
 
 MAX_LINE_BYTES = 1 << 20
-"""Longer lines are no record of ours: they are left out and counted."""
+"""Longer lines are not records: they are skipped and counted."""
 
 MAX_RECORDS = 2_000_000
-"""More records than this of one file are left out, and said so: memory stays bounded."""
+"""Further records of one file are skipped and reported, so memory stays bounded."""
 
 BOUND = Bound(
     reads="records of a probe, a line each",
@@ -78,16 +78,16 @@ _BROKEN = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError,
 
 
 class LineFile(msgspec.Struct, kw_only=True):
-    """What was met in one file, counted.
+    """How reading one file went.
 
     Args:
-        name: Of the file.
-        about: What its header says of all lines.
-        num_records: Lines that were taken.
-        num_bad: Lines that were not: not JSON, other fields or types, or nonsense.
-        is_cut: The last line has no end: its writer was stopped.
-        is_capped: There were more lines than are read.
-        problem: Why the file was not read at all; empty usually.
+        name: Name of the file.
+        about: What its header says about all lines.
+        num_records: Lines that were used.
+        num_bad: Lines that were not used: not JSON, other fields or types, or nonsense.
+        is_cut: Whether the last line has no end, because its writer was stopped.
+        is_capped: Whether there were more lines than are read.
+        problem: Why the file was not read at all; usually empty.
     """
 
     name: str
@@ -122,21 +122,21 @@ def read_lines(
 
     Args:
         folder: The rank's folder.
-        name: Of the file; one that does not exist has no records.
-        schema: What its header must say, for example ``distprof.steps/1``.
+        name: Name of the file; a file that does not exist has no records.
+        schema: Schema that its header must have, for example ``distprof.steps/1``.
         kind: Type of a record.
-        take: Called with each record, in order; refuses one that is nonsense by ValueError or
-            OverflowError, which is counted as a bad line.
+        take: Called with each record, in order. It refuses nonsense with ValueError or
+            OverflowError, which counts as a bad line.
     """
-    found = LineFile(name=name)
+    file = LineFile(name=name)
     if folder.size(name) is None:
-        return found
+        return file
     try:
         with folder.open(name) as stream:
-            _read(stream, schema, msgspec.json.Decoder(kind), take, found)
+            _read(stream, schema, msgspec.json.Decoder(kind), take, file)
     except OSError as error:
-        found.problem = error.strerror or type(error).__name__
-    return found
+        file.problem = error.strerror or type(error).__name__
+    return file
 
 
 def _read(
@@ -144,47 +144,48 @@ def _read(
     schema: str,
     decoder: msgspec.json.Decoder[Any],
     take: Callable[[Any], None],
-    found: LineFile,
+    file: LineFile,
 ) -> None:
-    lines = _lines(stream, found)
+    lines = _lines(stream, file)
     first = next(lines, None)
-    if first is None or not _accept_header(first, schema, found):
+    if first is None or not _accept_header(first, schema, file):
         return
     for line in lines:
-        if found.num_records >= MAX_RECORDS:
-            found.is_capped = True
+        if file.num_records >= MAX_RECORDS:
+            file.is_capped = True
             return
         try:
             take(decoder.decode(line))
         except _BROKEN:
-            found.num_bad += not found.is_cut
+            file.num_bad += not file.is_cut
         else:
-            found.num_records += 1
-            found.is_cut = False
+            file.num_records += 1
+            file.is_cut = False
 
 
-def _accept_header(line: bytes, schema: str, found: LineFile) -> bool:
-    """Whether the file has a supported kind and version; a lost header does not rule it out."""
+def _accept_header(line: bytes, schema: str, file: LineFile) -> bool:
+    """Whether kind and version of the file are supported; a lost header does not rule it out."""
     try:
         header = msgspec.json.decode(line, type=Header)
     except _BROKEN:
-        found.num_bad += 1
+        file.num_bad += 1
         return True
     if header.schema == schema:
-        found.about = header.about
+        file.about = header.about
         return True
-    known, _, major = schema.partition("/")
-    kind, _, said = header.schema.partition("/")
-    if kind != known:
-        found.problem = f"its schema is {header.schema[:60]!r}, not {schema!r}"
+    expected_kind, _, major = schema.partition("/")
+    kind, _, version = header.schema.partition("/")
+    if kind != expected_kind:
+        file.problem = f"its schema is {header.schema[:60]!r}, not {schema!r}"
     else:
-        found.problem = (
-            f"it has version {said[:20]}, and this distprof reads version {major}: upgrade distprof"
+        file.problem = (
+            f"it has version {version[:20]}, and this distprof reads version {major}: upgrade "
+            "distprof"
         )
     return False
 
 
-def _lines(stream: BinaryIO, found: LineFile) -> Iterator[bytes]:
+def _lines(stream: BinaryIO, file: LineFile) -> Iterator[bytes]:
     """Lines without their ends; over-long ones are counted."""
     rest = b""
     too_long = False
@@ -193,16 +194,16 @@ def _lines(stream: BinaryIO, found: LineFile) -> Iterator[bytes]:
         rest = parts.pop()
         for part in parts:
             if too_long or len(part) > MAX_LINE_BYTES:
-                found.num_bad += 1
+                file.num_bad += 1
                 too_long = False
             elif part.strip():
                 yield part
         if len(rest) > MAX_LINE_BYTES:
             rest, too_long = b"", True
     if too_long:
-        found.num_bad += 1
+        file.num_bad += 1
     elif rest.strip():
-        found.is_cut = True  # unless it turns out to be whole
+        file.is_cut = True  # unless it turns out to be whole
         yield rest
 
 
@@ -220,7 +221,7 @@ class Columns:
     """Collects rows of a table as compact arrays.
 
     Args:
-        schema: Of the table.
+        schema: Schema of the table.
     """
 
     def __init__(self, schema: TableSchema) -> None:
@@ -232,7 +233,7 @@ class Columns:
         return len(self._values[0])
 
     def add(self, *values: Any) -> None:
-        """Add a row, all of it or nothing; None where a value is not known.
+        """Add a row, all of it or nothing; None stands for an unknown value.
 
         Raises:
             ValueError: If a value is negative or missing where it must not be, or too large.
@@ -278,7 +279,7 @@ class Columns:
 # The records of one rank, from the files in its folder -------------------------------------------
 
 MAX_EXPERT_COUNTS = 20_000_000
-"""Counts of tokens per expert that are kept of one rank: 160 MB."""
+"""Counts of tokens per expert that are kept for one rank: 160 MB."""
 
 MAX_EXPERTS = 1 << 16
 
@@ -288,7 +289,7 @@ MAX_SETTINGS_BYTES = 1 << 22
 
 
 class RankFolder(msgspec.Struct, frozen=True):
-    """A rank's folder in a run directory: where its records come from.
+    """A rank's folder in a run directory, the source of its records.
 
     Args:
         rank: Global rank.
@@ -299,7 +300,7 @@ class RankFolder(msgspec.Struct, frozen=True):
     path: str
 
     def load(self) -> RankRecords:
-        """Read all line-wise files but the clock stamps, which are used when ranks are joined."""
+        """Read all line-based files except clock stamps, which are read when ranks are joined."""
         folder = Folder(self.path)
         steps, moe = _Steps(), _Routing()
         memory, telemetry, pauses = Columns(MEMORY_LOG), Columns(TELEMETRY), Columns(PAUSES)
@@ -332,7 +333,7 @@ class RankFolder(msgspec.Struct, frozen=True):
 
 
 def _settings(folder: Folder, rank: int) -> tuple[SettingsFile | None, str]:
-    """settings.json, None where there is none; and what is wrong with it."""
+    """settings.json and a note about its damage; None if there is no usable file."""
     if folder.size(SETTINGS_FILE) is None:
         return None, ""
     try:
@@ -346,7 +347,7 @@ def _settings(folder: Folder, rank: int) -> tuple[SettingsFile | None, str]:
 
 
 def read_clock_stamps(rank: int, path: str) -> tuple[Table, tuple[str, ...]]:
-    """CLOCK_STAMPS table of a rank, and what was damaged.
+    """CLOCK_STAMPS table of a rank, and notes on damage.
 
     Args:
         rank: Global rank.
@@ -371,7 +372,7 @@ class _Steps:
         self.phases = Columns(PHASES)
 
     def take(self, record: StepRecord) -> None:
-        """Add a step; of a step that is written twice (a restarted session) both count."""
+        """Add a step; a step that is written twice (by a restarted session) counts twice."""
         _check_span(record.start_ns, record.end_ns)
         if len(record.phases) > MAX_PHASES:
             raise ValueError("too many phases")
@@ -428,18 +429,18 @@ class _Routing:
 
 
 def _by_name(columns: Columns, schema: TableSchema) -> Callable[[Any], None]:
-    """Adds records whose fields are called as the table's columns."""
+    """Add records whose fields have the names of the table's columns."""
     return lambda record: columns.add(*(getattr(record, name) for name in schema.names))
 
 
 def _sample_into(columns: Columns) -> Callable[[NvmlRecord], None]:
-    """Adds sensor samples; a list becomes one text."""
+    """Add sensor samples; a list becomes one text."""
 
     def take(record: NvmlRecord) -> None:
         reasons = record.throttle_reasons
-        told = None if reasons is None else ",".join(reasons) or NO_THROTTLING
+        reasons_text = None if reasons is None else ",".join(reasons) or NO_THROTTLING
         values = {name: getattr(record, name) for name in TELEMETRY.names}
-        values |= {"throttle_reasons": told, "xid": ",".join(map(str, record.xid))}
+        values |= {"throttle_reasons": reasons_text, "xid": ",".join(map(str, record.xid))}
         columns.add(*values.values())
 
     return take

@@ -1,6 +1,6 @@
-"""run.json and what the ranks say of themselves: one description of the job.
+"""Describe a job from run.json and from what its ranks recorded about themselves.
 
-It adds to the ranks that were traced, and stands for those that were not.
+The description completes the ranks that were traced, and represents those that were not.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ _T = TypeVar("_T")
 
 
 class RunDirectory(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run directory says of the job.
+    """A job as its run directory describes it.
 
     Args:
-        folder: Where it is.
-        job: The job; made from what its ranks say where run.json cannot be read.
+        folder: The directory.
+        job: The job; built from what its ranks recorded if run.json cannot be read.
         records: Rank number to its folder.
-        errors: Why Python code of ranks stopped, in order of time.
+        errors: Why the Python code of ranks stopped, in order of time.
         gaps: What is damaged or missing.
     """
 
@@ -73,7 +73,7 @@ class RunDirectory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_run_directory(source: str) -> str | None:
-    """The run directory that a source names, as a path or URL; None where it names none.
+    """The run directory that a source names, as a path or URL; None if it names none.
 
     Args:
         source: A run directory, its run.json, or a folder that holds one run directory.
@@ -105,18 +105,18 @@ def find_run_directory(source: str) -> str | None:
 
 
 def open_run_directory(path: str) -> RunDirectory:
-    """Read what a run directory says of the job; damage costs what is damaged.
+    """Read the description of a job; damaged files are skipped and listed as gaps.
 
     Args:
-        path: Of the run directory.
+        path: Path or URL of the run directory.
 
     Raises:
-        SchemaError: If run.json is of a version that this program does not read.
+        SchemaError: If run.json has a version that this distprof does not read.
     """
     folder = Folder(path)
     ranks = _rank_folders(folder)
     run, gaps = _run_file(folder)
-    said: list[RankFile] = []
+    rank_files: list[RankFile] = []
     errors: list[ErrorFile] = []
     damaged: list[int] = []
     for number, rank_folder in ranks.items():
@@ -124,7 +124,7 @@ def open_run_directory(path: str) -> RunDirectory:
         rank_file, is_good = _optional(at, RANK_FILE, RankFile)
         error, error_is_good = _optional(at, ERROR_FILE, ErrorFile)
         if rank_file is not None and rank_file.schema == RANK_SCHEMA and rank_file.rank == number:
-            said.append(rank_file)
+            rank_files.append(rank_file)
         if error is not None and error.rank == number:
             errors.append(error)
         if not (is_good and error_is_good):
@@ -133,7 +133,7 @@ def open_run_directory(path: str) -> RunDirectory:
         gaps.append(_damaged_ranks(damaged))
     return RunDirectory(
         folder=folder,
-        job=_whole(run, said),
+        job=_merged(run, rank_files),
         records=ranks,
         errors=tuple(sorted(errors, key=lambda error: error.time_ns)),
         gaps=tuple(gaps),
@@ -147,7 +147,10 @@ def rank_of_folder(path: str) -> int | None:
 
 
 def _is_run(folder: Folder, names: Sequence[str]) -> bool:
-    """Any program may write rank folders: one file in them must come from distprof."""
+    """Whether a folder is a run directory: one file must show that distprof wrote it.
+
+    Any program may write rank folders.
+    """
     if RUN_FILE in names:
         return True
     first = next(name for name in names if _RANK_FOLDER.match(name))
@@ -155,10 +158,10 @@ def _is_run(folder: Folder, names: Sequence[str]) -> bool:
 
 
 def _rank_folders(folder: Folder) -> dict[int, RankFolder]:
-    found = ((_RANK_FOLDER.match(name), name) for name in folder.names())
+    matches = ((_RANK_FOLDER.match(name), name) for name in folder.names())
     return {
         int(match[1]): RankFolder(int(match[1]), folder.child(name).path)
-        for match, name in found
+        for match, name in matches
         if match
     }
 
@@ -170,7 +173,7 @@ class _Schema(msgspec.Struct):
 
 
 def _run_file(folder: Folder) -> tuple[RunFile | None, list[Gap]]:
-    """run.json, or why not."""
+    """run.json, or a gap that says why it cannot be used."""
     source = folder.child(RUN_FILE).path
     if folder.size(RUN_FILE) is None:
         return None, [_no_run_file("is missing")]
@@ -211,7 +214,7 @@ def _damaged_ranks(ranks: Sequence[int]) -> Gap:
 
 
 def _optional(folder: Folder, name: str, kind: type[_T]) -> tuple[_T | None, bool]:
-    """A small JSON file, None where there is none; and whether it is undamaged."""
+    """A small JSON file, None if there is none; and whether it is undamaged."""
     if folder.size(name) is None:
         return None, True
     try:
@@ -220,19 +223,19 @@ def _optional(folder: Folder, name: str, kind: type[_T]) -> tuple[_T | None, boo
         return None, False
 
 
-def _whole(run: RunFile | None, said: Sequence[RankFile]) -> RunFile:
+def _merged(run: RunFile | None, rank_files: Sequence[RankFile]) -> RunFile:
     """The job as launcher and ranks describe it.
 
-    The launcher merges what ranks say when the job ends; where it was killed before, it is done
-    here. What ranks say never overrides what a launcher that lived to the end has written.
+    The launcher merges the files of the ranks when the job ends. If it was killed before that, they
+    are merged here. They never override what a launcher that ran to the end has written.
     """
     if run is None:
-        first = min((file.started_ns for file in said), default=0)
+        first = min((file.started_ns for file in rank_files), default=0)
         run = RunFile(distprof_version="", kind="session", command=(), started_ns=first)
     if run.ended_ns is not None:
         known = {entry.rank for entry in run.ranks if entry.pid is not None}
-        said = [file for file in said if file.rank not in known]
-    return with_ranks(run, list(said))
+        rank_files = [file for file in rank_files if file.rank not in known]
+    return with_ranks(run, list(rank_files))
 
 
 def _started(folder: Folder) -> int:
@@ -249,7 +252,7 @@ _PROFILER = "profiler"
 
 
 def with_flight(trace: TraceFile, directory: RunDirectory) -> TraceFile:
-    """The trace with the Flight Recorder's dump of its rank, where there is one."""
+    """The trace with the Flight Recorder's dump of its rank, if there is one."""
     number = rank_of_folder(trace.path)
     place = directory.records.get(number) if number is not None else None
     if place is None or Folder(place.path).size(FLIGHT_FILE) is None:
@@ -258,14 +261,14 @@ def with_flight(trace: TraceFile, directory: RunDirectory) -> TraceFile:
 
 
 def describe_rank(rank: Rank, directory: RunDirectory, entries: Mapping[int, RankEntry]) -> Rank:
-    """The rank with what run.json says of it where its trace says nothing.
+    """The rank, with values from run.json that its trace lacks.
 
-    The folder of a trace gives its rank, because the launcher made the folder.
+    The folder of a trace determines its rank, because the launcher made the folder.
 
     Args:
-        rank: As its trace has it.
+        rank: The rank as its trace describes it.
         directory: The run directory.
-        entries: What run.json says of each rank.
+        entries: What run.json records about each rank.
     """
     number = rank_of_folder(rank.path)
     if number is not None and number in directory.records:
@@ -286,7 +289,7 @@ def _device(rank: Rank, entry: RankEntry) -> Device:
 
 
 def missing_ranks(missing: Sequence[int], world_size: int) -> Gap:
-    """Ranks of which no trace was found."""
+    """A gap for ranks without a trace."""
     return Gap(
         what="missing-ranks",
         message=f"{len(missing)} of {world_size} ranks have no trace ({fold_ranks(missing)}): the "
@@ -296,12 +299,12 @@ def missing_ranks(missing: Sequence[int], world_size: int) -> Gap:
 
 
 def trace_gaps(ranks: Sequence[Rank], directory: RunDirectory) -> list[Gap]:
-    """Ranks without a trace: those that were not to have one, and those that should have."""
+    """Gaps for ranks without a trace: those that were not selected, and those that lost theirs."""
     job = directory.job
     traced = {rank.rank for rank in ranks}
-    everyone = set(directory.records) | {entry.rank for entry in job.ranks}
-    everyone |= set(range(world_size_of_job(job) or 0)) | traced
-    missing = everyone - traced
+    all_ranks = set(directory.records) | {entry.rank for entry in job.ranks}
+    all_ranks |= set(range(world_size_of_job(job) or 0)) | traced
+    missing = all_ranks - traced
     if not missing:
         return []
     reasons = _reasons(directory, missing)
@@ -310,35 +313,34 @@ def trace_gaps(ranks: Sequence[Rank], directory: RunDirectory) -> list[Gap]:
         message = f"No rank was traced ({why})." if why else "No trace was written."
         return [Gap(what="no-traces", message=message)]
     chosen = job.coverage.profiled_ranks
-    wanted = everyone if chosen is None else everyone & set(chosen)
+    wanted = all_ranks if chosen is None else all_ranks & set(chosen)
     gaps = []
-    if wanted != everyone:
-        gaps.append(_chosen_ranks(wanted, everyone, job.coverage.text))
+    if wanted != all_ranks:
+        gaps.append(_chosen_ranks(wanted, all_ranks, job.coverage.text))
     lost = sorted(missing & wanted)
     if lost:
-        gap = missing_ranks(lost, len(everyone))
+        gap = missing_ranks(lost, len(all_ranks))
         gaps.append(replace(gap, message=f"{gap.message} {why}." if why else gap.message))
     return gaps
 
 
-def _chosen_ranks(wanted: set[int], everyone: set[int], asked: str) -> Gap:
+def _chosen_ranks(wanted: set[int], all_ranks: set[int], selection: str) -> Gap:
     return Gap(
         what="chosen-ranks",
-        message=(
-            f"Only {name_ranks(wanted)} of {len(everyone)} were selected for tracing ({asked})."
-        ),
-        ranks=tuple(sorted(everyone - wanted)),
+        message=f"Only {name_ranks(wanted)} of {len(all_ranks)} were selected for tracing "
+        f"({selection}).",
+        ranks=tuple(sorted(all_ranks - wanted)),
     )
 
 
 def _reasons(directory: RunDirectory, ranks: set[int]) -> dict[str, list[int]]:
-    """Why the profiler of some of these ranks recorded nothing, by reason."""
-    found: dict[str, list[int]] = {}
+    """Why the profiler of some of these ranks recorded nothing: reason to ranks."""
+    reasons: dict[str, list[int]] = {}
     for entry in directory.job.ranks:
         status = next((probe for probe in entry.probes if probe.name == _PROFILER), None)
         if entry.rank not in ranks or status is None:
             continue
         if status.state != "on" or (status.reason and not status.num_records):
             why = status.reason.rstrip(".") or f"the profiler was {status.state}"
-            found.setdefault(why, []).append(entry.rank)
-    return found
+            reasons.setdefault(why, []).append(entry.rank)
+    return reasons

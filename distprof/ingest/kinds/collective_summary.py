@@ -1,11 +1,11 @@
 """Tables of collectives by rank, process group and size, as TraceLens writes them: a CSV file.
 
-Columns ``rank``, ``Process Group Name``, ``Collective name``, ``dtype``, ``In msg nelems``,
-``Out msg nelems``, ``dur_mean`` (microseconds) and ``operation_count``; others are not needed.
+Columns ``rank``, ``Process Group Name``, ``Collective name``, ``dtype``, ``In msg nelems``, ``Out
+msg nelems``, ``dur_mean`` (microseconds) and ``operation_count``; others are not needed.
 
-HTA's table of kernels is read too (``TraceAnalysis.get_gpu_kernel_breakdown()[1].to_csv(…)``):
-``name``, ``kernel_type``, ``rank``, ``sum (ns)`` and ``mean (ns)``, or both in ``us``. Its rows of
-communication have no group and no size: a class is a kernel. Source:
+HTA's table of kernels is read as well (``TraceAnalysis.get_gpu_kernel_breakdown()[1].to_csv(…)``):
+``name``, ``kernel_type``, ``rank``, ``sum (ns)`` and ``mean (ns)``, or both in ``us``. Its
+communication rows have no group and no size, so each kernel is a class. Source:
 facebookresearch/HolisticTraceAnalysis, ``hta/analyzers/breakdown_analysis.py``.
 """
 
@@ -29,13 +29,14 @@ from distprof.run.evidence import CollectiveSummary, SummaryClass
 __all__ = ["COLUMNS", "SOURCE", "fits_collective_summary", "read_collective_summary"]
 
 COLUMNS = ("rank", "Collective name", "dur_mean", "operation_count")
-_OF_HTA = {"name", "kernel_type", "rank"}
+_HTA_COLUMNS = {"name", "kernel_type", "rank"}
 _UNITS = {"sum (ns)": 1.0, "sum (us)": 1e3}
 _COMMUNICATION = "COMMUNICATION"
 _NO_GROUPS = (
-    "The table names no groups: ranks are compared as if each collective were one of all of them."
+    "The table names no process groups: distprof compares ranks as if every collective ran across "
+    "all of them."
 )
-_FOLDED = "others"  # kernels that HTA put together
+_FOLDED = "others"  # kernels that HTA combined
 BOUND = Bound(
     reads="a table of collectives per rank", num_bytes=128_000_000, rows=500_000, beyond="refused"
 )
@@ -51,11 +52,11 @@ _ITEM_BYTES = {
 
 
 def fits_collective_summary(source: str) -> bool:
-    """Whether a file begins like such a table; never raises for what is not."""
+    """Whether a file begins like such a table; never raises for other files."""
     start = beginning(source, _SNIFFED_BYTES, endings=(".csv", ".csv.gz"))
     header = start.lstrip(b"\xef\xbb\xbf").split(b"\n", 1)[0].decode("utf-8", "replace")
     cells = {cell.strip().strip('"') for cell in header.split(",")}
-    return set(COLUMNS) <= cells or (cells >= _OF_HTA and bool(cells & _UNITS.keys()))
+    return set(COLUMNS) <= cells or (cells >= _HTA_COLUMNS and bool(cells & _UNITS.keys()))
 
 
 def read_collective_summary(source: str) -> CollectiveSummary:
@@ -72,7 +73,7 @@ def read_collective_summary(source: str) -> CollectiveSummary:
     num_broken = 0
     has_groups = True
     for entry in _entries(source):
-        if entry.keys() >= _OF_HTA:
+        if entry.keys() >= _HTA_COLUMNS:
             has_groups = False
             if entry["kernel_type"] != _COMMUNICATION or entry["name"] == _FOLDED:
                 continue
@@ -150,7 +151,7 @@ def _row_of_hta(
 
 
 def _num_bytes(entry: Mapping[str, str]) -> int | None:
-    """The full buffer: the larger of what goes in and what comes out."""
+    """The full buffer: the larger of input and output."""
     item = _ITEM_BYTES.get((entry.get("dtype") or "").lower())
     sizes = [_whole(entry.get(name)) for name in ("In msg nelems", "Out msg nelems")]
     known = [size for size in sizes if size is not None]

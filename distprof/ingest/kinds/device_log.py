@@ -1,4 +1,4 @@
-"""Files of sensors and errors of devices, as monitoring tools, drivers and kernels write them."""
+"""Files of GPU sensors and errors, as written by monitoring tools, drivers and kernels."""
 
 from __future__ import annotations
 
@@ -28,7 +28,12 @@ _SNIFFED_BYTES = 1 << 20
 _SNIFFED_JSON = 1 << 14
 _JSON = (".json", ".json.gz")
 _NEVER = (".pkl", ".parquet", ".tar", ".zip", ".py", ".toml", ".md")
-_WORDS = (b"NCCL INFO", b"NCCL WARN", b"traceEvents", b'"distprof.')  # of other kinds of files
+_WORDS = (
+    b"NCCL INFO",
+    b"NCCL WARN",
+    b"traceEvents",
+    b'"distprof.',
+)  # signs of other kinds of files
 
 
 def fits_device_log(source: str) -> bool:
@@ -40,13 +45,13 @@ def fits_device_log(source: str) -> bool:
 
 
 def read_device_log(source: str) -> DeviceLog:
-    """Read a file, or all such files of a folder.
+    """Read a file, or all such files in a folder.
 
     Args:
         source: Path or fsspec URL of a file, gzipped or not, or a folder on this machine.
 
     Raises:
-        InputError: If it cannot be opened, or holds nothing of the kind.
+        InputError: If it cannot be opened, or holds neither sensors nor errors.
     """
     from distprof.ingest.sensors.read import EXPECTED, read_file
 
@@ -69,13 +74,13 @@ def read_device_log(source: str) -> DeviceLog:
 
 
 def _shown(path: str, root: str) -> str:
-    """The path inside of what the user named."""
+    """The path relative to what the user named."""
     shown = PurePosixPath(path)
     return str(shown.relative_to(root)) if shown.is_relative_to(root) else shown.name
 
 
 def _content(path: str) -> str:
-    """``samples``, ``errors`` or nothing, by the file's name and its beginning."""
+    """``samples``, ``errors`` or empty, by the name and the beginning of the file."""
     start = b"" if path.lower().endswith(_NEVER) else beginning(path, _SNIFFED_BYTES)
     if path.lower().endswith(_JSON) and JOURNAL.encode() not in start.split(b"\n", 1)[0]:
         return "samples" if is_amd_json(start[:_SNIFFED_JSON].decode("utf-8", "replace")) else ""

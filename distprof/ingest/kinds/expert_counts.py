@@ -6,7 +6,7 @@ Three forms, each with a list of counts per layer, one count per expert::
     {"layers": [[…], …], "top_k": 2}
     [[…], …]
 
-In the first, ``layers`` are the names of the layers, and ``num_experts`` is checked if it is there.
+In the first, ``layers`` are the names of the layers, and ``num_experts`` is checked if present.
 """
 
 from __future__ import annotations
@@ -66,8 +66,7 @@ def read_expert_counts(source: str) -> ExpertCounts:
         source: Path or fsspec URL of a JSON file in one of the forms above.
 
     Raises:
-        InputError: If it cannot be read, or is not exactly of one of these forms; the message names
-            the key.
+        InputError: If it cannot be read or has none of these forms. The message names the key.
     """
     document = _decode(source)
     if isinstance(document, list):
@@ -169,10 +168,10 @@ def _names(source: str, document: Mapping[str, Any], number: int) -> tuple[str, 
 def _check_experts(
     source: str, document: Mapping[str, Any], parts: Mapping[str, NDArray[np.int64]]
 ) -> None:
-    told = document.get("num_experts")
-    found = next(iter(parts.values())).shape[1]
-    if told is not None and told != found:
-        _refuse(source, f"{found} counts per layer where num_experts says {_kind(told)}")
+    declared = document.get("num_experts")
+    num_experts = next(iter(parts.values())).shape[1]
+    if declared is not None and declared != num_experts:
+        _refuse(source, f"{num_experts} counts per layer, but num_experts is {_kind(declared)}")
 
 
 def _top_k(source: str, document: Mapping[str, Any]) -> int | None:
@@ -189,7 +188,7 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 
 def _kind(value: Any) -> str:
-    """What a value is, in a few words."""
+    """A value in a few words."""
     if value is None:
         return "nothing"
     if isinstance(value, bool | int | float | str):

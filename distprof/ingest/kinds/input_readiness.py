@@ -1,10 +1,11 @@
-"""Readiness of input by rank over time: a JSON object of columns, as SPDL's dashboards export it.
+"""Input readiness by rank over time: a JSON object of columns, as exported by SPDL's dashboards.
 
 ::
 
     {"event_time": ["1754963040", …], "0": ["1", "", "0.61", …], "1": […]}
 
-A value is the share of the time in which the loader was not waited for; empty where missing.
+A value is the share of time in which the rank did not wait for its loader. Missing values are
+empty.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ _SNIFFED_BYTES = 1 << 16
 
 
 def fits_input_readiness(source: str) -> bool:
-    """Whether a file begins like such columns; never raises for what is not."""
+    """Whether a file begins like such columns; never raises for other files."""
     start = beginning(source, _SNIFFED_BYTES, endings=(".json", ".json.gz"))
     return start.lstrip().startswith(b"{") and f'"{TIME}"'.encode() in start[:4_096]
 
 
 def read_input_readiness(source: str) -> InputReadiness:
-    """Read readiness of input.
+    """Read input readiness.
 
     Args:
         source: Path or fsspec URL of a JSON file, gzipped or not.
@@ -97,7 +98,7 @@ def _numbers(values: list[Any]) -> NDArray[np.float64]:
 
 
 def _number(value: Any) -> float:
-    """NaN where it is missing or no number."""
+    """The number; NaN if it is missing or not a number."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return float("nan")
     try:

@@ -1,7 +1,7 @@
-"""Output of ``nvidia-smi topo -m``: how GPUs and network cards of a machine are joined.
+"""Output of ``nvidia-smi topo -m``: how GPUs and network cards of a machine are connected.
 
-Taken as people save it: with the terminal's escape codes, of one host or of many, one after
-another or line by line behind the host's name, and with other output around it.
+It is read as users save it: with the terminal's escape codes, from one host or many, one after
+another or with the host name before each line, and with other output around it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _RULER = re.compile(r"[=#*\-\s]*")
 
 
 def fits_machine(source: str) -> bool:
-    """Whether a source begins with a matrix of ``nvidia-smi topo -m``; other output may precede."""
+    """Whether a source begins with a matrix of ``nvidia-smi topo -m``, even after other output."""
     try:
         start = _read(source, _SNIFFED_BYTES)
     except (*DAMAGE, ImportError):
@@ -52,7 +52,7 @@ def fits_machine(source: str) -> bool:
 
 
 def read_machine(source: str) -> Machines:
-    """Read a file of one or many machines.
+    """Read a file about one or many machines.
 
     Args:
         source: Path or fsspec URL.
@@ -84,7 +84,7 @@ def read_machine(source: str) -> Machines:
 
 
 def parse_machines(text: str) -> Machines:
-    """The machines that a text shows; none where it holds no matrix."""
+    """The machines in a text; none if it holds no matrix."""
     lines = [
         _CONTROL.sub("", _ESCAPE.sub("", line[:_LONGEST_LINE])).rstrip()
         for line in text.splitlines()
@@ -92,7 +92,7 @@ def parse_machines(text: str) -> Machines:
     headers = [match for line in lines if (match := _HEADER.fullmatch(line))]
     prefixes = {match["prefix"] for match in headers} - {None}
     blocks: dict[str, list[_Block]] = {}
-    before: dict[str, str] = {}  # the last line of each host's output that is no ruler
+    before: dict[str, str] = {}  # last line of each host's output that is not a ruler
     for line in lines:
         prefix, rest = _split(line, prefixes)
         header = _HEADER.fullmatch(line)
@@ -113,18 +113,18 @@ class _Block(msgspec.Struct):
     """One matrix while it is read.
 
     Args:
-        host: Host name, empty where unknown.
+        host: Host name, empty if unknown.
         names: Devices in the order of the columns.
     """
 
     host: str
     names: list[str]
     rows: dict[str, list[str]] = msgspec.field(default_factory=dict)
-    beside: dict[str, list[str]] = msgspec.field(default_factory=dict)
+    affinity: dict[str, list[str]] = msgspec.field(default_factory=dict)
     card_names: dict[str, str] = msgspec.field(default_factory=dict)
 
     def take(self, line: str) -> None:
-        """One more line of the same host's output; what is no row and no legend is passed over."""
+        """Read one more line of the same host's output; other output is ignored."""
         legend = _CARD_NAME.fullmatch(line)
         if legend is not None:
             self.card_names.setdefault(legend[1], legend[2])
@@ -135,7 +135,7 @@ class _Block(msgspec.Struct):
             return
         if len(cells) >= width and all(_PATH.fullmatch(cell) for cell in cells[:width]):
             self.rows[name] = cells[:width]
-            self.beside[name] = cells[width:]
+            self.affinity[name] = cells[width:]
 
     @property
     def is_whole(self) -> bool:
@@ -145,13 +145,13 @@ class _Block(msgspec.Struct):
         return unique and len(self.names) <= MAX_DEVICES and all(g in self.rows for g in gpus)
 
     def notes(self) -> Iterable[str]:
-        """What is wrong with it."""
+        """Problems of the matrix, one sentence each."""
         if not self.is_whole:
             where = f" of {self.host}" if self.host else ""
             yield f"A matrix of nvidia-smi topo -m{where} lacks GPU rows and was skipped."
 
     def machine(self) -> Machine:
-        """The machine, GPUs before cards."""
+        """The machine, GPUs before network cards."""
         gpus = [name for name in self.names if _GPU.fullmatch(name)]
         cards = [name for name in self.names if not _GPU.fullmatch(name)]
         order = [self.names.index(name) for name in (*gpus, *cards)]
@@ -161,12 +161,12 @@ class _Block(msgspec.Struct):
             gpus=tuple(gpus),
             cards=tuple(self.card_names.get(name, name) for name in cards),
             links=links,
-            cpus=tuple(_cell(self.beside[name], 0) for name in gpus),
-            numa=tuple(_cell(self.beside[name], 1) for name in gpus),
+            cpus=tuple(_cell(self.affinity[name], 0) for name in gpus),
+            numa=tuple(_cell(self.affinity[name], 1) for name in gpus),
         )
 
     def _row(self, name: str, order: Sequence[int]) -> tuple[str, ...]:
-        """A row in the order of devices; a card without one has what the GPUs' rows say."""
+        """A row in the order of devices; a card without a row gets the links in the GPUs' rows."""
         row = self.rows.get(name)
         if row is None:
             column = self.names.index(name)
@@ -175,7 +175,7 @@ class _Block(msgspec.Struct):
 
 
 def _split(line: str, prefixes: set[str]) -> tuple[str, str]:
-    """The host's name before a line, if headers have it too, and the rest."""
+    """The host name before a line, if headers have it as well, and the rest."""
     match = _LINE.fullmatch(line)
     if match is not None and match["prefix"] in prefixes:
         return match["prefix"], match["rest"]
@@ -183,7 +183,7 @@ def _split(line: str, prefixes: set[str]) -> tuple[str, str]:
 
 
 def _host_of(prefix: str) -> str:
-    """A launcher's prefix that is a name; a task's number is none."""
+    """The host name in a launcher's prefix; a task number is not one."""
     return "" if not prefix or prefix.isdecimal() or prefix.startswith("[") else prefix
 
 
@@ -198,7 +198,7 @@ def _read(source: str, most: int) -> bytes:
 
 
 def _join(run: Run, shown: Machines) -> Run:
-    """Of a host that two files show, the later one counts."""
+    """The run with these machines; if two files show a host, the later one counts."""
     before = run.get(Machines)
     again = {machine.host for machine in shown.machines} - {""}
     kept = [one for one in before.machines if one.host not in again] if before else []

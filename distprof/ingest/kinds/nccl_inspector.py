@@ -1,6 +1,6 @@
-"""Records of NCCL Inspector: each collective as each rank timed it, for as long as a job runs.
+"""Records of NCCL Inspector: each collective as timed by each rank, for as long as a job runs.
 
-A file holds the records of one process, a folder (``nccl-inspector-<job>``) those of all.
+A file holds the records of one process, and a folder (``nccl-inspector-<job>``) those of all.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["SOURCE", "fits_nccl_inspector", "read_nccl_inspector"]
 
 MAX_FILES = 20_000
 BOUND = Bound(
-    reads="a log of NCCL Inspector",
+    reads="an NCCL Inspector log",
     num_bytes=1 << 38,
     rows=2_000_000,
     names=1 << 18,
@@ -36,7 +36,7 @@ def fits_nccl_inspector(source: str) -> bool:
 
 
 def read_nccl_inspector(source: str) -> InspectorLog:
-    """Read a file, or all such files of a folder.
+    """Read a file, or all such files in a folder.
 
     Args:
         source: Path or fsspec URL of a file, gzipped or not, or a folder on this machine.
@@ -84,8 +84,8 @@ def _is_record_file(path: str) -> bool:
 SOURCE = Source(
     bound=BOUND,
     place=45,
-    origin="log of NCCL Inspector",
-    name="a log of NCCL Inspector",
+    origin="NCCL Inspector log",
+    name="an NCCL Inspector log",
     fits=fits_nccl_inspector,
     read=read_nccl_inspector,
     notes="damaged",

@@ -1,7 +1,7 @@
-"""Logs that NCCL writes with NCCL_DEBUG=INFO: one file of one rank, or a terminal of many.
+"""NCCL logs, written with NCCL_DEBUG=INFO: one file of one rank, or the terminal output of many.
 
-A log is taken as it is: other programs' lines, launchers' prefixes, colours, several texts on one
-line. What is not understood is counted and some of it kept, so that nothing is lost in silence.
+A log may contain lines of other programs, launcher prefixes, colours, and several messages on one
+line. Lines that are not understood are counted and some are kept, so nothing is lost silently.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ __all__ = ["SOURCE", "fits_nccl_log", "read_nccl_log", "read_rank_logs"]
 
 MAX_FILES = 20_000
 BOUND = Bound(
-    reads="a NCCL log", num_bytes=1 << 38, names=1 << 17, beyond="skipped", seconds_per_mb=5
+    reads="an NCCL log", num_bytes=1 << 38, names=1 << 17, beyond="skipped", seconds_per_mb=5
 )
-_MAX_FILES_ASKED = 8
+_MAX_FILES_CHECKED = 8
 """Number of NCCL logs that are checked for training iterations."""
 
 _SNIFFED_BYTES = 1 << 22
 _LINE = re.compile(rb"(?:\d\]?|\S:\d+) NCCL (?:INFO|WARN|TRACE|ABORT) ")
-"""A message behind its process, GPU or source line, and no text about such messages."""
+"""A message after its process, GPU or source line, not text about such messages."""
 
 _VERSION = re.compile(rb"(?:^|[^A-Za-z `\"'(])\s*[NR]CCL version \S*\d", re.MULTILINE)
-_OF_TESTS = (b"out-of-place", b"algbw", b"busbw")
+_TEST_SIGNS = (b"out-of-place", b"algbw", b"busbw")
 """Output of nccl-tests, which is for ``distprof fabric`` unless NCCL's initialisation is in it."""
 
-_OF_INITIALISATION = (b"NCCL INFO Bootstrap", b"NCCL INFO Channel ", b"NCCL INFO NET/")
+_INITIALISATION_SIGNS = (b"NCCL INFO Bootstrap", b"NCCL INFO Channel ", b"NCCL INFO NET/")
 _OTHER_KINDS = (
     ".json",
     ".json.gz",
@@ -59,13 +59,13 @@ def fits_nccl_log(source: str) -> bool:
 
 
 def read_nccl_log(source: str) -> NcclLog:
-    """Read a log, or all logs of a folder.
+    """Read a log, or all logs in a folder.
 
     Args:
         source: Path or fsspec URL of a file, gzipped or not, or a folder on this machine.
 
     Raises:
-        InputError: If it cannot be opened or holds nothing of NCCL.
+        InputError: If it cannot be opened or holds nothing from NCCL.
     """
     paths = paths_of_logs(source, MAX_FILES)
     if paths == [source]:
@@ -83,7 +83,7 @@ def read_nccl_log(source: str) -> NcclLog:
 
 
 def read_rank_logs(paths: Mapping[int, str]) -> NcclLog | None:
-    """Read the logs of ranks that are known; None where there is nothing in them.
+    """Read the logs of known ranks; None if they hold nothing from NCCL.
 
     Args:
         paths: Global rank to path or URL of its log.
@@ -118,7 +118,7 @@ def _read(paths: Mapping[str, int | None]) -> NcclLog:
         if lines.damage:
             notes.append(f"{path} was read only up to the damage: {lines.damage}.")
         if lines.num_shortened:
-            notes.append(f"Lines of {path} above 64 KiB, cut: {lines.num_shortened:,}.")
+            notes.append(f"Lines of {path} above 64 KiB, truncated: {lines.num_shortened:,}.")
     return assembler.result(files, counts, notes)
 
 
@@ -132,18 +132,18 @@ def _is_log(path: str) -> bool:
         return False
     if start.lstrip().startswith(b"{"):
         return False
-    if all(sign in start for sign in _OF_TESTS):
-        return any(sign in start for sign in _OF_INITIALISATION)
+    if all(sign in start for sign in _TEST_SIGNS):
+        return any(sign in start for sign in _INITIALISATION_SIGNS)
     return _LINE.search(start) is not None or _VERSION.search(start) is not None
 
 
 def _with_iterations(run: Run) -> Run:
-    """The run with what the training program printed among NCCL's lines, if it did.
+    """The run with the iterations that the training program printed between NCCL's lines, if any.
 
-    Iterations of one job among the logs of several would be taken for those of all.
+    Logs of several jobs are not searched: iterations of one job would be attributed to all.
     """
     log = run.get(NcclLog)
-    files = log.files[:_MAX_FILES_ASKED] if log is not None and log.num_jobs < 2 else ()
+    files = log.files[:_MAX_FILES_CHECKED] if log is not None and log.num_jobs < 2 else ()
     found = next((path for path in files if training_log.SOURCE.fits(path)), None)
     return run if found is None else training_log.SOURCE.joined(run, found)
 
@@ -152,7 +152,7 @@ SOURCE = Source(
     bound=BOUND,
     place=50,
     origin="NCCL log",
-    name="a NCCL log",
+    name="an NCCL log",
     fits=fits_nccl_log,
     read=read_nccl_log,
     notes="damaged",

@@ -1,4 +1,4 @@
-"""Output of ``ncclras``: what NCCL knows of a running job's communicators and ranks."""
+"""Output of ``ncclras``: what NCCL knows about the communicators and ranks of a running job."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ENDINGS = (".txt", ".json", ".log", ".out", ".txt.gz", ".json.gz", ".log.gz")
 
 
 def fits_nccl_ras(source: str) -> bool:
-    """Whether a source begins like such output; never raises for what does not."""
+    """Whether a source begins like such output; never raises for other files."""
     start = beginning(source, _SNIFFED_BYTES, endings=_ENDINGS)
     return is_ras(start.decode("utf-8", "replace"))
 

@@ -2,7 +2,7 @@
 
 The layout is that of the public tables of ByteDance-Seed/StragglerAnalysis: columns ``dp_rank``,
 ``stage``, ``rank``, ``step``, ``optype``, ``start_ts`` and ``duration`` (seconds), ``seq_id``,
-``mc``, ``mb_id`` and, where model chunks are interleaved, ``gmc``.
+``mc``, ``mb_id`` and, for interleaved model chunks, ``gmc``.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ _LINE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*):[ \t]+(\S.*)")
 _SIZE = re.compile(r"[0-9]{1,9}")
 
 MOST_PLACES = 1_024
-"""Stages of a pipeline and chunks of a stage, which are laid out one by one."""
+"""Limit on pipeline stages and on chunks per stage, which are laid out one by one."""
 
 _SIZES = {"pp_size": "pp", "dp_size": "dp", "dsp_size": "dsp", "tp_size": "tp"}
 
-_FIX = "write one `key: value` per line, sizes that are positive integers, or remove the file"
+_FIX = "write one `key: value` per line, with sizes that are positive integers, or remove the file"
 
 
 class JobSizes(msgspec.Struct, frozen=True, kw_only=True):
-    """What a meta file says.
+    """Sizes of a job, from its meta file.
 
     Args:
         mesh: Axis to size, slowest varying first; axes that the file does not name are left out.
-        chunks: Model chunks (virtual stages) per stage, None where the file does not say.
-        world_size: None where the file does not say.
+        chunks: Model chunks (virtual stages) per stage, None if the file does not say.
+        world_size: World size, None if the file does not say.
     """
 
     mesh: dict[str, int]
@@ -79,7 +79,8 @@ def read_sizes(path: Path) -> JobSizes:
     """Sizes of the job.
 
     Raises:
-        InputError: If a line is no ``key: value``, a size is none, or sizes contradict each other.
+        InputError: If a line is not ``key: value``, a size is not valid, or sizes contradict each
+            other.
     """
     values = _values(path)
     sizes = {key: _size(path, key, values[key]) for key in values if key.endswith("_size")}
@@ -134,7 +135,7 @@ def _size(path: Path, key: str, value: str) -> int:
     if not _SIZE.fullmatch(value) or not 1 <= int(value) <= most:
         raise InputError(
             str(path),
-            expected=f"sizes that are positive integers, of stages at most {MOST_PLACES:,}",
+            expected=f"sizes that are positive integers, at most {MOST_PLACES:,} for stages",
             found=f"{key}: {value[:60]}",
             fix=_FIX,
         )
@@ -163,12 +164,12 @@ BOUND = Bound(
     names=256,
     beyond="refused",
 )
-"""Rows beyond which a table is refused: it would take more than about 1 GB."""
+"""A table with more rows is refused: it would take more than about 1 GB."""
 
 MAX_KINDS = 256
 
 MAX_SECONDS = 1e6
-"""A step that lasts longer (eleven days) was written in another unit."""
+"""A step that lasts longer (11 days) was written in another unit."""
 
 _WHOLE = ("dp_rank", "stage", "rank", "step", "seq_id", "mc", "mb_id")
 
@@ -187,7 +188,7 @@ _WRITE_AGAIN = "write the table again; docs/how-to/operation-tables.md describes
 
 
 def fits_operation_table(source: str) -> bool:
-    """Whether ``source`` is a Parquet file, or a folder whose only one is such a table."""
+    """Whether ``source`` is a Parquet file, or a folder whose only Parquet file is such a table."""
     return _table_path(source) is not None
 
 
@@ -198,29 +199,29 @@ def read_operation_table(source: str) -> OperationLog:
         source: A Parquet file, a folder that holds one, or an fsspec URL of a file.
 
     Returns:
-        The log. Times are since the start of their step, exact to the nanosecond as written.
+        The log. Times count from the start of their step, exact to the nanosecond as written.
 
     Raises:
-        InputError: If it is no Parquet file, lacks columns, or holds values that cannot be.
+        InputError: If it is not a Parquet file, lacks columns, or holds impossible values.
         UsageError: If a package that opens this kind of URL is not installed.
     """
     path = _table_path(source) or source
     columns = _checked(path, _read_columns(path))
-    beside = find_sizes(path)
-    sizes = JobSizes(mesh={}) if beside is None else read_sizes(beside)
+    meta_file = find_sizes(path)
+    sizes = JobSizes(mesh={}) if meta_file is None else read_sizes(meta_file)
     return log_of_columns(path, columns, ORIGIN, sizes)
 
 
 def log_of_columns(
     path: str, columns: Mapping[str, Any], origin: str, sizes: JobSizes
 ) -> OperationLog:
-    """The log that the columns of an operation table make, wherever they were written.
+    """The log from the columns of an operation table, wherever they were written.
 
     Args:
         path: Where they come from, for messages.
-        columns: By the names of :data:`COLUMNS`: whole numbers as int64, ``optype`` coded, times
-            in seconds.
-        origin: What kind of log, for people.
+        columns: Columns by the names in :data:`COLUMNS`: whole numbers as int64, ``optype`` coded,
+            times in seconds.
+        origin: Kind of log, for users.
         sizes: Sizes from the meta file.
 
     Raises:
@@ -239,7 +240,7 @@ def log_of_columns(
 
 
 def _table_path(source: str) -> str | None:
-    """The Parquet file that ``source`` names; None where it names something else."""
+    """The Parquet file that ``source`` names; None if it names something else."""
     if "://" in source:
         return source if source.lower().endswith(".parquet") else None
     path = Path(expanded(source))
@@ -255,7 +256,7 @@ def _table_path(source: str) -> str | None:
 
 
 def _has_columns(path: Path) -> bool:
-    """Whether a file in a folder is such a table; a folder of traces may hold any other."""
+    """Whether a file in a folder is such a table; a folder of traces may hold other tables."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -270,7 +271,7 @@ def _has_columns(path: Path) -> bool:
 
 
 def _read_columns(path: str) -> dict[str, Any]:
-    """The columns as Arrow arrays; only those that are needed, and only of a bearable size."""
+    """The needed columns as Arrow arrays, if the file is not too large."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -295,7 +296,7 @@ def _read_columns(path: str) -> dict[str, Any]:
 
 
 def _opened(path: str) -> Any:
-    """The file, or what a URL names, open for reading."""
+    """Open the file or URL for reading."""
     if "://" not in path:
         return open_plain(path)
     try:
@@ -341,7 +342,7 @@ def _check_present(path: str, present: Counter[str]) -> None:
             path,
             expected="one column of each name",
             found=f"{present[twice[0]]} columns {twice[0]}",
-            fix=f"check which of them is meant, and {_WRITE_AGAIN}",
+            fix=f"check which one is meant, and {_WRITE_AGAIN}",
         )
     missing = [name for name in COLUMNS if name not in present]
     if missing:
@@ -358,7 +359,7 @@ def _check_present(path: str, present: Counter[str]) -> None:
 
 
 def _checked(path: str, columns: dict[str, Any]) -> dict[str, Any]:
-    """Columns as numpy arrays of what they must be; ``optype`` stays dictionary-encoded."""
+    """Columns as numpy arrays of the required types; ``optype`` stays dictionary-encoded."""
     checked: dict[str, Any] = {"optype": _kinds(path, columns["optype"])}
     for name in columns:
         if name != "optype":
@@ -421,7 +422,7 @@ def _whole(path: str, name: str, values: NDArray[Any]) -> Int64Array:
 
 
 def _operations(path: str, columns: Mapping[str, Any]) -> tuple[Table, list[str]]:
-    """OPERATIONS in order of rank, step and start, and what was assumed."""
+    """OPERATIONS in order of rank, step and start, and the assumptions made."""
     start, end, num_negative = _times(path, columns)
     codes = columns["optype"].codes
     order = np.lexsort((columns["seq_id"], codes, start, columns["step"], columns["rank"]))
@@ -444,7 +445,7 @@ def _operations(path: str, columns: Mapping[str, Any]) -> tuple[Table, list[str]
     notes = []
     if num_negative:
         notes.append(f"Negative durations, counted as 0: {num_negative:,} of {len(start):,}.")
-    if _is_laid_out_otherwise(columns):
+    if _has_other_layout(columns):
         notes.append(
             "Model chunks are not assigned to stages round-robin (gmc is not mc × stages + "
             "stage): messages between stages may be paired wrongly."
@@ -453,10 +454,11 @@ def _operations(path: str, columns: Mapping[str, Any]) -> tuple[Table, list[str]
 
 
 def _times(path: str, columns: Mapping[str, Any]) -> tuple[Int64Array, Int64Array, int]:
-    """Start and end in ns since the step's start.
+    """Start and end in ns since the step's start, and the number of negative durations.
 
-    Seconds are added in the column's own precision, as whoever wrote them would: transfer times
-    are differences of ends and starts, and rounding each end otherwise would show in them.
+    Seconds are added in the column's own precision, as the program that wrote them does. Transfer
+    times are differences of ends and starts, so ends that are rounded differently would show in
+    them.
     """
     seconds, duration = columns["start_ts"], columns["duration"]
     num_negative = int((duration < 0).sum())
@@ -482,18 +484,18 @@ def _or_absent(values: Int64Array) -> Int64Array:
 
 
 def _check_identity(path: str, columns: Mapping[str, Any]) -> None:
-    """One worker per place of the mesh, and no operation twice."""
+    """Check that each place of the mesh has one worker, and that no operation occurs twice."""
     place = columns["dp_rank"] * (columns["stage"].max() + 1) + columns["stage"]
     workers = np.unique(np.stack([columns["rank"], place], axis=1), axis=0)
     for which, name in ((0, "rank"), (1, "dp_rank and stage")):
         values, counts = np.unique(workers[:, which], return_counts=True)
         if (counts > 1).any():
-            what = f"rank {values[counts > 1][0]}" if which == 0 else "one of them"
+            worker = f"rank {values[counts > 1][0]}" if which == 0 else "one of them"
             raise _bad(
                 path,
                 name,
-                "one rank for each dp_rank and stage, and the reverse",
-                f"{what} has more than one",
+                "one rank for each dp_rank and stage, and vice versa",
+                f"{worker} has more than one",
             )
     keys = (columns["seq_id"], columns["optype"].codes, columns["step"], columns["rank"])
     order = np.lexsort(keys)
@@ -510,21 +512,26 @@ def _check_identity(path: str, columns: Mapping[str, Any]) -> None:
         )
 
 
-def _is_laid_out_otherwise(columns: Mapping[str, Any]) -> bool:
+def _has_other_layout(columns: Mapping[str, Any]) -> bool:
     if "gmc" not in columns:
         return False
     known = (columns["gmc"] >= 0) & (columns["mc"] >= 0)
-    dealt = columns["mc"] * (columns["stage"].max() + 1) + columns["stage"]
-    return bool((columns["gmc"] != dealt)[known].any())
+    round_robin = columns["mc"] * (columns["stage"].max() + 1) + columns["stage"]
+    return bool((columns["gmc"] != round_robin)[known].any())
 
 
 # The job ------------------------------------------------------------------------------------------
 
 
 def _mesh(operations: Table, sizes: JobSizes) -> dict[str, int]:
-    """Sizes from the meta file, what it does not say from the table."""
-    found = {"pp": int(operations["stage"].max()) + 1, "dp": int(operations["dp_rank"].max()) + 1}
-    mesh = {axis: size for axis, size in {**found, **sizes.mesh}.items() if axis in found}
+    """Sizes from the meta file, completed from the table."""
+    table_sizes = {
+        "pp": int(operations["stage"].max()) + 1,
+        "dp": int(operations["dp_rank"].max()) + 1,
+    }
+    mesh = {
+        axis: size for axis, size in {**table_sizes, **sizes.mesh}.items() if axis in table_sizes
+    }
     return mesh | {axis: size for axis, size in sizes.mesh.items() if size > 1}
 
 
@@ -534,7 +541,7 @@ def _size_notes(operations: Table, sizes: JobSizes) -> list[str]:
         seen = len(np.unique(operations[column]))
         size = sizes.mesh.get(axis, int(operations[column].max()) + 1)
         if seen != size:
-            notes.append(f"The table has operations of {seen:,} of {size:,} values of {column}.")
+            notes.append(f"The table has operations for {seen:,} of {size:,} values of {column}.")
     return notes
 
 

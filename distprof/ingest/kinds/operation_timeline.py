@@ -1,9 +1,9 @@
-"""Timelines of operations of what-if straggler studies: a list of Chrome events, gzipped or not.
+"""Operation timelines of what-if straggler studies: a list of Chrome events, gzipped or not.
 
-The layout is that of ByteDance-Seed/StragglerAnalysis, which draws its operation tables so: the
-process is the data-parallel index, the thread's name says ``PP rank 3, TP rank 0, compute``, and
-``args`` hold ``step``, ``model_chunk``, ``mb_id`` and ``seq_id``. The operations are those of the
-table (:mod:`.operation_table`) and are read the same way.
+The layout is that of ByteDance-Seed/StragglerAnalysis, which renders its operation tables in this
+form: the process is the data-parallel index, the name of the thread is ``PP rank 3, TP rank 0,
+compute``, and ``args`` hold ``step``, ``model_chunk``, ``mb_id`` and ``seq_id``. The operations are
+those of the table (:mod:`.operation_table`) and are read the same way.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from distprof.schema import Coded
 
 __all__ = ["ORIGIN", "SOURCE", "fits_operation_timeline", "read_operation_timeline"]
 
-ORIGIN = "timeline of operations"
+ORIGIN = "operation timeline"
 BOUND = Bound(
-    reads=f"a {ORIGIN}", num_bytes=500_000_000, rows=1_000_000, depth=1_000, beyond="refused"
+    reads=f"an {ORIGIN}", num_bytes=500_000_000, rows=1_000_000, depth=1_000, beyond="refused"
 )
-_MOST_PARTS = 20  # of one event
+_MOST_PARTS = 20  # values per event
 _SNIFFED_BYTES = 1 << 13
 _SIGNS = (b'"model_chunk"', b'"mb_id"', b'"seq_id"', b'"step"')
 _STAGE = re.compile(r"PP rank (\d{1,4}), TP rank (\d{1,4}),")
@@ -38,7 +38,7 @@ _LABELS = ("step", "model_chunk", "mb_id", "seq_id")
 
 
 class _Event(msgspec.Struct):
-    """What is needed of an event."""
+    """The fields of an event that are read."""
 
     ph: str
     name: str
@@ -50,13 +50,13 @@ class _Event(msgspec.Struct):
 
 
 def fits_operation_timeline(source: str) -> bool:
-    """Whether a file begins like such a timeline; never raises for what is not."""
+    """Whether a file begins like such a timeline; never raises for other files."""
     start = beginning(source, _SNIFFED_BYTES, endings=(".json", ".json.gz"))
     return start.lstrip().startswith(b"[") and all(sign in start for sign in _SIGNS)
 
 
 def read_operation_timeline(source: str) -> OperationLog:
-    """Read a timeline of operations.
+    """Read an operation timeline.
 
     Args:
         source: Path or fsspec URL of a JSON file, gzipped or not.
@@ -102,22 +102,22 @@ def _columns(operations: Sequence[_Event], stages: Mapping[tuple[int, int], int]
 
 
 def _label(value: Any) -> int:
-    """A number of an operation; -1 where it has none."""
+    """A number of an operation; -1 if it has none."""
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     return value if is_whole and -1 <= value < 1 << 31 else -1
 
 
 def _stages(source: str, events: Sequence[_Event]) -> dict[tuple[int, int], int]:
-    """Process and thread to the stage that the thread's name tells."""
+    """Process and thread to the stage in the thread's name."""
     stages: dict[tuple[int, int], int] = {}
     for event in events:
         if event.ph != "M" or event.name != "thread_name":
             continue
-        found = _STAGE.match(str(event.args.get("name", ""))[:200])
-        if found is not None and int(found[2]):
+        match = _STAGE.match(str(event.args.get("name", ""))[:200])
+        if match is not None and int(match[2]):
             _refuse(source, "operations of several tensor-parallel ranks")
-        if found is not None:
-            stages[event.pid, event.tid] = int(found[1])
+        if match is not None:
+            stages[event.pid, event.tid] = int(match[1])
     return stages
 
 
@@ -131,7 +131,7 @@ def _events(source: str) -> list[_Event]:
         _refuse(source, damage or f"more than {BOUND.num_bytes:,} bytes")
     most = BOUND.rows or 0
     if num_parts(data) > _MOST_PARTS * most:
-        _refuse(source, f"more than {_MOST_PARTS * most:,} values, as {most:,} events have at most")
+        _refuse(source, f"more than {_MOST_PARTS * most:,} values, too many for {most:,} events")
     try:
         events = msgspec.json.decode(data, type=list[_Event])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

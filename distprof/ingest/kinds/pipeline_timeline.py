@@ -1,8 +1,9 @@
-"""Pipeline timelines: the start and end of every forward and backward, as each rank timed them.
+"""Pipeline timelines: start and end of every forward and backward pass, as timed by each rank.
 
 The layout is that of Primus for Megatron: a folder with ``pp_rank_N.json`` per pipeline rank, and
-``config.json`` next to them. A rank's file maps an iteration to ``total`` and lists ``fwd_start``,
-``fwd_end``, ``bwd_start``, ``bwd_end``, all in ms since the rank began the iteration.
+``config.json`` next to them. A rank's file maps an iteration to ``total`` and the lists
+``fwd_start``, ``fwd_end``, ``bwd_start`` and ``bwd_end``, all in ms since the rank began the
+iteration.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _FILE = re.compile(r"^pp_rank_(\d{1,5})\.json$")
 _CONFIG = "config.json"
 _KINDS = ("forward-compute", "backward-compute")
 _CLOCK_SHARE = 0.1
-"""Share of a slot that clocks may differ by and still count as one."""
+"""Clocks that differ by at most this share of a slot count as one."""
 
 
 class _Iteration(msgspec.Struct):
@@ -57,11 +58,11 @@ class _Iteration(msgspec.Struct):
 
 _Size = Annotated[int, msgspec.Meta(le=MAX_WORLD_SIZE)]
 _Places = Annotated[int, msgspec.Meta(le=MAX_RANKS)]
-"""Stages and chunks are laid out one by one: a number without bound would take memory without."""
+"""Stages and chunks are laid out one by one, so their number is limited to bound memory."""
 
 
 class _Config(msgspec.Struct):
-    """What ``config.json`` says of the job; absent fields are not known."""
+    """Sizes of the job in ``config.json``; absent fields are unknown."""
 
     world_size: _Size | None = None
     dp_size: _Size | None = None
@@ -76,12 +77,13 @@ _T = TypeVar("_T")
 
 
 class _Times(msgspec.Struct, frozen=True, kw_only=True):
-    """Times of all ranks in all whole iterations, ns.
+    """Times of all ranks in all complete iterations, ns.
 
     Args:
         ranks: Pipeline ranks, ascending.
         steps: Iterations, ascending.
-        start_ns: Shape ``(ranks, steps, 2, slots)``: forwards and backwards in the order listed.
+        start_ns: Shape ``(ranks, steps, 2, slots)``: forward and backward passes in the order
+            listed.
         end_ns: The same.
         total_ns: Shape ``(ranks, steps)``.
     """
@@ -101,7 +103,7 @@ def fits_pipeline_timeline(source: str) -> bool:
 def read_pipeline_timeline(source: str) -> OperationLog:
     """Read a folder of pipeline ranks' timelines.
 
-    The first iteration is left out where there are more, because it holds the warm-up.
+    The first iteration is left out if there are more, because it contains the warm-up.
 
     Args:
         source: The folder.
@@ -120,7 +122,7 @@ def read_pipeline_timeline(source: str) -> OperationLog:
     slots = times.start_ns.shape[-1]
     if slots % virtual:
         virtual = 1
-        notes.append(f"{slots} slots do not divide by the number of stages in {_CONFIG}.")
+        notes.append(f"{slots} slots are not divisible by the number of stages in {_CONFIG}.")
     shares, clock_note = _clock(times, virtual)
     longest = times.total_ns.max(axis=0)
     return OperationLog(
@@ -181,7 +183,7 @@ def _decoded(path: Path, kind: type[_T], what: str) -> _T:
 
 
 def _times(source: str, ranks: Mapping[int, _Rank]) -> tuple[_Times, list[str]]:
-    """Iterations that every rank has whole, with as many slots."""
+    """Iterations that are complete on every rank, with the same number of slots."""
     common = sorted(set.intersection(*(set(rank) for rank in ranks.values())))
     shapes = {step: _shape([rank[step] for rank in ranks.values()]) for step in common}
     usual = max((shape for shape in shapes.values() if shape), default=0)
@@ -191,7 +193,7 @@ def _times(source: str, ranks: Mapping[int, _Rank]) -> tuple[_Times, list[str]]:
             source,
             expected="an iteration with as many forward as backward passes on every pipeline rank",
             found=(
-                f"{len(common)} iterations that all {len(ranks)} files share, none of them complete"
+                f"{len(common)} iterations shared by all {len(ranks)} files, none of them complete"
             ),
             fix="copy the files of all ranks of one run again",
         )
@@ -199,7 +201,7 @@ def _times(source: str, ranks: Mapping[int, _Rank]) -> tuple[_Times, list[str]]:
     notes = []
     if len(every) > len(whole):
         notes.append(
-            f"{len(every) - len(whole)} iterations are incomplete on some rank and were skipped."
+            f"{len(every) - len(whole)} iterations are incomplete on some ranks and were skipped."
         )
     if len(whole) > 1:
         notes.append(f"Iteration {whole[0]}, the first, contains the warm-up and was skipped.")
@@ -221,7 +223,7 @@ def _times(source: str, ranks: Mapping[int, _Rank]) -> tuple[_Times, list[str]]:
 
 
 def _shape(parts: list[_Iteration]) -> int:
-    """Slots of each kind where all ranks have as many, and finite times; else 0."""
+    """Slots of each kind if all ranks have the same number, with finite times; else 0."""
     lists = [
         times
         for part in parts
@@ -239,10 +241,11 @@ def _ns(milliseconds: object) -> Int64Array:
 
 
 def _clock(times: _Times, virtual: int) -> tuple[bool, str]:
-    """Whether the ranks' starts are one moment, and the sentence that says so.
+    """Whether the ranks started at the same moment, and a sentence for the report.
 
-    A rank cannot start a forward before the one before it has ended the same micro-batch's, nor a
-    backward before the one after it. Both together leave clocks little room to differ.
+    A rank cannot start a forward pass before the previous rank has finished that of the same
+    micro-batch, nor a backward pass before the next rank has. Both bounds together leave clocks
+    little room to differ.
     """
     own = "The times of each rank count from its own start"
     neighbours = np.flatnonzero(np.diff(times.ranks) == 1)
@@ -256,11 +259,11 @@ def _clock(times: _Times, virtual: int) -> tuple[bool, str]:
     if room > _CLOCK_SHARE * slot:
         return False, (
             f"{own}, and messages do not show how far apart these starts are: distprof does not "
-            "compare them."
+            "compare times between ranks."
         )
     return True, (
         f"{own}. A rank cannot work on data that was not sent, so these starts are at most "
-        f"{room / 1e6:.2g} ms apart: distprof treats them as one."
+        f"{room / 1e6:.2g} ms apart: distprof treats them as simultaneous."
     )
 
 

@@ -12,7 +12,7 @@ from distprof.run.logs import TrainingLog
 __all__ = ["SNIFFED_BYTES", "SOURCE", "fits_training_log"]
 
 SNIFFED_BYTES = 1 << 23
-"""Programs talk for long before they train."""
+"""Programs print a lot before they train."""
 
 _JSON = (".json", ".json.gz")
 _TABLES = (".csv", ".csv.gz", ".jsonl", ".jsonl.gz")
@@ -35,7 +35,7 @@ BOUND = Bound(
 
 
 _SERIES_SIGNS = (b'"step_interval"', b'"values"')
-"""Signs of the series per iteration that Megatron-LM keeps for its tests."""
+"""Signs of the per-iteration series that Megatron-LM keeps for its tests."""
 
 
 def fits_training_log(source: str) -> bool:

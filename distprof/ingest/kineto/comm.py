@@ -41,7 +41,7 @@ INTEGER_KEYS = {
     "src_rank": ("Src Rank",),
     "dst_rank": ("Dst Rank",),
 }
-"""Integer columns of COMM_ARGS to the keys of their arguments; the first that is there counts."""
+"""Integer columns of COMM_ARGS, and the argument keys to try for each, in order."""
 
 TEXT_KEYS = {
     "collective": ("Collective name",),
@@ -56,14 +56,14 @@ TEXT_KEYS = {
     "input_types": ("Input type",),
     "concrete_inputs": ("Concrete Inputs",),
 }
-"""The same for columns of texts, and of other values as JSON."""
+"""Text columns and their argument keys; other values become JSON."""
 
 
 class Wanted(NamedTuple):
-    """A row whose arguments are to be found again in the text.
+    """A row whose arguments must be found again in the text.
 
-    ``place`` is a byte inside its event, ABSENT where none is known: then the row has no arguments
-    of a collective.
+    ``place`` is the position of a byte inside its event. It is ABSENT if none is known, as for rows
+    without the arguments of a collective.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Wanted(NamedTuple):
 
 
 class CommRow(NamedTuple):
-    """The columns of a communication event that its own row knows already."""
+    """The columns of a communication event that are known from its row, and its arguments."""
 
     start_ns: int
     end_ns: int
@@ -85,12 +85,12 @@ class CommRow(NamedTuple):
 
 
 class CommColumns(NamedTuple):
-    """COMM_ARGS rows of a chunk as columns.
+    """COMM_ARGS rows of a chunk, as columns.
 
     Args:
         integers: int64 columns.
         codes: int32 codes of names, categories and threads.
-        texts: For each column of texts, int32 codes and the texts that they index.
+        texts: For each text column, int32 codes and the texts that they index.
     """
 
     integers: Mapping[str, NDArray[np.int64]]
@@ -130,7 +130,7 @@ class CommRows:
             self._extend_rows(rows)
 
     def _take_waiting(self) -> None:
-        """Add the columns of many chunks at once: most chunks have few rows."""
+        """Add the columns of many chunks at once, because most chunks have few rows."""
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return
@@ -181,23 +181,23 @@ def _bytes_of(parts: Sequence[NDArray[np.signedinteger[Any]]]) -> bytes:
 def _recoded(
     codes: NDArray[np.int32], texts: Sequence[str], known: Mapping[str, int]
 ) -> NDArray[np.int32]:
-    """The codes that the same texts have in the file's dictionary, which grows."""
+    """Codes of a chunk, translated to those of the file's dictionary, which grows."""
     return np.array([known[text] for text in texts], np.int32)[codes]
 
 
 def find_arguments(
     data: bytes | bytearray, stop: int, wanted: Sequence[Wanted], boundary: Boundary
 ) -> list[Mapping[str, Any]]:
-    """The arguments of the wanted rows, which must be in the order of the text.
+    """The arguments of the wanted rows, which must be in text order.
 
     Args:
         data: ``data[:stop]`` is a valid JSON array of events.
         stop: Where it ends.
-        wanted: What to look for.
-        boundary: What stands between two events; a hint only.
+        wanted: Rows to look for.
+        boundary: Text between two events; a hint only.
 
     Returns:
-        One mapping per wanted row, empty where the event was not found again.
+        One mapping per wanted row, empty if the event was not found again.
     """
     found = list(_search(data, stop, wanted, boundary))
     if len(found) < len(wanted):
@@ -209,7 +209,7 @@ def find_arguments(
 def _search(
     data: bytes | bytearray, stop: int, wanted: Sequence[Wanted], boundary: Boundary
 ) -> Iterator[Mapping[str, Any]]:
-    """Yield arguments from one forward walk; ends early when the boundary hint misleads."""
+    """Yield arguments from one forward pass; stop early if the boundary hint misleads."""
     position = 0
     key = _NAME_KEY if data.find(_NAME_KEY, 0, _SAMPLE) >= 0 else b""
     nexts = _next_places(wanted, stop)
@@ -225,7 +225,7 @@ def _search(
 
 
 def _next_places(wanted: Sequence[Wanted], stop: int) -> list[int]:
-    """For each row, the known place of a row at or after it, ``stop`` where there is none."""
+    """For each row, the known place of this or the next such row; ``stop`` if there is none."""
     places = []
     limit = stop
     for row in reversed(wanted):
@@ -252,10 +252,10 @@ def _near_first(
     key: bytes,
     boundary: Boundary,
 ) -> tuple[Mapping[str, Any], int] | None:
-    """The same for a row known by name only, between ``position`` and ``limit``.
+    """Arguments and end of an event known by name only, between ``position`` and ``limit``.
 
-    What a collective is called by stands right after the last one or right before the next:
-    looking there first avoids reading everything in between.
+    The host events of a collective are right after the last event found or right before the next.
+    Searching there first avoids reading everything in between.
     """
     needle = _needle(row, key)
     ahead, behind = min(position + _NEAR, limit), max(limit - _NEAR, position)
@@ -270,18 +270,18 @@ def _near_first(
 
 
 def _scan(events: Sequence[bytes], wanted: Sequence[Wanted]) -> list[Mapping[str, Any]]:
-    """The same by looking at each event in turn, whatever the layout."""
-    found: list[Mapping[str, Any]] = []
+    """The arguments of the wanted rows, by looking at one event after another, in any layout."""
+    arguments: list[Mapping[str, Any]] = []
     remaining = iter(events)
     for row in wanted:
         needle = _needle(row)
         candidates = (_arguments_if(row, event) for event in remaining if needle in event)
-        found.append(next((match for match in candidates if match is not None), {}))
-    return found
+        arguments.append(next((match for match in candidates if match is not None), {}))
+    return arguments
 
 
 def _needle(row: Wanted, key: bytes = b"") -> bytes:
-    """What to search for; a longer text, with the key before the name, is found faster."""
+    """The text to search for; with the key before the name it is longer, so found faster."""
     if row.place != ABSENT:
         return COLLECTIVE_KEY
     plain = row.name.encode("ascii", "ignore")
@@ -308,7 +308,7 @@ def _arguments_if(row: Wanted, text: bytes | bytearray) -> Mapping[str, Any] | N
 
 
 def _values(rows: Sequence[Mapping[str, Any]], keys: tuple[str, ...]) -> list[Any]:
-    """What each row's arguments hold under the first of ``keys`` that they have, else None."""
+    """The value of each row under the first of ``keys`` that its arguments have, else None."""
     key, *others = keys
     values = [arguments.get(key) for arguments in rows]
     for other in others:

@@ -1,8 +1,8 @@
-"""Events that the usual decoders cannot read, one by one, mended where they are broken.
+"""Decode events that the usual decoders cannot read, one by one, and repair broken ones.
 
-What real traces contain: quotes that were not escaped (a range named ``forward "x"``), ``nan`` and
-``inf`` printed as numbers, raw control characters, single backslashes of Windows paths, bytes that
-are not UTF-8, and halves of surrogate pairs. A mended event is counted, never silently accepted.
+Real traces contain quotes that were not escaped (a range named ``forward "x"``), ``nan`` and
+``inf`` as numbers, raw control characters, single backslashes in Windows paths, bytes that are not
+UTF-8, and halves of surrogate pairs. A repaired event is counted, never accepted silently.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ _LONGEST = 1 << 20
 
 
 def repair_event(text: bytes) -> dict[str, Any] | None:
-    """The event that ``text`` was meant to be, or None.
+    """The event that ``text`` was meant to be; None if it cannot be repaired.
 
     Args:
-        text: What stands between two event boundaries.
+        text: Text between two event boundaries.
     """
     if len(text) > _LONGEST:
         return None
     decoded = text.decode("utf-8", "replace")
-    for mend in (_as_is, _mend_numbers, _mend_quotes):
-        decoded = mend(decoded)
+    for repair in (_unchanged, _repair_numbers, _repair_quotes):
+        decoded = repair(decoded)
         event = _load(decoded)
         if event is not None:
             return event
@@ -78,7 +78,7 @@ def clean_text(text: str) -> str:
 
 
 def clean_keys(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The same without such halves in any text inside; what is nested too deeply becomes None."""
+    """A copy in which every text is clean; a value that is nested too deeply becomes None."""
     cleaned: dict[str, Any] = {}
     for key, value in values.items():
         try:
@@ -104,11 +104,11 @@ def _load(text: str) -> dict[str, Any] | None:
     return event if isinstance(event, dict) else None
 
 
-def _as_is(text: str) -> str:
+def _unchanged(text: str) -> str:
     return text
 
 
-def _mend_numbers(text: str) -> str:
+def _repair_numbers(text: str) -> str:
     return _LONE_BACKSLASH.sub(_keep_escape, _NOT_A_NUMBER.sub("null", text))
 
 
@@ -116,7 +116,7 @@ def _keep_escape(match: re.Match[str]) -> str:
     return match[0] if match[1] else "\\\\"
 
 
-def _mend_quotes(text: str) -> str:
+def _repair_quotes(text: str) -> str:
     """Escape quotes inside strings: a quote ends a string only where JSON can continue after it."""
     out: list[str] = []
     opened: list[str] = []
@@ -168,7 +168,7 @@ NO_STREAM = 2**32 - 1
 
 
 def as_int(value: Any) -> int:
-    """An int64; ABSENT for what is no decimal integer or does not fit."""
+    """An int64; ABSENT for anything that is not a decimal integer or does not fit."""
     if isinstance(value, str):
         try:
             value = int(value) if len(value) < 20 else ABSENT
@@ -203,17 +203,17 @@ def as_text(value: Any) -> str:
 
 
 class PermissiveEvents(msgspec.Struct):
-    """What came of a list of event texts.
+    """The result of decoding a list of event texts.
 
     Args:
-        rows: Complete events, typed as the usual decoder types them.
-        start_ns: Exact start of each.
-        arguments: All arguments of each.
+        rows: Complete events, typed as by the usual decoder.
+        start_ns: Exact start of each event.
+        arguments: All arguments of each event.
         metadata: Process and thread names.
-        num_repaired: Texts that had to be mended.
-        num_quarantined: Texts given up.
-        num_unusual: Events that the usual decoder would not take, but which needed no mending.
-        first_fault: The first text that was mended or given up.
+        num_repaired: Texts that had to be repaired.
+        num_quarantined: Texts that were given up.
+        num_unusual: Events that needed no repair, but have types that the usual decoder refuses.
+        first_fault: The first text that was repaired or given up.
     """
 
     rows: list[Complete] = msgspec.field(default_factory=list)
@@ -227,7 +227,7 @@ class PermissiveEvents(msgspec.Struct):
 
 
 def decode_permissively(texts: Iterable[bytes]) -> PermissiveEvents:
-    """Decode each text by itself."""
+    """Decode each text separately."""
     events = PermissiveEvents()
     for text in texts:
         event = _decode(text)
@@ -259,7 +259,7 @@ def _repaired(text: bytes) -> Loose | None:
 
 
 def _add(events: PermissiveEvents, event: Loose) -> bool:
-    """Enter an event; False when it is not an event at all."""
+    """Add an event; return False if it is not an event at all."""
     if not isinstance(event.ph, str) or not event.ph:
         return False
     if event.ph == "M":
@@ -303,7 +303,7 @@ def _arguments(args: Any) -> Arguments:
 
 
 def _grid(value: Any) -> tuple[int, ...] | None:
-    """A kernel's grid; None for what is no list of integers."""
+    """A kernel's grid; None if it is not a list of integers."""
     return tuple(map(as_int, value)) if isinstance(value, list) else None
 
 

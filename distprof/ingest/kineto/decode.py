@@ -1,9 +1,9 @@
-"""A chunk of bytes to columns.
+"""Decode a chunk of bytes into columns.
 
-Where the compiled kernel is installed, it reads the usual chunk (:mod:`.native`). Without it, and
-for a chunk that it declines, one call decodes into typed structs, and columns are filled from
-those: host rows, device rows, communication rows. A chunk with unusual types goes event by event
-(:mod:`.damage`); a chunk that is no JSON at all is cut up by :mod:`.reader`.
+The compiled kernel, if installed, reads the usual chunk (:mod:`.native`). Without it, and for a
+chunk that it declines, one call decodes the chunk into typed structs, which then fill the columns:
+host rows, device rows, communication rows. A chunk with unusual types is decoded event by event
+(:mod:`.damage`). A chunk that is not JSON at all is cut up by :mod:`.reader`.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ class Rows(msgspec.Struct, frozen=True):
 
     Args:
         events: The decoded structs.
-        index: Place of each among the complete events of the chunk.
-        start_ns: Start, int64, the file's base not added.
+        index: Position of each among the complete events of the chunk.
+        start_ns: Start, int64, without the file's base.
         end_ns: End, int64.
         category: int32 code.
         kind: int8: an ActivityKind or HOST.
         name: int32 code.
         correlation: int64.
-        num_clamped: Rows whose duration could not be, and which got none.
+        num_clamped: Rows whose impossible duration became 0.
     """
 
     events: Sequence[Event]
@@ -100,7 +100,7 @@ class Rows(msgspec.Struct, frozen=True):
         *,
         device_only: bool = False,
     ) -> Rows:
-        """The rows worth keeping: those with a readable start, Python frames apart.
+        """The rows to keep: those with a readable start, except Python frames.
 
         Args:
             events: Complete events of a chunk.
@@ -127,7 +127,7 @@ class Rows(msgspec.Struct, frozen=True):
 
     def where(self, keep: NDArray[np.bool_]) -> Rows:
         """The rows that ``keep`` selects."""
-        kept = np.flatnonzero(keep)  # several arrays are gathered faster by place than by mask
+        kept = np.flatnonzero(keep)  # several arrays are gathered faster by index than by mask
         return Rows(
             _selected(self.events, keep),
             self.index[kept],
@@ -143,7 +143,7 @@ class Rows(msgspec.Struct, frozen=True):
 def device_columns(rows: Rows) -> Columns:
     """ACTIVITY columns of device rows.
 
-    Kineto puts the device in ``pid`` and the stream in ``tid`` of a device row; they replace
+    Kineto puts the device in ``pid`` and the stream in ``tid`` of a device row. They replace
     missing arguments.
     """
     events = rows.events
@@ -167,7 +167,7 @@ def device_columns(rows: Rows) -> Columns:
 
 
 class _Blocks(dict[tuple[int, ...] | None, int]):
-    """Thread blocks of each grid met lately; a job launches few different ones."""
+    """Cache of thread blocks per grid; a job launches few different grids."""
 
     def __missing__(self, grid: tuple[int, ...] | None) -> int:
         if not grid or len(grid) > _DIMENSIONS or min(grid) < 1:
@@ -182,7 +182,7 @@ class _Blocks(dict[tuple[int, ...] | None, int]):
 _DIMENSIONS = 3
 
 _MOST_GRIDS = 1 << 16
-"""Grids remembered: a hostile trace must not fill the memory."""
+"""Cached grids, limited so a hostile trace cannot fill the memory."""
 
 _MOST_BLOCKS = np.iinfo(np.int32).max
 
@@ -202,7 +202,7 @@ def host_columns(rows: Rows, symbols: SymbolTable) -> Columns:
 
 
 def _thread_codes(events: Sequence[Event], codes: Symbols) -> NDArray[np.int32]:
-    """Code of each event's thread. Profilers write thread by thread: few events begin another."""
+    """Code of each event's thread; profilers write thread by thread, so it rarely changes."""
     pids: list[Any] = [event.pid for event in events]
     tids: list[Any] = [event.tid for event in events]
     try:
@@ -214,12 +214,12 @@ def _thread_codes(events: Sequence[Event], codes: Symbols) -> NDArray[np.int32]:
         return np.empty(0, np.int32)
     first = np.flatnonzero((pid[1:] != pid[:-1]) | (tid[1:] != tid[:-1])) + 1
     first = np.concatenate(([0], first))
-    found = [codes[key] for key in zip(pid[first].tolist(), tid[first].tolist(), strict=True)]
-    return np.repeat(np.array(found, np.int32), np.diff(first, append=len(pid)))
+    run_codes = [codes[key] for key in zip(pid[first].tolist(), tid[first].tolist(), strict=True)]
+    return np.repeat(np.array(run_codes, np.int32), np.diff(first, append=len(pid)))
 
 
 def _durations(events: Sequence[Event]) -> tuple[Int64Array, int]:
-    """Duration of each event, and how many had one that cannot be (they get none)."""
+    """Duration of each event, and how many impossible durations became 0."""
     duration = micros_to_ns(floats([event.dur for event in events]))
     absurd = (duration < 0) | (duration > LONGEST_NS)
     num_absurd = int(np.count_nonzero(absurd))
@@ -243,7 +243,7 @@ def coded(codes: list[int]) -> NDArray[np.int32]:
 
 
 def integers(values: list[Any], convert: Callable[[Any], int]) -> Int64Array:
-    """int64 array; ``convert`` is asked only when a value is no int64."""
+    """int64 array; ``convert`` is called only if a value is not an int64."""
     try:
         return np.array(array("q", values), np.int64)
     except (TypeError, OverflowError):
@@ -259,12 +259,12 @@ def _fill(column: Int64Array, value: Callable[[int], int]) -> None:
 
 
 class DecodeState(msgspec.Struct, kw_only=True):
-    """What the decoder learned so far of one file.
+    """State of the decoder while it reads one file.
 
     Args:
         symbols: Dictionaries, which grow.
-        boundary: What stands between two events of this file; a hint.
-        device_only: Whether only device rows and step marks are wanted.
+        boundary: Text between two events of this file; a hint.
+        device_only: Whether only device rows and step marks are kept.
         exact: Whether times must be read as text.
         usual: Whether all categories so far were usual ones.
         permissive: Whether the last chunk needed the permissive decoder.
@@ -279,7 +279,7 @@ class DecodeState(msgspec.Struct, kw_only=True):
 
 
 class EventColumns(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows of one chunk. Times are int64 ns as the file counts them, the base not added.
+    """Rows of one chunk. Times are int64 ns as the file counts them, without its base.
 
     Args:
         device: The columns of ACTIVITY.
@@ -288,10 +288,10 @@ class EventColumns(msgspec.Struct, frozen=True, kw_only=True):
         comm: Communication rows.
         metadata: Process and thread names.
         num_events: Elements of the array.
-        num_repaired: Events mended.
+        num_repaired: Events repaired.
         num_quarantined: Events given up.
         num_clamped: Events kept with duration 0.
-        first_fault: Text of the first event that was mended or given up.
+        first_fault: Text of the first event that was repaired or given up.
     """
 
     device: Columns
@@ -313,8 +313,8 @@ def decode_events(data: bytes | bytearray, stop: int, state: DecodeState) -> Eve
     """Columns of the events in ``data[:stop]``, a JSON array.
 
     Raises:
-        msgspec.DecodeError: If it is no JSON array.
-        RecursionError: If it is nested absurdly deep.
+        msgspec.DecodeError: If it is not a JSON array.
+        RecursionError: If it is nested too deeply.
     """
     found = find_events(data, stop, state)
     if found is not None:
@@ -329,10 +329,10 @@ def decode_events(data: bytes | bytearray, stop: int, state: DecodeState) -> Eve
 
 
 def find_events(data: bytes | bytearray, stop: int, state: DecodeState) -> Found | None:
-    """The first half of :func:`decode_events` by the kernel, for :func:`columns_of`.
+    """The first half of :func:`decode_events`, done by the kernel, for :func:`columns_of`.
 
     Returns:
-        None where Python must read the chunk. The state is not changed.
+        None if Python must read the chunk. The state does not change.
     """
     if state.permissive:
         return None
@@ -340,7 +340,7 @@ def find_events(data: bytes | bytearray, stop: int, state: DecodeState) -> Found
 
 
 def columns_of(found: Found, state: DecodeState) -> EventColumns:
-    """The second half, for one chunk after another in their order."""
+    """The second half of :func:`decode_events`, to be called chunk by chunk in order."""
     symbols = state.symbols
     chunk = with_codes(found, symbols)
     return EventColumns(
@@ -404,7 +404,7 @@ def _decode_inexact(
         try:
             return *decode_array(view, UsualComplete), UsualComplete
         except msgspec.ValidationError:
-            state.usual = False  # a category of its own, or an unusual type: then so is this next
+            state.usual = False  # a custom category; an unusual type raises again below
     decoded, metadata = decode_array(view, Complete)
     return decoded, metadata, Complete
 
@@ -420,7 +420,7 @@ def _reread(
 
 
 def _place(arguments: Arguments, base: int) -> int:
-    """Where in the text the name of the collective stands, ABSENT without one.
+    """Position of the collective's name in the text, ABSENT without one.
 
     The decoder does not copy raw values: they are views of the text itself.
     """
@@ -457,12 +457,12 @@ def _columns(rows: Rows, state: DecodeState, arguments: FindArguments) -> EventC
 def _is_kept(
     category: NDArray[np.int32], name: NDArray[np.int32], symbols: SymbolTable
 ) -> NDArray[np.bool_]:
-    """Host rows that analyses need: all but most operators."""
+    """Host rows that analyses need: all except most operators."""
     return ~symbols.is_operator.of(category) | symbols.is_kept.of(name)
 
 
 def _is_comm(rows: Rows, device_rows: Rows, symbols: SymbolTable) -> NDArray[np.bool_]:
-    """Device rows with collective arguments, host rows that communication is known by."""
+    """Device rows with collective arguments, and host rows with names of communication."""
     on_device = rows.kind >= 0
     is_comm = symbols.is_comm.of(rows.name) & ~on_device
     is_comm[on_device] = [

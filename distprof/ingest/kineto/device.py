@@ -14,7 +14,7 @@ from distprof.kernel import kernel
 
 __all__ = ["DeviceSearch", "parse_metadata"]
 
-_CATEGORY_IS = b'cat": "'  # a c is rarer than a quote: found faster
+_CATEGORY_IS = b'cat": "'  # begins with a c, which is rarer than a quote and found faster
 
 _ON_DEVICE = (b'kernel"', b"gpu_")
 
@@ -37,7 +37,7 @@ class DeviceSearch:
     """Finds device rows and step marks in indented traces as Kineto writes them.
 
     Args:
-        boundary: What stands between two events. Only a line break makes it unmistakable.
+        boundary: Text between two events. Only a line break makes it unambiguous.
     """
 
     def __init__(self, boundary: Boundary) -> None:
@@ -48,9 +48,9 @@ class DeviceSearch:
         self._between = boundary.text[1 : boundary.opening]
 
     def select(self, data: bytearray, stop: int) -> bytes | None:
-        """The hits in ``data[:stop]`` as a JSON array, None when the layout is unexpected.
+        """The hits in ``data[:stop]`` as a JSON array, None if the layout is unexpected.
 
-        An array that holds every device row, and perhaps others; not proved to be valid JSON.
+        The array holds every device row, and perhaps others. It may be invalid JSON.
         """
         compiled = kernel()
         if compiled is not None:
@@ -63,7 +63,7 @@ class DeviceSearch:
         return array if self.usable else None
 
     def _searched(self, data: bytearray, stop: int) -> tuple[bytes, int]:
-        """The hits as a JSON array, and how many are device rows: what the kernel does, too."""
+        """The hits as a JSON array, and the number of device rows, found without the kernel."""
         rows = spans = self._device_rows(data, stop)
         if steps := self._steps(data, stop):
             spans = sorted({*spans, *steps})  # marks on the device were found both ways
@@ -74,8 +74,8 @@ class DeviceSearch:
     def _device_rows(self, data: bytearray, stop: int) -> list[tuple[int, int]]:
         """Start and end of each device row.
 
-        The words share a beginning, so that one pass of the pattern finds them all as fast as a
-        plain search finds one. Written out, for it runs once per row.
+        The words share a beginning, so one pass of the pattern finds them all as fast as a plain
+        search finds one. The search is written out because it runs once per row.
         """
         spans = []
         edge, opening = self._edge, self._opening
@@ -91,7 +91,7 @@ class DeviceSearch:
         return spans
 
     def _steps(self, data: bytearray, stop: int) -> list[tuple[int, int]]:
-        """Start and end of each step mark, found by the last byte of what it begins with.
+        """Start and end of each step mark, found by the last byte of its beginning.
 
         One rare byte is found several times faster than a word.
         """
@@ -105,12 +105,12 @@ class DeviceSearch:
 
     @staticmethod
     def _is_expected(data: bytearray, stop: int) -> bool:
-        """Whether a window without hits is spelt as this search expects."""
+        """Whether a window without hits has the spelling that this search expects."""
         category = data.find(_CATEGORY, 0, stop)
         if category >= 0 and not data.startswith(_SPACED, category):
             return False
         compiled = kernel()
-        if compiled is not None:  # most windows of a long trace are of the host alone
+        if compiled is not None:  # most windows of a long trace hold only host events
             return not compiled.holds_any(data, stop, _LEGACY)
         return all(data.find(word, 0, stop) < 0 for word in _LEGACY)
 
@@ -125,15 +125,15 @@ _EVENTS = "traceEvents"
 
 _MOST_DAMAGED = 16 << 20
 _MOST_BROKEN = 16
-"""Each value that cannot be read costs time by the length of the text, so both have a limit."""
+"""Each unreadable value costs time in proportion to the text, so both are limited."""
 
 
 def parse_metadata(head: bytes, tail: bytes, *, ended: bool) -> tuple[Mapping[str, Any], bool]:
-    """Top-level keys but ``traceEvents``, and whether their text was complete.
+    """Top-level keys except ``traceEvents``, and whether their text was complete.
 
     Args:
         head: Text up to the array of events; empty for a bare list, which has no metadata.
-        tail: Text after the array, or after the last complete event when the array has no end.
+        tail: Text after the array, or after the last complete event if the array has no end.
         ended: Whether the array has an end.
     """
     if not head:
@@ -157,24 +157,24 @@ def _events_left_out(keys: dict[str, Any]) -> dict[str, Any]:
 
 
 def _base_in(damaged: bytes) -> dict[str, int]:
-    """The base of all times, which no event holds, if it stands somewhere in a damaged end."""
-    found = _BASE.search(damaged)
-    return {"baseTimeNanoseconds": int(found[1])} if found else {}
+    """The base of all times, if it is somewhere in a damaged end; no event holds it."""
+    match = _BASE.search(damaged)
+    return {"baseTimeNanoseconds": int(match[1])} if match else {}
 
 
 def _keys_of(text: bytes) -> dict[str, Any]:
-    """The keys at the top of a damaged object whose values can be read, in order.
+    """The readable top-level keys of a damaged object, in order.
 
-    Nothing beyond some megabytes of text, or after some broken values.
+    Reading stops after 16 MiB of text or 16 broken values.
     """
     decoded = text[:_MOST_DAMAGED].decode("utf-8", "replace")
     decoder = json.JSONDecoder(strict=False)
-    found: dict[str, Any] = {}
+    keys: dict[str, Any] = {}
     position = num_broken = 0
     while num_broken < _MOST_BROKEN and (match := _KEY.search(decoded, position)):
         position = match.end()
         try:
-            found[match[1]], position = decoder.raw_decode(decoded, match.end())
+            keys[match[1]], position = decoder.raw_decode(decoded, match.end())
         except (ValueError, RecursionError):
             num_broken += 1
-    return found
+    return keys

@@ -1,17 +1,17 @@
-"""What is read of an event, the words it may use, and its times as exact int64 nanoseconds.
+"""Fields of an event that are read, words of its category, and times as exact int64 nanoseconds.
 
 Spellings of categories come from Kineto's ``ActivityType.cpp`` and, for the capitalised ones, from
-the traces that PyTorch 1.8 wrote. A category that is not listed keeps the trace's own word and is
-host work, even when its arguments name a stream: compiled Triton operators carry ``stream: 0`` on
+traces that PyTorch 1.8 wrote. A category that is not listed keeps the trace's own word and counts
+as host work, even if its arguments name a stream: compiled Triton operators carry ``stream: 0`` on
 the host.
 
-Kineto writes microseconds with three decimals. A double holds them exactly enough below 2**43 us,
-which times relative to ``baseTimeNanoseconds`` never reach; absolute times with decimals do, and
-are converted from their text.
+Kineto writes microseconds with three decimals. A double is exact enough for them below 2**43 us.
+Times relative to ``baseTimeNanoseconds`` never reach that. Absolute times with decimals do, and are
+converted from their text.
 
-Fields are in the order Kineto writes them, because the decoder guesses the next field first.
-Arguments of collectives are sparse and read in a second pass (:mod:`.comm`): each field here costs
-time on every event.
+Fields are in the order in which Kineto writes them, because the decoder guesses the next field
+first. Arguments of collectives are sparse and read in a second pass (:mod:`.comm`): each field here
+costs time on every event.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ DEVICE_KINDS: dict[str, ActivityKind] = {
     "gpu_memset": ActivityKind.COPY,
     "gpu_user_annotation": ActivityKind.ANNOTATION,
 }
-"""Categories of device rows after :func:`normalise`, and what such a row does."""
+"""Categories of device rows after :func:`normalise`, and the kind of such rows."""
 
 HOST_WORDS: dict[str, str] = {
     "cuda_runtime": "runtime",
@@ -94,7 +94,7 @@ HOST_WORDS: dict[str, str] = {
     "Memset": "gpu_memset",
     "concurrent_kernel": "kernel",
 }
-"""The trace's word to ours."""
+"""Category in the trace to distprof's word for it."""
 
 PYTHON_FRAME = "python_function"
 """Rows of this category are counted and dropped: they are most of a trace with stacks."""
@@ -113,14 +113,15 @@ COMM_PREFIXES = (
     "mpi:",
     "record_param_comms",
 )
-"""How names of host rows begin that enter COMM_ARGS even without arguments."""
+"""Name prefixes of host rows that enter COMM_ARGS even without arguments."""
 
 KEPT_OPERATOR_NAME = re.compile(
     r"(c10d::|_?c10d_functional::|gloo:|nccl:|record_param_comms|ProfilerStep#|Optimizer\.)"
     r"|torch\.distributed\.ddp\.reducer::search_unused_parameters|.*[dD]ata[lL]oader",
     re.DOTALL,
 )
-"""Matches (from the start) operators kept in memory with a host sink: analyses need no others."""
+"""Matches, from the start, operators that analyses need, so they stay in memory with a host sink.
+"""
 
 
 USUAL_CATEGORIES = (
@@ -132,36 +133,36 @@ USUAL_CATEGORIES = (
     "overhead",
     "Trace",
 )
-"""The trace's words for categories of events with a duration; files with others take longer."""
+"""Usual categories of events with a duration, as in the trace; files with others take longer."""
 
 
 def normalise(category: str) -> str:
-    """Our word for the trace's category; the same word when it is not listed."""
+    """Translate a category of the trace to distprof's word; an unlisted one stays as it is."""
     return HOST_WORDS.get(category, category)
 
 
 # Times --------------------------------------------------------------------------------------------
 
 EXACT_BELOW_US = 2.0**43
-"""From here on neighbouring doubles are 2 ns apart."""
+"""From here on, neighbouring doubles are 2 ns apart."""
 
 LARGEST_NS = 4 * 10**18
-"""Times beyond this (the year 2096) are nonsense; a base of the same size can still be added."""
+"""Times above this (the year 2096) are nonsense. A base of the same size can still be added."""
 
 LONGEST_NS = 7 * 24 * 3600 * NS_PER_S
 """A longer event is a broken record: no profiler records for a week."""
 
 INVALID_NS = np.iinfo(np.int64).min
-"""Stands for a time that could not be read."""
+"""Stands for an unreadable time."""
 
-_MOST_DIGITS = 20  # before the point: no time in ns of 64 bits has more
+_MOST_DIGITS = 20  # before the point: no 64-bit time in ns has more
 _DECIMALS = 3
 
 
 def micros_to_ns(micros: NDArray[np.float64]) -> Int64Array:
-    """Microseconds as doubles to int64 ns; :data:`INVALID_NS` where not finite or absurd.
+    """Microseconds as doubles to int64 ns; :data:`INVALID_NS` if not finite or absurd.
 
-    ``rint(us * 1000)`` would be off by 1 ns on a quarter of the events of a real trace.
+    ``rint(us * 1000)`` would be off by 1 ns for a quarter of the events of a real trace.
     """
     usable = np.abs(micros) < LARGEST_NS / NS_PER_US  # False for NaN
     if not usable.all():
@@ -220,14 +221,14 @@ def _equally_long_to_ns(group: Sequence[Any], length: int) -> Int64Array:
 NO_DURATION = -1.0
 
 NO_COLLECTIVE = Raw(b"")
-"""Stands where an event names no collective."""
+"""Stands for an event that names no collective."""
 
 SOME_COLLECTIVE = Raw(b'""')
-"""Stands where it names one that was read already."""
+"""Stands for an event whose collective was already read."""
 
 
 class Arguments(Struct, gc=False, frozen=True):
-    """The arguments that tables need of every event."""
+    """The arguments that tables need from every event."""
 
     stream: int | str = ABSENT
     correlation: int = ABSENT
@@ -258,16 +259,16 @@ class Complete(Struct, gc=False, tag_field="ph", tag="X"):
 
 
 class UsualComplete(Complete, gc=False, tag_field="ph", tag="X"):
-    """The same in a file of usual categories: these are found, which is faster than to make them.
+    """A complete event in a file of usual categories, which are looked up: faster than making them.
 
-    Any other category is a ``ValidationError``.
+    Any other category raises ``ValidationError``.
     """
 
     cat: Literal[USUAL_CATEGORIES] = ""  # type: ignore[valid-type]
 
 
 class ExactComplete(Struct, gc=False, tag_field="ph", tag="X"):
-    """The same with the time as text, for files whose times do not fit a double."""
+    """A complete event with its time as text, for files whose times do not fit a double."""
 
     name: str
     ts: Raw
@@ -293,25 +294,25 @@ class Metadata(Struct, gc=False, tag_field="ph", tag="M"):
     args: MetadataArguments = MetadataArguments()
 
 
-class _Met(threading.local):
+class _Collected(threading.local):
     """The metadata events of the array that this thread decodes."""
 
     def __init__(self) -> None:
         self.events: list[Metadata] = []
 
 
-_MET = _Met()
+_COLLECTED = _Collected()
 
 
-class _MetMetadata(Metadata, gc=False, tag_field="ph", tag="M"):
-    """A metadata event that reports itself: looking for the few among all costs more."""
+class _CollectedMetadata(Metadata, gc=False, tag_field="ph", tag="M"):
+    """A metadata event that registers itself: searching all events for the few costs more."""
 
     def __post_init__(self) -> None:
-        _MET.events.append(self)
+        _COLLECTED.events.append(self)
 
 
 SKIPPED_PHASES = "stfiICBEbenNODPRcvVapSTF(),"
-"""Flow, counter, instant, async and begin/end events: validated, nothing kept."""
+"""Flow, counter, instant, async and begin/end events: validated, but not kept."""
 
 _SKIPPED = tuple(
     msgspec.defstruct(f"Skipped{code}", [], tag_field="ph", tag=phase, gc=False)
@@ -326,11 +327,11 @@ def _union(*kinds: type[Struct]) -> Any:
     return list[union]
 
 
-_USUAL = msgspec.json.Decoder(_union(UsualComplete, _MetMetadata, *_SKIPPED)).decode
+_USUAL = msgspec.json.Decoder(_union(UsualComplete, _CollectedMetadata, *_SKIPPED)).decode
 
-_FAST = msgspec.json.Decoder(_union(Complete, _MetMetadata, *_SKIPPED)).decode
+_FAST = msgspec.json.Decoder(_union(Complete, _CollectedMetadata, *_SKIPPED)).decode
 
-_EXACT = msgspec.json.Decoder(_union(ExactComplete, _MetMetadata, *_SKIPPED)).decode
+_EXACT = msgspec.json.Decoder(_union(ExactComplete, _CollectedMetadata, *_SKIPPED)).decode
 
 
 _DECODERS = {UsualComplete: _USUAL, Complete: _FAST, ExactComplete: _EXACT}
@@ -339,30 +340,30 @@ _DECODERS = {UsualComplete: _USUAL, Complete: _FAST, ExactComplete: _EXACT}
 def decode_array(
     text: memoryview, complete: type[Complete | ExactComplete]
 ) -> tuple[list[Struct], list[Metadata]]:
-    """All events of a JSON array, and those of them that are metadata.
+    """All events of a JSON array, and the metadata events among them.
 
     Args:
         text: The array.
-        complete: What complete events become.
+        complete: Type of complete events.
 
     Raises:
-        msgspec.DecodeError: If it is no JSON array, or an event has an unexpected shape or type.
+        msgspec.DecodeError: If it is not a JSON array, or an event has an unexpected shape or type.
     """
-    _MET.events = []
+    _COLLECTED.events = []
     decoded: list[Struct] = _DECODERS[complete](text)
-    met, _MET.events = _MET.events, []
-    return decoded, met
+    metadata, _COLLECTED.events = _COLLECTED.events, []
+    return decoded, metadata
 
 
 DECODE_RAW = msgspec.json.Decoder(list[Raw]).decode
-"""Cut an array into the texts of its elements; raises only when it is no JSON array."""
+"""Cut an array into the texts of its elements; raises only if it is not a JSON array."""
 
 
 NO_TIME = Raw(b"null")
 
 
 class Loose(Struct):
-    """An event of which nothing is certain but that it is a JSON object."""
+    """An event that is only known to be a JSON object."""
 
     ph: Any = None
     name: Any = None
@@ -375,7 +376,7 @@ class Loose(Struct):
 
 
 DECODE_LOOSE = msgspec.json.Decoder(Loose).decode
-"""Decode the text of one event whatever its types."""
+"""Decode the text of one event, whatever its types."""
 
 
 class _Object(Struct):

@@ -1,8 +1,8 @@
-"""Where the events of a file are: windows of whole events, and the text around them.
+"""Find the events of a file: windows of whole events, and the text around them.
 
-A cut between two events is guessed from the text that separates them and proved by parsing: a
-prefix closed with ``]`` is a JSON array only if the cut was between two elements. So no tokenizer
-is needed, and any layout works.
+A cut between two events is guessed from the text that separates them and verified by parsing: a
+prefix closed with ``]`` is a JSON array only if the cut was between two elements. No tokeniser is
+needed, and any layout works.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NEXT_EVENT = re.compile(r'\s*,\s*\{(?:\s*")?')
 class Boundary(msgspec.Struct, frozen=True):
     """The text from the end of one event to the first key of the next: a hint, never relied on.
 
-    A longer text is searched for faster.
+    A longer text is found faster.
 
     Args:
         text: Begins with ``}`` and holds one ``,`` and one ``{``.
@@ -49,12 +49,12 @@ class Boundary(msgspec.Struct, frozen=True):
 
     @property
     def has_line_break(self) -> bool:
-        """Whether the file puts events on lines of their own, so that no string can hold this."""
+        """Whether events are on separate lines, so no string can hold this text."""
         return b"\n" in self.text
 
     @property
     def indent(self) -> bytes:
-        """Line break and spaces before an event's brace; empty for files without line breaks."""
+        """Line break and spaces before an event's brace; empty if the file has no line breaks."""
         before = self.text[: self.opening]
         return before[before.rindex(b"\n") :] if self.has_line_break else b""
 
@@ -79,7 +79,7 @@ class Boundary(msgspec.Struct, frozen=True):
 
     @staticmethod
     def learn(array: bytes | bytearray, otherwise: Boundary | None = None) -> Boundary:
-        """Look between the first two events, else for what looks like a boundary most often."""
+        """The text between the first two events, else the most frequent text like a boundary."""
         text = array[1:_SAMPLE].decode("latin-1")  # one character per byte
         start = len(text) - len(text.lstrip())
         try:
@@ -102,17 +102,17 @@ WINDOW_BYTES = 2 << 20
 """Text decoded at once: small enough that the result stays in the CPU cache."""
 
 SEARCHED_WINDOW_BYTES = 8 << 20
-"""The same where little of the text is decoded, and each window costs more than its text."""
+"""Window for text that is searched for a few rows: each window costs more than its text."""
 
 LARGEST_EVENT_BYTES = 64 << 20
-"""A longer event is skipped, so that memory stays bounded."""
+"""A longer event is skipped, so memory stays bounded."""
 
 LARGEST_METADATA_BYTES = 64 << 20
-"""More metadata before the events is refused; after them, it is not read."""
+"""More metadata is refused before the events, and not read after them."""
 
 _FIRST_READ = 1 << 16
 
-_BLOCK = 1 << 18  # larger blocks are fresh memory each time, which is slower
+_BLOCK = 1 << 18  # larger blocks are newly mapped memory each time, which is slower
 
 _LARGEST_LAST_EVENT = 16 << 20
 
@@ -131,24 +131,24 @@ Take = Callable[[bytearray, int, int], bool]
 of the file, or accept nothing and return False if it is not one."""
 
 Salvage = Callable[[bytearray, int, int], None]
-"""The same for a text that is known to be damaged: accept what is recoverable."""
+"""Like :data:`Take` for a text that is known to be damaged: accept what is recoverable."""
 
 
 class Framer:
-    """Walks one file.
+    """Walks through the events of one file.
 
     Args:
-        source: The bytes.
-        name: What to call them in messages.
+        source: The bytes of the file.
+        name: Name for messages.
         searched: Whether the windows are searched for a few rows.
 
     Attributes:
-        boundary: What stands between two events: learned from the first, and again when it fails.
+        boundary: Text between two events: learned from the first two, and again if it fails.
         head: Text before the events; empty for a bare list of events.
         tail: Text after the events.
         ended: Whether the end of the array was found.
-        lost_bytes: Without an end, bytes after the last complete event.
-        truncated_at: Where those begin.
+        lost_bytes: Bytes after the last complete event, if the array has no end.
+        truncated_at: Where these bytes begin.
         num_giants: Events skipped for their size.
 
     Raises:
@@ -173,13 +173,13 @@ class Framer:
     def run(
         self, take: Take, salvage: Salvage, is_enough: Callable[[], bool] = lambda: False
     ) -> None:
-        """Hand out all events, window by window, until there are none or they are enough."""
+        """Hand out events window by window, until there are no more or ``is_enough`` says so."""
         while not self._ends_or_advances(take, salvage) and not is_enough():
             pass
 
     @property
     def offset(self) -> int:
-        """Byte of the file at which the present window begins."""
+        """Byte of the file at which the current window begins."""
         return self._offset
 
     def _ends_or_advances(self, take: Take, salvage: Salvage) -> bool:
@@ -204,10 +204,10 @@ class Framer:
         return False
 
     def _find_events(self, name: str) -> tuple[bytes, bytearray]:
-        """The text before the array of events, and what was read from its bracket on."""
+        """The text before the array of events, and everything read from its bracket on."""
         data = bytearray()
         while True:
-            # As much again as there is, for each look starts from the beginning.
+            # Read as much again each time, because each search starts from the beginning.
             block = self._read_at_least(len(data)) if data else self._source.read(_FIRST_READ)
             data += block
             text = data.lstrip(_BETWEEN[:4])
@@ -223,14 +223,14 @@ class Framer:
                 raise _no_events(name, data, self._source.damage)
 
     def _read_at_least(self, size: int) -> bytearray:
-        """That many bytes and up to a block more; less only at the end of the input."""
+        """At least that many bytes, up to a block more; fewer only at the end of the input."""
         data = bytearray()
         while len(data) < size and (block := self._source.read(_BLOCK)):
             data += block
         return data
 
     def _fill(self) -> None:
-        """Read until the window is full. The buffer stays, for fresh memory is slow memory."""
+        """Read until the window is full, reusing the buffer: newly mapped memory is slow."""
         if len(self._data) < self._wanted:
             self._data = self._data.ljust(self._wanted + _BLOCK, b" ")
         while self._size < self._wanted and not self._exhausted:
@@ -249,7 +249,7 @@ class Framer:
         return cut + self.boundary.comma if cut > 0 else -1
 
     def _take_until(self, stop: int, take: Take) -> bool:
-        """Close the array at ``stop`` for a moment and hand it out."""
+        """Close the array at ``stop`` temporarily and hand it out."""
         kept = self._data[stop]
         self._data[stop] = ord("]")
         try:
@@ -264,7 +264,7 @@ class Framer:
         self._data[stop] = kept
 
     def _drop(self, comma: int) -> None:
-        """Forget what stands before ``comma``, which opens the next array."""
+        """Forget the text before ``comma``, which opens the next array."""
         rest = self._data[comma : self._size]
         rest[0] = ord("[")
         self._size = len(rest)
@@ -273,7 +273,7 @@ class Framer:
         self._wanted = self._usual
 
     def _grow(self) -> None:
-        """Make the window larger, or give up an event that is larger than any allowed."""
+        """Enlarge the window, or skip an event that is larger than any allowed."""
         if self._size < LARGEST_EVENT_BYTES:
             self._wanted = 2 * self._size
             self.boundary = Boundary.learn(self._data[: self._size], self.boundary)
@@ -304,9 +304,8 @@ class Framer:
             if self._take_until(stop, take):
                 self._finish(end)
                 return True
-        for stop, end in sorted(
-            self._candidates()
-        ):  # metadata may hold what looks like an end, too
+        # Metadata may also hold text that looks like an end.
+        for stop, end in sorted(self._candidates()):
             if self._is_credible(stop, end):
                 self._salvage_until(stop, salvage)
                 self._finish(end)
@@ -314,7 +313,7 @@ class Framer:
         return False
 
     def _candidates(self) -> Iterator[tuple[int, int]]:
-        """Where the array may end, likeliest first: end of the last event, end of the array."""
+        """Where the array may end, likeliest first: end of the last event and end of the array."""
         last = max(0, self._last_comma() - 1)
         for low, high in ((last, self._size), (0, last)):
             for count, match in enumerate(_END.finditer(self._data, low, high)):
@@ -323,7 +322,7 @@ class Framer:
                 yield match.start() + 1, match.end(1)
 
     def _is_credible(self, stop: int, end: int) -> bool:
-        """Whether an end that parsing cannot prove, for the events are damaged, is one."""
+        """Whether an end is plausible that parsing cannot verify, as the events are damaged."""
         if self._exhausted:
             return _is_object_rest(self._data[end : self._size], self.head)
         assert self.boundary is not None
@@ -339,7 +338,7 @@ class Framer:
         self.ended = True
 
     def _take_truncated(self, take: Take, salvage: Salvage) -> None:
-        """Hand out every complete event of a window in which the file ends too early."""
+        """Hand out every complete event of a window in which the file ends early."""
         if (comma := self._last_comma()) >= 0:
             if not self._take_until(comma, take):
                 self._salvage_until(comma, salvage)
@@ -356,7 +355,7 @@ class Framer:
 
 
 def _end_of_event(text: bytearray) -> int:
-    """Where the event at the start of ``text`` ends, 0 when it is not complete."""
+    """Where the event at the start of ``text`` ends, 0 if it is incomplete."""
     if len(text) > _LARGEST_LAST_EVENT:
         return 0
     decoded = text.decode("latin-1")

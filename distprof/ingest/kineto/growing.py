@@ -1,7 +1,7 @@
-"""Columns that grow while a file is read, and are in memory once only.
+"""Columns that grow while a file is read, and are never in memory twice.
 
-Parts joined at the end would be there twice: what they leave is free, but in pieces that are
-smaller than any column. So long columns are written into memory maps, which grow where they are.
+Joining parts at the end would need memory for both: the parts free their memory, but in pieces that
+are smaller than any column. So long columns are written into memory maps, which grow in place.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["GrowingColumns", "joined"]
 Columns = dict[str, NDArray[Any]]
 
 _ROWS_AT_ONCE = 1 << 15
-"""Rows that wait before they are written: fewer fill no map."""
+"""Rows that are collected before they are written; shorter tables use no map."""
 
 _CAN_REMAP = sys.platform == "linux"
 
@@ -30,7 +30,7 @@ class GrowingColumns:
     """The columns of one table, part by part.
 
     Args:
-        schema: Of the table. Categories are int32 codes.
+        schema: Schema of the table. Categories are int32 codes.
     """
 
     def __init__(self, schema: TableSchema) -> None:
@@ -40,14 +40,14 @@ class GrowingColumns:
         self._maps: dict[str, _Growing] = {}
 
     def append(self, part: Columns) -> None:
-        """Take rows; the part belongs to the table from now on."""
+        """Add rows; from now on, the part belongs to the table."""
         self._waiting.append(part)
         self._num_waiting += len(part["start_ns"])
         if self._num_waiting >= _ROWS_AT_ONCE:
             self._write()
 
     def columns(self) -> Columns:
-        """All rows, to be asked for once; the arrays may be written to."""
+        """All rows. Call this once; the arrays may be written to."""
         if not self._maps:
             return joined(self._schema, self._waiting)
         if self._num_waiting:
@@ -64,7 +64,7 @@ class GrowingColumns:
 
 
 def joined(schema: TableSchema, parts: Sequence[Columns]) -> Columns:
-    """The parts one after another. Frees the parts column by column, for they are large."""
+    """Concatenate the parts, and free them column by column because they are large."""
     return {
         column.name: np.concatenate(
             [np.empty(0, _dtype(column)), *(part.pop(column.name) for part in parts)]
@@ -78,10 +78,10 @@ def _dtype(column: Column) -> np.dtype[Any]:
 
 
 class _Growing:
-    """One column in an anonymous memory map; what is not filled yet takes no memory.
+    """One column in an anonymous memory map; its unused part takes no memory.
 
     Args:
-        dtype: Of the column.
+        dtype: Type of the column.
     """
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
@@ -105,7 +105,7 @@ class _Growing:
 
 
 def _anonymous(size: int) -> mmap.mmap:
-    """A private map; a shared one could not grow."""
+    """A private map, because a shared one could not grow."""
     return (
         mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if _CAN_REMAP

@@ -1,6 +1,6 @@
-"""Traces of torch.profiler that are made of another tool's records, while they are read.
+"""Build torch.profiler traces from records of another tool, while they are read.
 
-So the reader of Kineto's traces reads them too, and every analysis finds what it knows.
+The reader of Kineto traces then reads them as well, and every analysis works on them unchanged.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _MAX_FAMILIES = 1_000
 
 @contextmanager
 def opened_events(head: Mapping[str, Any], events: Iterator[bytes]) -> Iterator[BinaryIO]:
-    """A trace, to be read once from its start to its end.
+    """Open a trace that can be read once, from start to end.
 
     Args:
         head: What Kineto writes before its events.
-        events: Each as JSON.
+        events: Events, each as JSON.
     """
     begin = msgspec.json.encode(head).removesuffix(b"}") + b',"traceEvents":[\n'
-    with io.BufferedReader(_Made(_blocks(begin, events)), _BUFFER_BYTES) as stream:
+    with io.BufferedReader(_BlockStream(_blocks(begin, events)), _BUFFER_BYTES) as stream:
         yield cast("BinaryIO", stream)
 
 
@@ -46,11 +46,11 @@ def _blocks(begin: bytes, events: Iterator[bytes]) -> Iterator[bytes]:
     yield (before if some else b"") + b",\n".join(some) + b"\n]}"
 
 
-class _Made(io.RawIOBase):
+class _BlockStream(io.RawIOBase):
     """A stream of blocks.
 
     Args:
-        blocks: In order.
+        blocks: The blocks, in order.
     """
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
@@ -58,11 +58,11 @@ class _Made(io.RawIOBase):
         self._rest = b""
 
     def readable(self) -> bool:
-        """Yes."""
+        """Always true."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill ``buffer`` with what is there."""
+        """Fill ``buffer`` with what is available."""
         while not self._rest:
             block = next(self._blocks, None)
             if block is None:
@@ -93,24 +93,24 @@ def on_device(
     correlation: int | None,
     num_bytes: int | None = None,
 ) -> bytes:
-    """An activity of the GPU.
+    """A GPU activity as an event.
 
     Args:
-        category: Kineto's word.
-        name: As JSON.
-        start: In ns.
-        end: In ns.
+        category: Kineto's word for the category.
+        name: Name as JSON.
+        start: Start in ns.
+        end: End in ns.
         device: Number of the GPU.
         stream: Number of the stream.
-        correlation: That of its launch.
-        num_bytes: That it copies or sets.
+        correlation: Correlation of its launch.
+        num_bytes: Bytes that it copies or sets.
     """
-    told = b"" if correlation is None else b'"correlation":%d,' % correlation
+    launch = b"" if correlation is None else b'"correlation":%d,' % correlation
     size = b"" if num_bytes is None or num_bytes < 0 else b',"bytes":%d' % num_bytes
     return (
         b'{"ph":"X","cat":"%b","name":%b,"pid":%d,"tid":%d,"ts":%b,"dur":%b,"args":{%b"device":%d,'
         b'"stream":%d%b}}'
-        % (category, name, device, stream, _micros(start), _micros(end - start), told, device,
+        % (category, name, device, stream, _micros(start), _micros(end - start), launch, device,
            stream, size)
     )  # fmt: skip
 
@@ -126,17 +126,17 @@ def on_host(
     correlation: int | None = None,
     told: bytes = b"",
 ) -> bytes:
-    """An activity of the CPU, times in ns.
+    """A CPU activity as an event; times are in ns.
 
     Args:
-        category: Kineto's word.
-        name: As JSON.
-        start: In ns.
-        end: In ns.
+        category: Kineto's word for the category.
+        name: Name as JSON.
+        start: Start in ns.
+        end: End in ns.
         pid: Process id.
         tid: Thread id.
-        correlation: That of what it launches.
-        told: Other arguments, as JSON without its braces.
+        correlation: Correlation of what it launches.
+        told: Other arguments, as JSON without braces.
     """
     if correlation is not None:
         told = b'"correlation":%d' % correlation + (b"," if told else b"") + told
@@ -160,7 +160,7 @@ _REPEATED = frozenset(
 class StepRanges:
     """Ranges that mark steps: numbered ones, or ones that repeat under one of a few names.
 
-    Of several such families the one that covers most time counts. Where it is Kineto's own,
+    Of several such families, the one that covers the most time is used. If that is Kineto's own,
     nothing needs to be added.
     """
 
@@ -168,7 +168,7 @@ class StepRanges:
         self._families: dict[tuple[int, str], list[tuple[int, int, int]]] = {}
 
     def note(self, name: str, start: int, end: int, thread: int) -> None:
-        """Look at a range of a thread."""
+        """Register a range of a thread if it may mark a step."""
         numbered = _NUMBERED.fullmatch(name.strip())
         if numbered is not None:
             family, step = numbered[1].strip(" _:#=-").lower(), int(numbered[2])
@@ -179,24 +179,25 @@ class StepRanges:
         is_new = (thread, family) not in self._families
         if is_new and len(self._families) >= _MAX_FAMILIES:
             return
-        found = self._families.setdefault((thread, family), [])
-        if len(found) < _MAX_STEPS:
-            found.append((step, start, end))
+        ranges = self._families.setdefault((thread, family), [])
+        if len(ranges) < _MAX_STEPS:
+            ranges.append((step, start, end))
 
     def chosen(self) -> Iterable[tuple[bytes, int, int, int]]:
-        """Kineto's name, start, end and thread of each step, in order; numbers come once."""
+        """Kineto's name, start, end and thread of each step, in order; each number appears once."""
         families = self._families.items()
-        several = {key: said for key, said in families if len(said) > 1 or said[0][0] >= 0}
-        if not several:
+        candidates = {key: r for key, r in families if len(r) > 1 or r[0][0] >= 0}
+        if not candidates:
             return
         thread, family = max(
-            several, key=lambda key: (sum(end - start for _, start, end in several[key]), key)
+            candidates,
+            key=lambda key: (sum(end - start for _, start, end in candidates[key]), key),
         )
         if family == "profilerstep":
             return
         seen: set[int] = set()
-        told = sorted(several[thread, family], key=lambda step: step[1])
-        for place, (number, start, end) in enumerate(told):
+        ranges = sorted(candidates[thread, family], key=lambda step: step[1])
+        for place, (number, start, end) in enumerate(ranges):
             step = place if number < 0 else number
             if step not in seen:
                 seen.add(step)

@@ -1,8 +1,8 @@
-"""Chunks read by the compiled kernel: its arguments, and its answer as columns.
+"""Chunks read by the compiled kernel: its arguments, and its result as columns.
 
-The kernel gives what the Python decoder would give, or declines the chunk (``native/chunk.hpp``).
-It numbers the texts of each chunk from 0 in order of first appearance; here they get their codes in
-the file's dictionaries, in the same order as the Python decoder would give them.
+The kernel returns what the Python decoder would, or declines the chunk (``native/chunk.hpp``). It
+numbers the texts of each chunk from 0 in order of first appearance. This module gives them their
+codes in the file's dictionaries, in the order in which the Python decoder would.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class NativeChunk(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What the kernel read in a chunk; it refers to nothing of the chunk any more.
+    """The kernel's result for a chunk; it holds no reference to the chunk.
 
     Args:
-        columns: Its answer, see ``_kernel.pyi``.
-        texts: For each column of arguments that are texts, the texts that its codes index.
+        columns: Its result, see ``_kernel.pyi``.
+        texts: For each text column of arguments, the texts that its codes index.
     """
 
     columns: Any
@@ -78,7 +78,7 @@ class Found(NamedTuple):
 def find_natively(
     data: bytes | bytearray, stop: int, *, exact: bool, device_only: bool
 ) -> Found | None:
-    """The events in ``data[:stop]``; None where Python must read them.
+    """The events in ``data[:stop]``; None if Python must read them.
 
     Args:
         data: Its first ``stop`` bytes are closed like a JSON array.
@@ -99,7 +99,7 @@ def find_natively(
 
 @cache
 def _decoder(compiled: ModuleType) -> Any:
-    """The kernel's decoder, told what Python declares."""
+    """The kernel's decoder, configured with what Python declares."""
     words = {*HOST_WORDS, *DEVICE_KINDS, PYTHON_FRAME}
     columns = (*INTEGER_KEYS.values(), *TEXT_KEYS.values())
     arguments = tuple(dict.fromkeys((*_ALWAYS, *(key for keys in columns for key in keys))))
@@ -122,7 +122,7 @@ def _decoder(compiled: ModuleType) -> Any:
 
 
 def with_codes(read: Found, symbols: SymbolTable) -> NativeChunk:
-    """The columns with the codes of the file's dictionaries, which grow."""
+    """The columns with codes of the file's dictionaries, which grow."""
     found, texts = read
     names = [name if isinstance(name, str) else DECODE_ANY(name) for name in found["names"]]
     threads = [tuple(thread.split("/", 1)) for thread in found["threads"]]
@@ -163,7 +163,7 @@ def _codes(texts: Sequence[Any], known: Mapping[Any, int]) -> NDArray[np.int32]:
 def _columns(
     found: Mapping[str, Any], codes: Mapping[str, NDArray[np.int32]]
 ) -> dict[str, NDArray[Any]]:
-    """Arrays from bytes, codes of the chunk replaced by those of the file."""
+    """Arrays from bytes, with codes of the chunk replaced by those of the file."""
     columns: dict[str, NDArray[Any]] = {}
     for name, values in found.items():
         if not isinstance(values, bytes):

@@ -37,7 +37,7 @@ __all__ = [
 Scalar = TypeVar("Scalar", np.int8, np.bool_)
 
 MAX_NAMES = 1 << 20
-"""The largest traces have some ten thousand names."""
+"""The largest traces have about ten thousand names."""
 
 MAX_NAME_CHARACTERS = 1 << 27
 
@@ -49,16 +49,16 @@ DROPPED = -2
 
 
 class Symbols(dict[Any, int]):
-    """Codes of keys, given out in order of first appearance.
+    """Codes of keys, assigned in order of first appearance.
 
-    ``symbols[key]`` is a dict look-up when the key is known, which is what makes it fast. Keys with
-    the same text share a code.
+    ``symbols[key]`` is fast, because it is a dict look-up if the key is known. Keys with the same
+    text share a code.
 
-    Beyond :data:`MAX_NAMES` texts, or :data:`MAX_NAME_CHARACTERS` of them in total, new ones are
-    all called :data:`OTHER_NAMES`: a trace whose every name is new must not fill the memory.
+    After :data:`MAX_NAMES` texts, or :data:`MAX_NAME_CHARACTERS` characters in total, new texts all
+    become :data:`OTHER_NAMES`, so a trace in which every name is new cannot fill the memory.
 
     Args:
-        text: How a key is written.
+        text: Converts a key to its text.
     """
 
     def __init__(self, text: Callable[[Any], str] = str) -> None:
@@ -97,12 +97,12 @@ class Symbols(dict[Any, int]):
 
 
 class Verdicts(Generic[Scalar]):
-    """A property of each symbol, worked out once per symbol.
+    """A property of each symbol, computed once per symbol.
 
     Args:
         symbols: The symbols, which may grow between calls.
-        judge: Text to the property.
-        dtype: What the property is stored as.
+        judge: Computes the property from the text.
+        dtype: Type of the stored property.
     """
 
     def __init__(self, symbols: Symbols, judge: Callable[[str], int], dtype: type[Scalar]) -> None:
@@ -142,8 +142,8 @@ def compact(codes: NDArray[np.int32], texts: list[str]) -> Coded:
     """A column whose dictionary holds only the texts that occur, in code order.
 
     Args:
-        codes: Overwritten: they are those of the new dictionary then.
-        texts: By code.
+        codes: Overwritten with the codes of the new dictionary.
+        texts: Texts by code.
     """
     used = np.zeros(len(texts), np.bool_)
     used[codes] = True
@@ -158,10 +158,10 @@ _ROWS_AT_ONCE = 1 << 16
 
 
 def kind_of(word: str) -> int:
-    """What rows of a category do: an ActivityKind of device rows, else HOST or DROPPED.
+    """Kind of the rows of a category: an ActivityKind for device rows, else HOST or DROPPED.
 
     Args:
-        word: Our word for the category.
+        word: distprof's word for the category.
     """
     if word == PYTHON_FRAME:
         return DROPPED
@@ -219,21 +219,22 @@ class ParsedTrace(msgspec.Struct, frozen=True, kw_only=True):
     """One Kineto file as tables, with exact int64 ns times.
 
     Args:
-        metadata: Top-level keys of the file but ``traceEvents``, for example ``distributedInfo``.
-        thread_names: ``pid/tid`` to the last name given to that thread; empty when only device rows
-            were read.
+        metadata: Top-level keys of the file except ``traceEvents``, for example
+            ``distributedInfo``.
+        thread_names: ``pid/tid`` to the last name of that thread; empty if only device rows were
+            read.
         activity: ACTIVITY table; kernels are COMPUTATION until classified, copies and annotations
             are distinguished by category.
         host: HOST table. With a host sink, only the rows that analyses need (runtime and driver
-            calls, annotations, synchronisation, communication and data loading operators); the
-            sink got all of them. Without a sink, all rows. Step marks alone when only device rows
-            were read.
+            calls, annotations, synchronisation, communication and data loading operators); the sink
+            got all of them. Without a sink, all rows. If only device rows were read, only step
+            marks.
         host_is_complete: Whether ``host`` holds all host rows.
         comm_args: COMM_ARGS table.
         first_ns: Start of the first event.
         last_ns: End of the last event.
-        has_epoch: Whether times are since the Unix epoch.
-        quality: What was met.
+        has_epoch: Whether times count from the Unix epoch.
+        quality: Quality of the file.
     """
 
     metadata: Mapping[str, Any]

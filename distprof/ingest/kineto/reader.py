@@ -1,4 +1,4 @@
-"""One Kineto file to exact tables, in bounded memory, whatever its layout and damage."""
+"""Read one Kineto file into exact tables, in bounded memory, whatever its layout and damage."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ __all__ = ["SINK_ROWS", "Collector", "HostSink", "read_trace", "salvage_events"]
 
 
 SINK_ROWS = 1 << 17
-"""Host rows that a sink is given at once, but for the last."""
+"""Host rows that a sink gets at once, except for the last ones."""
 
 
 class HostSink(Protocol):
-    """Takes host rows while a file is read, so that they need not stay in memory."""
+    """Takes host rows while a file is read, so they need not stay in memory."""
 
     def write(self, rows: Table) -> None:
-        """Take a HOST table whose times do not have the file's base added yet."""
+        """Take a HOST table whose times do not include the file's base yet."""
         ...
 
     def shift(self, base_ns: int) -> None:
-        """Add ``base_ns`` to the times of all rows: called once, after the last rows.
+        """Add ``base_ns`` to the times of all rows; called once, after the last rows.
 
-        Most files name the base only at their end.
+        Most files record the base only at their end.
         """
         ...
 
@@ -65,7 +65,7 @@ class Collector:
 
     Args:
         symbols: The dictionaries of the file.
-        sink: Takes host rows; without one they are kept.
+        sink: Takes host rows; None to keep them.
     """
 
     def __init__(self, symbols: SymbolTable, sink: HostSink | None) -> None:
@@ -85,7 +85,7 @@ class Collector:
         self.num_clamped = 0
 
     def add(self, columns: EventColumns) -> None:
-        """Take the columns of one chunk."""
+        """Add the columns of one chunk."""
         self.num_events += columns.num_events
         self.num_rows += len(columns.device["start_ns"]) + int(np.count_nonzero(columns.kept))
         self.num_repaired += columns.num_repaired
@@ -117,14 +117,14 @@ class Collector:
             self._write_waiting(self._sink)
 
     def _write_waiting(self, sink: HostSink) -> None:
-        """Write the waiting rows. A table for each chunk would cost more than its rows."""
+        """Write the waiting rows. One table per chunk would cost more than its rows."""
         if self._waiting:
             sink.write(self._host_table(joined(HOST, self._waiting)))
         self._waiting, self._num_waiting = [], 0
 
     @property
     def has_rows(self) -> bool:
-        """Whether anything that has a time was met, on the device or the host."""
+        """Whether there was any row with a time, on the device or the host."""
         return bool(self._ranges)
 
     def span(self, base_ns: int) -> tuple[int, int]:
@@ -169,7 +169,7 @@ def _table(schema: TableSchema, columns: Columns, texts: Mapping[str, Symbols]) 
     return Table(schema, finished)
 
 
-# A window that is no JSON array: what can be salvaged ---------------------------------------------
+# Salvaging a window that is not a JSON array ------------------------------------------------------
 
 _GROUP = 256
 
@@ -184,8 +184,8 @@ _BETWEEN = b" \t\r\n,"
 def salvage_events(data: bytearray, stop: int, state: DecodeState) -> Iterator[EventColumns]:
     """Columns of the events in a damaged ``data[:stop]``, which is closed like an array.
 
-    Groups of events between boundaries are decoded as they are; only in a group that fails is each
-    event tried by itself, then mended or given up.
+    Groups of events between boundaries are decoded unchanged. If a group fails, each of its events
+    is tried separately, then repaired or given up.
     """
     texts = state.boundary.split(bytes(data[:stop]))
     between = state.boundary.text[1 : state.boundary.opening]
@@ -199,7 +199,7 @@ def salvage_events(data: bytearray, stop: int, state: DecodeState) -> Iterator[E
 
 
 def _salvaged_events(texts: list[bytes], between: bytes) -> Iterator[bytes]:
-    """One text per event: texts of one event joined, broken ones cut where events begin."""
+    """One text per event: pieces of an event are joined, broken texts cut where events begin."""
     position = 0
     while position < len(texts):
         for count in range(1, _MOST_PIECES + 1):
@@ -244,12 +244,12 @@ BOUND = Bound(
     depth=1_000,
     beyond="skipped",
 )
-"""What is larger is never in memory at once, but for a row of each event."""
+"""The text of a trace is never in memory as a whole, only one row per event."""
 
 _LARGEST_KEPT_BYTES = 16 << 20
 
 _EPOCH_NS = 10**17
-"""Times before this (1973) are since a base that the file does not name, not since the epoch."""
+"""Earlier times (before 1973) count from a base that the file does not record."""
 
 
 def read_trace(
@@ -265,15 +265,15 @@ def read_trace(
     Args:
         stream_or_path: A local path, or a binary file object open for reading. Gzip is detected
             from the content.
-        rows: ``device`` reads device rows, step marks and the arguments of device rows only, by
-            searching for them, which is two to three times faster. Damage elsewhere goes unseen
-            then, and thread names are not read.
-        strict: Refuse a file with any broken event instead of mending or leaving it out.
+        rows: ``device`` reads only device rows, step marks and the arguments of device rows, by
+            searching for them, which is two to three times faster. Damage elsewhere then goes
+            unseen, and thread names are not read.
+        strict: Refuse a file with any broken event instead of repairing or skipping it.
         host_sink: Takes all host rows; the result then keeps only those that analyses need.
-        source: What to call the input in messages.
+        source: Name of the input for messages.
 
     Returns:
-        Tables with exact int64 ns times, and what was met on the way.
+        Tables with exact int64 ns times, and the quality of the file.
 
     Raises:
         InputError: If the input is not a trace, or is damaged and ``strict`` is set.
@@ -285,22 +285,22 @@ def read_trace(
         return reader.read()
 
 
-_LONG = 16 << 20  # bytes of text from which on a thread of its own pays
+_LONG = 16 << 20  # bytes of text above which a separate thread pays off
 
-_MOST_BEHIND = 2  # windows whose columns wait
+_MOST_PENDING = 2  # windows whose columns wait
 
 
-class _Behind:
-    """Does what follows from earlier windows in a thread, in order, while the next one is parsed.
+class _Background:
+    """Runs follow-up work of earlier windows in a thread, in order, while the next is parsed.
 
-    What follows is Python and holds the GIL; the kernel does not.
+    That work is Python and holds the GIL; the kernel does not.
     """
 
     def __init__(self) -> None:
         self._thread: ThreadPoolExecutor | None = None
         self._pending: deque[Future[None]] = deque()
 
-    def __enter__(self) -> _Behind:
+    def __enter__(self) -> _Background:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -308,15 +308,15 @@ class _Behind:
             self._thread.shutdown(wait=True, cancel_futures=True)
 
     def do(self, work: Callable[[], None]) -> None:
-        """Do it later; raises what earlier work raised."""
-        while len(self._pending) >= _MOST_BEHIND:
+        """Queue work; raises what earlier work raised."""
+        while len(self._pending) >= _MOST_PENDING:
             self._pending.popleft().result()
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "distprof-collect")
         self._pending.append(self._thread.submit(work))
 
     def wait(self) -> None:
-        """Return once everything is done; raises what it raised."""
+        """Wait until all work is done; raises what it raised."""
         while self._pending:
             self._pending.popleft().result()
 
@@ -339,14 +339,14 @@ class _Reader:
         self._collector = Collector(self._state.symbols, sink)
         self._framer = Framer(source, name, searched=device_only)
         self._search: DeviceSearch | None = None
-        self._behind = _Behind()
+        self._background = _Background()
         self._num_found = 0
 
     def read(self) -> ParsedTrace:
         framer, collector = self._framer, self._collector
-        with self._behind:
+        with self._background:
             framer.run(self._take, self._salvage, lambda: self._has_enough)
-            self._behind.wait()
+            self._background.wait()
         metadata, is_complete = parse_metadata(framer.head, framer.tail, ended=framer.ended)
         truncated = not (framer.ended and is_complete) or self._source.damage is not None
         if not collector.has_rows:
@@ -373,7 +373,7 @@ class _Reader:
     def _has_enough(self) -> bool:
         """Whether memory allows no more rows."""
         if self._num_found + self._collector.num_rows >= MAX_ROWS:  # at least as many as there are
-            self._behind.wait()
+            self._background.wait()
         return self._collector.num_rows >= MAX_ROWS
 
     def _take(self, data: bytearray, stop: int, offset: int) -> bool:
@@ -382,9 +382,9 @@ class _Reader:
             found = find_events(data, stop, self._state)
             if found is not None:
                 self._num_found += found.num_rows
-                self._behind.do(lambda: self._collector.add(columns_of(found, self._state)))
+                self._background.do(lambda: self._collector.add(columns_of(found, self._state)))
                 return True
-        self._behind.wait()
+        self._background.wait()
         try:
             columns = self._decode(data, stop)
         except (msgspec.DecodeError, RecursionError):
@@ -409,7 +409,7 @@ class _Reader:
 
     def _salvage(self, data: bytearray, stop: int, offset: int) -> None:
         self._learn()
-        self._behind.wait()
+        self._background.wait()
         for columns in salvage_events(data, stop, self._state):
             self._add(columns, data, offset)
 
@@ -428,13 +428,13 @@ class _Reader:
     def _broken(self, offset: int, what: str) -> InputError:
         return InputError(
             self._name,
-            expected="an undamaged trace, because reading is strict",
+            expected="an undamaged trace, because strict reading was requested",
             found=f"{what}, at byte {offset}",
             fix="read without strict: distprof then repairs or skips broken events and counts them",
         )
 
     def _nothing_recorded(self, truncated: bool) -> InputError:
-        what = "device activity" if self._state.device_only else "event that has a time"
+        what = "device activity" if self._state.device_only else "event with a time"
         return InputError(
             self._name,
             expected="a PyTorch profiler trace: a list of events, each an object with a phase `ph`",
@@ -461,13 +461,14 @@ class _Reader:
             where = framer.truncated_at or framer.offset
             why = f": {self._source.damage}" if self._source.damage else ""
             if self._has_enough and not framer.ended:
-                yield f"Read up to uncompressed byte {where}: it has more than {MAX_ROWS:,} rows."
+                yield (
+                    f"Read only up to uncompressed byte {where}: the trace has more than "
+                    f"{MAX_ROWS:,} rows."
+                )
             else:
-                yield f"The file ends early, at uncompressed byte {where}{why}; the rest is lost."
+                yield f"The file ends early, at uncompressed byte {where}{why}. The rest is lost."
         if self._state.symbols.names.is_full:
-            yield (
-                f"More than {MAX_NAMES:,} different names: those that came later share one name."
-            )
+            yield (f"More than {MAX_NAMES:,} different names: the later ones share one name.")
         if collector.num_repaired:
             yield f"Repaired, because they were not valid JSON: {_events(collector.num_repaired)}."
         if collector.num_quarantined:
@@ -494,7 +495,7 @@ def _base(metadata: Mapping[str, Any]) -> int:
 
 
 def _count_unlaunched(activity: Table, host: Table) -> int:
-    """Device activities, ranges apart, without a launch; 0 where launches were not read at all."""
+    """Number of device activities, except ranges, without a launch; 0 if no launches were read."""
     if not host.coded("category").isin(CALL_CATEGORIES).any():
         return 0
     correlation = activity["correlation"][activity["kind"] != ActivityKind.ANNOTATION]
@@ -502,17 +503,17 @@ def _count_unlaunched(activity: Table, host: Table) -> int:
 
 
 def _keep_freed_memory() -> None:
-    """Let arrays be made from the memory of earlier ones, not from fresh and therefore slow pages.
+    """Make the allocator reuse freed memory, because newly mapped pages are slow.
 
-    The C library of Linux returns large blocks to the system at once, but for sizes up to the
-    largest that was ever freed. The block made here is never touched.
+    The C library of Linux returns large blocks to the system at once, except for sizes up to the
+    largest that was ever freed. The block allocated here is never touched.
     """
     np.empty(_LARGEST_KEPT_BYTES, np.uint8)
 
 
 @contextmanager
 def _collection_paused() -> Iterator[None]:
-    """Without the cyclic collector: the decoder makes millions of objects that hold no cycles."""
+    """Pause the cyclic collector: the decoder makes millions of objects that hold no cycles."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

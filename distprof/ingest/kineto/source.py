@@ -27,7 +27,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _BOM = b"\xef\xbb\xbf"
 _GZIP_WINDOW = 31  # zlib's way to ask for a gzip header and trailer
 _COMPRESSED_BLOCK = 1 << 15
-_LONG = 16 << 20  # unpacked bytes from which on a thread of its own pays
+_LONG = 16 << 20  # unpacked bytes above which a separate thread pays off
 _BLOCKS_AT_ONCE = 4
 _TASKS_AHEAD = 2
 _SALVAGE_BLOCK = 1 << 14  # at most 16 MB out of one block
@@ -50,7 +50,7 @@ _watchers: list[Callable[[int], None]] = []
 
 @contextmanager
 def watched(watcher: Callable[[int], None]) -> Iterator[None]:
-    """Tell how many bytes are read, as stored, while a large file is read in this process.
+    """Report how many bytes are read, as stored, while this process reads a large file.
 
     Args:
         watcher: Called with the size of each block.
@@ -68,14 +68,15 @@ class ByteSource:
     Args:
         stream_or_path: A local path, or a binary file object open for reading; a file object is
             left open.
-        name: What to call it in messages.
+        name: Name for messages.
 
     Attributes:
-        damage: What ended the input early, as the start of a sentence; None when nothing did.
-        compressed: Whether the input is gzip, told by its first bytes.
+        damage: What ended the input early, as the start of a sentence; None if nothing did.
+        compressed: Whether the input is gzip, by its first bytes.
 
     Raises:
-        InputError: If the path is missing, a directory, unreadable, empty or of a known other kind.
+        InputError: If the path is missing, a directory, unreadable, empty, or of another known
+            format.
     """
 
     def __init__(self, stream_or_path: str | Path | BinaryIO, name: str) -> None:
@@ -87,10 +88,9 @@ class ByteSource:
         )
         self._name = name
         self.damage: str | None = None
-        self._untold = 0
-        self._may_read_ahead = (
-            kernel() is not None
-        )  # else Python's parser holds the GIL all the time
+        self._unreported = 0
+        # Without the kernel, Python's parser holds the GIL all the time.
+        self._may_read_ahead = kernel() is not None
         self._thread: ThreadPoolExecutor | None = None
         self._coming: deque[Future[list[bytes]]] = deque()
         self._unpacked: deque[bytes] = deque()
@@ -130,10 +130,10 @@ class ByteSource:
             self._file.close()
 
     def read(self, size: int) -> bytes:
-        """Up to ``size`` bytes, at least one unless the input has ended.
+        """Up to ``size`` bytes, and at least one until the input ends.
 
-        A long gzipped input is unpacked ahead by a thread, in blocks of the same size, while the
-        caller works on what it got.
+        A thread unpacks a long gzipped input ahead, in blocks of the same size, while the caller
+        works.
         """
         if self._first:
             first, self._first = self._first[:size], self._first[size:]
@@ -141,7 +141,7 @@ class ByteSource:
         if self._emitted > _LONG and self._may_read_ahead:
             return self._read_ahead(size)
         block = self._read(size)
-        self._tell()
+        self._report()
         return block
 
     def _read_ahead(self, size: int) -> bytes:
@@ -151,19 +151,19 @@ class ByteSource:
             while len(self._coming) < _TASKS_AHEAD:
                 self._coming.append(self._thread.submit(self._read_several, size))
             self._unpacked.extend(self._coming.popleft().result())
-            self._tell()
+            self._report()
         return self._unpacked.popleft()
 
     def _read_several(self, size: int) -> list[bytes]:
-        """Blocks for one task: handing over each by itself would cost more."""
+        """Several blocks in one task: handing over each one separately would cost more."""
         blocks: list[bytes] = []
         while len(blocks) < _BLOCKS_AT_ONCE and (not blocks or blocks[-1]):
             blocks.append(self._read(size))
         return blocks
 
-    def _tell(self) -> None:
-        """Tell watchers what was read, always in the thread of the caller."""
-        count, self._untold = self._untold, 0
+    def _report(self) -> None:
+        """Tell watchers how much was read, always in the caller's thread."""
+        count, self._unreported = self._unreported, 0
         if count:
             for watcher in _watchers:
                 watcher(count)
@@ -182,7 +182,7 @@ class ByteSource:
         except OSError as error:
             self.damage = f"reading failed ({error.strerror or error})"
             return b""
-        self._untold += len(block)
+        self._unreported += len(block)
         return block
 
     def _without_bom(self) -> bytes:
@@ -213,7 +213,7 @@ class ByteSource:
         return _fast_zlib.decompressobj(wbits=_GZIP_WINDOW)
 
     def _inflate(self, size: int) -> bytes:
-        """Next bytes out of one or more gzip members, at most ``size``."""
+        """Next bytes from one or more gzip members, at most ``size``."""
         while True:
             if not self._pending:
                 self._pending = self._read_packed()
@@ -242,7 +242,7 @@ class ByteSource:
         return block
 
     def _next_member(self) -> bool:
-        """Start the next gzip member; False at the end of the input, padding included."""
+        """Start the next gzip member; return False at the end of the input, padding included."""
         self._pending = self._pending.lstrip(b"\0")
         if not self._pending:
             self._pending = self._read_packed().lstrip(b"\0")
@@ -267,7 +267,7 @@ class ByteSource:
         return rest
 
     def _salvage(self) -> bytes:
-        """What the damaged block still gives, decoded again from the start in small steps.
+        """Output of the damaged block, decoded again from the start in small steps.
 
         The decoder loses the output of the call that fails. Only seekable files can be read again.
         """
@@ -281,7 +281,7 @@ class ByteSource:
 
 
 def _inflate_until_error(file: BinaryIO, *, skip: int) -> bytes:
-    """All output but the first ``skip`` bytes, up to the damage, at most some MB of it."""
+    """All output after the first ``skip`` bytes, up to the damage, at most about 32 MB."""
     decoder = zlib.decompressobj(wbits=_GZIP_WINDOW)
     kept = bytearray()
     seen = 0

@@ -52,7 +52,7 @@ def test_domains_of_a_real_model():
         ({"layers": [[]]}, r"empty list under layers\[0\]"),
         ({"layers": []}, "empty list under layers"),
         ({"model": "x"}, "nothing under layers"),
-        ({"layers": [[1, 2]], "num_experts": 3}, "num_experts says 3"),
+        ({"layers": [[1, 2]], "num_experts": 3}, "num_experts is 3"),
         ({"layers": [[1, 2]], "top_k": 0}, "0 under top_k"),
         ({"domains": {"a": [[1], [2]]}, "layers": [7]}, "1 different names under layers"),
         ({"domains": {"a": [[1], [2]]}, "layers": [7, 7]}, "1 different names"),

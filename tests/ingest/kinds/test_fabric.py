@@ -157,12 +157,12 @@ def test_a_nameless_table_is_told_by_its_ratio_or_asked_about(tmp_path):
         (
             b'{"schema":"distprof.fabric/1","origin":"x","curves":[{"kind":"os.system",'
             b'"group_size":2,"points":[]}]}',
-            "curve that is impossible",
+            "an impossible bandwidth curve",
         ),
         (
             b'{"schema":"distprof.fabric/1","origin":"x","curves":[{"kind":"reduce","group_size":2,'
             b'"points":[{"bytes":0,"time_ns":1,"algbw_bytes_per_s":1,"busbw_bytes_per_s":1}]}]}',
-            "curve that is impossible",
+            "an impossible bandwidth curve",
         ),
         (
             b'{"schema":"distprof.fabric/1","origin":"x","curves":[{"kind":"reduce","group_size":2,'

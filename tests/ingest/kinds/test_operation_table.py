@@ -132,7 +132,7 @@ def test_missing_rows_of_the_mesh_are_said(path):
     path.with_name("meta-X.yaml").write_text("dp_size: 4\npp_size: 2\n")
     log = read_operation_table(str(path))
     assert log.mesh == {"pp": 2, "dp": 4}
-    assert log.notes == ("The table has operations of 1 of 4 values of dp_rank.",)
+    assert log.notes == ("The table has operations for 1 of 4 values of dp_rank.",)
 
 
 # What is refused ----------------------------------------------------------------------------------

@@ -202,7 +202,7 @@ def test_a_line_without_end_is_cut_and_the_next_is_read(tmp_path):
     log = read(tmp_path, said("Channel " + "9" * 40 * MAX_LINE_BYTES), said("Connected all rings"))
     assert log.num_info == 2
     assert log.num_cut == 1
-    assert any("above 64 KiB, cut" in note for note in log.notes)
+    assert any("above 64 KiB, truncated" in note for note in log.notes)
 
 
 def test_clean_lines_count_the_same_as_lines_in_full(tmp_path):

@@ -228,7 +228,7 @@ def test_a_log_of_more_ranks_than_the_recorded_job_has_is_of_another_job(
     traces, others, own = "../kineto/dlrm-v100-8gpu", EFA, PCIE
     assert main(["analyze", traces, "--with", others, "--no-cache"]) == 0
     first_screen = " ".join(capsys.readouterr().out.partition("Findings")[0].split())
-    assert f"another job wrote {others}: it had 16 ranks, the recorded one 8." in first_screen
+    assert f"another job wrote {others}: it had 16 ranks, the recorded job 8." in first_screen
     assert "4 of 8 ranks · 1 step · 1 log of another job · nccl" in first_screen
     same_size = open_run(traces, evidence=[own], use_cache=False)
     assert [gap for gap in same_size.gaps if gap.what == "another-job"] == []
@@ -237,9 +237,9 @@ def test_a_log_of_more_ranks_than_the_recorded_job_has_is_of_another_job(
 @pytest.mark.parametrize(
     ("rank", "differs"),
     [
-        ({"host": "gpu07.cluster"}, "it ran on node071, the recorded one on gpu07.cluster"),
+        ({"host": "gpu07.cluster"}, "it ran on node071, the recorded job on gpu07.cluster"),
         ({"host": "node071.cluster"}, ""),
-        ({"versions": {"nccl": "2.20.5"}}, "it used NCCL 2.11.4, the recorded one 2.20.5"),
+        ({"versions": {"nccl": "2.20.5"}}, "it used NCCL 2.11.4, the recorded job 2.20.5"),
         ({"versions": {"nccl": "2.11.4"}}, ""),
         ({"host": None, "versions": {"nccl": "2.11"}}, ""),
     ],
