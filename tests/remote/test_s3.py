@@ -162,7 +162,7 @@ def test_an_object_that_vanishes_costs_its_rank_only(s3, options):
     run = open_run("s3://bucket/run", options)
     (gap,) = [gap for gap in run.gaps if gap.what == "unreadable"]
     assert gap.ranks == (1,)
-    assert "no object of this name" in gap.message
+    assert "no object with this name" in gap.message
 
 
 # Answers ------------------------------------------------------------------------------------------

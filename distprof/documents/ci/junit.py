@@ -1,4 +1,4 @@
-"""JUnit's XML, as Jenkins and others read it.
+"""JUnit XML, as Jenkins and others read it.
 
 Source: ``junit-10.xsd`` of Jenkins' xUnit plug-in.
 """
@@ -15,7 +15,7 @@ _ELEMENTS: dict[Outcome, str] = {"failed": "failure", "skipped": "skipped", "pas
 
 
 def junit(found: Cases) -> str:
-    """A test case per case; some services take a file without any for a failure."""
+    """One test case per case, at least one: some services treat an empty file as a failure."""
     suite = ElementTree.Element("testsuite", name=found.command)
     for case in found.cases or (Case(code="verdict", message=found.verdict),):
         _add(suite, case, found)

@@ -68,7 +68,7 @@ def _result(case: Case, codes: Sequence[str], found: Cases, mark: str) -> dict[s
     location: dict[str, Any] = {
         "physicalLocation": {
             "artifactLocation": {"uri": quote(found.path, safe=_IN_PATHS)},
-            # Code scanning shows a result only at a line
+            # Code scanning shows only results that have a line
             "region": {"startLine": 1},
         }
     }
@@ -90,6 +90,6 @@ def _notification(case: Case) -> dict[str, Any]:
 
 
 def _message(text: str) -> str:
-    """Plain text of a message, in which SARIF reads braces and brackets (3.11.5, 3.11.6)."""
+    """Message text with braces and brackets escaped, which SARIF interprets (3.11.5, 3.11.6)."""
     escaped = said(text).replace("\\", "\\\\").replace("[", "\\[").replace("]", "\\]")
     return escaped.replace("{", "{{").replace("}", "}}")
