@@ -1,4 +1,4 @@
-"""Where each step of a distributed PyTorch job goes, what causes it, what a fix would gain.
+"""Find out where each step of a distributed PyTorch job goes, why, and what a fix would gain.
 
 ::
 

@@ -39,8 +39,8 @@ class LoaderSettings(msgspec.Struct, frozen=True, kw_only=True):
             that ranks can differ only if their datasets do.
         num_replicas: Replicas of a ``DistributedSampler``, None for other samplers.
         shuffle: Argument of a ``DistributedSampler``, None for other samplers.
-        num_epochs: Number of training steps in which an iteration over it began, minimum over the
-            merged loaders; several iterations that began in the same step count once.
+        num_epochs: Training steps in which an iteration over it began. Iterations that began in
+            the same step count once, so it is a lower bound.
         num_orders: Distinct epoch numbers that its ``DistributedSampler`` had when these iterations
             began, None for other samplers.
         first_batch: Checksum of the start of each tensor in its first batch, hexadecimal; empty
