@@ -192,7 +192,7 @@ async def _with_retries(read: _Read, start: int, end: int, size: int) -> bytes:
         if len(block) == end - start:
             return block
         how = "ends after" if len(block) < end - start else "continues after"
-        problem = StoreError(f"an answer that {how} {start + len(block):,} of {size:,} bytes")
+        problem = StoreError(f"a response that {how} {start + len(block):,} of {size:,} bytes")
     raise problem or AssertionError
 
 

@@ -153,7 +153,7 @@ def test_one_rank_alone_sends_nothing():
 def test_a_refusal_is_kept_with_the_curve():
     short = curve(CollectiveKind.ALL_REDUCE, 8, 5_000, 50e9, sizes=SIZES[:3])
     assert short.fit is None
-    assert short.refusal == "a fit takes 5 sizes, measured: 3"
+    assert short.refusal == "a fit needs 5 sizes, measured: 3"
 
 
 def test_spread_is_that_of_the_rounds():

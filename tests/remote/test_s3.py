@@ -251,7 +251,7 @@ def test_short_answers_are_refused_in_the_end(s3, monkeypatch):
     put(s3, "long", LONG)
     stored = stat("s3://bucket/long")
     s3.faults["/bucket/long"] = short
-    with pytest.raises(StoreError, match="an answer that ends after"):
+    with pytest.raises(StoreError, match="a response that ends after"):
         read_all(stored)
     first = [ranged for ranged in gets(s3, "long") if ranged.startswith("bytes=0-")]
     assert len(first) == download.TRIES
