@@ -149,17 +149,17 @@ def _lengths(
 
 
 def _of_kinds(orders: Orders, durations: Durations) -> NDArray[np.int64]:
-    known = dict(durations)
-    parts = [known.get(kind) for kind in (SlotKind.BACKWARD_INPUT, SlotKind.BACKWARD_WEIGHT)]
-    if SlotKind.BACKWARD not in known and parts[0] is not None and parts[1] is not None:
-        known[SlotKind.BACKWARD] = np.add(parts[0], parts[1])
-    known.setdefault(SlotKind.LOSS, 0)
+    given = dict(durations)
+    parts = [given.get(kind) for kind in (SlotKind.BACKWARD_INPUT, SlotKind.BACKWARD_WEIGHT)]
+    if SlotKind.BACKWARD not in given and parts[0] is not None and parts[1] is not None:
+        given[SlotKind.BACKWARD] = np.add(parts[0], parts[1])
+    given.setdefault(SlotKind.LOSS, 0)
     length = np.zeros(len(orders), np.int64)
     for kind in map(SlotKind, np.unique(orders.kind).tolist()):
-        if kind not in known:
+        if kind not in given:
             raise ValueError(f"no duration of {kind.name.lower()} actions is given")
         rows = orders.kind == kind
-        length[rows] = _by_stage(orders, known[kind])[rows]
+        length[rows] = _by_stage(orders, given[kind])[rows]
     return length
 
 

@@ -17,7 +17,7 @@ from distprof.sections.verdict import judge
 from distprof.terms import Severity
 from distprof.units import capitalized
 
-__all__ = ["Case", "Cases", "Outcome", "fingerprints", "report_cases", "said"]
+__all__ = ["Case", "Cases", "Outcome", "fingerprints", "one_line", "report_cases"]
 
 Outcome: TypeAlias = Literal["passed", "failed", "skipped"]
 
@@ -53,7 +53,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def title(self) -> str:
         """For example ``STR101 persistent-straggler``."""
-        return said(f"{self.code} {self.name}".strip())
+        return one_line(f"{self.code} {self.name}".strip())
 
     @property
     def text(self) -> str:
@@ -63,7 +63,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
             f"{capitalized(self.gain)}." if self.gain else "",
             f"Fix: {self.fix}" if self.fix else "",
         )
-        return said(" ".join(part for part in parts if part))
+        return one_line(" ".join(part for part in parts if part))
 
 
 class Cases(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +94,7 @@ class Cases(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def path(self) -> str:
         """The source in the form that services expect: slashes, no leading ``./``."""
-        path = said(self.source).replace("\\", "/")
+        path = one_line(self.source).replace("\\", "/")
         while path.startswith("./"):
             path = path[2:].lstrip("/")
         return path.rstrip("/") or "."
@@ -147,6 +147,6 @@ def fingerprints(found: Cases) -> Sequence[str]:
     return marks
 
 
-def said(text: str) -> str:
+def one_line(text: str) -> str:
     """A text of a result on one line, escaped and of bounded length."""
     return shorten(plain(" ".join(text[: 4 * _MAX_LENGTH].split())), _MAX_LENGTH)

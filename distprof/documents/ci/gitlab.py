@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from distprof.documents.ci.cases import Case, Cases, fingerprints, said
+from distprof.documents.ci.cases import Case, Cases, fingerprints, one_line
 from distprof.terms import Severity
 
 __all__ = ["gitlab"]
@@ -27,7 +27,7 @@ def _row(case: Case, found: Cases, fingerprint: str) -> dict[str, Any]:
     assert case.severity is not None
     return {
         "description": f"{case.title}: {case.text}",
-        "check_name": said(case.code),
+        "check_name": one_line(case.code),
         "fingerprint": fingerprint,
         "severity": _SEVERITIES[case.severity],
         # GitLab requires a line, but a recording or a configuration as a whole has none

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from distprof.documents.ci.cases import Case, Cases, Outcome, said
+from distprof.documents.ci.cases import Case, Cases, Outcome, one_line
 
 __all__ = ["junit"]
 
@@ -39,4 +39,4 @@ def _add(suite: ElementTree.Element, case: Case, found: Cases) -> None:
     if element == "system-out":
         ElementTree.SubElement(test, element).text = case.text
     else:
-        ElementTree.SubElement(test, element, message=said(case.message)).text = case.text
+        ElementTree.SubElement(test, element, message=one_line(case.message)).text = case.text

@@ -85,8 +85,8 @@ def _facts(group: PipelineGroup) -> str:
     if group.bubble_fraction is None:
         return text
     ideal = group.ideal_bubble_fraction
-    known = f", ideal {format_ratio(ideal)}" if ideal is not None else ""
-    return f"{text}, bubble {format_ratio(group.bubble_fraction)}{known}"
+    suffix = f", ideal {format_ratio(ideal)}" if ideal is not None else ""
+    return f"{text}, bubble {format_ratio(group.bubble_fraction)}{suffix}"
 
 
 def _names(line_of: dict[int, int], slots: Sequence[PictureRow], height: int) -> Markup:

@@ -122,13 +122,13 @@ def _overlap_row(axis: AxisOverlap, hidden: float, exposed: float, most: float) 
 
 def workers_figure(result: WhatIfResult) -> Markup:
     """A map of how much each worker lengthens the step if all other workers are ideal."""
-    known = [w for w in result.workers if w.stage is not None and w.dp_rank is not None]
-    stages = sorted({w.stage for w in known if w.stage is not None})
-    replicas = sorted({w.dp_rank for w in known if w.dp_rank is not None})
+    placed = [w for w in result.workers if w.stage is not None and w.dp_rank is not None]
+    stages = sorted({w.stage for w in placed if w.stage is not None})
+    replicas = sorted({w.dp_rank for w in placed if w.dp_rank is not None})
     if len(stages) * len(replicas) < 2:
         return EMPTY
     values = np.full((len(stages), len(replicas)), np.nan)
-    for worker in known:
+    for worker in placed:
         at = stages.index(worker.stage or 0), replicas.index(worker.dp_rank or 0)
         values[at] = np.fmax(values[at], max(worker.slowdown - 1, 0.0))
     heat = Heat(
