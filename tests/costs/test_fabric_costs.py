@@ -125,7 +125,7 @@ def test_one_size_gone_wrong_moves_neither_by_much():
     [
         ([64, 128, 256, 512, 1024], "all latency-bound"),
         ([2**k for k in range(24, 30)], "all transfer-bound"),
-        ([64, 2**20, 2**28], "takes 5 sizes, measured: 3"),
+        ([64, 2**20, 2**28], "needs 5 sizes, measured: 3"),
     ],
 )
 def test_sizes_of_one_regime_are_refused(sizes, says):
