@@ -1,4 +1,4 @@
-"""Where each step of a distributed PyTorch job goes, what causes it, what a fix would gain.
+"""Find out where each step of a distributed PyTorch job goes, why, and what a fix would gain.
 
 ::
 
@@ -46,7 +46,7 @@ __all__ = [
     "plan",
 ]
 
-_HOMES = {
+_MODULES = {
     "Config": "distprof.config",
     "DistprofError": "distprof.errors",
     "InputError": "distprof.errors",
@@ -66,9 +66,9 @@ _HOMES = {
 
 def __getattr__(name: str) -> object:
     """Import a public name on first use (PEP 562)."""
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(_HOMES[name]), name)
+    value: object = getattr(import_module(_MODULES[name]), name)
     globals()[name] = value
     return value
 

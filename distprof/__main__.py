@@ -1,4 +1,4 @@
-"""``python -m distprof``: the same as the command ``distprof``."""
+"""``python -m distprof``: same as the ``distprof`` command."""
 
 from __future__ import annotations
 

@@ -54,26 +54,28 @@ def open_run(
     """Read a recording.
 
     Args:
-        path: A trace, a folder or glob of traces, a run directory, or an fsspec URL of these.
+        path: A trace, a folder or glob of traces, a run directory, or an fsspec URL of one of
+            these.
         rows: ``device`` reads only GPU activity: faster, but without causes on the CPU.
         strict: Whether to refuse a damaged trace instead of salvaging its intact part.
         ranks: Ranks to read; None for all.
-        executor: Where ranks are read: a ``concurrent.futures`` executor, or ``process``,
-            ``process:N``, ``serial``, ``dask://HOST:PORT``. None for processes where they pay off.
-        cache_dir: Where parsed tables are cached; None for the default folder.
-        use_cache: Whether parsed tables are reused and cached.
+        executor: Where to read ranks: a ``concurrent.futures`` executor, or ``process``,
+            ``process:N``, ``serial``, ``dask://HOST:PORT``. None for worker processes if they pay
+            off.
+        cache_dir: Where to cache parsed tables; None for the default folder.
+        use_cache: Whether to reuse and cache parsed tables.
         config: A configuration or its file; None for the nearest ``distprof.toml``.
-        evidence: Logs and tables that go with the recording, each of any kind in
+        evidence: Logs and tables that belong to the recording, of any kind in
             :mod:`distprof.ingest.source`.
         progress: Called after each rank.
-        bytes_read: Called with the bytes of traces that were read and of all, as stored.
+        bytes_read: Called with the bytes of traces read so far and in total, as stored.
 
     Returns:
-        The run, with everything missing or damaged listed in ``gaps``.
+        The run. Its ``gaps`` list everything that is missing or damaged.
 
     Raises:
         InputError: If nothing could be read, or with ``strict`` if anything is damaged.
-        UsageError: If an option is wrong.
+        UsageError: If an option is invalid.
     """
     from distprof.ingest.folders import files_of_evidence
     from distprof.ingest.open import open_run as ingest
@@ -112,24 +114,24 @@ def analyze(
     """Find out where each step's time went, what caused it and what a fix would gain.
 
     Args:
-        run_or_path: A run, or what :func:`open_run` takes.
+        run_or_path: A run, or any path that :func:`open_run` accepts.
         config: A configuration or its file; None for the nearest ``distprof.toml``.
-        fabric: A fabric profile (:mod:`distprof.artefacts.fabric_file`) or the output of
-            nccl-tests: the speed that collectives should reach. None for the configuration's.
+        fabric: A fabric profile (:mod:`distprof.artefacts.fabric_file`) or nccl-tests output: the
+            speed that collectives should reach. None for the profile in the configuration.
         window: ``steps`` analyses the steps that all ranks recorded completely, or the whole
             capture if nothing marks steps; ``capture`` always analyses the whole capture.
-        every_step: Whether the report holds every step of every rank of a run that is so large
-            that it holds those of some ranks otherwise.
+        every_step: Whether to report every step of every rank. By default, the report of a very
+            large run holds the steps of some ranks only.
         executor: As in :func:`open_run`.
-        progress: Called after each rank that was read, then after each that was measured.
+        progress: Called after each rank that was read, then after each rank that was measured.
         debug: Whether to raise the exception of a failing rule.
 
     Returns:
-        The report: measurements, findings by cost, and rules that could not be checked.
+        The report: measurements, findings sorted by cost, and rules that could not be checked.
 
     Raises:
         InputError: If nothing could be read.
-        UsageError: If an option or the configuration is wrong.
+        UsageError: If an option or the configuration is invalid.
     """
     return examine(
         run_or_path,
@@ -145,13 +147,13 @@ def analyze(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Examined:
-    """A report with what it was made from, for those who draw more than the report says.
+    """A report and the data behind it, for output that needs more detail than the report.
 
     Args:
         run: The recording.
-        analyses: Every rank by its trace.
-        report: What :func:`analyze` returns.
-        simulation: The simulated run; None where it could not be simulated.
+        analyses: The analysis of each rank's trace.
+        report: The report, as returned by :func:`analyze`.
+        simulation: The simulated run; None if it could not be simulated.
     """
 
     run: Run
@@ -171,7 +173,7 @@ def examine(
     progress: Progress | None = None,
     debug: bool = False,
 ) -> Examined:
-    """Like :func:`analyze`, with the measurements that the report was made from."""
+    """Like :func:`analyze`, but also return the measurements behind the report."""
     from msgspec.structs import replace
 
     from distprof.hardware import load_sheet
@@ -190,7 +192,7 @@ def examine(
 
     settings = _config(config)
     profile = _fabric(fabric, settings)
-    known_model(None, settings.model, settings.source)  # wrong settings fail before any work
+    known_model(None, settings.model, settings.source)  # invalid settings fail before any work
     sheet = load_sheet(settings.hardware, settings.source)
     run = run_or_path
     if not isinstance(run, Run):
@@ -234,7 +236,7 @@ def examine(
 
 
 def _fabric(fabric: Source | None, settings: Config) -> FabricFile | None:
-    """The profile named by the caller, else by the configuration; read before any work."""
+    """The fabric profile named by the caller, else by the configuration."""
     file = os.fspath(fabric) if fabric is not None else settings.fabric
     if not file:
         return None
@@ -244,12 +246,12 @@ def _fabric(fabric: Source | None, settings: Config) -> FabricFile | None:
 
 
 class _RankMapper:
-    """Maps over ranks; a rank whose work fails, or whose worker dies, affects no other rank.
+    """Maps a function over ranks. A failed rank or a dead worker affects no other rank.
 
     Args:
-        executor: Where ranks are measured.
+        executor: Where to measure ranks.
         progress: Called after each rank.
-        debug: Whether to raise the exception.
+        debug: Whether to raise the exception of a failed rank.
     """
 
     def __init__(self, executor: Executor, progress: Progress | None, *, debug: bool) -> None:
@@ -258,7 +260,7 @@ class _RankMapper:
         self._debug = debug
 
     def map(self, fn: Callable[..., Any], /, *iterables: Iterable[Any]) -> Iterator[Any]:
-        """Results in order; a failed rank's is a sentence that names the rank and the reason."""
+        """Results in order. The result of a failed rank is a sentence with the reason."""
         from distprof.ingest.executor import map_each
 
         (jobs,) = (list(items) for items in iterables)
@@ -275,7 +277,7 @@ class _RankMapper:
 
 
 def _suitable(executor: Any, run: Run) -> Any:
-    """None for a small run, where starting processes costs more than it saves."""
+    """The executor to use: ``serial`` for small runs, where processes cost more than they save."""
     if executor not in (None, "process"):
         return executor
     num_events = sum(rank.quality.num_events for rank in run.ranks)

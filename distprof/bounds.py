@@ -1,8 +1,8 @@
-"""What each reader takes at most, and how a file from an unknown source is opened.
+"""Limits on the input of each reader, and safe opening of files from untrusted sources.
 
-Whoever reads a kind of file declares its :class:`Bound` where it reads: ``Source.bound``,
-``Document.bound``, or a constant ``BOUND``. The page ``docs/reference/limits.md`` and
-``tests/contracts/test_bounds.py`` find them there.
+Each reader declares its :class:`Bound` next to its code: ``Source.bound``, ``Document.bound``, or a
+constant ``BOUND``. The page ``docs/reference/limits.md`` and ``tests/contracts/test_bounds.py``
+collect them from there.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ T = TypeVar("T")
 
 
 class Bound(msgspec.Struct, frozen=True, kw_only=True):
-    """What one reader takes at most.
+    """The limits of one reader.
 
     Args:
-        reads: What it reads, for people: ``a saved report``.
-        num_bytes: Largest file, unpacked where it may be gzipped.
-        rows: Most rows, events or records that are kept; None where the size bounds them.
-        names: Most distinct names, ranks or columns that are kept; None where the size bounds them.
-        depth: How deeply its parts may be nested; None where nesting has no meaning.
-        beyond: What happens to more: ``refused`` with an error, ``skipped`` with a note in the
-            report, or ``made again`` from the trace.
-        seconds_per_mb: CPU time for a million bytes, unpacked, on a machine of today; one broken
-            input in a thousand may come near.
+        reads: Readable description of its input, for example ``a saved report``.
+        num_bytes: Largest file, decompressed if it may be gzipped.
+        rows: Most rows, events or records that are kept; None if the size bounds them.
+        names: Most distinct names, ranks or columns that are kept; None if the size bounds them.
+        depth: Deepest nesting; None if nesting does not apply.
+        beyond: What happens above a limit: ``refused`` with an error, ``skipped`` with a note in
+            the report, or ``made again`` from the trace.
+        seconds_per_mb: CPU time per million decompressed bytes on a current machine. One malformed
+            input in a thousand may come close to it.
     """
 
     reads: str
@@ -64,41 +64,41 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def wrong_number(value: object, *, most: int = 2**64 - 1) -> str:
-    """A number that nothing can be computed with, in a parsed document; empty if there is none.
+    """Describe an unusable number in a parsed document; empty if there is none.
 
-    Python's own parser makes infinity of ``1e999``, and takes ``NaN``; msgspec takes neither.
+    Python's parser turns ``1e999`` into infinity and accepts ``NaN``; msgspec accepts neither.
 
     Args:
         value: Tables, lists and plain values.
-        most: Largest integer; the smallest is that of 64 bits.
+        most: Largest integer; the smallest is -2**63.
     """
-    waiting = [value]
-    while waiting:
-        found = waiting.pop()
+    pending = [value]
+    while pending:
+        found = pending.pop()
         if isinstance(found, int) and not -(2**63) <= found <= most:
             return "a whole number of more than 64 bits"
         if isinstance(found, float) and not math.isfinite(found):
             return f"the number {found}"
         if isinstance(found, dict):
-            waiting += found.values()
+            pending += found.values()
         elif isinstance(found, list):
-            waiting += found
+            pending += found
     return ""
 
 
 _MANY_DIGITS = re.compile(rb"-\d{19}|(?<![.\d])\d{20}")
-"""No number beyond 64 bits is shorter; times since the epoch are."""
+"""Every integer above 64 bits has this many digits; times since the epoch have fewer."""
 
 
 def decode_json(data: bytes, kind: type[T]) -> T:
-    """What a file of ours holds; its whole numbers fit 64 bits, which arithmetic relies on.
+    """Decode a file of distprof and check that integers fit 64 bits, as arithmetic requires.
 
     Raises:
-        ValueError: If a number does not, or the text is not JSON of this kind (msgspec's errors are
-            of this type).
+        ValueError: If an integer does not fit, or the text is not JSON of this kind (msgspec's
+            errors are subclasses).
     """
     found = msgspec.json.decode(data, type=kind)
-    if _MANY_DIGITS.search(data) is not None:  # as good as never
+    if _MANY_DIGITS.search(data) is not None:  # almost never
         wrong = wrong_number(msgspec.json.decode(data))
         if wrong:
             raise ValueError(wrong)
@@ -107,20 +107,20 @@ def decode_json(data: bytes, kind: type[T]) -> T:
 
 class _RefusedError(OSError):
     def __str__(self) -> str:
-        """The reason alone: whoever shows it names the file."""
+        """The reason alone: the caller names the file."""
         return self.strerror or ""
 
 
 class TooLargeError(_RefusedError):
-    """A file is larger than its kind can be."""
+    """A file is larger than the limit of its kind."""
 
 
 class NotAFileError(_RefusedError):
-    """Something is a pipe, a device or a socket, which cannot be read as a file."""
+    """The path is a pipe, a device or a socket, which cannot be read as a file."""
 
 
 class UnpackedTooLargeError(EOFError):
-    """A compressed file unpacks to far more, or far less, than any file of its kind."""
+    """A compressed file decompresses to far more, or far less, than any file of its kind."""
 
 
 # Opening files ------------------------------------------------------------------------------------
@@ -128,29 +128,29 @@ class UnpackedTooLargeError(EOFError):
 NOT_A_FILE = "a pipe or a device"
 
 _SILENT_S = 60.0
-"""How long a pipe may be silent: ``<(command)`` of a shell is one."""
+"""How long to wait for data from a pipe, such as the shell's ``<(command)``."""
 
 _PIPE_BYTES = 1 << 16
 
 
 class _Plain(io.FileIO):
-    """A regular file up to the size it had when it was opened: what is added later is not read."""
+    """A regular file, read up to its size at opening; data appended later is ignored."""
 
     def __init__(self, number: int, size: int) -> None:
         super().__init__(number, "rb")
         self._size = size
 
     def readinto(self, buffer: Any) -> int | None:
-        """Fill ``buffer``, at most up to the size."""
+        """Fill ``buffer``, up to the recorded size."""
         view = memoryview(buffer)
         return super().readinto(view[: self._left(len(view))])
 
     def read(self, size: int | None = -1) -> Any:
-        """At most ``size`` bytes, at most up to the size of the file."""
+        """At most ``size`` bytes, up to the recorded size."""
         return super().read(self._left(self._size if size is None or size < 0 else size))
 
     def readall(self) -> bytes:
-        """What is left."""
+        """The remaining bytes."""
         return b"".join(iter(lambda: self.read(1 << 20), b""))
 
     def _left(self, wanted: int) -> int:
@@ -158,32 +158,32 @@ class _Plain(io.FileIO):
 
 
 def expanded(path: str) -> str:
-    """The path with the home directory of a user for ``~`` or ``~name``, as shells have it.
+    """The path with ``~`` or ``~name`` expanded to a home directory, as in shells.
 
-    A path that begins with an unknown name stays as it is: it may be a file's.
+    A path that begins with an unknown user stays unchanged: a file may have that name.
     """
-    return os.path.expanduser(path)  # noqa: PTH111 - as Path's, which raises then
+    return os.path.expanduser(path)  # noqa: PTH111 - Path.expanduser raises for unknown users
 
 
 def open_plain(path: str | os.PathLike[str]) -> BinaryIO:
-    """A regular file, to be read up to the size that it has now.
+    """Open a regular file for reading up to its current size.
 
     Raises:
-        NotAFileError: If it is a pipe, a device or a socket: opening one may wait without end.
+        NotAFileError: If it is a pipe, a device or a socket, which may block forever.
         OSError: If it cannot be opened, or is a folder.
     """
     return _plain(_opened(path), path)
 
 
 def read_plain(path: str | os.PathLike[str], most: int) -> bytes:
-    """All of a file, or of a pipe that has a writer.
+    """Read a whole file, or a pipe that has a writer.
 
     Args:
         path: The file.
-        most: Bytes; a larger one is refused.
+        most: Largest accepted size in bytes.
 
     Raises:
-        TooLargeError: If it has more.
+        TooLargeError: If it is larger.
         NotAFileError: If it is a device, a socket, or a pipe that is silent for a minute.
         OSError: If it cannot be read, or is a folder.
     """
@@ -198,10 +198,10 @@ def read_plain(path: str | os.PathLike[str], most: int) -> bytes:
 
 
 def within(data: bytes, most: int, name: str) -> bytes:
-    """The bytes of a file.
+    """Return the bytes of a file if there are at most ``most``.
 
     Raises:
-        TooLargeError: If they are more than ``most``.
+        TooLargeError: If there are more.
     """
     if len(data) > most:
         raise TooLargeError(errno.EFBIG, f"more than {most:,} bytes", name)
@@ -209,12 +209,12 @@ def within(data: bytes, most: int, name: str) -> bytes:
 
 
 def _opened(path: str | os.PathLike[str]) -> int:
-    """The open file; a pipe without a writer would make a usual ``open`` wait for one."""
+    """Open a file without blocking on a pipe that has no writer."""
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
     try:
         number = os.open(path, flags | getattr(os, "O_BINARY", 0))
     except OSError as error:
-        if error.errno in (errno.ENXIO, errno.ENODEV):  # a socket, or a device that is not there
+        if error.errno in (errno.ENXIO, errno.ENODEV):  # a socket, or a missing device
             raise NotAFileError(errno.EINVAL, NOT_A_FILE, os.fspath(path)) from error
         raise
     if stat.S_ISDIR(os.fstat(number).st_mode):
@@ -232,34 +232,34 @@ def _plain(number: int, path: str | os.PathLike[str]) -> BinaryIO:
 
 
 def _from_pipe(number: int, most: int, path: str | os.PathLike[str]) -> bytes:
-    """What is written to a pipe, up to a byte more than ``most``; its end is that of its writer."""
+    """Read a pipe until its writer closes it, or until more than ``most`` bytes have arrived."""
     data = bytearray()
     while len(data) <= most:
         try:
             block = os.read(number, _PIPE_BYTES)
-        except BlockingIOError:  # there is a writer, who has written nothing yet
+        except BlockingIOError:  # the writer has written nothing yet
             if select.select([number], [], [], _SILENT_S)[0]:
                 continue
-            why = f"a pipe to which nothing was written for {_SILENT_S:g} s"
+            why = f"a pipe without data for {_SILENT_S:g} s"
             raise NotAFileError(errno.EINVAL, why, os.fspath(path)) from None
         if not block:
             break
         data += block
     if not data:
-        raise NotAFileError(errno.EINVAL, "a pipe to which nothing was written", os.fspath(path))
+        raise NotAFileError(errno.EINVAL, "a pipe without data", os.fspath(path))
     return bytes(data)
 
 
 def num_parts(data: bytes) -> int:
-    """At least as many values as JSON holds: what they take is known before they are made.
+    """An upper bound on the values in a JSON text, to estimate their memory before decoding.
 
-    An empty list is two bytes of a file, and sixty-four of memory.
+    An empty list takes 2 bytes in a file and 64 bytes in memory.
     """
     return 1 + sum(data.count(sign) for sign in (b",", b"[", b"{"))
 
 
 class Seekable(io.RawIOBase):
-    """What raw files that can be read from any place share: the place itself."""
+    """Base of raw seekable files: it keeps the position."""
 
     def __init__(self) -> None:
         self._at = 0
@@ -273,21 +273,21 @@ class Seekable(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        """The place."""
+        """The position."""
         return self._at
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Go to a place, at least the start.
+        """Move to a position, clamped to the start of the file.
 
         Raises:
-            OSError: If the size must be known for it, and is not.
+            OSError: If this needs the size of the file, and the size is unknown.
         """
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at}
         self._at = max(0, (base[whence] if whence in base else self._size()) + offset)
         return self._at
 
     def _size(self) -> int:
-        """Bytes in all; asked for only on a seek from the end."""
+        """Total bytes; needed only for a seek from the end."""
         raise NotImplementedError
 
 
@@ -295,16 +295,16 @@ class Seekable(io.RawIOBase):
 
 
 class GzipLimit(msgspec.Struct):
-    """Watches how much comes out of a gzip file for how much goes in.
+    """Watches the compression ratio of a gzip file.
 
-    Logs and traces shrink to a hundredth at best: their times and numbers differ from line to
-    line. Of more, and of thousands of empty members, an archive is made on purpose.
+    Logs and traces shrink to 1 % at best, because times and numbers differ from line to line. An
+    archive with a higher ratio, or with thousands of empty members, was made on purpose.
 
     Args:
-        ratio: Bytes that come out of one that goes in, at most.
-        slack_bytes: Bytes that may come out of any file.
-        packed: Bytes that went in.
-        unpacked: Bytes that came out.
+        ratio: Highest accepted ratio of decompressed to compressed bytes.
+        slack_bytes: Decompressed bytes that any file may have.
+        packed: Compressed bytes read.
+        unpacked: Decompressed bytes produced.
     """
 
     ratio: int = 100
@@ -314,7 +314,7 @@ class GzipLimit(msgspec.Struct):
 
     @property
     def problem(self) -> str:
-        """What is wrong, as the start of a sentence; empty while nothing is."""
+        """What is wrong, as the start of a sentence; empty if nothing is."""
         if self.unpacked > self.slack_bytes and self.unpacked > self.ratio * self.packed:
             return f"it unpacks to more than {self.ratio} times its size, as no recording does"
         if self.packed > _MOST_FOR_NOTHING + 2 * self.unpacked:

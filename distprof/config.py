@@ -1,4 +1,4 @@
-"""``distprof.toml``: what a user may set for a project.
+"""``distprof.toml``: the settings of a project.
 
 ::
 
@@ -23,7 +23,7 @@
     preset = "llama3-8b"
     batch = 512
 
-The structs below define it completely: they check the file, and the JSON Schema for editors is
+The structs below define the file completely: they validate it, and the JSON Schema for editors is
 generated from them. Unknown keys are errors, because a misspelt limit must not be ignored silently.
 """
 
@@ -70,7 +70,7 @@ def _count(text: str) -> msgspec.Meta:
 
 
 class NamePattern(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A pattern of names that are communication."""
+    """A pattern for names of communication."""
 
     match: Annotated[
         str,
@@ -86,7 +86,7 @@ class NamePattern(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = ""
 
     def __post_init__(self) -> None:
-        """Refuse an invalid regular expression."""
+        """Reject an invalid regular expression."""
         _check_regex(self.match)
 
     @property
@@ -96,7 +96,7 @@ class NamePattern(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class CommunicationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Names that are communication, and names that only look like it."""
+    """Names of communication, and names that only look like communication."""
 
     patterns: Annotated[
         tuple[NamePattern, ...], option("Patterns, tried in order; the first match decides.")
@@ -107,7 +107,7 @@ class CommunicationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     ] = ()
 
     def __post_init__(self) -> None:
-        """Refuse invalid regular expressions."""
+        """Reject invalid regular expressions."""
         for text in self.exclude:
             _check_regex(text)
 
@@ -118,18 +118,18 @@ class TopologyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     gpus_per_domain: (
         Annotated[
             int,
-            option("GPUs per domain, in order of ranks; by default from the GPU's name.", ge=1),
+            option("GPUs per domain, in rank order; by default from the GPU's name.", ge=1),
         ]
         | None
     ) = None
     domains: Annotated[
         Mapping[str, tuple[str, ...]],
-        option("Name of a domain to its nodes: names or patterns (rack1-*)."),
+        option("Name of a domain to its nodes, as names or patterns (rack1-*)."),
     ] = msgspec.field(default_factory=dict)
 
 
 class CheckConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What ``distprof check`` gates."""
+    """Settings of the gate ``distprof check``."""
 
     metrics: Annotated[
         tuple[str, ...],
@@ -137,10 +137,10 @@ class CheckConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = ()
     tolerance: Annotated[
         Mapping[str, Annotated[float, option("Accepted loss.", ge=0, lt=1)]],
-        option("Metric to its accepted loss: 0.03 is 3 % of a time, 3 points of a share."),
+        option("Metric to its accepted loss: 0.03 is 3 % of a time, or 3 points of a share."),
     ] = msgspec.field(default_factory=dict)
     inconclusive_fails: Annotated[
-        bool, option("Whether too few repeats to decide fail the check.")
+        bool, option("Whether the check fails if there are too few repeats to decide.")
     ] = False
     session_noise: (
         Annotated[
@@ -165,7 +165,7 @@ class CheckConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options that describe the shape of a transformer, besides its number of parameters.
+    """Options for the shape of a transformer, in addition to its number of parameters.
 
     They are the same on the command line of ``distprof plan`` and in the table ``[model]``.
     """
@@ -185,7 +185,9 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     vocabulary: Annotated[int, _count("Vocabulary size; 32000 by default.")] | None = None
     experts: Annotated[int, _count("Routed experts per layer.")] | None = None
     top_k: Annotated[int, _count("Experts per token.")] | None = None
-    expert_ffn: Annotated[int, _count("Width of an expert; by default the MLP's.")] | None = None
+    expert_ffn: Annotated[int, _count("Width of an expert; by default that of the MLP.")] | None = (
+        None
+    )
 
 
 class ModelConfig(ModelShape, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -196,13 +198,14 @@ class ModelConfig(ModelShape, frozen=True, kw_only=True, forbid_unknown_fields=T
     ) = None
     parameters: Annotated[float, option("Number of parameters.", ge=1, le=10**15)] | None = None
     sequence: Annotated[int, _count("Tokens per sequence.")] | None = None
-    batch: Annotated[int, _count("Sequences per step, all ranks together.")] | None = None
+    batch: Annotated[int, _count("Sequences per step, over all ranks.")] | None = None
     gated: Annotated[bool, option("Whether MLPs have a gate.")] = True
     precision: Annotated[
         Literal["bf16", "fp16", "fp8", "fp32"], option("Precision of matrix products.")
     ] = "bf16"
     recomputation: Annotated[
-        Literal["none", "selective", "full"], option("Activations recomputed in the backward.")
+        Literal["none", "selective", "full"],
+        option("Activations recomputed in the backward pass."),
     ] = "none"
 
 
@@ -215,11 +218,11 @@ class ConfigFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ] = CommunicationConfig()
     limits: Annotated[
         Mapping[str, Mapping[str, int | float]],
-        option("Rule code to overridden limits, by name: distprof rule CODE lists them."),
+        option("Rule code to overridden limits by name; distprof rule CODE lists them."),
     ] = msgspec.field(default_factory=dict)
     hardware: Annotated[
         Mapping[str, Any],
-        option("GPUs and links that the hardware sheet lacks: [hardware.gpus.NAME], .links.NAME."),
+        option("GPUs and links missing in the hardware sheet: [hardware.gpus.NAME], .links.NAME."),
     ] = msgspec.field(default_factory=dict)
     fabric: Annotated[
         str,
@@ -232,17 +235,17 @@ class ConfigFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     topology: Annotated[TopologyConfig, option("Scale-up domains of the cluster.")] = (
         TopologyConfig()
     )
-    check: Annotated[CheckConfig, option("What distprof check gates.")] = CheckConfig()
+    check: Annotated[CheckConfig, option("Settings of the gate distprof check.")] = CheckConfig()
     documentation: Annotated[
         str,
         option(
-            "Address of the documentation site that findings link to; by default the package's.",
+            "Documentation site that findings link to; by default the site of the package.",
             expects="an http or https address",
         ),
     ] = ""
 
     def __post_init__(self) -> None:
-        """Refuse an address that is none."""
+        """Reject an invalid documentation address."""
         if self.documentation and not is_web_address(self.documentation):
             raise ValueError(f"documentation = {self.documentation[:80]!r} is not a web address")
 
@@ -251,21 +254,21 @@ class Config(ConfigFile, frozen=True, kw_only=True):
     """The configuration, with file names relative to the working directory.
 
     Args:
-        source: The file it was read from; empty for the defaults.
+        source: The file that it was read from; empty for the defaults.
     """
 
     source: str = ""
 
     @property
     def site(self) -> str:
-        """The documentation site that findings link to; empty where none is known."""
+        """The documentation site that findings link to; empty if unknown."""
         return self.documentation or published_site()
 
 
 BOUND = Bound(
     reads=CONFIG_FILE, num_bytes=4_000_000, depth=100, beyond="refused", seconds_per_mb=30
 )
-"""The parser of TOML is Python's own, which is slow."""
+"""Python's TOML parser is slow."""
 
 
 def find_config(folder: str | os.PathLike[str] | None = None) -> Path | None:
@@ -282,7 +285,7 @@ def load_config(path: str | os.PathLike[str] | None = None) -> Config:
         path: The file; None for the nearest ``distprof.toml``, or the defaults without one.
 
     Raises:
-        UsageError: If the file cannot be read or holds something that distprof does not know.
+        UsageError: If the file cannot be read, or a key is unknown or its value invalid.
     """
     found = Path(path) if path is not None else find_config()
     if found is None:
@@ -302,33 +305,33 @@ def parse_config(values: Mapping[str, Any], source: str) -> Config:
     Raises:
         UsageError: If a key is unknown or its value invalid; the message names both.
     """
-    said = convert(values, ConfigFile, f"{source}: ")
-    history = said.check.history
+    file = convert(values, ConfigFile, f"{source}: ")
+    history = file.check.history
     relative = {
-        "fabric": _relative_to(said.fabric, source),
+        "fabric": _relative_to(file.fabric, source),
         "check": msgspec.structs.replace(
-            said.check, history=history if "://" in history else _relative_to(history, source)
+            file.check, history=history if "://" in history else _relative_to(history, source)
         ),
     }
-    return Config(**{**msgspec.structs.asdict(said), **relative}, source=source)
+    return Config(**{**msgspec.structs.asdict(file), **relative}, source=source)
 
 
 def parse_communication(values: Mapping[str, Any], source: str) -> CommunicationConfig:
-    """``patterns`` and ``exclude`` of a ``[communication]`` table.
+    """Parse the ``patterns`` and ``exclude`` of a ``[communication]`` table.
 
     Raises:
-        UsageError: If a key is unknown, a regular expression is invalid or a kind does not exist.
+        UsageError: If a key or a kind is unknown, or a regular expression is invalid.
     """
     return convert(values, CommunicationConfig, f"{source}: ")
 
 
 def _relative_to(file: str, source: str) -> str:
-    """The path of a file that the configuration names relative to itself."""
+    """The path of a file that the configuration names relative to its own folder."""
     return str(Path(source).parent / file) if file else ""
 
 
 def _check_regex(text: str) -> None:
     try:
         re.compile(text)
-    except (re.error, RecursionError, OverflowError) as error:  # of nested or repeated groups
+    except (re.error, RecursionError, OverflowError) as error:  # deep nesting, large repeats
         raise ValueError(f"{text[:80]!r} is not a regular expression: {error}") from None

@@ -4,12 +4,12 @@
 
     DistprofError            exit code 3
     ├── UsageError           exit code 2: an option or a combination of options is wrong
-    │   └── MissingExtraError    an optional dependency is absent; the message says how to get it
+    │   └── MissingExtraError    an optional dependency is missing; the message names the extra
     └── InputError           exit code 3: a file or folder is bad or insufficient
         └── SchemaError      a saved file has a schema or version that this program cannot read
 
-The command line catches :class:`DistprofError` once, prints its message and exits with its code.
-``ValueError`` is for wrong use of the Python API, ``assert`` only for internal invariants.
+The command line catches :class:`DistprofError` in one place, prints its message and exits with its
+code. ``ValueError`` is for wrong use of the Python API, ``assert`` only for internal invariants.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
 
 
 class DistprofError(Exception):
-    """Base of all errors that a user can act on."""
+    """Base class of all errors that a user can act on."""
 
     exit_code = 3
 
@@ -43,8 +43,8 @@ class MissingExtraError(UsageError):
     """An optional dependency is not installed.
 
     Args:
-        feature: What the user asked for, as the start of a sentence.
-        extra: The name of the extra that brings it.
+        feature: The requested feature, as the start of a sentence.
+        extra: The name of the extra that provides it.
     """
 
     def __init__(self, feature: str, extra: str) -> None:
@@ -53,7 +53,7 @@ class MissingExtraError(UsageError):
         self.extra = extra
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Support pickling: an exception would pass its message on."""
+        """Support pickling: the default would pass the message as the only argument."""
         return type(self), (self.feature, self.extra)
 
 
@@ -62,9 +62,9 @@ class InputError(DistprofError):
 
     Args:
         source: The file, folder or URL, as the user named it.
-        expected: What was expected of it.
+        expected: What was expected.
         found: What was found instead.
-        fix: What the user can do about it.
+        fix: How the user can fix it.
     """
 
     def __init__(self, source: str, *, expected: str, found: str, fix: str = "") -> None:
@@ -72,8 +72,8 @@ class InputError(DistprofError):
         self.expected = expected
         self.found = found
         self.fix = fix
-        way_out = f"\n  try: {fix}" if fix else ""
-        super().__init__(f"{source}:\n  expected: {expected}\n  found: {found}{way_out}")
+        advice = f"\n  try: {fix}" if fix else ""
+        super().__init__(f"{source}:\n  expected: {expected}\n  found: {found}{advice}")
 
     def __reduce__(self) -> tuple[object, ...]:
         """Support pickling: keyword-only arguments need an explicit constructor."""
@@ -81,7 +81,7 @@ class InputError(DistprofError):
 
 
 class SchemaError(InputError):
-    """A saved file has a schema, or a version of it, that this program cannot read."""
+    """A saved file has a schema or schema version that this program cannot read."""
 
 
 def _rebuild(
@@ -91,7 +91,7 @@ def _rebuild(
 
 
 def in_words(error: BaseException) -> DistprofError:
-    """An error that another process cannot make again, as its kind and its words."""
+    """An error that cannot be unpickled in another process, as its type and message."""
     return DistprofError(f"{type(error).__name__}: {error}")
 
 
@@ -106,5 +106,5 @@ class WebError(OSError):
         return self.strerror or ""
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Support pickling: ``OSError`` would pass its number on."""
+        """Support pickling: the default of ``OSError`` would pass its error number."""
         return type(self), (self.strerror,)

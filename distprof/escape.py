@@ -1,4 +1,4 @@
-"""Escaping of names from traces, which are not trusted: no raw control character or markup."""
+"""Escaping of untrusted names from traces: no raw control character or markup gets through."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _WORKFLOW_COMMAND = re.compile(r"^(?P<before>\s*):(?=:)|#(?P<hash>#)(?=\[)", re.
 _BROKEN = {
     **dict.fromkeys(("text", "brief", "md"), (": ", " #")),
     **dict.fromkeys(("html", "junit"), ("&#58;", "&#35;")),
-    **dict.fromkeys(("json", "gitlab", "sarif"), (":", "\\u0023")),  # no line starts so
+    **dict.fromkeys(("json", "gitlab", "sarif"), (":", "\\u0023")),  # no line starts with a colon
 }
-"""Format to what stands for a colon at the start of a line, and for the second of two hashes."""
+"""Format to the replacements for a colon at the start of a line and the second of two hashes."""
 
 _SPACES = str.maketrans({"\u00a0": " ", "\u202f": " "})
 
@@ -40,34 +40,35 @@ def plain(text: str) -> str:
     if text.isprintable():
         return text
     shown = text.translate(_SPACES)
-    return "".join(c if c.isprintable() else _spelled_out(c) for c in shown)
+    return "".join(c if c.isprintable() else _escaped(c) for c in shown)
 
 
 def plain_lines(text: str) -> str:
-    """The same for text of several lines; line breaks are kept."""
+    """Like :func:`plain` for text of several lines; line breaks are kept."""
     return "\n".join(plain(line) for line in text.split("\n"))
 
 
 def markdown_text(text: str) -> str:
     """``text`` literally, inside a Markdown table cell or paragraph.
 
-    HTML is escaped, and so is every character with a meaning in Markdown inside a line. An at sign
-    mentions no user, and an address does not become a link.
+    HTML and all inline Markdown are escaped. An at sign mentions no user, and an address does not
+    become a link.
     """
     escaped = html.escape(plain(text), quote=False)
-    spelled = "".join(f"\\{c}" if c in _MARKDOWN_SPECIAL else c for c in escaped)
-    return spelled.replace("@", "@\u200b").replace("://", ":\u200b//").replace("www.", "www\u200b.")
+    literal = "".join(f"\\{c}" if c in _MARKDOWN_SPECIAL else c for c in escaped)
+    return literal.replace("@", "@\u200b").replace("://", ":\u200b//").replace("www.", "www\u200b.")
 
 
 def inert(text: str, format_name: str = "text") -> str:
-    """``text`` for a stream that GitHub Actions reads, so that it holds no workflow command.
+    """``text`` without workflow commands, for a stream that GitHub Actions reads.
 
-    The runner takes a line that begins with ``::name::``, after spaces, for one, and ``##[name]``
-    anywhere. JSON, XML and HTML mean the same afterwards; formats of commands and of others stay.
+    The runner executes lines that begin with ``::name::`` after optional spaces, and ``##[name]``
+    anywhere. The meaning of JSON, XML and HTML does not change. Formats that consist of commands,
+    and those of plug-ins, are left unchanged.
 
     Args:
-        text: What is written, one line or many.
-        format_name: Its format.
+        text: The text, one line or many.
+        format_name: The format of the text.
 
     Source:
         actions/runner, ``src/Runner.Common/ActionCommand.cs``.
@@ -87,18 +88,18 @@ def html_text(text: str) -> str:
 
 
 def shorten(text: str, width: int) -> str:
-    """At most ``width`` characters of ``text``; an ellipsis marks the cut."""
+    """At most ``width`` characters of ``text``, with an ellipsis where it is cut."""
     return text if len(text) <= width else text[: max(width - 1, 0)] + "…"
 
 
 def wrapped(text: str, width: int) -> str:
-    """``text``, already plain, broken into lines; a number stays with its unit."""
+    """``text``, already plain, broken into lines; numbers stay with their units."""
     lines = textwrap.wrap(glued(text), max(width, 1), break_on_hyphens=False)
     return "\n".join(lines).replace("\u00a0", " ")
 
 
 def glued(text: str) -> str:
-    """``text``, already plain, with numbers that stay on the line of their unit."""
+    """``text``, already plain, with non-breaking spaces between numbers and units."""
     return _UNIT.sub("\u00a0", text)
 
 
@@ -110,5 +111,5 @@ def short_ranks(ranks: Collection[int], width: int = 40) -> str:
     return f"{text[: text.rfind(',', 0, width)]},… ({len(ranks):,} ranks)"
 
 
-def _spelled_out(character: str) -> str:
+def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")

@@ -1,7 +1,7 @@
-"""Reporters by name: those of distprof, and those that other packages add.
+"""Reporters by name: those of distprof, and those of other packages.
 
-A reporter is a function ``(Report, RenderOptions) -> str``. Another package adds one under the
-entry-point group ``distprof.reporters``; its name is then a choice of ``--format``.
+A reporter is a function ``(Report, RenderOptions) -> str``. Other packages add reporters through
+the entry-point group ``distprof.reporters``; their names become choices of ``--format``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 FINDINGS = "findings"
-"""Name by which all findings are asked for as if they were a section."""
+"""Name of all findings as a section."""
 
 ENTRY_POINT_GROUP = "distprof.reporters"
 
@@ -52,18 +52,18 @@ _SUFFIXES = {
 
 
 class RenderOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a report is shown.
+    """How to show a report.
 
     Args:
         width: Columns of the terminal.
-        color: Whether colour and weight may be used.
-        full: Whether text holds every section, instead of the verdict, the plan and what to do.
+        color: Whether to use colour and font weight.
+        full: Whether text has every section, instead of only the verdict, the plan and fixes.
         show_all: Whether to show every finding, rank, class and kernel instead of the first few;
             implies ``full``.
         sections: Names of the sections to show; empty for all.
         saved_as: Path of the report's JSON, for the next command; empty if it was not saved.
-        fail_on: Severity from which findings fail a job, for formats that say so; empty for
-            warnings.
+        fail_on: Lowest severity of a finding that fails a job, for formats that report this; empty
+            for warnings.
     """
 
     width: int = 100
@@ -79,34 +79,34 @@ Reporter: TypeAlias = "Callable[[Report, RenderOptions], str]"
 
 
 def reporter_names() -> tuple[str, ...]:
-    """Names that ``--format`` accepts, distprof's own first."""
+    """Names that ``--format`` accepts, built-in formats first."""
     others = sorted({plugin.name for plugin in plugins(ENTRY_POINT_GROUP)})
     return (*_BUILT_IN, *(name for name in others if name not in _BUILT_IN))
 
 
 def is_reporter(name: str) -> bool:
-    """Whether ``--format`` accepts a name; only for others' are installed packages searched."""
+    """Whether ``--format`` accepts a name. Plug-ins are searched only if it is not built in."""
     return name in _BUILT_IN or name in reporter_names()
 
 
 def check_reporter(name: str | None) -> None:
-    """Refuse before a job starts what could not be shown after it.
+    """Reject an unknown format before a job starts.
 
     Args:
-        name: As a user gave it; None for the default.
+        name: The name that the user gave; None for the default.
 
     Raises:
-        UsageError: If the format is unknown; the message lists the known ones.
+        UsageError: If the format is unknown; the message lists the available ones.
     """
     if name is not None and not is_reporter(name):
         raise UsageError(f"no format {name!r}: choose from {', '.join(reporter_names())}")
 
 
 def find_reporter(name: str) -> Reporter:
-    """The reporter called ``name``; distprof's own take precedence.
+    """The reporter called ``name``; built-in reporters take precedence.
 
     Raises:
-        UsageError: If there is none, or it cannot be imported.
+        UsageError: If the name is unknown, or the reporter cannot be imported.
     """
     if name in _BUILT_IN:
         found: Reporter = documents("saved:REPORT").reporter(name)
@@ -120,7 +120,7 @@ def find_reporter(name: str) -> Reporter:
 def documents(reference: str) -> Any:
     """A function or constant of :mod:`distprof.documents`, imported on demand.
 
-    Reports refer to their renderers only by name, so that measuring never imports drawing.
+    Reports refer to their renderers by name only, so that measuring never imports rendering code.
 
     Args:
         reference: Module and name, for example ``text:render``.
@@ -130,9 +130,9 @@ def documents(reference: str) -> Any:
 
 
 class Displayed:
-    """A result that a notebook shows as figures, a shell in one line, and ``print`` as text.
+    """A result that notebooks show as figures, shells in one line, and ``print`` as text.
 
-    A mixin of the structs of documents other than the report, which has its own.
+    A mixin for the structs of documents. The report has its own implementation.
     """
 
     __slots__ = ()
@@ -146,18 +146,18 @@ class Displayed:
         return str(documents("notebook:as_text")(self))
 
     def _repr_html_(self) -> str:
-        """What a page shows of it, as a notebook shows it."""
+        """The content of its page, as HTML for a notebook."""
         return str(documents("notebook:result_html")(self))
 
 
 def format_of_file(name: str) -> str | None:
-    """The format for a file name's ending; None if there is none."""
+    """The format for the extension of a file name; None if no format has it."""
     dot = name.rfind(".")
     return _SUFFIXES.get(name[dot:].lower()) if dot >= 0 else None
 
 
 def endings() -> tuple[str, ...]:
-    """Endings of file names that name a format."""
+    """File extensions that select a format."""
     return tuple(_SUFFIXES)
 
 

@@ -1,9 +1,9 @@
-"""What installed packages declare: plug-ins and headers, without ``importlib.metadata``.
+"""Plug-ins and headers that installed packages declare, without ``importlib.metadata``.
 
-That module takes as long to import as a small trace takes to read, and then makes an object for
-each entry point of each package. Here the folders of ``sys.path`` are listed, and only files that
-name the group are parsed. Where packages may be installed otherwise (a zip file on ``sys.path``, a
-finder of its own), ``importlib.metadata`` is asked.
+Importing that module takes as long as reading a small trace, and it creates an object for each
+entry point of each package. This module lists the folders of ``sys.path`` and parses only files
+that name the group. If packages may be installed in another way (a zip file on ``sys.path``, a
+custom finder), it falls back to ``importlib.metadata``.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Plugin(NamedTuple):
     """An entry point of an installed package.
 
     Args:
-        name: What it is called in its group.
-        value: Where it is: ``module`` or ``module:attribute``.
-        package: Name of the package that declares it; empty where that is not known.
+        name: Name in its group.
+        value: Location: ``module`` or ``module:attribute``.
+        package: Name of the package that declares it; empty if unknown.
     """
 
     name: str
@@ -35,11 +35,11 @@ class Plugin(NamedTuple):
     package: str
 
     def load(self) -> object:
-        """Import it.
+        """Import the object.
 
         Raises:
-            ImportError: If the module is missing; it may raise anything else, too.
-            AttributeError: If the module has no attribute of that name.
+            ImportError: If the module is missing. Importing it may raise any other error, too.
+            AttributeError: If the module has no attribute with that name.
         """
         module, _, attributes = self.value.partition("[")[0].partition(":")
         found: object = import_module(module.strip())
@@ -52,7 +52,7 @@ def plugins(group: str) -> tuple[Plugin, ...]:
     """The entry points of a group, in the order of ``sys.path``."""
     folders = _installed()
     if folders is None:
-        return tuple(_asked(group))
+        return tuple(_from_metadata(group))
     title = f"[{group}]"
     found: list[Plugin] = []
     for folder in folders.values():
@@ -63,8 +63,8 @@ def plugins(group: str) -> tuple[Plugin, ...]:
     return tuple(found)
 
 
-def _asked(group: str) -> Iterator[Plugin]:
-    """The entry points that ``importlib.metadata`` knows; a broken package costs only its own."""
+def _from_metadata(group: str) -> Iterator[Plugin]:
+    """The entry points from ``importlib.metadata``; a broken package loses only its own."""
     from importlib.metadata import distributions
 
     seen: set[str] = set()
@@ -72,7 +72,7 @@ def _asked(group: str) -> Iterator[Plugin]:
         try:
             name = package.name
             points = tuple(package.entry_points)
-        except Exception:  # whatever finders of others make of damaged files
+        except Exception:  # third-party finders may raise anything for damaged files
             continue
         if name not in seen:
             seen.add(name)
@@ -80,7 +80,7 @@ def _asked(group: str) -> Iterator[Plugin]:
 
 
 def headers(package: str, name: str) -> tuple[str, ...]:
-    """Values of a header of a package's metadata; empty where it is not installed."""
+    """Values of a header in the metadata of a package; empty if it is not installed."""
     folders = _installed()
     if folders is None:
         from importlib import metadata
@@ -93,9 +93,9 @@ def headers(package: str, name: str) -> tuple[str, ...]:
 
 
 def _installed() -> dict[str, str] | None:
-    """Folder of each package's metadata; None where packages may be elsewhere, too.
+    """Metadata folder of each package; None if packages may also be elsewhere.
 
-    Of a package that is installed twice, it is the one that Python imports.
+    If a package is installed twice, this is the one that Python imports.
     """
     finders = (f for f in sys.meta_path if getattr(f, "__name__", "") != "PathFinder")
     if any(hasattr(finder, "find_distributions") for finder in finders):
@@ -115,12 +115,12 @@ def _installed() -> dict[str, str] | None:
 
 
 def _package_of(folder: str) -> str:
-    """The package, spelled alike whoever installed it, from the name of its folder."""
+    """The normalised package name from the name of its folder."""
     return folder.rpartition(".")[0].partition("-")[0].lower().replace(".", "_")
 
 
 def _rows(text: str, title: str) -> Iterator[tuple[str, str]]:
-    """Names and values below a title."""
+    """Names and values in the section with this title."""
     inside = False
     for line in map(str.strip, text.splitlines()):
         if line.startswith("["):
@@ -131,7 +131,7 @@ def _rows(text: str, title: str) -> Iterator[tuple[str, str]]:
 
 
 def _headers_in(folder: str, name: str) -> Iterator[str]:
-    """Values of a header; headers end at the first empty line."""
+    """Values of a header. Headers end at the first empty line."""
     text = next(filter(None, (_text(folder, file) for file in _HEADERS)), "")
     for line in text.partition("\n\n")[0].splitlines():
         header, _, value = line.partition(": ")
@@ -140,7 +140,7 @@ def _headers_in(folder: str, name: str) -> Iterator[str]:
 
 
 def _text(folder: str, name: str) -> str:
-    try:  # pathlib takes longer to import than all of this takes
+    try:  # importing pathlib would take longer than all of this
         with open(f"{folder}/{name}", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
             return file.read()
     except OSError:

@@ -1,8 +1,8 @@
-"""Interval algebra on int64 nanoseconds: the arithmetic of every time that distprof reports.
+"""Interval algebra on int64 nanoseconds: the arithmetic behind every time that distprof reports.
 
-Intervals are half-open ``[start, end)`` and kept as two arrays. A *set* is sorted and disjoint (no
-two members touch); :func:`union` makes one. All functions are linear in the number of intervals,
-except for the sort, which sorted input skips.
+Intervals are half-open ``[start, end)``, stored as two arrays. A *set* is sorted and disjoint, and
+no two members touch; :func:`union` makes one. All functions are linear in the number of intervals,
+except for sorting, which is skipped for sorted input.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Intervals(NamedTuple):
 
     @staticmethod
     def of(*pairs: tuple[int, int]) -> Intervals:
-        """Intervals written out, for example ``Intervals.of((0, 5), (7, 9))``."""
+        """Intervals from pairs, for example ``Intervals.of((0, 5), (7, 9))``."""
         array = np.array(pairs, dtype=np.int64).reshape(-1, 2)
         return Intervals(array[:, 0].copy(), array[:, 1].copy())
 
@@ -50,12 +50,12 @@ EMPTY = Intervals(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 def union(intervals: Intervals, *, overwrite: bool = False) -> Intervals:
-    """The set that covers what ``intervals`` cover; empty and negative intervals cover nothing.
+    """The set that covers the same time as ``intervals``; empty and negative ones are ignored.
 
     Args:
-        intervals: Any order, may overlap.
-        overwrite: Whether the arrays may be sorted in place, which saves memory and the time to
-            touch it; the caller must not use them afterwards.
+        intervals: In any order, may overlap.
+        overwrite: Whether the arrays may be sorted in place, which saves memory and time; the
+            caller must not use them afterwards.
 
     Returns:
         A set: sorted, disjoint, touching neighbours merged.
@@ -69,13 +69,13 @@ def union(intervals: Intervals, *, overwrite: bool = False) -> Intervals:
         return EMPTY
     if (start[1:] > end[:-1]).all():
         return Intervals(start, end)
-    # Starts and ends are sorted separately and need not stay paired: a member of the union opens
+    # Starts and ends are sorted separately and need not stay paired: a member of the union begins
     # where as many intervals have ended as have started before.
     return _joined(_ascending(start, overwrite), _ascending(end, overwrite))
 
 
 def _ascending(times: Int64Array, overwrite: bool) -> Int64Array:
-    """Sorted times, by timsort, because traces are nearly sorted already."""
+    """Times sorted by timsort, because traces are nearly sorted already."""
     if not (times[1:] < times[:-1]).any():
         return times
     if not overwrite:
@@ -85,7 +85,7 @@ def _ascending(times: Int64Array, overwrite: bool) -> Int64Array:
 
 
 def _joined(start: Int64Array, end: Int64Array) -> Intervals:
-    """The set between sorted starts and ends, at least one of each."""
+    """The set from sorted starts and ends, at least one of each."""
     breaks = np.flatnonzero(start[1:] > end[:-1])
     first = np.empty(len(breaks) + 1, dtype=np.int64)
     last = np.empty(len(breaks) + 1, dtype=np.int64)
@@ -96,7 +96,7 @@ def _joined(start: Int64Array, end: Int64Array) -> Intervals:
 
 
 def total(disjoint: Intervals) -> int:
-    """The time a set covers, in ns."""
+    """The time that a set covers, in ns."""
     return int((disjoint.end - disjoint.start).sum())
 
 
@@ -159,7 +159,7 @@ def covered(queries: Intervals, disjoint: Intervals) -> Int64Array:
     """The time of each query interval that the set covers.
 
     Args:
-        queries: Any order, may overlap; an interval that ends before it starts counts 0.
+        queries: In any order, may overlap; an interval that ends before it starts counts 0.
         disjoint: A set.
 
     Returns:
@@ -175,17 +175,17 @@ def covered(queries: Intervals, disjoint: Intervals) -> Int64Array:
 
 
 def reach(disjoint: Intervals, amounts: Int64Array) -> Int64Array:
-    """The time at which a set has covered each of ``amounts``, counted from its start.
+    """The times at which a set has covered each of ``amounts``, counted from its start.
 
     Args:
         disjoint: A non-empty set.
         amounts: int64 ns, 0 to the set's total. If an amount is reached at the end of a member, the
-            answer is the start of the next member, if there is one.
+            result is the start of the next member, if there is one.
     """
     until: Int64Array = np.cumsum(disjoint.end - disjoint.start)
     index = np.minimum(np.searchsorted(until, amounts, side="right"), disjoint.size - 1)
-    still_to_come: Int64Array = until[index] - amounts
-    return disjoint.end[index] - still_to_come
+    remaining: Int64Array = until[index] - amounts
+    return disjoint.end[index] - remaining
 
 
 def _covered_until(
@@ -207,7 +207,7 @@ def _covered_until(
 
 
 def outermost(start: Int64Array, end: Int64Array) -> Int64Array:
-    """Positions, by start, of the intervals that do not start inside an earlier one."""
+    """Indices, sorted by start, of the intervals that do not start inside an earlier one."""
     order = np.lexsort((-end, start))
     if len(order) == 0:
         return order

@@ -1,8 +1,8 @@
-"""The compiled kernel, where it is installed and not switched off.
+"""The compiled kernel, if it is installed and not switched off.
 
-``distprof._kernel`` (C++, in ``native/``) does a few hot loops faster than Python. It is optional
-twice: an installation without a compiler has none, and ``DISTPROF_KERNEL=off`` switches it off. The
-results are the same to the byte either way.
+``distprof._kernel`` (C++, in ``native/``) runs a few hot loops faster than Python. It is optional:
+an installation without a compiler lacks it, and ``DISTPROF_KERNEL=off`` switches it off. The
+results are identical to the byte either way.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ KERNEL_ENVIRONMENT = "DISTPROF_KERNEL"
 
 _OFF = ("off", "0", "no", "false")
 
-_SLOWER = "Python reads traces, which takes twice as long"
+_SLOWER = "traces are read in Python, which takes twice as long"
 
 _compiled: ModuleType | None = None
 _problem = ""
@@ -34,12 +34,12 @@ def _is_switched_off() -> bool:
 
 
 def kernel() -> ModuleType | None:
-    """The kernel; None where Python does its work."""
+    """The kernel; None if Python code replaces it."""
     return None if _compiled is None or _is_switched_off() else _compiled
 
 
 def explain() -> tuple[bool, str]:
-    """Whether the kernel is used, and a sentence on what was found."""
+    """Whether the kernel is used, and an explanation for the user."""
     if _compiled is None:
         return False, f"{_problem}: {_SLOWER}"
     if _is_switched_off():

@@ -9,8 +9,8 @@
     click_options(options_of(LaunchOptions))            # --nodes, with the same help
     msgspec.json.schema(LaunchOptions)                  # for editors and for the documentation
 
-A field's type and bounds are its check, so no other code checks values by hand. A whole number
-whose size means work or memory has an upper bound (``le``); none has more than 64 bits.
+The type and bounds of a field are its validation, so no other code checks values by hand. An
+integer that determines work or memory has an upper bound (``le``), and none exceeds 64 bits.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _SHOWN = 80
-"""Characters of a refused value that its message quotes."""
+"""Characters of a rejected value that its message quotes."""
 
 _LARGEST = 2**63 - 1
-"""TOML's integers have 64 bits; a longer one would break whatever computes with it."""
+"""TOML integers have 64 bits; a larger one would break the arithmetic that uses it."""
 
 _PLAIN: dict[type[inspect.Type], tuple[str, type]] = {
     inspect.BoolType: ("true or false", bool),
@@ -65,13 +65,13 @@ def option(
     metavar: str = "",
     **bounds: Any,
 ) -> msgspec.Meta:
-    """Help and bounds of a field, the second argument of its ``Annotated``.
+    """Help and bounds of a field: the second argument of its ``Annotated``.
 
     Args:
-        text: Help: one sentence, with its full stop.
-        choices: Allowed texts, where no ``Literal`` can list them.
-        expects: What messages call the expected value, instead of the name of its type.
-        flag: Name on the command line, without dashes; by default the field's.
+        text: Help, one sentence with its full stop.
+        choices: Allowed texts, if no ``Literal`` can list them.
+        expects: Description of the expected value in messages, instead of the name of its type.
+        flag: Name on the command line, without dashes; by default that of the field.
         metavar: Placeholder of the value in help.
         bounds: Arguments of :class:`msgspec.Meta`: ge, gt, le, lt, min_length.
     """
@@ -80,12 +80,12 @@ def option(
             "pattern": f"^({'|'.join(choices)})$",
             "extra_json_schema": {"enum": list(choices)},
         }
-    said = {"expects": expects or _one_of(choices), "flag": flag, "metavar": metavar}
-    return msgspec.Meta(description=text, extra=said, **bounds)
+    extra = {"expects": expects or _one_of(choices), "flag": flag, "metavar": metavar}
+    return msgspec.Meta(description=text, extra=extra, **bounds)
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):
-    """One option, as its struct declares it.
+    """One option, as declared by its struct.
 
     Args:
         name: Name of the field.
@@ -96,7 +96,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
         low: Smallest value; None for any.
         high: Largest value; None for any.
         flag: Name on the command line, without dashes.
-        metavar: Placeholder of the value in help; empty for click's own.
+        metavar: Placeholder of the value in help; empty for click's default.
     """
 
     name: str
@@ -111,14 +111,14 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def spelling(self) -> str:
-        """Its spelling on the command line; a switch has both forms: ``--shapes/--no-shapes``."""
+        """The option on the command line; a switch has both forms: ``--shapes/--no-shapes``."""
         if self.value_type is not bool:
             return f"--{self.flag}"
         off = self.flag.removeprefix("no-") if self.flag.startswith("no-") else f"no-{self.flag}"
         return f"--{self.flag}/--{off}"
 
     def click_attributes(self, *, with_range: bool = True) -> dict[str, Any]:
-        """Attributes for click: type, help, metavar; no default, so that None is "not typed".
+        """Attributes for click: type, help, metavar. No default: None means "not given".
 
         Args:
             with_range: Whether click shows and checks the bounds; :func:`convert` always does.
@@ -141,13 +141,13 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def options_of(kind: type[msgspec.Struct]) -> tuple[Option, ...]:
-    """The options that a struct declares, in its order; its tables and lists are skipped."""
+    """The options that a struct declares, in order; tables and lists are skipped."""
     found, hints = inspect.type_info(kind), get_type_hints(kind, include_extras=True)
     assert isinstance(found, inspect.StructType)
     return tuple(
         _option(field, hints[field.name])
         for field in found.fields
-        if _is_option(_bare(_given(field.type)))
+        if _is_option(_bare(_without_none(field.type)))
     )
 
 
@@ -157,7 +157,7 @@ def click_options(
     """A decorator that adds these options to a command.
 
     Args:
-        options: Options in the order of the help.
+        options: Options, in the order of the help text.
         more: Name of an option to click attributes that this command adds or overrides.
     """
     import click
@@ -172,12 +172,12 @@ def click_options(
 
 
 def convert(values: Mapping[str, Any], kind: type[T], where: str) -> T:
-    """The checked contents of a table of TOML or JSON.
+    """Validate a table of TOML or JSON and convert it to a struct.
 
     Args:
         values: The parsed table.
         kind: The struct that declares its keys.
-        where: Prefix of messages: ``distprof.toml: `` or ``[training] ``.
+        where: Prefix of messages, for example ``distprof.toml: `` or ``[training] ``.
 
     Raises:
         UsageError: If a key is unknown or missing, or a value does not fit its field; the message
@@ -196,14 +196,14 @@ def convert(values: Mapping[str, Any], kind: type[T], where: str) -> T:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The tables of a TOML document that a user wrote.
+    """Parse a TOML document that a user wrote.
 
     Args:
         text: The document.
 
     Raises:
-        ValueError: If it is no TOML, is nested without end, or holds ``nan``, ``inf`` or an
-            integer of more than 64 bits; the message says which.
+        ValueError: If it is not valid TOML, is nested too deeply, or contains ``nan``, ``inf`` or
+            an integer of more than 64 bits; the message says which.
     """
     try:
         values = tomllib.loads(text)
@@ -212,17 +212,18 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise ValueError("not valid TOML: it is nested too deeply") from None
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"not valid TOML: {error}") from None
-    except ValueError:  # Python refuses thousands of digits by itself
+    except ValueError:  # Python rejects thousands of digits
         wrong = "a whole number of more than 64 bits"
     if wrong:
-        raise ValueError(f"it holds {wrong}")
+        raise ValueError(f"it contains {wrong}")
     return values
 
 
 def whole_number(text: str, *, most: int) -> int | None:
-    """The number that a text names; None where it names none, or one above ``most``.
+    """The whole number in a text; None if there is none or it is above ``most``.
 
-    Python raises an error for thousands of digits, and for some characters that it calls digits.
+    ``int`` alone raises an error for thousands of digits, and for some characters that count as
+    digits.
     """
     is_short = text.isdecimal() and len(text) <= len(str(most))
     number = int(text) if is_short else None
@@ -230,34 +231,34 @@ def whole_number(text: str, *, most: int) -> int | None:
 
 
 def check_known(what: str, name: str, known: Collection[str]) -> None:
-    """Refuse a name that does not exist.
+    """Reject an unknown name.
 
     Args:
-        what: The name as the user wrote it, and where.
-        name: What the user wrote.
-        known: The names that exist.
+        what: The name as the user wrote it, with its context, for the message.
+        name: The name that the user wrote.
+        known: All valid names.
 
     Raises:
-        UsageError: With the nearest name, and all of them.
+        UsageError: If the name is unknown; the message suggests the nearest and lists all.
     """
     if name not in known:
         raise UsageError(_unknown(what, name, known))
 
 
-# Why a value was refused -------------------------------------------------------------------------
+# Why a value was rejected ------------------------------------------------------------------------
 
 
 def _problem(value: object, hint: Any, place: str) -> str:
-    """Why a value does not fit, at the innermost place that shows it."""
+    """Why a value does not fit its type, for the innermost part that shows the problem."""
     for part in _parts(value, hint, place):
         if not _fits(part.value, part.hint):
             return _problem(part.value, part.hint, part.place)
-    declared = _given(inspect.type_info(hint))
+    declared = _without_none(inspect.type_info(hint))
     kind = _bare(declared)
     if isinstance(kind, inspect.StructType) and isinstance(value, Mapping):
         return _problem_of_table(value, kind, place)
-    said = declared.extra or {} if isinstance(declared, inspect.Metadata) else {}
-    expected = said.get("expects") or _one_of(_literals(hint)) or _expected(kind)
+    extra = declared.extra or {} if isinstance(declared, inspect.Metadata) else {}
+    expected = extra.get("expects") or _one_of(_literals(hint)) or _expected(kind)
     return f"{place or 'it'} must be {expected}, not {_short(value)}"
 
 
@@ -270,7 +271,7 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _parts(value: object, hint: Any, place: str) -> Iterator[_Part]:
-    kind, before = _bare(_given(inspect.type_info(hint))), f"{place}." if place else ""
+    kind, before = _bare(_without_none(inspect.type_info(hint))), f"{place}." if place else ""
     if isinstance(kind, inspect.StructType) and isinstance(value, Mapping):
         hints = get_type_hints(kind.cls, include_extras=True)
         names = {field.encode_name: field.name for field in kind.fields}
@@ -286,7 +287,7 @@ def _parts(value: object, hint: Any, place: str) -> Iterator[_Part]:
 
 
 def _problem_of_table(value: Mapping[str, Any], kind: inspect.StructType, place: str) -> str:
-    """Why a table whose values all fit is refused: a wrong or missing key, or a contradiction."""
+    """Why a table of valid values is rejected: an unknown or missing key, or a contradiction."""
     before = f"{place}." if place else ""
     known = [field.encode_name for field in kind.fields]
     for key in value:
@@ -299,13 +300,13 @@ def _problem_of_table(value: Mapping[str, Any], kind: inspect.StructType, place:
         msgspec.convert(value, kind.cls)
     except msgspec.ValidationError as error:  # of __post_init__
         return f"{place}: {error}" if place else str(error)
-    raise AssertionError(kind)  # it was refused earlier
+    raise AssertionError(kind)  # convert() rejected it, so one of the above must apply
 
 
 def _unknown(what: str, name: str, known: Collection[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    meant = f": did you mean {near[0]}? Known are" if near else "; known are"
-    return f"{what} is unknown{meant} {', '.join(known)}"
+    advice = f"did you mean {near[0]}? Choose from" if near else "choose from"
+    return f"{what} is unknown: {advice} {', '.join(known)}"
 
 
 def _fits(value: object, hint: Any) -> bool:
@@ -330,8 +331,8 @@ def _expected(kind: inspect.Type) -> str:
 def _bounds(kind: inspect.IntType | inspect.FloatType) -> str:
     if kind.ge is not None and kind.le is not None:
         return f" from {kind.ge:,} to {kind.le:,}"
-    said = {"of at least": kind.ge, "above": kind.gt, "of at most": kind.le, "below": kind.lt}
-    words = [f"{word} {bound:,}" for word, bound in said.items() if bound is not None]
+    bounds = {"of at least": kind.ge, "above": kind.gt, "of at most": kind.le, "below": kind.lt}
+    words = [f"{word} {bound:,}" for word, bound in bounds.items() if bound is not None]
     return f" {' and '.join(words)}" if words else ""
 
 
@@ -348,7 +349,7 @@ def _short(value: object) -> str:
 
 
 def _option(field: inspect.Field, hint: Any) -> Option:
-    declared = _given(field.type)
+    declared = _without_none(field.type)
     assert isinstance(declared, inspect.Metadata), f"{field.name} declares no option"
     schema, extra = declared.extra_json_schema or {}, declared.extra or {}
     kind = _bare(declared)
@@ -370,7 +371,7 @@ def _is_option(kind: inspect.Type) -> bool:
     return isinstance(kind, inspect.LiteralType) or type(kind) in _PLAIN
 
 
-def _given(kind: inspect.Type) -> inspect.Type:
+def _without_none(kind: inspect.Type) -> inspect.Type:
     """The type ``X`` of ``X | None``, with its metadata."""
     if not isinstance(kind, inspect.UnionType):
         return kind
@@ -384,7 +385,7 @@ def _bare(kind: inspect.Type) -> inspect.Type:
 
 
 def _literals(hint: Any) -> tuple[Any, ...]:
-    """Values of a ``Literal`` in the order of the source, which msgspec does not keep."""
+    """Values of a ``Literal`` in source order, which msgspec does not keep."""
     inner = get_args(hint)
     if get_origin(hint) is Literal:
         return inner

@@ -1,4 +1,4 @@
-"""The processors that this process may use."""
+"""The CPUs that this process may use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["available_processors"]
 
 
 def available_processors() -> int | None:
-    """Number of processors that this process and its children may use; None where unknown."""
+    """Number of CPUs that this process and its children may use; None if unknown."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count()

@@ -1,9 +1,9 @@
-"""Dependency graphs of operations, and their simulation: when would everything have happened?
+"""Dependency graphs of operations, and their simulation.
 
-An operation starts as soon as everything it depends on has ended, and lasts for its given duration.
-A wait for several others (a collective for its members, a rank for a message) is an operation with
-several incoming edges, so that waiting is a result of the simulation and never an input. Many sets
-of durations are simulated at once: each costs little more than the first.
+An operation starts as soon as all its dependencies have ended, and takes its given duration. A wait
+for several others (a collective for its members, a rank for a message) is an operation with several
+incoming edges, so waiting is a result of the simulation and never an input. Many sets of durations
+can be simulated at once, and each additional set costs little.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class CycleError(ValueError):
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
-    """When operations start and end, of the same shape as durations: ``(n,)`` or ``(n, k)``."""
+    """Start and end times of operations, in the shape of the durations: ``(n,)`` or ``(n, k)``."""
 
     start: NDArray[Any]
     end: NDArray[Any]
@@ -43,11 +43,11 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Graph(msgspec.Struct, frozen=True, kw_only=True):
-    """Operations ``0 … n - 1`` and what each waits for. Made by :meth:`of`.
+    """Operations ``0 … n - 1`` and their dependencies. Made by :meth:`of`.
 
     Args:
         num_operations: n.
-        source: int64 per edge, the operation that the target waits for; edges in order of levels.
+        source: int64 per edge, the operation that the target waits for; edges sorted by level.
         target: int64 per edge, the operation that waits.
         edge: int64 per edge, its index among the given edges.
         levels: Slices of the edges whose targets can be computed together, in order.
@@ -61,7 +61,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def of(num_operations: int, source: NDArray[Any], target: NDArray[Any]) -> Graph:
-        """Order the operations; linear in operations and edges.
+        """Sort the operations topologically; linear in operations and edges.
 
         Args:
             num_operations: n.
@@ -74,7 +74,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True):
         """
         source, target = np.asarray(source, np.int64), np.asarray(target, np.int64)
         if len(source) != len(target):
-            raise ValueError(f"{len(source)} sources of edges and {len(target)} targets")
+            raise ValueError(f"{len(source)} edge sources and {len(target)} edge targets")
         for ends in (source, target):
             if len(ends) and (ends.min() < 0 or ends.max() >= num_operations):
                 raise ValueError(
@@ -99,10 +99,10 @@ def simulate(
     delay: NDArray[Any] | None = None,
     release: NDArray[Any] | None = None,
 ) -> Times:
-    """When every operation starts and ends.
+    """Compute when every operation starts and ends.
 
     Args:
-        graph: What waits for what.
+        graph: Operations and their dependencies.
         duration: Duration of each operation, shape ``(n,)``, or ``(n, k)`` for k simulations.
         delay: Minimum time on each edge, in the order of the given edges, shape ``(e,)`` or
             ``(e, k)``; None for 0.
@@ -140,7 +140,7 @@ def simulate(
 
 
 def _is_for_kernel(dtype: np.dtype[Any], parts: Sequence[NDArray[Any]]) -> bool:
-    """Whether the kernel knows this type; it compares nothing with what is not a number."""
+    """Whether the kernel supports these values: int64, or float64 without NaN and infinity."""
     if dtype == np.int64:
         return True
     return dtype == np.float64 and all(bool(np.isfinite(part).all()) for part in parts)
@@ -154,7 +154,7 @@ def _simulate_compiled(
     start: NDArray[Any],
     end: NDArray[Any],
 ) -> None:
-    """The same by the kernel, addition by addition, into ``start`` and ``end``."""
+    """Run the same additions in the kernel, with results in ``start`` and ``end``."""
 
     def as_time(values: NDArray[Any]) -> NDArray[Any]:
         return np.ascontiguousarray(values, start.dtype)
@@ -174,10 +174,10 @@ def _simulate_compiled(
 def critical_path(
     graph: Graph, times: Times, *, delay: NDArray[Any] | None = None
 ) -> NDArray[np.int64]:
-    """Operations on which the end depends, first to last: each starts when the previous one ends.
+    """Operations that determine the end, first to last: each starts when the previous one ends.
 
     Args:
-        graph: What waits for what.
+        graph: Operations and their dependencies.
         times: Result of one simulation, shape ``(n,)``.
         delay: Delay used in the simulation.
 
@@ -223,7 +223,7 @@ def _depths(
 def _depths_by_level(
     num_operations: int, source: NDArray[np.int64], target: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Depths, and for how many others each operation waits in the end: for none without a cycle."""
+    """Depths, and the unresolved dependencies of each operation: 0 everywhere without a cycle."""
     order = np.argsort(source, kind="stable")
     followers = target[order]
     first = np.searchsorted(source[order], np.arange(num_operations + 1))
@@ -241,7 +241,7 @@ def _depths_by_level(
 
 
 def _ranges(low: NDArray[np.int64], high: NDArray[np.int64]) -> NDArray[np.int64]:
-    """All integers from each low to below its high, one range after another."""
+    """The concatenated ranges from each ``low`` up to, not including, its ``high``."""
     length = high - low
     skipped = np.cumsum(length) - length
     result: NDArray[np.int64] = np.repeat(low - skipped, length) + np.arange(length.sum())

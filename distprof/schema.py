@@ -1,8 +1,8 @@
 """Tables: named, typed columns over numpy arrays, each described once.
 
-A table's schema says dtype, unit and meaning of each column; the reference page is generated from
-it. Strings are dictionary-encoded (:class:`Coded`). A missing integer is :data:`ABSENT` inside and
-``NA`` in pandas: it is never 0.
+The schema of a table gives the dtype, unit and meaning of each column; the reference page is
+generated from it. Strings are dictionary-encoded (:class:`Coded`). A missing integer is
+:data:`ABSENT` in the array and ``NA`` in pandas, never 0.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ Int64Array: TypeAlias = NDArray[np.int64]
 DType = Literal["int64", "int32", "int8", "float64", "bool", "category"]
 
 ABSENT = -1
-"""Value of an integer column where the trace has none."""
+"""Value in an integer column if the trace has none."""
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True):
     """One column: its name, dtype, unit and meaning.
 
     Args:
-        name: Ends in ``_ns``, ``_bytes``, ``_ratio`` where it has such a unit.
+        name: Ends in ``_ns``, ``_bytes`` or ``_ratio`` if it has that unit.
         dtype: ``category`` is a :class:`Coded` column of strings.
-        doc: What a value means, as a sentence.
-        unit: Unit of the values, empty for counts, ids and names.
+        doc: Meaning of a value, one sentence.
+        unit: Unit of the values; empty for counts, ids and names.
         nullable: Whether :data:`ABSENT` (for strings: the empty string) means unknown.
     """
 
@@ -101,7 +101,7 @@ class Coded(msgspec.Struct, frozen=True):
         return self.where([value in wanted for value in self.values])
 
     def where(self, verdicts: Sequence[bool]) -> NDArray[np.bool_]:
-        """Mask of the rows whose value has a true verdict, given one verdict per distinct value."""
+        """Mask of the rows whose value has a true verdict; one verdict per distinct value."""
         if not self.values:
             return np.zeros(len(self.codes), dtype=np.bool_)
         mask: NDArray[np.bool_] = np.asarray(verdicts, dtype=np.bool_)[self.codes]
@@ -129,7 +129,7 @@ class Table:
     """Columns of equal length with a schema; immutable.
 
     Args:
-        schema: What the columns are.
+        schema: Description of the columns.
         columns: One array per schema column: numpy of the schema's dtype, or :class:`Coded`.
 
     Raises:
@@ -183,10 +183,10 @@ class Table:
         return Table(self.schema, columns)
 
     def compact(self) -> Table:
-        """The same rows in less memory: what is equal in all of them, or elsewhere, is kept once.
+        """The same rows in less memory: constant columns and shared strings are stored once.
 
-        Columns are views of one value then, and strings those that other tables have. Other columns
-        own their memory: that of a reader may be larger, and is given back.
+        A constant column becomes a view of one value, and strings are interned. Other columns are
+        copied if they are views, so that larger buffers of readers are freed.
         """
         return Table(self.schema, _owned(_compact(self._columns)))
 
@@ -217,7 +217,7 @@ class Table:
 
     @staticmethod
     def concat(schema: TableSchema, tables: Sequence[Table]) -> Table:
-        """The rows of ``tables`` one after another; dictionaries are merged."""
+        """The rows of all ``tables``, concatenated; dictionaries are merged."""
         if not tables:
             return Table.empty(schema)
         if len(tables) == 1:
@@ -232,7 +232,7 @@ class Table:
 
 
 _MANY_ROWS = 1_000
-"""Rows from which a column of one value is worth looking for."""
+"""Number of rows from which constant columns are worth detecting."""
 
 
 def _compact(columns: Mapping[str, NDArray[Any] | Coded]) -> dict[str, NDArray[Any] | Coded]:
@@ -251,7 +251,7 @@ def _compact(columns: Mapping[str, NDArray[Any] | Coded]) -> dict[str, NDArray[A
 
 
 def _owned(columns: Mapping[str, NDArray[Any] | Coded]) -> dict[str, NDArray[Any] | Coded]:
-    """Columns that are views of other memory copied; what several share they still do."""
+    """Copy columns that are views of other memory; arrays shared by columns stay shared."""
     copies: dict[int, NDArray[Any]] = {}
 
     def owned(values: NDArray[Any]) -> NDArray[Any]:
@@ -270,7 +270,7 @@ def _owned(columns: Mapping[str, NDArray[Any] | Coded]) -> dict[str, NDArray[Any
 
 
 def _one_value(values: NDArray[Any]) -> NDArray[Any]:
-    """The values; of many that are all the same, a view of one."""
+    """The values, or a view of one value if there are many and all are equal."""
     if len(values) < _MANY_ROWS or values[0] != values[-1] or (values != values[0]).any():
         return values
     return np.broadcast_to(values[:1].copy(), values.shape)

@@ -24,18 +24,18 @@ __all__ = [
 ]
 
 UNKNOWN_AXIS = "unknown"
-"""Stands for the mesh axis of a group whose axis is not known."""
+"""Mesh axis of a group whose axis is unknown."""
 
 
 PAGE_FORMATS = ("text", "brief", "json", "md", "html")
-"""Formats of every result that people see."""
+"""Formats of every result for people."""
 
 CI_FORMATS = ("github", "gitlab", "sarif", "junit")
-"""Formats of CI services, of results that judge something."""
+"""Formats of CI services, for results with a judgement."""
 
 
 class ActivityKind(IntEnum):
-    """What a GPU activity does. Stored as int8 in tables."""
+    """The kind of a GPU activity. Stored as int8 in tables."""
 
     COMPUTATION = 0
     COMMUNICATION = 1
@@ -73,9 +73,9 @@ class CollectiveKind(IntEnum):
 
     @property
     def is_symmetric(self) -> bool:
-        """True when no member can finish before every member has started.
+        """True if no member can finish before every member has started.
 
-        Only these collectives carry information about clocks: their end is common to all members.
+        Only these collectives carry information about clocks, because all members end together.
         """
         return self in (
             CollectiveKind.ALL_REDUCE,
@@ -125,7 +125,7 @@ class MeshAxis(StrEnum):
 
 
 class SlotKind(IntEnum):
-    """What a pipeline stage does with a micro-batch. Stored as int8 in tables."""
+    """The action of a pipeline stage on a micro-batch. Stored as int8 in tables."""
 
     FORWARD = 0
     BACKWARD = 1  # to inputs and weights
@@ -146,7 +146,7 @@ class IdleCause(StrEnum):
 
 
 class StragglerPattern(StrEnum):
-    """How a rank's lateness is spread over steps."""
+    """How a rank's lateness is distributed over steps."""
 
     PERSISTENT = "persistent"
     TRANSIENT = "transient"
@@ -185,7 +185,7 @@ class Severity(StrEnum):
 
 
 class Subject(StrEnum):
-    """What is judged; evidence of one subject says nothing about another."""
+    """The subject of a judgement. Evidence on one subject says nothing about another."""
 
     RUN = "run"  # a recording, or logs of a job
     CONFIGURATION = "configuration"  # of a job that has not run
@@ -193,7 +193,7 @@ class Subject(StrEnum):
 
 
 class Confidence(StrEnum):
-    """What a finding is based on."""
+    """The basis of a finding."""
 
     MEASURED = "measured"
     INFERRED = "inferred"

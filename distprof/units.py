@@ -1,4 +1,4 @@
-"""Constants, the only functions that format numbers as text, and what options take as a number.
+"""Unit constants, the only functions that format numbers as text, and number types of options.
 
 Values from a trace stay int64 nanoseconds and bytes until a reporter shows them.
 Bandwidths and byte counts use decimal prefixes (1 GB = 1e9 B), as nccl-tests does.
@@ -37,7 +37,7 @@ NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 
 MOST_RANKS = 1_000_000
-"""Ranks or nodes of a job, the upper bound of options; a larger number is a mistake."""
+"""Upper bound of options for ranks or nodes of a job; a larger number is a mistake."""
 
 _LEAST_SHOWN = 0.01
 _ROUNDED_UP = 0.9995  # at or above this, three digits round to 1.00: 999.9 µs is 1.00 ms
@@ -56,7 +56,7 @@ def format_duration(ns: float | None) -> str:
 
 
 def capitalized(text: str) -> str:
-    """The text with a capital at its beginning; the rest stays as it is."""
+    """The text with a capital first letter; the rest is unchanged."""
     return text[:1].upper() + text[1:]
 
 
@@ -68,7 +68,7 @@ def signed(ns: float | None) -> str:
 
 
 def signed_ratio(ratio: float) -> str:
-    """A ratio that may be below zero as a percentage, for example ``−1.16 %``."""
+    """A ratio that may be negative, as a percentage, for example ``−1.16 %``."""
     return format_ratio(ratio) if ratio >= 0 else f"−{format_ratio(-ratio)}"
 
 
@@ -103,8 +103,8 @@ def format_ratio(ratio: float | None) -> str:
 def format_parts(parts_ns: Sequence[float]) -> tuple[list[str], str]:
     """Durations and their sum in one unit, rounded so that the shown parts add up to the shown sum.
 
-    If rounded parts do not add up, the largest ones change by one unit of their last digit, so
-    that small parts look the same as elsewhere.
+    If the rounded parts do not add up, the largest ones change by one unit of their last digit, so
+    small parts look the same as elsewhere.
     """
     total = sum(parts_ns)
     size, unit = next((u for u in _DURATION_UNITS if abs(total) >= u[0]), (1, "ns"))
@@ -149,7 +149,7 @@ def _three_digits(value: float) -> str:
 
 
 def name_of_device(host: str, index: int | None, bus_id: str, uuid: str) -> str:
-    """For people, by the best that is known: ``GPU 3 of node-1``."""
+    """Readable name of a GPU from the best known identifier, for example ``GPU 3 of node-1``."""
     device = f"GPU {index}" if index is not None else f"GPU {bus_id or uuid}".strip()
     return f"{device} of {host}" if host else device
 
@@ -157,12 +157,12 @@ def name_of_device(host: str, index: int | None, bus_id: str, uuid: str) -> str:
 def finite_range(
     low: float | None = None, high: float | None = None, *, max_open: bool = False
 ) -> click.FloatRange:
-    """What click converts an option's number with; its own range lets "nan" and "inf" pass.
+    """A click type for finite numbers in a range; click's own range accepts "nan" and "inf".
 
     Args:
         low: Smallest value; None for any.
         high: Largest value; None for any.
-        max_open: Whether ``high`` itself is too large.
+        max_open: Whether ``high`` itself is excluded.
     """
     import click
 

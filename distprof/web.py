@@ -1,7 +1,8 @@
-"""Files of web servers, none of which is trusted: every answer ends, in time and in bytes.
+"""Files from untrusted web servers: every response is limited in time and size.
 
-A server may send a header or a body that never ends, a byte a second, less than it announces, or a
-redirect to a place that only this machine can reach. ``fsspec`` alone reads what it is sent.
+A server may send an endless header or body, one byte per second, less than it announces, or a
+redirect to an address that only this machine can reach. ``fsspec`` alone has no protection against
+any of these.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ BOUND: Final = Bound(
 )
 
 UNSIZED_BYTES = 1 << 30
-"""The same where the server does not say how large the file is."""
+"""Size limit if the server does not announce the size of the file."""
 
 LIMIT_S = 60.0
-"""In this time an answer begins, and each block of it is there: 17 kB/s."""
+"""Time limit for the start of a response, and for each block of it: 17 kB/s."""
 
 MAX_REDIRECTS = 5
 
@@ -66,9 +67,9 @@ class _Visit:
 
     Attributes:
         hops: Redirects so far.
-        began_inside: Whether the user's own URL leads to an address that is not public.
-        socket: The present connection.
-        is_late: Whether the time was over.
+        began_inside: Whether the URL of the user leads to a non-public address.
+        socket: The current connection.
+        is_late: Whether the time limit has passed.
     """
 
     def __init__(self) -> None:
@@ -78,11 +79,11 @@ class _Visit:
         self.is_late = False
 
     def check(self, connected: socket.socket) -> None:
-        """Refuse a connection that a redirect must not lead to.
+        """Reject a connection that a redirect must not lead to.
 
         Raises:
-            WebError: If it goes from a public server to an address inside, or to a link-local one,
-                where clouds keep the credentials of machines.
+            WebError: If a redirect leads from a public server to a private address, or to a
+                link-local address, where clouds serve machine credentials.
         """
         self.socket = connected
         address = ipaddress.ip_address(connected.getpeername()[0].partition("%")[0])
@@ -95,10 +96,10 @@ class _Visit:
 
     @contextmanager
     def limited(self) -> Iterator[None]:
-        """End what takes longer than :data:`LIMIT_S` in the block.
+        """Close the connection if the block takes longer than :data:`LIMIT_S`.
 
         Raises:
-            WebError: If it did.
+            WebError: If the block took longer.
         """
         timer = threading.Timer(LIMIT_S, self._stop)
         timer.daemon = True
@@ -131,7 +132,7 @@ class _Request(urllib.request.Request):
 
 
 class _Handler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
-    """Opens connections whose address is checked before anything is sent."""
+    """Opens connections, and checks their address before anything is sent."""
 
     def http_open(self, req: urllib.request.Request) -> Any:
         """Open ``http://``."""
@@ -159,10 +160,10 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     """Follows a few redirects, to http and https only, and never from https to http."""
 
     def http_error_302(self, req: Any, fp: Any, code: int, msg: str, headers: Any) -> Any:
-        """Follow a redirect; urllib itself would take ``ftp:`` too.
+        """Follow a redirect; urllib itself would also follow ``ftp:``.
 
         Raises:
-            WebError: If there were too many, or it leads elsewhere.
+            WebError: If there were too many redirects, or its scheme is not allowed.
         """
         del code, msg
         fp.close()
@@ -182,22 +183,22 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 def _request(url: str, headers: dict[str, str], visit: _Visit) -> _Request:
-    """A request; name and password of the URL go to no other server."""
+    """A request. User name and password of the URL are not sent to other servers."""
     parts = urlsplit(url)
     login, _, place = parts.netloc.rpartition("@")
     try:
         made = _Request(parts._replace(netloc=place, fragment="").geturl(), headers=headers)
     except ValueError as error:
-        raise WebError(f"no URL ({error})") from error
+        raise WebError(f"not a valid URL ({error})") from error
     if login and visit.hops == 0:
-        word = base64.b64encode(unquote(login).encode()).decode()
-        made.add_unredirected_header("Authorization", f"Basic {word}")
+        credentials = base64.b64encode(unquote(login).encode()).decode()
+        made.add_unredirected_header("Authorization", f"Basic {credentials}")
     made.visit = visit
     return made
 
 
 def _opener() -> urllib.request.OpenerDirector:
-    """Opens http and https only: urllib's own opener reads ``file:`` and ``ftp:`` too."""
+    """An opener for http and https only: urllib's default also reads ``file:`` and ``ftp:``."""
     made = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler(),
@@ -211,40 +212,40 @@ def _opener() -> urllib.request.OpenerDirector:
 
 
 def _answer(url: str, headers: dict[str, str]) -> tuple[Any, _Visit]:
-    """The answer to a request, its body unread.
+    """Send a request and return the response, its body unread.
 
     Raises:
-        FileNotFoundError: If there is nothing of this name.
+        FileNotFoundError: If there is no file with this name.
         WebError: If the server cannot be used.
     """
     visit = _Visit()
-    asked = {"Accept-Encoding": "identity", "User-Agent": "distprof", **headers}
+    all_headers = {"Accept-Encoding": "identity", "User-Agent": "distprof", **headers}
     try:
-        request = _request(url, asked, visit)
+        request = _request(url, all_headers, visit)
         with visit.limited():
             return _opener().open(request, timeout=LIMIT_S), visit
     except urllib.error.HTTPError as error:
         error.close()
         if error.code in (404, 410):
-            raise FileNotFoundError(errno.ENOENT, "no file of this name", url) from error
+            raise FileNotFoundError(errno.ENOENT, "no file with this name", url) from error
         if error.code == 416:
             raise EOFError from error
-        raise WebError(f"the server's answer {error.code}: {error.reason}") from error
+        raise WebError(f"HTTP status {error.code}: {error.reason}") from error
     except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         if isinstance(reason, WebError):
             raise reason from error
-        raise WebError(f"no usable answer ({type(reason).__name__}: {reason})") from error
+        raise WebError(f"no usable response ({type(reason).__name__}: {reason})") from error
 
 
 # One file -----------------------------------------------------------------------------------------
 
 
 class _Remote:
-    """The blocks of one file; the latest are kept, for the first one shows the kind of a file.
+    """The blocks of one file. The latest blocks are kept: readers look at the first one again.
 
     Args:
-        url: The file.
+        url: URL of the file.
     """
 
     def __init__(self, url: str) -> None:
@@ -262,24 +263,24 @@ class _Remote:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether its blocks may still be used, in this process: another shares connections."""
+        """Whether this process may still use its blocks: a forked process must not."""
         return self._process == os.getpid() and time.monotonic() - self.made < _FRESH_S
 
     def release(self) -> None:
-        """Close the connection, if one is open. Only the process that opened it may use it."""
+        """Close the connection if one is open. Only the process that opened it may use it."""
         if self._stream is not None:
             self._stream[0].close()
             self._stream = None
 
     def block(self, index: int) -> bytes:
-        """A block of the file, shorter at its end and empty behind it.
+        """A block of the file: shorter at the end, and empty beyond it.
 
         Raises:
-            FileNotFoundError: If there is no file of this name.
+            FileNotFoundError: If there is no file with this name.
             OSError: If it cannot be read.
         """
         with self._lock:
-            if self._failure is not None:  # whoever asks next need not wait as long again
+            if self._failure is not None:  # later calls fail at once
                 raise self._failure
             if index not in self._blocks:
                 try:
@@ -315,7 +316,7 @@ class _Remote:
         return self._from_stream(index)
 
     def _from_stream(self, index: int) -> bytes:
-        """A block from an answer that is read once, from its start on."""
+        """A block from a response that is read sequentially, from its start."""
         if self._stream is None or self._stream[2] > index:
             self.release()
             self._stream = (*_answer(self.url, {}), 0)
@@ -333,10 +334,10 @@ class _Remote:
                 return block
 
     def _whole(self, block: bytes, start: int) -> bytes:
-        """The block, where it is as long as it must be."""
+        """The block, checked for its expected length."""
         if self.size is not None and len(block) < min(BLOCK_BYTES, self.size - start):
             raise WebError(
-                f"an answer that ends after {start + len(block):,} of {self.size:,} bytes"
+                f"a response that ends after {start + len(block):,} of {self.size:,} bytes"
             )
         return block
 
@@ -360,12 +361,12 @@ def _too_large(url: str, most: int) -> TooLargeError:
 
 
 def _length(answer: Any) -> int | None:
-    said = answer.headers.get("Content-Length", "")
-    return int(said) if said.isdecimal() and len(said) < 19 else None
+    length = answer.headers.get("Content-Length", "")
+    return int(length) if length.isdecimal() and len(length) < 19 else None
 
 
 def _read(answer: Any, visit: _Visit, most: int = BLOCK_BYTES) -> bytes:
-    """What comes next, at most ``most`` bytes.
+    """The next bytes of a response, at most ``most``.
 
     Raises:
         WebError: If the connection fails or is slow.
@@ -382,10 +383,10 @@ def _read(answer: Any, visit: _Visit, most: int = BLOCK_BYTES) -> bytes:
 
 
 class _WebFile(Seekable):
-    """A file of a server, seekable on every server.
+    """A file on a web server, seekable whether or not the server supports ranges.
 
     Args:
-        remote: Its blocks.
+        remote: The blocks of the file.
     """
 
     def __init__(self, remote: _Remote) -> None:
@@ -400,7 +401,7 @@ class _WebFile(Seekable):
 
     def _size(self) -> int:
         if self._remote.size is None:
-            raise WebError("a server that does not say how large the file is")
+            raise WebError("a server that does not announce the size of the file")
         return self._remote.size
 
     def readinto(self, buffer: Any) -> int:
@@ -414,7 +415,7 @@ class _WebFile(Seekable):
 
 
 class WebFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]
-    """Reads files of web servers, and lists the links of their pages."""
+    """Reads files from web servers, and lists the links on their pages."""
 
     protocol = ("http", "https")
 
@@ -428,14 +429,14 @@ class WebFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]
         return path
 
     def unstrip_protocol(self, name: str) -> str:
-        """A path is a URL already."""
+        """A path is already a URL."""
         return name
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
-        """Name, size, type and version; a name that ends with a slash is a folder.
+        """Name, size, type and version. A name that ends with a slash is a folder.
 
         Raises:
-            FileNotFoundError: If there is nothing of this name.
+            FileNotFoundError: If there is no file with this name.
         """
         if path.endswith("/"):
             return {"name": path, "size": None, "type": "directory"}
@@ -447,7 +448,7 @@ class WebFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]
         return {"name": path, "size": size, "type": "file", **version}
 
     def isfile(self, path: str) -> bool:
-        """Whether there is such a file.
+        """Whether the file exists.
 
         Raises:
             OSError: If the server cannot be used.
@@ -458,7 +459,7 @@ class WebFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]
             return False
 
     def exists(self, path: str, **_: Any) -> bool:
-        """Whether there is such a file; for folders, always.
+        """Whether the file exists; always true for folders.
 
         Raises:
             OSError: If the server cannot be used.
@@ -466,10 +467,10 @@ class WebFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]
         return path.endswith("/") or self.isfile(path)
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
-        """What the page of a folder links to, inside of the folder.
+        """Links on the page of a folder that lead into the folder.
 
         Raises:
-            OSError: If it cannot be read, or one folder leads to a thousand others.
+            OSError: If it cannot be read, or more than a thousand folders were listed.
         """
         folder = path.rstrip("/") + "/"
         self._pages += 1
@@ -487,7 +488,7 @@ class WebFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]
 
     def _open(self, path: str, mode: str = "rb", **_: Any) -> BinaryIO:
         if mode != "rb":
-            raise WebError("a web server, which is only read")
+            raise WebError("a web server, which can only be read")
         remote = self._remote(path)
         remote.block(0)
         return cast("BinaryIO", io.BufferedReader(_WebFile(remote), 1 << 16))

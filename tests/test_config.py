@@ -246,7 +246,7 @@ def test_the_schema_for_editors_refuses_what_distprof_refuses(values):
     [
         (
             {"check": {"tolerances": {}}},
-            "check.tolerances is unknown: did you mean tolerance? Known are metrics, tolerance, ",
+            "check.tolerances is unknown: did you mean tolerance? Choose from metrics, tolerance, ",
         ),
         (
             {"check": {"window": 101}},

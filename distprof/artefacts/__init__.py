@@ -1,10 +1,10 @@
 """The run directory: the only contract between probes (which write) and ingest (which reads).
 
 This module holds the names of files. The formats are in :mod:`distprof.artefacts.run_file`,
-:mod:`distprof.artefacts.rank_file` and :mod:`distprof.artefacts.records`; the reference page and
+:mod:`distprof.artefacts.rank_file` and :mod:`distprof.artefacts.records`. The reference page and
 the JSON Schemas are generated from them. All files are written under a temporary name and renamed,
-except the line-wise ones (``.jsonl``): every complete line of these counts, so that a killed
-process loses at most the last line.
+except the line-wise ones (``.jsonl``), of which every complete line is valid: a killed process
+loses at most its last line.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ REPORT_PAGE_FILE = "report.html"  # of `distprof run` and `capture` with --forma
 CACHE_DIR = "cache"
 DIARY_FILE = "capture.jsonl"  # events of `distprof capture`'s hook in each process
 REQUESTS_DIR = "requests"  # of `distprof attach --all-nodes`: ID.json, and a folder ID for answers
-REPLIES_DIR = "replies"  # in the folder of a request: one file of each node
+REPLIES_DIR = "replies"  # in the folder of a request: one file per node
 REQUEST_SCHEMA = "distprof.request/1"
 REPLY_SCHEMA = "distprof.reply/1"
 
@@ -72,7 +72,7 @@ COLLECTIVES_FILE = "collectives.jsonl"
 NCCL_LOG_FILE = "nccl.log"
 FLIGHT_FILE = "flight.json"  # written by torch.distributed's Flight Recorder
 ERROR_FILE = "error.json"
-EXIT_FILE = "exit.json"  # how its process ended, for the launcher on another host
+EXIT_FILE = "exit.json"  # how the rank's process ended, for the launcher on another host
 ATTACH_FILE = "attach.json"  # where `distprof attach` reaches the live rank
 STACKS_FILE = "stacks.txt"  # Python stacks of all threads, at a hang or on demand
 OUTPUT_FILE = "output.log"  # output of the rank, both streams

@@ -1,4 +1,4 @@
-"""A baseline, with which later runs are compared: small JSON, to be reviewed and kept in git."""
+"""A baseline for comparison with later runs: small JSON, to be reviewed and kept in git."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class BaselineSession(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Acknowledged(msgspec.Struct, frozen=True, kw_only=True):
-    """A loss that the team accepts for a while: the check shows it, but does not fail.
+    """A loss that the team has accepted: the check shows it but does not fail.
 
     Args:
         metric: Name of the metric.
-        up_to: Accepted loss, in the metric's own terms: 0.08 for 8 % of a ratio, or the difference.
+        up_to: Accepted loss in terms of the metric: a ratio (0.08 for 8 %) or a difference.
         reason: Reason, for readers of the file.
-        until_ns: End of its validity, ns since the epoch; None for no end.
+        until_ns: End of validity, ns since the epoch; None for no end.
         git_commit: The commit that introduced it; empty if unknown.
     """
 
@@ -48,13 +48,14 @@ class Acknowledged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BaselineFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The reference of a gate.
+    """The reference that ``distprof check`` compares runs with.
 
     Args:
         schema: ``distprof.baseline/1``.
         distprof_version: Version of the writer.
-        fingerprint: What comparable runs must have in common with it.
-        small_world_size: Ranks of the smaller size, the reference of the efficiency; None without.
+        fingerprint: The properties that comparable runs must share with it.
+        small_world_size: Ranks of the smaller size, the reference of the efficiency; None without a
+            smaller size.
         window: Number of sessions to keep; new sessions replace the oldest.
         sessions: Accepted sessions, oldest first.
         acknowledged: Accepted losses.

@@ -1,4 +1,4 @@
-"""Where parsed tables are cached."""
+"""The location of the cache for parsed tables."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ def cache_root(source_dir: str | Path | None, override: str | Path | None) -> Pa
     """The folder of all entries: the override, the run's own cache, or the user's cache.
 
     Args:
-        source_dir: Where the traces come from; only a run directory keeps its own cache.
-        override: What the user asked for. Of a cache behind a URL
-            (:mod:`distprof.ingest.machines.shared_cache`), this machine keeps copies.
+        source_dir: Location of the traces. Only a run directory has its own cache.
+        override: The location that the user asked for. If it is a URL, the result is the folder of
+            local copies (:mod:`distprof.ingest.machines.shared_cache`).
     """
     if url := shared_url(source_dir, override):
         import hashlib
 
-        return _users_own() / f"of-{hashlib.sha1(url.encode(), usedforsecurity=False).hexdigest()}"
+        return _user_cache() / f"of-{hashlib.sha1(url.encode(), usedforsecurity=False).hexdigest()}"
     if override:
         return Path(override)
     if _is_run_directory(source_dir):
         return Path(source_dir or "") / CACHE_DIR
     if chosen := os.environ.get(CACHE_ENVIRONMENT):
         return Path(chosen)
-    return _users_own()
+    return _user_cache()
 
 
 def shared_url(source_dir: str | Path | None, override: str | Path | None) -> str:
-    """The URL of a cache that is shared, where the user named one; empty usually.
+    """The URL of a shared cache if the user chose one, else empty.
 
     Args:
-        source_dir: As in :func:`cache_root`, which has the same order of places.
-        override: What the user asked for.
+        source_dir: As in :func:`cache_root`, which tries the same locations in the same order.
+        override: The location that the user asked for.
     """
-    usual = "" if _is_run_directory(source_dir) else os.environ.get(CACHE_ENVIRONMENT)
-    chosen = str(override or usual or "")
+    default = "" if _is_run_directory(source_dir) else os.environ.get(CACHE_ENVIRONMENT)
+    chosen = str(override or default or "")
     return chosen if "://" in chosen else ""
 
 
 def has_own_place(override: str | Path | None) -> bool:
-    """Whether the user says where the cache is: then everything is cached."""
+    """Whether the user chose the location of the cache. If so, everything is cached."""
     return bool(override or os.environ.get(CACHE_ENVIRONMENT))
 
 
-def _users_own() -> Path:
+def _user_cache() -> Path:
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "distprof"
 

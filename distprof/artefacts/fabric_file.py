@@ -1,9 +1,9 @@
-"""A fabric profile: how fast collectives of each size are on given machines.
+"""A fabric profile: the speed of collectives of each size on given machines.
 
-``distprof bench`` writes one, and output of nccl-tests is converted to one. Sizes are counted
-as nccl-tests counts them (formula sheet, "Collectives"): the full buffer for all-reduce, the
+``distprof bench`` writes a profile, and nccl-tests output can be converted to one. Sizes are
+counted as in nccl-tests (formula sheet, "Collectives"): the full buffer for all-reduce, the
 concatenated size for all-gather and reduce-scatter, one rank's whole send buffer for all-to-all,
-the message for the others.
+the message size for other operations.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class FabricPoint(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         bytes: Size as nccl-tests counts it.
         time_ns: Time of one operation: the mean over the iterations of the median round.
-        low_ns: The fastest round; None if only one figure is known.
-        high_ns: The slowest round; None if only one figure is known.
+        low_ns: Time in the fastest round; None if only one figure is known.
+        high_ns: Time in the slowest round; None if only one figure is known.
         num_rounds: Number of measurements.
         num_iterations: Operations in each round, None when unknown.
-        algbw_bytes_per_s: ``bytes`` over the time.
+        algbw_bytes_per_s: ``bytes`` divided by the time.
         busbw_bytes_per_s: ``algbw_bytes_per_s`` times the bus factor of the kind and the group.
     """
 
@@ -55,7 +55,7 @@ class FabricPoint(msgspec.Struct, frozen=True, kw_only=True):
 class FabricFit(msgspec.Struct, frozen=True, kw_only=True):
     """Latency and bandwidth fitted to a curve: time = steps · α + bus factor · bytes / bandwidth.
 
-    Intervals are 95 % confidence intervals if the model holds; ``residual_ratio`` says how well it
+    Intervals are 95 % confidence intervals if the model holds. ``residual_ratio`` shows how well it
     fits.
 
     Args:
@@ -65,12 +65,12 @@ class FabricFit(msgspec.Struct, frozen=True, kw_only=True):
         bandwidth_bytes_per_s: 1 / β.
         bandwidth_low_bytes_per_s: Lower end of its interval.
         bandwidth_high_bytes_per_s: Upper end.
-        num_steps: Steps of the algorithm that pay the latency.
-        algorithm: The algorithm assumed for steps.
-        crossover_bytes: Size at which latency and transfer take the same time; below it the
+        num_steps: Steps of the algorithm, each of which pays the latency.
+        algorithm: The algorithm assumed for ``num_steps``.
+        crossover_bytes: Size at which latency and transfer take the same time. Below it, the
             operation is latency-bound.
-        residual_ratio: Relative deviation of the time from the fitted one, median over sizes.
-        worst_ratio: The largest deviation.
+        residual_ratio: Relative deviation from the fitted time, median over sizes.
+        worst_ratio: The largest relative deviation.
         worst_bytes: Size of the largest deviation.
     """
 
@@ -89,7 +89,7 @@ class FabricFit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FabricCurve(msgspec.Struct, frozen=True, kw_only=True):
-    """One collective in one group, over sizes.
+    """One collective in one group, measured over sizes.
 
     Args:
         kind: The operation, for example ``all_reduce``.
@@ -100,7 +100,7 @@ class FabricCurve(msgspec.Struct, frozen=True, kw_only=True):
         dtype: Type of the elements.
         points: Measurements by size, ascending.
         fit: The fit; None if ``refusal`` says why there is none.
-        refusal: One sentence; empty with a fit.
+        refusal: Why there is no fit, one sentence; empty if there is one.
     """
 
     kind: str
@@ -129,7 +129,7 @@ class FabricFile(msgspec.Struct, frozen=True, kw_only=True):
         hosts: Host names, in the order of ranks.
         versions: Versions of torch, NCCL and other packages.
         curves: All measured curves.
-        notes: One sentence each about omissions and anomalies.
+        notes: Omissions and anomalies, one sentence each.
     """
 
     schema: str = FABRIC_SCHEMA

@@ -1,4 +1,4 @@
-"""Atomic writing of files: distprof writes all its files this way."""
+"""Atomic writing of files, used for all files that distprof writes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import IO
 
 __all__ = ["write_atomically", "writing_atomically"]
 
-_LONG_AGO_S = 3_600  # no file of ours takes an hour to write
-_USUAL = 0o666  # before the umask
+_LONG_AGO_S = 3_600  # no file of distprof takes an hour to write
+_DEFAULT_MODE = 0o666  # before the umask
 
 
-def write_atomically(path: Path, data: bytes, *, mode: int = _USUAL) -> None:
-    """Write a file under a temporary name, then rename it: a reader sees all of it or nothing.
+def write_atomically(path: Path, data: bytes, *, mode: int = _DEFAULT_MODE) -> None:
+    """Write a file under a temporary name, then rename it, so readers see all of it or nothing.
 
-    An existing device or pipe such as ``/dev/stdout`` is written to directly.
+    An existing device or pipe, such as ``/dev/stdout``, is written directly.
 
     Args:
         path: The file.
@@ -29,18 +29,18 @@ def write_atomically(path: Path, data: bytes, *, mode: int = _USUAL) -> None:
         mode: Permissions of the new file, before the umask.
 
     Raises:
-        OSError: If it cannot be written, or is a pipe without a reader; no temporary file remains.
+        OSError: If it cannot be written, or is a pipe without a reader. No temporary file remains.
     """
     with writing_atomically(path, mode=mode) as file:
         file.write(data)
 
 
 @contextmanager
-def writing_atomically(path: Path, *, mode: int = _USUAL) -> Iterator[IO[bytes]]:
-    """The same for what is written piece by piece; the file appears when the block ends.
+def writing_atomically(path: Path, *, mode: int = _DEFAULT_MODE) -> Iterator[IO[bytes]]:
+    """Like :func:`write_atomically`, in pieces: the file appears when the block ends.
 
     Raises:
-        OSError: If it cannot be written; no temporary file remains after any exception.
+        OSError: If it cannot be written. No temporary file remains after any exception.
     """
     if path.exists() and not path.is_file():
         with _opened_directly(path) as file:
@@ -48,7 +48,7 @@ def writing_atomically(path: Path, *, mode: int = _USUAL) -> Iterator[IO[bytes]]
         return
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
-        part.touch(mode, exist_ok=False)  # must be new: follows no link, and respects the umask
+        part.touch(mode, exist_ok=False)  # a new file: follows no link and respects the umask
         with part.open("wb") as file:
             yield file
         part.replace(path)
@@ -59,7 +59,7 @@ def writing_atomically(path: Path, *, mode: int = _USUAL) -> Iterator[IO[bytes]]
 
 
 def _sweep(path: Path) -> None:
-    """Delete what processes left that were killed while they wrote this file, long ago."""
+    """Delete old temporary files of processes that were killed while they wrote this file."""
     start = f".{path.name}."
     with contextlib.suppress(OSError):
         for left in path.parent.iterdir():
@@ -69,7 +69,7 @@ def _sweep(path: Path) -> None:
 
 
 def _opened_directly(path: Path) -> IO[bytes]:
-    """A device or pipe, open for writing; opening a pipe without a reader would wait for one."""
+    """Open a device or pipe for writing, without blocking on a pipe that has no reader."""
     flags = os.O_WRONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
     try:
         number = os.open(path, flags)

@@ -1,4 +1,4 @@
-"""rank.json, error.json and attach.json: what the process of one rank reports about itself."""
+"""rank.json, error.json and attach.json: files that the process of a rank writes about itself."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class ErrorFile(msgspec.Struct, frozen=True, kw_only=True):
         kind: Name of the exception's class.
         message: Text of the exception.
         traceback: Traceback in Python's format.
-        is_peer_loss: Whether it only reports that another rank disappeared or timed out.
+        is_peer_loss: Whether the exception only reports that another rank disappeared or timed out.
         step: Last step completed, None before the first.
     """
 
@@ -79,14 +79,15 @@ class AttachFile(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         rank: Global rank.
-        host: The only host where it can be reached.
-        pid: Process id there.
-        started_ticks: Start of that process, in clock ticks since the machine booted; together with
-            the pid it identifies a process uniquely.
+        host: The only host from which it can be reached.
+        pid: Process id on that host.
+        started_ticks: Start of that process, in clock ticks since the machine booted. Together with
+            the pid, it identifies the process uniquely.
         socket: Path of the unix socket that its worker server listens on; empty if there is none,
-            for the reason in ``reason``.
+            and ``reason`` says why.
         reason: Why the rank cannot be reached.
-        takes_requests: Whether requests in the run directory reach it, through a rank of its node.
+        takes_requests: Whether it receives requests in the run directory, through a rank of its
+            node.
     """
 
     rank: int
@@ -99,11 +100,11 @@ class AttachFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def with_ranks(run: RunFile, found: list[RankFile]) -> RunFile:
-    """``run`` merged with the files of its ranks; what the launcher knows about them is kept."""
-    known = {entry.rank: entry for entry in run.ranks}
+    """``run`` merged with the files of its ranks; facts that only the launcher knows are kept."""
+    entries = {entry.rank: entry for entry in run.ranks}
     for file in found:
-        entry = known.get(file.rank, RankEntry(rank=file.rank))
-        known[file.rank] = msgspec.structs.replace(
+        entry = entries.get(file.rank, RankEntry(rank=file.rank))
+        entries[file.rank] = msgspec.structs.replace(
             entry,
             node=file.node if file.node is not None else entry.node,
             host=file.host or entry.host,
@@ -118,7 +119,7 @@ def with_ranks(run: RunFile, found: list[RankFile]) -> RunFile:
     first = min(found, key=lambda file: file.rank, default=None)
     return msgspec.structs.replace(
         run,
-        ranks=tuple(known[rank] for rank in sorted(known)),
+        ranks=tuple(entries[rank] for rank in sorted(entries)),
         mesh=run.mesh or (first.mesh if first else {}),
         world_size=run.world_size or (first.world_size if first else None),
         versions={**(first.versions if first else {}), **run.versions},

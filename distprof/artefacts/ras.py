@@ -1,4 +1,4 @@
-"""A rank in trouble, as reports hold it; without numpy, which rules do not load."""
+"""A rank in trouble, as stored in reports. Separate, because rules must not import numpy."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ __all__ = ["TroubledRank"]
 
 
 class TroubledRank(Record, frozen=True, kw_only=True):
-    """A rank with which something is wrong.
+    """A rank with a problem.
 
     Args:
-        kind: ``dead``, ``unresponsive``, ``error``, ``status`` (one that the others do not have),
-            or ``behind`` (it has launched fewer operations than others).
-        rank: Global rank, None where it is not known.
-        place: For people: process, GPU and node.
-        communicator: Hash, empty for a process of the job.
-        size: Ranks of the communicator, None where not told.
-        text: Error, status, or what it has launched of how much.
+        kind: ``dead``, ``unresponsive``, ``error``, ``status`` (its status differs from that of the
+            other ranks), or ``behind`` (it has launched fewer operations than the others).
+        rank: Global rank, None if unknown.
+        place: Readable location: process, GPU and node.
+        communicator: Hash of the communicator; empty for a process of the job.
+        size: Ranks of the communicator, None if unknown.
+        text: Error, status, or the number of operations launched.
     """
 
     kind: str

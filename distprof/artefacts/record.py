@@ -1,4 +1,4 @@
-"""The rows of results: what every analyzer's result has in common, and every part of a report."""
+"""The base class of all rows in results of analyzers and parts of a report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def records_to_pandas(records: Sequence[Record], kind: type[Record]) -> pd.DataFrame:
-    """Records as a frame with a column per field, typed even without records.
+    """Records as a data frame with a column per field, typed even if there are no records.
 
     Integers that may be None become ``Int64`` with ``NA``; other numbers keep their type.
     """

@@ -29,7 +29,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
             ``distprof.moe/1``, ``distprof.pauses/1``, ``distprof.clock/1`` or
             ``distprof.collectives/1``.
         rank: Global rank.
-        about: Facts common to all lines, for example the device's name or the sampling period.
+        about: Facts common to all lines, for example the name of the GPU or the sampling period.
     """
 
     schema: str
@@ -64,15 +64,16 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         samples: Samples, counted in the same way; None when unknown.
         loss: Loss passed by the training code, None if it passed none.
         num_micro_batches: Forward passes in the step, None when unknown.
-        run_queue_ns: Time for which the training thread was ready to run but had no CPU, None where
-            the system does not say.
-        cpu_ns: Time for which the training thread ran on a CPU, None where the system does not say.
-        input_asleep_ns: Time in the phases ``input`` for which the training thread slept, None
-            where the system does not say or the step has no phase of this name. With ``cpu_ns``
-            and ``run_queue_ns`` it is the rank's own time on CPU ranks: elsewhere, a thread that
-            sleeps mostly waits for other ranks.
+        run_queue_ns: Time in which the training thread was ready to run but had no CPU, None if the
+            system does not report it.
+        cpu_ns: Time in which the training thread ran on a CPU, None if the system does not report
+            it.
+        input_asleep_ns: Time in ``input`` phases in which the training thread slept, None if the
+            system does not report it or the step has no ``input`` phase. ``cpu_ns``,
+            ``run_queue_ns`` and this time add up to the own time of a CPU rank: in other phases, a
+            sleeping thread mostly waits for other ranks.
         is_traced: Whether torch.profiler was recording.
-        is_probed: False in steps without probes, which serve to measure overhead.
+        is_probed: False in steps without probes, which are used to measure overhead.
     """
 
     step: int
@@ -91,7 +92,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class NvmlRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One sample of the GPU's sensors. File ``nvml.jsonl``. None: the GPU does not report it.
+    """One sample of the GPU's sensors. File ``nvml.jsonl``. None if the GPU does not report it.
 
     Args:
         t_ns: ns since the epoch, middle of the reading.
@@ -110,8 +111,8 @@ class NvmlRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         nvlink_rx_bytes: Bytes received on all links since the counters started.
         ecc_uncorrected: Uncorrected errors since the driver was loaded.
         xid: Numbers of XID errors seen since the last sample.
-        num_processes: Processes that compute on the GPU, of the job and others, as far as the
-            driver shows them here.
+        num_processes: Processes that compute on the GPU, of this job or others, as far as the
+            driver makes them visible.
     """
 
     t_ns: int
@@ -134,7 +135,7 @@ class NvmlRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class MemoryRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Memory at the end of a step. File ``memory.jsonl``. None: not measurable here.
+    """Memory at the end of a step. File ``memory.jsonl``. None if not measurable here.
 
     Args:
         step: Step number.
@@ -162,7 +163,7 @@ class MoeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         step: Step number.
         layer: Index or name of the layer.
         micro_batch: Index within the step.
-        tokens_per_expert: Assignments of this rank's tokens to each of all experts.
+        tokens_per_expert: Assignments of this rank's tokens to each expert of the layer.
         num_tokens: Tokens routed (each goes to ``top_k`` experts).
         top_k: Experts per token.
         capacity: Maximum assignments from this rank to an expert, None without a limit.
@@ -182,7 +183,7 @@ class MoeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Time the training thread lost to something other than the model. File ``pauses.jsonl``.
+    """A time in which the training thread did not run the model. File ``pauses.jsonl``.
 
     Args:
         kind: ``gc`` garbage collection, ``input`` waiting for the data loader.
@@ -191,10 +192,10 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         step: Step in which it happened.
         generation: Generation of the garbage collector; None for other kinds.
         num_collected: Objects freed; None for other kinds.
-        cpu_ns: Time for which the training thread, or the worker that owes the batch, ran on a CPU;
-            None where the system does not say, while no CPU is scarce, and for other kinds.
-        run_queue_ns: Time for which they were ready to run but had no CPU.
-        in_phase: Whether it is in a phase ``input``, which counts in its place.
+        cpu_ns: Time in which the training thread, or the worker that loads the batch, ran on a CPU;
+            None if the system does not report it, while CPUs are not scarce, and for other kinds.
+        run_queue_ns: Time in which that thread or worker was ready to run but had no CPU.
+        in_phase: Whether it is inside an ``input`` phase, which counts instead.
     """
 
     kind: Literal["gc", "input"]
@@ -226,17 +227,18 @@ class GroupTimes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The operations of one process group in a step, as NCCL timed them on the GPU.
 
     Args:
-        group: The same text on all members, and on no other group: name and digest of the members.
+        group: Name of the group and digest of its members: equal on all members, unique per group.
         kind: ``all`` no member leaves before all have arrived (all-reduce, all-gather,
             reduce-scatter, barrier); ``some`` other collectives; ``messages`` sends and receives.
-        num_ranks: Members of the group, 0 where unknown.
-        first: Sequence number of the first operation. Members count alike, so operations with one
-            number are one operation; 0 for messages.
-        num: Operations.
-        num_untimed: Those of them without a duration.
-        total_ns: Their time, in order: of each, or, of more than 64, of as many in a row as make
-            at most 64 parts. The time runs while an operation waits for other members.
-        last_ns: Time of the last operation of each part; empty where each part is one operation.
+        num_ranks: Members of the group, 0 if unknown.
+        first: Sequence number of the first operation. All members count in the same way, so equal
+            numbers are the same operation; 0 for messages.
+        num: Number of operations.
+        num_untimed: Number of operations without a duration.
+        total_ns: Durations in order, one per operation; above 64 operations, sums over runs of
+            consecutive operations, at most 64 of them. A duration includes waiting for other
+            members.
+        last_ns: Duration of the last operation of each sum; empty if each entry is one operation.
     """
 
     group: str
@@ -250,10 +252,10 @@ class GroupTimes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class CollectivesRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a rank's collectives took on its GPU in a step. File ``collectives.jsonl``.
+    """Durations of a rank's collectives on its GPU in a step. File ``collectives.jsonl``.
 
     An operation belongs to the step in which the rank enqueued it. Operations that torch's Flight
-    Recorder does not see, those of a replayed CUDA graph for example, are missing.
+    Recorder does not see are missing, for example those of a replayed CUDA graph.
 
     Args:
         step: Step number.

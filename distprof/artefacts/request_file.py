@@ -1,8 +1,8 @@
-"""What ``distprof attach --all-nodes`` asks of ranks through the run directory, and their answers.
+"""Requests of ``distprof attach --all-nodes`` to ranks through the run directory, and the answers.
 
-``requests/ID.json`` is the request. Next to it, the folder ``requests/ID`` takes what the ranks
-give: ``rank00003/trace.json.gz`` and similar files, laid out as in a run directory, and one file of
-each node in ``replies/``.
+``requests/ID.json`` is the request. The folder ``requests/ID`` next to it receives the answers of
+the ranks, ``rank00003/trace.json.gz`` and similar files, laid out as in a run directory, and one
+file per node in ``replies/``.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from distprof.artefacts import REPLY_SCHEMA, REQUEST_SCHEMA
 __all__ = ["MAX_REPLY_BYTES", "MAX_REQUEST_BYTES", "RankReply", "ReplyFile", "RequestFile"]
 
 MAX_REQUEST_BYTES = 2**20
-"""A request that names 100,000 ranks takes less."""
+"""A request that names 100,000 ranks is smaller."""
 MAX_REPLY_BYTES = 2**20
 
 
 class RequestFile(msgspec.Struct, frozen=True, kw_only=True):
-    """``requests/ID.json``: one question to the ranks of a running job.
+    """``requests/ID.json``: one request to the ranks of a running job.
 
     Args:
         schema: ``distprof.request/1``.
         id: Name of the file without ``.json``, and of the folder for the answers.
-        kind: What is asked for: a trace, the Python stacks, or the Flight Recorder.
-        seconds: Duration of the trace; 0 for the others.
-        ranks: The ranks that are asked, None for all.
+        kind: The requested data: a trace, the Python stacks, or a Flight Recorder dump.
+        seconds: Duration of the trace; 0 for other kinds.
+        ranks: The requested ranks, None for all.
         asked_ns: Time of the request, ns since the epoch.
         start_ns: When all ranks begin, ns since the epoch.
-        deadline_ns: After this time no process waits for an answer, ns since the epoch.
-        host: Host of the process that asks.
-        pid: Its process id.
+        deadline_ns: When the requester stops waiting for answers, ns since the epoch.
+        host: Host of the requesting process.
+        pid: Process id of the requesting process.
     """
 
     schema: str = REQUEST_SCHEMA
@@ -54,10 +54,11 @@ class RankReply(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         rank: Global rank.
         state: ``accepted``: it will answer; ``done``: its answer is in its folder; ``failed``: it
-            has none, for the reason in ``reason``.
+            has no answer, and ``reason`` says why.
         reason: Why there is no answer.
-        letter: State of its process (as in ``ps``); empty if it is gone.
-        began_ns: When it was asked, ns since the epoch by the clock of its node; None if not.
+        letter: State of its process (as in ``ps``); empty if the process is gone.
+        began_ns: When the rank received the request, ns since the epoch by the clock of its node;
+            None if it did not.
         num_bytes: Size of its answer.
     """
 
@@ -70,15 +71,15 @@ class RankReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplyFile(msgspec.Struct, frozen=True, kw_only=True):
-    """``requests/ID/replies/HOST-TOKEN.json``: what one node does about a request.
+    """``requests/ID/replies/HOST-TOKEN.json``: the reply of one node to a request.
 
     Args:
         schema: ``distprof.reply/1``.
-        id: The request.
+        id: Id of the request.
         host: Host name of the node.
-        refusal: Why the node does nothing about it; empty if it does.
-        is_final: Whether nothing will be added.
-        ranks: The ranks of the node that were asked.
+        refusal: Why the node refuses the request; empty if it accepts.
+        is_final: Whether the reply is complete.
+        ranks: The requested ranks on the node.
     """
 
     schema: str = REPLY_SCHEMA

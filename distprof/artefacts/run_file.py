@@ -53,7 +53,7 @@ class Overhead(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         mode: ``always_on``: step log, counters and NVML; ``tracing``: torch.profiler recording.
         method: How it was measured, one sentence.
-        ratio: Median of paired differences / median step without; 0.01 is one percent.
+        ratio: Median of paired differences / median step without the probes; 0.01 is 1 %.
         low: Lower end of the 95 % confidence interval of ``ratio``.
         high: Upper end.
         num_pairs: Pairs of neighbouring blocks compared.
@@ -97,8 +97,8 @@ class ExitFile(Exit, frozen=True, kw_only=True):
         told_to_end_ns: When the launcher asked it to end, None if it never did.
         state: State letter of its process (as in ``ps``) when the failure was noticed; empty if it
             had ended by then.
-        struck_by: Where the kernel's out-of-memory killer struck during that time: in its control
-            group, or elsewhere on the machine; empty if nowhere or unknown.
+        struck_by: Where the kernel's out-of-memory killer acted in that time: ``group`` in the
+            control group of the rank, ``machine`` elsewhere; empty if it did not, or unknown.
     """
 
     alive_until_ns: int | None = None
@@ -113,7 +113,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         rank: The rank that failed first; None if unknown.
         kind: Kind of failure.
-        message: One sentence: the failure and its evidence.
+        message: The failure and its evidence, one sentence.
         step: Last step that the rank completed, None when unknown.
         detected_ns: When the launcher detected it, ns since the epoch.
     """
@@ -193,8 +193,8 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
             from a user's own code.
         command: The command line.
         workload: Name of the reference workload; empty for other programs.
-        config: Its whole configuration including defaults: sections to options to values.
-        strategy: For people, for example ``FSDP (ZeRO-3)``; empty when unknown.
+        config: Complete configuration including defaults: sections to options to values.
+        strategy: Readable name, for example ``FSDP (ZeRO-3)``; empty when unknown.
         mesh: Mesh axis to its size, slowest varying first (names of
             :class:`distprof.terms.MeshAxis`).
         world_size: Ranks of the job, None when unknown.

@@ -1,4 +1,4 @@
-"""Temporary folders that do not outlive their process, not even a killed one by long."""
+"""Temporary folders that are deleted with their process, or soon after if it is killed."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ except ImportError:  # Windows
 __all__ = ["keep_scratch", "scratch", "scratch_folder"]
 
 _KEPT = ".kept"
-_MOMENT_S = 10  # in which a new folder may not be locked yet
-_made: dict[Path, int | None] = {}  # this process's folders, each with its lock
+_GRACE_S = 10  # a new folder may not be locked yet
+_made: dict[Path, int | None] = {}  # folders of this process, each with its lock
 _swept: set[str] = set()  # kinds whose leftovers this process has deleted
 
 
 def scratch_folder(kind: str) -> Path:
     """A new folder for temporary files, deleted when this process ends.
 
-    A killed process cannot delete its own; the next one that makes a folder of this kind does. A
-    lock on the folder shows that its process lives, also in another container that shares the place
-    for temporary files.
+    If a process is killed, the next process that makes a folder of the same kind deletes its
+    folders. A lock on a folder shows that its process is alive, even in another container that
+    shares the directory for temporary files.
 
     Args:
-        kind: A word for its name, the same for all folders of one purpose.
+        kind: A word for the folder name, the same for all folders with one purpose.
     """
     prefix = f"distprof-{kind}-"
     made = Path(tempfile.mkdtemp(prefix=prefix))
     _made[made] = None
     if fcntl is not None:
         _made[made] = _locked(made)
-        if kind not in _swept:  # once: the place may hold many files
+        if kind not in _swept:  # only once: the directory may hold many files
             _swept.add(kind)
             for other in made.parent.glob(f"{prefix}*"):
-                _delete_if_left(other)
+                _delete_if_abandoned(other)
     return made
 
 
 @contextlib.contextmanager
 def scratch(kind: str) -> Iterator[Path]:
-    """The same for the length of a block."""
+    """A new folder for temporary files, deleted at the end of the block."""
     made = scratch_folder(kind)
     try:
         yield made
@@ -57,12 +57,12 @@ def scratch(kind: str) -> Iterator[Path]:
 
 
 def keep_scratch(folder: Path) -> None:
-    """Leave a folder to the user, who was shown its name."""
+    """Keep a folder after the process ends, because the user was shown its name."""
     (folder / _KEPT).touch()
 
 
 def _release(folder: Path) -> None:
-    """Delete a folder of this process, and end its lock."""
+    """Delete a folder of this process and release its lock."""
     _delete(folder)
     lock = _made.pop(folder, None)
     if lock is not None:
@@ -80,21 +80,21 @@ def _delete(folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _delete_if_left(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # in use, another user's, or gone by now
+def _delete_if_abandoned(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # in use, owned by another user, or already gone
         lock = _locked(folder)
         try:
-            if time.time() - folder.stat().st_mtime > _MOMENT_S:
+            if time.time() - folder.stat().st_mtime > _GRACE_S:
                 _delete(folder)
         finally:
             os.close(lock)
 
 
 def _locked(folder: Path) -> int:
-    """The open folder, with a lock that ends with this process.
+    """Open and lock the folder; the lock ends with this process.
 
     Raises:
-        OSError: If another process holds it.
+        OSError: If another process holds the lock.
     """
     number = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:

@@ -1,4 +1,4 @@
-"""settings.json: configuration of a rank's job, read from its live objects and never changed."""
+"""settings.json: configuration of a rank's job, read (never changed) from its live objects."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class LoaderSettings(msgspec.Struct, frozen=True, kw_only=True):
         persistent_workers: Argument of the loader.
         batch_size: Samples in a batch, None if the loader does not define it.
         sampler: Class of the sampler; empty if there is none.
-        is_plain: Whether it samples the whole dataset with torch's own random or sequential
-            sampler, so that only the dataset itself may differ between ranks.
+        is_plain: Whether it samples the whole dataset with torch's random or sequential sampler, so
+            that ranks can differ only if their datasets do.
         num_replicas: Replicas of a ``DistributedSampler``, None for other samplers.
         shuffle: Argument of a ``DistributedSampler``, None for other samplers.
-        num_epochs: Minimum number of training steps in which an iteration of it began; several
-            iterations that began in the same step count once.
-        num_orders: Distinct epoch numbers that its ``DistributedSampler`` had at these times,
-            None for other samplers.
+        num_epochs: Training steps in which an iteration over it began. Iterations that began in
+            the same step count once, so it is a lower bound.
+        num_orders: Distinct epoch numbers that its ``DistributedSampler`` had when these iterations
+            began, None for other samplers.
         first_batch: Checksum of the start of each tensor in its first batch, hexadecimal; empty
             if unknown, or if every tensor is constant.
     """
@@ -80,7 +80,7 @@ class DdpSettings(msgspec.Struct, frozen=True, kw_only=True):
         dtypes: Types of its parameters.
         num_looks: Iterations for which torch's logger reported unused parameters.
         max_unused_bytes: Largest size of unused parameters in one of these iterations on this rank;
-            None before the first.
+            None before the first one.
     """
 
     module: str = ""
@@ -108,8 +108,8 @@ class FsdpSettings(msgspec.Struct, frozen=True, kw_only=True):
         parameter_bytes: Size of all their parameters, over all ranks.
         reshard_after_forward: Whether parameters are freed between forward and backward, None
             when unknown.
-        param_dtype: Type of computation; empty for the parameters' type.
-        reduce_dtype: Type of gradient reduction; empty for the parameters' type.
+        param_dtype: Type of computation; empty if it is the type of the parameters.
+        reduce_dtype: Type of gradient reduction; empty if it is the type of the parameters.
         num_prefetching: Units with an explicit list of modules to prefetch in the forward pass.
         is_offloaded: Whether parameters are in CPU memory.
     """
@@ -155,7 +155,7 @@ class ThreadSettings(msgspec.Struct, frozen=True, kw_only=True):
         processor: CPU model reported by the system; empty when unknown.
         num_local_ranks: Ranks on the host, None if the launcher does not report it.
         cpu_busy_ratio: Share of time in which ``cpus`` were busy with any process, from the end of
-            the first step to the last write of this file; None without Linux's ``/proc/stat``.
+            the first step to the last write of this file; None without ``/proc/stat`` (Linux).
     """
 
     num_threads: _Count | None = None

@@ -9,23 +9,23 @@ __all__ = ["FRAME", "LIBRARY", "main_stack"]
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) (0x[0-9a-fA-F]+)")
 FRAME = re.compile(r'^\s+File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$')
-"""One call; Python may not know its line."""
+"""One call; Python may not know its line number."""
 
 LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|^<frozen")
-"""Paths of code that is not the user's own."""
+"""Paths of code that the user did not write."""
 
 _ENDING = re.compile(r'distprof_probes[/\\]session\.py", line \d+ in _end$')
-"""A rank that was asked to end and saves its records: no longer what it was doing."""
+"""A rank that was asked to end and is saving its records: no longer running the program."""
 
 
 def main_stack(lines: Iterable[str]) -> list[str]:
-    """The main thread's lines in the last dump that shows the program, innermost call first.
+    """The main thread's frames in the last dump that shows the program, innermost call first.
 
-    The main thread is the oldest, which :mod:`faulthandler` names last. A later dump may show it
-    where it saves distprof's records, since the job was being ended.
+    The main thread is the oldest thread, which :mod:`faulthandler` prints last. A later dump may
+    show it saving distprof's records, because the job was being ended.
 
     Args:
-        lines: Of a file of dumps, without their ends.
+        lines: Lines of a file of dumps, without line ends.
     """
     threads: list[tuple[str, list[str]]] = []
     for line in lines:

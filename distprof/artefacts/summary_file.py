@@ -1,6 +1,6 @@
-"""A summary of a run: the few figures that are compared between runs, sizes and commits.
+"""A summary of a run: the few figures to compare between runs, sizes and commits.
 
-A report explains a run; baselines, histories and scaling sweeps keep only its summary.
+A report explains a run. Baselines, histories and scaling sweeps store only its summary.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ SUMMARY_SCHEMA = "distprof.summary/1"
 
 
 class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
-    """What two comparable runs have in common; empty or None when unknown.
+    """The properties that two comparable runs share; empty or None when unknown.
 
     Args:
         world_size: Ranks of the job.
@@ -21,7 +21,7 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
         device: Name of the accelerator, or of the CPU for CPU ranks.
         backend: Backend of the process groups, for example ``nccl``.
         workload: Name of the reference workload, or the user's command.
-        strategy: For people, for example ``FSDP (ZeRO-3)``.
+        strategy: Readable name, for example ``FSDP (ZeRO-3)``.
         mesh: Mesh axis to its size.
         config: Configuration of the workload, flattened: ``section.option`` to its value as text.
         versions: ``driver``, ``cuda``, ``nccl``, ``torch``, ``python``, ``distprof``.
@@ -75,10 +75,10 @@ class SummaryFile(msgspec.Struct, frozen=True, kw_only=True):
         schema: Schema of this document.
         distprof_version: Version of the writer.
         source: Run directory, report or file of measurements that it summarises.
-        label: Label for people, for example ``ddp on 4 ranks, repeat 2``.
+        label: Readable label, for example ``ddp on 4 ranks, repeat 2``.
         git_commit: Commit of the code that ran; empty if unknown.
-        created_ns: End of the run, or when it was read if that is unknown; ns since the epoch.
-        fingerprint: What comparable runs have in common.
+        created_ns: End of the run, or the time of reading if unknown; ns since the epoch.
+        fingerprint: The properties that comparable runs share.
         step_ns: Durations of steady steps without a profiler, each on the median rank, in order of
             time; traced steps if there are no others (``is_traced``).
         is_traced: Whether a profiler was recording during ``step_ns``.
@@ -92,7 +92,7 @@ class SummaryFile(msgspec.Struct, frozen=True, kw_only=True):
         expert_imbalance_ratio: Largest max/mean load of its expert layers.
         mfu_ratio: Model FLOP utilisation.
         peak_memory_bytes: Maximum over all ranks: accelerator memory, or process memory on CPUs.
-        energy_per_step_j: Energy of all devices together.
+        energy_per_step_j: Energy of all GPUs together.
     """
 
     schema: str = SUMMARY_SCHEMA

@@ -21,7 +21,7 @@ class SweepRun(msgspec.Struct, frozen=True, kw_only=True):
         folder: Its run directory inside the folder of the sweep.
         arguments: Arguments of ``distprof``, without the folder.
         state: ``waiting`` not started, or not finished; ``done``; ``failed``.
-        exit_code: Exit code of the last attempt; None before it.
+        exit_code: Exit code of the last attempt; None before the first.
         took_s: Seconds of the completed attempt, including start and analysis; None when unknown.
     """
 
@@ -35,18 +35,18 @@ class SweepRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SweepFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A sweep: the request, and its runs in order of execution.
+    """A sweep: the request, and the runs in order of execution.
 
     Args:
         schema: ``distprof.sweep/1``; a reader refuses another major number.
         distprof_version: Version of the writer.
         workload: Name of the reference workload; empty for a user's own program.
-        scaling: Requested scaling; for a user's own program the mode that the user states, or
+        scaling: Requested scaling. For a user's own program, the mode that the user states, or
             ``as_given``.
         device: ``gpus`` or ``ranks``: the unit of the sizes.
-        runs: Runs in order: sizes alternate, up and down, so that drift affects them equally.
+        runs: Runs in order. Sizes alternate, up and down, so that drift affects them equally.
         started_ns: ns since the epoch.
-        num_cpus: CPUs of the machine that it may use; None when unknown.
+        num_cpus: CPUs that the sweep may use; None when unknown.
     """
 
     schema: str = SWEEP_SCHEMA

@@ -20,7 +20,7 @@ _KNOWN = 0x001 | sum(bit for bit, _ in _REASONS)
 
 
 def throttle_reasons(bits: int) -> tuple[str, ...]:
-    """Names of the active reasons, except idle; unnamed bits as one hexadecimal number."""
+    """Names of the active reasons, except idle; unknown bits as one hexadecimal number."""
     named = tuple(name for bit, name in _REASONS if bits & bit)
     unknown = bits & ~_KNOWN
     return (*named, f"0x{unknown:x}") if unknown else named

@@ -1,4 +1,4 @@
-"""The command line: one file per verb. A command parses and calls; a reporter writes."""
+"""The command line: one file per verb. Commands parse options and call; reporters write."""
 
 from __future__ import annotations
 

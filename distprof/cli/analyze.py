@@ -44,7 +44,7 @@ __all__ = ["analyze"]
 @click.option(
     "--every-step",
     is_flag=True,
-    help="Report every step of every rank, also of a run with more than 16,384 of them.",
+    help="Report every step of every rank, even if there are more than 16,384 of them.",
 )
 @click.option("--ranks", type=RankList(), metavar="0-3,8", help="Only these ranks; all by default.")
 @click.option(
@@ -54,13 +54,13 @@ __all__ = ["analyze"]
 @click.option(
     "--executor",
     metavar="SPEC",
-    help="process, process:N, serial, dask:// or tcp://HOST:PORT; processes by default.",
+    help="process, process:N, serial, dask:// or tcp://HOST:PORT; process by default.",
 )
 @click.option(
     "--cache-dir",
     type=click.Path(),
     metavar="DIR",
-    help="Cache for parsed tables, or the URL of a shared one.",
+    help="Cache for parsed tables, or the URL of a shared cache.",
 )
 @click.option("--no-cache", is_flag=True, help="Neither reuse nor cache parsed tables.")
 @click.option(
@@ -73,7 +73,7 @@ __all__ = ["analyze"]
     "--fabric",
     type=click.Path(),
     metavar="FILE",
-    help="Expected network speed: a profile from distprof bench, or output of nccl-tests.",
+    help="Expected network speed: a profile from distprof bench, or nccl-tests output.",
 )
 @click.option(
     "--with",
@@ -91,8 +91,8 @@ def analyze(
 ) -> int:
     """Find out where each step's time goes, what causes it and what a fix would gain.
 
-    SOURCE is a Kineto trace, a folder or glob of traces (one per rank), a run directory, or the URL
-    of one of these that fsspec can read.
+    SOURCE is a Kineto trace, a folder or glob of traces (one per rank), a run directory, or any
+    fsspec URL of one of these.
 
     \b
       distprof analyze traces/

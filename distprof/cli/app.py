@@ -1,7 +1,7 @@
-"""The command ``distprof``: finds the verbs, and turns every outcome into an exit code.
+"""The ``distprof`` command: dispatches to verbs and turns every outcome into an exit code.
 
-Verbs are imported when they are called, so that ``distprof --help`` stays fast. Another package
-adds a verb under the entry-point group ``distprof.commands``.
+Verbs are imported only when called, so ``distprof --help`` stays fast. Other packages add verbs
+through the entry-point group ``distprof.commands``.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _VERBS = {
     "check": "Fail when runs are slower than a baseline: a gate for CI.",
     "history": "Metrics of runs over commits: add, show, query.",
     "report": "Show a saved report in any format.",
-    "export": "A time line of all ranks for Perfetto; metrics for Prometheus and OpenTelemetry.",
-    "rule": "Explain a rule: what it detects, what it costs, how to fix it.",
-    "watch": "A job while it runs: its speed, who is late, who is lost; alerts.",
+    "export": "A timeline of all ranks for Perfetto; metrics for Prometheus and OpenTelemetry.",
+    "rule": "Explain a rule: what it detects, why it costs time, how to fix it.",
+    "watch": "Follow a running job: its speed, late ranks, lost ranks; alerts.",
     "hang": "Which ranks the others wait for when a job is stuck.",
-    "fabric": "How fast a network is, measured by distprof bench or nccl-tests.",
+    "fabric": "How fast a network is, as measured by distprof bench or nccl-tests.",
     "plan": "Which layouts of a model fit a cluster, and how fast each is.",
     "demo": "Analyse a real recording that comes with distprof.",
-    "mcp": "Serve read-only tools to an assistant (Model Context Protocol).",
+    "mcp": "Serve read-only tools to an AI assistant (Model Context Protocol).",
     "doctor": "Check this installation: versions, extras, cache, GPU.",
 }
 
@@ -53,7 +53,7 @@ _STARTING = {
     "attach": "Inspect a running or hung job: state, stacks, a profile now.",
     "bench": "Measure the speed of collectives on this machine or cluster.",
 }
-"""Verbs that start or enter training processes; absent where they are not installed."""
+"""Verbs that start training processes or attach to them; listed only if installed."""
 
 
 _GROUPS = {
@@ -66,8 +66,8 @@ _GROUPS = {
 }
 
 _GARBAGE = 250_000
-"""Objects between two looks for cycles: imports and definitions make many objects and no garbage,
-and looking through them takes a twentieth of a short command."""
+"""Allocations between garbage collections. Imports and definitions create many objects and no
+garbage, and scanning them takes 5 % of a short command."""
 
 
 class ExitCode(IntEnum):
@@ -82,7 +82,7 @@ class ExitCode(IntEnum):
 
 
 class _Terminated(BaseException):
-    """SIGTERM, as batch systems send it: exit cleanly, so that no worker process remains."""
+    """Raised on SIGTERM, which batch systems send: exit cleanly and leave no worker behind."""
 
 
 @dataclass
@@ -90,7 +90,7 @@ class State:
     """State of one invocation of the program.
 
     Args:
-        debug: Whether an unexpected error shows its traceback.
+        debug: Whether to show the traceback of an unexpected error.
     """
 
     debug: bool = False
@@ -117,25 +117,25 @@ class _Verbs(click.Group):
             raise click.UsageError(_unknown_verb(args[0]), ctx) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """List the verbs by what they are for, with their summaries, without importing them."""
+        """List the verbs by purpose, with their summaries, without importing them."""
         others = _other_verbs()
-        known = {
+        summaries = {
             **_VERBS,
             **{name: _STARTING.get(name, f"From {others[name]}.") for name in others},
         }
         grouped = {name for names in _GROUPS.values() for name in names}
         groups = {**_GROUPS, "Other": tuple(name for name in others if name not in grouped)}
         for title, names in groups.items():
-            rows = [(name, known[name]) for name in names if name in known]
+            rows = [(name, summaries[name]) for name in names if name in summaries]
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows, col_max=len("analyze") + 4)
 
 
 def _other_verbs() -> dict[str, str]:
-    """Verbs of other packages, mapped to the name of the package."""
-    found = plugins(ENTRY_POINT_GROUP)
-    return {p.name: p.package or p.value for p in found if p.name not in _VERBS}
+    """Verbs of other packages, mapped to the package name."""
+    others = plugins(ENTRY_POINT_GROUP)
+    return {p.name: p.package or p.value for p in others if p.name not in _VERBS}
 
 
 def _load_other(name: str) -> click.Command | None:
@@ -163,7 +163,7 @@ def _unknown_verb(name: str) -> str:
 )
 @click.version_option(__version__, prog_name="distprof", message="%(prog)s %(version)s")
 def app() -> None:
-    """Find out where each step of a distributed PyTorch job goes.
+    """Find out where each step of a distributed PyTorch job spends its time.
 
     \b
     Start with a folder of Kineto traces, one per rank, or with a single trace:
@@ -175,7 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        arguments: Arguments to use instead of those of the process.
+        arguments: Arguments to parse instead of ``sys.argv``.
 
     Returns:
         The exit code: see :class:`ExitCode`.
@@ -184,15 +184,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _outcome(arguments, State())
     finally:
-        if arguments is None:  # this process ends now: no look for cycles among all its objects
+        if arguments is None:  # the process exits now: skip the final garbage collection
             gc.freeze()
 
 
 def _outcome(arguments: Sequence[str] | None, state: State) -> int:
-    """The exit code of whatever happens."""
-    with warnings.catch_warnings(), _orderly_end():
+    """Run the command and map every outcome, errors included, to an exit code."""
+    with warnings.catch_warnings(), _unwinding_on_sigterm():
         if not sys.warnoptions:
-            warnings.simplefilter("ignore")  # a library's warning is not for the user
+            warnings.simplefilter("ignore")  # library warnings are not meant for the user
         try:
             return _run(arguments, state)
         except (KeyboardInterrupt, click.Abort) as end:
@@ -205,20 +205,20 @@ def _outcome(arguments: Sequence[str] | None, state: State) -> int:
             _say(f"Error: {error}")
             return error.exit_code
         except OSError as error:
-            return _odd_name(error) or _unexpected(error, state)
-        except Exception as error:  # the last resort: a sentence, never a traceback
+            return _name_too_long(error) or _unexpected(error, state)
+        except Exception as error:  # last resort: print a sentence, not a traceback
             return _unexpected(error, state)
 
 
-def _with_notes(said: str, end: BaseException) -> str:
-    """With what the interrupted code added; click passes an interruption on as one of its own."""
+def _with_notes(message: str, end: BaseException) -> str:
+    """``message`` plus the notes of the interrupted code, also if click wrapped the exception."""
     notes = [*getattr(end, "__notes__", ()), *getattr(end.__context__, "__notes__", ())]
-    return " ".join((said, *notes))
+    return " ".join((message, *notes))
 
 
 @contextmanager
-def _orderly_end() -> Iterator[None]:
-    """Make SIGTERM unwind the stack inside the block; only the main thread can do so."""
+def _unwinding_on_sigterm() -> Iterator[None]:
+    """Make SIGTERM unwind the stack inside the block; a no-op outside the main thread."""
 
     def unwind(*_: object) -> None:
         raise _Terminated
@@ -258,10 +258,10 @@ def _show_usage_error(error: click.ClickException) -> None:
         _say(f"Try: {context.command_path} --help")
 
 
-def _odd_name(error: OSError) -> int | None:
-    """The exit code where a name on the command line is too long for any file; None elsewhere.
+def _name_too_long(error: OSError) -> int | None:
+    """Report an argument that is too long for a file name; None for any other error.
 
-    Python's own look at whether a file exists raises it, wherever a verb first looks.
+    Checking whether a file exists raises this error, at whatever point a verb first does so.
     """
     if error.errno != errno.ENAMETOOLONG:
         return None

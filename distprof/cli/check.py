@@ -48,28 +48,28 @@ FORMATS = (*PAGE_FORMATS, *CI_FORMATS, "benchmark")
     "--against",
     multiple=True,
     metavar="RUN",
-    help="Compare with this run or folder of runs instead. Alternate both when you make them:"
-    " drift then cancels.",
+    help="Compare with this run or folder of runs instead. Alternate old and new runs when you"
+    " record them, so that drift cancels out.",
 )
 @click.option(
     "--run",
     "workload",
     metavar="'WORKLOAD …'",
-    help="Make the runs first: arguments of distprof run, for example 'ddp --ranks 2'."
+    help="Record the runs first: arguments of distprof run, for example 'ddp --ranks 2'."
     " --ranks 1,2 also gates the scaling efficiency.",
 )
 @click.option("--repeats", type=click.IntRange(1, MOST), help="With --run: runs of each size.  [5]")
 @click.option(
     "--max-repeats",
     type=click.IntRange(1, MOST),
-    help="With --run: make more runs while they may decide, up to this many.  [--repeats]",
+    help="With --run: keep adding runs while undecided, up to this many.  [--repeats]",
 )
 @click.option(
     "--sweep",
     "folder",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="With --run: folder of the runs; an interrupted check resumes there.  [runs/check-TIME]",
+    help="With --run: folder for the runs; an interrupted check resumes there.  [runs/check-TIME]",
 )
 @click.option(
     "--update-baseline", is_flag=True, help="Accept these runs as a new session of the baseline."
@@ -77,15 +77,16 @@ FORMATS = (*PAGE_FORMATS, *CI_FORMATS, "benchmark")
 @click.option(
     "--acknowledge",
     metavar="METRIC=LOSS",
-    help="Accept a loss for a while, for example step_time=0.08; needs --reason.",
+    help="Accept a known loss, for example step_time=0.08; needs --reason.",
 )
-@click.option("--reason", default="", help="Why a loss is accepted.")
+@click.option("--reason", default="", help="Why the loss is accepted.")
 @click.option("--until", metavar="YYYY-MM-DD", help="Last day on which the loss is accepted.")
 @click.option(
     "--tolerance",
     multiple=True,
     metavar="METRIC=VALUE",
-    help="Tolerated loss: 0.03 is 3 % of a time, or 3 points of a share.  [distprof.toml's]",
+    help="Tolerated loss: 0.03 is 3 % of a time, or 3 percentage points of a share."
+    "  [distprof.toml's]",
 )
 @click.option(
     "--metrics",
@@ -101,21 +102,21 @@ FORMATS = (*PAGE_FORMATS, *CI_FORMATS, "benchmark")
 @click.option(
     "--fail-on-inconclusive/--pass-on-inconclusive",
     default=None,
-    help="Whether too few repeats fail the check.  [distprof.toml's, else they pass]",
+    help="Whether the check fails if there are too few repeats.  [distprof.toml's, else it passes]",
 )
 @click.option(
     "--allow-unlike", is_flag=True, help="Compare even if hardware, job or software differ."
 )
-@click.option("--history", metavar="URL", help="Add the runs to a history.  [distprof.toml's]")
+@click.option("--history", metavar="URL", help="Add the runs to this history.  [distprof.toml's]")
 @output_options_with(*FORMATS)
 @debug_option
 def check(sources: tuple[str, ...], **options: Any) -> int:
     """Fail when runs are slower than a baseline by more than chance and tolerance explain.
 
-    RUNs are repeats of one job: run directories, saved reports, summaries or a sweep's folder.
-    Runs of two sizes also gate the scaling efficiency. A loss counts when the whole bootstrap
-    interval exceeds the tolerance and a rank test agrees. Otherwise the check passes, or says how
-    many more repeats would decide.
+    RUNs are repeats of one job: run directories, saved reports, summaries or a sweep's folder. Runs
+    of two sizes also gate the scaling efficiency. A loss counts if the whole bootstrap interval is
+    above the tolerance and a rank test agrees. Otherwise the check passes, or says how many more
+    repeats would decide.
 
     \b
       distprof check runs/*/ --baseline perf.json --update-baseline
@@ -137,11 +138,11 @@ def check(sources: tuple[str, ...], **options: Any) -> int:
 
 
 def _check_usage(sources: tuple[str, ...], options: dict[str, Any]) -> None:
-    """Refuse up front what would fail only after the work."""
+    """Reject arguments that would otherwise fail only after the runs."""
     if bool(sources) == bool(options["workload"]):
-        raise UsageError("name the runs to check, or make them with --run 'WORKLOAD …'")
+        raise UsageError("name the runs to check, or record them with --run 'WORKLOAD …'")
     if (options["baseline"] is None) == (not options["against"]):
-        raise UsageError("name what to compare with: --baseline FILE, or --against RUN")
+        raise UsageError("say what to compare with: --baseline FILE or --against RUN")
     if options["reason"] or options["until"]:
         raise UsageError("--reason and --until belong to --acknowledge METRIC=LOSS")
     _check_against(sources, options["against"])
@@ -159,13 +160,13 @@ def _check_usage(sources: tuple[str, ...], options: dict[str, Any]) -> None:
 
 
 def _check_against(sources: tuple[str, ...], against: tuple[str, ...]) -> None:
-    """Refuse an expanded glob: of ``old/*/`` the option gets the first name, RUNs the others."""
+    """Reject an expanded glob: ``--against old/*/`` takes the first name, RUN the others."""
     old = {Path(name).absolute().parent for name in against}
     stray = [name for name in sources if Path(name).absolute().parent in old]
     if stray and len(stray) < len(sources):
         raise UsageError(
-            f"does {stray[0]} belong to --against? It takes one name: name the folder that holds"
-            " the runs, or repeat --against for each"
+            f"does {stray[0]} belong to --against? --against takes one name: name the folder that"
+            " holds the runs, or repeat --against for each run"
         )
 
 
@@ -235,7 +236,7 @@ def _acknowledge(sources: tuple[str, ...], options: dict[str, Any], *, quiet: bo
 
 
 def _end_of(day: str | None) -> int | None:
-    """The end of that day, ns since the epoch, as far as 64 bits go: from 1970 to 2262."""
+    """The end of the day (UTC) in ns since the epoch, clamped to 1970–2262 (64 bits)."""
     if day is None:
         return None
     try:
@@ -247,17 +248,17 @@ def _end_of(day: str | None) -> int | None:
 
 
 def _metric_names() -> str:
-    """Every metric, for people."""
+    """The names of all metrics, comma-separated."""
     from distprof.verbs.gate.metrics import METRICS
 
     return ", ".join(metric.name for metric in METRICS)
 
 
 def _assigned(text: str) -> tuple[str, float]:
-    """Metric and value of a typed ``METRIC=VALUE``.
+    """Parse ``METRIC=VALUE``.
 
     Raises:
-        UsageError: If the text has another form.
+        UsageError: If the text has any other form.
     """
     name, _, value = text.partition("=")
     try:
@@ -269,15 +270,15 @@ def _assigned(text: str) -> tuple[str, float]:
 
 
 def _check_writable(file: str) -> None:
-    """Refuse, before any work, a baseline that cannot be written.
+    """Reject a baseline that cannot be written, before any work is done.
 
     Raises:
-        UsageError: If it cannot be written; the message says why.
+        UsageError: If the file cannot be written; the message says why.
     """
     if not Path(file).exists():
         check_free(file, force=False)
     elif Path(file).is_dir() or not os.access(Path(file).resolve().parent, os.W_OK):
-        raise UsageError(f"{file} cannot be written: choose another place")
+        raise UsageError(f"{file} cannot be written: choose another location")
 
 
 def _checked(
@@ -289,34 +290,38 @@ def _checked(
 
     if options["workload"]:
         place = options["folder"] or Path("runs", f"check-{time.strftime('%Y%m%d-%H%M%S')}")
-        code = _make(place, settings, options, quiet=output.quiet)
+        code = _record_runs(place, settings, options, quiet=output.quiet)
         if code:
             return code
         sources = (str(place),)
     sizes = _sizes(sources)
-    session_of_sizes(sizes)  # raises if the runs do not fit together
-    _remember(tuple(run for runs in sizes for run in runs), settings.history, quiet=output.quiet)
+    session_of_sizes(sizes)  # raises if the runs are not comparable
+    _add_to_history(
+        tuple(run for runs in sizes for run in runs), settings.history, quiet=output.quiet
+    )
     if options["update_baseline"]:
         file = options["baseline"]
-        said = accept_runs(file, sizes[1], sizes[0], window=settings.window)
-        note(f"Wrote {file}: {said}", quiet=output.quiet)
+        summary = accept_runs(file, sizes[1], sizes[0], window=settings.window)
+        note(f"Wrote {file}: {summary}", quiet=output.quiet)
         return ExitCode.FINE
-    result = _judged(sizes, settings, options)
+    result = _judge(sizes, settings, options)
     deliver(CHECK, result, output)
     show_in_step_summary(CHECK, result, output)
     return ExitCode.FINDINGS if result.is_failed else ExitCode.FINE
 
 
 def _sizes(sources: tuple[str, ...]) -> Sizes:
-    """The runs that the user named, by size."""
+    """Load the runs that the user named, grouped by size."""
     runs = summaries_of(sources)  # sets numpy's threads before anything imports it
     from distprof.verbs.gate.repeats import sizes_of
 
     return sizes_of(runs)
 
 
-def _make(place: Path, settings: CheckConfig, options: dict[str, Any], *, quiet: bool) -> int:
-    """Make the runs, and more of them while that may decide; return the exit code."""
+def _record_runs(
+    place: Path, settings: CheckConfig, options: dict[str, Any], *, quiet: bool
+) -> int:
+    """Record the runs, adding repeats while the result is undecided; return the exit code."""
     from distprof.verbs.gate.baseline import read_baseline
     from distprof.verbs.gate.decide import EARLY_ALPHA
     from distprof.verbs.gate.repeats import num_repeats, planned_repeats, refuse_unlike_plan
@@ -330,9 +335,9 @@ def _make(place: Path, settings: CheckConfig, options: dict[str, Any], *, quiet:
     code = make_sweep(place, sweep, again=again, quiet=quiet)
     most = 0 if options["update_baseline"] else options["max_repeats"] or 0
     while not code and (repeats := num_repeats(sweep)) < most:
-        # Only a clear loss ends it here: every extra look raises the rate of false alarms
-        look = _judged(_sizes((str(place),)), settings, options, alpha=EARLY_ALPHA)
-        needed = look.needed_repeats
+        # Only a clear loss stops early: every extra look raises the false-alarm rate
+        interim = _judge(_sizes((str(place),)), settings, options, alpha=EARLY_ALPHA)
+        needed = interim.needed_repeats
         if not needed:
             return ExitCode.FINE
         note(f"Undecided after {repeats} repeats: {needed} more may decide", quiet=quiet)
@@ -341,7 +346,7 @@ def _make(place: Path, settings: CheckConfig, options: dict[str, Any], *, quiet:
     return code
 
 
-def _judged(
+def _judge(
     sizes: Sizes, settings: CheckConfig, options: dict[str, Any], *, alpha: float | None = None
 ) -> CheckResult:
     from distprof.verbs.gate.baseline import read_baseline
@@ -366,7 +371,7 @@ def _judged(
     )
 
 
-def _remember(runs: tuple[SummaryFile, ...], history: str, *, quiet: bool) -> None:
+def _add_to_history(runs: tuple[SummaryFile, ...], history: str, *, quiet: bool) -> None:
     if not history:
         return
     from distprof.verbs.history.dataset import append

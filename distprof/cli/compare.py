@@ -23,8 +23,8 @@ __all__ = ["compare"]
 def compare(first: str, second: str, **output_options: Any) -> int:
     """Show what changed between two runs, and which parts of a step explain the difference.
 
-    FIRST and SECOND are run directories, saved reports, or traces as distprof analyze takes them.
-    Hardware and size may differ: the report says what is not directly comparable.
+    FIRST and SECOND are run directories, saved reports, or any traces that distprof analyze
+    accepts. Hardware and size may differ: the report says what is not directly comparable.
 
     \b
       distprof compare runs/before runs/after
@@ -41,7 +41,7 @@ def compare(first: str, second: str, **output_options: Any) -> int:
     reports = []
     for source in (first, second):
         check_comparable(source)
-        note(f"reading {source}", quiet=output.quiet or not sys.stderr.isatty())
+        note(f"Reading {source}", quiet=output.quiet or not sys.stderr.isatty())
         reports.append(open_report(source))
     comparison = compare_reports(reports[0], reports[1], names=(first, second))
     deliver(COMPARISON, comparison, output)

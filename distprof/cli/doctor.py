@@ -1,4 +1,4 @@
-"""``distprof doctor``: checks that this installation is complete, and what it can use here."""
+"""``distprof doctor``: checks the installation, and what distprof can use on this machine."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _REQUIRED = (
     *("click", "fsspec", "isal", "markdown-it-py", "msgspec", "numpy", "pandas", "pyarrow"),
     "rich",
 )
-_NOT_EVERYWHERE = {"isal": "gzip is unpacked by zlib, which takes longer"}
-"""Required packages that some processors lack, and what happens without them."""
+_NOT_EVERYWHERE = {"isal": "zlib decompresses gzip instead, which is slower"}
+"""Required packages that some CPU architectures lack, and what happens without them."""
 _EXTRAS = {
     "run": "torch",
     "hta": "hta",
@@ -48,10 +48,10 @@ _EXTRAS = {
     "transformers": "transformers",
 }
 _ALL = "all"
-"""The extra that consists of all others."""
+"""The extra that contains all others."""
 
 _TOOLKITS = ("cuda", "rocm", "hip", "xpu")
-"""What torch may be built for, as its ``version.py`` names them."""
+"""Toolkits that torch may be built for, as named in its ``version.py``."""
 _UNIX_SOCKETS = Path("/proc/net/unix")
 _KINETO_CONFIG = Path("/etc/libkineto.conf")
 _FEW_FREE_BYTES = 2 * 10**9
@@ -65,7 +65,7 @@ class Check:
         name: What was checked.
         state: ``ok``, ``absent`` (something optional is not installed) or ``problem``.
         found: What was found.
-        fix: How to fix a problem, or the command that installs what is absent.
+        fix: How to fix a problem, or the command that installs the absent package.
     """
 
     name: str
@@ -127,7 +127,7 @@ def _versions() -> Iterator[Check]:
 
 
 def _package(name: str, version: str | None) -> Check:
-    """A package that distprof requires, and its version, None where it is not installed."""
+    """Check a package that distprof requires; its version is None if it is not installed."""
     if version is not None:
         return Check(name=name, state="ok", found=version)
     if name in _NOT_EVERYWHERE:
@@ -136,7 +136,7 @@ def _package(name: str, version: str | None) -> Check:
 
 
 def _torch() -> Iterator[Check]:
-    """What torch is built for, and its NCCL, both without importing it, which takes seconds."""
+    """The build of torch and its NCCL version, read without importing torch (takes seconds)."""
     version = _version_of("torch")
     if version is None:
         yield Check(name="torch", state="absent", found="only recording needs it")
@@ -150,36 +150,36 @@ def _torch() -> Iterator[Check]:
 
 
 def _built_for() -> str:
-    """For example ``CUDA 13.0``, or ``CPU only``; empty where torch does not say."""
+    """For example ``CUDA 13.0`` or ``CPU only``; empty if torch does not say."""
     try:
         text = Path(_torch_folder(), "version.py").read_text("utf-8")
     except (OSError, UnicodeDecodeError):
         return ""
-    found = (re.search(rf"^{kit}\b.*= '([^']+)'", text, re.MULTILINE) for kit in _TOOLKITS)
-    named = [f"{kit.upper()} {m[1]}" for kit, m in zip(_TOOLKITS, found, strict=True) if m]
-    return named[0] if named else "CPU only"
+    matches = (re.search(rf"^{kit}\b.*= '([^']+)'", text, re.MULTILINE) for kit in _TOOLKITS)
+    builds = [f"{kit.upper()} {m[1]}" for kit, m in zip(_TOOLKITS, matches, strict=True) if m]
+    return builds[0] if builds else "CPU only"
 
 
 def _torch_folder() -> str:
-    """Where torch is installed; empty where it is not."""
+    """The folder of torch; empty if it is not installed."""
     spec = util.find_spec("torch")
     return next(iter(spec.submodule_search_locations or ()), "") if spec else ""
 
 
 def _on_demand() -> Iterator[Check]:
-    """Other ways into a running job, none of which distprof needs: dynolog and torch.monitor."""
+    """Optional ways to observe a running job, none of them required: dynolog, torch.monitor."""
     yield _dynolog()
     folder = _torch_folder()
     if folder and Path(folder, "monitor", "__init__.py").is_file():
-        found = "there; its handlers can take report.metrics() (docs: training loggers)"
+        found = "available; its handlers accept report.metrics() (docs: training loggers)"
         yield Check(name="torch.monitor", state="ok", found=found)
     else:
-        found = "not in this Python; distprof does not need it"
+        found = "not available; distprof does not need it"
         yield Check(name="torch.monitor", state="absent", found=found)
 
 
 def _dynolog() -> Check:
-    """Whether dynolog's daemon listens, and whether a torch that starts here registers with it."""
+    """Whether dynolog's daemon listens, and whether torch programs started here register."""
     listens, registers = _dynolog_listens(), bool(os.environ.get("KINETO_USE_DAEMON"))
     state: Literal["ok", "absent"] = "ok" if listens and registers else "absent"
     found = {
@@ -196,7 +196,7 @@ def _dynolog() -> Check:
 
 
 def _dynolog_listens() -> bool:
-    """Whether its socket is there: a file, or a name that Linux shows with an @ for each NUL."""
+    """Whether dynolog's socket exists, as a file or as an abstract name (Linux shows @ for NUL)."""
     folder = os.environ.get("KINETO_IPC_SOCKET_DIR")
     if folder:
         return Path(folder, "dynolog").is_socket()
@@ -208,7 +208,7 @@ def _dynolog_listens() -> bool:
 
 
 def _kineto_config() -> str:
-    """Kineto's own file of settings, where there is one: it applies to all traces."""
+    """A note on Kineto's configuration file, which applies to all traces; empty without one."""
     named = os.environ.get("KINETO_CONFIG")
     file = Path(named) if named else _KINETO_CONFIG
     if file.is_file():
@@ -228,7 +228,7 @@ def _extras() -> Iterator[Check]:
 def _is_there(module: str) -> bool:
     try:
         return util.find_spec(module) is not None
-    except ModuleNotFoundError:  # not even the package that it would be in
+    except ModuleNotFoundError:  # its parent package is missing
         return False
 
 
@@ -252,7 +252,7 @@ def _cache() -> Iterator[Check]:
 
     yield cache_check(Path(cache_root("", None)))
     if url := shared_url("", None):
-        yield Check(name="shared cache", state="ok", found=f"{url}, asked when a trace is read")
+        yield Check(name="shared cache", state="ok", found=f"{url}, checked when a trace is read")
 
 
 def cache_check(root: Path) -> Check:
@@ -266,13 +266,13 @@ def cache_check(root: Path) -> Check:
     found = f"{root}, holds {format_bytes(_size_of(root))}, {format_bytes(free)} free"
     if free < _FEW_FREE_BYTES:
         return Check(
-            name=name, state="problem", found=found, fix=f"delete {root}: distprof recreates it"
+            name=name, state="problem", found=found, fix=f"delete {root}; distprof recreates it"
         )
     return Check(name=name, state="ok", found=found)
 
 
 def _device() -> Iterator[Check]:
-    """NVML through its own binding; analysis needs no GPU, so its absence is not a problem."""
+    """NVML through its Python binding. Analysis needs no GPU, so a missing one is no problem."""
     try:
         import pynvml  # type: ignore[import-untyped]
     except ImportError:

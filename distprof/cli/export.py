@@ -1,4 +1,4 @@
-"""``distprof export``: a run for other programs."""
+"""``distprof export``: export a run to other programs."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ __all__ = ["export"]
 
 _HOW_TO_OPEN = """\
 Open https://ui.perfetto.dev and drag the file into the page: {path}
-The page reads it inside the browser and uploads nothing.
+The page reads the file inside the browser and uploads nothing.
 Keys: w and s zoom, a and d move, / searches, f shows the selection.
 With SQL: trace_processor_shell {path}"""
 
 
 @click.group()
 def export() -> None:
-    """Give a run to other programs: a time line, or metrics.
+    """Export a run to other programs, as a timeline or as metrics.
 
     \b
       distprof export perfetto traces/ -o job.pftrace
@@ -50,7 +50,7 @@ def export() -> None:
 @click.option(
     "--only",
     type=click.Choice(["collectives", "gpu"]),
-    help="collectives: no kernels, no CPU. gpu: no CPU threads.",
+    help="collectives: without kernels and CPU threads. gpu: without CPU threads.",
 )
 @click.option("--open", "how", is_flag=True, help="Print how to open the file.")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
@@ -82,8 +82,8 @@ def perfetto(
 ) -> int:
     """Merge all ranks into one Perfetto trace on one clock.
 
-    RUN is what distprof analyze takes. All its ranks are read, because clocks and waiting
-    depend on them; --ranks, --steps and --only limit what is written.
+    RUN is any source that distprof analyze accepts. All ranks are read, because clock alignment and
+    wait times need them. --ranks, --steps and --only limit what is written.
 
     \b
       distprof export perfetto traces/ -o job.pftrace --open
@@ -100,7 +100,7 @@ def perfetto(
     chosen = Choice(ranks=ranks, steps=steps, only=next((o for o in ONLY if o == only), None))
     with progress_bar("writing ranks", quiet=quiet) as progress:
         written = export_perfetto(examined, output, chosen, progress=progress)
-    _tell(written, quiet=quiet)
+    _report(written, quiet=quiet)
     if how:
         click.echo(_HOW_TO_OPEN.format(path=plain(output)))
     return ExitCode.FINE
@@ -119,12 +119,12 @@ def perfetto(
     "--every",
     type=finite_range(0.1, 86_400),
     metavar="SECONDS",
-    help="With -o: write the file again every SECONDS, until Ctrl-C.",
+    help="With -o: rewrite the file every SECONDS, until Ctrl-C.",
 )
 @click.option(
     "--listen",
     metavar="[HOST:]PORT",
-    help="Answer Prometheus over HTTP, until Ctrl-C; on 127.0.0.1 without HOST.",
+    help="Serve metrics to Prometheus over HTTP, until Ctrl-C; HOST is 127.0.0.1 by default.",
 )
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 @click.option("-q", "--quiet", is_flag=True, help="Write only errors to stderr.")
@@ -138,10 +138,10 @@ def prometheus(
     force: bool,
     quiet: bool,
 ) -> int:
-    """Metrics of a run for Prometheus: of its steps while it trains, and of its report.
+    """Export metrics of a run to Prometheus: of its steps as it trains, and of its report.
 
-    RUN is a run directory, also of a job that is running, or a saved report. A process of its own
-    reads what the probes wrote; it never waits for the training, nor the training for it.
+    RUN is a saved report, or a run directory, even one whose job is still running. A separate
+    process reads the files that the probes write, so it never blocks the training.
 
     \b
       distprof export prometheus runs/mine --listen 9464
@@ -178,27 +178,27 @@ def prometheus(
     metavar="URL",
     default="http://127.0.0.1:4318",
     show_default=True,
-    help="The collector; it takes OTLP over HTTP.",
+    help="The collector, which must accept OTLP over HTTP.",
 )
 @click.option(
     "--every",
     type=finite_range(0.1, 86_400),
     metavar="SECONDS",
-    help="Send again every SECONDS, until Ctrl-C; spans only of steps from now on.",
+    help="Send again every SECONDS, until Ctrl-C. Spans cover only steps from now on.",
 )
 @click.option(
     "--rank",
     type=click.IntRange(0, MOST_RANKS),
     metavar="RANK",
-    help="Whose steps become spans; the lowest rank by default.",
+    help="Rank whose steps become spans; the lowest rank by default.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="Write only errors to stderr.")
 @debug_option
 def otel(source: str, endpoint: str, every: float | None, rank: int | None, *, quiet: bool) -> int:
     """Send metrics of a run, and a span per step, to an OpenTelemetry collector.
 
-    RUN is a run directory, also of a job that is running, or a saved report, which has no steps.
-    OTEL_EXPORTER_OTLP_HEADERS adds headers to each request.
+    RUN is a run directory, even one whose job is still running, or a saved report, which has no
+    step spans. OTEL_EXPORTER_OTLP_HEADERS adds headers to each request.
 
     \b
       distprof export otel runs/mine
@@ -208,7 +208,7 @@ def otel(source: str, endpoint: str, every: float | None, rank: int | None, *, q
     from distprof.verbs.export.observed import Observed
     from distprof.verbs.export.otel import Sender, base_of, send
 
-    base_of(endpoint)  # refused before anything is read
+    base_of(endpoint)  # rejects a bad URL before anything is read
     sender = Sender(Observed(source), endpoint, rank=rank)
     send(sender, endpoint, every, failed=note)
     note(f"Sent to {endpoint}", quiet=quiet)
@@ -247,7 +247,7 @@ def _examined(
         return api.examine(run, config=settings, progress=progress)
 
 
-def _tell(written: Exported, *, quiet: bool) -> None:
+def _report(written: Exported, *, quiet: bool) -> None:
     from distprof.units import format_bytes, name_ranks
 
     for sentence in written.notes:

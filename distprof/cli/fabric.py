@@ -20,9 +20,9 @@ __all__ = ["fabric"]
 def fabric(file: str, **output_options: Any) -> int:
     """Show how fast a network is: latency, bandwidth and crossover size of each collective.
 
-    FILE is a profile from distprof bench or the output of a program of nccl-tests; - is standard
-    input. --format json converts that output to a profile. distprof analyze --fabric FILE compares
-    a run with it.
+    FILE is a profile from distprof bench or the output of an nccl-tests program; - is standard
+    input. --format json converts nccl-tests output to a profile. distprof analyze --fabric FILE
+    compares a run with the profile.
 
     \b
       distprof fabric fabric.json --all

@@ -1,4 +1,4 @@
-"""``distprof hang``: which ranks are missing where a job is stuck."""
+"""``distprof hang``: which ranks are missing in the operation where a job is stuck."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def hang(source: str, fail_on: str, executor: str, **output_options: Any) -> int
     """Find out in which operation a job is stuck, and which ranks the others wait for.
 
     DIR holds dumps of torch's Flight Recorder, pickle or JSON, one per rank; some may be missing.
-    It may be a run directory whose ranks distprof attach DIR --flight asked for dumps. Logs and
+    It may also be a run directory into which distprof attach DIR --flight collected dumps. Logs and
     Python stacks in the folder are read too. Nothing in a dump is executed.
 
     \b
@@ -57,7 +57,7 @@ def _report(source: str, executor: str, *, quiet: bool) -> HangReport:
 
     import_numpy()  # before anything else does
     from distprof.cli.progress import progress_bar
-    from distprof.verbs.functions import hang as diagnosed
+    from distprof.verbs.functions import hang as diagnose
 
     with progress_bar("reading dumps", quiet=quiet) as progress:
-        return diagnosed(source, executor=executor, progress=progress)
+        return diagnose(source, executor=executor, progress=progress)

@@ -1,4 +1,4 @@
-"""``distprof history``: summaries of runs over time, a metric over commits, and SQL on them."""
+"""``distprof history``: run summaries over time, a metric over commits, and SQL queries."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _history_option = click.option(
 
 @click.group()
 def history() -> None:
-    """Keep the metrics of runs, follow one over commits, and query all of them.
+    """Store the metrics of runs, follow one metric over commits, and query all of them with SQL.
 
-    A history is a folder of small Parquet files, local or at any URL that fsspec knows (s3://,
-    gs://). Several jobs may add to it at the same time without losing runs.
+    A history is a folder of small Parquet files, local or at any fsspec URL (s3://, gs://). Several
+    jobs may add to it at the same time without losing runs.
 
     \b
       distprof history add runs/*/
@@ -50,7 +50,7 @@ def history() -> None:
 @history.command()
 @click.argument("sources", metavar="RUN…", nargs=-1, required=True)
 @_history_option
-@click.option("--label", help="Label of these runs, for people.")
+@click.option("--label", help="Human-readable label for these runs.")
 @click.option("--commit", metavar="SHA", help="Commit of the code, for runs that do not record it.")
 @click.option("-q", "--quiet", is_flag=True, help="Write only errors to stderr.")
 @debug_option
@@ -64,8 +64,8 @@ def add(
 ) -> int:
     """Add runs to a history.
 
-    RUNs are run directories, saved reports, summaries, a sweep's folder, or traces. A run that the
-    history already holds is not added again.
+    RUNs are run directories, saved reports, summaries, a sweep's folder, or traces. Runs that the
+    history already holds are skipped.
 
     \b
       distprof history add runs/nightly --history s3://bucket/perf
@@ -75,7 +75,7 @@ def add(
 
     place = _place(folder)
     summaries = [_marked(summary, label, commit) for summary in summaries_of(sources)]
-    from distprof.verbs.history.dataset import append  # after numpy, whose threads are set before
+    from distprof.verbs.history.dataset import append  # imports numpy: its threads are set by now
 
     added = append(place, summaries)
     note(f"Added {added} of {len(summaries)} runs to {place}", quiet=quiet)
@@ -115,7 +115,8 @@ def show(
     """Show a metric over commits, and where it regressed or improved.
 
     A series is one job on one kind of hardware. Repeats of a commit make one point. Each point is
-    compared with earlier ones as in distprof check; a loss is marked at the point where it begins.
+    compared with earlier points as in distprof check. A loss is marked at the point where it
+    begins.
 
     \b
       distprof history show --metric memory --last 50
@@ -151,7 +152,7 @@ def show(
 @output_options_with(*PAGE_FORMATS, "csv")
 @debug_option
 def query(sql: str, folder: str | None, **output_options: Any) -> int:
-    """Query the history with DuckDB: the table is called history, a row is a run.
+    """Query the history with DuckDB: the table is named history, with one row per run.
 
     \b
       distprof history query "DESCRIBE history"
@@ -159,12 +160,12 @@ def query(sql: str, folder: str | None, **output_options: Any) -> int:
         FROM history WHERE workload = 'ddp' GROUP BY git_commit" --format csv
     """  # noqa: D301 - click reads it
     output = Output(**output_options)
-    from distprof.verbs.history.dataset import query as ask
+    from distprof.verbs.history.dataset import query as run_query
     from distprof.verbs.history.show import ANSWER, answer_of
 
     output.check(ANSWER)
     place = _place(folder)
-    columns, rows, notes = ask(place, sql)
+    columns, rows, notes = run_query(place, sql)
     deliver(ANSWER, answer_of(place, columns, rows, notes), output)
     return ExitCode.FINE
 
@@ -174,14 +175,14 @@ def query(sql: str, folder: str | None, **output_options: Any) -> int:
 @click.option("-q", "--quiet", is_flag=True, help="Write only errors to stderr.")
 @debug_option
 def compact(folder: str | None, *, quiet: bool) -> int:
-    """Merge the small files of a history into one, which is faster to read.
+    """Merge the small files of a history into one file, which is faster to read.
 
-    Jobs may add to it at the same time.
+    Jobs may add runs at the same time.
     """
-    from distprof.verbs.history.dataset import compact as put_together
+    from distprof.verbs.history.dataset import compact as merge_files
 
     place = _place(folder)
-    files, runs = put_together(place)
+    files, runs = merge_files(place)
     note(f"Merged {files} files with {runs} runs in {place}", quiet=quiet)
     return ExitCode.FINE
 
@@ -228,8 +229,8 @@ def _metric(name: str) -> Metric:
 
     metric = find_history_metric(name)
     if metric is None:
-        known = ", ".join(metric.name for metric in HISTORY_METRICS)
-        raise UsageError(f"no metric {name!r}: choose from {known}")
+        names = ", ".join(metric.name for metric in HISTORY_METRICS)
+        raise UsageError(f"no metric {name!r}: choose from {names}")
     return metric
 
 
@@ -239,7 +240,7 @@ def _chosen(
     """The series that the user asked for.
 
     Raises:
-        UsageError: If there are none; the message lists those that exist.
+        UsageError: If none matches; the message lists the existing series.
     """
     from distprof.verbs.history.show import series_name
     from distprof.verbs.history.timeline import by_series
@@ -252,29 +253,29 @@ def _chosen(
     }
     if chosen or not series:
         return chosen
-    known = "; ".join(
+    existing = "; ".join(
         f"{name} ({series_name(runs[-1].fingerprint)})"
         for name, runs in list(series.items())[:_FEW_SERIES]
     )
-    raise UsageError(f"series not found; the history holds {known}")
+    raise UsageError(f"series not found; the history holds {existing}")
 
 
 def _is_of(summary: SummaryFile, workload: str) -> bool:
-    print_ = summary.fingerprint
-    return workload.lower() in f"{print_.workload} {print_.strategy}".lower()
+    fingerprint = summary.fingerprint
+    return workload.lower() in f"{fingerprint.workload} {fingerprint.strategy}".lower()
 
 
 def _more(place: str, chosen: dict[str, list[SummaryFile]], *, show_all: bool) -> tuple[str, ...]:
-    """Notes on what is not shown, and how to speed up reading."""
+    """Notes on series that are not shown, and on how to speed up reading."""
     from distprof.verbs.history.dataset import MANY_FILES, count_files
 
     notes = []
     more = len(chosen) - _FEW_SERIES
     if more > 0 and not show_all:
-        notes.append(f"{more} older series are not shown: --all, or --series KEY for one of them.")
+        notes.append(f"{more} older series are not shown: use --all, or --series KEY for one.")
     files = count_files(place)
     if files > MANY_FILES:
-        notes.append(f"{files:,} files are slow to read: distprof history compact.")
+        notes.append(f"{files:,} files are slow to read: run distprof history compact.")
     return tuple(notes)
 
 

@@ -1,4 +1,4 @@
-"""``distprof mcp``: tools for assistants, over the Model Context Protocol."""
+"""``distprof mcp``: tools for AI assistants, over the Model Context Protocol."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["mcp"]
     type=click.Path(),
     metavar="DIR",
     required=True,
-    help="Folder that may be read; nothing outside it ever is.",
+    help="Folder that may be read. Nothing outside it is ever read.",
 )
 @debug_option
 def mcp(root: str) -> int:
-    """Serve read-only tools to an assistant on stdin and stdout, as its configuration starts it.
+    """Serve read-only tools to an AI assistant on stdin and stdout; the assistant starts this.
 
     Tools: analyze, list_findings, explain_rule, compare, hang. They read traces, run directories
-    and reports below DIR and write nothing there; parsed tables go to your own cache
+    and reports below DIR and write nothing there. Parsed tables go to your own cache
     (DISTPROF_CACHE_DIR). Needs the extra mcp.
 
     \b
@@ -38,6 +38,6 @@ def mcp(root: str) -> int:
 
     import_numpy()  # before anything else does
     server = make_server(Root(root))
-    note("Waiting for a client on stdin; Ctrl-C ends it.", quiet=not sys.stdin.isatty())
+    note("Waiting for a client on stdin. Press Ctrl-C to stop.", quiet=not sys.stdin.isatty())
     server.run("stdio")
     return ExitCode.FINE

@@ -27,7 +27,7 @@ MAX_RANK = 10_000_000
 
 
 class _Named(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5 only
-    """One of some names, which the shell completes."""
+    """One of a set of names, with shell completion."""
 
     def choices(self) -> Iterable[str]:
         """The names."""
@@ -39,12 +39,12 @@ class _Named(click.ParamType):  # type: ignore[type-arg]  # generic since click 
         param: click.Parameter,  # noqa: ARG002
         incomplete: str,
     ) -> list[CompletionItem]:
-        """Names that begin as typed."""
+        """Names that start with the typed text."""
         return [CompletionItem(name) for name in self.choices() if name.startswith(incomplete)]
 
 
 class FormatChoice(_Named):
-    """The name of a reporter; names are looked up only when one is given."""
+    """The name of a reporter. Reporters are looked up only if the option is given."""
 
     name = "format"
 
@@ -60,7 +60,7 @@ class FormatChoice(_Named):
         return str(value)
 
     def choices(self) -> Iterable[str]:
-        """The formats of the command."""
+        """The formats that the command supports."""
         from distprof.formats import reporter_names
 
         return self.names or reporter_names()
@@ -72,12 +72,12 @@ class FormatChoice(_Named):
 
 
 class SectionName(_Named):
-    """A section of the report, or ``findings``; the shell completes it."""
+    """A section of the report, or ``findings``, with shell completion."""
 
     name = "section"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Check that there is such a section."""
+        """Check that the section exists."""
         names = _section_names()
         if value not in names:
             self.fail(f"{value!r} is not one of {', '.join(names)}", param, ctx)
@@ -104,7 +104,7 @@ class RankList(click.ParamType):  # type: ignore[type-arg]
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> frozenset[int]:
-        """Read the numbers and ranges."""
+        """Parse the numbers and ranges."""
         from distprof.options import whole_number
 
         if isinstance(value, frozenset):
@@ -116,8 +116,8 @@ class RankList(click.ParamType):  # type: ignore[type-arg]
             last = whole_number(high or low, most=MAX_RANK)
             if first is None or last is None or last < first:
                 self.fail(
-                    f"{piece.strip()[:40]!r} is neither a {self.one} nor a range such as 0-3, of"
-                    f" {self.name} up to {MAX_RANK:,}",
+                    f"{piece.strip()[:40]!r} is neither a {self.one} nor a range such as 0-3"
+                    f" ({self.name} go up to {MAX_RANK:,})",
                     param,
                     ctx,
                 )
@@ -126,19 +126,19 @@ class RankList(click.ParamType):  # type: ignore[type-arg]
 
 
 class StepList(RankList):
-    """Steps, written in the same way."""
+    """Steps, in the same notation as ranks."""
 
     name = "steps"
     one = "step"
 
 
 def output_options(command: Command) -> Command:
-    """Options for how and where the result of a verb is shown."""
+    """Add the options for how and where to show the result of a verb."""
     return output_options_with(*PAGE_FORMATS)(command)
 
 
 def report_options(command: Command) -> Command:
-    """The same for the report on a run, of which the text may be short, full, or of one section."""
+    """Add the output options of a run's report, whose text may be short, full or one section."""
     section = click.option(
         "--section",
         "sections",
@@ -172,10 +172,10 @@ def _list_sections(ctx: click.Context, param: click.Parameter, value: bool) -> N
 
 
 def output_options_with(*formats: str) -> Callable[[Command], Command]:
-    """The same for a verb whose result has its own formats.
+    """Like :func:`output_options`, for a verb whose result has other formats.
 
     Args:
-        formats: Their names.
+        formats: Names of the formats.
     """
     return lambda command: _apply(_output_options(formats), command)
 
@@ -186,13 +186,13 @@ def _output_options(formats: tuple[str, ...]) -> tuple[Callable[[Command], Comma
             "--format",
             "format_name",
             type=FormatChoice(formats),
-            help="Output format; by default the ending of -o decides, else text.",
+            help="Output format; by default from the file extension of -o, else text.",
         ),
         click.option(
             "--brief",
             "format_name",
             flag_value="brief",
-            help="Short for --format brief: at most 1,500 tokens, for assistants and chats.",
+            help="Short for --format brief: at most 1,500 tokens, for AI assistants and chats.",
         ),
         click.option(
             "-o",
@@ -216,7 +216,7 @@ def _output_options(formats: tuple[str, ...]) -> tuple[Callable[[Command], Comma
 
 
 def fail_on_option(command: Command) -> Command:
-    """Add ``--fail-on``: exit code 1 for findings."""
+    """Add ``--fail-on``: exit with 1 if there are severe findings."""
     option = click.option(
         "--fail-on",
         type=click.Choice([severity.value for severity in Severity]),

@@ -1,4 +1,4 @@
-"""Where a report goes: the terminal, a pipe or a file, which is not replaced by accident."""
+"""Write a report to the terminal, a pipe or a file; existing files are not replaced by accident."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 
 PIPE_WIDTH = 100
 _ASCII = str.maketrans("█▓▒▚▞░·µ–…×→", "#=~+%.-u-~x>")
-"""Characters that reports draw with, and their ASCII substitutes of the same width."""
+"""Drawing characters of reports, and ASCII substitutes of the same width."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,15 +52,15 @@ class Output:
     """The user's choices about output.
 
     Args:
-        format_name: Name of a reporter, None for the file's ending or text.
+        format_name: Name of a reporter; None to go by the file extension, else text.
         output: File to write, None for stdout.
         force: Whether files may be replaced.
-        width: Columns of text, None for the terminal's.
-        show_all: Whether to show everything, with nothing folded.
+        width: Columns of text; None for the width of the terminal.
+        show_all: Whether to show every row and finding.
         quiet: Whether to write only errors to stderr.
-        full: Whether a report's text has every section.
+        full: Whether the text of a report has every section.
         sections: Sections of a report to show; empty for all.
-        fail_on: Severity from which findings fail; None for none.
+        fail_on: Lowest severity of a finding that fails; None if no finding does.
     """
 
     format_name: str | None
@@ -75,7 +75,7 @@ class Output:
 
     @classmethod
     def taken_from(cls, options: dict[str, Any]) -> Output:
-        """The choices among a verb's options, which are removed from them."""
+        """Move the output choices out of a verb's options."""
         return cls(**{name: options.pop(name) for name in cls.__slots__ if name in options})
 
     def __post_init__(self) -> None:
@@ -90,14 +90,14 @@ class Output:
         return self.format_name or (self.output and format_of_file(self.output)) or "text"
 
     def check(self, document: Document[Any] | None = None) -> None:
-        """Refuse up front what would fail only after the work.
+        """Reject choices that would otherwise fail only after the work is done.
 
         Args:
-            document: What will be written; None for a report, whose format is checked earlier.
+            document: The document to write; None for a report, whose format is checked earlier.
 
         Raises:
             UsageError: If the file exists, its folder does not, the format is unknown or has no
-                sections, or the file's ending names no format.
+                sections, or no format has the file's extension.
         """
         if self.output is not None:
             self._check_ending(self.output)
@@ -106,34 +106,34 @@ class Output:
 
         if self.sections and self.reporter in ("brief", "json", *CI_FORMATS):
             raise UsageError(
-                f"--section is for text, Markdown and HTML, not for {self.reporter}, which is of"
-                " the whole report"
+                f"--section works with text, Markdown and HTML; {self.reporter} always covers the"
+                " whole report"
             )
         if document is not None:
             document.reporter(self.reporter)
 
     def _check_ending(self, file: str) -> None:
-        """Refuse text in a file that is called, for example, ``report.html``."""
+        """Reject a file extension that no format has."""
         from distprof.formats import endings, format_of_file
 
         ending = Path(file).suffix
         if self.format_name or not ending or format_of_file(file):
             return
         raise UsageError(
-            f"{file}: no format has the ending {ending}: name the format with --format, or end the "
-            f"file's name in {', '.join(endings())}"
+            f"{file}: no format has the extension {ending}: name the format with --format, or use "
+            f"one of {', '.join(endings())}"
         )
 
 
 def check_free(file: str, *, force: bool) -> None:
-    """Refuse a file that exists or cannot be created.
+    """Reject a file that exists or cannot be created.
 
     Raises:
-        UsageError: If so; the message says why.
+        UsageError: If the file is rejected; the message says why.
     """
     path = Path(file)
     if not file:
-        raise UsageError("the name of the file to write is empty")
+        raise UsageError("the name of the output file is empty")
     if path.is_dir():
         raise UsageError(f"{file} is a folder: name a file in it")
     if path.is_file() and not force:
@@ -141,7 +141,7 @@ def check_free(file: str, *, force: bool) -> None:
     if not path.parent.is_dir():
         raise UsageError(f"{path.parent} is not a folder: create it first")
     if not os.access(path.parent, os.W_OK):
-        raise UsageError(f"{path.parent} cannot be written: choose another place")
+        raise UsageError(f"{path.parent} cannot be written: choose another location")
 
 
 def show(report: Report, output: Output, *, saved_as: str = "") -> None:
@@ -156,7 +156,7 @@ def show(report: Report, output: Output, *, saved_as: str = "") -> None:
 
 
 def deliver(document: Document[T], result: T, output: Output) -> None:
-    """Render a result other than a run's report, and write it where the user wants it.
+    """Render a result other than a run's report, and write it where the user asked.
 
     Raises:
         InputError: If a file cannot be written.
@@ -166,9 +166,9 @@ def deliver(document: Document[T], result: T, output: Output) -> None:
 
 
 def show_in_step_summary(document: Document[T], result: T, output: Output) -> None:
-    """Append a result to the summary page of a step of GitHub Actions, if there is one.
+    """Append a result to the GitHub Actions step summary, if there is one.
 
-    Not where the user has the result written to that page anyway.
+    Skipped if the user already writes the result to that file with ``-o``.
     """
     file = os.environ.get(_STEP_SUMMARY)
     if not file or (output.output and Path(output.output).absolute() == Path(file).absolute()):
@@ -207,7 +207,7 @@ def _write(text: str, output: Output) -> None:
 
 
 def verdict_code(findings: Iterable[Finding], fail_on: str | None) -> int:
-    """1 if a finding is at least as severe as ``fail_on``, else 0."""
+    """Return 1 if a finding is at least as severe as ``fail_on``, else 0."""
     from distprof.terms import Severity
 
     if fail_on is None:
@@ -224,14 +224,14 @@ def note(message: str, *, quiet: bool = False) -> None:
 
 
 def to_stdout(text: str, format_name: str = "text") -> None:
-    """Write to stdout and flush; a reader that has closed the pipe, like ``head``, is not an error.
+    """Write to stdout and flush. A reader that closes the pipe, such as ``head``, is not an error.
 
     Args:
-        text: What to write.
-        format_name: Its format, by which workflow commands are kept out under GitHub Actions.
+        text: The text to write.
+        format_name: Its format, which decides how to neutralise GitHub workflow commands.
 
     Raises:
-        InputError: If stdout cannot be written, for example because its disk is full.
+        InputError: If stdout cannot be written, for example because the disk is full.
     """
     from distprof.errors import InputError
 
@@ -241,19 +241,19 @@ def to_stdout(text: str, format_name: str = "text") -> None:
         stream.write(in_encoding(inert(text, format_name), encoding))
         stream.flush()
     except BrokenPipeError:
-        _forget_stdout()
+        _discard_stdout()
     except OSError as error:
-        _forget_stdout()
+        _discard_stdout()
         raise InputError(
             "stdout",
             expected="an output that accepts the report",
             found=error.strerror or str(error),
-            fix="free some space, or write elsewhere with -o",
+            fix="free disk space, or write to another file with -o",
         ) from error
 
 
 def in_encoding(text: str, encoding: str) -> str:
-    """``text`` with characters that the encoding lacks replaced or escaped."""
+    """Replace the characters of ``text`` that the encoding lacks."""
     try:
         text.encode(encoding)
     except UnicodeEncodeError:
@@ -261,24 +261,25 @@ def in_encoding(text: str, encoding: str) -> str:
     return text
 
 
-def _forget_stdout() -> None:
-    """Keep the interpreter from flushing to a closed pipe at exit."""
+def _discard_stdout() -> None:
+    """Point stdout at /dev/null, so the interpreter does not flush to a closed pipe at exit."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, sys.stdout.fileno())
     os.close(devnull)
 
 
 def terminal_width() -> int:
-    """Columns of the terminal; 100 where there is none."""
+    """Columns of the terminal; 100 without one."""
     if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
         return PIPE_WIDTH
     return shutil.get_terminal_size((PIPE_WIDTH, 40)).columns
 
 
 def has_color(stream: TextIO) -> bool:
-    """Whether the stream is a terminal whose user has not switched colour off, or forced it.
+    """Whether to colour output on the stream.
 
-    ``NO_COLOR`` and ``FORCE_COLOR`` are conventions of many programs; the former wins.
+    By default only a terminal gets colour. ``NO_COLOR`` turns it off and ``FORCE_COLOR`` turns it
+    on, as in other programs; ``NO_COLOR`` wins.
     """
     if os.environ.get("NO_COLOR"):
         return False

@@ -28,7 +28,7 @@ _SHAPE_KEYS = ModelShape.__struct_fields__
 
 
 @click.command()
-@click.option("--model", metavar="NAME", help="A published model, for example llama3-70b.")
+@click.option("--model", metavar="NAME", help="Published model, for example llama3-70b.")
 @click.option("--params", type=finite_range(1, 1e18), metavar="N", help="Parameters, e.g. 70e9.")
 @click_options(
     options_of(ModelShape),
@@ -38,18 +38,18 @@ _SHAPE_KEYS = ModelShape.__struct_fields__
     "--sequence",
     type=_AT_LEAST_ONE,
     metavar="TOKENS",
-    help="Sequence length; the model's by default, else 4096.",
+    help="Sequence length; by default the model's, else 4096.",
 )
 @click.option(
     "--batch",
     type=_AT_LEAST_ONE,
     metavar="SEQUENCES",
-    help="Global batch of a step; 4 Mi tokens by default.",
+    help="Global batch size; 4 Mi tokens by default.",
 )
 @click.option(
-    "--gpus", type=click.IntRange(1, MOST_RANKS), metavar="N", help="Number of GPUs of the job."
+    "--gpus", type=click.IntRange(1, MOST_RANKS), metavar="N", help="Number of GPUs in the job."
 )
-@click.option("--gpu", metavar="NAME", help="Kind of GPU; h100 by default.")
+@click.option("--gpu", metavar="NAME", help="GPU model; h100 by default.")
 @click.option(
     "--gpus-per-node",
     type=_AT_LEAST_ONE,
@@ -59,7 +59,7 @@ _SHAPE_KEYS = ModelShape.__struct_fields__
 @click.option(
     "--inter-node",
     metavar="LINK",
-    help="Link between nodes, per GPU and direction: 50GB/s, 400Gb/s or a name; ndr by default.",
+    help="Link between nodes, per GPU and direction: 50GB/s, 400Gb/s or a name; default ndr.",
 )
 @click.option(
     "--compute-efficiency",
@@ -90,16 +90,16 @@ _SHAPE_KEYS = ModelShape.__struct_fields__
     "--lint",
     type=click.Path(),
     metavar="FILE",
-    help="Check the layout of a configuration: own TOML, torchtitan's launch command, JSON or"
-    " FILE.py:FUNCTION, Megatron arguments, DeepSpeed JSON.",
+    help="Check the layout in a configuration: distprof's own TOML; torchtitan's launch command,"
+    " JSON or FILE.py:FUNCTION; Megatron arguments; DeepSpeed JSON.",
 )
 @output_options_with(*PAGE_FORMATS, *CI_FORMATS)
 @debug_option
 def plan(**options: Any) -> int:
     """Find the layouts of a model that fit a cluster, and estimate the step time of each.
 
-    Everything is modelled from the model's shape and the hardware sheet; nothing is measured. The
-    report lists the assumptions of the estimate. Add GPUs and links that distprof does not know in
+    The estimate is computed from the model's shape and the hardware sheet. Nothing is measured, and
+    the report lists the assumptions. Define GPUs and links that distprof does not know in
     distprof.toml.
 
     \b
@@ -122,7 +122,7 @@ def plan(**options: Any) -> int:
 
 
 def _lint(options: dict[str, Any], output: Output) -> int:
-    """Lint the layout of a file; values that it lacks come from the command line."""
+    """Lint the layout in a file. Values missing from the file come from the command line."""
     from distprof.config import load_config
     from distprof.terms import Severity
     from distprof.verbs.plan.job_file import layout_of, num_gpus_of, read_job_file
@@ -136,7 +136,7 @@ def _lint(options: dict[str, Any], output: Output) -> int:
     file = read_job_file(Path(options["lint"]))
     merged = _merged(options, file, num_gpus_of(file))
     if merged["gpus"] is None:
-        raise UsageError(f"{file.source} does not say how many GPUs: add --gpus")
+        raise UsageError(f"{file.source} does not say how many GPUs to use: add --gpus")
     layout, batch = layout_of(file, num_gpus=merged["gpus"], batch=options["batch"])
     question = question_of({**merged, "batch": batch})
     limits = load_config().limits
@@ -148,13 +148,13 @@ def _lint(options: dict[str, Any], output: Output) -> int:
 
 
 def _merged(options: dict[str, Any], file: JobFile, num_gpus: int | None) -> dict[str, Any]:
-    """Options of the file and the command line; the command line wins."""
-    said = {
+    """Options from the file and the command line; the command line wins."""
+    from_file = {
         key: file.values.get(key)
         for key in ("gpu", "gpus_per_node", "inter_node", "sequence", "params")
     }
     merged = {**options, "gated": file.values.get("gated", True)}
-    for key, value in {**said, "gpus": num_gpus}.items():
+    for key, value in {**from_file, "gpus": num_gpus}.items():
         merged[key] = value if merged[key] is None else merged[key]
     if options["model"] is not None or any(options[key] is not None for key in _SHAPE_KEYS):
         return merged

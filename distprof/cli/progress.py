@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, or the runs of a sweep one after another."""
+"""Progress of long work: a bar on a terminal, or the current run of a sweep."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["RUN_FAILED", "make_sweep", "progress_bar", "status_line"]
 
 PATIENCE_S = 1.0
 LINE_S = 30.0
-"""Time between lines where there is no terminal: a log of CI stays short, and shows life."""
+"""Time between lines without a terminal: often enough to show progress, rare enough for CI logs."""
 
 _REDRAW_S = 0.1
 _CELLS = 30
@@ -45,18 +45,18 @@ def progress_bar(
     unit: Literal["ranks", "bytes"] = "ranks",
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar that appears after a second of work and is erased at the end.
+    """Show a bar that appears after a second of work and is erased at the end.
 
-    Where stderr is no terminal, for example in the log of a batch job, a line every half minute.
+    If stderr is not a terminal, for example in the log of a batch job, write a line every 30 s.
 
     Args:
-        label: What is being done.
-        quiet: Show nothing.
-        unit: What is counted.
-        clock: Seconds.
+        label: The work in progress.
+        quiet: Whether to show nothing.
+        unit: The unit that is counted.
+        clock: Returns the time in seconds.
 
     Yields:
-        A function that takes the number done and in total; None if nothing is shown.
+        A function that takes the number done and the total; None if nothing is shown.
     """
     if quiet:
         yield None
@@ -68,14 +68,14 @@ def progress_bar(
 
 
 class _Paced:
-    """Shows progress no more often than makes sense.
+    """Shows progress at a limited rate.
 
     Args:
-        label: What is being done.
-        unit: What is counted.
-        clock: Seconds.
-        first_s: When it is shown first.
-        every_s: Time between two shows, except the last.
+        label: The work in progress.
+        unit: The unit that is counted.
+        clock: Returns the time in seconds.
+        first_s: Time until progress is first shown.
+        every_s: Least time between two updates.
         show: Takes the label with a bar, and the numbers.
     """
 
@@ -92,7 +92,7 @@ class _Paced:
         self._next, self._every = clock() + first_s, every_s
 
     def __call__(self, done: int, total: int) -> None:
-        """So much is done."""
+        """Show that ``done`` of ``total`` units are done, unless the last update is too recent."""
         now = self._clock()
         if total <= 1 or now < self._next:
             return
@@ -107,12 +107,12 @@ class _Paced:
 
 @contextmanager
 def status_line() -> Iterator[Callable[[int, int, str], None]]:
-    """A line on a terminal with a bar and the current state, for work in a few long pieces.
+    """Show a line with a bar and the current state, for work that consists of a few long tasks.
 
-    It appears at once, is never wider than the terminal, and is erased at the end.
+    The line appears at once, is never wider than the terminal, and is erased at the end.
 
     Yields:
-        A function that takes the number of pieces done, their total, and a text.
+        A function that takes the number of tasks done, their total, and a text.
     """
     with _line() as draw:
 
@@ -150,12 +150,12 @@ def _bar(done: int, total: int, cells: int) -> str:
 
 
 def make_sweep(place: Path, sweep: SweepFile, *, again: str, quiet: bool) -> int:
-    """Make every run that is not done; return the exit code, 0 if all are done.
+    """Record every run that is not done; return the exit code, 0 if all are done.
 
     Args:
         place: Folder of the sweep, created if missing.
-        sweep: Its plan.
-        again: How the user resumes after an interruption, for people.
+        sweep: The plan of the sweep.
+        again: Text that tells the user how to resume after an interruption.
         quiet: Whether to report failures only.
 
     Raises:
@@ -185,7 +185,7 @@ def make_sweep(place: Path, sweep: SweepFile, *, again: str, quiet: bool) -> int
 
 @contextmanager
 def _shown(*, quiet: bool) -> Iterator[Callable[[Progress], None]]:
-    """One updated line on a terminal; elsewhere a line before each run."""
+    """Show one updated line on a terminal; elsewhere a line before each run."""
     is_live = not quiet and sys.stderr.isatty()
 
     def line(progress: Progress) -> None:
@@ -196,15 +196,15 @@ def _shown(*, quiet: bool) -> Iterator[Callable[[Progress], None]]:
         yield line
         return
     with status_line() as show:
-        yield lambda progress: show(progress.number - 1, progress.total, _told(progress))
+        yield lambda progress: show(progress.number - 1, progress.total, _state(progress))
 
 
-def _told(progress: Progress) -> str:
-    left = "" if progress.left_s is None else f", {_left(progress.left_s)}"
+def _state(progress: Progress) -> str:
+    left = "" if progress.left_s is None else f", {_time_left(progress.left_s)}"
     return f"{progress.run}, for {progress.elapsed_s:.0f} s{left}"
 
 
-def _left(seconds: float) -> str:
+def _time_left(seconds: float) -> str:
     if seconds < 90:
         return f"about {max(round(seconds / 5) * 5, 5)} s left"
     if seconds < 5_400:
@@ -215,8 +215,8 @@ def _left(seconds: float) -> str:
 def _how_far(place: Path, sweep: SweepFile) -> str:
     from distprof.verbs.sweep.running import load_sweep
 
-    written = load_sweep(place)
-    count = sum(run.state == "done" for run in written.runs) if written else 0
+    saved = load_sweep(place)
+    count = sum(run.state == "done" for run in saved.runs) if saved else 0
     return f"{count} of {len(sweep.runs)} runs are done"
 
 
@@ -229,6 +229,6 @@ def _failed(place: Path, outcome: Outcome, again: str) -> int:
         note(f"  {line}")
     failed = next((run for run in outcome.sweep.runs if run.state == "failed"), None)
     if failed is not None and (place / failed.folder / RUN_FILE).is_file():
-        note(f"To see what it recorded: distprof analyze {shlex.quote(str(place / failed.folder))}")
+        note(f"To see its recording: distprof analyze {shlex.quote(str(place / failed.folder))}")
     note(capitalized(again))
     return RUN_FAILED

@@ -21,7 +21,7 @@ __all__ = ["listed_rules", "page_text", "rule"]
 
 
 class RuleCode(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5 only
-    """The code or name of a rule; the shell completes both."""
+    """The code or name of a rule, with shell completion."""
 
     name = "rule"
 
@@ -31,20 +31,20 @@ class RuleCode(click.ParamType):  # type: ignore[type-arg]  # generic since clic
         param: click.Parameter,  # noqa: ARG002
         incomplete: str,
     ) -> list[CompletionItem]:
-        """Codes that begin as typed, with the names of their rules; else such names."""
+        """Rule codes that start with the typed text; if there are none, rule names."""
         from distprof.rules.registry import all_rules
 
         rules = all_rules()
         codes = [r for r in rules if r.code.startswith(incomplete.upper())]
         if codes:
             return [CompletionItem(rule.code, help=rule.name) for rule in codes]
-        named = [r for r in rules if r.name.startswith(incomplete)]
-        return [CompletionItem(rule.name, help=rule.code) for rule in named]
+        by_name = [r for r in rules if r.name.startswith(incomplete)]
+        return [CompletionItem(rule.name, help=rule.code) for rule in by_name]
 
 
 @click.command()
 @click.argument("code_or_name", metavar="[CODE|NAME]", required=False, type=RuleCode())
-@click.option("--all", "list_all", is_flag=True, help="List every rule, as without a name.")
+@click.option("--all", "list_all", is_flag=True, help="List every rule (the default).")
 @click.option(
     "--format",
     "format_name",
@@ -54,7 +54,7 @@ class RuleCode(click.ParamType):  # type: ignore[type-arg]  # generic since clic
 )
 @debug_option
 def rule(code_or_name: str | None, list_all: bool, format_name: str) -> None:
-    """Explain a rule, by its code or name: what it detects, its cost, its fix, when it is wrong.
+    """Explain a rule: what it detects, why it costs time, how to fix it, when it can be wrong.
 
     Without a name, list all rules.
 
@@ -140,7 +140,7 @@ def page_text(markdown: str) -> str:
 
 
 def listed_rules(rules: tuple[Rule, ...]) -> str:
-    """Code, name and severity of each rule, and under it what it detects."""
+    """Code, name and severity of each rule, followed by its summary."""
     width = min(terminal_width(), MAX_PAGE_WIDTH)
     lines = []
     for rule in rules:

@@ -1,4 +1,4 @@
-"""``distprof scale``: efficiency over the number of ranks, and where it is lost."""
+"""``distprof scale``: efficiency against the number of ranks, and where it is lost."""
 
 from __future__ import annotations
 
@@ -32,33 +32,33 @@ __all__ = ["scale"]
 @click.argument("program", metavar="[WORKLOAD|-- PROGRAM …]", nargs=-1, type=click.UNPROCESSED)
 @click.option("--ranks", metavar="1,2,4", help="Numbers of CPU ranks, or of ranks of a program.")
 @click.option("--gpus", metavar="1,2,4,8", help="Numbers of GPUs, one rank on each.")
-@click.option("--repeats", type=click.IntRange(1, 100), default=3, help="Runs of each size.  [3]")
+@click.option("--repeats", type=click.IntRange(1, 100), default=3, help="Runs per size.  [3]")
 @click.option("--weak", "mode", flag_value="weak", help="Constant work per rank.  [default]")
 @click.option(
     "--strong",
     "mode",
     flag_value="strong",
-    help="Constant work in total; --batch is the global batch.",
+    help="Constant total work; --batch is the global batch.",
 )
 @click.option(
     "--sweep",
     "folder",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Folder of the runs; an interrupted sweep resumes there.  [runs/scale-WORKLOAD-TIME]",
+    help="Folder for the runs; an interrupted sweep resumes there.  [runs/scale-WORKLOAD-TIME]",
 )
 @click.option(
     "--from",
     "sources",
     multiple=True,
     metavar="RUN",
-    help="Use existing runs, reports, a sweep's folder, or a table of ranks and times (CSV,"
-    " JSON), and start nothing. May be repeated.",
+    help="Start nothing; use existing runs, reports, a sweep's folder, or a table of ranks and"
+    " times (CSV, JSON). May be repeated.",
 )
 @click.option(
     "--baseline-ranks",
     type=click.IntRange(1, MOST_RANKS),
-    help="Size with efficiency 1.  [the smallest]",
+    help="Size whose efficiency counts as 1.  [the smallest]",
 )
 @click.option(
     "--save-summaries", type=click.Path(), metavar="FILE", help="Save the metrics of each run."
@@ -67,7 +67,7 @@ __all__ = ["scale"]
     "--plot",
     type=click.Path(),
     metavar="FILE",
-    help="Draw efficiency and losses (.svg, .png, .pdf; extra plot).",
+    help="Plot efficiency and losses (.svg, .png, .pdf; extra plot).",
 )
 @fail_on_option
 @output_options
@@ -81,10 +81,10 @@ def scale(
 ) -> int:
     """Measure how efficiency falls as ranks are added, and where it is lost.
 
-    WORKLOAD is a workload of distprof run; its options follow. Your own program runs under distprof
-    capture: write {ranks} where the number of ranks belongs, and --weak or --strong for how it
-    scales. Sizes alternate, so that drift affects all of them equally. Profiled steps are not part
-    of the step time. Resume an interrupted sweep with distprof scale --sweep DIR.
+    WORKLOAD is a workload of distprof run, followed by its options. Your own program runs under
+    distprof capture: write {ranks} in its arguments for the number of ranks, and say how it scales
+    with --weak or --strong. Sizes alternate, so drift affects all of them equally. The step time
+    excludes profiled steps. Resume an interrupted sweep with distprof scale --sweep DIR.
 
     \b
       distprof scale ddp --ranks 1,2,4 --device cpu --steps 20
@@ -115,7 +115,7 @@ def scale(
 
 
 def _check_files(options: dict[str, Any], *, force: bool) -> None:
-    """Refuse, before the runs, files that could not be written after them."""
+    """Reject files that cannot be written, before the runs start."""
     for file in (options["save_summaries"], options["plot"]):
         if file is not None:
             check_free(file, force=force)
@@ -128,37 +128,37 @@ def _check_files(options: dict[str, Any], *, force: bool) -> None:
 def _planned(
     program: tuple[str, ...], folder: Path | None, options: dict[str, Any]
 ) -> tuple[Path, SweepFile]:
-    """The folder, and the sweep that it holds or will hold."""
+    """The folder of the sweep, and the sweep itself, either saved or new."""
     from distprof.verbs.sweep.running import load_sweep
 
     if folder is not None and folder.is_dir():
         found = load_sweep(folder)
         if found is not None:
-            return folder, _same(found, program, options)
-        if _holds_something(folder):
+            return folder, _resumed(found, program, options)
+        if _has_files(folder):
             raise UsageError(f"{folder} exists and is not a sweep: name a new folder")
     sweep = _plan(program, options)
     return folder or _new_place(sweep), sweep
 
 
-def _holds_something(folder: Path) -> bool:
+def _has_files(folder: Path) -> bool:
     try:
         return any(not inner.name.startswith(".") for inner in folder.iterdir())
     except OSError as error:
         raise UsageError(f"{folder} cannot be read: {error.strerror}") from error
 
 
-def _same(found: SweepFile, program: tuple[str, ...], options: dict[str, Any]) -> SweepFile:
-    """The sweep in the folder; refuse to resume it with other settings."""
+def _resumed(saved: SweepFile, program: tuple[str, ...], options: dict[str, Any]) -> SweepFile:
+    """The sweep saved in the folder; refuse to resume it with other settings."""
     if not program and options["ranks"] is None and options["gpus"] is None:
-        return found
-    asked = _plan(program, options)
-    if [run.arguments for run in asked.runs] != [run.arguments for run in found.runs]:
+        return saved
+    requested = _plan(program, options)
+    if [run.arguments for run in requested.runs] != [run.arguments for run in saved.runs]:
         raise UsageError(
             "the folder holds a sweep with other sizes, repeats or options: to resume it, name "
             "only the folder (distprof scale --sweep DIR); for another sweep, name a new folder"
         )
-    return found
+    return saved
 
 
 def _plan(program: tuple[str, ...], options: dict[str, Any]) -> SweepFile:
@@ -196,15 +196,15 @@ def _plan(program: tuple[str, ...], options: dict[str, Any]) -> SweepFile:
 
 
 def _check_sizes(sizes: tuple[int, ...], device: str, baseline_ranks: int | None) -> None:
-    """Refuse, before the runs, sizes from which no efficiency follows."""
+    """Reject sizes that give no efficiency, before the runs start."""
     if len(sizes) < 2:
         more = f"--{device} {sizes[0]},{2 * sizes[0]}"
         raise UsageError(
-            f"scaling compares at least two sizes, and {sizes[0]} is one: for example {more}"
+            f"scaling compares at least two sizes, and {sizes[0]} is only one: try {more}"
         )
     if baseline_ranks is not None and baseline_ranks not in sizes:
-        asked = ", ".join(map(str, sizes))
-        raise UsageError(f"--baseline-ranks {baseline_ranks} is not one of the sizes {asked}")
+        listed = ", ".join(map(str, sizes))
+        raise UsageError(f"--baseline-ranks {baseline_ranks} is not one of the sizes {listed}")
 
 
 def _new_place(sweep: SweepFile) -> Path:
@@ -277,7 +277,7 @@ def _summaries(
         done = finished_runs(Path(source), sweeps[source])
         missing = len(sweeps[source].runs) - len(done)
         if missing:
-            note(f"{source}: {missing} of its runs are still missing", quiet=quiet)
+            note(f"{source}: {missing} runs are still missing", quiet=quiet)
         wanted += done
     return load_summaries(wanted)
 

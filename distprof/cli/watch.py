@@ -1,4 +1,4 @@
-"""``distprof watch``: a job while it runs."""
+"""``distprof watch``: follow a job while it runs."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ __all__ = ["watch"]
     "alerts",
     metavar="KIND[=LEVEL],…",
     multiple=True,
-    help="What to be told about, for example slow-rank=10%,rank-lost; exit with 1 if it happened.",
+    help="Alerts to raise, for example slow-rank=10%,rank-lost; exit with 1 if one was raised.",
 )
-@click.option("--webhook", metavar="URL", help="Send alerts there, as JSON by POST.")
+@click.option("--webhook", metavar="URL", help="POST each alert to URL as JSON.")
 @click.option(
-    "--exec", "command", metavar="COMMAND", help="Run this for each alert; JSON on its input."
+    "--exec", "command", metavar="COMMAND", help="Run COMMAND for each alert, JSON on its stdin."
 )
 @click.option(
     "--every",
@@ -54,14 +54,14 @@ __all__ = ["watch"]
     default=2.0,
     show_default=True,
     metavar="SECONDS",
-    help="Seconds between two looks.",
+    help="Seconds between two updates.",
 )
 @click.option(
     "--listen",
     metavar="[HOST:]PORT",
-    help="Let others watch the same at http://HOST:PORT; the host is 127.0.0.1 if not named.",
+    help="Let others watch at http://HOST:PORT; HOST is 127.0.0.1 by default.",
 )
-@click.option("--once", is_flag=True, help="Look at the last steps once, and exit.")
+@click.option("--once", is_flag=True, help="Show the last steps once and exit.")
 @output_options
 @debug_option
 def watch(
@@ -74,12 +74,13 @@ def watch(
     once: bool,
     **output_options: Any,
 ) -> int:
-    """Watch a job while it runs: its speed, who is late, who is lost.
+    """Watch a job while it runs: its speed, late ranks and lost ranks.
 
     DIR is the run directory that distprof run or distprof capture printed. Only files are read, so
-    the job is not slowed down. URL is another distprof watch that was started with --listen where
-    the job runs. Watching ends with the job, or with Ctrl-C. Without a terminal, each look writes
-    one line. Kinds of alerts: slow-rank, slow-job, rank-lost, stalled, input, throttling, memory.
+    the job is not slowed down. URL is the address of a distprof watch that was started with
+    --listen where the job runs. Watching ends with the job, or with Ctrl-C. Without a terminal,
+    each update writes one line. Kinds of alerts: slow-rank, slow-job, rank-lost, stalled, input,
+    throttling, memory.
 
     \b
       distprof watch runs/mine
@@ -96,23 +97,24 @@ def watch(
     from distprof.verbs.watch.show import WATCH
 
     output.check(WATCH)
-    is_far = is_endpoint(source)
-    chosen = dict.fromkeys(alert_kinds(alerts), 0.0) if is_far else parse_alerts(alerts)
-    told = _Told(chosen or default_levels(), is_asked=bool(alerts))
-    if listen is not None and (once or is_far):
-        raise UsageError("--listen needs a run directory, and time: it does not go with --once")
+    is_remote = is_endpoint(source)
+    chosen = dict.fromkeys(alert_kinds(alerts), 0.0) if is_remote else parse_alerts(alerts)
+    wanted = _WantedAlerts(chosen or default_levels(), decides_exit_code=bool(alerts))
+    if listen is not None and (once or is_remote):
+        raise UsageError("--listen needs a run directory and cannot be combined with --once")
     board = None
     if listen is not None:
         from distprof.verbs.watch.board import Board
 
-        run_directory(source)  # before others are told where to look
+        run_directory(source)  # fails before the address is announced
         board = Board(*listen_address(listen))
         note(f"Others can watch at {board.address}", quiet=output.quiet)
     courier = _courier(webhook, command, output)
     levels = default_levels() | chosen
-    find = follow_endpoint if is_far else partial(follow, levels=levels)
+    follow_source = follow_endpoint if is_remote else partial(follow, levels=levels)
     try:
-        _watch(find(source, period_s=period_s), told, courier, board, output, once=once)
+        reports = follow_source(source, period_s=period_s)
+        _watch(reports, wanted, courier, board, output, once=once)
         if board is not None:
             _keep_open(board, period_s, output)
     except KeyboardInterrupt:
@@ -121,28 +123,28 @@ def watch(
         courier.close()
         if board is not None:
             board.close()
-    return ExitCode.FINDINGS if told.has_happened else ExitCode.FINE
+    return ExitCode.FINDINGS if wanted.is_failed else ExitCode.FINE
 
 
-class _Told:
-    """Which alerts the user wants to be told about, and whether one was raised.
+class _WantedAlerts:
+    """The kinds of alerts that the user wants, and whether one of them fails the command.
 
     Args:
-        kinds: Their names.
-        is_asked: Whether the user named them: only then do they decide the exit code.
+        kinds: Names of the kinds.
+        decides_exit_code: Whether a raised alert fails the command: only if the user named kinds.
     """
 
-    def __init__(self, kinds: Iterable[str], *, is_asked: bool) -> None:
+    def __init__(self, kinds: Iterable[str], *, decides_exit_code: bool) -> None:
         self._kinds = frozenset(kinds)
-        self._is_asked = is_asked
-        self.has_happened = False
+        self._decides_exit_code = decides_exit_code
+        self.is_failed = False
 
     def among(self, alerts: list[Alert]) -> list[Alert]:
-        """Those that the user wants."""
-        found = [alert for alert in alerts if alert.kind in self._kinds]
-        raised = any(alert.state == "raised" for alert in found)
-        self.has_happened = self.has_happened or (raised and self._is_asked)
-        return found
+        """Filter the alerts by kind, and remember whether one was raised."""
+        wanted = [alert for alert in alerts if alert.kind in self._kinds]
+        raised = any(alert.state == "raised" for alert in wanted)
+        self.is_failed = self.is_failed or (raised and self._decides_exit_code)
+        return wanted
 
 
 def _courier(webhook: str | None, command: str | None, output: Output) -> Courier:
@@ -157,8 +159,8 @@ def _courier(webhook: str | None, command: str | None, output: Output) -> Courie
 
 
 def _watch(
-    looks: Iterator[tuple[WatchReport, list[Alert]]],
-    told: _Told,
+    reports: Iterator[tuple[WatchReport, list[Alert]]],
+    wanted: _WantedAlerts,
     courier: Courier,
     board: Board | None,
     output: Output,
@@ -169,13 +171,13 @@ def _watch(
 
     is_live = not once and output.output is None and output.reporter == "text"
     with _screen(output) if is_live else nullcontext(lambda *_: None) as show:
-        for report, alerts in looks:
+        for report, alerts in reports:
             if board is not None:
                 board.show(report)
-            wanted = told.among(alerts)
-            for alert in wanted:
+            to_send = wanted.among(alerts)
+            for alert in to_send:
                 courier.send(alert)
-            show(report, wanted)
+            show(report, to_send)
             if once:
                 break
     if not is_live:
@@ -183,23 +185,23 @@ def _watch(
 
 
 def _keep_open(board: Board, period_s: float, output: Output) -> None:
-    """Let those who watch from elsewhere see how the job ended."""
+    """Keep serving for a while, so that remote watchers see how the job ended."""
     linger_s = max(10.0, 3 * period_s)
-    note(f"{board.address} answers for {linger_s:.0f} s more.", quiet=output.quiet)
+    note(f"{board.address} stays open for another {linger_s:.0f} s.", quiet=output.quiet)
     time.sleep(linger_s)
 
 
 def _screen(output: Output) -> AbstractContextManager[Any]:
-    """What shows each look: a page that renews itself, or lines where there is no terminal."""
+    """The display for updates: a live page on a terminal, else lines."""
     if sys.stdout.isatty():
         return _Page(output)
     return nullcontext(_Lines(output).show)
 
 
 class _Lines:
-    """One line for each look, and one for each alert; a line that repeats the last is left out.
+    """One line per update and one per alert; a line equal to the previous one is skipped.
 
-    Where the output accepts no more, as on a full disk, watching and alerts continue without it.
+    If the output cannot be written, for example on a full disk, watching and alerts continue.
     """
 
     def __init__(self, output: Output) -> None:
@@ -207,7 +209,7 @@ class _Lines:
         self._last = ""
 
     def show(self, report: WatchReport, alerts: list[Alert]) -> None:
-        """Write them."""
+        """Write the update and its alerts."""
         from distprof.verbs.watch.show import one_line
 
         line = plain(one_line(report))
@@ -225,7 +227,7 @@ class _Lines:
 
 
 class _Page:
-    """A page on the terminal that is drawn anew at each look; the last one stays."""
+    """A page on the terminal that is redrawn at each update; the last one stays."""
 
     def __init__(self, output: Output) -> None:
         from rich.console import Console
@@ -242,7 +244,7 @@ class _Page:
         self._live.__exit__(*ending)
 
     def show(self, report: WatchReport, alerts: list[Alert]) -> None:  # noqa: ARG002
-        """Draw the page; the alerts that are raised are part of it."""
+        """Draw the page, which includes the raised alerts."""
         from rich.text import Text
 
         from distprof.formats import RenderOptions

@@ -1,1 +1,1 @@
-"""Closed-form models: functions of scalars and arrays, without I/O."""
+"""Cost models: functions of scalars and arrays, without I/O."""

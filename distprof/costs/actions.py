@@ -1,4 +1,4 @@
-"""The order of actions on the ranks of a pipeline: from a schedule, or as observed."""
+"""The order of actions on the ranks of a pipeline, from a schedule or from observation."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         schedule: Source of the order.
         num_ranks: Ranks of the pipeline.
-        rank: int32 per action, place in the pipeline's group from 0, ascending.
+        rank: int32 per action, index in the pipeline's group from 0, ascending.
         stage: int32, from 0 over the whole pipeline.
         kind: int8, a SlotKind.
         micro_batch: int32, from 0.
-        overlaps: bool, whether the schedule runs it at once with the rank's next action
+        overlaps: bool, whether the schedule runs it concurrently with the rank's next action
             (DualPipe's pairs of a forward and a backward).
     """
 
@@ -77,14 +77,14 @@ def orders_from(
     schedule: str = "observed",
     overlaps: Sequence[Sequence[bool]] | None = None,
 ) -> Orders:
-    """The order in which ranks worked.
+    """Build :class:`Orders` from the actions of each rank.
 
     Args:
-        ranks: For each rank of the pipeline its (stage, kind, micro-batch), in order of start: any
-            iterable, or an integer array of shape (n, 3). Ranks without actions, or with unknown
-            actions, are empty.
+        ranks: For each rank of the pipeline, its (stage, kind, micro-batch) in order of start: any
+            iterable, or an integer array of shape (n, 3). Empty for ranks without actions, or with
+            unknown actions.
         schedule: Name of the schedule.
-        overlaps: Per rank and action, see :class:`Orders`; None where nothing overlaps.
+        overlaps: Per rank and action, see :class:`Orders`; None if nothing overlaps.
     """
     parts = [
         np.asarray(rank if isinstance(rank, np.ndarray) else list(rank), np.int64).reshape(-1, 3)
@@ -106,12 +106,12 @@ def orders_from(
 def in_flight_of(orders: Orders, *, by_stage: bool = False) -> NDArray[np.int64]:
     """The largest number of activations held at once, each of one stage and micro-batch.
 
-    They are held from the start of a forward to the end of its backward, or of its weight part if
-    the backward is split.
+    An activation is held from the start of a forward to the end of its backward, or of the weight
+    part if the backward is split.
 
     Args:
         orders: Actions of a pipeline.
-        by_stage: Per stage, shape (stages,), instead of per rank, shape (ranks,).
+        by_stage: Whether to count per stage, shape (stages,), instead of per rank, shape (ranks,).
     """
     key = orders.stage if by_stage else orders.rank
     change = np.zeros(len(orders), np.int64)

@@ -1,9 +1,10 @@
 """Costs of collectives: bus factors, bytes sent, and α-β times.
 
-Source of every formula here: formula sheet, "Collectives". ``num_bytes`` is counted as nccl-tests
-counts it: the full (unsharded) buffer for all-reduce, the concatenated size for all-gather and
-reduce-scatter, one rank's whole send buffer for all-to-all, the message for the others. Times are
-seconds, latencies ``alpha_s`` seconds per step, bandwidths bytes per second and direction.
+Source of every formula here: formula sheet, "Collectives". ``num_bytes`` is counted as in
+nccl-tests: the full (unsharded) buffer for all-reduce, the concatenated size for all-gather and
+reduce-scatter, one rank's whole send buffer for all-to-all, the message size for other operations.
+Times are in seconds, latencies ``alpha_s`` in seconds per step, bandwidths in bytes per second and
+direction.
 """
 
 from __future__ import annotations
@@ -58,11 +59,11 @@ _ROOTED = frozenset(
 
 
 def bus_factor(kind: CollectiveKind, group_size: int) -> float | None:
-    """The ratio of bus bandwidth to algorithm bandwidth; None where none is defined.
+    """The ratio of bus bandwidth to algorithm bandwidth; None if it is not defined.
 
     Args:
         kind: The operation.
-        group_size: Ranks of the collective's group, never of the world.
+        group_size: Ranks of the collective's group, not of the world.
 
     Raises:
         ValueError: If the group is empty.
@@ -131,7 +132,7 @@ def hierarchical_all_reduce_time(
     alpha_inter_s: float,
     bandwidth_inter: float,
 ) -> float:
-    """Time of reduce-scatter in the node, all-reduce across nodes, all-gather in the node."""
+    """Time of a reduce-scatter inside nodes, an all-reduce across, and an all-gather inside."""
     within = 2 * collective_time(
         CollectiveKind.REDUCE_SCATTER,
         ranks_per_node,
@@ -155,7 +156,7 @@ def crossover_bytes(alpha_s: float, bandwidth: float) -> float:
 
 
 def exposed_overhead_ratio(communication_s: float, computation_s: float) -> float:
-    """Share of a step that communication takes when none of it overlaps."""
+    """Share of communication in a step if none of it overlaps."""
     return communication_s / (communication_s + computation_s)
 
 
@@ -187,11 +188,11 @@ def latency_steps(kind: CollectiveKind, group_size: int, algorithm: Algorithm) -
 
 
 class BucketTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Time of a bucket.
+    """The α-β model of gradient buckets.
 
     Args:
-        latency_ns: Time that a bucket of any size takes (α).
-        ns_per_byte: Time that each byte adds (β).
+        latency_ns: Fixed time per bucket (α).
+        ns_per_byte: Time per byte (β).
     """
 
     latency_ns: float

@@ -1,9 +1,9 @@
-"""α and β of a link, fitted to times of a collective over sizes; expected speed of a size.
+"""Fit α and β of a link to the times of a collective over sizes; predict the speed at a size.
 
 Source: formula sheet, "Collectives". Step count and bus factor of the algorithm are divided out.
-The regression weighs relative errors, since times span six decades. Outliers have little weight
-(Huber's weights, then Tukey's, which drop sizes that follow no line at all). If no single line fits
-the largest sizes, they alone determine the bandwidth, and the smallest sizes the latency.
+The regression minimises relative errors, since times span six decades. Outliers get little weight
+(Huber's weights, then Tukey's, which drop sizes far from the line). If no single line fits the
+largest sizes, they alone determine the bandwidth, and the smallest sizes determine the latency.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ MIN_SIZES = 5
 
 _MIN_IN_REGIME = 2
 _REGIME_RATIO = 0.75  # share of latency, or of transfer, from which a size belongs to that regime
-_HUBER, _TUKEY = 1.345, 4.685  # 95 % as efficient as least squares where errors are normal
+_HUBER, _TUKEY = 1.345, 4.685  # 95 % as efficient as least squares for normal errors
 _ROUNDS = 20
 _SATURATED_RATIO = 0.1
 _TOP = 3  # largest sizes that must fit the line
 _BENT_RATIO = 0.05
 _CLEARLY_LATENCY = 0.1
-_LEAST_ERROR = 1e-3  # no clock or machine reproduces a time more closely
+_LEAST_ERROR = 1e-3  # no clock or machine reproduces a time more precisely
 
 
 class NoFitError(ValueError):
@@ -53,7 +53,7 @@ class NoFitError(ValueError):
 
 
 class _Line(msgspec.Struct, frozen=True):
-    """time = start + slope · bytes, with the covariance of the two."""
+    """time = start + slope · bytes, with the covariance of both."""
 
     start: float
     slope: float
@@ -98,7 +98,7 @@ def point(
 
 
 def fitted(curve: FabricCurve) -> FabricCurve:
-    """The curve with its fit, or the reason why it has none."""
+    """The curve with its fit, or with the reason why it has none."""
     sizes = [p.bytes for p in curve.points]
     times = [p.time_ns for p in curve.points]
     try:
@@ -132,7 +132,7 @@ def fit_alpha_beta(
     if not steps or not factor:
         raise NoFitError(f"{kind.label} among {group_size} sends nothing")
     if len(set(sizes)) < MIN_SIZES:
-        raise NoFitError(f"a fit takes {MIN_SIZES} sizes, measured: {len(set(sizes))}")
+        raise NoFitError(f"a fit needs {MIN_SIZES} sizes, measured: {len(set(sizes))}")
     size, time = np.asarray(sizes, np.float64), np.asarray(times_ns, np.float64)
     line = _robust_line(size, time)
     if not _describes_the_largest(line, size, time):
@@ -169,9 +169,9 @@ def expected_busbw(
     """Bus bandwidth that a collective should reach, bytes per second.
 
     A curve of the same group size is interpolated between its sizes, and extended above its largest
-    size if it has levelled off there. For another group size in the same tier the fitted α and β
-    are used, inside the measured sizes. Of several matching curves (in and out of place) the best
-    counts: the machines have shown that they can reach it.
+    size if it has levelled off there. For another group size in the same tier, the fitted α and β
+    are used within the measured sizes. Of several matching curves (in place and out of place), the
+    fastest counts, because the machines have reached it.
 
     Returns:
         None outside the range of the profile.
@@ -190,9 +190,9 @@ def expected_busbw(
 def expected_latency_ns(
     profile: FabricFile, kind: CollectiveKind, *, group_size: int, num_nodes: int
 ) -> int | None:
-    """Start-up time of one collective by the fitted α, independent of its size.
+    """Start-up time of one collective from the fitted α, independent of its size.
 
-    Of several matching curves the shortest time counts, as for bandwidth.
+    Of several matching curves, the shortest time counts, as for bandwidth.
 
     Returns:
         None if no curve of the tier has a fit.
@@ -228,7 +228,7 @@ def _interpolated(curve: FabricCurve, num_bytes: int) -> float | None:
 
 
 def _levelled_off(points: Sequence[FabricPoint]) -> float | None:
-    """The last bandwidth, if at least doubling the size hardly increased it."""
+    """The last bandwidth if doubling the size (or more) hardly changed it, else None."""
     last = points[-1]
     before = [p for p in points if 2 * p.bytes <= last.bytes]
     if not before:
@@ -240,7 +240,7 @@ def _levelled_off(points: Sequence[FabricPoint]) -> float | None:
 def _modelled(
     curve: FabricCurve, kind: CollectiveKind, group_size: int, num_bytes: int
 ) -> float | None:
-    """Bandwidth by α and β of another group in the same tier."""
+    """Bandwidth from the α and β of another group in the same tier."""
     fit, factor = curve.fit, bus_factor(kind, group_size)
     if fit is None or not factor:
         return None
@@ -252,9 +252,9 @@ def _modelled(
 
 
 def _robust_line(size: Floats, time: Floats) -> _Line:
-    """Least squares of relative errors, robust to outliers by Huber's weights.
+    """Least squares of relative errors, made robust to outliers with Huber's and Tukey's weights.
 
-    Residuals are divided by the fitted time; division by the measured time would pull the line
+    Residuals are divided by the fitted time. Division by the measured time would pull the line
     below the data.
     """
     order = np.argsort(size)
@@ -283,11 +283,12 @@ def _by_regime(size: Floats, time: Floats) -> _Line | None:
     """Bandwidth from the largest sizes alone and latency from the smallest, for curved times.
 
     Times curve where the protocol changes with the size, and where traffic shapers let bursts pass.
-    The largest sizes then follow a separate line, which does not start at the latency. That line
-    includes smaller sizes as long as they fit it.
+    The largest sizes then follow a separate line, which does not start at the latency. Smaller
+    sizes are included while they fit that line.
 
     Returns:
-        None if the largest sizes follow no line, or no size is small enough for the latency.
+        None if the largest sizes follow no line, or too few sizes are small enough to show the
+        latency.
     """
     order = np.argsort(size)
     size, time = size[order], time[order]
@@ -349,13 +350,13 @@ def _step(
 
 
 def _shares(size: Floats, start: float, slope: float) -> Floats:
-    """Shares of latency and transfer in each fitted time: the columns of the relative problem."""
+    """Shares of latency and transfer in each fitted time: the columns of the relative fit."""
     model = start + slope * size
     return np.stack([start / model, slope * size / model], axis=1)
 
 
 def _covariance(size: Floats, time: Floats, start: float, slope: float, weight: Floats) -> Floats:
-    """Covariance of start and slope; of the robust and the weighted error the larger counts."""
+    """Covariance of start and slope, scaled by the larger of the robust and the weighted error."""
     wrong = time / (start + slope * size) - 1
     mean_square = float(np.sum(weight * wrong**2)) / max(float(np.sum(weight)) - 2, 1)
     robust = 1.4826 * float(np.median(np.abs(wrong)))
@@ -379,18 +380,18 @@ def _check_regimes(line: _Line, size: Floats) -> None:
 # Buckets of gradients -----------------------------------------------------------------------------
 
 _LEAST_SPREAD = 1.5
-"""Largest over smallest size from which two unknowns can be separated."""
+"""Smallest ratio of largest to smallest size at which the two unknowns can be separated."""
 
 
 def fit_buckets(sizes: Sequence[int], times_ns: Sequence[int]) -> BucketTime | None:
-    """Least squares of relative errors over the median time of each size, neither part negative.
+    """Fit α and β, neither negative, to the median time of each bucket size by relative errors.
 
     Args:
         sizes: Bytes of each bucket.
-        times_ns: Time in which its data moves.
+        times_ns: Transfer time of each bucket.
 
     Returns:
-        None where all buckets are of one size, or nearly so.
+        None if all buckets have the same or nearly the same size.
     """
     size, time = np.asarray(sizes, np.float64), np.asarray(times_ns, np.float64)
     usable = (size > 0) & (time > 0)

@@ -1,4 +1,4 @@
-"""The named schedules, and the order of actions of each."""
+"""The named pipeline schedules, and the order of actions of each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["SCHEDULES", "Schedule", "orders"]
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
-    """A way to order a pipeline's actions.
+    """A pipeline schedule.
 
     Args:
         name: Name in :data:`SCHEDULES`.
@@ -25,8 +25,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
         most: Maximum number of stages per rank; None for no limit.
         goes_back: Whether the second round of stages runs from the last rank to the first.
         splits_backward: Whether weight gradients are separate actions.
-        fills: Whether it needs a micro-batch per stage of the whole pipeline.
-        grouped: Whether micro-batches pass a rank's stages in groups.
+        fills: Whether it needs at least one micro-batch per stage of the whole pipeline.
+        grouped: Whether micro-batches pass the stages of a rank in groups.
     """
 
     name: str
@@ -67,18 +67,18 @@ def orders(
         ValueError: If the schedule is unknown, or cannot run with these numbers.
     """
     if schedule not in SCHEDULES:
-        raise ValueError(f"no schedule {schedule}; known are {', '.join(SCHEDULES)}")
-    known = SCHEDULES[schedule]
-    per_rank = known.fewest if virtual_stages is None else virtual_stages
-    _check(known, num_ranks, num_micro_batches, per_rank)
+        raise ValueError(f"no schedule {schedule}: choose from {', '.join(SCHEDULES)}")
+    found = SCHEDULES[schedule]
+    per_rank = found.fewest if virtual_stages is None else virtual_stages
+    _check(found, num_ranks, num_micro_batches, per_rank)
     if group_size is None:
-        return known.make(num_ranks, num_micro_batches, per_rank)
-    if not known.grouped:
+        return found.make(num_ranks, num_micro_batches, per_rank)
+    if not found.grouped:
         raise ValueError(f"schedule {schedule} has no groups of micro-batches")
     rest = num_micro_batches % group_size if group_size >= num_ranks else 1
     if 0 < rest < num_ranks:
         raise ValueError(
-            f"groups of {group_size} of {num_micro_batches} micro-batches: every group, including"
+            f"{num_micro_batches} micro-batches in groups of {group_size}: every group, including"
             f" the last, needs at least one per rank, {num_ranks}"
         )
     return _grouped(schedule, num_ranks, num_micro_batches, per_rank, group_size)
@@ -96,8 +96,8 @@ def _check(schedule: Schedule, num_ranks: int, num_micro_batches: int, per_rank:
         raise ValueError(f"schedule {schedule.name} takes {limits} stages per rank, not {per_rank}")
     if schedule.fills and num_micro_batches < num_ranks * per_rank:
         raise ValueError(
-            f"schedule {schedule.name} needs a micro-batch per stage, {num_ranks * per_rank}, not"
-            f" {num_micro_batches}"
+            f"schedule {schedule.name} needs at least one micro-batch per stage,"
+            f" {num_ranks * per_rank}, not {num_micro_batches}"
         )
 
 
@@ -136,7 +136,7 @@ def _many_stages(name: str, make: Callable[[int, int, int], Orders], **more: boo
 
 
 def _there_and_back(name: str, make: Callable[[int, int, int], Orders], **more: bool) -> Schedule:
-    """A schedule with two stages per rank, the second ones in reverse order of ranks."""
+    """A schedule with two stages per rank, the second round in reverse rank order."""
     return Schedule(
         name=name, make=make, fewest=2, most=2, goes_back=True, splits_backward=True, **more
     )
@@ -173,5 +173,5 @@ _ALL = (
     _there_and_back("dualpipev", _dualpipe_v, fills=True),
 )
 
-SCHEDULES: Mapping[str, Schedule] = MappingProxyType({known.name: known for known in _ALL})
+SCHEDULES: Mapping[str, Schedule] = MappingProxyType({each.name: each for each in _ALL})
 """Schedules by name: those of ``distprof run pp --schedule``, and some that torch lacks."""

@@ -1,4 +1,4 @@
-"""Splits the layers of a model into the stages of a pipeline as evenly as possible."""
+"""Split the layers of a model into pipeline stages as evenly as possible."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def split_layers(
 ) -> tuple[int, ...]:
     """The number of consecutive layers per stage that minimises the work of the busiest stage.
 
-    With one stage per rank the split is optimal, by dynamic programming. Of equally good splits it
-    has the smallest sum of squares, so that the other stages are even too. With several stages per
-    rank, layers then move between stages as long as that relieves the busiest rank, which is good
+    With one stage per rank, the split is optimal (dynamic programming). Among equally good splits,
+    it has the smallest sum of squares, so that the other stages are also even. With several stages
+    per rank, layers then move between stages while that relieves the busiest rank, which is good
     but not proven optimal. Every stage gets at least one layer.
 
     Args:
@@ -52,7 +52,7 @@ def _even_stages(before: NDArray[np.float64], num_stages: int) -> NDArray[np.int
 def _best_cuts(
     cost: NDArray[np.float64], num_stages: int, combine: np.ufunc
 ) -> tuple[float, NDArray[np.int64]]:
-    """The cheapest path from before the first layer to after the last in that many parts."""
+    """The cheapest path from the start to the end of the layers in ``num_stages`` parts."""
     best, came_from = cost[0], []
     for _ in range(num_stages - 1):
         total = combine(best[:, None], cost)
@@ -67,7 +67,7 @@ def _best_cuts(
 def _even_ranks(
     before: NDArray[np.float64], cuts: NDArray[np.int64], ranks: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Move one layer at a time from one stage to another; the stages between them shift."""
+    """Move one layer at a time from one stage to another, shifting the stages between them."""
     moves = _moves(len(ranks))
     score = _scores(before, cuts[None], ranks)[0]
     while True:
@@ -94,7 +94,7 @@ def _moves(num_stages: int) -> NDArray[np.int64]:
 def _scores(
     before: NDArray[np.float64], cuts: NDArray[np.int64], ranks: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Busiest rank, busiest stage, unevenness of both; shape (splits, 4), less is better."""
+    """Busiest rank, busiest stage, unevenness of both; shape (splits, 4), lower is better."""
     stage = np.diff(before[cuts], axis=1)
     rank = stage @ (ranks[:, None] == np.arange(ranks.max() + 1)).astype(np.float64)
     scores = (rank.max(axis=1), stage.max(axis=1), (rank**2).sum(axis=1), (stage**2).sum(axis=1))

@@ -1,4 +1,4 @@
-"""Memory of training, bytes per GPU: model state under ZeRO, activations.
+"""Training memory in bytes per GPU: model state under ZeRO, activations.
 
 Mixed precision with Adam. Source of every formula here: formula sheet, "Memory".
 """
@@ -36,16 +36,16 @@ class StateBytes(msgspec.Struct, frozen=True, kw_only=True):
 def model_state_bytes(
     num_parameters: float, *, zero_stage: int = 0, shards: int = 1, fp32_gradients: bool = False
 ) -> StateBytes:
-    """16N: 2 for weights, 2 for gradients, 12 for the optimizer; each divided where it is sharded.
+    """16N: 2 for weights, 2 for gradients, 12 for the optimizer; each divided if it is sharded.
 
     Args:
         num_parameters: N, the rank's share under tensor and pipeline parallelism.
-        zero_stage: 0 nothing is sharded, 1 the optimizer, 2 gradients too, 3 (FSDP) weights too.
+        zero_stage: 0 shards nothing, 1 the optimizer, 2 also gradients, 3 (FSDP) also weights.
         shards: Ranks that share the state.
         fp32_gradients: Whether gradients are accumulated in fp32: 18N.
 
     Raises:
-        ValueError: If the stage is unknown, or there is no rank.
+        ValueError: If the stage is unknown, or ``shards`` is below 1.
 
     Source:
         Formula sheet, "Memory"; ZeRO (Rajbhandari et al. 2020), table 1.
@@ -70,7 +70,7 @@ def activation_bytes_per_layer(
     sequence_parallel: bool = False,
     recomputation: Recomputation = "none",
 ) -> float:
-    """Activation bytes that a GPT block keeps of a micro-batch for its backward.
+    """Activation bytes that a GPT block keeps per micro-batch for its backward.
 
     S·B·H(34 + 5aS/H); tensor parallel S·B·H(10 + 24/T + 5aS/(HT)); with sequence parallelism
     S·B·H/T·(34 + 5aS/H). Selective recomputation, or flash attention, drops 5aS/H; full 2·S·B·H.
@@ -81,7 +81,7 @@ def activation_bytes_per_layer(
         hidden: H.
         heads: a.
         tensor: T.
-        sequence_parallel: Whether norms and dropout are divided by T too.
+        sequence_parallel: Whether norms and dropout are also divided by T.
         recomputation: Recomputation of activations.
 
     Source:
@@ -104,7 +104,7 @@ def activation_bytes_per_token(
     sequence_parallel: bool = False,
     recomputation: Recomputation = "none",
 ) -> float:
-    """The same for a mean block of any shape, per token; for a GPT it equals Korthikanti's formula.
+    """The same per token for a mean block of any shape; for GPT it equals Korthikanti's formula.
 
     A block keeps the inputs of both norms, the inputs of attention and MLP, queries, keys, values,
     the output of attention, and the MLP's activation input, output and gate. In a mixture of
@@ -112,10 +112,10 @@ def activation_bytes_per_token(
 
     Args:
         model: The shape.
-        sequence: S; attention scores are kept when nothing is recomputed.
+        sequence: S; attention scores are kept if nothing is recomputed.
         tensor: T.
-        sequence_parallel: Whether parts that tensor parallelism leaves whole are divided too.
-        recomputation: Full keeps only a block's input.
+        sequence_parallel: Whether parts that tensor parallelism leaves whole are also divided.
+        recomputation: ``full`` keeps only the input of each block.
     """
     spread = tensor if sequence_parallel else 1
     if recomputation == "full":

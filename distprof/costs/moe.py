@@ -1,4 +1,4 @@
-"""Costs of uneven experts: measures of load, capacity, and placements of experts.
+"""Costs of uneven experts: load metrics, capacity, and placements of experts.
 
 Source of every formula here: formula sheet, "Mixture of experts". ``tokens`` are assignments of
 tokens to experts (or to ranks); the last axis is experts (or ranks).
@@ -30,13 +30,13 @@ __all__ = [
 ]
 
 DEAD_RATIO = 0.01
-"""An expert with less than this share of the mean is dead."""
+"""An expert below this share of the mean load is dead."""
 
 _Floats = NDArray[np.float64]
 
 
 def load_imbalance(tokens: ArrayLike) -> _Floats:
-    """Maximum over mean load, 1 if even; NaN where there are no tokens.
+    """Maximum over mean load, 1 if even; NaN without tokens.
 
     Args:
         tokens: Shape ``(…, n)``.
@@ -49,13 +49,13 @@ def load_imbalance(tokens: ArrayLike) -> _Floats:
 
 
 def load_variation(tokens: ArrayLike) -> _Floats:
-    """Standard deviation over mean, 0 if even; NaN where there are no tokens."""
+    """Standard deviation over mean, 0 if even; NaN without tokens."""
     load = _loads(tokens)
     return _over_mean(load.std(axis=-1), load)
 
 
 def normalised_entropy(tokens: ArrayLike) -> _Floats:
-    """Entropy of the shares of tokens over ln n, 1 if even; NaN where there are no tokens.
+    """Entropy of the token shares divided by ln n, 1 if even; NaN without tokens.
 
     A single expert counts as even.
     """
@@ -70,7 +70,7 @@ def normalised_entropy(tokens: ArrayLike) -> _Floats:
 
 
 def dead_ratio(tokens: ArrayLike) -> _Floats:
-    """Share of experts that get less than :data:`DEAD_RATIO` of the mean."""
+    """Share of experts with less than :data:`DEAD_RATIO` of the mean load."""
     load = _loads(tokens)
     ratio: _Floats = (load < DEAD_RATIO * load.mean(axis=-1, keepdims=True)).mean(axis=-1)
     return ratio
@@ -97,8 +97,8 @@ def aux_loss(fraction: ArrayLike, probability: ArrayLike) -> float:
     """Load-balancing loss of Switch and GShard: E · Σ f·P.
 
     Args:
-        fraction: Share of tokens routed to each expert; it adds up to 1, or to k where it counts
-            all k picks of a token.
+        fraction: Share of tokens routed to each expert; adds up to 1, or to k if it counts all k
+            experts of a token.
         probability: Mean router probability of each expert.
     """
     f, p = np.asarray(fraction, np.float64), np.asarray(probability, np.float64)
@@ -106,7 +106,7 @@ def aux_loss(fraction: ArrayLike, probability: ArrayLike) -> float:
 
 
 def distribution_distance(first: ArrayLike, second: ArrayLike) -> float:
-    """Total-variation distance of two loads, from 0 (the same) to 1 (nothing in common)."""
+    """Total variation distance of two loads, from 0 (equal) to 1 (disjoint)."""
     a, b = _loads(first), _loads(second)
     if not a.sum() or not b.sum():
         return math.nan
@@ -114,10 +114,10 @@ def distribution_distance(first: ArrayLike, second: ArrayLike) -> float:
 
 
 def lost_to_imbalance(expert_ns: ArrayLike) -> _Floats:
-    """Time lost to the slowest rank of a group: its expert time minus the mean of all.
+    """Time lost to the slowest rank of a group: its expert time minus the mean of all ranks.
 
-    The others spend that time waiting in the collective that returns tokens: it is the same loss,
-    seen from two sides.
+    The other ranks wait for that time in the collective that returns tokens, so this wait is the
+    same loss.
 
     Args:
         expert_ns: Shape ``(…, ranks)``.
@@ -133,9 +133,9 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         num_ranks: Ranks that share the experts.
         num_experts: Experts of a layer.
-        expert: int64, shape ``(layers, slots)``: the expert in each slot; the first
-            ``slots / num_ranks`` are those of rank 0, and so on. An expert that is in several slots
-            shares its tokens evenly among them.
+        expert: int64, shape ``(layers, slots)``: the expert in each slot. The first
+            ``slots / num_ranks`` slots belong to rank 0, and so on. The tokens of an expert in
+            several slots are divided evenly among them.
     """
 
     num_ranks: int
@@ -187,16 +187,17 @@ def contiguous_placement(num_layers: int, num_experts: int, num_ranks: int) -> P
 
 
 def place_experts(load: ArrayLike, num_ranks: int, *, replicas: int = 0) -> Placement:
-    """A placement of experts that minimises the load of the busiest rank greedily.
+    """A greedy placement of experts that reduces the load of the busiest rank.
 
-    The busiest experts are placed first, each on the least loaded rank with a free slot; every rank
-    has the same number of slots. Before that, each replica goes to the expert with most tokens per
-    copy. Without replicas a layer keeps contiguous blocks unless the greedy placement is better.
+    The busiest experts are placed first, each on the least loaded rank with a free slot. Every rank
+    has the same number of slots. Before that, each replica goes to the expert with the most tokens
+    per copy. Without replicas, a layer keeps contiguous blocks unless the greedy placement is
+    better.
 
     Args:
         load: Tokens per expert, shape ``(layers, experts)``.
         num_ranks: Ranks that share the experts.
-        replicas: Slots beyond one per expert.
+        replicas: Slots in addition to one per expert.
 
     Raises:
         ValueError: If the slots cannot be divided evenly, or the load is not two-dimensional.
@@ -206,7 +207,7 @@ def place_experts(load: ArrayLike, num_ranks: int, *, replicas: int = 0) -> Plac
     """
     tokens = _loads(load)
     if tokens.ndim != 2:
-        raise ValueError(f"a load has two axes, layers and experts, not {tokens.ndim}")
+        raise ValueError(f"load must have two axes, layers and experts, not {tokens.ndim}")
     num_layers, num_experts = tokens.shape
     if replicas < 0:
         raise ValueError("replicas cannot be negative")
@@ -223,7 +224,7 @@ def place_experts(load: ArrayLike, num_ranks: int, *, replicas: int = 0) -> Plac
 
 
 def _replicate(tokens: _Floats, replicas: int) -> tuple[NDArray[np.int64], _Floats]:
-    """Expert of each slot, and the tokens that each slot gets."""
+    """The expert in each slot, and the tokens of each slot."""
     num_layers, num_experts = tokens.shape
     layers = np.arange(num_layers)
     expert = np.tile(np.arange(num_experts, dtype=np.int64), (num_layers, 1))
@@ -236,7 +237,7 @@ def _replicate(tokens: _Floats, replicas: int) -> tuple[NDArray[np.int64], _Floa
 
 
 def _pack(expert: NDArray[np.int64], load: _Floats, num_ranks: int) -> NDArray[np.int64]:
-    """Slots by rank, all layers at once: heaviest first, onto the least loaded rank with room."""
+    """Assign slots to ranks, all layers at once: heaviest first, to the least loaded free rank."""
     num_layers, num_slots = load.shape
     layers, room = np.arange(num_layers), num_slots // num_ranks
     order = np.argsort(-load, axis=1, kind="stable")

@@ -1,17 +1,16 @@
-"""Replays an order of a pipeline's actions: when would everything have happened?
+"""Replay an order of a pipeline's actions to find when each would start and end.
 
-Built on :mod:`distprof.replay`. An action starts when its rank has ended the previous one and its
-inputs are available:
+Built on :mod:`distprof.replay`. An action starts when its rank has finished the previous action and
+its inputs are available:
 
 - a forward needs the forward of the previous stage,
 - a loss needs its stage's forward,
 - a backward, or its input part, needs the forward (and loss) of its stage, and the gradient of the
   next stage,
-- a weight part needs the input part of its stage,
-- and the outputs of a pair are sent when both parts have ended, as torch does it.
+- a weight part needs the input part of its stage.
 
-Inputs that are not among the actions, because a rank was not observed, are available from the
-start.
+The outputs of a pair are sent when both parts have ended, as in torch. Inputs from actions that are
+missing, because a rank was not observed, are available from the start.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ _GRADIENT = (SlotKind.BACKWARD, SlotKind.BACKWARD_INPUT)
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
-    """When the actions of a pipeline would have happened, from its first start at 0.
+    """Start and end times of a pipeline's actions; the first action starts at 0.
 
     Args:
-        orders: What was replayed.
-        start_ns: Per action, int64, shape ``(n,)``, or ``(n, k)`` of k sets of durations.
-        end_ns: The same.
-        busy_ns: Per rank, shape ``(ranks,)`` or ``(ranks, k)``: busy time.
+        orders: The replayed actions.
+        start_ns: Per action, int64, shape ``(n,)``, or ``(n, k)`` for k sets of durations.
+        end_ns: In the same form.
+        busy_ns: Busy time per rank, shape ``(ranks,)`` or ``(ranks, k)``.
     """
 
     orders: Orders
@@ -58,7 +57,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def idle_ns(self) -> NDArray[np.int64]:
-        """Idle time per rank in the whole makespan."""
+        """Idle time per rank within the makespan."""
         idle: NDArray[np.int64] = self.makespan_ns - self.busy_ns
         return idle
 
@@ -81,7 +80,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def in_flight(self) -> NDArray[np.int64]:
-        """Per rank: the most activations of a stage and micro-batch held at once."""
+        """Per rank: the largest number of activations held at once."""
         return in_flight_of(self.orders)
 
 
@@ -91,16 +90,15 @@ def replay(
     *,
     transfer_ns: ArrayLike = 0,
 ) -> Replay:
-    """When every action starts and ends if each starts as early as its inputs and rank allow.
+    """Compute start and end of every action if each starts as early as its inputs and rank allow.
 
     Args:
         orders: Actions of each rank, in order.
-        durations: By kind: ns, the same for all stages or one per stage. ``BACKWARD`` may be left
-            out where both its parts are given, ``LOSS`` takes nothing unless given. With
-            ``OVERLAPPED`` pairs run at once and take that long, else one part after the other.
-            Or an array with the duration of each action of ``orders``, shape ``(n,)`` or
-            ``(n, k)``.
-        transfer_ns: From the end of an action to what it sends being there, between stages on
+        durations: By kind: ns, one number for all stages or one per stage. ``BACKWARD`` may be left
+            out if both its parts are given, and ``LOSS`` is 0 unless given. If ``OVERLAPPED`` is
+            given, pairs run concurrently for that time, else one part after the other. Or an array
+            with the duration of each action of ``orders``, shape ``(n,)`` or ``(n, k)``.
+        transfer_ns: Time from the end of an action to the arrival of its output, between stages on
             different ranks; one number or one per boundary between stages, shape ``(stages - 1,)``.
 
     Raises:
@@ -151,17 +149,17 @@ def _lengths(
 
 
 def _of_kinds(orders: Orders, durations: Durations) -> NDArray[np.int64]:
-    known = dict(durations)
-    parts = [known.get(kind) for kind in (SlotKind.BACKWARD_INPUT, SlotKind.BACKWARD_WEIGHT)]
-    if SlotKind.BACKWARD not in known and parts[0] is not None and parts[1] is not None:
-        known[SlotKind.BACKWARD] = np.add(parts[0], parts[1])
-    known.setdefault(SlotKind.LOSS, 0)
+    given = dict(durations)
+    parts = [given.get(kind) for kind in (SlotKind.BACKWARD_INPUT, SlotKind.BACKWARD_WEIGHT)]
+    if SlotKind.BACKWARD not in given and parts[0] is not None and parts[1] is not None:
+        given[SlotKind.BACKWARD] = np.add(parts[0], parts[1])
+    given.setdefault(SlotKind.LOSS, 0)
     length = np.zeros(len(orders), np.int64)
     for kind in map(SlotKind, np.unique(orders.kind).tolist()):
-        if kind not in known:
+        if kind not in given:
             raise ValueError(f"no duration of {kind.name.lower()} actions is given")
         rows = orders.kind == kind
-        length[rows] = _by_stage(orders, known[kind])[rows]
+        length[rows] = _by_stage(orders, given[kind])[rows]
     return length
 
 
@@ -193,7 +191,7 @@ def _delay(
 def _edges(
     orders: Orders,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Dependencies: sources, targets, and the boundary between them."""
+    """Dependencies: sources, targets, and the stage boundary that each crosses."""
     row = np.arange(len(orders))
     same = row[1:][orders.rank[1:] == orders.rank[:-1]]
     places = _Places(orders)
@@ -228,7 +226,7 @@ class _Places:
     def join(
         self, sources: tuple[SlotKind, ...], targets: tuple[SlotKind, ...], shift: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Actions and their dependencies: of other kinds, ``shift`` stages further."""
+        """Pairs of source and target actions, the source ``shift`` stages after the target."""
         source = np.flatnonzero(np.isin(self._kind, sources))
         target = np.flatnonzero(np.isin(self._kind, targets))
         source = source[np.argsort(self._key[source], kind="stable")]

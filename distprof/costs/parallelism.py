@@ -23,14 +23,14 @@ __all__ = [
 
 
 def data_parallel_bytes(num_ranks: int, num_parameters: float, *, element_bytes: int = 2) -> float:
-    """DDP, ZeRO-1 and ZeRO-2: gradients all-reduced, or reduce-scattered and weights gathered."""
+    """DDP, ZeRO-1, ZeRO-2: gradients all-reduced, or reduce-scattered with weights gathered."""
     return sent_bytes(CollectiveKind.ALL_REDUCE, num_ranks, num_parameters * element_bytes)
 
 
 def fully_sharded_bytes(
     num_ranks: int, num_parameters: float, *, element_bytes: int = 2, reshards: bool = True
 ) -> float:
-    """FSDP, ZeRO-3: weights gathered forward and backward, gradients reduce-scattered.
+    """FSDP, ZeRO-3: weights gathered in forward and backward, gradients reduce-scattered.
 
     Args:
         num_ranks: Ranks that share the state.
@@ -55,7 +55,7 @@ def hybrid_sharded_bytes(
 def tensor_parallel_bytes(
     num_ranks: int, batch: int, sequence: int, hidden: int, *, element_bytes: int = 2
 ) -> float:
-    """Bytes of one layer and micro-batch: 4 all-reduces of B·S·H, or 4 gathers and scatters."""
+    """Bytes of one layer and micro-batch: 4 all-reduces (or gather-scatter pairs) of B·S·H."""
     size = batch * sequence * hidden * element_bytes
     return 4 * sent_bytes(CollectiveKind.ALL_REDUCE, num_ranks, size)
 
@@ -68,7 +68,7 @@ def pipeline_bytes(batch: int, sequence: int, hidden: int, *, element_bytes: int
 def expert_parallel_bytes(
     num_ranks: int, top_k: int, num_tokens: float, hidden: int, *, element_bytes: int = 2
 ) -> float:
-    """Bytes of one layer with experts: 4 all-to-alls of k · tokens · H, routed evenly."""
+    """Bytes of one expert layer: 4 all-to-alls of k · tokens · H, routed evenly."""
     size = top_k * num_tokens * hidden * element_bytes
     return 4 * sent_bytes(CollectiveKind.ALL_TO_ALL, num_ranks, size)
 
@@ -82,7 +82,7 @@ def ring_attention_bytes(
         num_ranks: P, ranks of the ring.
         batch: B.
         sequence: S, the whole sequence.
-        kv_size: Width of keys (or values) of a token.
+        kv_size: Width of the keys (or values) of a token.
         element_bytes: Size of an element on the wire.
     """
     hop = 2.0 * batch * sequence / num_ranks * kv_size * element_bytes

@@ -1,8 +1,8 @@
-"""Pipeline bubbles in closed form: fractions, overheads, idle times, micro-batches in flight.
+"""Pipeline bubbles in closed form: fractions, overheads, idle times and micro-batches in flight.
 
-Source of every formula here: formula sheet, "Pipeline bubble". All hold for equal stages and free
-messages; a replay covers unequal stages and messages (:mod:`distprof.costs.schedules`). Numbers
-may be scalars or arrays that broadcast against each other; results are floats or float64 arrays.
+Source of every formula here: formula sheet, "Pipeline bubble". All assume equal stages and messages
+that take no time; a replay covers other cases (:mod:`distprof.costs.schedules`). Arguments may be
+scalars or arrays that broadcast against each other; results are floats or float64 arrays.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = [
 ZeroBubbleSchedule = Literal["1f1b", "zb-h1", "zb-h2"]
 
 _WEIGHT_PARTS = {"1f1b": -1, "zb-h1": 1, "zb-h2": 2}
-"""Weight-gradient slots per hop that a schedule moves into its bubble; 1F1B waits for one."""
+"""Weight-gradient slots per hop that fill the bubble; in 1F1B, one adds to the bubble."""
 
 
 def bubble_fraction(
@@ -72,7 +72,7 @@ def zero_bubble_idle(
     backward_input: ArrayLike,
     backward_weight: ArrayLike,
 ) -> Any:
-    """Idle time per rank between its first and its last work, in the unit of the durations.
+    """Idle time per rank between its first and last action, in the unit of the durations.
 
     1F1B (P - 1)(F + B + W), ZB-H1 (P - 1)(F + B - W), ZB-H2 (P - 1)(F + B - 2W), never below 0.
     The last two hold if W is at most as long as F and B, and there are enough micro-batches to fill
@@ -81,7 +81,7 @@ def zero_bubble_idle(
     Args:
         schedule: ``1f1b``, ``zb-h1`` or ``zb-h2``.
         num_stages: P, ranks of the pipeline.
-        forward: F, of one micro-batch on one stage.
+        forward: F, forward of one micro-batch on one stage.
         backward_input: B, the part of the backward that computes gradients of inputs.
         backward_weight: W, the part that computes gradients of weights.
 
@@ -109,7 +109,7 @@ def dualpipe_idle(
 
     Args:
         num_stages: P, ranks of the pipeline, even.
-        overlapped: F&B, a forward and a backward of two micro-batches at once.
+        overlapped: F&B, an overlapped forward and backward of two micro-batches.
         backward: B, here the full backward.
         backward_weight: W, its weight-gradient part.
 
@@ -136,10 +136,10 @@ def in_flight(
     GPipe M, 1F1B min(M, P - stage).
 
     Args:
-        schedule: ``gpipe`` or ``1f1b``; for others use their order of actions.
+        schedule: ``gpipe`` or ``1f1b``; others: see ``in_flight_of``.
         num_stages: P, ranks of the pipeline.
         num_micro_batches: M, per step.
-        stage: From 0.
+        stage: Stage, from 0.
 
     Raises:
         ValueError: If the schedule has no formula, or a stage is not in the pipeline.
@@ -170,11 +170,11 @@ def min_micro_batches(
         Integer, or int64 array; at least 1.
 
     Raises:
-        ValueError: If a number is below 1, or the fraction not between 0 and 1.
+        ValueError: If a number is below 1, or the fraction is not between 0 and 1.
     """
     limit = np.asarray(fraction, np.float64)
     if np.any(limit <= 0) or np.any(limit >= 1):
-        raise ValueError(f"a bubble fraction is between 0 and 1, not {fraction!r}")
+        raise ValueError(f"a bubble fraction must be between 0 and 1, not {fraction!r}")
     idle = _at_least_one(num_stages, "stages") - 1
     per_batch = _at_least_one(virtual_stages, "virtual stages") * limit
     # slightly below the next integer counts as that integer: 0.1 is not exact in binary

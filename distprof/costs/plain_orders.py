@@ -1,6 +1,6 @@
-"""Orders of schedules whose backward is one piece: GPipe, 1F1B, interleaved 1F1B, looped BFS.
+"""Orders of schedules with an unsplit backward: GPipe, 1F1B, interleaved 1F1B, looped BFS.
 
-Each function yields, for every rank, its actions in order. Waiting is not part of an order: it is a
+Each function returns the actions of every rank in order. Waiting is not part of an order: it is a
 result of the replay.
 """
 
@@ -115,9 +115,9 @@ def interleave(
     Args:
         forward: Forwards, in order.
         backward: Backwards, in order; only their input parts if ``weight`` is given.
-        warm_up: Forwards before the first alternation, one less than precede the first backward.
+        warm_up: Forwards before the alternation; one more precedes the first backward.
         weight: The weight parts of the backwards, in the same order.
-        deferred: By how many backwards a weight part is deferred.
+        deferred: Number of backwards by which a weight part is deferred.
     """
     actions = list(forward[:warm_up])
     rest = forward[warm_up:]
@@ -135,7 +135,7 @@ def chunk_table(
     """Pairs of micro-batch and chunk of the rank, in the order of the forwards.
 
     Source:
-        Megatron's ``get_schedule_table``: groups of micro-batches, the last may be smaller.
+        Megatron's ``get_schedule_table``: groups of micro-batches; the last one may be smaller.
     """
     bounds = [*range(0, num_micro_batches, group_size), num_micro_batches]
     return [
@@ -150,7 +150,7 @@ def default_group_size(num_ranks: int, num_micro_batches: int) -> int:
     """The number of ranks, or slightly more, so that all groups of micro-batches are equal.
 
     Raises:
-        ValueError: If they cannot be equal; torch refuses this too.
+        ValueError: If they cannot be equal; torch also rejects this.
 
     Source:
         torch's ScheduleInterleaved1F1B; with M a multiple of P, Megatron's default.

@@ -1,7 +1,7 @@
-"""Predicts the same work with other schedules, micro-batches and layer splits.
+"""Predict the step time with other schedules, micro-batches and layer splits.
 
-The work is measured on the present stages. The batch of a step stays the same: with another number
-of micro-batches each is smaller or larger, and takes time in proportion.
+The work is measured on the current stages. The batch size per step stays the same: with another
+number of micro-batches, each is smaller or larger, and its time changes in proportion.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ __all__ = ["Candidate", "Prediction", "StageWork", "predict"]
 
 
 class StageWork(msgspec.Struct, frozen=True, kw_only=True):
-    """Work of the present stages on one of the present micro-batches.
+    """Work of the current stages on one of the current micro-batches.
 
     Args:
         forward_ns: Per stage, from the first to the last.
         backward_input_ns: Per stage, the part of the backward for gradients of inputs. If only the
-            whole backward is known, half of it is a fair guess.
+            whole backward is known, half of it is a fair estimate.
         backward_weight_ns: Per stage, the part for gradients of weights.
-        num_micro_batches: Present number per step.
-        layers: Layers of each stage, assumed to share its work evenly; empty if unknown: a stage
-            can then be divided anywhere.
+        num_micro_batches: Current number per step.
+        layers: Layers of each stage, assumed to share its work evenly; empty if unknown, so that a
+            stage can be divided anywhere.
         fixed_ns: Fixed overhead of an action, independent of the size of its micro-batch (launches,
             Python); 0 for none.
     """
@@ -52,9 +52,9 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
         num_micro_batches: Per step.
         virtual_stages: Stages per rank; None for the schedule's minimum.
         layer_split: Layers of each stage; None for the most even split.
-        keeps_stages: Whether to keep the work of the stages, instead of ``layer_split``. If the
-            number of stages differs from the present one, each present stage counts as the same
-            number of layers, and the new stages get equal numbers of them: no stage is relieved.
+        keeps_stages: Whether to keep the work of the stages instead of using ``layer_split``. If
+            the number of stages changes, each current stage counts as the same number of layers,
+            and the new stages get equal numbers of them, so no stage is relieved.
     """
 
     schedule: str
@@ -68,15 +68,15 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     """Predicted time and memory of a configuration; modelled, never measured.
 
     Args:
-        schedule: Its name.
+        schedule: Name of the schedule.
         num_micro_batches: Per step.
         virtual_stages: Stages per rank.
         layer_split: Layers of each stage, first to last; empty if layers are unknown.
         step_ns: The pipeline's makespan plus the rest of the step.
-        makespan_ns: Time from the first action to the end of the last.
+        makespan_ns: Time from the start of the first action to the end of the last.
         bubble_fraction: Idle over total time of the ranks within the makespan, 0 to 1.
-        in_flight: Micro-batches whose activations the fullest rank holds, in all its layers.
-        activation_ratio: The same in micro-batches of the present size: its activation memory.
+        in_flight: Micro-batches whose activations the fullest rank holds, over all its layers.
+        activation_ratio: The same in micro-batches of the current size: its activation memory.
     """
 
     schedule: str
@@ -100,14 +100,15 @@ def predict(
 ) -> tuple[Prediction, ...]:
     """Step time and bubble of each configuration that can run, in the order given.
 
-    Those that cannot run (micro-batches that do not divide, fewer layers than stages) are omitted.
+    Configurations that cannot run (micro-batches that do not divide evenly, fewer layers than
+    stages) are omitted.
 
     Args:
-        work: Work of the present stages.
+        work: Work of the current stages.
         num_ranks: Ranks of the pipeline.
         candidates: Configurations to predict.
-        transfer_ns: Time of one of the present messages between stages. Smaller messages are
-            assumed to be no faster, larger ones proportionally slower.
+        transfer_ns: Time of one of the current messages between stages. Smaller messages are
+            assumed to be no faster, larger messages proportionally slower.
         other_ns: Time of the step outside the pipeline: optimizer, gradients, input.
     """
     made = (_predict(work, num_ranks, candidate, transfer_ns, other_ns) for candidate in candidates)
@@ -122,8 +123,8 @@ def _predict(
             candidate.schedule, num_ranks, candidate.num_micro_batches, candidate.virtual_stages
         )
         per_rank = candidate.virtual_stages or SCHEDULES[candidate.schedule].fewest
-        known = SCHEDULES[candidate.schedule]
-        places = [known.rank_of(stage, num_ranks) for stage in range(num_ranks * per_rank)]
+        schedule = SCHEDULES[candidate.schedule]
+        places = [schedule.rank_of(stage, num_ranks) for stage in range(num_ranks * per_rank)]
         parts, split = _stages(work, candidate, places)
     except ValueError:
         return None
@@ -183,7 +184,7 @@ def _stages(
 def _divided(
     present: NDArray[np.float64], along: NDArray[np.float64], num_stages: int
 ) -> NDArray[np.float64]:
-    """Stages of equal length along the model; ``along`` holds the positions of the present ones."""
+    """Stages of equal length along the model; ``along`` holds positions of the current stages."""
     cuts = np.linspace(0, along[-1], num_stages + 1)
     before = [
         np.interp(cuts, along, np.concatenate((np.zeros(1), np.cumsum(kind)))) for kind in present

@@ -1,8 +1,8 @@
 """Centre and uncertainty of a few repeats that vary from run to run, with outliers.
 
 The unit is the repeat: one run of a program, summarised by one figure, for example its median step.
-Steps of a run share its conditions (clocks, placement, neighbours), so that a thousand steps of one
-run say nothing about the next run. Resampling steps would pretend that they do.
+Steps of a run share its conditions (clocks, placement, neighbours), so a thousand steps of one run
+say nothing about the next run. Resampling steps would wrongly assume that they do.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 RESAMPLES = 2_000
-"""Resamples of a bootstrap; the ends then vary by about 2 % of the interval between seeds."""
+"""Resamples of a bootstrap. The ends vary by about 2 % of the interval between seeds."""
 
 FEWEST_TO_TAME = 7
 
@@ -42,7 +42,7 @@ _QUANTILES: dict[int, tuple[float, ...]] = {
     95: (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
     98: (31.82, 6.965, 4.541, 3.747, 3.365, 3.143, 2.998, 2.896, 2.821, 2.764),
 }
-_MANY = 60  # above this, means of pairs cost more than they add, and the median is used
+_MANY = 60  # above this, means of pairs cost more than they gain, and the median is used
 
 Floats = NDArray[np.float64]
 
@@ -75,7 +75,7 @@ def student_quantile(freedom: float, level: Level = 95) -> float:
 
 
 def pseudo_median(values: ArrayLike) -> Floats:
-    """Median of the means of all pairs, each value with itself included, along the last axis.
+    """Median of the means of all pairs, including each value with itself, along the last axis.
 
     It is 95 % as efficient as the mean for normal errors, and robust to outliers in up to 29 % of
     the values.
@@ -123,9 +123,9 @@ def compare_repeats(
 def compare_pairs(
     first: ArrayLike, second: ArrayLike, *, level: Level = 95, seed: int = 0
 ) -> Interval:
-    """``second`` minus ``first`` where value i of both was measured side by side.
+    """``second`` minus ``first`` if value i of both was measured side by side.
 
-    Effects common to both values of a pair, above all drift, cancel.
+    Effects common to both values of a pair, above all drift, cancel out.
 
     Args:
         first: One value per repeat, at least one.
@@ -145,9 +145,9 @@ def compare_pairs(
 def winsorized(values: ArrayLike) -> Floats:
     """Values with outliers clipped to 3.5 standard deviations, estimated from the median.
 
-    In a resample an outlier may occur two or three times and would move any centre. With fewer than
-    :data:`FEWEST_TO_TAME` values, outliers cannot be separated from the spread, and the values stay
-    unchanged; the same holds if half of them are equal.
+    In a resample, an outlier may occur two or three times, which would move any centre. With fewer
+    than :data:`FEWEST_TO_TAME` values, outliers cannot be separated from the spread, and the values
+    stay unchanged. The same applies if half of them are equal.
     """
     data = np.asarray(values, np.float64)
     centre = float(np.median(data))

@@ -52,7 +52,7 @@ def bound_without_overlap(intensity: float, ridge_intensity: float) -> float:
 
 
 def regime(intensity: float, ridge_intensity: float) -> Regime:
-    """The bound of a step by CCR / CCR*: below 0.2, below 0.8, up to 1.2, above."""
+    """The regime of a step by CCR / CCR*, with boundaries at 0.2, 0.8 and 1.2."""
     position = intensity / ridge_intensity
     if position < 0.2:
         return "severely communication-bound"
@@ -72,7 +72,7 @@ def flop_utilisation(
     """MFU from the model's FLOP, or HFU from all computed FLOP; the peak is dense.
 
     Raises:
-        ValueError: If time, number of GPUs or peak is zero.
+        ValueError: If time, number of GPUs or peak is not positive.
     """
     available = step_s * num_gpus * peak_flops
     if available <= 0:

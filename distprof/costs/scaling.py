@@ -1,16 +1,16 @@
-"""Speed-up and efficiency over ranks, and the laws fitted to them.
+"""Speed-up and efficiency over ranks, and the scaling laws fitted to them.
 
-Source of every formula here: formula sheet, "Scaling". Throughput is the work of all ranks per
-time, in any unit: tokens, samples or steps of the same work. ``C(N)`` is the speed-up over one
+Source of every formula here: formula sheet, "Scaling". Throughput is the work of all ranks per unit
+of time, in any unit of work: tokens, samples or equal steps. ``C(N)`` is the speed-up over one
 rank, which need not have been measured.
 
-Amdahl's law and the Universal Scalability Law (Gunther, "Guerrilla Capacity Planning", 2007) say
-that the time of a rank for its share of the work is linear in the fitted coefficients::
+In Amdahl's law and the Universal Scalability Law (Gunther, "Guerrilla Capacity Planning", 2007),
+the time of a rank for its share of the work is linear in the fitted coefficients::
 
     N / X(N) = a + b (N − 1) + c N (N − 1),   a = 1 / X(1),  σ = b / a,  κ = c / a
 
-and Gustafson's law says that throughput is. Errors are relative, like those of times, and of
-unknown size. Estimates are bounded by what a law allows (σ, κ ≥ 0). Intervals of a ratio of two
+In Gustafson's law, throughput is linear. Errors are relative, like those of times, and of unknown
+size. Estimates stay within the bounds of the law (σ, κ ≥ 0). Intervals of a ratio of two
 coefficients are Fieller's, which are exact for normal errors, so they also hold at the bounds.
 """
 
@@ -49,7 +49,7 @@ LAW_NAMES: dict[str, str] = {
     "gustafson": "Gustafson's law",
     "usl": "the Universal Scalability Law",
 }
-"""Names for people, inside a sentence."""
+"""Names of the laws inside a sentence."""
 Floats = NDArray[np.float64]
 
 _PARAMETERS: dict[Law, tuple[str, ...]] = {
@@ -88,7 +88,7 @@ def throughput_speedup(base_throughput: float, throughput: float) -> float:
 
 
 def amdahl_speedup(num_ranks: ArrayLike, serial: float) -> Floats:
-    """1 / (s + (1 − s) / N): constant work, of which a share s is serial."""
+    """1 / (s + (1 − s) / N): constant work with a serial share s."""
     n = np.asarray(num_ranks, np.float64)
     return np.asarray(1 / (serial + (1 - serial) / n))
 
@@ -106,7 +106,7 @@ def usl_speedup(num_ranks: ArrayLike, sigma: float, kappa: float) -> Floats:
 
 
 def peak_ranks(sigma: float, kappa: float) -> float | None:
-    """Ranks at the peak of the Universal Scalability Law, √((1 − σ)/κ); None without a peak."""
+    """Ranks at the peak of the Universal Scalability Law, √((1 − σ)/κ); None if it has no peak."""
     return math.sqrt((1 - sigma) / kappa) if kappa > 0 and sigma < 1 else None
 
 
@@ -116,13 +116,13 @@ class ScalingFit(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         law: The law.
         names: Names of its parameters.
-        parameters: Estimates with their intervals, whose ends are bounded by what the law allows.
+        parameters: Estimates with their intervals, clipped to the range that the law allows.
         base_throughput: Fitted throughput of one rank.
-        residual_ratio: Median deviation of a throughput from the fitted one.
+        residual_ratio: Median relative deviation of a throughput from the fit.
         num_sizes: Number of distinct sizes.
         num_points: Number of throughputs.
         largest: Largest measured number of ranks, above which :meth:`efficiency` extrapolates.
-        notes: What the bounds hide, one sentence each.
+        notes: Deviations that the bounds hide, one sentence each.
     """
 
     law: Law
@@ -142,15 +142,15 @@ class ScalingFit(msgspec.Struct, frozen=True, kw_only=True):
         return self.relative_efficiency(num_ranks, 1)
 
     def relative_efficiency(self, num_ranks: int, base: int) -> Interval:
-        """Efficiency of N ranks over that of ``base`` ranks, both by the law.
+        """Efficiency of N ranks relative to that of ``base`` ranks, both from the law.
 
-        The interval covers measurement errors only. It assumes that the law still holds beyond the
+        The interval covers measurement errors only. It assumes that the law also holds beyond the
         measured sizes.
         """
         here, there = _design(self.law, np.array([float(num_ranks), float(base)]))
         if self.law == "gustafson":  # its coefficients describe throughput
             here, there = here / num_ranks, there / base
-        else:  # those of the others its inverse
+        else:  # those of the other laws describe its inverse
             here, there = there, here
         value = float(here @ self._bounded) / float(there @ self._bounded)
         low, high = _fieller(self._free, here, there)
@@ -171,7 +171,7 @@ class ScalingFit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Line(msgspec.Struct, frozen=True):
-    """Unbounded coefficients, their covariance, and the degrees of freedom of its scale."""
+    """Unbounded coefficients, their covariance, and the degrees of freedom of the residuals."""
 
     coefficients: Floats
     covariance: Floats
@@ -183,8 +183,8 @@ def fit_scaling(law: Law, num_ranks: Sequence[int], throughput: Sequence[float])
 
     Args:
         law: The law.
-        num_ranks: Ranks of each measurement; a size that was measured several times is repeated.
-        throughput: Throughput of all ranks together for each measurement, any unit.
+        num_ranks: Ranks of each measurement; repeated for a size that was measured several times.
+        throughput: Total throughput of all ranks in each measurement, any unit.
 
     Raises:
         NoScalingFitError: If there are fewer sizes than the law has parameters (including its base
@@ -264,7 +264,7 @@ def _least_squares(design: Floats, observed: Floats) -> _Line:
 
 
 def _bounded(design: Floats, observed: Floats) -> Floats:
-    """The best non-negative coefficients: the best of all choices of zero coefficients."""
+    """The best non-negative coefficients, from all choices of which coefficients are zero."""
     best, least = np.zeros(design.shape[1]), math.inf
     columns = range(design.shape[1])
     for count in columns:
@@ -298,7 +298,7 @@ def _parameter(law: Law, index: int, line: _Line, bounded: Floats, notes: list[s
     name = _PARAMETERS[law][index]
     most = math.inf if name == "kappa" else 1.0
     free = float(above @ line.coefficients) / float(below @ line.coefficients)
-    if high < 0:  # the law does not hold; an interval of width 0 would claim that it does
+    if high < 0:  # the law does not hold, but an interval of width 0 would suggest that it does
         notes.append(
             f"{name} would be {free:.2g}, with its whole interval below 0: the sweep scales better"
             f" than {LAW_NAMES[law]} allows."
@@ -337,5 +337,5 @@ def _inside(value: float, low: float, high: float, least: float, most: float) ->
 
 def _law_bounds(growth: float, law: Law) -> tuple[float, float]:
     """Lowest and highest efficiency that the law allows for ``growth`` times the ranks."""
-    flat = 0.0 if law == "usl" else 1 / growth  # all work serial; lower still with coherence
+    flat = 0.0 if law == "usl" else 1 / growth  # all work is serial; with coherence even lower
     return (flat, 1.0) if growth >= 1 else (1.0, math.inf if law == "usl" else flat)

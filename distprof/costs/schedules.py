@@ -1,4 +1,4 @@
-"""Schedules of pipelines: their orders of actions, their cost, and the cost of alternatives.
+"""Pipeline schedules: their orders of actions, their cost, and the cost of alternatives.
 
 ::
 

@@ -1,4 +1,4 @@
-"""A model as a job trains it: needed and computed FLOP per token."""
+"""A model and its training configuration: required and computed FLOP per token."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class TrainedModel(msgspec.Struct, frozen=True, kw_only=True):
     """The model and how it is trained; None means unknown.
 
     Args:
-        name: Name of the model, for people.
-        source: Source of the information: ``run.json`` or the configuration's file.
+        name: Display name of the model.
+        source: Source of the information: ``run.json`` or the configuration file.
         parameters: N, all parameters.
-        active_parameters: Parameters that a token passes.
+        active_parameters: Parameters that process a token.
         shape: Layers and widths; None if only parameters are known.
         sequence: S, tokens per sequence.
         tokens_per_step: Tokens of all ranks together, if the configuration says so.
@@ -44,7 +44,7 @@ class TrainedModel(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def flop_per_token(self) -> float:
-        """FLOP of forward and backward, each product once: the numerator of MFU.
+        """FLOP of forward and backward without recomputation: the numerator of MFU.
 
         Each parameter that multiplies the token takes 6 FLOP; the embedding lookup takes none.
         Attention is causal, and left out if shape or sequence is unknown.

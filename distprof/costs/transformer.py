@@ -1,7 +1,7 @@
 """Shapes of transformers: their parameters and FLOP per token.
 
 Source:
-    Formula sheet, "Computation and communication"; the shapes' own papers for parameters.
+    Formula sheet, "Computation and communication"; for parameters, the paper of each model.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Latent(msgspec.Struct, frozen=True, kw_only=True):
         query_rank: Width of the compressed query.
         kv_rank: Width of the compressed key and value.
         plain_size: Width of a head's query and key without positions.
-        rope_size: Width of the part with positions; all heads share the key's.
+        rope_size: Width of the part with positions; the key's part is shared by all heads.
         value_size: Width of a head's value.
 
     Source:
@@ -56,10 +56,10 @@ class Transformer(msgspec.Struct, frozen=True, kw_only=True):
         experts: E, routed experts per layer; 0 for a dense model.
         top_k: k, experts per token.
         expert_ffn: Width of one expert.
-        shared_experts: Experts that every token passes.
-        dense_layers: Blocks of a mixture of experts that have a dense MLP.
+        shared_experts: Experts that process every token.
+        dense_layers: Blocks of a mixture-of-experts model that have a dense MLP.
         router_biased: Whether the router adds a bias per expert.
-        latent: Latent attention, else None.
+        latent: Multi-head latent attention; None for standard attention.
     """
 
     name: str = "model"
@@ -156,7 +156,7 @@ class Transformer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that one token passes."""
+        """Parameters that process one token."""
         if not self.experts:
             return self.parameters
         idle = self.expert_layers * self.expert_parameters * (self.experts - self.top_k)
@@ -170,7 +170,7 @@ class Transformer(msgspec.Struct, frozen=True, kw_only=True):
         return (self.shared_parameters + used) / self.layers
 
     def attention_flop_per_token(self, sequence: int, *, causal: bool = True) -> float:
-        """FLOP of scores and values of one block, forward and backward: 12·H·S; causal, half."""
+        """FLOP of scores and values in one block, forward and backward: 12·H·S, half if causal."""
         width = self.heads * (self.size_of_head + self.size_of_value) / 2
         return 12.0 * width * sequence * (0.5 if causal else 1.0)
 
@@ -187,7 +187,7 @@ def training_flop_per_token(
     """6N + 12·L·H·S FLOP, half of the second when causal; 8N and 16·L·H·S with recomputation.
 
     Args:
-        num_parameters: N, parameters that a token passes.
+        num_parameters: N, parameters that process a token.
         layers: L; 0 leaves attention out.
         hidden: H.
         sequence: S, tokens.

@@ -1,7 +1,7 @@
 """Orders of schedules that split the backward: ZB-H1, ZB-H2, interleaved, ZB-V, DualPipeV.
 
-No other action needs the gradients of weights, so that they can fill what would be bubble. Each
-function yields, for every rank, its actions in order.
+No other action needs the gradients of weights, so they can fill the bubble. Each function returns
+the actions of every rank in order.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def zb_h1(num_ranks: int, num_micro_batches: int) -> RankOrders:
 def zb_h2(num_ranks: int, num_micro_batches: int) -> RankOrders:
     """ZB-H1 with twice the warm-up and twice the deferral: 2P - 1 micro-batches in flight.
 
-    Ranks start and end one after the other; with F = B = W no rank has a bubble in between. An
-    optimizer that waits for all ranks sees the offset.
+    Ranks start and end one after the other. With F = B = W, no rank has a bubble in between. An
+    optimizer step that waits for all ranks pays for the offset.
 
     Source:
         Qi et al. 2024, section 2.2.
@@ -69,7 +69,7 @@ def interleaved_zero_bubble(
 
 
 def zb_v(num_ranks: int, num_micro_batches: int) -> RankOrders:
-    """Two stages per rank in a V, so that the first rank also holds the last stage.
+    """Two stages per rank in a V shape, so that the first rank also holds the last stage.
 
     Source:
         Qi et al. 2024, section 6; torch's ScheduleZBVZeroBubble.
@@ -78,10 +78,10 @@ def zb_v(num_ranks: int, num_micro_batches: int) -> RankOrders:
 
 
 def dualpipe_v(num_ranks: int, num_micro_batches: int) -> tuple[RankOrders, list[list[bool]]]:
-    """Two stages per rank in a V, with pairs of a forward and a backward that can overlap.
+    """Two stages per rank in a V shape, with pairs of a forward and a backward that can overlap.
 
     Returns:
-        The orders, and which actions overlap with the next.
+        The orders, and flags for actions that overlap with the next one.
 
     Source:
         DeepSeek-V3 report and its published DualPipeV; torch's ScheduleDualPipeV.
@@ -102,7 +102,7 @@ def _split_1f1b(rank: int, num_micro_batches: int, *, warm_up: int, deferred: in
 
 
 class _Chunks:
-    """Records the actions of a rank's two stages; counts micro-batches per stage and kind."""
+    """Records the actions of a rank's two stages, and counts micro-batches per stage and kind."""
 
     def __init__(self, rank: int, num_ranks: int) -> None:
         self.stages = (rank, 2 * num_ranks - 1 - rank)
@@ -150,7 +150,7 @@ class _Chunks:
 
 
 def _zb_v_rank(rank: int, num_ranks: int, num_micro_batches: int) -> list[Action]:
-    # the order is for a full pipeline; with fewer micro-batches, missing ones are skipped
+    # the order is for a full pipeline; with fewer micro-batches, the missing ones are skipped
     enough = max(2 * num_ranks - 1, num_micro_batches)
     chunks, back = _Chunks(rank, num_ranks), num_ranks - rank
     chunks.write("F0", 2 * back - 1)
@@ -181,7 +181,7 @@ def _dualpipe_v_rank(rank: int, num_ranks: int, num_micro_batches: int) -> _Chun
         chunks.write("F1")
     for pair in range(num_micro_batches - 2 * num_ranks + rank + 1):
         if pair == 0 and hops == 0:
-            chunks.write("F0 B1")  # not overlapped on the last rank: nothing is waiting yet
+            chunks.write("F0 B1")  # not overlapped on the last rank: no backward is pending yet
         else:
             chunks.write_overlapped(0, 1)
         chunks.write_overlapped(1, 0)

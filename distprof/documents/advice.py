@@ -1,4 +1,4 @@
-"""What every reporter says about findings: their cost, and the command to run next."""
+"""Texts that all reporters share: the cost and gain of a finding, and the commands to run next."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["MAX_FINDINGS_SHOWN", "cost_text", "gain_text", "next_commands"]
 
 MAX_FINDINGS_SHOWN = 5
 SAME_RATIO = 0.05
-"""A simulated gain that is this near to the cost is not worth a second number."""
+"""Relative difference below which a second number (a simulated gain next to a cost) is left out."""
 
 
 def cost_text(finding: Finding, report: Report) -> str:
-    """What a finding costs, for example ``6.91 ms per step (31.0 %)``; ``–`` when unknown.
+    """The cost of a finding, for example ``6.91 ms per step (31.0 %)``; ``–`` if unknown.
 
-    Where the simulated step recovers a different time, the text adds it.
+    If the simulation recovers a different time, the text adds it.
     """
     cost = finding.cost_ns_per_step
     recovered = _recovered_text(finding, report)
@@ -32,16 +32,17 @@ def cost_text(finding: Finding, report: Report) -> str:
     if not report.run.ranks and report.step_log.ranks:
         return _cost_of(cost, "step", report.step_log.median_ns)
     text = f"{format_duration(cost)} per {window_word(report)}"
-    # Costs are means over ranks, so is what they are a share of; without traces it is simulated
+    # Costs are means over ranks, so the reference is too; without traces it is the simulated step
     span = mean_span_ns(report) or report.whatif.replayed_ns
     text = f"{text} ({format_ratio(cost / span)})" if span else text
     return f"{text}, {recovered}" if recovered else text
 
 
 def gain_text(finding: Finding, report: Report) -> str:
-    """What mending it gives back, for example ``saves 5.01 ms per step (30.0 %)``; else its cost.
+    """The gain of a fix, for example ``saves 5.01 ms per step (30.0 %)``; else the cost.
 
-    After the repairs above it, where they were simulated. Empty where neither is known.
+    The gain is what remains after the fixes above it, if they were simulated. Empty if neither gain
+    nor cost is known.
     """
     gain = finding.recoverable_ns if finding.remaining_ns is None else finding.remaining_ns
     if gain is None:
@@ -53,15 +54,15 @@ def gain_text(finding: Finding, report: Report) -> str:
 
 
 def _cost_of(cost: int, window: str, whole_ns: int | None) -> str:
-    """Of what a log shows, whose iterations or steps need be those of no trace."""
+    """A cost read from a log, relative to the log's own step time: it may cover other steps."""
     text = f"{format_duration(cost)} per {window}"
     return f"{text} ({format_ratio(cost / whole_ns)})" if whole_ns else text
 
 
 def _recovered_text(finding: Finding, report: Report) -> str:
-    """For example ``recovers 4.20 ms (simulated), 1.10 ms after those above``.
+    """For example ``recovers 4.20 ms (simulated), 1.10 ms after the fixes above``.
 
-    Empty where the cost says the same.
+    Empty if it adds nothing to the cost.
     """
     recovered, cost = finding.recoverable_ns, finding.cost_ns_per_step
     if recovered is None:
@@ -77,12 +78,12 @@ def _recovered_text(finding: Finding, report: Report) -> str:
 
 
 def _remaining_text(finding: Finding, recovered: int) -> str:
-    """What the finding still gives after those above; empty where that is the same."""
+    """The time that the fix still recovers after the fixes above; empty if equal."""
     remaining = finding.remaining_ns
     if remaining is None or abs(recovered - remaining) <= SAME_RATIO * recovered:
         return ""
     left = format_duration(remaining) if remaining else "nothing"
-    return f"{left} after those above"
+    return f"{left} after the fixes above"
 
 
 def next_commands(report: Report, options: RenderOptions) -> tuple[tuple[str, str], ...]:
@@ -90,7 +91,7 @@ def next_commands(report: Report, options: RenderOptions) -> tuple[tuple[str, st
     commands = []
     if report.job.outcome == "running" and report.run.source.isprintable():
         hang = f"distprof hang {shlex.quote(report.run.source)}"
-        commands.append((hang, "if it makes no progress: which rank the others wait for"))
+        commands.append((hang, "if it makes no progress: find the rank that others wait for"))
     if report.findings:
         code = report.findings[0].code
         commands.append((f"distprof rule {shlex.quote(code)}", "what it means and how to fix it"))
@@ -105,7 +106,7 @@ def next_commands(report: Report, options: RenderOptions) -> tuple[tuple[str, st
 
 
 def _command_again(report: Report, options: RenderOptions) -> str:
-    """The command that shows this report once more; empty where its source has no plain name."""
+    """The command that shows this report again; empty if the name of its source is unprintable."""
     if options.saved_as:
         return f"distprof report {shlex.quote(options.saved_as)}"
     source = report.run.source

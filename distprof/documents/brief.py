@@ -1,9 +1,9 @@
-"""A result in at most :data:`MAX_TOKENS` tokens: for an assistant's context, a chat or a log.
+"""A result in at most :data:`MAX_TOKENS` tokens: for an AI assistant's context, a chat or a log.
 
-Tokenizers differ and none is a dependency, so :func:`most_tokens` counts what none of today's makes
-more of: a token for each digit and sign, one for three letters of a word, one for each byte of any
-other character. English comes to about half of that. What does not fit is left out from the end of
-each part, and said so.
+Tokenizers differ and none is a dependency, so :func:`most_tokens` computes an upper bound for
+today's tokenizers: one token for each digit and sign, one for every three letters of a word, one
+for each byte of any other character. English text takes about half of that. Items that do not fit
+are cut from the end of each part, with a note that says how many.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ __all__ = ["MAX_TOKENS", "most_tokens", "page_brief", "render"]
 MAX_TOKENS = 1_500
 
 _MAX_VERDICT = 250
-"""Tokens of the verdict; it is never left out."""
+"""Tokens of the verdict, which is never left out."""
 
 _MAX_ITEM = 260
-"""Tokens of one item: most findings take half of it, with their fix."""
+"""Tokens of one item. Most findings take half of that, fix included."""
 
-_MAX_SAID = 800
+_MAX_SENTENCE = 800
 """Characters of one sentence."""
 
 _FEW_CODES = 8
@@ -49,7 +49,7 @@ _LETTERS_PER_TOKEN = 3
 
 
 def most_tokens(text: str) -> int:
-    """An upper estimate of the tokens of ``text``, for the tokenizers in use today."""
+    """An upper bound on the tokens of ``text``, for the tokenizers in use today."""
     return sum(_most_of(piece) for piece in _PIECE.findall(text))
 
 
@@ -65,8 +65,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         title: For example ``Plan``.
         items: Most important first, already plain.
-        share: Share of the tokens below the verdict that is kept for them.
-        is_numbered: Whether they are steps in that order.
+        share: Share of the tokens below the verdict that is reserved for the items.
+        is_numbered: Whether the items are steps to take in order.
     """
 
     title: str
@@ -76,7 +76,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def render(report: Report, options: RenderOptions) -> str:
-    """The report in brief: verdict, plan, evidence, what is unknown, and what to run next."""
+    """The report in brief: verdict, plan, findings, evidence, unknowns and next commands."""
     verdict = judge(report)
     parts = (
         Part(title="Plan", items=tuple(_plan(report)), share=0.2, is_numbered=True),
@@ -89,23 +89,25 @@ def render(report: Report, options: RenderOptions) -> str:
 
 
 def page_brief(page: Page, options: RenderOptions) -> str:  # noqa: ARG001 - as all reporters
-    """Any other result in brief: verdict, what is known, what to do; rows of tables at the end."""
+    """Any other result in brief: verdict, steps, findings, evidence; rows of tables at the end."""
     evidence = (page.headline, *page.facts, *page.sentences, *page.points)
     listings = tuple(_listing(one) for one in page.listings)
     findings = tuple(_finding(one, "", page.verdict) for one in page.findings)
     parts = (
         *(part for part in listings if part.is_numbered),
         Part(title="Findings", items=findings, share=0.3),
-        Part(title="Evidence", items=tuple(_said(text) for text in evidence if text), share=0.3),
+        Part(
+            title="Evidence", items=tuple(_sentence(text) for text in evidence if text), share=0.3
+        ),
         *(part for part in listings if not part.is_numbered),
-        Part(title=page.remarks_title or "Notes", items=_each_said(page.remarks), share=0.1),
+        Part(title=page.remarks_title or "Notes", items=_sentences(page.remarks), share=0.1),
         Part(title="Next", items=_commands(page.commands), share=0.1),
         *(_rows(view) for view in page.tables),
     )
     return _fitted(page.verdict, parts)
 
 
-# What a report says -------------------------------------------------------------------------------
+# Parts of a report --------------------------------------------------------------------------------
 
 
 def _plan(report: Report) -> Iterator[str]:
@@ -114,7 +116,7 @@ def _plan(report: Report) -> Iterator[str]:
         share = f" ({format_ratio(repair.gain_ns / whole)})" if whole else ""
         saves = f"{format_duration(repair.gain_ns)} per {per}{share}"
         left = format_duration(repair.step_ns)
-        yield _said(f"If {repair.title}: saves {saves}, then {left} per {per} (simulated)")
+        yield _sentence(f"If {repair.title}: saves {saves}, then {left} per {per} (simulated)")
 
 
 def _findings(report: Report, verdict: str) -> Iterator[str]:
@@ -123,18 +125,18 @@ def _findings(report: Report, verdict: str) -> Iterator[str]:
 
 
 def _finding(finding: Finding, gain: str, verdict: str) -> str:
-    """One finding; the message that is the verdict already is not said again."""
+    """One finding; its message is left out if it repeats the verdict."""
     facts = [finding.severity.value, finding.confidence.value, gain]
     if finding.ranks:
         noun = "rank" if len(finding.ranks) == 1 else "ranks"
         facts.append(f"{noun} {short_ranks(finding.ranks, 24)}")
     title = f"{finding.code} {finding.name} ({', '.join(fact for fact in facts if fact)})"
     message = "" if finding.message.rstrip(".") == verdict.rstrip(".") else f" {finding.message}"
-    return _said(f"{title}:{message} Fix: {finding.fix}")
+    return _sentence(f"{title}:{message} Fix: {finding.fix}")
 
 
 def _evidence(report: Report, why: Sequence[str]) -> Iterator[str]:
-    yield _said(headline(report))
+    yield _sentence(headline(report))
     span = mean_span_ns(report)
     shares = ", ".join(
         f"{label} {format_ratio(ratio)}" for label, *_, ratio in group_shares(report)
@@ -142,40 +144,40 @@ def _evidence(report: Report, why: Sequence[str]) -> Iterator[str]:
     if shares and span:
         yield f"{format_duration(span)} per {window_word(report)}: {shares}"
     plan = plan_sentence(report)
-    yield from _each_said((*job_facts(report), *(text for text in why if text != plan)))
+    yield from _sentences((*job_facts(report), *(text for text in why if text != plan)))
 
 
 def _unknown(report: Report) -> Iterator[str]:
-    """Gaps of the recording, what sections lack, then rules that could not be checked."""
-    yield from dict.fromkeys(_said(gap.message) for gap in report.capture.gaps)
-    yield from dict.fromkeys(_said(text) for text in report.breakdown.unavailable)
+    """Gaps in the recording, reasons for missing values, then rules that could not be checked."""
+    yield from dict.fromkeys(_sentence(gap.message) for gap in report.capture.gaps)
+    yield from dict.fromkeys(_sentence(text) for text in report.breakdown.unavailable)
     by_reason: dict[str, list[NotChecked]] = {}
     for one in report.not_checked:
         by_reason.setdefault(one.why, []).append(one)
     for why, rules in sorted(by_reason.items(), key=lambda item: -len(item[1])):
-        yield _said(f"{_codes(rules)} not checked: {why}")
+        yield _sentence(f"{_codes(rules)} not checked: {why}")
 
 
 def _codes(rules: Sequence[NotChecked]) -> str:
-    named = ", ".join(one.code for one in rules[:_FEW_CODES])
+    codes = ", ".join(one.code for one in rules[:_FEW_CODES])
     left = len(rules) - _FEW_CODES
-    return f"{named} and {left} more" if left > 0 else named
+    return f"{codes} and {left} more" if left > 0 else codes
 
 
-# What a page says ---------------------------------------------------------------------------------
+# Parts of a page ----------------------------------------------------------------------------------
 
 
 def _listing(listing: Listing) -> Part:
     return Part(
         title=listing.title,
-        items=_each_said(listing.sentences),
+        items=_sentences(listing.sentences),
         share=0.3 if listing.is_numbered else 0.1,
         is_numbered=listing.is_numbered,
     )
 
 
 def _rows(view: TableView) -> Part:
-    """The first rows of a table; only what all other parts leave is theirs."""
+    """The first rows of a table; they get only the room that all other parts leave."""
     titles = [column.title for column in view.columns]
     rows = (
         ", ".join(
@@ -185,52 +187,54 @@ def _rows(view: TableView) -> Part:
         )
         for row in view.rows[:_FEW_ROWS]
     )
-    return Part(title=plain(view.title), items=_each_said(tuple(rows)), share=0)
+    return Part(title=plain(view.title), items=_sentences(tuple(rows)), share=0)
 
 
 def _commands(commands: Sequence[tuple[str, str]]) -> tuple[str, ...]:
     return tuple(f"{plain(command)}  # {purpose}" for command, purpose in commands)
 
 
-# What fits ----------------------------------------------------------------------------------------
+# Fitting into the limit ---------------------------------------------------------------------------
 
 
-def _each_said(texts: Sequence[str]) -> tuple[str, ...]:
-    return tuple(_said(text) for text in texts if text)
+def _sentences(texts: Sequence[str]) -> tuple[str, ...]:
+    return tuple(_sentence(text) for text in texts if text)
 
 
-def _said(text: str) -> str:
+def _sentence(text: str) -> str:
     """A sentence on one line, of bounded length."""
-    return _cut(shorten(plain(" ".join(text[: 4 * _MAX_SAID].split())), _MAX_SAID), _MAX_ITEM)
+    return _cut(
+        shorten(plain(" ".join(text[: 4 * _MAX_SENTENCE].split())), _MAX_SENTENCE), _MAX_ITEM
+    )
 
 
 def _cut(text: str, most: int) -> str:
-    """The start of ``text`` that surely has no more than ``most`` tokens."""
+    """The start of ``text``, with no more than ``most`` tokens."""
     while most_tokens(text) > most:
         text = shorten(text, max(1, len(text) * most // (most_tokens(text) + 3)))
     return text
 
 
 class _Kept(msgspec.Struct):
-    """How many items of a part are kept, and the tokens that they take."""
+    """The number of items of a part that are kept, and the tokens that they take."""
 
     part: Part
     number: int = 0
     tokens: int = 0
 
-    def take(self, share: float, others: int) -> None:
-        """Keep more items while the part takes at most ``share``, and all at most ``others``."""
+    def take(self, share: float, left: int) -> None:
+        """Keep more items while the part takes at most ``share`` and ``left`` tokens."""
         while self.number < len(self.part.items):
-            # two line breaks stand before a part, one after it
+            # two line breaks before a part, one after it
             tokens = 3 + most_tokens(_written(self.part, self.number + 1))
-            if tokens > min(share, others):
+            if tokens > min(share, left):
                 return
             self.number, self.tokens = self.number + 1, tokens
 
 
 def _fitted(verdict: str, parts: Sequence[Part]) -> str:
-    """Verdict and parts: each takes up to its share, then what others left, in their order."""
-    head = _cut(plain(" ".join(verdict[: 4 * _MAX_SAID].split())), _MAX_VERDICT)
+    """Verdict and parts: each part gets up to its share, then the rest goes to parts in order."""
+    head = _cut(plain(" ".join(verdict[: 4 * _MAX_SENTENCE].split())), _MAX_VERDICT)
     room = MAX_TOKENS - most_tokens(f"{head}\n")
     kept = [_Kept(part) for part in parts if part.items]
     for is_second in (False, True):

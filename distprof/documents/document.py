@@ -1,7 +1,7 @@
-"""A kind of result that is written: text, Markdown, JSON, its JSON Schema, loading, once for all.
+"""One kind of result: its text, Markdown, JSON, JSON Schema and loading, implemented once.
 
-A verb declares a :class:`Document` for each result of its own; all that a reader, a schema page or
-the command line wants of it follows from that declaration.
+A verb declares a :class:`Document` for each of its results. Readers, schema pages and the command
+line derive everything they need from that declaration.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ __all__ = ["Document", "Reporting", "document_of", "write_file"]
 
 T = TypeVar("T", bound=msgspec.Struct)
 Reporting: TypeAlias = Callable[[T, RenderOptions], str]
-"""Writes a result in one format."""
+"""A function that writes a result in one format."""
 
 LARGE = 10_000_000
-"""Bytes of JSON beyond which a document is written without line breaks."""
+"""Bytes of JSON above which a document is written without line breaks."""
 
 _UNSEEN = re.compile(
     "[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e007f]"
@@ -43,7 +43,7 @@ _UNSEEN = re.compile(
 
 
 class _Header(msgspec.Struct):
-    """What tells a document from other JSON, before its fields are looked at."""
+    """Fields that identify a document before the others are decoded."""
 
     schema: str = ""
     distprof_version: str = ""
@@ -53,23 +53,23 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     """One kind of result.
 
     Args:
-        kind: The struct that is written; its field ``schema`` says which document it is.
-        schema: What that field says, for example ``distprof.plan/1``.
-        noun: For messages: ``a plan``.
-        title: Of the JSON Schema: the command that writes it, or the file.
-        file: For messages: what a file of it is; by default ``a saved plan``.
-        again: What to do about a damaged one, or one of another version, for messages.
-        absent: What to do where there is none; by default as ``again``.
-        foreign: What to do with JSON that says nothing of a schema; by default as ``again``.
-        page: What people see of a result; None for files that only programs read.
-        cases: What CI services are shown of a result; None where a result judges nothing.
-        formats: Further formats, or other ways than the page's to write ``text`` and ``md``.
+        kind: The struct that is written; its field ``schema`` identifies the document.
+        schema: Value of that field, for example ``distprof.plan/1``.
+        noun: For messages, for example ``a plan``.
+        title: Title of the JSON Schema: the command that writes the document, or the file.
+        file: For messages, the description of its file; by default ``a saved plan``.
+        again: For messages, the fix for a damaged file or one of another version.
+        absent: The fix for a missing file; by default as ``again``.
+        foreign: The fix for JSON without a schema; by default as ``again``.
+        page: Makes the page that people see; None for files that only programs read.
+        cases: Makes the cases that CI services show; None for results that judge nothing.
+        formats: Further formats, or replacements of the page's ``text`` and ``md``.
         about: The start of its reference page, Markdown; empty for no page.
-        indent: Spaces, in JSON of up to :data:`LARGE` bytes; larger ones are one line.
-        order: ``sorted`` for keys in the order of the alphabet, so that a review shows what
-            changed; None for that of the struct.
-        is_whole: Whether every field is always written. Of files that several versions write and
-            read, absent fields have defaults; their schemas are with the run directory's.
+        indent: Spaces of indentation in JSON of up to :data:`LARGE` bytes; larger JSON is one line.
+        order: ``sorted`` for keys in alphabetical order, so that diffs stay readable; None for
+            the order of the struct.
+        is_whole: Whether every field is always written. In files that several versions write and
+            read, absent fields have defaults, and the schemas are with those of the run directory.
         max_bytes: Larger files are refused.
     """
 
@@ -92,7 +92,7 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
 
     @property
     def bound(self) -> Bound:
-        """What is read at most."""
+        """The limits on reading a file of this kind."""
         return Bound(
             reads=self.file or f"a saved {self.noun.partition(' ')[2]}",
             num_bytes=self.max_bytes,
@@ -102,12 +102,12 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """For example ``plan-lint``, of the schema ``distprof.plan-lint/1``."""
+        """The name in the schema, for example ``plan-lint`` in ``distprof.plan-lint/1``."""
         return self.schema.partition(".")[2].partition("/")[0]
 
     @property
     def reporters(self) -> dict[str, Reporting[T]]:
-        """Name of a format to what writes a result in it."""
+        """Name of a format to the function that writes it."""
         make = self.page
         found: dict[str, Reporting[T]] = {"json": lambda result, _: self.encode(result).decode()}
         if make is not None:
@@ -123,10 +123,10 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         return {**found, **self.formats}
 
     def reporter(self, name: str) -> Reporting[T]:
-        """What writes a result in a format.
+        """The function that writes a result in a format.
 
         Raises:
-            UsageError: If the format is unknown; the message lists the known ones.
+            UsageError: If the format is unknown; the message lists the available ones.
         """
         found = self.reporters
         if name not in found:
@@ -134,9 +134,9 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         return found[name]
 
     def encode(self, result: T) -> bytes:
-        r"""The result as JSON, a newline at the end.
+        r"""The result as JSON, with a newline at the end.
 
-        Characters that a terminal would obey or hide are written as ``\uXXXX``.
+        Characters that a terminal would interpret or hide are written as ``\uXXXX``.
         """
         try:
             data = msgspec.json.encode(result, order=self.order)
@@ -146,17 +146,17 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         if len(data) <= LARGE:
             data = msgspec.json.format(data, indent=self.indent)
         text = data.decode()
-        return _UNSEEN.sub(_spelled_out, text).encode() + b"\n"
+        return _UNSEEN.sub(_escaped, text).encode() + b"\n"
 
     def decode(self, data: bytes, source: str) -> T:
         """The result that ``data`` holds.
 
         Args:
             data: JSON as :meth:`encode` writes it.
-            source: Where it came from, for the error message.
+            source: The origin of the data, for the error message.
 
         Raises:
-            SchemaError: If it is another document, one of another version, or has other fields.
+            SchemaError: If it is another document or version, or its fields do not match.
         """
         header = self._header(data, source)
         try:
@@ -179,7 +179,7 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         return self.decode(self._read(Path(path)), str(path))
 
     def save(self, result: T, path: str | os.PathLike[str]) -> Path:
-        """Write the result as JSON, replacing what is there; returns the path.
+        """Write the result as JSON, replacing an existing file, and return the path.
 
         Raises:
             InputError: If the file cannot be written.
@@ -188,18 +188,18 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
 
     @property
     def schema_file(self) -> str:
-        """Where its JSON Schema is shipped, within the package ``distprof``."""
+        """Path of the shipped JSON Schema within the package ``distprof``."""
         folder = "documents/schemas" if self.is_whole else "artefacts/schema"
         return f"{folder}/{self.name}.schema.json"
 
     def json_schema(self) -> dict[str, Any]:
-        """JSON Schema (draft 2020-12), made from the struct; times are int ns, sizes int bytes."""
+        """JSON Schema (draft 2020-12) of the struct; times are int ns, sizes int bytes."""
         return json_schema(
             (self.kind,), schema=self.schema, title=self.title, is_whole=self.is_whole
         )
 
     def schema_text(self) -> str:
-        """The schema as the shipped file holds it."""
+        """The schema as text, as in the shipped file."""
         return schema_text(self.json_schema())
 
     def shipped_schema(self) -> str:
@@ -232,7 +232,7 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         try:
             header = msgspec.json.decode(data, type=_Header)
         except (msgspec.DecodeError, RecursionError, ValueError) as error:
-            found = f"damaged or other JSON ({error})" if data.strip() else "an empty file"
+            found = f"damaged or unrelated JSON ({error})" if data.strip() else "an empty file"
             raise SchemaError(source, expected=self._expected, found=found, fix=self.again) from (
                 error
             )
@@ -245,10 +245,10 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
 
 
 def document_of(kind: type[msgspec.Struct]) -> Document[Any]:
-    """The document of one kind of result, declared in the ``show.py`` next to its struct.
+    """The document for one kind of result, declared in the ``show.py`` next to its struct.
 
     Raises:
-        LookupError: If there is none.
+        LookupError: If no document is declared.
     """
     module = import_module(f"{kind.__module__.rpartition('.')[0]}.show")
     for value in vars(module).values():
@@ -258,17 +258,17 @@ def document_of(kind: type[msgspec.Struct]) -> Document[Any]:
 
 
 def write_file(path: Path, data: bytes, *, fix: str = "choose another file with -o") -> Path:
-    """Write a file, whole or not at all; returns the path.
+    """Write a file atomically and return its path.
 
     Raises:
-        InputError: If the folder cannot be written.
+        InputError: If the file cannot be written.
     """
     try:
         write_atomically(path, data)
     except OSError as error:
         raise InputError(
             str(path),
-            expected="a place where a file can be written",
+            expected="a location where a file can be written",
             found=error.strerror or str(error),
             fix=fix,
         ) from error
@@ -278,7 +278,7 @@ def write_file(path: Path, data: bytes, *, fix: str = "choose another file with 
 def _for_service(
     cases: Callable[[Any, RenderOptions], Cases], name: str, result: Any, options: RenderOptions
 ) -> str:
-    """A result for a CI service; each format is a function of that name in its module."""
+    """A result for a CI service. The module of each format holds a function of the same name."""
     write = getattr(import_module(f"distprof.documents.ci.{name}"), name)
     return str(write(cases(result, options)))
 
@@ -296,13 +296,13 @@ def _page_html(result: msgspec.Struct, page: Page) -> str:
     return page_html(page, figures_of(result))
 
 
-def _spelled_out(match: re.Match[str]) -> str:
+def _escaped(match: re.Match[str]) -> str:
     units = match.group().encode("utf-16-be").hex()
     return "".join(f"\\u{units[i : i + 4]}" for i in range(0, len(units), 4))
 
 
 def _well_formed(value: Any) -> Any:
-    """The same with halves of surrogate pairs spelled out, in every string inside."""
+    """``value`` with unpaired surrogates escaped in every string inside."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):

@@ -32,13 +32,13 @@ _SEVERITY_MARKS = {"error": "🔴", "warning": "🟠", "info": "🔵"}
 def render(report: Report, options: RenderOptions) -> str:
     """The report as GitHub-flavoured Markdown of less than :data:`MAX_BYTES`.
 
-    What does not fit is left out from the end, and said so; with ``show_all`` nothing is left out.
+    The end is cut if it does not fit, with a note that says so. With ``show_all`` nothing is cut.
     """
     return joined(_blocks(report, options), show_all=options.show_all)
 
 
 def joined(parts: Iterable[str], *, show_all: bool) -> str:
-    """Blocks one under another, up to the limit."""
+    """Blocks one below another, up to the limit."""
     blocks: list[str] = []
     room = MAX_BYTES - 200
     for block in parts:
@@ -122,9 +122,9 @@ def _drawn(cell: Cell) -> str:
 
 
 def linked(title: str, finding: Finding) -> str:
-    """The title of a finding as a link to its rule's page, where the finding names one.
+    """The title of a finding, linked to its rule's page if the finding has a web address.
 
-    A saved report may name anything: what is no web address is left out.
+    A saved report may contain any text as the address, so anything else is ignored.
     """
     return f"[{title}]({finding.docs_url})" if is_web_address(finding.docs_url) else title
 
@@ -134,5 +134,5 @@ def _cell(text: str) -> str:
 
 
 def sentence(text: str) -> str:
-    """A sentence as it is meant, of bounded length."""
+    """A sentence with Markdown escaped, of bounded length."""
     return markdown_text(shorten(plain(text[:_MAX_SENTENCE]), _MAX_SENTENCE))

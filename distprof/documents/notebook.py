@@ -1,4 +1,4 @@
-"""Results as a notebook shows them: what their pages show, as HTML without a script."""
+"""Results in a notebook: the content of their pages, as HTML without a script."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _THEMES = """\
   color-scheme: dark;
 }
 """
-"""Notebooks have themes of their own: JupyterLab, VS Code, Colab. Elsewhere paper is white."""
-_GROUND = ":scope { background: var(--bg); color: var(--fg); padding: .25rem .5rem; }\n"
+"""JupyterLab, VS Code and Colab have their own dark themes. The default is light."""
+_BACKGROUND = ":scope { background: var(--bg); color: var(--fg); padding: .25rem .5rem; }\n"
 
 
 def notebook_html(report: Report) -> str:
@@ -88,9 +88,9 @@ def _page(result: msgspec.Struct) -> Page:
 
 
 def _shown(*content: str) -> str:
-    """Content with the style of pages, which reaches nothing else in the notebook."""
+    """Content with the style of pages, scoped so that it affects nothing else in the notebook."""
     inside = parts_style().replace(":root", ":scope").replace("color-scheme: light dark;", "")
-    style = untouched(f"{_THEMES}@scope (.distprof) {{\n{inside}{_GROUND}}}\n")
+    style = untouched(f"{_THEMES}@scope (.distprof) {{\n{inside}{_BACKGROUND}}}\n")
     return element("div", element("style", style), hatchings(), *content, class_="distprof")
 
 

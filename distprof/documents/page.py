@@ -1,6 +1,6 @@
-"""What a verb shows besides a trace's report, before it is drawn as text or Markdown.
+"""The page of any result other than a run's report, and its rendering as text and Markdown.
 
-A verb makes a :class:`Page` of its result; everything below it is drawn here, once.
+A verb turns its result into a :class:`Page`; the rendering is implemented here, once.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ __all__ = ["Listing", "Page", "page_markdown", "page_text"]
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
-    """Sentences under a title of their own.
+    """Sentences under a separate title.
 
     Args:
         title: For example ``Next``.
-        sentences: In the order of reading.
-        is_numbered: Whether they are steps to be taken in that order.
+        sentences: In reading order.
+        is_numbered: Whether they are steps to take in order.
     """
 
     title: str
@@ -37,16 +37,16 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         verdict: The result in one sentence.
-        headline: Where it comes from, half a sentence; empty for none.
-        facts: What belongs to the headline, a paragraph each.
-        sentences: What else to know, most important first.
-        points: The same, each set apart from the others.
+        headline: The origin of the result, half a sentence; empty for none.
+        facts: Additions to the headline, one paragraph each.
+        sentences: Further results, most important first.
+        points: Like ``sentences``, but each in a separate block.
         listings: Sentences under titles.
-        findings: What rules say, most important first.
-        tables: In the order of reading.
-        has_captions: Whether Markdown shows the captions of tables too.
+        findings: Findings of rules, most important first.
+        tables: In reading order.
+        has_captions: Whether Markdown also shows the captions of tables.
         remarks: Sentences at the end.
-        remarks_title: Above them, for example ``Assumed``; empty for none.
+        remarks_title: Title of the remarks, for example ``Assumed``; empty for none.
         commands: Commands to run next, each with its purpose.
     """
 
@@ -72,7 +72,7 @@ def page_text(page: Page, options: RenderOptions) -> str:
 
 
 def page_markdown(page: Page, options: RenderOptions) -> str:
-    """The page as GitHub-flavoured Markdown; of bounded length, unless all is to be shown."""
+    """The page as GitHub-flavoured Markdown, of bounded length unless ``show_all`` is set."""
     from distprof.documents.markdown import joined
 
     return joined(_markdown_blocks(page), show_all=options.show_all)

@@ -1,4 +1,4 @@
-"""Plots as files, for people who would rather look than read. Needs matplotlib (extra ``plot``)."""
+"""Plots as image files. Needs matplotlib (extra ``plot``)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ FORMATS = (".svg", ".png", ".pdf")
 
 
 def check_plot(file: str) -> None:
-    """Refuse before the work what could not be drawn after it.
+    """Reject a plot that cannot be drawn, before the work is done.
 
     Raises:
-        UsageError: If the file's ending is no format.
+        UsageError: If the file extension is not a plot format.
         MissingExtraError: If matplotlib is not installed.
     """
     if Path(file).suffix.lower() not in FORMATS:
-        raise UsageError(f"{file}: a plot ends in {', '.join(FORMATS)}")
+        raise UsageError(f"{file}: the name of a plot must end in {', '.join(FORMATS)}")
     if importlib.util.find_spec("matplotlib") is None:
         raise MissingExtraError("a plot", "plot")
 
@@ -30,7 +30,7 @@ def new_figure(file: str, *, panels: int) -> tuple[Any, list[Any]]:
     """A figure with panels side by side.
 
     Raises:
-        UsageError: If the file's ending is no format.
+        UsageError: If the file extension is not a plot format.
         MissingExtraError: If matplotlib is not installed.
     """
     check_plot(file)
@@ -46,7 +46,7 @@ def new_figure(file: str, *, panels: int) -> tuple[Any, list[Any]]:
 
 
 def save_figure(figure: Any, file: str) -> None:
-    """Write it.
+    """Write the figure to a file.
 
     Raises:
         InputError: If the file cannot be written.
@@ -56,12 +56,12 @@ def save_figure(figure: Any, file: str) -> None:
     except OSError as error:
         raise InputError(
             file,
-            expected="a place where a plot can be written",
+            expected="a location where a plot can be written",
             found=error.strerror or str(error),
             fix="choose another file with --plot",
         ) from error
 
 
 def _metadata(file: str) -> dict[str, Any]:
-    """No dates in files, so that the same sweep gives the same file."""
+    """Metadata without a date, so that the same sweep gives the same file."""
     return {"Date": None} if file.lower().endswith(".svg") else {}

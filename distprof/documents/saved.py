@@ -53,7 +53,7 @@ REPORT = Document(
     noun="a report",
     title="distprof report",
     again="make it again with: distprof analyze SOURCE --save-report FILE",
-    foreign="give a trace to distprof analyze",
+    foreign="if it is a trace, pass it to distprof analyze",
     cases=_cases,
     formats={"text": _text, "brief": _brief, "md": _markdown, "html": _html},
     indent=1,
@@ -63,10 +63,10 @@ REPORT = Document(
 <!-- generated: python -m docs.build --write -->
 
 `report.json` has `"schema": "{REPORT_SCHEMA}"`. Its JSON Schema (draft 2020-12) ships with the
-package as `distprof/documents/schemas/report.schema.json`. Every field is always written; `null`
-means not known and is never 0. Names ending in `_ns` are integer nanoseconds, `bytes` are bytes
-(decimal prefixes when shown), `_ratio` is 0 to 1. A change of a
-field's meaning changes the schema's number.
+package as `distprof/documents/schemas/report.schema.json`. Every field is always written. `null`
+means unknown and is never 0. Fields ending in `_ns` are integer nanoseconds, `bytes` are bytes
+(shown with decimal prefixes), and `_ratio` is 0 to 1. If the meaning of a field changes, the number
+of the schema changes.
 """,
 )
 
@@ -86,7 +86,7 @@ def load_report(path: str | os.PathLike[str]) -> Report:
 
 
 def save_report(report: Report, path: str | os.PathLike[str]) -> Path:
-    """Write the report as JSON, replacing what is there; returns the path.
+    """Write the report as JSON, replacing an existing file, and return the path.
 
     Raises:
         InputError: If the file cannot be written.

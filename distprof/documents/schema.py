@@ -1,4 +1,4 @@
-"""JSON Schemas and their reference pages, made from the structs that are written."""
+"""JSON Schemas and their reference pages, generated from the structs that are written."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def json_schema(
     identity: str = "",
     is_whole: bool = True,
 ) -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of a document, or of a line of a file of lines.
+    """JSON Schema (draft 2020-12) of a document, or of a line in a line-wise file.
 
     Args:
-        kinds: The struct that is written; of a file of lines, the header's and the record's.
-        schema: What the field ``schema`` of the first says; empty where it has none.
-        title: For people.
-        identity: Of the schema, where ``schema`` is empty.
-        is_whole: Whether every field is always written, or those with a default may be absent.
+        kinds: The struct that is written; for a line-wise file, those of the header and the record.
+        schema: Value of the field ``schema`` of the first struct; empty if it has none.
+        title: Human-readable title.
+        identity: Identity of the schema if ``schema`` is empty.
+        is_whole: Whether every field is always written; else fields with a default may be absent.
     """
     roots, definitions = msgspec.json.schema_components(kinds)
     inherited = _inherited_descriptions()
@@ -53,22 +53,22 @@ def json_schema(
 
 
 def schema_text(schema: dict[str, Any]) -> str:
-    """A schema as a file holds it."""
+    """A schema as the text of a file."""
     return msgspec.json.format(msgspec.json.encode(schema), indent=2).decode() + "\n"
 
 
 def schema_page(about: str, schema: dict[str, Any]) -> str:
-    """A reference page, Markdown: one table per struct.
+    """A reference page in Markdown: one table per struct.
 
     Args:
-        about: Its start.
-        schema: As :func:`json_schema` makes it.
+        about: The start of the page.
+        schema: A schema from :func:`json_schema`.
     """
     return "\n".join([about, *(section(name, part) for name, part in schema["$defs"].items())])
 
 
 def _describe(definition: dict[str, Any], inherited: Mapping[str, str]) -> None:
-    """Take the descriptions of a struct and its fields from its docstring and its bases'."""
+    """Describe a struct and its fields with its docstring and those of its bases."""
     summary, fields = _docstring_parts(definition.get("description", ""))
     definition["description"] = summary
     for name, value in definition.get("properties", {}).items():
@@ -79,7 +79,7 @@ def _describe(definition: dict[str, Any], inherited: Mapping[str, str]) -> None:
 
 
 def _inherited_descriptions() -> dict[str, dict[str, str]]:
-    """Name of a struct to the descriptions of the fields that it inherits."""
+    """Name of a struct to the descriptions of its inherited fields."""
     found: dict[str, dict[str, str]] = {}
     pending = list(msgspec.Struct.__subclasses__())
     while pending:
@@ -92,7 +92,7 @@ def _inherited_descriptions() -> dict[str, dict[str, str]]:
 
 
 def _require_all(definition: dict[str, Any]) -> None:
-    """Make a definition say that every field is written."""
+    """Mark every field of a definition as required."""
     for value in definition.get("properties", {}).values():
         value.pop("default", None)
     if "properties" in definition:

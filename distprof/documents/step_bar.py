@@ -1,4 +1,4 @@
-"""The parts of a mean step as people see them: six groups, each drawn in one way everywhere."""
+"""The parts of a mean step in six groups, each drawn the same way everywhere."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ GROUPS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("exposed copies", "▚", "magenta", ("exposed_copy",)),
     ("idle", "░", "yellow", ()),
 )
-"""Label, character and colour on a terminal, and the parts of the step that belong to it."""
+"""Label, character and colour on a terminal, and the parts of the step that belong to the group."""
 
 _IDLE = "idle"
 
 
 def group_shares(report: Report) -> list[tuple[str, str, str, float]]:
-    """Label, character, colour and share of each group that has any time."""
+    """Label, character, colour and share of each non-empty group."""
     parts = parts_of(report)
     shares = []
     for label, glyph, style, keys in GROUPS:
@@ -32,7 +32,7 @@ def group_shares(report: Report) -> list[tuple[str, str, str, float]]:
 
 
 def group_of(key: str) -> str:
-    """One word for the group that a part of the step belongs to: its first part, or ``idle``."""
+    """A key for the group of a part of the step: the first part in the group, or ``idle``."""
     found = (keys for _, _, _, keys in GROUPS if key in keys)
     return next((first for first, *_ in found), _IDLE)
 

@@ -1,4 +1,4 @@
-"""The report on a terminal: verdict, why, findings, tables, what was not checked, what next."""
+"""The report on a terminal: verdict, evidence, findings, tables and the next commands."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ MAX_BRIEF = 30
 """Lines of the short report."""
 
 LEAST = 0.01
-"""Share of the step below which the short report leaves a finding to the full one."""
+"""Gain, as a share of the step, below which the short report leaves out a finding."""
 
-_MAX_NAME = 400  # longer names are cut before they are laid out: a trace may hold megabytes
+_MAX_NAME = 400  # longer names are cut before layout: a name in a trace may hold megabytes
 
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -64,7 +64,7 @@ _SEVERITY_STYLES = {"error": "bold red", "warning": "bold yellow", "info": "cyan
 
 
 def printed(blocks: Iterable[RenderableType], options: RenderOptions) -> str:
-    """Blocks one under another, as text for a terminal."""
+    """Blocks one below another, as text for a terminal."""
     out = io.StringIO()
     console = Console(
         file=out,
@@ -84,15 +84,15 @@ def printed(blocks: Iterable[RenderableType], options: RenderOptions) -> str:
 
 
 def head(report: Report, options: RenderOptions) -> RenderableType:
-    """Verdict, why and findings as one rich renderable: also what a notebook shows."""
+    """Verdict, evidence and findings as one rich renderable, also for notebooks."""
     return Group(*_head_blocks(report, options))
 
 
 def render(report: Report, options: RenderOptions) -> str:
     """The report as text for a terminal of ``options.width`` columns.
 
-    By default at most :data:`MAX_BRIEF` lines on 80 columns: the verdict, what it rests on, the
-    plan and what to do. Less is said of each finding until it fits.
+    By default at most :data:`MAX_BRIEF` lines on 80 columns: the verdict, its evidence, the plan
+    and what to do. Findings get shorter until the report fits.
     """
     if options.full or options.show_all or options.sections:
         return printed(_blocks(report, options), options)
@@ -104,7 +104,7 @@ def render(report: Report, options: RenderOptions) -> str:
 
 
 def rows_of(text: str, width: int) -> int:
-    """Rows of a terminal that a text takes: a command may be longer than a row."""
+    """Terminal rows that a text takes, counting wrapped lines."""
     return sum(max(1, -(-cell_len(line) // max(width, 1))) for line in _uncoloured(text))
 
 
@@ -113,11 +113,11 @@ def _uncoloured(text: str) -> list[str]:
 
 
 class _Detail(msgspec.Struct, frozen=True):
-    """How much the short report says of findings.
+    """The level of detail of findings in the short report.
 
     Args:
-        findings: How many.
-        lines: Of each message and fix after the first finding's.
+        findings: Number of findings.
+        lines: Lines of each message and fix, except those of the first finding.
     """
 
     findings: int
@@ -155,7 +155,7 @@ def _evidence_blocks(report: Report, options: RenderOptions) -> Iterator[Rendera
 def _brief_findings(
     report: Report, options: RenderOptions, verdict: str, detail: _Detail
 ) -> Iterator[RenderableType]:
-    """The first findings; what the verdict says already is not said again."""
+    """The first findings, without a message that repeats the verdict."""
     findings = report.findings
     if not findings:
         yield Text("Findings  none", style="bold")
@@ -175,14 +175,14 @@ def _brief_findings(
 
 
 def _is_worth_a_line(finding: Finding, report: Report) -> bool:
-    """Whether it is first, or mending it is not known to give back next to nothing."""
+    """Whether a finding is the first, or its gain is unknown or at least :data:`LEAST`."""
     gain = finding.recoverable_ns if finding.remaining_ns is None else finding.remaining_ns
     whole = report.plan.step_ns
     return finding is report.findings[0] or not whole or gain is None or gain >= LEAST * whole
 
 
 def _brief_title(number: int, finding: Finding, report: Report) -> Text:
-    """Number, rule and what mending it gives back; the severity where it is an error."""
+    """Number, rule and gain of the fix; the severity only if it is an error."""
     title = Text(f"{number:>2} ")
     title.append(plain(f"{finding.code} {finding.name}"), style="bold")
     if finding.severity is Severity.ERROR:
@@ -192,7 +192,7 @@ def _brief_title(number: int, finding: Finding, report: Report) -> Text:
 
 
 def _cut(text: str, lines: int | None) -> str:
-    """The first lines, with an ellipsis where there are more."""
+    """The first lines, with an ellipsis if there are more."""
     kept = text.split("\n")
     if lines is None or len(kept) <= lines:
         return text
@@ -219,10 +219,10 @@ def _blocks(report: Report, options: RenderOptions) -> Iterator[RenderableType]:
 
 
 def _nothing_found(report: Report, sections: tuple[str, ...]) -> str:
-    """Why the sections are empty, as far as their results say."""
+    """Why the sections are empty, with the reasons that their results give."""
     results = (getattr(report, name, None) for name in sections)
     reasons = [reason for result in results for reason in getattr(result, "unavailable", ())]
-    return f"Nothing to show: {'; '.join(reasons) or 'nothing of it was found in this recording.'}"
+    return f"Nothing to show: {'; '.join(reasons) or 'this recording has no data for it.'}"
 
 
 def _next_blocks(report: Report, options: RenderOptions) -> Iterator[RenderableType]:
@@ -236,12 +236,12 @@ def _next_blocks(report: Report, options: RenderOptions) -> Iterator[RenderableT
 
 
 def command_line(command: str, purpose: str, width: int) -> RenderableType:
-    """A command on one line, however long, so that it can be copied; its purpose where it fits."""
+    """A command on one line of any length, so that it can be copied; its purpose if it fits."""
     text = shorten(plain(command), _MAX_NAME)
     line = Text(" " * _INDENT + text, no_wrap=True, overflow="ignore")
     if line.cell_len + len(purpose) + 4 <= width:
         line.append(f"  # {purpose}", style="dim")
-    return Group(line)  # a text alone is printed as if it could be wrapped
+    return Group(line)  # a bare text would be wrapped
 
 
 def _head_blocks(report: Report, options: RenderOptions) -> Iterator[RenderableType]:
@@ -256,7 +256,7 @@ def _head_blocks(report: Report, options: RenderOptions) -> Iterator[RenderableT
 
 
 def _step_bar(report: Report, width: int) -> Text:
-    """A mean step as one line, a character for each share of its length."""
+    """A mean step as one line of characters, each group in proportion to its time."""
     bar = Text(no_wrap=True)
     done, drawn = 0.0, 0
     for _, glyph, style, ratio in group_shares(report):
@@ -268,7 +268,7 @@ def _step_bar(report: Report, width: int) -> Text:
 
 
 def _step_legend(report: Report, width: int) -> Text:
-    """What the characters of the bar mean, of a step of which length; a label is never broken."""
+    """The length of the step and the meaning of the bar's characters; labels are never broken."""
     span_ns = mean_span_ns(report)
     length = f"{format_duration(span_ns)} per {window_word(report)}: " if span_ns else ""
     legend = Text(length)
@@ -316,7 +316,7 @@ def _fix_text(finding: Finding, room: int, lines: int | None) -> Text:
 
 
 def _finding_title(number: int, finding: Finding, report: Report, width: int) -> Text:
-    """Number, rule, severity, cost, confidence; on two lines where one has no room."""
+    """Number, rule, severity, cost and confidence, on two lines if they do not fit on one."""
     title = Text(f"{number:>2} ")
     title.append(plain(f"{finding.code} {finding.name}"), style="bold")
     meta = Text(finding.severity.value, style=_SEVERITY_STYLES[finding.severity.value])
@@ -330,7 +330,7 @@ def _finding_title(number: int, finding: Finding, report: Report, width: int) ->
 
 
 def table_blocks(view: TableView, width: int) -> Iterator[RenderableType]:
-    """A table under its title, its notes below."""
+    """A table below its title, followed by its notes."""
     yield _table_title(view, width)
     kept, gap, dropped = _fitting(view, width - _INDENT, wide=width >= WIDE)
     yield _indented(_drawn(view, kept, gap, width - _INDENT))
@@ -351,7 +351,7 @@ def _table_title(view: TableView, width: int) -> Text:
 def _fitting(view: TableView, width: int, *, wide: bool) -> tuple[list[int], int, list[str]]:
     """Columns to draw, the gap between them, and titles of columns that do not fit.
 
-    A number is never cut: columns move closer, then the last ones are left out.
+    Numbers are never cut: columns move closer together, then the last ones are left out.
     """
     kept = [i for i, column in enumerate(view.columns) if wide or not column.wide_only]
     least = {i: _least_width(view, i) for i in kept}
@@ -391,7 +391,7 @@ def _is_drawn(view: TableView, index: int) -> bool:
 
 
 def _least_width(view: TableView, index: int) -> int:
-    """Columns of the terminal that a table's column needs at least."""
+    """Least number of terminal columns that a table column needs."""
     natural, column = _natural_width(view, index), view.columns[index]
     if _has_bars(view, index) or _is_drawn(view, index):
         return _MIN_BAR
@@ -399,7 +399,7 @@ def _least_width(view: TableView, index: int) -> int:
 
 
 def _natural_width(view: TableView, index: int) -> int:
-    """Columns that the widest cell of a table's column takes."""
+    """Terminal columns that the widest cell of a table column takes."""
     cells = [row[index] for row in view.rows]
     texts = [view.columns[index].title, *(c for c in cells if isinstance(c, str))]
     bar = _BAR_CELLS if _has_bars(view, index) else 0
@@ -433,7 +433,7 @@ def _glyph(key: str) -> tuple[str, str]:
 
 
 def sentence(text: str, width: int, *, style: str = "") -> Padding:
-    """A sentence on as many lines as it needs, harmless to the terminal."""
+    """A sentence, wrapped and with terminal control characters escaped."""
     return _indented(Text(wrapped(plain(text), width - _INDENT), style=style))
 
 

@@ -1,4 +1,4 @@
-"""The hardware sheet: peak speeds of GPUs and links, which ``distprof.toml`` can extend."""
+"""The hardware sheet: peak speeds of GPUs and links. ``distprof.toml`` can extend it."""
 
 from distprof.hardware.sheet import Gpu, Link, Sheet, load_sheet, parse_bandwidth
 

@@ -1,4 +1,4 @@
-"""Finds the hardware sheet's entry for a GPU by the name that its driver reports."""
+"""Find a GPU in the hardware sheet by the name that its driver reports."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["recognise_gpu"]
 
 _WORDS = re.compile(r"[a-z0-9]+")
 _SLOWER_KINDS = frozenset({"pcie", "nvl", "fhhl", "dgxs", "mig", "max", "laptop"})
-"""Words for other or cut-down chips of the same family, whose peaks differ from SXM's."""
+"""Words for other or cut-down chips of the same family, whose peaks differ from the SXM chip's."""
 
 
 def recognise_gpu(sheet: Sheet, device: str) -> Gpu | None:
     """The sheet's entry for a GPU, for example ``NVIDIA H100 80GB HBM3``.
 
-    All words of an entry's name must occur in the GPU's name; the entry with most words wins. A
+    All words of an entry's name must occur in the GPU's name; the entry with the most words wins. A
     PCIe, NVL or MIG variant differs from its SXM sibling and needs a separate entry that names it.
 
     Args:
@@ -27,12 +27,12 @@ def recognise_gpu(sheet: Sheet, device: str) -> Gpu | None:
         None if no entry fits: a peak is never guessed.
     """
     words = _words_of(device)
-    fitting = [
+    matching = [
         gpu
         for gpu in sheet.gpus.values()
         if (name := _words_of(gpu.name)) and name <= words and _is_same_kind(name, words)
     ]
-    return max(fitting, key=lambda gpu: len(_words_of(gpu.name)), default=None)
+    return max(matching, key=lambda gpu: len(_words_of(gpu.name)), default=None)
 
 
 def _words_of(name: str) -> frozenset[str]:

@@ -49,7 +49,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         name: Name on the command line.
-        title: Name for people.
+        title: Display name.
         bf16_flops: Dense peak of bf16 (or fp16) matrix products, FLOP per second.
         fp8_flops: Dense peak of fp8; None without fp8.
         memory_bandwidth: Bytes per second of its memory.
@@ -57,7 +57,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
         scale_up_bandwidth: Bytes per second and direction to its neighbours in the fast domain.
         gpus_per_domain: Usual number of GPUs per fast domain; None if it has no fast domain, or if
             the number is unknown.
-        domain_spans_hosts: Whether a domain spans hosts, like NVL72.
+        domain_spans_hosts: Whether a domain spans hosts, as in NVL72.
     """
 
     name: str
@@ -76,8 +76,8 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         name: Name on the command line.
-        title: Name for people.
-        bandwidth: Bytes per second, one port, one direction.
+        title: Display name.
+        bandwidth: Bytes per second of one port in one direction.
         latency_s: Latency of one step of an algorithm.
     """
 
@@ -97,7 +97,7 @@ class Sheet(msgspec.Struct, frozen=True, kw_only=True):
         """The GPU called ``name``; case does not matter.
 
         Raises:
-            UsageError: If there is none; the message names the known ones and how to add one.
+            UsageError: If it is unknown; the message lists the known GPUs and how to add one.
         """
         found = self.gpus.get(name.strip().lower())
         if found is None:
@@ -108,7 +108,7 @@ class Sheet(msgspec.Struct, frozen=True, kw_only=True):
         """The link called ``name``; case does not matter.
 
         Raises:
-            UsageError: If there is none; the message names the known ones and how to add one.
+            UsageError: If it is unknown; the message lists the known links and how to add one.
         """
         found = self.links.get(name.strip().lower())
         if found is None:
@@ -117,14 +117,14 @@ class Sheet(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_sheet(more: Mapping[str, Any] | None = None, source: str = "distprof.toml") -> Sheet:
-    """The sheet of the package, with the user's additions and corrections.
+    """The sheet that comes with distprof, with the user's additions and corrections.
 
     Args:
         more: The table ``[hardware]`` of a configuration: ``gpus`` and ``links`` by name.
-        source: The file that the table is from, for messages.
+        source: The file of that table, for messages.
 
     Raises:
-        UsageError: If a table has an unknown key, lacks one, or a value is not a number.
+        UsageError: If a table has an unknown key, lacks a key, or a value is not a valid number.
     """
     added = dict(more or {})
     _refuse_unknown(added, ("gpus", "links"), f"{source}: [hardware]")
@@ -141,7 +141,7 @@ def load_sheet(more: Mapping[str, Any] | None = None, source: str = "distprof.to
 
 
 def parse_bandwidth(text: str) -> float | None:
-    """Bytes per second of ``50GB/s``, ``400Gb/s`` or ``400Gbps``; None below 1 and otherwise."""
+    """Bytes per second of ``50GB/s``, ``400Gb/s`` or ``400Gbps``; None if invalid or below 1."""
     match = _BANDWIDTH.fullmatch(text.strip())
     if match is None:
         return None
@@ -197,7 +197,7 @@ def _domain(table: Mapping[str, Any], where: str) -> int | None:
 
 def _named(tables: object, where: str) -> dict[str, Mapping[str, Any]]:
     if not isinstance(tables, Mapping) or not all(isinstance(t, Mapping) for t in tables.values()):
-        raise UsageError(f"{where} must hold one table per name")
+        raise UsageError(f"{where} must contain one table per name")
     return {str(name).lower(): table for name, table in tables.items()}
 
 
@@ -211,7 +211,7 @@ def _number(table: Mapping[str, Any], key: str, where: str) -> float:
 def _refuse_unknown(table: Mapping[str, Any], known: Iterable[str], where: str) -> None:
     unknown = [key for key in table if key not in known]
     if unknown:
-        raise UsageError(f"{where}: unknown key {unknown[0]!r}; known are {', '.join(known)}")
+        raise UsageError(f"{where}: unknown key {unknown[0]!r}; the keys are {', '.join(known)}")
 
 
 def _unknown(
@@ -220,6 +220,6 @@ def _unknown(
     near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
     meant = f" (did you mean {near[0]}?)" if near else ""
     return (
-        f"no {what} {name!r}{meant}: known are {', '.join(known)}. Add one in distprof.toml under"
-        f" [hardware.{table}.{name.lower()}] with {', '.join(keys)}"
+        f"no {what} {name!r}{meant}: choose from {', '.join(known)}, or add one in distprof.toml"
+        f" under [hardware.{table}.{name.lower()}] with {', '.join(keys)}"
     )

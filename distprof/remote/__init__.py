@@ -1,1 +1,1 @@
-"""Files behind URLs: object stores, web servers, and whatever else fsspec can open."""
+"""Files behind URLs: object stores, web servers, and everything else that fsspec can open."""

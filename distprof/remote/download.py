@@ -1,9 +1,9 @@
-"""An object as a file that is read from start to end: in parallel ranges, each byte once.
+"""An object as a file that is read from start to end, downloaded in parallel ranges, each once.
 
-Blocks are asked for before they are needed, so that reading them and using them overlap. Every
-answer is of the version that was listed, has the length that it must have, and comes in time; else
-it is asked for again, a few times. What came is kept on disk, so that going back, as salvaging a
-damaged archive does, downloads nothing again.
+Blocks are requested before they are needed, so downloading and processing overlap. A response must
+be of the listed version, have the right length and arrive in time; otherwise the block is requested
+again, a few times. Blocks are kept on disk, so seeking back, as when salvaging a damaged archive,
+downloads nothing again.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ BOUND: Final = Bound(
 
 BLOCK_BYTES = 1 << 22
 _AHEAD = 6
-"""Blocks on their way: 24 MiB of memory at most."""
+"""Blocks in flight: at most 24 MiB of memory."""
 TRIES = 3
 PAUSE_S = 0.5
-_HERE = ("memory", "file", "local")
-"""Protocols of this machine, whose files are read where they are."""
+_LOCAL = ("memory", "file", "local")
+"""Protocols of this machine, whose files are read in place."""
 
 _Read = Callable[[int, int], Awaitable[bytes]]
 
 
 class Download(Seekable):
-    """What has come of an object, and what is still to come.
+    """An object that is being downloaded: the part on disk, and the blocks still to come.
 
     Args:
         stored: The object.
         blocks: Its bytes, from the start.
 
     Attributes:
-        failure: What ended the download; None while nothing did.
+        failure: The error that ended the download; None if there was none.
     """
 
     def __init__(self, stored: Stored, blocks: Iterator[bytes]) -> None:
@@ -58,20 +58,20 @@ class Download(Seekable):
         self._length = 0
 
     def close(self) -> None:
-        """Close the file; what is still to come is not asked for."""
+        """Close the file and stop the download."""
         if not self.closed:
             self._kept.close()
             getattr(self._blocks, "close", lambda: None)()
         super().close()
 
     def _size(self) -> int:
-        """From the end, everything has to come first."""
+        """The size of the object; downloads all of it first."""
         while self._more():
             pass
         return self._length
 
     def readinto(self, buffer: Any) -> int:
-        """Fill ``buffer`` with what is there, at least a byte of it unless this is the end.
+        """Fill ``buffer`` with the available bytes: at least one, except at the end.
 
         Raises:
             OSError: If the download fails.
@@ -98,34 +98,34 @@ class Download(Seekable):
 
 
 def download(stored: Stored) -> BinaryIO:
-    """An object, open for reading; what fails later is in its ``failure``, too.
+    """Open an object for reading. Its ``failure`` keeps an error that occurs later.
 
     Args:
-        stored: The object; its size and tag are asked for where they are not known.
+        stored: The object. If neither its size nor its tag is known, the store is asked for them.
 
     Raises:
         OSError: If it cannot be read.
         ValueError: If the protocol is unknown.
         UsageError: If a package is missing.
     """
-    if stored.url.partition("://")[0] in _HERE:
+    if stored.url.partition("://")[0] in _LOCAL:
         return cast("BinaryIO", ask(stored.url, lambda system, path: system.open(path, "rb")))
-    known = stored if stored.tag or stored.size is not None else stat(stored.url)
-    if known.size is not None and known.size > BOUND.num_bytes:
+    described = stored if stored.tag or stored.size is not None else stat(stored.url)
+    if described.size is not None and described.size > BOUND.num_bytes:
         raise TooLargeError(errno.EFBIG, f"more than {BOUND.num_bytes:,} bytes", stored.url)
-    return cast("BinaryIO", Download(known, _blocks_of(known)))
+    return cast("BinaryIO", Download(described, _blocks_of(described)))
 
 
 def _disk_full() -> StoreError:
     place = tempfile.gettempdir()
-    return StoreError(f"no disk space for the download in {place}", "free some, or set TMPDIR")
+    return StoreError(f"no disk space for the download in {place}", "free space, or set TMPDIR")
 
 
 def _blocks_of(stored: Stored) -> Iterator[bytes]:
-    """Its bytes; the store's package, which takes a second to import, only if they are read."""
+    """The bytes of an object. The store's package takes 1 s to import, so only on first read."""
     system, path = file_system(stored.url)
     if not is_async(system) or stored.size is None:
-        blocks = _in_turn(stored.url)
+        blocks = _sequential(stored.url)
         yield from _checked(stored, blocks) if stored.tag else blocks
     elif "s3" in system.protocol and stored.tag:
         yield from _ahead(system, stored, _S3Reader(system, path, stored.tag))
@@ -133,8 +133,8 @@ def _blocks_of(stored: Stored) -> Iterator[bytes]:
         yield from _checked(stored, _ahead(system, stored, _reader(system, path)))
 
 
-def _in_turn(url: str) -> Iterator[bytes]:
-    """Blocks one after another, where no two can be asked for at once or the size is unknown."""
+def _sequential(url: str) -> Iterator[bytes]:
+    """Blocks one after the other, for stores without parallel requests and for unknown sizes."""
     with ask(url, lambda system, path: system.open(path, "rb")) as stream:
         while block := _block_of(url, stream):
             yield block
@@ -148,13 +148,13 @@ def _block_of(url: str, stream: BinaryIO) -> bytes:
 
 
 def _ahead(system: Any, stored: Stored, read: _Read) -> Iterator[bytes]:
-    """Blocks in order, several on their way at a time."""
+    """Blocks in order, several of them in flight."""
     size = stored.size or 0
     parts = ((start, min(start + BLOCK_BYTES, size)) for start in range(0, size, BLOCK_BYTES))
     pending: deque[Any] = deque()
 
     def begin(part: tuple[int, int]) -> None:
-        coroutine = _persistently(read, *part, size)
+        coroutine = _with_retries(read, *part, size)
         pending.append(asyncio.run_coroutine_threadsafe(coroutine, system.loop))
 
     try:
@@ -176,8 +176,8 @@ def _result(url: str, future: Any) -> bytes:
         raise explained(url, error) from error
 
 
-async def _persistently(read: _Read, start: int, end: int, size: int) -> bytes:
-    """A block; what fails for a moment is asked for again."""
+async def _with_retries(read: _Read, start: int, end: int, size: int) -> bytes:
+    """Read a block, retrying after transient errors."""
     problem: Exception | None = None
     for number in range(TRIES):
         if number:
@@ -192,7 +192,7 @@ async def _persistently(read: _Read, start: int, end: int, size: int) -> bytes:
         if len(block) == end - start:
             return block
         how = "ends after" if len(block) < end - start else "continues after"
-        problem = StoreError(f"an answer that {how} {start + len(block):,} of {size:,} bytes")
+        problem = StoreError(f"a response that {how} {start + len(block):,} of {size:,} bytes")
     raise problem or AssertionError
 
 
@@ -204,10 +204,10 @@ def _reader(system: Any, path: str) -> _Read:
 
 
 def _checked(stored: Stored, blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """The blocks, unless the object changed while they were read.
+    """The blocks, checking at the end that the object did not change while it was read.
 
     Raises:
-        ChangedError: If it did.
+        ChangedError: If it changed.
     """
     yield from blocks
     now = stat(stored.url)
@@ -216,7 +216,7 @@ def _checked(stored: Stored, blocks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 class _S3Reader:
-    """Ranges of one version of an object, which S3 refuses when there is another."""
+    """Ranges of one version of an object. S3 refuses the request if there is another version."""
 
     def __init__(self, system: Any, path: str, tag: str) -> None:
         self._system, self._tag = system, tag
@@ -227,7 +227,7 @@ class _S3Reader:
         """The bytes from ``start`` up to ``end``.
 
         Raises:
-            ChangedError: If the object is another one by now.
+            ChangedError: If the object has changed.
         """
         try:
             answer = await self._system._call_s3(
@@ -247,7 +247,7 @@ class _S3Reader:
 
 
 async def _all_of(body: Any, size: int) -> bytes:
-    """An answer, as long as it should be; of a longer one, a byte more."""
+    """The body of a response, cut to one byte more than expected if it is too long."""
     data = bytearray()
     while len(data) <= size and (part := await body.read(size + 1 - len(data))):
         data += part

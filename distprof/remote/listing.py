@@ -1,4 +1,4 @@
-"""What a URL names: an object, all objects below a folder, or those that fit a pattern."""
+"""Resolve a URL: an object, all objects below a folder, or the objects that match a pattern."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from distprof.remote.system import ask, file_system, is_async
 __all__ = ["Stored", "beginnings", "find", "stat"]
 
 LIST_LIMIT_S = 600.0
-"""In this time a store lists what is below a folder: a million objects take some minutes."""
+"""Time limit for listing a folder. A million objects take several minutes."""
 
 _AT_ONCE = 64
 _THREADS = 8
 _PATTERN = "*?["
 _TAGS = ("generation", "ETag", "etag")
-"""What stores call the version of an object, the exact one first."""
+"""Names that stores use for the version of an object, the most exact one first."""
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True):
     """An object as its store describes it.
 
     Args:
-        url: Its address.
-        size: Bytes; None where the store does not say.
-        tag: Its version: another content has another tag. Empty where the store has none.
+        url: Address.
+        size: Size in bytes; None if the store does not report it.
+        tag: Version, which changes with the content; empty if the store has none.
     """
 
     url: str
@@ -39,16 +39,16 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stat(url: str) -> Stored:
-    """An object.
+    """The object at a URL.
 
     Raises:
-        OSError: If it does not exist, is a folder, or cannot be asked for.
+        OSError: If it does not exist, is a folder, or cannot be accessed.
     """
     return _stored(url, ask(url, _fresh_info))
 
 
 def find(url: str) -> tuple[Stored, ...] | Stored:
-    """An object, or all objects of a folder or pattern, by name.
+    """The object at a URL, or all objects of a folder or pattern, sorted by name.
 
     Raises:
         OSError: If the store cannot be used.
@@ -69,11 +69,11 @@ def find(url: str) -> tuple[Stored, ...] | Stored:
 
 
 def beginnings(stored: Sequence[Stored], size: int) -> list[bytes | OSError]:
-    """The first bytes of each object, or why they cannot be read; many are asked for at once.
+    """The first bytes of each object, or the error; many requests run in parallel.
 
     Args:
         stored: Objects of one store.
-        size: As many bytes, unless there are fewer.
+        size: Number of bytes; smaller objects are read whole.
     """
     if not stored:
         return []
@@ -115,7 +115,7 @@ def _read(system: Any, path: str, size: int) -> bytes:
 
 
 def _fresh_info(system: Any, path: str) -> Any:
-    """What the store says now: a file system keeps what it listed before."""
+    """The current description by the store: the file system would return a cached listing."""
     system.invalidate_cache(path)
     return system._info(path) if is_async(system) else system.info(path)
 
@@ -133,5 +133,5 @@ def _stored(url: str, info: dict[str, Any]) -> Stored:
     return Stored(
         url=url,
         size=int(size) if size is not None else None,
-        tag="" if tag.startswith("W/") else tag,  # which says only that it means the same
+        tag="" if tag.startswith("W/") else tag,  # a weak tag does not identify the exact bytes
     )

@@ -1,7 +1,7 @@
-"""What goes wrong with a store, in a sentence, with a fix.
+"""Errors of stores, translated to a sentence with a fix.
 
-Every package that opens a store has errors of its own, most of which name neither the file nor what
-to do. They are translated here, and nothing else of distprof knows their names.
+Each package that opens a store raises its own errors, and most of them name neither the file nor a
+fix. Only this module knows these errors; it translates them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NO_CREDENTIALS = {
 }
 _WORDS_OF_NO_CREDENTIALS = ("with credentials", "could not authenticate", "anonymous caller")
 
-_WAYS = {
+_CREDENTIAL_FIXES = {
     "s3": "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; "
     "for a public bucket FSSPEC_S3_ANON=true",
     "gs": "run: gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS; "
@@ -37,7 +37,7 @@ _WAYS = {
     "az": "set AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT_NAME with "
     "AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN",
 }
-"""How each store's package is given credentials, by the protocol's usual name."""
+"""How to provide credentials to the package of each store, by the usual name of the protocol."""
 
 _USUAL_NAMES = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "adl": "az"}
 
@@ -49,7 +49,7 @@ class StoreError(OSError):
 
     Args:
         why: The reason, as the end of a sentence.
-        fix: What the user can do about it.
+        fix: How the user can fix it.
     """
 
     def __init__(self, why: str, fix: str = "") -> None:
@@ -57,11 +57,11 @@ class StoreError(OSError):
         self.fix = fix
 
     def __str__(self) -> str:
-        """The reason alone: whoever shows it names the file."""
+        """The reason alone: the caller names the file."""
         return self.strerror or ""
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Support pickling: ``OSError`` would pass its number on."""
+        """Support pickling: the default of ``OSError`` would pass its error number."""
         return type(self), (self.strerror, self.fix)
 
 
@@ -69,41 +69,41 @@ class ChangedError(StoreError):
     """An object is no longer the one that was listed, or changed while it was read."""
 
     def __init__(self, why: str = "another version than was listed", fix: str = "") -> None:
-        super().__init__(why, fix or "analyse again, when nothing writes there any more")
+        super().__init__(why, fix or "analyse it again once nothing writes to it any more")
 
 
 class UnusableStoreError(StoreError):
-    """A store as a whole cannot be used: there are no credentials, or it does not answer."""
+    """The whole store cannot be used: there are no credentials, or it does not respond."""
 
 
 def explained(url: str, error: BaseException) -> OSError:
-    """The reason in words; errors that are in words already stay as they are.
+    """The error as a sentence; errors that already are one stay unchanged.
 
     Args:
-        url: What was asked for.
-        error: What its package raised.
+        url: The requested URL.
+        error: The error that the store's package raised.
     """
     if isinstance(error, (StoreError, WebError, TooLargeError)):
         return error
     name, words = type(error).__name__, _words(error)
     protocol = url.partition("://")[0]
     if name in _NO_CREDENTIALS or any(sign in words.lower() for sign in _WORDS_OF_NO_CREDENTIALS):
-        way = _WAYS.get(_USUAL_NAMES.get(protocol, protocol), "")
-        return UnusableStoreError(f"no credentials for {protocol}:// ({words or name})", way)
+        fix = _CREDENTIAL_FIXES.get(_USUAL_NAMES.get(protocol, protocol), "")
+        return UnusableStoreError(f"no credentials for {protocol}:// ({words or name})", fix)
     if isinstance(error, PermissionError) or getattr(error, "status", None) in (401, 403):
         return StoreError(
             f"access denied ({words or name})",
-            "check which credentials are used, and that they may list and read it",
+            "check which credentials are used, and that they allow listing and reading it",
         )
     if isinstance(error, FileNotFoundError):
-        return FileNotFoundError(errno.ENOENT, "no object of this name", url)
+        return FileNotFoundError(errno.ENOENT, "no object with this name", url)
     if isinstance(error, TimeoutError) or "Timeout" in name or "Connect" in name:
-        return UnusableStoreError(f"no answer ({words or name})", "check the address, then repeat")
+        return UnusableStoreError(f"no answer ({words or name})", "check the address, then retry")
     return StoreError(f"{name}: {words}" if words else name)
 
 
 def is_final(error: BaseException) -> bool:
-    """Whether asking again is of no use."""
+    """Whether retrying is useless."""
     if isinstance(error, (DistprofError, PermissionError, FileNotFoundError, IsADirectoryError)):
         return True
     if (

@@ -1,4 +1,4 @@
-"""The file system of a URL, by fsspec; errors name the package that a protocol needs."""
+"""The fsspec file system of a URL. Errors name the package that a protocol needs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from distprof.remote.problems import UnusableStoreError, explained
 __all__ = ["LIMIT_S", "ask", "file_system", "is_async", "without_login"]
 
 LIMIT_S = 60.0
-"""In this time a store answers a question, and a block of an object is there."""
+"""Time limit for one request to a store, and for one block of an object."""
 
 _EXTRAS = {
     **dict.fromkeys(("s3", "s3a"), "s3"),
@@ -23,13 +23,13 @@ _EXTRAS = {
 
 _REMEMBERED_S = 60.0
 _unusable: dict[str, tuple[float, OSError]] = {}
-"""Stores that gave no access or no answer a moment ago: no caller waits as long again."""
+"""Stores that recently denied access or did not respond, so that later calls fail at once."""
 
 
 def file_system(url: str) -> tuple[Any, str]:
     """The file system of a URL, and the path within it.
 
-    fsspec itself would also open what follows ``::`` in the name of an object.
+    URL chaining with ``::``, which fsspec would follow, is disabled.
 
     Raises:
         MissingExtraError: If its protocol needs an extra.
@@ -58,25 +58,25 @@ def file_system(url: str) -> tuple[Any, str]:
 
 
 def without_login(url: str) -> str:
-    """The URL without a name and password, which do not say what it names."""
+    """The URL without user name and password, which do not identify the object."""
     protocol, sign, rest = url.partition("://")
     place, slash, path = rest.partition("/")
     return f"{protocol}{sign}{place.rpartition('@')[2]}{slash}{path}"
 
 
 def is_async(system: Any) -> bool:
-    """Whether a file system can do several things at once, as those of object stores can."""
+    """Whether a file system supports parallel requests, as those of object stores do."""
     return bool(getattr(system, "async_impl", False))
 
 
 def ask(url: str, question: Callable[[Any, str], Any], limit_s: float = LIMIT_S) -> Any:
-    """The answer of the store that a URL names.
+    """Call a function with the file system of a URL, and return its result.
 
     Args:
-        url: Where.
-        question: Called with the file system, and the path within it. A coroutine that it returns
-            is run, for as long as the limit allows.
-        limit_s: Seconds.
+        url: The URL.
+        question: Called with the file system and the path within it. If it returns a coroutine,
+            that is run with the time limit.
+        limit_s: Time limit in seconds.
 
     Raises:
         UsageError: If a package is missing.
@@ -110,6 +110,6 @@ def _finished(system: Any, coroutine: Any, limit_s: float) -> Any:
 
 
 def _store_of(url: str) -> str:
-    """Protocol and bucket; an object that cannot be read says nothing about its neighbours."""
+    """Protocol and bucket."""
     protocol, _, path = url.partition("://")
     return f"{protocol}://{path.partition('/')[0]}"

@@ -1,1 +1,1 @@
-"""Judgement: thresholds, costs and fixes. Each rule is one file, discovered by folder."""
+"""Judgement: thresholds, costs and fixes. Each rule is one file, discovered in its folder."""

@@ -30,31 +30,31 @@ Check: TypeAlias = Callable[..., "Iterator[Draft]"]
 
 
 class Evidence:
-    """What a rule judges: a result of a section or verb, or a configuration."""
+    """Base of everything that a rule judges: a result of a section or verb, or a configuration."""
 
     __slots__ = ()
 
     subject: ClassVar[Subject] = Subject.RUN
     has_own_steps: ClassVar[bool] = False
-    """Whether its costs refer to its own steps, independent of the steps that traces mark."""
+    """Whether costs refer to steps of this evidence, independent of the steps that traces mark."""
 
     @property
     def marks_steps(self) -> bool:
-        """False if it shows that the recording has no steps: costs per step are then unknown."""
+        """False if the recording has no step marks, so that costs per step are unknown."""
         return True
 
     @property
     def recoverable_ns(self) -> Mapping[str, int]:
-        """Key of each simulated scenario to the step time, ns, that it recovers."""
+        """Key of each simulated scenario to the step time that it recovers, ns."""
         return {}
 
 
 class InsufficientEvidenceError(Exception):
-    """Raised by a check that cannot judge; the message says which evidence is missing and why."""
+    """Raised by a check that cannot judge. The message says which evidence is missing and why."""
 
 
 class Limit(msgspec.Struct, frozen=True):
-    """A threshold: its default and its meaning, one sentence without full stop."""
+    """A threshold: its default, and its meaning as one sentence without full stop."""
 
     value: float
     meaning: str
@@ -65,23 +65,24 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         message: One or two sentences with numbers and units.
-        fix: What to do, one or two sentences.
+        fix: How to fix it, one or two sentences.
         cost_ns_per_step: Step time that could be recovered, an upper bound; None when unknown, and
             always None for a rule with ``costs_time=False``.
-        confidence: What the statement is based on.
+        confidence: Whether the statement is measured, inferred or modelled.
         ranks: Affected ranks; empty for all.
-        steps: Affected steps; empty for all analysed ones.
+        steps: Affected steps; empty for all analysed steps.
         evidence: Sections and keys of the report that hold the numbers.
-        severity: Only where it differs from the rule's own.
+        severity: Severity, only if it differs from that of the rule.
         without: Key of the what-if scenario that removes this problem
             (:class:`~distprof.sections.whatif.result.Scenario`), so that the simulated gain is
-            shown next to the cost; empty if no scenario does.
-        explains: Codes of wider findings whose cost includes the same time. Next to this finding
-            they add little (:mod:`distprof.rules.engine`).
+            shown next to the cost; empty if there is no scenario.
+        explains: Codes of wider findings whose cost includes the same time, so that they add little
+            to this finding (:mod:`distprof.rules.engine`).
         comes_first: Whether it comes before all repairs of the plan that name no ranks, because the
-            recording shows too little to simulate this one.
-        last_resort_ns: For a finding that counts only if no other one names the same scenario: what
-            the scenario must still recover after all others; None for ordinary findings.
+            recording has too little data to simulate its repair.
+        last_resort_ns: For a finding that counts only if no other finding names the same scenario:
+            the least time that the scenario must still recover after all others. None for ordinary
+            findings.
     """
 
     message: str
@@ -105,12 +106,12 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         code: Family and number, for example ``COM101``; never reused.
         name: The problem in kebab-case.
         severity: Severity of its findings, unless a draft sets another.
-        since: First version that has it.
-        needs: Result types, in the order in which the check takes them.
+        since: First version with this rule.
+        needs: Result types, in the order of the check's parameters.
         limits: Thresholds by name.
-        costs_time: False if no finding has a cost: the loss is memory, energy or model quality, or
-            no source has times for it.
-        doc: The page, parsed from the module's docstring.
+        costs_time: False if no finding has a cost in time: the loss is memory, energy or model
+            quality, or no source has times for it.
+        doc: The page, parsed from the docstring of the module.
         check: Function called with one result per type in ``needs``, then the limits.
     """
 
@@ -131,16 +132,16 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def summary(self) -> str:
-        """The first sentence of what the rule detects."""
+        """The first sentence of the page."""
         return self.doc.summary
 
     @property
     def page(self) -> str:
-        """The rule's page, Markdown, with the shipped example."""
+        """The page of the rule in Markdown, with the shipped example."""
         return self.page_with(examples().get(self.code, ()))
 
     def page_with(self, messages: Sequence[str]) -> str:
-        """The rule's page, Markdown, with these messages as the example."""
+        """The page of the rule in Markdown, with these messages as the example."""
         facts = f"`{self.code}` · {self.severity.value} · since {self.since}"
         sections = self.doc.with_example(self.name, messages).sections
         parts = [f"# {self.name}", facts]
@@ -169,8 +170,8 @@ def rule(
 ) -> Callable[[Check], Rule]:
     """Turn a check function into a :class:`Rule`.
 
-    The rule's name is that of its module and its page is the module's docstring, so each rule is
-    one module. Rules that differ only in a few words are rows of one module's ``RULES`` instead.
+    The name and page of the rule are the name and docstring of its module, so each rule is one
+    module. Rules that differ only in a few words are entries in ``RULES`` of one module instead.
     """
 
     def decorate(check: Check) -> Rule:
@@ -205,24 +206,24 @@ class Finding(Record, frozen=True, kw_only=True):
     """One problem, its cost and its fix.
 
     Args:
-        code: Never reused, for example ``COM101``.
-        name: The problem, never the fix, for example ``low-overlap``.
+        code: Code of the rule, never reused, for example ``COM101``.
+        name: Name of the problem, never of the fix, for example ``low-overlap``.
         severity: ``error``, ``warning`` or ``info``.
         confidence: Whether the statement is measured, inferred or modelled.
         message: One or two sentences with the numbers.
-        ranks: Affected ranks.
-        steps: Affected steps; empty for all analysed ones.
+        ranks: Affected ranks; empty for all.
+        steps: Affected steps; empty for all analysed steps.
         cost_ns_per_step: Step time that could be recovered, an upper bound; None when unknown.
         evidence: Source of each number: section and key of the report.
-        fix: What to do, one or two sentences.
+        fix: How to fix it, one or two sentences.
         docs: Path of the rule's page, relative to the documentation.
-        docs_url: Address of that page, of the version that found the problem; empty where no site
-            is known, and for rules of plug-ins.
-        recoverable_ns: How much shorter the simulated step is without this problem; None if that
-            was not simulated. Without step marks it is the capture that is shorter.
-        remaining_ns: How much of that is left after the findings above: for a finding of the plan,
-            after those before it; for any other, after the whole plan. Findings that ask for the
-            same change share it. None if not simulated.
+        docs_url: Address of that page in the version that found the problem; empty if no site is
+            known, and for rules of plug-ins.
+        recoverable_ns: How much shorter the simulated step is without this problem; None if not
+            simulated. Without step marks, this refers to the capture.
+        remaining_ns: The part of ``recoverable_ns`` that is left after the findings above: for a
+            finding of the plan, after those before it; for any other finding, after the whole plan.
+            Findings that need the same change share it. None if not simulated.
     """
 
     code: str
@@ -242,12 +243,12 @@ class Finding(Record, frozen=True, kw_only=True):
 
 
 class NotChecked(Record, frozen=True, kw_only=True):
-    """A rule that was not checked for lack of evidence, with the reason.
+    """A rule that could not be checked, with the reason.
 
     Args:
         code: Code of the rule; ``PLUGIN`` for a plug-in that failed to load.
         name: Name of the rule or plug-in.
-        why: Which evidence is missing and why, one sentence.
+        why: The missing evidence and the reason, one sentence.
     """
 
     code: str

@@ -1,4 +1,4 @@
-"""Runs the rules on the results of one analysis and sorts their findings."""
+"""Run the rules on the results of one analysis and sort their findings."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ __all__ = ["Judged", "Planner", "Prices", "RuleOutcome", "in_order", "is_on_reco
 Overrides = Mapping[str, Mapping[str, float]]
 
 EXPLAINED = 0.8
-"""A narrower finding that explains at least this share of a wide one's cost replaces it."""
+"""A narrower finding that explains at least this share of a wider one's cost replaces it."""
 
 OUTWEIGHS = 5.0
-"""Times what a repair recovers from which a cost is not what it repairs."""
+"""A cost of at least this many times the gain of a repair is a different problem."""
 
 MOSTLY = 0.5
-"""At or above this share the narrower finding comes first, although it costs less."""
+"""From this share, the narrower finding comes first, although it costs less."""
 
 _ON_RECORDING = "CAP"
-"""Family of rules on the recording."""
+"""Prefix of rules about the recording."""
 
 _Order: TypeAlias = tuple[float, int, bool, str]
 
@@ -44,22 +44,22 @@ _Place: TypeAlias = tuple[int, int, _Order]
 
 
 class Prices(Protocol):
-    """A plan of repairs, and what each scenario still recovers."""
+    """A plan of repairs, and the time that each scenario still recovers."""
 
     @property
     def order(self) -> Sequence[str]:
-        """Keys of the scenarios that the plan consists of."""
+        """Keys of the scenarios in the plan, in order."""
 
     @property
     def remaining_ns(self) -> Mapping[str, int]:
-        """Key to what a scenario recovers after those before it, or after the whole plan."""
+        """Key to the time that a scenario recovers after those before it, or after the plan."""
 
     def is_wide(self, what: str) -> bool:
-        """Whether the scenario removes what many causes have in common."""
+        """Whether the scenario removes an effect that many causes share."""
 
 
 Planner: TypeAlias = "Callable[[Collection[str]], Prices | None]"
-"""From the scenarios that findings name to their prices; None where nothing was simulated."""
+"""Maps the scenarios that findings name to their prices; None if nothing was simulated."""
 
 
 class RuleOutcome(msgspec.Struct, frozen=True):
@@ -70,14 +70,14 @@ class RuleOutcome(msgspec.Struct, frozen=True):
 
 
 class Judged(msgspec.Struct, frozen=True):
-    """A draft and its rule, sorted by what it could recover, even where that is not shown.
+    """A draft with its rule and prices, from which the order of findings follows.
 
     Args:
         rule: The rule.
-        draft: What its check found.
-        recoverable_ns: What its scenario recovers alone; None if that was not simulated.
-        remaining_ns: What its scenario recovers after those above; None if that is not known.
-        place: Position of its scenario in the plan of repairs; None outside of it.
+        draft: The draft of a finding, from the rule's check.
+        recoverable_ns: Time that its scenario recovers alone; None if not simulated.
+        remaining_ns: Time that its scenario recovers after those above; None if unknown.
+        place: Position of its scenario in the plan of repairs; None outside the plan.
     """
 
     rule: Rule
@@ -95,10 +95,10 @@ class Judged(msgspec.Struct, frozen=True):
     def order(self) -> _Order:
         """The sort key of findings: errors without a cost first, then by descending cost.
 
-        Of unknown costs, those of time come before those of memory or of the model's quality.
+        Among findings with unknown cost, losses of time come before those of memory or quality.
         """
-        known = (self.remaining_ns, self.recoverable_ns, self.draft.cost_ns_per_step)
-        cost = next((ns for ns in known if ns is not None), None)
+        candidates = (self.remaining_ns, self.recoverable_ns, self.draft.cost_ns_per_step)
+        cost = next((ns for ns in candidates if ns is not None), None)
         if cost is not None:
             first: float = -cost
         else:
@@ -106,9 +106,9 @@ class Judged(msgspec.Struct, frozen=True):
         return (first, -self.severity.rank, not self.rule.costs_time, self.rule.code)
 
     def explains(self, wide: Judged) -> bool:
-        """Whether it explains time that another finding, no more severe, counts too.
+        """Whether it explains time that another finding, no more severe, also counts.
 
-        Two findings that claim to explain each other do not: otherwise both would disappear.
+        Two findings that explain each other do not count as explained: both would disappear.
         """
         return (
             wide.rule.code in self.draft.explains
@@ -129,7 +129,7 @@ def run_rules(
     """Judge the results with the rules of their subject.
 
     Args:
-        results: One result per analyzer that ran, any order; or a configuration.
+        results: One result per analyzer that ran, in any order; or a configuration.
         overrides: Code or name of a rule to a mapping of limit name to value.
         rules: Rules to run instead of all known ones.
         planner: Plans repairs among the scenarios that findings name.
@@ -139,23 +139,24 @@ def run_rules(
 
     Returns:
         The findings and the rules that were not checked. Errors without a cost come first, then
-        the plan of repairs in its order, then warnings and errors on the job, then the rest. Each
-        of the latter two is sorted by the step time that a simulation still recovers without them,
-        or by their cost where that was not simulated (unknown last), then by severity. A wide
-        finding that a narrower one explains comes after it, or is left out (:func:`in_order`), as
-        is one of which the plan leaves nothing. Without step marks costs are None, because the
-        capture is not a step; the order stays, and it is the capture that is simulated.
+        the plan of repairs in its order, then warnings and errors about the job, then the rest. The
+        last two groups are sorted by the step time that their repair still recovers in the
+        simulation, or by their cost if that was not simulated (unknown last), then by severity. A
+        wide finding that a narrower one explains comes after it or is left out (:func:`in_order`).
+        A wide finding is also left out if the plan leaves nothing of it. Without step marks, costs
+        are None because the capture is not a step; the order is the same, and the simulation covers
+        the capture.
 
     Raises:
         UsageError: If an override names an unknown rule or limit, or is not a finite number.
     """
     by_type: dict[type[Evidence], Evidence] = {type(result): result for result in results}
     changed = _resolve(overrides or {})
-    known = catalogue()
+    rulebook = catalogue()
     recoverable = {key: ns for one in by_type.values() for key, ns in one.recoverable_ns.items()}
     judged: list[Judged] = []
-    skipped = [NotChecked(code="PLUGIN", name=name, why=why) for name, why in known.failures]
-    for rule in _on_subject(known.rules if rules is None else rules, by_type):
+    skipped = [NotChecked(code="PLUGIN", name=name, why=why) for name, why in rulebook.failures]
+    for rule in _on_subject(rulebook.rules if rules is None else rules, by_type):
         limits = {name: limit.value for name, limit in rule.limits.items()}
         limits |= changed.get(rule.code, {})
         drafts, why = _run(rule, by_type, limits, debug=debug)
@@ -169,9 +170,9 @@ def run_rules(
 
 
 def _priced(judged: Sequence[Judged], planner: Planner | None) -> list[Judged]:
-    """The findings with their places in the plan, and what they still recover.
+    """The findings with their places in the plan and the time that they still recover.
 
-    Wide ones of which the findings above leave next to nothing are left out.
+    Wide findings are left out if the findings above leave almost nothing of them.
     """
     items = _without_claimed(judged)
     prices = planner(_claims(items)) if planner else None
@@ -196,36 +197,36 @@ def _is_wide(item: Judged, prices: Prices) -> bool:
 
 
 def _with_scenarios(items: Sequence[Judged], prices: Prices) -> list[Judged]:
-    """A narrow finding outside the plan gets the change of the wide one that it explains."""
+    """Give a narrow finding outside the plan the scenario of the wide finding that it explains."""
     planned = [item for item in items if item.draft.without in prices.order]
     found = []
     for item in items:
         wide = [other for other in planned if item.explains(other) and _is_its_change(item, other)]
         if wide and item not in planned:
-            like = max(wide, key=lambda other: other.draft.cost_ns_per_step or 0)
-            draft = replace(item.draft, without=like.draft.without)
-            item = replace(item, draft=draft, recoverable_ns=like.recoverable_ns)
+            widest = max(wide, key=lambda other: other.draft.cost_ns_per_step or 0)
+            draft = replace(item.draft, without=widest.draft.without)
+            item = replace(item, draft=draft, recoverable_ns=widest.recoverable_ns)
         found.append(item)
     return found
 
 
 def _is_its_change(narrow: Judged, wide: Judged) -> bool:
-    """Whether the wide finding's change is the narrow one's: most of its cost, and some gain.
+    """Whether the wide finding's change also fixes the narrow one: most of its cost, some gain.
 
-    Where computation is short, overlapping recovers next to nothing, but sending half as much does.
+    If computation is short, more overlap recovers almost nothing, but sending half as much does.
     """
     cost = narrow.draft.cost_ns_per_step or 0
     return _share(narrow, wide) >= EXPLAINED and (wide.recoverable_ns or 0) >= cost / OUTWEIGHS
 
 
 def _share(narrow: Judged, wide: Judged) -> float:
-    """How much of the wide finding's cost the narrow one has; 0 where either is unknown."""
+    """The cost of the narrow finding as a share of the wide one's; 0 if either is unknown."""
     whole = wide.draft.cost_ns_per_step
     return (narrow.draft.cost_ns_per_step or 0) / whole if whole else 0.0
 
 
 def _without_claimed(judged: Sequence[Judged]) -> list[Judged]:
-    """Ordinary findings, and those of last resort whose scenario no ordinary one names."""
+    """Ordinary findings, and last-resort findings whose scenario no ordinary finding names."""
     claimed = {item.draft.without for item in judged if item.draft.last_resort_ns is None}
     return [
         item
@@ -244,7 +245,7 @@ def _is_last_resort_worth(item: Judged, prices: Prices) -> bool:
 
 
 def _with_price(item: Judged, remaining_ns: int | None, place: int | None) -> Judged:
-    """A finding of last resort costs what the others leave."""
+    """Add the price. The cost of a last-resort finding is the time that the others leave."""
     draft = item.draft
     if draft.last_resort_ns is not None:
         draft = replace(draft, cost_ns_per_step=remaining_ns)
@@ -252,7 +253,7 @@ def _with_price(item: Judged, remaining_ns: int | None, place: int | None) -> Ju
 
 
 def _is_used_up(item: Judged) -> bool:
-    """Whether the findings above recover nearly all that this one would."""
+    """Whether the findings above recover nearly all the time that this one would."""
     if item.place is not None or item.remaining_ns is None or item.recoverable_ns is None:
         return False
     return item.remaining_ns <= (1 - EXPLAINED) * item.recoverable_ns
@@ -269,7 +270,7 @@ def _on_subject(
 def _run(
     rule: Rule, by_type: Mapping[type[Evidence], Evidence], limits: Limits, *, debug: bool
 ) -> tuple[list[Draft], str]:
-    """The rule's drafts, or none and the reason why it could not judge."""
+    """The drafts of a rule, or none and the reason why it could not judge."""
     missing = [need.__name__ for need in rule.needs if need not in by_type]
     if missing:
         return [], f"the analysis has no {', '.join(missing)}"
@@ -290,8 +291,8 @@ def _resolve(overrides: Overrides) -> dict[str, dict[str, float]]:
         rule = find_rule(key)
         for name, value in values.items():
             if name not in rule.limits:
-                known = ", ".join(rule.limits) or "none"
-                raise UsageError(f"rule {rule.code} has no limit {name!r}; its limits: {known}")
+                names = ", ".join(rule.limits) or "none"
+                raise UsageError(f"rule {rule.code} has no limit {name!r}; its limits: {names}")
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise UsageError(f"limit {name} of rule {rule.code} must be a number")
             if not math.isfinite(value):
@@ -302,7 +303,7 @@ def _resolve(overrides: Overrides) -> dict[str, dict[str, float]]:
 
 def _finding(judged: Judged, site: str, *, has_steps: bool) -> Finding:
     rule, draft = judged.rule, judged.draft
-    # a cost from a training log is per iteration of that log, whichever steps traces mark
+    # a cost from a training log is per iteration of that log, independent of the steps in traces
     has_cost = has_steps or any(need.has_own_steps for need in rule.needs)
     return Finding(
         code=rule.code,
@@ -325,11 +326,11 @@ def _finding(judged: Judged, site: str, *, has_steps: bool) -> Finding:
 def in_order(judged: Iterable[Judged]) -> list[Judged]:
     """The findings worth showing: errors without a cost, the plan, then the most expensive first.
 
-    A finding whose cost is mostly explained by a narrower one comes after that one. If hardly
-    anything else remains, it is left out.
+    A finding whose cost is mostly explained by a narrower one comes after that one. If little of
+    its cost remains unexplained, it is left out.
     """
     items = list(judged)
-    common = _first_repair_of_nobody(items)
+    common = _first_unnamed_repair(items)
     gain = max((item.remaining_ns or 0 for item in items if item.place is not None), default=0)
     placed: list[tuple[_Place, bool, _Place, Judged]] = []
     for item in items:
@@ -344,24 +345,24 @@ def in_order(judged: Iterable[Judged]) -> list[Judged]:
 
 
 def _is_same_change(wide: Judged, items: Iterable[Judged]) -> bool:
-    """Whether a narrower finding asks for the same change of the plan, and says why."""
+    """Whether a narrower finding has the same place in the plan and explains this one."""
     return wide.place is not None and any(
         item.place == wide.place and item.explains(wide) for item in items
     )
 
 
-def _first_repair_of_nobody(items: Iterable[Judged]) -> int:
-    """Place of the first repair that names no ranks: the job's design, not a fault."""
+def _first_unnamed_repair(items: Iterable[Judged]) -> int:
+    """Place of the first repair that names no ranks: it concerns the job's design, not a fault."""
     places = (item.place for item in items if item.place is not None)
-    named = {item.place for item in items if item.place is not None and item.draft.ranks}
-    return min((place for place in places if place not in named), default=len(named))
+    with_ranks = {item.place for item in items if item.place is not None and item.draft.ranks}
+    return min((place for place in places if place not in with_ranks), default=len(with_ranks))
 
 
 def _place(item: Judged, common: int, gain: int) -> _Place:
-    """Errors without a cost first, then the plan, then warnings on the job, then the rest.
+    """Errors without a cost first, then the plan, then warnings about the job, then the rest.
 
-    A plan of small repairs does not come before what costs many times as much and has no repair
-    that can be simulated, such as a network that is not used.
+    A finding that costs many times the gain of the plan and has no repair that can be simulated,
+    such as an unused network, comes before the plan.
     """
     if item.order[0] == -math.inf:
         return 0, 0, item.order
@@ -376,19 +377,20 @@ def _place(item: Judged, common: int, gain: int) -> _Place:
 
 
 def _unsimulated_ns(item: Judged) -> int:
-    """Its cost where no scenario says what mending it recovers."""
+    """The cost of a finding that was not simulated, else 0."""
     return 0 if item.recoverable_ns is not None else item.draft.cost_ns_per_step or 0
 
 
 def is_on_recording(code: str) -> bool:
-    """Whether a finding is about the recording, and not about the job."""
+    """Whether a finding is about the recording instead of the job."""
     return code.startswith(_ON_RECORDING)
 
 
 def _best_explanation(wide: Judged, items: Sequence[Judged]) -> tuple[Judged | None, float]:
-    """The most expensive finding that explains part of this one's time, and that share.
+    """The most expensive finding that explains part of this one's cost, and that share.
 
-    It is the largest part rather than the sum, because narrow findings may overlap in time.
+    The share is that of the largest part instead of the sum, because narrow findings may overlap in
+    time.
     """
     narrower = [item for item in items if item.explains(wide)]
     if not narrower:

@@ -1,4 +1,4 @@
-"""The text of a rule's page: the rule's docstring, with real messages of the rule as an example."""
+"""The page of a rule: its docstring, with real messages of the rule as an example."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HEADINGS = (
 """The headings that an author writes, in order."""
 
 EXAMPLES_FILE = Path(__file__).with_name("examples.json")
-"""Code of a rule to its messages about its bad fixture; generated, like the pages."""
+"""Rule code to the messages for its failing fixture; generated, like the pages."""
 
 _EXAMPLE, _BEFORE_EXAMPLE = "Example", "How to fix"
 
@@ -34,7 +34,7 @@ _NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=\S)")
 
 
 class Page(msgspec.Struct, frozen=True):
-    """A parsed page: its title and the text under each heading, in the order written."""
+    """A parsed page: its title and the text under each heading, in source order."""
 
     title: str
     sections: Mapping[str, str]
@@ -48,7 +48,7 @@ class Page(msgspec.Struct, frozen=True):
         return flat if end < 0 else flat[: end + 1]
 
     def with_example(self, name: str, messages: Sequence[str]) -> Page:
-        """The page with an example section of a rule's messages; unchanged if there are none."""
+        """The page with an example section of these messages; unchanged without messages."""
         if not messages:
             return self
         lines = "\n".join(_filled(f"{name}: {message}") for message in messages)
@@ -77,12 +77,12 @@ def parse_page(text: str) -> Page:
 
 @cache
 def examples() -> Mapping[str, Sequence[str]]:
-    """Code of each of distprof's own rules to its example messages."""
+    """Code of each built-in rule to its example messages."""
     return msgspec.json.decode(EXAMPLES_FILE.read_bytes(), type=dict[str, tuple[str, ...]])
 
 
 def _filled(text: str) -> str:
-    """The text wrapped to a page's width, with numbers and units kept on one line."""
+    """The text wrapped to the width of a page, with numbers and units kept together."""
     tied = _NUMBER_AND_UNIT.sub("\N{NO-BREAK SPACE}", text)
     lines = textwrap.fill(tied, _WIDTH, break_long_words=False, break_on_hyphens=False)
     return lines.replace("\N{NO-BREAK SPACE}", " ")

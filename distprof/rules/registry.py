@@ -1,8 +1,8 @@
-"""The known rules: those in the ``rules`` folder of each subject, and those of plug-ins.
+"""The known rules: those in the ``rules`` folder of each section and verb, and those of plug-ins.
 
-A rule module holds one rule in ``check``, or a table of them in ``RULES``. A plug-in declares an
-entry point in the group ``distprof.rules`` that names such a module, a
-:class:`~distprof.rules.base.Rule`, or an iterable of them.
+A rule module holds one rule in ``check``, or several in ``RULES``. A plug-in declares an entry
+point in the group ``distprof.rules`` that names such a module, a
+:class:`~distprof.rules.base.Rule`, or an iterable of rules.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 ENTRY_POINT_GROUP = "distprof.rules"
 
 _PLACES = ("sections", "verbs")
-"""Packages whose subpackages may have rules."""
+"""Packages whose subpackages may contain rules."""
 
 
 class Catalogue(msgspec.Struct, frozen=True):
@@ -52,10 +52,11 @@ def all_rules() -> tuple[Rule, ...]:
 
 
 def find_rule(code_or_name: str) -> Rule:
-    """The rule with that code or name, in upper or lower case.
+    """The rule with that code or name, ignoring case.
 
     Raises:
-        UsageError: If there is none; the message suggests the nearest, or says that it is retired.
+        UsageError: If it is unknown or retired; the message suggests the nearest, or says why it
+            was retired.
     """
     wanted = code_or_name.strip().lower()
     for candidate in all_rules():
@@ -74,7 +75,7 @@ def catalogue() -> Catalogue:
 
 
 def collect(own: Iterable[Rule], others: Iterable[Plugin]) -> Catalogue:
-    """Combine distprof's rules with those of plug-ins; a bad plug-in is named, but never fatal."""
+    """Combine built-in rules with those of plug-ins; a bad plug-in is reported but never fatal."""
     found = {rule.code: rule for rule in own}
     names = {rule.name for rule in found.values()}
     failures: list[tuple[str, str]] = []
@@ -96,7 +97,7 @@ def collect(own: Iterable[Rule], others: Iterable[Plugin]) -> Catalogue:
 def own_rules() -> Iterator[Rule]:
     """Rules of every section and verb, discovered by folder and imported by name.
 
-    They are imported by name because a rule judges results, and results do not know rules.
+    Rules depend on results, so results must not import them.
     """
     for place in _PLACES:
         for folder in sorted(Path(distprof.__file__).parent.joinpath(place).glob("*/rules")):
@@ -119,9 +120,9 @@ def _rules_in(loaded: object) -> Iterator[Rule]:
 
 
 def _suggestion(wanted: str) -> str:
-    known = [word for rule in all_rules() for word in (rule.code.lower(), rule.name)]
-    begun = [word for word in known if wanted and word.startswith(wanted)]
-    near = begun[:3] or difflib.get_close_matches(wanted, known, n=3, cutoff=0.5)
+    words = [word for rule in all_rules() for word in (rule.code.lower(), rule.name)]
+    completions = [word for word in words if wanted and word.startswith(wanted)]
+    near = completions[:3] or difflib.get_close_matches(wanted, words, n=3, cutoff=0.5)
     shown = [word.upper() if "-" not in word else word for word in near]
     if shown:
         return f": did you mean {' or '.join(shown)}?"

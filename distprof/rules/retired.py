@@ -1,4 +1,4 @@
-"""Codes and names of former rules. They keep their meaning forever and are never reused."""
+"""Codes and names of former rules. They keep their meaning and are never reused."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ from types import MappingProxyType
 __all__ = ["RETIRED"]
 
 RETIRED: Mapping[str, tuple[str, str]] = MappingProxyType({})
-"""Code to name and reason for retirement, one sentence."""
+"""Code to the name and the reason for retirement, one sentence."""

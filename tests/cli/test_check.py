@@ -263,7 +263,7 @@ def test_wrong_use_is_said_before_any_work(capsys, words, said):
     [
         (None, "--update-baseline"),
         (b"", "an empty file"),
-        (b'{"schema": "distprof.baseline/1", ', "damaged or other JSON"),
+        (b'{"schema": "distprof.baseline/1", ', "damaged or unrelated JSON"),
         (b'{"schema": "distprof.baseline/2"}', "distprof.baseline/2"),
         (b'{"schema": "distprof.report/1"}', "distprof.report/1"),
     ],

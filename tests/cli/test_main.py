@@ -386,7 +386,7 @@ def test_a_file_whose_ending_names_no_format_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["analyze", "traces", "-o", str(tmp_path / "report.pdf")]) == 2
-    assert "no format has the ending .pdf" in capsys.readouterr().err
+    assert "no format has the extension .pdf" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

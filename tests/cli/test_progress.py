@@ -10,7 +10,7 @@ import pytest
 
 from distprof import open_run
 from distprof.cli.output import has_color
-from distprof.cli.progress import _left, _told, progress_bar, status_line
+from distprof.cli.progress import _state, _time_left, progress_bar, status_line
 from distprof.verbs.sweep.running import Progress
 
 DLRM = Path(__file__).parents[1] / "golden" / "kineto" / "dlrm-v100-8gpu"
@@ -137,12 +137,12 @@ def test_a_status_line_is_no_wider_than_the_terminal_and_goes_away(
     ],
 )
 def test_time_left_is_said_as_roughly_as_it_is_known(seconds: float, text: str) -> None:
-    assert _left(seconds) == text
+    assert _time_left(seconds) == text
 
 
 def test_before_the_first_run_is_done_nothing_is_known_of_the_time() -> None:
     begun = Progress(number=1, total=9, run="1 rank, repeat 1", elapsed_s=3.2, left_s=None)
-    assert _told(begun) == "1 rank, repeat 1, for 3 s"
+    assert _state(begun) == "1 rank, repeat 1, for 3 s"
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def test_a_run_that_fails_ends_it_with_4_and_nothing_is_lost(stand_in, capsys):
     assert "0 of 2 runs are done" in said
     assert "distprof scale --sweep s" in said
     assert main(["scale", "--from", "s"]) == 3
-    assert "2 of its runs are still missing" in capsys.readouterr().err
+    assert "2 runs are still missing" in capsys.readouterr().err
     (stand_in / "fail").unlink()
     assert main(["scale", "--sweep", "s"]) == 0
     assert len(calls(stand_in)) == 3

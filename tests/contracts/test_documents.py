@@ -153,8 +153,8 @@ def test_another_format_is_refused_with_those_that_there_are(document: Document)
     ("data", "found"),
     [
         (b"", "an empty file"),
-        (b"{", "damaged or other JSON"),
-        (b"[]", "damaged or other JSON"),
+        (b"{", "damaged or unrelated JSON"),
+        (b"[]", "damaged or unrelated JSON"),
         (b"{}", 'JSON without "schema"'),
         (b'{"schema": "distprof.other/1"}', '"schema": "distprof.other/1"'),
     ],

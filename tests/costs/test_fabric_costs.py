@@ -125,7 +125,7 @@ def test_one_size_gone_wrong_moves_neither_by_much():
     [
         ([64, 128, 256, 512, 1024], "all latency-bound"),
         ([2**k for k in range(24, 30)], "all transfer-bound"),
-        ([64, 2**20, 2**28], "takes 5 sizes, measured: 3"),
+        ([64, 2**20, 2**28], "needs 5 sizes, measured: 3"),
     ],
 )
 def test_sizes_of_one_regime_are_refused(sizes, says):
@@ -153,7 +153,7 @@ def test_one_rank_alone_sends_nothing():
 def test_a_refusal_is_kept_with_the_curve():
     short = curve(CollectiveKind.ALL_REDUCE, 8, 5_000, 50e9, sizes=SIZES[:3])
     assert short.fit is None
-    assert short.refusal == "a fit takes 5 sizes, measured: 3"
+    assert short.refusal == "a fit needs 5 sizes, measured: 3"
 
 
 def test_spread_is_that_of_the_rounds():

@@ -162,7 +162,7 @@ def test_the_flag_is_short_for_the_format(tmp_path, capsys) -> None:
 def test_a_section_alone_has_no_brief_form(tmp_path, capsys) -> None:
     save_report(straggler(), tmp_path / "report.json")
     assert main(["report", str(tmp_path / "report.json"), "--brief", "--section", "idle"]) == 2
-    assert "--section is for text, Markdown and HTML, not for brief" in capsys.readouterr().err
+    assert "--section works with text, Markdown and HTML; brief" in capsys.readouterr().err
 
 
 def test_a_job_whose_end_was_not_seen_may_hang() -> None:

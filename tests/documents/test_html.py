@@ -432,7 +432,7 @@ def test_of_many_pipelines_those_with_the_largest_bubbles_are_drawn() -> None:
     ]
     figure = schedule_figures(groups)
     assert re.findall(r"<figcaption>.*?bubble ([\d.]+)", figure) == ["40.0", "30.0", "20.0", "10.0"]
-    assert "2 other pipelines with smaller bubbles not drawn." in figure
+    assert "Not drawn: 2 other pipelines with smaller bubbles." in figure
     assert schedule_figures([msgspec.structs.replace(pipeline(), picture=())]) == ""
 
 

@@ -119,14 +119,14 @@ def test_a_place_that_cannot_be_written_is_an_input_error(tmp_path: Path) -> Non
     ("data", "found"),
     [
         (b"", "an empty file"),
-        (b"{", "damaged or other JSON"),
-        (b"\xff\xfe\x00", "damaged or other JSON"),
-        (b"[1, 2]", "damaged or other JSON"),
+        (b"{", "damaged or unrelated JSON"),
+        (b"\xff\xfe\x00", "damaged or unrelated JSON"),
+        (b"[1, 2]", "damaged or unrelated JSON"),
         (b'{"traceEvents": []}', 'JSON without "schema"'),
         (b'{"schema": "distprof.report/2"}', '"schema": "distprof.report/2"'),
-        (b'{"schema": 1}', "damaged or other JSON"),
+        (b'{"schema": 1}', "damaged or unrelated JSON"),
         (b'{"schema": "distprof.report/1"}', "missing required field"),
-        (b"[" * 100_000, "damaged or other JSON"),
+        (b"[" * 100_000, "damaged or unrelated JSON"),
     ],
 )
 def test_what_is_no_report_is_refused_with_what_was_found(data: bytes, found: str) -> None:

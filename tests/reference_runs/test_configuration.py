@@ -48,11 +48,11 @@ def test_every_default_is_spelt_out() -> None:
 @pytest.mark.parametrize(
     ("sections", "text"),
     [
-        ({"dpp": {}}, r"section \[dpp\] is unknown: did you mean ddp\? Known are model"),
+        ({"dpp": {}}, r"section \[dpp\] is unknown: did you mean ddp\? Choose from model"),
         ({"fsdp": {}}, r"section \[fsdp\] is unknown"),
         (
             {"ddp": {"hok": "fp16"}},
-            r"\[ddp\] hok is unknown: did you mean hook\? Known are bucket_mb",
+            r"\[ddp\] hok is unknown: did you mean hook\? Choose from bucket_mb",
         ),
         ({"ddp": {"hook": "zip"}}, r"hook must be one of none, fp16, .* not 'zip'"),
         (

@@ -162,7 +162,7 @@ def test_an_object_that_vanishes_costs_its_rank_only(s3, options):
     run = open_run("s3://bucket/run", options)
     (gap,) = [gap for gap in run.gaps if gap.what == "unreadable"]
     assert gap.ranks == (1,)
-    assert "no object of this name" in gap.message
+    assert "no object with this name" in gap.message
 
 
 # Answers ------------------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ def test_short_answers_are_refused_in_the_end(s3, monkeypatch):
     put(s3, "long", LONG)
     stored = stat("s3://bucket/long")
     s3.faults["/bucket/long"] = short
-    with pytest.raises(StoreError, match="an answer that ends after"):
+    with pytest.raises(StoreError, match="a response that ends after"):
         read_all(stored)
     first = [ranged for ranged in gets(s3, "long") if ranged.startswith("bytes=0-")]
     assert len(first) == download.TRIES

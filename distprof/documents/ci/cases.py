@@ -1,4 +1,4 @@
-"""What all formats of CI services are made from: a list of cases, from any document."""
+"""A list of cases from any document: the common input of all CI formats."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from distprof.sections.verdict import judge
 from distprof.terms import Severity
 from distprof.units import capitalized
 
-__all__ = ["Case", "Cases", "Outcome", "fingerprints", "report_cases", "said"]
+__all__ = ["Case", "Cases", "Outcome", "fingerprints", "one_line", "report_cases"]
 
 Outcome: TypeAlias = Literal["passed", "failed", "skipped"]
 
-_MAX_SAID = 2_000
+_MAX_LENGTH = 2_000
 """Characters of one message: GitHub cuts annotations at 4 KiB."""
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that was checked.
+    """The result of one check.
 
     Args:
         code: Code of the rule, or name of the metric.
-        name: Name of the rule in kebab-case; empty where the code says it.
-        message: What was found; why, where it could not be checked.
-        severity: How bad it is; None for what is no problem, and for what was not checked.
-        outcome: As a test: whether it fails the job.
-        fix: What to do; may be empty.
-        ranks: Whom it concerns; empty for all.
+        name: Name of the rule in kebab-case; empty if the code already says it.
+        message: The result, or the reason why it could not be checked.
+        severity: Severity of the problem; None if there is no problem or it was not checked.
+        outcome: The outcome as a test: whether it fails the job.
+        fix: How to fix it; may be empty.
+        ranks: The affected ranks; empty for all.
         docs_url: Page of the rule; empty without one.
-        gain: What fixing it gives back, for people; empty where unknown.
+        gain: Gain of the fix as text; empty if unknown.
     """
 
     code: str
@@ -53,7 +53,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def title(self) -> str:
         """For example ``STR101 persistent-straggler``."""
-        return said(f"{self.code} {self.name}".strip())
+        return one_line(f"{self.code} {self.name}".strip())
 
     @property
     def text(self) -> str:
@@ -63,20 +63,20 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
             f"{capitalized(self.gain)}." if self.gain else "",
             f"Fix: {self.fix}" if self.fix else "",
         )
-        return said(" ".join(part for part in parts if part))
+        return one_line(" ".join(part for part in parts if part))
 
 
 class Cases(msgspec.Struct, frozen=True, kw_only=True):
     """All cases of one result.
 
     Args:
-        command: What made it, for example ``distprof analyze``.
-        version: Version of distprof that made it.
-        source: What was judged, as the user named it; empty if that is no path.
+        command: The command that produced it, for example ``distprof analyze``.
+        version: Version of distprof that produced it.
+        source: The judged path, as the user named it; empty if it is not a path.
         verdict: The result in one sentence.
-        cases: In the order of importance.
-        is_source_file: Whether the source is a file that its author can change, so that problems
-            are shown there.
+        cases: In order of importance.
+        is_source_file: Whether the source is a file that its author can edit, so that services
+            show problems in it.
     """
 
     command: str
@@ -88,22 +88,22 @@ class Cases(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def problems(self) -> tuple[Case, ...]:
-        """What has a severity."""
+        """The cases with a severity."""
         return tuple(case for case in self.cases if case.severity is not None)
 
     @property
     def path(self) -> str:
-        """The source as services want it: with slashes, without a leading ``./``."""
-        path = said(self.source).replace("\\", "/")
+        """The source in the form that services expect: slashes, no leading ``./``."""
+        path = one_line(self.source).replace("\\", "/")
         while path.startswith("./"):
             path = path[2:].lstrip("/")
         return path.rstrip("/") or "."
 
 
 def report_cases(report: Report, options: RenderOptions) -> Cases:
-    """Findings, and rules that could not be checked.
+    """The verdict, the findings, and the rules that could not be checked.
 
-    A finding fails at the severity that ``options.fail_on`` names, else as a warning or error.
+    A finding fails from the severity in ``options.fail_on``, by default from ``warning``.
     """
     return Cases(
         command="distprof analyze",
@@ -133,9 +133,9 @@ def _of_report(report: Report, least: Severity) -> Iterator[Case]:
 
 
 def fingerprints(found: Cases) -> Sequence[str]:
-    """For each problem what tells it from others, the same in the next run unless it is gone.
+    """An identifier for each problem, which stays the same from run to run.
 
-    It is made of the rule, the ranks and the source, and of no number that was measured.
+    It is a hash of the command, rule, ranks and source, without any measured number.
     """
     seen: dict[str, int] = {}
     marks = []
@@ -147,6 +147,6 @@ def fingerprints(found: Cases) -> Sequence[str]:
     return marks
 
 
-def said(text: str) -> str:
-    """A text of a result on one line, harmless and of bounded length."""
-    return shorten(plain(" ".join(text[: 4 * _MAX_SAID].split())), _MAX_SAID)
+def one_line(text: str) -> str:
+    """A text of a result on one line, escaped and of bounded length."""
+    return shorten(plain(" ".join(text[: 4 * _MAX_LENGTH].split())), _MAX_LENGTH)

@@ -6,7 +6,7 @@ Source: GitHub's documentation, "Workflow commands for GitHub Actions"; escaping
 
 from __future__ import annotations
 
-from distprof.documents.ci.cases import Cases, said
+from distprof.documents.ci.cases import Cases, one_line
 from distprof.terms import Severity
 
 __all__ = ["github"]
@@ -17,7 +17,7 @@ _COMMANDS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO
 def github(found: Cases) -> str:
     """The verdict as a notice, then an annotation for each problem, most important first."""
     where = {"file": found.path, "line": "1"} if found.is_source_file else {}
-    lines = [_command("notice", said(found.verdict), title=found.command)]
+    lines = [_command("notice", one_line(found.verdict), title=found.command)]
     for case in found.problems:
         assert case.severity is not None
         lines.append(_command(_COMMANDS[case.severity], case.text, **where, title=case.title))

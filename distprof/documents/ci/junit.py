@@ -1,4 +1,4 @@
-"""JUnit's XML, as Jenkins and others read it.
+"""JUnit XML, as Jenkins and others read it.
 
 Source: ``junit-10.xsd`` of Jenkins' xUnit plug-in.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from distprof.documents.ci.cases import Case, Cases, Outcome, said
+from distprof.documents.ci.cases import Case, Cases, Outcome, one_line
 
 __all__ = ["junit"]
 
@@ -15,7 +15,7 @@ _ELEMENTS: dict[Outcome, str] = {"failed": "failure", "skipped": "skipped", "pas
 
 
 def junit(found: Cases) -> str:
-    """A test case per case; some services take a file without any for a failure."""
+    """One test case per case, at least one: some services treat an empty file as a failure."""
     suite = ElementTree.Element("testsuite", name=found.command)
     for case in found.cases or (Case(code="verdict", message=found.verdict),):
         _add(suite, case, found)
@@ -39,4 +39,4 @@ def _add(suite: ElementTree.Element, case: Case, found: Cases) -> None:
     if element == "system-out":
         ElementTree.SubElement(test, element).text = case.text
     else:
-        ElementTree.SubElement(test, element, message=said(case.message)).text = case.text
+        ElementTree.SubElement(test, element, message=one_line(case.message)).text = case.text

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
-from distprof.documents.ci.cases import Case, Cases, fingerprints, said
+from distprof.documents.ci.cases import Case, Cases, fingerprints, one_line
 from distprof.terms import Severity
 from distprof.units import fold_ranks
 
@@ -31,7 +31,7 @@ def sarif(found: Cases) -> str:
         "tool": {
             "driver": {
                 "name": "distprof",
-                "version": said(found.version),
+                "version": one_line(found.version),
                 "rules": [_rule(rules[code]) for code in codes],
             }
         },
@@ -46,7 +46,7 @@ def sarif(found: Cases) -> str:
         "results": [
             _result(case, codes, found, mark) for case, mark in zip(problems, marks, strict=True)
         ],
-        "properties": {"command": found.command, "verdict": said(found.verdict)},
+        "properties": {"command": found.command, "verdict": one_line(found.verdict)},
     }
     log = {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
     return json.dumps(log, indent=1, ensure_ascii=False) + "\n"
@@ -54,12 +54,12 @@ def sarif(found: Cases) -> str:
 
 def _rule(case: Case) -> dict[str, Any]:
     rule: dict[str, Any] = {
-        "id": said(case.code),
+        "id": one_line(case.code),
         "shortDescription": {"text": _message(case.name or case.code)},
         "help": {"text": _message(f"distprof rule {case.code}")},
     }
     if case.name:
-        rule["name"] = said(case.name)
+        rule["name"] = one_line(case.name)
     return rule | ({"helpUri": case.docs_url} if case.docs_url else {})
 
 
@@ -68,14 +68,14 @@ def _result(case: Case, codes: Sequence[str], found: Cases, mark: str) -> dict[s
     location: dict[str, Any] = {
         "physicalLocation": {
             "artifactLocation": {"uri": quote(found.path, safe=_IN_PATHS)},
-            # Code scanning shows a result only at a line
+            # Code scanning shows only results that have a line
             "region": {"startLine": 1},
         }
     }
     if case.ranks:
         location["logicalLocations"] = [{"name": f"ranks {fold_ranks(case.ranks)}"}]
     return {
-        "ruleId": said(case.code),
+        "ruleId": one_line(case.code),
         "ruleIndex": codes.index(case.code),
         "level": _LEVELS[case.severity],
         "message": {"text": _message(case.text)},
@@ -90,6 +90,6 @@ def _notification(case: Case) -> dict[str, Any]:
 
 
 def _message(text: str) -> str:
-    """Plain text of a message, in which SARIF reads braces and brackets (3.11.5, 3.11.6)."""
-    escaped = said(text).replace("\\", "\\\\").replace("[", "\\[").replace("]", "\\]")
+    """Message text with braces and brackets escaped, which SARIF interprets (3.11.5, 3.11.6)."""
+    escaped = one_line(text).replace("\\", "\\\\").replace("[", "\\[").replace("]", "\\]")
     return escaped.replace("{", "{{").replace("}", "}}")

@@ -1,11 +1,11 @@
-"""Results as one HTML file that needs nothing else: no network, no further file, no plug-in.
+"""Results as one self-contained HTML file: no network, no further files, no plug-ins.
 
-A page is drawn from the same tables, sentences and findings as text and Markdown, so that it never
-says anything else. Figures are inline SVG, made by pure functions of the report.
+A page is drawn from the same tables, sentences and findings as text and Markdown, so it always
+agrees with them. Figures are inline SVG, made by pure functions of the report.
 
-There is no template engine: :mod:`distprof.documents.html.markup` escapes whatever is not
-:class:`~distprof.documents.html.markup.Markup` already, mypy checks every call, and the notebook
-shares it. Jinja2 would add a dependency, and a file of its own language for each block, without
-escaping more. There is no plotting library either: those that can be inlined take 50 kB to 4 MB of
-script, need a script before anything is seen, and set inline styles that the page's policy forbids.
+There is no template engine: :mod:`distprof.documents.html.markup` escapes everything that is not
+:class:`~distprof.documents.html.markup.Markup`, mypy checks every call, and notebooks share the
+code. Jinja2 would add a dependency and a template file per block, without escaping more. There is
+no plotting library either: those that can be inlined take 50 kB to 4 MB of script, show nothing
+until the script has run, and set inline styles that the page's policy forbids.
 """

@@ -1,4 +1,4 @@
-"""What every HTML page is made of: sentences, tables, bars, sections."""
+"""Building blocks of every HTML page: sentences, tables, bars, sections."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     """One part of a page, listed in its table of contents.
 
     Args:
-        anchor: Its id.
-        title: Its heading.
-        content: Below the heading.
+        anchor: Id of the section.
+        title: Heading.
+        content: Content below the heading.
     """
 
     anchor: str
@@ -53,9 +53,9 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     """One piece of a bar.
 
     Args:
-        kind: Class of the style sheet that decides colour and hatching, without ``k-``.
-        ratio: Its share of the whole bar.
-        title: Said of it.
+        kind: CSS class for colour and hatching, without ``k-``.
+        ratio: Share of the whole bar.
+        title: Tooltip.
     """
 
     kind: str
@@ -69,7 +69,7 @@ def sentence(text: str, **attributes: str) -> Markup:
 
 
 def bullets(texts: Iterable[str], *, numbered: bool = False) -> Markup:
-    """Sentences as a list; empty without any."""
+    """Sentences as a list; empty without sentences."""
     items = [element("li", bounded(text, _MAX_SENTENCE)) for text in texts]
     return element("ol" if numbered else "ul", *items) if items else EMPTY
 
@@ -83,19 +83,19 @@ def section(part: Part) -> Markup:
 
 
 def folded(summary: str, *content: str, opened: bool = False, **attributes: str) -> Markup:
-    """Content that a click or a key on ``summary`` shows."""
+    """Content that unfolds on a click or key press on ``summary``."""
     return element(
         "details", element("summary", summary), *content, open=opened or None, **attributes
     )
 
 
 def scrolled(content: Markup, label: str) -> Markup:
-    """Content that may be wider than a phone: it scrolls by itself, by keys too."""
+    """Content that may be wider than the screen: it scrolls separately, also with the keyboard."""
     return element("div", content, class_="wide", role="region", aria_label=label, tabindex="0")
 
 
 def drawn_table(view: TableView, *, opened: bool = False) -> Markup:
-    """A table of a report under its title, folded, with its notes."""
+    """A folded table of a report, with its title and notes."""
     caption = element("small", bounded(view.caption, _MAX_SENTENCE)) if view.caption else EMPTY
     title = joined((element("b", bounded(view.title, _MAX_CELL)), " ", caption))
     body = scrolled(grid(view.columns, view.rows, view.strong), f"Table: {view.title}")
@@ -125,7 +125,7 @@ def grid(
 
 def _cell(tag: str, column: Column, cell: Cell, **attributes: str) -> Markup:
     if tag == "th" and not cell:
-        tag, attributes = "td", {}  # a heading without text is none
+        tag, attributes = "td", {}  # an empty heading is not a heading
     name = "left" if column.left or not isinstance(cell, str) else None
     return element(tag, _content(cell), class_=name, **attributes)
 
@@ -140,9 +140,9 @@ def _content(cell: Cell) -> Markup:
 
 
 def edges(ratios: Iterable[float], scale: int) -> list[int]:
-    """Where pieces of these shares begin and end, as whole numbers up to ``scale``.
+    """The edges of adjacent pieces with these shares, as whole numbers up to ``scale``.
 
-    Rounding the edges and not the widths keeps the sum exact.
+    Rounding the edges instead of the widths keeps the sum exact.
     """
     found, done = [0], 0.0
     for ratio in ratios:
@@ -162,11 +162,11 @@ def bar(
     """A horizontal bar whose pieces are shares of its container's width.
 
     Args:
-        segments: The pieces, from the left.
-        label: What a screen reader says.
-        start: Where the first begins, as a share.
-        marks: Places of lines across the bar, such as a limit, as shares.
-        is_tall: Whether it is the one that readers look at first.
+        segments: The pieces, from left to right.
+        label: Text for screen readers.
+        start: Start of the first piece, as a share.
+        marks: Positions of lines across the bar, such as a limit, as shares.
+        is_tall: Whether to draw a tall bar, for the main figure of a page.
     """
     at = edges([start, *(piece.ratio for piece in segments)], 10_000)[1:]
     pieces = [
@@ -186,18 +186,18 @@ def bar(
 
 
 def upright(place: float) -> Markup:
-    """A line across a bar at a share of its width."""
+    """A vertical line across a bar, at a share of its width."""
     at = f"{100 * place:.4g}%"
     return element("line", x1=at, x2=at, y1=0, y2="100%", class_="mark-line")
 
 
 def slug(text: str) -> str:
-    """``text`` as an id or the name of a class."""
+    """``text`` as an id or class name."""
     return re.sub(r"[^a-z0-9]+", "-", text[:80].lower()).strip("-") or "x"
 
 
 def bounded(text: str, width: int = _MAX_SENTENCE) -> Markup:
-    """``text`` escaped and at most that long, its numbers on the line of their units."""
+    """``text`` escaped, at most ``width`` long, with numbers and their units kept together."""
     if isinstance(text, Markup):
         return text
     return untouched(glued(html_text(shorten(plain(text[:_MAX_SENTENCE]), width))))

@@ -1,4 +1,4 @@
-"""Maps of cells, rows by columns: strokes by shade, names along two sides, what a script needs."""
+"""Maps of cells, rows by columns: strokes by shade, names on two sides, data for the script."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distprof.escape import plain
 __all__ = ["Grid", "cell_map", "grid_data", "strokes", "two_digits"]
 
 BAND = 16
-"""Rows that are drawn together, so that a browser paints only those that are on the screen."""
+"""Rows per SVG path, so that browsers paint only the rows on the screen."""
 _MAX_NAME = 200
 _MAX_TURNED = 28
 _LINE = 14
@@ -30,10 +30,10 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
         rows: Name of each row.
         columns: Name of each column.
         groups: First row and name of each group of rows, such as a node; empty for none.
-        row_word: What a row is.
-        column_word: What a column is.
-        is_turned: Whether names of columns are long, and stand upright.
-        group_word: What a group is.
+        row_word: Noun for a row.
+        column_word: Noun for a column.
+        is_turned: Whether to rotate the column names because they are long.
+        group_word: Noun for a group.
     """
 
     rows: tuple[str, ...]
@@ -46,15 +46,15 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cell_map(shades: np.ndarray, kinds: Sequence[str], grid: Grid, label: str) -> Markup:
-    """The cells of a map with names along its sides, in a region that scrolls.
+    """The cells of a map with names along two sides, in a scrollable region.
 
-    The page contains the whole picture; a script only changes its size.
+    The page contains the whole picture. The script only changes its size.
 
     Args:
-        shades: Rows times columns, index into ``kinds``; -1 for cells that stay empty.
-        kinds: Classes of the style sheet.
-        grid: Names.
-        label: What a screen reader says.
+        shades: Index into ``kinds``, shape ``(rows, columns)``; -1 for empty cells.
+        kinds: CSS classes.
+        grid: Names of rows and columns.
+        label: Text for screen readers.
     """
     num_rows, num_columns = shades.shape
     high = max(4, min(20, 400 // num_rows))
@@ -79,7 +79,7 @@ def cell_map(shades: np.ndarray, kinds: Sequence[str], grid: Grid, label: str) -
 
 
 def grid_data(grid: Grid) -> dict[str, str]:
-    """Attributes of a map's figure, from which the script makes lists and labels."""
+    """Attributes of a map's figure, from which the script builds lists and labels."""
     return {
         "data_rows": _listed(grid.rows),
         "data_columns": _listed(grid.columns),
@@ -97,7 +97,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def two_digits(value: int) -> str:
-    """A number below 1,296 in two digits of base 36."""
+    """A number below 1,296 as two base-36 digits."""
     return _DIGITS[value // 36] + _DIGITS[value % 36]
 
 
@@ -110,12 +110,12 @@ def _bands(shades: np.ndarray, kinds: Sequence[str]) -> Iterator[Markup]:
 
 
 def strokes(shades: np.ndarray, num_kinds: int, *, first: int = 0) -> list[Markup]:
-    """A path of horizontal strokes for each kind, neighbours of one kind as one stroke.
+    """One path of horizontal strokes per kind; adjacent cells of one kind share a stroke.
 
     Args:
-        shades: Rows times columns, 0 to ``num_kinds``; -1 for cells that stay empty.
+        shades: Index of the kind, shape ``(rows, columns)``; -1 for empty cells.
         num_kinds: Number of paths.
-        first: Place of the first row.
+        first: Index of the first row.
     """
     paths: list[list[str]] = [[] for _ in range(num_kinds)]
     for y, row in enumerate(shades.tolist(), first):
@@ -129,7 +129,7 @@ def strokes(shades: np.ndarray, num_kinds: int, *, first: int = 0) -> list[Marku
 
 
 def _turned(names: Sequence[str], size: int) -> Markup:
-    """Names below columns, reading downwards; the largest ones are cut."""
+    """Column names, rotated to read downwards; long names are cut."""
     short = [name[:_MAX_TURNED] for name in names]
     every = -(-_LINE // size)
     texts = [
@@ -145,7 +145,7 @@ def _turned(names: Sequence[str], size: int) -> Markup:
 
 
 def _axis(names: Sequence[str], size: int, *, is_down: bool = False) -> Markup:
-    """Some of the names along a side, as many as there is room for."""
+    """Every n-th name along a side, as many as there is room for."""
     longest = max(len(name[:_MAX_TURNED]) for name in names)
     every = -(-_LINE // size) if is_down else -(-(7 * longest + 8) // size)
     width = 7 * longest + 8 if is_down else size * len(names) + 40

@@ -23,7 +23,7 @@ Tick: TypeAlias = tuple[float, str]
 
 
 class Chart(msgspec.Struct, frozen=True, kw_only=True):
-    """The room of a picture, and where in it values stand.
+    """A chart area, and the mapping from values to pixels in it.
 
     Args:
         left: Value at the left edge.
@@ -38,23 +38,23 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
     most: float
 
     def x(self, value: float) -> float:
-        """Where a value stands, in pixels from the left."""
+        """Position of a value, in pixels from the left."""
         return _LEFT + _share(value, self.left, self.right) * _room()[0]
 
     def y(self, value: float) -> float:
-        """Where a value stands, in pixels from the top."""
+        """Position of a value, in pixels from the top."""
         return HEIGHT - _BOTTOM - _share(value, self.least, self.most) * _room()[1]
 
     def curve(self, points: Sequence[Point], kind: str) -> Markup:
-        """Points joined by lines; ``kind`` is a class of the style sheet."""
+        """Points joined by lines; ``kind`` is a CSS class."""
         return element("polyline", points=self._path(points), class_=f"curve {kind}")
 
     def area(self, points: Sequence[tuple[float, float, float]], kind: str) -> Markup:
         """The area between two curves.
 
         Args:
-            points: Place, lower and upper value of each point, from the left.
-            kind: A class of the style sheet.
+            points: Position, lower and upper value of each point, from left to right.
+            kind: A CSS class.
         """
         upper = [(x, high) for x, _, high in points]
         lower = [(x, low) for x, low, _ in reversed(points)]
@@ -73,13 +73,13 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
         return element("path", d=path, class_="whisker")
 
     def dot(self, at: Point, text: str, kind: str = "", *, radius: float = 4.5) -> Markup:
-        """A mark with what is said of it."""
+        """A dot with a tooltip."""
         circle = element("circle", cx=self.x(at[0]), cy=self.y(at[1]), r=radius)
         named = [element("title", text)] if text else []
         return element("g", *named, circle, class_=f"dot {kind}".rstrip())
 
     def flag(self, at: float, text: str, kind: str) -> Markup:
-        """A vertical line over the whole height, with its name along it."""
+        """A vertical line over the full height, labelled along the line."""
         x = self.x(at)
         line = element("line", x1=x, x2=x, y1=_TOP, y2=HEIGHT - _BOTTOM)
         turned = f"rotate(-90 {figure_number(x - 5)} {HEIGHT - _BOTTOM - 6})"
@@ -87,7 +87,7 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
         return element("g", line, name, class_=f"flag {kind}")
 
     def axes(self, x_ticks: Iterable[Tick], y_ticks: Iterable[Tick], x_title: str) -> Markup:
-        """Lines and labels of both axes, and the name of the lower one."""
+        """Lines and labels of both axes, and the title of the horizontal axis."""
         bottom, right = HEIGHT - _BOTTOM, WIDTH - _RIGHT
         drawn = []
         for value, text in y_ticks:
@@ -103,7 +103,7 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
         return element("g", *drawn, title, class_="axis")
 
     def drawn(self, *children: str, label: str) -> Markup:
-        """The picture of what was made by the others, in a frame that scrolls on a phone."""
+        """The finished picture of the given elements, in a frame that scrolls on small screens."""
         svg = picture(
             *children,
             label=label,
@@ -123,7 +123,7 @@ def _room() -> tuple[int, int]:
 
 
 def _share(value: float, low: float, high: float) -> float:
-    """How far a value is from one end of an axis to the other; at its end if it is beyond."""
+    """Position of a value between two ends of an axis, clamped to 0–1."""
     width = high - low
     if not 0 < width < math.inf or not math.isfinite(value):
         return 0.0
@@ -131,7 +131,7 @@ def _share(value: float, low: float, high: float) -> float:
 
 
 def nice_ticks(least: float, most: float, count: int = 6) -> list[float]:
-    """Round values between two ends, about ``count`` of them; one where they are no axis."""
+    """About ``count`` round values between two ends; only ``least`` if the range is not valid."""
     if not 0 < most - least < math.inf:
         return [least]
     rough = (most - least) / count

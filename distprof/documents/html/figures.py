@@ -1,8 +1,8 @@
-"""What the ``figures.py`` of a verb declares, and how the page of its result finds it.
+"""Declaration of a verb's figures in its ``figures.py``, and their lookup by the page.
 
-A verb draws its result by functions of that result, each declared where it stands, next to the
-verb's ``show.py``. Nothing else lists them: the folder of the result's struct says where to look,
-and the type of a function's parameter says which result it draws.
+A verb draws its result with functions of that result, declared in ``figures.py`` next to the verb's
+``show.py``. There is no other list: the folder of the result's struct gives the module, and the
+parameter type of a function gives the result that it draws.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _ROLE = "figure"
 
 
 def figure(*, place: int) -> Callable[[Callable[[T], Part | None]], Declared[[T], Part | None]]:
-    """Declare a figure: from a verb's result to a part of its page, None without anything to see.
+    """Declare a figure: a function from a verb's result to a part of its page, or to None.
 
     Args:
-        place: Where it comes among the figures of the result: lower ones first.
+        place: Position among the figures of the result, lowest first.
     """
     return lambda make: Declared(_ROLE, place, make)
 
 
 def figures_of(result: msgspec.Struct) -> tuple[Part, ...]:
-    """The parts of a page that show a result as figures, in the order of reading."""
+    """The parts of a page that show a result as figures, in reading order."""
     made = (each(result) for each in _declared(type(result)))
     return tuple(part for part in made if part is not None)
 
@@ -52,6 +52,6 @@ def _declared(kind: type[msgspec.Struct]) -> Sequence[Declared[..., Any]]:
 
 
 def _drawn_by(declared: Declared[..., Any]) -> object:
-    """The type of result that a figure is a function of."""
+    """The type of result that a figure draws."""
     hints = get_type_hints(declared.make)
     return next(kind for name, kind in hints.items() if name != "return")

@@ -1,4 +1,4 @@
-"""Findings with their rules' pages inside."""
+"""Findings, with the page of the rule folded inside."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MARKS = {"error": "✖", "warning": "▲", "info": "●"}
 
 
 def anchors(findings: Sequence[Finding]) -> Callable[[Finding], str]:
-    """The id of each finding: its code, with a number where a code comes more than once."""
+    """The id of each finding: its code, with a number if the code occurs more than once."""
     seen: Counter[str] = Counter()
     names: dict[int, str] = {}
     for one in findings:
@@ -33,12 +33,12 @@ def finding_articles(
     anchor_of: Callable[[Finding], str],
     cost_of: Callable[[Finding], str],
 ) -> Markup:
-    """All findings, most important first; a rule's page stands once, in its first finding.
+    """All findings, most important first. The first finding of each rule contains its page.
 
     Args:
-        findings: As the report orders them.
-        anchor_of: Their ids.
-        cost_of: What each costs, in words.
+        findings: In the order of the report.
+        anchor_of: Returns the id of a finding.
+        cost_of: Returns the cost of a finding as text.
     """
     if not findings:
         return sentence("None.")
@@ -59,7 +59,7 @@ def _article(one: Finding, anchor: str, cost: str, *, has_page: bool) -> Markup:
         sentence(one.fix, class_="fix"),
         sentence(_facts(one, cost), class_="dim"),
     ]
-    if is_web_address(one.docs_url):  # a saved report may say anything
+    if is_web_address(one.docs_url):  # a saved report may contain any text here
         link = element("a", "The rule in the documentation", href=one.docs_url, rel="noreferrer")
         parts.append(element("p", link))
     page = rule_page(one.code) if has_page else Markup("")
@@ -87,7 +87,7 @@ def to_do(
     gain_of: Callable[[Finding], str],
     verdict: str,
 ) -> Markup:
-    """The first findings with what to do; what the verdict says already is not said again."""
+    """The first findings with their fixes, without messages that repeat the verdict."""
     items = []
     for one in findings:
         name = element("a", f"{one.code} {one.name}", href=f"#{anchor_of(one)}")

@@ -1,4 +1,4 @@
-"""Time lost by rank and step, as cells of eight shades."""
+"""Lost time by rank and step, as a map in eight shades."""
 
 from __future__ import annotations
 
@@ -20,27 +20,28 @@ __all__ = ["Heat", "heat_figure", "heats_of", "node_heats_of", "shade_paths"]
 SHADES = 8
 _KINDS = tuple(f"h{shade}" for shade in range(SHADES))
 MAX_CELLS = 60_000
-"""More cells are put together: 1,024 ranks keep 58 steps, and the file stays below 1 MB."""
+"""Above this, cells are merged: 1,024 ranks keep 58 columns, and the file stays below 1 MB."""
 MAX_ROWS = 2_048
 FEW_RANKS = 64
-"""A map of 64 ranks fits on a screen; larger jobs have a map by node first."""
+"""A map of 64 ranks fits on a screen. Larger jobs get a map by node first."""
 LEAST_SPREAD = 0.1
-"""Ten percent of a step: differences beyond it are worth the whole scale."""
+"""10 % of a step: if cells differ by at least this, the shades cover only their range."""
 _MOST_SHOWN = 12
-_LOST = "of the step is not computation"
-_PACE = "of the computation of the step's median rank"
+_LOST = "of the step without computation"
+_PACE = "of the median rank's computation time in the step"
 _HIGHEST = 1_294
-"""Per mille; two digits of base 36 hold up to 1,295, of which the last stands for unknown."""
+"""Per mille. Two base-36 digits hold up to 1,295; that value stands for unknown."""
 _UNKNOWN = "zz"
 
 
 class Heat(msgspec.Struct, frozen=True, kw_only=True):
-    """A matrix of shares to be drawn.
+    """A matrix of shares to draw.
 
     Args:
-        values: Rows times columns, 0 to 1 and more; NaN where nothing was recorded.
+        values: Shares, shape ``(rows, columns)``, from 0 and possibly above 1; NaN where nothing
+            was recorded.
         grid: Names of rows and columns.
-        what: What the shares are, for labels.
+        what: The reference of the shares, for labels.
     """
 
     values: np.ndarray
@@ -49,14 +50,14 @@ class Heat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Cells(msgspec.Struct, frozen=True, kw_only=True):
-    """What each rank did in each step, ranks by node.
+    """Computation and length of each step on each rank, ranks sorted by node.
 
     Args:
-        computation: Ranks times steps, ns; NaN where nothing was recorded.
-        span: The same.
-        ranks: Of the rows.
-        steps: Of the columns.
-        nodes: Of the rows; empty names where unknown.
+        computation: Computation in ns, shape ``(ranks, steps)``; NaN where nothing was recorded.
+        span: Length of the step, in the same form.
+        ranks: Rank of each row.
+        steps: Step of each column.
+        nodes: Node of each row; empty if unknown.
     """
 
     computation: np.ndarray
@@ -67,10 +68,10 @@ class _Cells(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def heats_of(report: Report) -> tuple[Heat, Heat] | None:
-    """Share of each step that each rank does not compute, and its computation over the median's.
+    """Share of each step without computation, and computation relative to the median rank.
 
-    None for fewer than two cells. Ranks stand by node. Neighbouring steps, then ranks, are put
-    together where there are too many.
+    None for fewer than two cells. Ranks are sorted by node. Neighbouring ranks and steps are
+    averaged if there are too many.
     """
     cells = _cells_of(report)
     if cells is None:
@@ -80,9 +81,9 @@ def heats_of(report: Report) -> tuple[Heat, Heat] | None:
 
 
 def node_heats_of(report: Report) -> tuple[Heat, Heat] | None:
-    """The same by node: the mean of its ranks, and the pace of the slowest of them.
+    """The same by node: the mean of its ranks, and the pace of its slowest rank.
 
-    None for a job whose ranks are seen at once, or whose nodes are not known.
+    None if all ranks fit on a screen, or if fewer than two nodes are known.
     """
     cells = _cells_of(report)
     if cells is None or len(cells.ranks) <= FEW_RANKS or len(set(cells.nodes)) < 2:
@@ -113,7 +114,7 @@ def _begins(nodes: Sequence[str]) -> list[int]:
 
 
 def _shares_of(cells: _Cells) -> tuple[np.ndarray, np.ndarray]:
-    """What is not computation as a share of the step, and computation over the median rank's."""
+    """Non-computation as a share of the step, and computation relative to the median rank."""
     middle = np.nanmedian(cells.computation, axis=0)
     return (
         1 - cells.computation / cells.span,
@@ -163,14 +164,14 @@ def _of_bounded_size(values: np.ndarray, cells: _Cells, what: str) -> Heat:
 
 
 def _means(values: np.ndarray, size: int, axis: int) -> np.ndarray:
-    """Means of ``size`` neighbours along an axis, without what is unknown."""
+    """Means of ``size`` neighbours along an axis, ignoring unknown values."""
     if size == 1:
         return values
     return _means_from(values, range(0, values.shape[axis], size), axis)
 
 
 def _means_from(values: np.ndarray, starts: Sequence[int], axis: int) -> np.ndarray:
-    """Means of the neighbours from each start to the next, without what is unknown."""
+    """Means of the values from each start to the next, ignoring unknown values."""
     known = ~np.isnan(values)
     sums = np.add.reduceat(np.where(known, values, 0.0), list(starts), axis=axis)
     counts = np.add.reduceat(known.astype(np.int64), list(starts), axis=axis)
@@ -186,15 +187,13 @@ def _names(names: Sequence[str], size: int) -> tuple[str, ...]:
 
 
 def heat_figure(heat: Heat, caption: str) -> Markup:
-    """The map with its scale, its largest cells as a table, and what a script needs to name cells.
+    """The map with its scale, a table of its largest cells, and the data that the script needs.
 
-    A click, or two lists that keys reach, show the number of a cell.
+    A click, or two lists that the keyboard reaches, show the value of a cell.
     """
     least, most = _bounds(heat.values)
     grid = heat.grid
-    label = f"{grid.row_word} by {grid.column_word}: share that {heat.what}, up to " + format_ratio(
-        most
-    )
+    label = f"{grid.row_word} by {grid.column_word}: share {heat.what}, up to {format_ratio(most)}"
     shades = _shades(heat.values, least, most)
     return captioned(
         caption,
@@ -209,9 +208,9 @@ def heat_figure(heat: Heat, caption: str) -> Markup:
 
 
 def _bounds(values: np.ndarray) -> tuple[float, float]:
-    """Where shades begin and end: at 0, unless cells differ by so much that more is seen without.
+    """The range of the shades. It starts at 0 unless cells differ by :data:`LEAST_SPREAD` or more.
 
-    Cells that hardly differ must not look as if they did.
+    Cells that hardly differ must not look different.
     """
     if np.isnan(values).all():
         return 0.0, 0.0
@@ -220,7 +219,7 @@ def _bounds(values: np.ndarray) -> tuple[float, float]:
 
 
 def _encoded(values: np.ndarray) -> str:
-    """Per mille of each cell, row by row, two digits of base 36 each."""
+    """Per mille of each cell, row by row, as two base-36 digits each."""
     known = np.nan_to_num(values.ravel(), nan=-1.0)
     return "".join(
         _UNKNOWN if value < 0 else two_digits(min(round(1_000 * value), _HIGHEST))
@@ -229,13 +228,13 @@ def _encoded(values: np.ndarray) -> str:
 
 
 def shade_paths(values: np.ndarray, least: float, most: float, *, first: int = 0) -> list[Markup]:
-    """A path of horizontal strokes for each shade, neighbours of one shade as one stroke.
+    """One path of horizontal strokes per shade; adjacent cells of one shade share a stroke.
 
     Args:
-        values: Rows times columns.
+        values: Shape ``(rows, columns)``.
         least: Value at which the first shade begins.
-        most: Value at which the last one ends.
-        first: Place of the first row.
+        most: Value at which the last shade ends.
+        first: Index of the first row.
     """
     return strokes(_shades(values, least, most), SHADES, first=first)
 
@@ -265,7 +264,7 @@ def _scale(least: float, most: float) -> Markup:
 
 
 def _largest(heat: Heat) -> Markup:
-    """The cells with most, for those who cannot see the map."""
+    """The largest cells as a table, for readers who cannot see the map."""
     flat = np.nan_to_num(heat.values.ravel(), nan=-1.0)
     order = np.argsort(-flat, kind="stable")[:_MOST_SHOWN].tolist()
     width = heat.values.shape[1]
@@ -281,5 +280,5 @@ def _largest(heat: Heat) -> Markup:
         Column(heat.grid.column_word, left=True),
         Column("share"),
     )
-    summary = element("summary", f"The {len(found)} cells with most")
+    summary = element("summary", f"The {len(found)} largest cells")
     return element("details", summary, table(titles, found), class_="table")

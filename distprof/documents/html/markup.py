@@ -1,4 +1,4 @@
-"""HTML made of elements, in which every text is escaped unless it was made here."""
+"""HTML built from elements. All text is escaped, except markup that was built here."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ __all__ = ["EMPTY", "Markup", "element", "figure_number", "joined", "picture", "
 
 _VOID = frozenset(("meta", "input", "br", "hr"))
 _DRAWN = frozenset(("rect", "path", "line", "circle", "polygon", "polyline"))
-"""Elements of SVG without content, which close themselves."""
+"""SVG elements without content, written as self-closing tags."""
 
 
 class Markup(str):
-    """Text that is HTML already. Any operation on it gives a plain ``str``, escaped once more."""
+    """Text that is already HTML. Any operation on it gives a plain ``str``, which is escaped."""
 
     __slots__ = ()
 
@@ -28,10 +28,10 @@ def element(name: str, /, *children: str, **attributes: Attribute) -> Markup:
     """One element.
 
     Args:
-        name: Its tag.
-        children: Its content: :class:`Markup` as it is, other text escaped.
-        attributes: Values are escaped; None and False leave the attribute out, True stands for one
-            without a value. Underscores become hyphens, a final one is dropped (``class_``).
+        name: Tag.
+        children: Content: :class:`Markup` unchanged, other text escaped.
+        attributes: Values are escaped. None and False leave the attribute out; True writes it
+            without a value. Underscores become hyphens; a final one is dropped (``class_``).
     """
     written = "".join(_attribute(key, value) for key, value in attributes.items())
     if name in _VOID:
@@ -42,12 +42,12 @@ def element(name: str, /, *children: str, **attributes: Attribute) -> Markup:
 
 
 def joined(parts: Iterable[str]) -> Markup:
-    """Parts one after another: Markup as it is, other text escaped."""
+    """Concatenated parts: :class:`Markup` unchanged, other text escaped."""
     return Markup("".join(part if isinstance(part, Markup) else html_text(part) for part in parts))
 
 
 def untouched(trusted: str) -> Markup:
-    """Text of distprof's own that is HTML, such as its style sheet. Never text of a trace."""
+    """HTML that comes with distprof, such as its style sheet. Never text from a trace."""
     return Markup(trusted)
 
 
@@ -58,7 +58,7 @@ def picture(*children: str, label: str, **attributes: Attribute) -> Markup:
 
 
 def captioned(caption: str, /, *content: str, **attributes: Attribute) -> Markup:
-    """A figure under its caption."""
+    """A figure below its caption."""
     return element("figure", element("figcaption", caption), *content, **attributes)
 
 

@@ -15,11 +15,11 @@ __all__ = ["page_html"]
 
 
 def page_html(page: Page, figures: Sequence[Part] = ()) -> str:
-    """What the page holds, drawn from the same parts as its text and its Markdown.
+    """The page as HTML, drawn from the same parts as its text and Markdown.
 
     Args:
         page: The page.
-        figures: Parts that only HTML has; they come first.
+        figures: Parts that only HTML has. They come first.
     """
     header = [
         element("h1", bounded(page.verdict)),

@@ -42,19 +42,19 @@ from distprof.sections.verdict import judge
 __all__ = ["ALL_RANKS", "render"]
 
 ALL_RANKS = 64
-"""Tables of up to 64 ranks are never folded; longer ones are, unless all is to be shown."""
+"""Tables of up to 64 ranks are always complete. Longer ones are cut unless ``show_all`` is set."""
 
-_FIRST = 3
+_NUM_TO_DO = 3
 
 
 class _Drawn(msgspec.Struct, frozen=True, kw_only=True):
-    """A report with what its parts are made of.
+    """A report, prepared for drawing.
 
     Args:
         report: The report.
-        tables: Section and table, in the order of reading.
-        anchor_of: The id of a finding.
-        sections: Sections to be shown; empty for all.
+        tables: Section and table, in reading order.
+        anchor_of: Returns the id of a finding.
+        sections: Sections to show; empty for all.
     """
 
     report: Report
@@ -67,9 +67,9 @@ class _Subject(msgspec.Struct, frozen=True):
     """A part of the page about one subject.
 
     Args:
-        anchor: Its id.
-        title: Its heading.
-        figure: What is drawn; empty where there is nothing to see.
+        anchor: Id of the part.
+        title: Heading.
+        figure: Draws the figure; empty if there is nothing to show.
         sections: Sections whose tables belong to it.
     """
 
@@ -80,7 +80,7 @@ class _Subject(msgspec.Struct, frozen=True):
 
 
 def render(report: Report, options: RenderOptions) -> str:
-    """The report as an HTML file that needs no other one."""
+    """The report as one self-contained HTML file."""
     drawn = _Drawn(
         report=report,
         tables=_tables(report, options),
@@ -103,7 +103,7 @@ def _tables(report: Report, options: RenderOptions) -> tuple[tuple[str, TableVie
 def _header(drawn: _Drawn) -> list[Markup]:
     report = drawn.report
     verdict = judge(report)
-    first = report.findings[:_FIRST]
+    first = report.findings[:_NUM_TO_DO]
     left_out = len(report.findings) - len(first)
     more = sentence(f"{left_out} more below.") if left_out > 0 else Markup("")
     return [
@@ -150,8 +150,8 @@ def _about(report: Report) -> Markup:
         (
             sentence(f"Source: {report.run.source}"),
             sentence(
-                f"Written by distprof {report.distprof_version}. The file is complete in itself: "
-                "it loads nothing from a network. Times are means over ranks and "
+                f"Written by distprof {report.distprof_version}. The file is self-contained: it "
+                "loads nothing from the network. Times are means over ranks and "
                 f"{window_word(report)}s unless a title says otherwise."
             ),
         )
@@ -178,7 +178,7 @@ def _heat(drawn: _Drawn) -> Markup:
         heat_figure(
             lost,
             f"Lost time: share of each {word} in which a rank does not compute, but waits, "
-            "transfers, copies or is idle. The others wait for a late rank, so the late rank "
+            "transfers, copies or is idle. Other ranks wait for a late rank, so the late rank "
             f"itself is pale.{_left_out(drawn.report)}",
         )
     )
@@ -186,8 +186,8 @@ def _heat(drawn: _Drawn) -> Markup:
         figures.append(
             heat_figure(
                 pace,
-                f"Computation of each rank over that of the median rank of the {word}: a slow rank,"
-                " or one with more work, is dark.",
+                f"Computation time of each rank relative to the median rank of the {word}. A slow "
+                "rank, or one with more work, is dark.",
             )
         )
     return joined(figures)
@@ -205,11 +205,11 @@ def _node_heat(report: Report, word: str) -> Iterator[Markup]:
     lost, pace = heats
     yield heat_figure(
         lost,
-        f"Lost time by node: mean over its ranks of the share of the {word} without computation.",
+        f"Lost time by node: share of the {word} without computation, mean over the node's ranks.",
     )
     yield heat_figure(
         pace,
-        "Slowest rank of each node: its computation over that of the median rank of the "
+        "Slowest rank of each node: its computation time relative to the median rank of the "
         f"{word}. The maps of all ranks follow.",
     )
 

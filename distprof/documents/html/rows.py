@@ -1,4 +1,4 @@
-"""Figures of bars: a label, a bar and a value in each row; and columns for one number per rank."""
+"""Bar figures: rows with a label, a bar and a value; and columns with one number per rank."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ __all__ = [
 ]
 
 _COLUMN, _MOST_WIDE = 40, 736
-"""Pixels of a column, and of all of them; more ranks than fit make columns narrower."""
+"""Pixels of one column, and of all columns; with many ranks, columns get narrower."""
 
 
 def row(name: str, drawn: Markup, value: str, *, tag: str = "div") -> Markup:
-    """A label, what is drawn, and its number."""
+    """A label, a drawing and its value."""
     return element(
         tag,
         element("span", name, class_="name"),
@@ -48,12 +48,12 @@ def row(name: str, drawn: Markup, value: str, *, tag: str = "div") -> Markup:
 
 
 def rows(lines: Sequence[Markup]) -> Markup:
-    """Rows one under another."""
+    """Rows one below another."""
     return element("div", *lines, class_="rows")
 
 
 def legend(entries: Sequence[tuple[str, str]]) -> Markup:
-    """What kinds of segments mean: the class of each, and words."""
+    """A legend of segments: the CSS class of each, and its meaning."""
     items = [
         element(
             "li",
@@ -70,10 +70,10 @@ def legend(entries: Sequence[tuple[str, str]]) -> Markup:
 
 
 def changes(found: Sequence[tuple[str, int]]) -> Markup:
-    """Changes one after another, each bar beginning where the last one ended, then their sum.
+    """A waterfall of changes: each bar begins where the previous one ends; the sum comes last.
 
     Args:
-        found: Name and ns of each change; positive ones are drawn to the right, as losses.
+        found: Name and ns of each change. Positive changes are losses and point to the right.
     """
     ends = [0, *accumulate(ns for _, ns in found)]
     least, width = min(ends), (max(ends) - min(ends)) or 1
@@ -101,14 +101,14 @@ def interval_bar(
     zone: tuple[float, float] | None = None,
     marks: Sequence[float] = (),
 ) -> Markup:
-    """A dot with its interval on a line; all places are shares of the width, 0 to 1.
+    """A dot with its interval on a line. All positions are shares of the width, 0 to 1.
 
     Args:
-        place: Of the dot.
-        ends: Of the interval; None where it is unknown.
-        label: What a screen reader says.
-        zone: What is shaded, such as accepted changes.
-        marks: Places of lines across, such as no change.
+        place: Position of the dot.
+        ends: Ends of the interval; None if unknown.
+        label: Text for screen readers.
+        zone: Ends of a shaded zone, such as accepted changes.
+        marks: Positions of vertical lines, such as no change.
     """
     drawn = []
     if zone is not None:
@@ -124,7 +124,7 @@ def interval_bar(
 
 
 def step_figure(report: Report) -> Markup:
-    """A mean step as one bar with its legend; empty where nothing was measured."""
+    """A mean step as one bar with its legend; empty if nothing was measured."""
     shares = group_shares(report)
     if not shares:
         return EMPTY
@@ -140,18 +140,18 @@ def step_figure(report: Report) -> Markup:
 
 
 def plan_figure(plan: RepairPlan, word: str) -> Markup:
-    """The step now and after each repair of the plan; empty without one.
+    """The step now and after each repair of the plan; empty without a plan.
 
     Args:
-        plan: From the report.
-        word: ``step``, or ``capture`` where nothing marks steps.
+        plan: The plan of the report.
+        word: ``step``, or ``capture`` if nothing marks steps.
     """
     if not plan.step_ns or not plan.repairs:
         return EMPTY
     lines = [_plan_row("now", plan.step_ns, plan.step_ns, 0)]
     for number, repair in enumerate(plan.repairs, 1):
         lines.append(_plan_row(f"{number}. {repair.done}", repair.step_ns, plan.step_ns, number))
-    caption = f"Length of the simulated {word} after each change, made after those before it"
+    caption = f"Length of the simulated {word} after each change, applied one after the other"
     return captioned(caption, rows(lines))
 
 
@@ -164,12 +164,12 @@ def _plan_row(name: str, step_ns: int, now_ns: int, number: int) -> Markup:
 
 
 def columns(values: Sequence[float], label: str, kind: str = "whole") -> Markup:
-    """One column per value, from 0 to the largest; as wide as there is room.
+    """One column per value, scaled from 0 to the largest value.
 
     Args:
-        values: None below 0.
-        label: What a screen reader says.
-        kind: As of a :class:`~distprof.documents.html.blocks.Segment`.
+        values: Values, none below 0.
+        label: Text for screen readers.
+        kind: As in :class:`~distprof.documents.html.blocks.Segment`.
     """
     top = max(values, default=0)
     if top <= 0:

@@ -1,4 +1,4 @@
-"""A rule's page inside a finding: Markdown to HTML by markdown-it, which rich brings along."""
+"""The page of a rule inside a finding: Markdown to HTML with markdown-it, a dependency of rich."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["markdown_html", "rule_page"]
 
 _LOWER = {"h1": "h4", "h2": "h4", "h3": "h5", "h4": "h5"}
-"""Headings of a page stand under the finding's own."""
+"""Headings of a page become subheadings of the finding."""
 
 
 def rule_page(code: str) -> Markup:
@@ -24,19 +24,19 @@ def rule_page(code: str) -> Markup:
 
     try:
         page = find_rule(code).page
-    except UsageError:  # a report of another version, or of a plug-in
+    except UsageError:  # the report is from another version, or the rule from a plug-in
         return EMPTY
     return markdown_html(page.partition("\n\n")[2])
 
 
 def markdown_html(text: str) -> Markup:
-    """Markdown as HTML. Raw HTML is escaped, and links are kept where they lead to a web page."""
+    """Markdown as HTML. Raw HTML is escaped, and only links to web pages are kept."""
     parser = _parser()
     tokens = parser.parse(text)
     for token in tokens:
         token.tag = _LOWER.get(token.tag, token.tag)
-        token.attrs.pop("style", None)  # alignment of a table's column: the policy forbids it
-        token.children = _without_foreign_links(token.children or [])
+        token.attrs.pop("style", None)  # column alignment: the policy forbids inline styles
+        token.children = _without_local_links(token.children or [])
     return untouched(parser.renderer.render(tokens, parser.options, {}))
 
 
@@ -47,8 +47,8 @@ def _parser() -> MarkdownIt:
     return MarkdownIt("commonmark", {"html": False}).enable("table")
 
 
-def _without_foreign_links(tokens: list[Token]) -> list[Token]:
-    """Without links between pages, which lead nowhere here, and without pictures."""
+def _without_local_links(tokens: list[Token]) -> list[Token]:
+    """Remove pictures, and links between pages, which lead nowhere here."""
     kept: list[Token] = []
     opened: list[bool] = []
     for token in tokens:

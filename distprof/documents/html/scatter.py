@@ -1,4 +1,4 @@
-"""Collectives: time against size, both logarithmic, with what the fabric profile promises."""
+"""Collectives: time against size, both logarithmic, with the time expected from the fabric."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COLORS = 6
 
 
 def collectives_figure(classes: Sequence[CollectiveClass]) -> Markup:
-    """Each class as a mark: its kind decides shape and colour, its exposed time the size."""
+    """Each class as a mark: its kind sets shape and colour, its exposed time sets the size."""
     timed = [c for c in classes if (c.bytes or 0) > 0 and (_time_ns(c) or 0) > 0]
     if not timed:
         return EMPTY
@@ -41,15 +41,15 @@ def collectives_figure(classes: Sequence[CollectiveClass]) -> Markup:
 
 
 def expected_ns(c: CollectiveClass) -> float | None:
-    """The transfer that the fabric profile promises, ns; None without one."""
-    took_ns, reached, promised = (
+    """The transfer time expected from the fabric profile, ns; None without a profile."""
+    took_ns, reached, expected = (
         c.transfer_ns_median,
         c.busbw_bytes_per_s,
         c.expected_busbw_bytes_per_s,
     )
-    if not (took_ns and reached and promised and min(took_ns, reached, promised) > 0):
+    if not (took_ns and reached and expected and min(took_ns, reached, expected) > 0):
         return None
-    return took_ns * reached / promised
+    return took_ns * reached / expected
 
 
 def _time_ns(c: CollectiveClass) -> int | None:
@@ -57,16 +57,16 @@ def _time_ns(c: CollectiveClass) -> int | None:
 
 
 def _caption(timed: Sequence[CollectiveClass]) -> str:
-    text = "Median time of a collective against its size; larger marks have more exposed time."
+    text = "Median time of a collective against its size. Larger marks have more exposed time."
     if any(not c.transfer_ns_median for c in timed):
         text += " Where ranks could not be matched, the time includes waiting."
     if any(expected_ns(c) for c in timed):
-        return f"{text} Dashed: the time that the fabric profile promises."
-    return f"{text} Without a fabric profile (--fabric) there is no expected line."
+        return f"{text} Dashed: the time expected from the fabric profile."
+    return f"{text} Add a fabric profile with --fabric to see the expected time."
 
 
 class _Scales:
-    """Where sizes and times are drawn; both axes begin and end at a power of ten."""
+    """Scales of sizes and times. Both axes begin and end at a power of ten."""
 
     def __init__(self, timed: Sequence[CollectiveClass]) -> None:
         times = [float(_time_ns(c) or 1) for c in timed]
@@ -121,7 +121,7 @@ def _mark(c: CollectiveClass, number: int, most: int, scales: _Scales) -> Markup
 
 
 def _shape(number: int, x: float, y: float, size: float) -> Markup:
-    """A circle, square, triangle, diamond, triangle on its tip or hexagon."""
+    """A circle, square, triangle, diamond, inverted triangle or hexagon."""
     if number % _COLORS == 0:
         return element("circle", cx=x, cy=y, r=size, class_="mark")
     corners, turn = ((4, 0.125), (3, -0.25), (4, 0.0), (3, 0.25), (6, 0.0))[number % _COLORS - 1]
@@ -141,14 +141,14 @@ def _expected_line(
     )
     if not points:
         return EMPTY
-    if len(points) == 1:  # a mark of its own, as a line needs two points
+    if len(points) == 1:  # a line needs two points
         size, ns = points[0]
         points = [(size * 0.85, ns), (size * 1.15, ns)]
     drawn = " ".join(f"{scales.x(size):.1f},{scales.y(ns):.1f}" for size, ns in points)
     number = kinds.index(kind) % _COLORS
     line = element("polyline", points=drawn, class_="expected")
     return element(
-        "g", element("title", f"{kind}: promised by the fabric"), line, class_=f"s{number}"
+        "g", element("title", f"{kind}: expected from the fabric"), line, class_=f"s{number}"
     )
 
 

@@ -1,4 +1,4 @@
-"""One step of a pipeline: a line per rank, a box per slot with the number of its micro-batch."""
+"""One step of a pipeline: a line per rank, a box per slot, labelled with its micro-batch."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _ROW, _GAP = 26, 4
 _LETTER, _DIGIT, _MARGIN = 7, 6, 3
 _MOST_LINES = 256
 _ZOOMS = (2, 4, 8, 16, 32)
-"""Sizes that the script offers: a slot's number appears at the first that has room."""
+"""Zoom levels that the script offers. A slot shows its number from the first one with room."""
 MAX_SLOTS = 6_000
-"""Slots drawn of all pipelines: each takes 0.2 kB, and a page of 1,024 ranks stays below 4 MB."""
+"""Slots drawn for all pipelines: each takes 0.2 kB, and a page of 1,024 ranks stays below 4 MB."""
 
 
 def schedule_figures(groups: Sequence[PipelineGroup]) -> Markup:
-    """The pictures of as many pipelines as there is room for, the largest bubble first."""
+    """The schedules of as many pipelines as there is room for, largest bubble first."""
     pictured = [group for group in groups if group.picture]
     order = sorted(pictured, key=lambda group: -(group.bubble_fraction or 0.0))
     drawn: list[Markup] = []
@@ -38,13 +38,13 @@ def schedule_figures(groups: Sequence[PipelineGroup]) -> Markup:
     left_out = len(pictured) - len(drawn)
     if left_out:
         drawn.append(
-            sentence(f"{counted(left_out, 'other pipeline')} with smaller bubbles not drawn.")
+            sentence(f"Not drawn: {counted(left_out, 'other pipeline')} with smaller bubbles.")
         )
     return joined(drawn)
 
 
 def schedule_figure(group: PipelineGroup) -> Markup:
-    """The picture of one pipeline's step; empty where the report holds none."""
+    """The schedule of one step of a pipeline; empty if the report has none."""
     if not group.picture:
         return EMPTY
     present = {slot.rank for slot in group.picture}
@@ -75,7 +75,7 @@ def _caption(group: PipelineGroup, left_out: int) -> str:
         f"Ranks {short_ranks(group.ranks, 60)}, one step of median length: {_facts(group)}. "
         "Numbers are micro-batches."
     )
-    return f"{text} {counted(left_out, 'further rank')} not drawn." if left_out else text
+    return f"{text} Not drawn: {counted(left_out, 'further rank')}." if left_out else text
 
 
 def _facts(group: PipelineGroup) -> str:
@@ -85,12 +85,12 @@ def _facts(group: PipelineGroup) -> str:
     if group.bubble_fraction is None:
         return text
     ideal = group.ideal_bubble_fraction
-    known = f", ideal {format_ratio(ideal)}" if ideal is not None else ""
-    return f"{text}, bubble {format_ratio(group.bubble_fraction)}{known}"
+    suffix = f", ideal {format_ratio(ideal)}" if ideal is not None else ""
+    return f"{text}, bubble {format_ratio(group.bubble_fraction)}{suffix}"
 
 
 def _names(line_of: dict[int, int], slots: Sequence[PictureRow], height: int) -> Markup:
-    """Rank and stages of each line; they stay in sight while the slots move."""
+    """Rank and stages of each line. They stay visible while the slots scroll."""
     stages: dict[int, set[int]] = {}
     for slot in slots:
         stages.setdefault(slot.rank, set()).add(slot.stage)
@@ -136,7 +136,7 @@ def _slot(slot: PictureRow, number: int, span: int) -> Markup:
 
 
 def _number(slot: PictureRow, share: float, span: int, y: int) -> Markup:
-    """The micro-batch of a slot, shown where it has room; none where it never has."""
+    """The micro-batch of a slot, shown from the zoom level with room for it; else empty."""
     needed = _DIGIT * len(str(slot.micro_batch)) + _MARGIN
     sizes = [zoom for zoom in (1, *_ZOOMS) if share * WIDTH * zoom >= needed]
     if not sizes:

@@ -18,7 +18,7 @@
     openAll.textContent = open ? "Close all" : "Open all";
   });
 
-  // A link into something folded opens it
+  // A link to a folded part opens it
   const reveal = () => {
     const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
     if (!target) return;
@@ -43,7 +43,7 @@
     return each;
   };
 
-  // Moves and zooms what is in a region: buttons, keys, and dragging; the page holds all of it anyway
+  // Move and zoom the content of a region with buttons, keys and the mouse; without a script it only scrolls
   const zoomable = (region, resize, show) => {
     let factor = 1, from = null, moved = false;
     const zoom = (next, x = region.clientWidth / 2, y = region.clientHeight / 2) => {
@@ -78,13 +78,13 @@
       button.addEventListener("click", () => steps[key]());
       line.append(button);
     });
-    line.append(made("small", "Keys in the picture: arrows move it, + and − zoom, 0 shows all of it."));
+    line.append(made("small", "Keys: arrows move the picture, + and − zoom, 0 shows the whole picture."));
     region.before(line);
     region.classList.add("movable");
     return { line, zoom, factor: () => factor };
   };
 
-  // Maps: two lists choose a cell, a click does so too
+  // Maps: a click or two lists select a cell
   all("figure.heat").forEach((figure) => {
     const { rows, columns, groups, values, words, row: rowName, column: columnName, group: groupName, unit } = figure.dataset;
     const names = [JSON.parse(rows), JSON.parse(columns)];
@@ -136,7 +136,7 @@
     region.before(line);
     if (names[0].length <= 32 && names[1].length <= 60) return;
 
-    // Labels of one side, as many as there is room for at the size of a cell
+    // Labels of one side, as many as fit at the current cell size
     const sides = all(".labels", figure);
     const label = (axis, cell) => {
       const isDown = axis === 0;
@@ -190,7 +190,7 @@
     }
   });
 
-  // Schedules of pipelines: only time gets wider, and more slots have room for their number
+  // Pipeline schedules: zoom stretches only the time axis, so that more slots have room for their number
   all("figure.schedule").forEach((figure) => {
     const svg = figure.querySelector("svg.slots");
     const base = Number(svg.getAttribute("width"));

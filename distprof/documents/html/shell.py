@@ -1,4 +1,4 @@
-"""The file around a page: head, policy, style, script, contents."""
+"""The HTML file around a page: head, policy, style, script, contents."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PATTERNS = {
     "bubble": "M1 2h3M5 6h3",
     "input": "M4 0v8M0 4h8",
 }
-"""Lines of a hatching, in a square of 8: groups of a step can be distinguished without colour."""
+"""Lines of each hatching in a square of 8, so that groups of a step differ without colour."""
 
 
 def document(verdict: str, header: Sequence[str], parts: Sequence[Part]) -> str:
@@ -33,8 +33,8 @@ def document(verdict: str, header: Sequence[str], parts: Sequence[Part]) -> str:
 
     Args:
         verdict: Title of the window.
-        header: What is seen first.
-        parts: What follows, in order; listed in the contents.
+        header: Content at the top.
+        parts: The parts that follow, in order; the table of contents lists them.
     """
     head = element(
         "head",
@@ -59,7 +59,7 @@ def document(verdict: str, header: Sequence[str], parts: Sequence[Part]) -> str:
 
 @cache
 def policy() -> str:
-    """Nothing may be loaded, and only this style and this script apply, known by their hashes."""
+    """A policy that loads nothing and allows only this style and script, by their hashes."""
     style = _hash(_asset("parts.css") + _asset("style.css"))
     script = _hash(_asset("script.js"))
     return (
@@ -69,7 +69,7 @@ def policy() -> str:
 
 
 def parts_style() -> Markup:
-    """The style of what pages are made of, without that of the page around it."""
+    """The style of the parts of a page, without that of the page around them."""
     return _asset("parts.css")
 
 
@@ -96,7 +96,7 @@ def _contents(parts: Sequence[Part]) -> Markup:
 
 
 def hatchings() -> Markup:
-    """Patterns that the style sheet refers to."""
+    """SVG patterns that the style sheet refers to."""
     patterns = [
         element(
             "pattern",

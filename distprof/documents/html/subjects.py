@@ -22,10 +22,10 @@ _MOST = 12
 
 
 def stragglers_figure(result: StragglersResult, word: str) -> Markup:
-    """What ranks cost the others, with the evidence, and how it is spread over steps.
+    """The cost of each straggler, with its evidence, and its distribution over steps.
 
     Args:
-        result: From the report.
+        result: The stragglers section of the report.
         word: ``step`` or ``capture``.
     """
     charged = [rank for rank in result.ranks if rank.lost_ns_per_step > 0][:_MOST]
@@ -33,7 +33,7 @@ def stragglers_figure(result: StragglersResult, word: str) -> Markup:
         return EMPTY
     most = max(rank.lost_ns_per_step for rank in charged)
     caption = (
-        f"What the others wait for each rank, per {word}. Open a rank for the evidence. "
+        f"Time that other ranks wait for each rank, per {word}. Open a rank for the evidence. "
         f"Pattern over all steps: {result.pattern.value}."
     )
     lines = [_straggler(rank, most) for rank in charged]
@@ -80,7 +80,7 @@ def _blame(result: StragglersResult) -> Markup:
         + (f" (rank {step.rank})" if step.rank is not None else "")
         for step in worst
     )
-    text = f"Lost to late ranks by step; most in {named}."
+    text = f"Time lost to late ranks, by step. Most in {named}."
     drawn = columns([step.lost_ns for step in result.steps], text, "exposed_wait")
     return captioned(text, drawn)
 
@@ -89,8 +89,8 @@ def overlap_figure(result: OverlapResult, num_steps: int) -> Markup:
     """Communication by axis: the part that overlaps with computation, and the rest.
 
     Args:
-        result: From the report.
-        num_steps: Steps that its times are sums over.
+        result: The overlap section of the report.
+        num_steps: Steps over which its times are summed.
     """
     found = [axis for axis in result.axes if axis.communication_ns > 0]
     if not found:
@@ -98,7 +98,7 @@ def overlap_figure(result: OverlapResult, num_steps: int) -> Markup:
     means = [_mean_overlap(axis, num_steps) for axis in found[:_MOST]]
     most = max(hidden + exposed for hidden, exposed in means)
     lines = [_overlap_row(axis, *mean, most) for axis, mean in zip(found, means, strict=False)]
-    caption = "Communication by axis, mean of its ranks: the share that overlaps with computation"
+    caption = "Communication by axis, mean over its ranks: the share that overlaps with computation"
     named = legend(
         [("k-computation", "overlaps with computation"), ("k-exposed_transfer", "exposed")]
     )
@@ -106,7 +106,7 @@ def overlap_figure(result: OverlapResult, num_steps: int) -> Markup:
 
 
 def _mean_overlap(axis: AxisOverlap, num_steps: int) -> tuple[float, float]:
-    """What overlaps and what does not, ns, mean per rank and step."""
+    """Overlapped and exposed communication, ns, mean per rank and step."""
     windows = max(len(axis.ranks), 1) * max(num_steps, 1)
     return axis.overlapped_ns / windows, axis.exposed_comm_ns / windows
 
@@ -121,14 +121,14 @@ def _overlap_row(axis: AxisOverlap, hidden: float, exposed: float, most: float) 
 
 
 def workers_figure(result: WhatIfResult) -> Markup:
-    """How much longer the step is with each worker as it was and all others ideal, as a map."""
-    known = [w for w in result.workers if w.stage is not None and w.dp_rank is not None]
-    stages = sorted({w.stage for w in known if w.stage is not None})
-    replicas = sorted({w.dp_rank for w in known if w.dp_rank is not None})
+    """A map of how much each worker lengthens the step if all other workers are ideal."""
+    placed = [w for w in result.workers if w.stage is not None and w.dp_rank is not None]
+    stages = sorted({w.stage for w in placed if w.stage is not None})
+    replicas = sorted({w.dp_rank for w in placed if w.dp_rank is not None})
     if len(stages) * len(replicas) < 2:
         return EMPTY
     values = np.full((len(stages), len(replicas)), np.nan)
-    for worker in known:
+    for worker in placed:
         at = stages.index(worker.stage or 0), replicas.index(worker.dp_rank or 0)
         values[at] = np.fmax(values[at], max(worker.slowdown - 1, 0.0))
     heat = Heat(
@@ -139,17 +139,17 @@ def workers_figure(result: WhatIfResult) -> Markup:
             row_word="stage",
             column_word="data-parallel rank",
         ),
-        what="of the ideal step is added",
+        what="added to the ideal step",
     )
     caption = (
-        "What each worker adds to the ideal step if only its operations take as long as they did, "
-        "by pipeline stage and data-parallel rank"
+        "Time that each worker adds to the ideal step if only its own operations keep their "
+        "measured durations, by pipeline stage and data-parallel rank"
     )
     return heat_figure(heat, caption)
 
 
 def experts_figure(result: MoeResult) -> Markup:
-    """Load of ranks and layers, and what ranks send one another."""
+    """Load of ranks and layers, and traffic between ranks."""
     return joined((_rank_loads(result), _layer_loads(result), _traffic(result)))
 
 
@@ -159,8 +159,8 @@ def _rank_loads(result: MoeResult) -> Markup:
         return EMPTY
     worst, least = max(loads, key=lambda p: p[1]), min(loads, key=lambda p: p[1])
     text = (
-        f"Load of the experts of each rank over the mean of its group: most rank {worst[0]} with "
-        f"{worst[1]:.2f} ×, least rank {least[0]} with {least[1]:.2f} ×."
+        f"Load of each rank's experts relative to the mean of its group: highest on rank {worst[0]}"
+        f" ({worst[1]:.2f} ×), lowest on rank {least[0]} ({least[1]:.2f} ×)."
     )
     drawn = columns([load for _, load in loads], text, "computation")
     return captioned(text, drawn)
@@ -178,7 +178,7 @@ def _layer_loads(result: MoeResult) -> Markup:
         even = Segment(kind="saved", ratio=1 / most, title="an even load")
         above = Segment(kind="computation", ratio=max(layer.max_over_mean - 1, 0) / most)
         lines.append(row(name, bar((even, above), label=f"{name}: {value}"), value))
-    caption = "Busiest expert of each layer over the mean; light: an even load"
+    caption = "Load of the busiest expert in each layer relative to the mean. Light: an even load"
     drawn = captioned(caption, rows(lines))
     if len(lines) <= _MOST:
         return drawn
@@ -186,7 +186,7 @@ def _layer_loads(result: MoeResult) -> Markup:
 
 
 def _traffic(result: MoeResult) -> Markup:
-    """What each rank sends each other one, as a share of the largest amount."""
+    """The amount that each rank sends to each other rank, as a share of the largest."""
     pairs = [pair for pair in result.pairs if pair.sender != pair.receiver]
     most = max((pair.amount_per_step for pair in pairs), default=0)
     if not most:
@@ -200,6 +200,6 @@ def _traffic(result: MoeResult) -> Markup:
     heat = Heat(
         values=values,
         grid=Grid(rows=names, columns=names, row_word="sender", column_word="receiver"),
-        what="of the largest amount is sent",
+        what="of the largest amount sent",
     )
-    return heat_figure(heat, "What ranks send one another in exchanges of tokens, per step")
+    return heat_figure(heat, "Traffic between ranks in token exchanges, per step")

@@ -1,4 +1,4 @@
-"""The parts of a mean step; opening one shows which ranks and which steps it comes from."""
+"""The parts of a mean step. Opening a part shows the ranks and steps that it comes from."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FIELDS = {
     "exposed_p2p_wait": "exposed_comm_ns",
     "exposed_comm_unsplit": "exposed_comm_ns",
 }
-"""Part of a step to what is known of each step; idle for all others."""
+"""Part of a step to the field of the per-step breakdown; idle for all others."""
 _SUBJECTS = {
     "computation": ("kernels", "efficiency"),
     "exposed_transfer": ("collectives", "gradients", "overlap", "sharding", "placement"),
@@ -36,7 +36,7 @@ _SUBJECTS = {
     "exposed_copy": ("copies",),
     "other": (),
 }
-"""Part of a step to the sections that findings on it name as their evidence."""
+"""Part of a step to the sections that its findings name as evidence."""
 _IDLE_SUBJECTS = ("idle", "pauses", "settings")
 _STEP_WORDS = {
     "computation_ns": "Computation",
@@ -49,12 +49,12 @@ _STEP_WORDS = {
 def waterfall_figure(
     report: Report, view: TableView, anchor_of: Callable[[Finding], str]
 ) -> Markup:
-    """A row for each part of ``view``, each beginning where the one before it ends.
+    """A row for each part of ``view``; each bar begins where the previous one ends.
 
     Args:
-        report: Where ranks and steps come from.
+        report: The report, for the details of ranks and steps.
         view: The waterfall's table.
-        anchor_of: The id of a finding on the page.
+        anchor_of: Returns the id of a finding on the page.
     """
     lines, start = [], 0.0
     for cells in view.rows:
@@ -64,7 +64,7 @@ def waterfall_figure(
         piece = Segment(kind=group_of(drawn.key), ratio=drawn.ratio)
         name, value = str(label), f"{text}  {share}"
         line = row(name, bar((piece,), label=f"{name}: {value}", start=start), value, tag="span")
-        lines.append(_opened_by(line, _who_and_when(report, drawn.key, anchor_of)))
+        lines.append(_opened_by(line, _details(report, drawn.key, anchor_of)))
         start += drawn.ratio
     hint = "Open a part to see which ranks and steps it comes from."
     return captioned(f"{view.caption}. {hint}".lstrip(". "), rows(lines))
@@ -79,12 +79,12 @@ def _opened_by(line: Markup, inside: Markup) -> Markup:
     )
 
 
-def _who_and_when(report: Report, key: str, anchor_of: Callable[[Finding], str]) -> Markup:
-    found = joined((_who(report, key), _when(report, key), _findings(report, key, anchor_of)))
-    return found or sentence("The recording does not show which ranks or steps it comes from.")
+def _details(report: Report, key: str, anchor_of: Callable[[Finding], str]) -> Markup:
+    parts = (_by_rank(report, key), _by_step(report, key), _findings(report, key, anchor_of))
+    return joined(parts) or sentence("The recording does not show which ranks or steps it is from.")
 
 
-def _who(report: Report, key: str) -> Markup:
+def _by_rank(report: Report, key: str) -> Markup:
     field = f"{key}_ns"
     ranks = report.waterfall.ranks
     if not ranks or not hasattr(ranks[0], field):
@@ -97,7 +97,7 @@ def _who(report: Report, key: str) -> Markup:
     return joined((sentence(text), columns([ns for _, ns in by_rank], text, group_of(key))))
 
 
-def _when(report: Report, key: str) -> Markup:
+def _by_step(report: Report, key: str) -> Markup:
     field = _FIELDS.get(key, "idle_ns")
     sums: dict[int, list[int]] = {}
     for each in report.breakdown.steps:
@@ -105,14 +105,14 @@ def _when(report: Report, key: str) -> Markup:
     if len(sums) < 2:
         return EMPTY
     by_step = [(step, statistics.fmean(values)) for step, values in sorted(sums.items())]
-    text = f"{_STEP_WORDS[field]} by {window_word(report)}, mean of the ranks: " + _spread(
+    text = f"{_STEP_WORDS[field]} by {window_word(report)}, mean over ranks: " + _spread(
         by_step, "step"
     )
     return joined((sentence(text), columns([ns for _, ns in by_step], text, group_of(key))))
 
 
 def _spread(values: Sequence[tuple[int, float]], word: str) -> str:
-    """Largest with their numbers, median and least."""
+    """The largest values and where they occur, the median, and the smallest value."""
     order = sorted(values, key=lambda pair: -pair[1])
     if order[0][1] == order[-1][1]:
         return f"{format_duration(order[0][1])} on each {word}."
@@ -125,7 +125,7 @@ def _spread(values: Sequence[tuple[int, float]], word: str) -> str:
 
 
 def _findings(report: Report, key: str, anchor_of: Callable[[Finding], str]) -> Markup:
-    """Links to the findings whose evidence is about this part."""
+    """Links to the findings whose evidence concerns this part."""
     subjects = _SUBJECTS.get(key, _IDLE_SUBJECTS)
     links = [
         element("a", f"{one.code} {one.name}", href=f"#{anchor_of(one)}")
@@ -133,4 +133,4 @@ def _findings(report: Report, key: str, anchor_of: Callable[[Finding], str]) -> 
         if any(place.partition(".")[0] in subjects for place in one.evidence)
     ]
     spaced = joined(part for link in links for part in (Markup(" "), link))
-    return element("p", "Findings on this:", spaced) if links else EMPTY
+    return element("p", "Findings on this part:", spaced) if links else EMPTY

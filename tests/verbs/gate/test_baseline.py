@@ -159,7 +159,7 @@ def test_cut_off_anywhere_it_is_refused_with_a_sentence(tmp_path):
     whole = BASELINE.encode(make_baseline([run((100,))], distprof_version="1"))
     for length in range(0, len(whole) - 2, 7):
         file.write_bytes(whole[:length])
-        with pytest.raises(InputError, match=r"damaged or other JSON|an empty file"):
+        with pytest.raises(InputError, match=r"damaged or unrelated JSON|an empty file"):
             read_baseline(str(file))
 
 
