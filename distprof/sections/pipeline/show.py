@@ -105,7 +105,7 @@ def pipeline_table(report: Report, *, show_all: bool) -> TableView | None:
     result = report.pipeline
     if not result.positions:
         return _stage_table(result, show_all=show_all)
-    held = {
+    in_flight = {
         stage.stage: stage.in_flight for group in result.groups[:1] for stage in group.stages_detail
     }
     return rows_table(
@@ -119,7 +119,8 @@ def pipeline_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("over others", "excess_ratio"),
             Column("waits", lambda position: _waits(result, position.ranks), form="ns"),
             Column(
-                "in flight", lambda position: _in_flight([held.get(s) for s in position.stages])
+                "in flight",
+                lambda position: _in_flight([in_flight.get(s) for s in position.stages]),
             ),
         ),
         result.positions,
@@ -127,8 +128,8 @@ def pipeline_table(report: Report, *, show_all: bool) -> TableView | None:
     )
 
 
-def _in_flight(held: list[int | None]) -> str:
-    known = [str(number) for number in held if number is not None]
+def _in_flight(numbers: list[int | None]) -> str:
+    known = [str(number) for number in numbers if number is not None]
     return ", ".join(known) if known else "–"
 
 
@@ -272,7 +273,7 @@ def draw_line(rows: Sequence[PictureRow], span_ns: int, width: int, *, crowded: 
     """One rank's step in ``width`` characters.
 
     Args:
-        rows: Its slots.
+        rows: Slots of the rank.
         span_ns: Time that the whole width represents.
         width: Characters.
         crowded: Whether there are too many micro-batches to distinguish.
@@ -307,7 +308,7 @@ def _glyph(row: PictureRow, *, crowded: bool) -> str:
 
 @verdict(place=20)
 def pipeline_verdict(report: Report) -> Told:
-    """The verdict; None without a pipeline whose bubble is known."""
+    """The verdict; None if no pipeline has a known bubble."""
     groups = [group for group in report.pipeline.groups if group.bubble_fraction is not None]
     if not groups:
         return None

@@ -17,7 +17,7 @@ Each rank computes its experts between the all-to-all that dispatches tokens and
 returns results. The cost is the time of the slowest rank minus that of the mean rank, summed over
 the forward and backward sections of these layers, per step. If sections cannot be identified, the
 cost is the exposed waiting in all-to-alls, mean per rank and step. This is an upper bound, because
-ranks may be late for other reasons too. Several overloaded experts share it in proportion to the
+ranks may also be late for other reasons. Several overloaded experts share it in proportion to the
 layers in which each is the busiest. The time is part of what `exposed-communication` reports.
 
 ## How to fix
@@ -43,7 +43,7 @@ from distprof.sections.collectives.result import CollectivesResult
 from distprof.sections.moe.result import MoeLayer, MoeResult
 from distprof.sections.moe.rules._shared import (
     check_experts_known,
-    is_beyond_luck,
+    is_beyond_chance,
     name_layer,
     share_of_layers,
 )
@@ -70,7 +70,7 @@ def check(moe: MoeResult, collectives: CollectivesResult, limits: Limits) -> Ite
     overloaded = [
         layer
         for layer in moe.layers
-        if _load(layer) >= limits["load_ratio"] and is_beyond_luck(layer)
+        if _load(layer) >= limits["load_ratio"] and is_beyond_chance(layer)
     ]
     by_expert: dict[int, list[MoeLayer]] = {}
     for layer in overloaded:

@@ -55,7 +55,7 @@ def check(moe: MoeResult, limits: Limits) -> Iterator[Draft]:
     uneven = [
         found
         for found in moe.exchanges
-        if _ratio(found) >= limits["size_ratio"] and _is_beyond_luck(found, moe)
+        if _ratio(found) >= limits["size_ratio"] and _is_beyond_chance(found, moe)
     ]
     if not uneven:
         return
@@ -87,8 +87,8 @@ def _busiest(found: MoeExchange) -> str:
     return f"Rank {found.busiest_receiver} receives {received:.1f} times"
 
 
-def _is_beyond_luck(found: MoeExchange, moe: MoeResult) -> bool:
-    """Whether chance alone would be more even at this number of tokens; True if it is unknown."""
+def _is_beyond_chance(found: MoeExchange, moe: MoeResult) -> bool:
+    """Whether chance alone does not explain the ratio; True if the number of tokens is unknown."""
     size = len(found.ranks)
     calls = [row.tokens_per_call for row in moe.placement if row.num_ranks == size]
     if not calls or size < 2:
