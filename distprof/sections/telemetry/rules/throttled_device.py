@@ -9,21 +9,21 @@ a synchronous job waits for it.
 
 ## Evidence needed
 Throttle reasons from distprof's probe, `nvidia-smi --query-gpu` with `clocks_event_reasons.active`,
-`nvidia-smi dmon -s v`, or DCGM. Figures are those of the analysed steps where samples cover them,
-else those of the whole recording, and the message says so.
+`nvidia-smi dmon -s v`, or DCGM. Figures cover the analysed steps if there are samples of them,
+otherwise the whole recording. The message says which.
 
 ## How the cost is computed
-The cost of the rank as a straggler: the exposed time that others wait for it. None where the others
-do not wait for it, or where the rank is unknown.
+The cost of the rank as a straggler: the exposed time that other ranks wait for it. There is none if
+they do not wait for it, or if the rank is unknown.
 
 ## How to fix
 Heat: look at air flow, inlet temperature, fans, coolant, thermal paste. Power brake and hardware
-slowdown: look at the power supply and its cables. A power cap on some devices: compare
+slowdown: look at the power supply and its cables. A power cap on some GPUs: compare
 `nvidia-smi -q -d POWER`, and set one limit for all.
 
 ## When it is wrong
-A GPU at its power cap in most samples works as intended if its peers are at their caps too, and is
-not reported. Each sample is one moment, so a few samples show little: raise the rate.
+A GPU at its power cap in most samples works as intended if its peers are also at their caps, and is
+not reported. Each sample is one moment, so a few samples show little: raise the sampling rate.
 
 ## Sources
 NVIDIA, NVML reference, "NvmlClocksEventReasons".
@@ -59,24 +59,24 @@ _CAUSES: tuple[tuple[tuple[str, ...], str, str], ...] = (
         _HEAT,
         "heat",
         "Look at air flow, inlet temperature, fans or coolant of its host "
-        "(nvidia-smi -q -d TEMPERATURE,PERFORMANCE); until then run the job without that host.",
+        "(nvidia-smi -q -d TEMPERATURE,PERFORMANCE). Until then run the job without that host.",
     ),
     (
         _BRAKE,
-        "the power supply's brake",
-        "Look at the power supplies of its host and their cables: the brake signal comes from "
-        "outside the GPU.",
+        "the power brake signal",
+        "Look at the power supplies of its host and their cables: the signal comes from outside "
+        "the GPU.",
     ),
     (
         _HARDWARE,
         "its hardware, for a reason it does not report",
         "Look at temperature, power supply and the kernel log of its host "
-        "(nvidia-smi -q -d PERFORMANCE); replace the GPU if it remains.",
+        "(nvidia-smi -q -d PERFORMANCE). Replace the GPU if it stays slow.",
     ),
     (
         _CAP,
         "a power cap that its peers do not reach",
-        "Compare power limits (nvidia-smi -q -d POWER) and set one for all; with equal limits, "
+        "Compare power limits (nvidia-smi -q -d POWER) and set one for all. If limits are equal, "
         "check its cooling: a hot GPU needs more power for the same clock.",
     ),
 )
@@ -119,7 +119,7 @@ def check(
 
 
 def _share(unit: Unit, reasons: Sequence[str]) -> float:
-    """Share of samples that have one of the reasons; the largest where reasons overlap."""
+    """Largest share of samples that one of the reasons has."""
     return max((unit.figures.throttle_reasons.get(reason, 0.0) for reason in reasons), default=0.0)
 
 
@@ -161,4 +161,4 @@ def _clocks(found: Sequence[Unit], units: Sequence[Unit]) -> str:
     if own is None:
         return ""
     text = f", at a median clock of {own:,.0f} MHz"
-    return text if usual is None else f"{text}; the others' is {usual:,.0f} MHz"
+    return text if usual is None else f"{text}, and {usual:,.0f} MHz on the others"
