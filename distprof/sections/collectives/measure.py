@@ -74,7 +74,7 @@ _ONE_SENDER = frozenset(
 def analyze_collectives(
     run: Run, analyses: RankAnalyses, profile: FabricFile | None = None
 ) -> CollectivesResult:
-    """Aggregate collectives per class over the analysed steps, next to a fabric profile.
+    """Aggregate collectives per class over the analysed steps, with expectations from a profile.
 
     Args:
         run: The recording.
@@ -500,7 +500,7 @@ def _mean_bytes(size: _Column, chosen: NDArray[np.bool_], samples: int) -> list[
 
 
 def _unmatched_count(keys: _Keys, rows: _Rows, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Unmatched instances of each class: per group, the chosen rows of the rank with the most."""
+    """Unmatched instances of each class: in each group, the most chosen rows of any rank."""
     busiest = np.zeros(len(keys.class_of_unit), dtype=np.int64)
     result = np.zeros(len(keys.classes), dtype=np.int64)
     if chosen.any():
@@ -617,7 +617,10 @@ def with_expectations(
     return msgspec.structs.replace(
         result,
         classes=classes,
-        unavailable=(*result.unavailable, *([_gap_text(not_covered)] if not_covered else [])),
+        unavailable=(
+            *result.unavailable,
+            *([_not_covered_text(not_covered)] if not_covered else []),
+        ),
     )
 
 
@@ -634,7 +637,7 @@ def _with_expectation(record: CollectiveClass, profile: FabricFile) -> Collectiv
     return msgspec.structs.replace(record, expected_busbw_bytes_per_s=expected)
 
 
-def _gap_text(records: Sequence[CollectiveClass]) -> str:
+def _not_covered_text(records: Sequence[CollectiveClass]) -> str:
     names = [
         f"{record.kind} of {format_bytes(record.bytes)} over {record.group_size} ranks"
         for record in records[:_MAX_NAMED]

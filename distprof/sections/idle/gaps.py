@@ -286,7 +286,7 @@ class SyncBlame(msgspec.Struct, frozen=True, kw_only=True):
 def blame_calls(
     gaps: Gaps, host_ns: Int64Array, calls: Table, activity: Table, launches: Launches
 ) -> SyncBlame:
-    """Charge synchronising calls with the gaps that ended late because they blocked the thread.
+    """Charge gaps to the synchronising calls that delayed the launches of their threads.
 
     Args:
         gaps: Idle gaps.
@@ -338,7 +338,7 @@ def _carried(
     launch: Int64Array,
     delay: Int64Array,
 ) -> tuple[Int64Array, Int64Array]:
-    """Time of draining calls not charged before each gap, and the gap in which the call ended.
+    """Time of draining calls left to charge at each gap, and the gap in which the call ended.
 
     Args:
         call_start: Start of the launch of each gap of one thread, ascending.
@@ -362,7 +362,7 @@ def _carried(
 def _caught_up(
     since: Int64Array, blocked: Int64Array, launch: Int64Array, delay: Int64Array
 ) -> Int64Array:
-    """For each drain, the first launch as far ahead of the GPU as the call had blocked, as time."""
+    """For each drain, when a launch was first ahead of the GPU by the blocked time."""
     segment = np.searchsorted(since, launch, side="right") - 1
     at = np.maximum(segment, 0)
     ahead = (segment >= 0) & (delay >= blocked[at])

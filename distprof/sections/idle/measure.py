@@ -107,7 +107,7 @@ UNUSUAL_STEP = 2.0
 
 
 MANY_UNTRACED = 8
-"""With this many steps without a profiler, only these count: a profiler uses CPUs, too."""
+"""With this many steps without a profiler, only these count: a profiler also uses CPUs."""
 
 
 def _mean_of_usual_steps(log: Table, column: str) -> int | None:

@@ -76,7 +76,7 @@ def as_pipeline(
 
 
 def _fits(exchanges: _Exchanges, first: str, last: str) -> bool:
-    """Whether the order fits. True without records, as those of the other side decide then."""
+    """Whether the order fits. True without records: those of the other side then decide."""
     return not exchanges.orders or exchanges.share(first, last) >= MOST_STEPS
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from distprof.escape import short_ranks
 from distprof.sections.pipeline.result import PictureRow, PipelineGroup, PipelineResult
 from distprof.sections.shows import Told, table, verdict
-from distprof.sections.table import Column, Drawing, TableView, rows_table
+from distprof.sections.table import Column, Drawing, TableView, counted, rows_table
 from distprof.units import fold_ranks, format_duration, format_ratio, name_ranks
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def bubble_table(report: Report, *, show_all: bool) -> TableView | None:
     rows = [row for group in shown for row in _bubble_rows(group)]
     notes = [note for group in shown for note in (_source(group), *group.notes)]
     if len(shown) < len(groups):
-        notes.append(f"and {len(groups) - len(shown)} more pipelines of other shapes")
+        notes.append(f"and {counted(len(groups) - len(shown), 'more pipeline')} of other shapes")
     return TableView(
         title="Pipeline bubble",
         caption="mean per step; idle time of the mean rank",
@@ -161,7 +161,7 @@ def _stage_table(result: PipelineResult, *, show_all: bool) -> TableView | None:
         ),
         shown,
         caption="mean per step; work excludes waiting for other stages",
-        notes=(f"and {left_out} more stages",) if left_out else (),
+        notes=(f"and {counted(left_out, 'more stage')}",) if left_out else (),
     )
 
 
@@ -236,7 +236,7 @@ def pipeline_picture(report: Report, *, show_all: bool) -> TableView | None:
     notes = [f"{name_ranks(group.ranks)}, {format_duration(span)}"]
     notes.append(_CROWDED_LEGEND if crowded else _LEGEND)
     if left_out:
-        notes.append(f"{left_out} more ranks are not drawn")
+        notes.append(f"not drawn: {counted(left_out, 'more rank')}")
     if not group.comparable_clocks:
         notes.append("clocks cannot be compared: each rank begins at its own first work")
     return TableView(

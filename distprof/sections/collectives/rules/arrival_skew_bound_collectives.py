@@ -86,7 +86,7 @@ def check(
     transfer = format_duration(worst.exposed_transfer_ns_per_step)
     yield Draft(
         message=(
-            f"{step.share(cost)} is waiting for late ranks that no proven straggler explains: "
+            f"{step.share(cost)} is waiting that no proven straggler explains: "
             f"{collective_label(worst)} waits {format_duration(_wait(worst))} per {step.word} and "
             f"transfers {transfer}.{_suspect(stragglers)}"
         ),

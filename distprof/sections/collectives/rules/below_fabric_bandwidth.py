@@ -79,9 +79,9 @@ def check(
     worst = max(slow, key=_saved_ns)
     yield Draft(
         message=(
-            f"{step.share(cost)} is excess transfer time, because this network can be faster: "
+            f"{step.share(cost)} is excess transfer time: "
             f"{collective_label(worst)} moves at {format_bandwidth(worst.busbw_bytes_per_s)} bus "
-            "bandwidth, and the fabric profile reaches "
+            "bandwidth, but the fabric profile reaches "
             f"{format_bandwidth(worst.expected_busbw_bytes_per_s)}."
         ),
         fix=(

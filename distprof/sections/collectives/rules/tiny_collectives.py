@@ -2,8 +2,8 @@
 
 ## What it detects
 Each step contains many small all-reduces, all-gathers or reduce-scatters. Latency, not size,
-determines how long messages this small take. If a trace has no sizes, the rule looks for many
-consecutive reductions while nothing else runs, the pattern of gradients without buckets.
+determines how long messages this small take. The rule also reports many consecutive reductions
+while nothing else runs, which need no sizes: the pattern of gradients without buckets.
 
 ## Why it costs time
 A collective of any size costs a latency for every hop. Below the crossover size n* = α · bandwidth
@@ -18,9 +18,8 @@ Exposed transfer of the small classes, a mean over ranks and steps, less the sha
 It is an upper bound: the merged message still has to move its bytes. If members could not be
 matched, the cost includes waiting, and the finding is marked *inferred*. The time is part of what
 `exposed-communication` reports and may be part of what `low-overlap` reports. For consecutive
-reductions without sizes, the cost is the time in and between them, less the time of one. This
-finding is marked *inferred*, and explains the idle time between them that `launch-bound-host`
-reports.
+reductions, the cost is the time in and between them, less the time of one. This finding is marked
+*inferred*, and explains the idle time between them that `launch-bound-host` reports.
 
 ## How to fix
 DDP: reduce in buckets (`bucket_cap_mb`, 25 MB by default), and do not reduce parameters one by one
@@ -148,9 +147,10 @@ def _without_sizes(
         yield Draft(
             message=(
                 f"{train.num_per_step:.0f} {train.kind}s per {step.word} and rank run one after "
-                f"another while nothing else runs. They take {step.share(whole)}, of which "
-                f"{format_duration(train.gap_ns_per_step)} is between them "
-                f"({format_duration(train.duration_ns_median)} each)."
+                "another while nothing else runs "
+                f"({format_duration(train.duration_ns_median)} each). They take "
+                f"{step.share(whole)}, of which {format_duration(train.gap_ns_per_step)} is "
+                "between them."
             ),
             fix=(
                 "Reduce gradients in buckets during the backward pass: DistributedDataParallel "

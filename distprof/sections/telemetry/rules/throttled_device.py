@@ -119,7 +119,7 @@ def check(
 
 
 def _share(unit: Unit, reasons: Sequence[str]) -> float:
-    """Largest share of samples that one of the reasons has."""
+    """The largest share of samples with one of the reasons."""
     return max((unit.figures.throttle_reasons.get(reason, 0.0) for reason in reasons), default=0.0)
 
 
