@@ -88,7 +88,7 @@ def check(
     if busiest.excess_ratio < limits["excess_ratio"] or cost < limits["min_step_ratio"] * step:
         return
     if _is_due_to(StragglerCause.SLOW_DEVICE, busiest, stragglers):
-        return  # it runs kernels more slowly than other stages, not more layers
+        return  # its GPU is slow: it does not hold more layers
     if busiest.chance > limits["chance"]:
         raise InsufficientEvidenceError(_unproven(busiest))
     is_taken = _is_due_to(StragglerCause.CPU_TAKEN, busiest, stragglers)

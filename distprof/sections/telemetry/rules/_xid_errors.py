@@ -43,7 +43,9 @@ _NVLINK_5 = Meaning("an NVLink had an error", _LINK)
 
 _MEANINGS = {
     8: Meaning("the GPU stopped processing", _PROGRAM, False),
-    13: Meaning("a kernel did an illegal operation (graphics engine exception)", _PROGRAM, False),
+    13: Meaning(
+        "a kernel performed an illegal operation (graphics engine exception)", _PROGRAM, False
+    ),
     31: Meaning("a kernel accessed memory outside its allocations (page fault)", _PROGRAM, False),
     32: Meaning("commands that reached the GPU were invalid or corrupted", _PROGRAM, False),
     38: Meaning("the driver's firmware had an error", _RESET),
@@ -74,7 +76,9 @@ _MEANINGS = {
         "a row of memory could not be remapped, or a page could not be retired",
         "Drain the host and reset the GPU. Replace it if the error comes back.",
     ),
-    69: Meaning("a kernel did an illegal operation (graphics engine class error)", _PROGRAM, False),
+    69: Meaning(
+        "a kernel performed an illegal operation (graphics engine class error)", _PROGRAM, False
+    ),
     74: Meaning("an NVLink had an error", _LINK),
     79: Meaning(
         "the GPU fell off the bus",
