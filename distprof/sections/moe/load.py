@@ -105,7 +105,7 @@ def placement_of_log(
         for layer, name in enumerate(log.names):
             called = tokens[(log.layer == layer) & (tokens.sum(axis=1) > 0)]
             loads.setdefault(name, []).append(called)
-    whole = {name: np.concatenate(found) for name, found in loads.items()}
+    whole = {name: np.concatenate(calls) for name, calls in loads.items()}
     return tuple(
         row_of_experts(name, tokens, size, ROUTING_LOG)
         for name, tokens in whole.items()
@@ -278,7 +278,7 @@ def measure_load(
     for group, label in zip(groups, labels, strict=True):
         for name, part in _parts_of(group, label):
             parts.setdefault(name, []).append(part)
-    rows = [_row_of_layer(name, found, num_steps) for name, found in parts.items()]
+    rows = [_row_of_layer(name, of_layer, num_steps) for name, of_layer in parts.items()]
     ranks = [
         row
         for group, label in zip(groups, labels, strict=True)
@@ -436,7 +436,7 @@ def _totals(
     everything = [_all_sections(group) for group in groups]
     times = _times_of(everything, None)
     is_labelled = all((label.layer != ABSENT).all() for label in labels)
-    replaced = [found.replaced_ns for found in layers if found.replaced_ns is not None]
+    replaced = [layer.replaced_ns for layer in layers if layer.replaced_ns is not None]
     has_all = is_labelled and len(replaced) == len(layers) > 0
     return Totals(
         slowest_ns=times.slowest_ns / number,

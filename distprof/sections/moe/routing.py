@@ -166,9 +166,9 @@ def stage_names(
         for name in rank.layers:
             stages.setdefault(name, set()).add(_stage(places, rank.rank))
     return {
-        (name, stage): name if len(found) == 1 else f"{name} (stage {stage})"
-        for name, found in stages.items()
-        for stage in found
+        (name, stage): name if len(numbers) == 1 else f"{name} (stage {stage})"
+        for name, numbers in stages.items()
+        for stage in numbers
     }
 
 

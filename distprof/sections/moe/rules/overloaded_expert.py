@@ -75,7 +75,7 @@ def check(moe: MoeResult, collectives: CollectivesResult, limits: Limits) -> Ite
     by_expert: dict[int, list[MoeLayer]] = {}
     for layer in overloaded:
         by_expert.setdefault(layer.busiest_expert, []).append(layer)
-    named = {e: found for e, found in by_expert.items() if 2 * len(found) >= len(moe.layers)}
+    named = {e: busy for e, busy in by_expert.items() if 2 * len(busy) >= len(moe.layers)}
     if len(by_expert) <= _MOST_NAMED:
         named = by_expert
     others = [layer for layer in overloaded if layer.busiest_expert not in named]
@@ -148,9 +148,9 @@ def _cost(
 def _waiting_ns(collectives: CollectivesResult) -> int | None:
     """Exposed waiting in all-to-alls; None if there are none or the waiting is unknown."""
     waits = [
-        found.exposed_wait_ns_per_step
-        for found in collectives.classes
-        if found.kind == CollectiveKind.ALL_TO_ALL.label
+        record.exposed_wait_ns_per_step
+        for record in collectives.classes
+        if record.kind == CollectiveKind.ALL_TO_ALL.label
     ]
     known = [wait for wait in waits if wait is not None]
     return sum(known) if known else None

@@ -101,19 +101,19 @@ def check(
     units = units_of(telemetry)
     left = units
     for reasons, cause, fix in _CAUSES:
-        found = _slowed(left, reasons, limits)
-        if not found:
+        gpus = _slowed(left, reasons, limits)
+        if not gpus:
             continue
-        ids = {id(unit) for unit in found}
+        ids = {id(unit) for unit in gpus}
         left = [unit for unit in left if id(unit) not in ids]
-        cost, without, confidence = cost_of(found, stragglers)
+        cost, without, confidence = cost_of(gpus, stragglers)
         yield Draft(
-            message=_message(found, units, reasons, cause),
+            message=_message(gpus, units, reasons, cause),
             fix=fix,
             cost_ns_per_step=cost,
             confidence=confidence,
-            ranks=ranks_of(found),
-            evidence=evidence_of(found),
+            ranks=ranks_of(gpus),
+            evidence=evidence_of(gpus),
             without=without,
         )
 
@@ -127,35 +127,35 @@ def _slowed(units: Sequence[Unit], reasons: Sequence[str], limits: Limits) -> li
     """GPUs with one of the reasons; for a power cap, more often than their peers."""
     if reasons is not _CAP:
         return [unit for unit in units if _share(unit, reasons) >= limits["min_ratio"]]
-    found = []
+    gpus = []
     for peers in by_kind(units):
         shares = [_share(unit, reasons) for unit in peers]
         for unit, share, usual in zip(peers, shares, medians_of_others(shares), strict=True):
             if usual is not None and share - usual >= limits["more_capped_ratio"]:
-                found.append(unit)
-    return found
+                gpus.append(unit)
+    return gpus
 
 
 def _message(
-    found: Sequence[Unit], units: Sequence[Unit], reasons: Sequence[str], cause: str
+    gpus: Sequence[Unit], units: Sequence[Unit], reasons: Sequence[str], cause: str
 ) -> str:
-    shares = [_share(unit, reasons) for unit in found]
+    shares = [_share(unit, reasons) for unit in gpus]
     some, most = format_ratio(min(shares)), format_ratio(max(shares))
     share = some if some == most else f"{some} to {most}"
-    names = sorted({r for unit in found for r in unit.figures.throttle_reasons if r in reasons})
-    when = "of the analysed steps" if all(u.is_in_steps for u in found) else "of the recording"
-    several = "are" if len(found) > 1 else "is"
-    if len(found) > 1:
+    names = sorted({r for unit in gpus for r in unit.figures.throttle_reasons if r in reasons})
+    when = "of the analysed steps" if all(u.is_in_steps for u in gpus) else "of the recording"
+    several = "are" if len(gpus) > 1 else "is"
+    if len(gpus) > 1:
         cause = cause.replace("its ", "their ")
     return (
-        f"{named(found)} {several} slowed down by {cause} ({', '.join(names)}), in {share} of the "
-        f"samples {when}{_clocks(found, units)}."
+        f"{named(gpus)} {several} slowed down by {cause} ({', '.join(names)}), in {share} of the "
+        f"samples {when}{_clocks(gpus, units)}."
     )
 
 
-def _clocks(found: Sequence[Unit], units: Sequence[Unit]) -> str:
-    own = median_of(found, lambda figures: figures.sm_clock_mhz_median)
-    ids = {id(unit) for unit in found}
+def _clocks(gpus: Sequence[Unit], units: Sequence[Unit]) -> str:
+    own = median_of(gpus, lambda figures: figures.sm_clock_mhz_median)
+    ids = {id(unit) for unit in gpus}
     rest = [unit for unit in units if id(unit) not in ids]
     usual = median_of(rest, lambda figures: figures.sm_clock_mhz_median)
     if own is None:

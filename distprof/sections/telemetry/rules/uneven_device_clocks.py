@@ -69,13 +69,13 @@ def check(
     busy = [unit for unit in units_of(telemetry) if unit.is_busy and _clock(unit) is not None]
     for peers in by_kind(busy):
         usual = medians_of_others([_clock(unit) for unit in peers])
-        found = [
+        slow = [
             unit
             for unit, others in zip(peers, usual, strict=True)
             if len(peers) > MIN_PEERS and _is_low(unit, others, limits)
         ]
-        if found:
-            yield _draft(found, peers, stragglers)
+        if slow:
+            yield _draft(slow, peers, stragglers)
 
 
 def _clock(unit: Unit) -> float | None:
@@ -91,16 +91,16 @@ def _is_low(unit: Unit, usual: float | None, limits: Limits) -> bool:
     return own < (1 - limits["lower_ratio"]) * usual
 
 
-def _draft(found: Sequence[Unit], peers: Sequence[Unit], stragglers: StragglersResult) -> Draft:
-    ids = {id(unit) for unit in found}
+def _draft(slow: Sequence[Unit], peers: Sequence[Unit], stragglers: StragglersResult) -> Draft:
+    ids = {id(unit) for unit in slow}
     rest = [unit for unit in peers if id(unit) not in ids]
-    own = median_of(found, lambda figures: figures.sm_clock_mhz_median) or 0.0
+    own = median_of(slow, lambda figures: figures.sm_clock_mhz_median) or 0.0
     usual = median_of(rest, lambda figures: figures.sm_clock_mhz_median) or own
-    cost, without, confidence = cost_of(found, stragglers)
-    several = len(found) > 1
+    cost, without, confidence = cost_of(slow, stragglers)
+    several = len(slow) > 1
     return Draft(
         message=(
-            f"{named(found)} {'run' if several else 'runs'} at {own:,.0f} MHz, "
+            f"{named(slow)} {'run' if several else 'runs'} at {own:,.0f} MHz, "
             f"{format_ratio(1 - own / usual if usual else 0.0)} below the {usual:,.0f} MHz of "
             f"{'their' if several else 'its'} peers, for no reported reason."
         ),
@@ -111,7 +111,7 @@ def _draft(found: Sequence[Unit], peers: Sequence[Unit], stragglers: StragglersR
         ),
         cost_ns_per_step=cost,
         confidence=confidence,
-        ranks=ranks_of(found),
-        evidence=evidence_of(found),
+        ranks=ranks_of(slow),
+        evidence=evidence_of(slow),
         without=without,
     )
