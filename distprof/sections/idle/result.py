@@ -106,7 +106,7 @@ class RankPauses(Record, frozen=True, kw_only=True):
         cpu_ns_per_step: Time the training thread ran on a CPU, mean over the same steps; null where
             not recorded.
         input_queue_ns_per_step: Time the loaders of a batch had no CPU while training waited for
-            it, inside phases too, mean per step; null where not recorded.
+            it, inside phases too, mean per step; null unless recorded, which needs scarce CPUs.
     """
 
     rank: int
