@@ -205,7 +205,10 @@ def test_counts_alone_are_judged_by_where_a_placement_helps_most():
     verdict = judge(report)
     assert report.findings[0].code == "MOE104"
     assert verdict.line == report.findings[0].message
-    assert "2.14 times the mean on the busiest of 8 ranks, and 1.01 times if placed" in verdict.line
+    assert (
+        "2.14 times the mean on the busiest of 8 ranks, and 1.01 times with experts placed"
+        in verdict.line
+    )
     assert headline(report) == "64 experts · 3 layers · 6 parts of the data · no timings"
 
 

@@ -166,7 +166,7 @@ def test_many_ranks_are_thinned_out_with_the_first_and_the_last():
     many = group(ranks=tuple(range(64)), picture=rows)
     table = pipeline_picture(report(many), show_all=False)
     assert (table.rows[0][0], table.rows[-1][0], len(table.rows)) == ("0", "63", 16)
-    assert "48 more ranks are not drawn" in table.notes
+    assert "not drawn: 48 more ranks" in table.notes
     assert isinstance(table.rows[0][1], Drawing)
 
 

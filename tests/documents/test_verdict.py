@@ -172,7 +172,7 @@ def test_nothing_measured_says_why() -> None:
 
 @pytest.mark.parametrize(
     ("within_launch", "advice"),
-    [(0, "Look at the gaps in a timeline."), (300 * MS, "Most of it is in CUDA graphs")],
+    [(0, "Look at the gaps in a timeline."), (300 * MS, "Most of it is inside CUDA graphs")],
 )
 def test_idle_inside_graph_launches_is_told_from_other_idle(
     within_launch: int, advice: str
@@ -186,7 +186,7 @@ def test_idle_inside_graph_launches_is_told_from_other_idle(
 def test_without_host_rows_the_advice_is_to_record_them() -> None:
     ranks = [waterfall_of(0, computation_ns=600 * MS, idle_unknown_ns=400 * MS)]
     report = report_of(ranks, idle=IdleResult(ranks=(), sync_calls=()))
-    assert "Record CPU activities too" in judge(report).line
+    assert "also record CPU activities" in judge(report).line
 
 
 @pytest.mark.parametrize(

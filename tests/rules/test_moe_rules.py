@@ -113,7 +113,7 @@ def test_dead_experts_of_several_layers_are_one_finding():
     (finding,) = findings(MoeResult(layers=(dead, worse)), "MOE102")
     assert finding.message.startswith("4 of 8 experts of layer 1 get less than 1 % of the mean")
     assert "experts 0, 1, 2, 3" in finding.message
-    assert "another layer" in finding.message
+    assert "1 more layer" in finding.message
 
 
 def test_a_limit_of_nothing_does_not_accuse_layers_that_lack_nothing():

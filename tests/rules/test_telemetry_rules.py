@@ -45,7 +45,7 @@ def slowed(reason, ratio=0.8):
     [
         ("sw_thermal_slowdown", "heat"),
         ("thermal_violation", "heat"),
-        ("hw_power_brake_slowdown", "power supply's brake"),
+        ("hw_power_brake_slowdown", "power brake signal"),
         ("hw_slowdown", "its hardware"),
         ("sw_power_cap", "power cap"),
     ],
@@ -165,7 +165,7 @@ def test_uncorrected_errors_and_switches_are_told():
     ("fields", "words", "severity"),
     [
         ({"has_repair_failed": True, "recovery": "Reset"}, "could not be", Severity.ERROR),
-        ({"is_repair_pending": True, "recovery": "Reset"}, "waits for a reset", Severity.WARNING),
+        ({"is_repair_pending": True, "recovery": "Reset"}, "needs a reset", Severity.WARNING),
         ({"ecc_uncorrected": 3}, "had 3 uncorrectable errors since", Severity.WARNING),
         ({"recovery": "Drain and Reset"}, '("Drain and Reset")', Severity.ERROR),
     ],

@@ -74,7 +74,7 @@ _ONE_SENDER = frozenset(
 def analyze_collectives(
     run: Run, analyses: RankAnalyses, profile: FabricFile | None = None
 ) -> CollectivesResult:
-    """The class table over the analysed steps, with the expectations of a fabric profile.
+    """Aggregate collectives per class over the analysed steps, with expectations from a profile.
 
     Args:
         run: The recording.
@@ -82,8 +82,8 @@ def analyze_collectives(
         profile: Profile of the machines of the run; None if there is none.
 
     Returns:
-        Classes by exposed time, most first. ``unavailable`` says where waiting and transfer could
-        not be separated.
+        The classes, most exposed time first. ``unavailable`` says for how many collectives waiting
+        and transfer could not be separated.
     """
     result = _class_table(run, analyses)
     result = msgspec.structs.replace(
@@ -128,7 +128,7 @@ _OfRank: TypeAlias = "Callable[[Rank], NDArray[Any]]"
 
 
 def _class_bytes(index: RowIndex, members: Members) -> _OfRank:
-    """Bytes of each row; members of one all-to-all, which send unlike amounts, get their mean."""
+    """Bytes of each row. Members of an all-to-all may send different amounts: they get the mean."""
     kind = index.column(lambda rank: rank.collectives["kind"])
     first = members.first_row
     uneven = np.flatnonzero((first >= 0) & (kind[first] == CollectiveKind.ALL_TO_ALL))
@@ -148,26 +148,26 @@ def _class_bytes(index: RowIndex, members: Members) -> _OfRank:
 
 
 class _ClassKey(msgspec.Struct, frozen=True):
-    """What makes two collectives comparable."""
+    """Collectives with equal keys are comparable."""
 
     kind: int
     group: str
     group_size: int
-    bytes: int  # of a folded class: the power of two
+    bytes: int  # if sizes are folded: the power of two above
 
 
 class _Keys:
-    """Numbers classes, and units: one size within one concrete process group."""
+    """Numbers classes and units. A unit is one size within one concrete process group."""
 
     def __init__(self, names: GroupNames) -> None:
         self._names = names
         self.classes: dict[_ClassKey, int] = {}
         self.class_of_unit: list[int] = []
         self._units: dict[tuple[_ClassKey, str, str], int] = {}
-        self._last: tuple[_Said, NDArray[np.int32]] | None = None
+        self._last: tuple[_KeyColumns, NDArray[np.int32]] | None = None
 
     def fold_sizes(self) -> None:
-        """Number the classes; sizes that vary form one class per power of two."""
+        """Number the classes. If sizes vary, they form one class per power of two."""
         sizes: dict[_ClassKey, set[int]] = {}
         for key, _, _ in self._units:
             sizes.setdefault(replace(key, bytes=0), set()).add(key.bytes)
@@ -177,18 +177,18 @@ class _Keys:
             self.class_of_unit.append(self.classes.setdefault(folded, len(self.classes)))
 
     def encode(self, rank: Rank, size: Int64Array) -> NDArray[np.int32]:
-        """The unit of each COLLECTIVES row of a rank; ``size`` determines its class.
+        """Unit of each COLLECTIVES row of a rank. ``size`` is the size that decides its class.
 
-        Ranks of one group communicate alike: what the rank before said need not be looked at again.
+        Ranks of one group usually have equal columns, so the units of the previous rank are reused.
         """
-        said = _Said.of(rank.collectives, size)
-        if self._last is None or not said.equals(self._last[0]):
-            self._last = said, self._encoded(rank.collectives, said, size)
+        columns = _KeyColumns.of(rank.collectives, size)
+        if self._last is None or not columns.equals(self._last[0]):
+            self._last = columns, self._encoded(rank.collectives, columns, size)
         return self._last[1]
 
-    def _encoded(self, table: Table, said: _Said, size: Int64Array) -> NDArray[np.int32]:
-        name, desc, ranks = said.groups
-        first, inverse = _unique_rows(said.columns)
+    def _encoded(self, table: Table, columns: _KeyColumns, size: Int64Array) -> NDArray[np.int32]:
+        name, desc, ranks = columns.groups
+        first, inverse = _unique_rows(columns.arrays)
         units = [
             self._unit(
                 _ClassKey(
@@ -209,50 +209,49 @@ class _Keys:
         return self._units.setdefault((key, group, ranks), len(self._units))
 
 
-class _Said(msgspec.Struct, frozen=True):
-    """What a rank's rows say about their class: numbers, and groups by name."""
+class _KeyColumns(msgspec.Struct, frozen=True):
+    """Columns of a rank's rows that determine their class: numbers, and groups by name."""
 
     numbers: tuple[NDArray[Any], ...]
     groups: tuple[Coded, ...]
 
     @staticmethod
-    def of(table: Table, size: Int64Array) -> _Said:
+    def of(table: Table, size: Int64Array) -> _KeyColumns:
         groups = tuple(table.coded(name) for name in ("group", "group_desc", "group_ranks"))
-        return _Said((table["kind"], table["group_size"], size), groups)
+        return _KeyColumns((table["kind"], table["group_size"], size), groups)
 
     @property
-    def columns(self) -> list[NDArray[Any]]:
+    def arrays(self) -> list[NDArray[Any]]:
         return [*self.numbers, *(group.codes for group in self.groups)]
 
-    def equals(self, other: _Said) -> bool:
+    def equals(self, other: _KeyColumns) -> bool:
         pairs = zip(self.groups, other.groups, strict=True)
         return all(mine.values == theirs.values for mine, theirs in pairs) and all(
-            map(np.array_equal, self.columns, other.columns)
+            map(np.array_equal, self.arrays, other.arrays)
         )
 
 
 def group_label(name: str, description: str) -> str:
-    """How a group is called in tables: its description, or its name where that says nothing."""
+    """Name of a group in tables: its description, or its own name without a useful description."""
     return name if description in ("", "undefined") else description
 
 
 def _unique_rows(columns: list[NDArray[Any]]) -> tuple[Int64Array, Int64Array]:
-    """First position of each distinct row over columns, and for each row which one it is."""
+    """First position of each distinct row, and for each row the index of its distinct row."""
     code = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
         values, inverse = encode(column)
         code = encode(code * max(len(values), 1) + inverse)[1]
     first = np.empty(int(code.max(initial=-1)) + 1, np.int64)
-    first[code[::-1]] = np.arange(len(code))[::-1]  # of several the last one stays
+    first[code[::-1]] = np.arange(len(code))[::-1]  # the last write wins: the first row
     return first, code
 
 
 class _Rows:
     """Columns of all ranks' rows; ``inside`` marks the analysed windows.
 
-    The wait and the time after the last start mean something only where ``timed``, durations only
-    where ``executed``. Times are joined when they are asked for: all of them at once would take
-    fifty bytes per row.
+    The wait and the time after the last start are valid only where ``timed``, durations only where
+    ``executed``. Time columns are built on demand: all of them at once would take 50 bytes per row.
 
     Args:
         index: The rows.
@@ -283,7 +282,7 @@ class _Rows:
         return positions_by_code(self.class_code)
 
     def bytes(self) -> Int64Array:
-        """Bytes that decide the class."""
+        """Size that decides the class."""
         return self.index.column(self._size)
 
     def duration_ns(self) -> Int64Array:
@@ -291,45 +290,45 @@ class _Rows:
         return self.index.column(self._duration)
 
     def wait_ns(self) -> Int64Array:
-        """From the start to that of the last member."""
+        """From the row's start to the start of the last member."""
         return self.index.column(self._wait)
 
     def transfer_ns(self) -> Int64Array:
-        """The rest of the duration."""
+        """Duration without the wait."""
         return self.index.column(lambda rank: self._duration(rank) - self._wait(rank))
 
     def after_last_start_ns(self) -> Int64Array:
-        """From the last member's start to the own end."""
+        """From the last member's start to the row's end."""
         ends = self._analyses.wait_ends
         return self.index.column(
             lambda rank: np.maximum(rank.collectives["end_ns"] - ends[rank.rank], 0)
         )
 
     def exposed_ns(self) -> Int64Array:
-        """Not hidden by computation."""
+        """Time that does not overlap with computation."""
         return self.index.column(lambda rank: self._analyses[rank.rank].exposed_ns)
 
     def exposed_wait_ns(self) -> Int64Array:
-        """The same for the wait; ABSENT where not matched."""
+        """Part of the wait that does not overlap with computation; ABSENT where not matched."""
         return self.index.column(lambda rank: self._analyses[rank.rank].exposed_wait_ns)
 
     @staticmethod
     def _duration(rank: Rank) -> Int64Array:
-        lasted: Int64Array = rank.collectives["end_ns"] - rank.collectives["start_ns"]
-        return lasted
+        duration: Int64Array = rank.collectives["end_ns"] - rank.collectives["start_ns"]
+        return duration
 
     def _wait(self, rank: Rank) -> Int64Array:
-        waited = self._analyses.wait_ends[rank.rank] - rank.collectives["start_ns"]
-        np.maximum(waited, 0, out=waited)
-        inside: Int64Array = np.minimum(waited, self._duration(rank), out=waited)
-        return inside
+        wait = self._analyses.wait_ends[rank.rank] - rank.collectives["start_ns"]
+        np.maximum(wait, 0, out=wait)
+        clipped: Int64Array = np.minimum(wait, self._duration(rank), out=wait)
+        return clipped
 
 
 class _Instances(msgspec.Struct, frozen=True, kw_only=True):
     """Matched instances inside the analysed windows.
 
-    ``matched_row`` marks the rows that belong to any instance, ``received`` holds the classes of
-    the receiving ends of messages.
+    ``matched_row`` marks the rows that belong to an instance. ``received`` holds the classes of the
+    receiving ends of messages.
     """
 
     class_code: NDArray[np.int32]
@@ -392,7 +391,7 @@ def _classes(
 def _class_columns(
     keys: _Keys, rows: _Rows, instances: _Instances, samples: int
 ) -> dict[str, Sequence[Any]]:
-    """Values of every class, by name."""
+    """Columns by name, with one value per class."""
     num = len(keys.classes)
     inside, timed = rows.inside, rows.inside & rows.timed
     executed = inside & rows.executed
@@ -416,10 +415,10 @@ def _class_columns(
         ),
     }
     del size, wait
-    waited = _Column(rows, rows.exposed_wait_ns())
-    waiting = timed & (waited.values >= 0)
-    columns["exposed_wait_mean"] = waited.means(waiting, samples)
-    del waited, waiting
+    exposed_wait = _Column(rows, rows.exposed_wait_ns())
+    matched_wait = timed & (exposed_wait.values >= 0)
+    columns["exposed_wait_mean"] = exposed_wait.means(matched_wait, samples)
+    del exposed_wait, matched_wait
     columns["duration"] = _Column(rows, rows.duration_ns()).medians(executed)
     columns["exposed_mean"] = _Column(rows, rows.exposed_ns()).means(executed, samples)
     columns["transfer_mean"] = _Column(rows, rows.transfer_ns()).means(timed, samples)
@@ -427,7 +426,7 @@ def _class_columns(
 
 
 class _Column(NamedTuple):
-    """Values of all rows, to be summed up class by class."""
+    """One value per row, aggregated per class."""
 
     rows: _Rows
     values: Int64Array
@@ -439,14 +438,14 @@ class _Column(NamedTuple):
             yield self.values[of_class if every else of_class[chosen[of_class]]]
 
     def medians(self, chosen: NDArray[np.bool_]) -> list[int | None]:
-        """Median of the chosen values of each class, rounded down; None for one without any."""
+        """Median of the chosen values of each class, rounded down; None without chosen values."""
         return [
             int(np.median(values, overwrite_input=True)) if len(values) else None
             for values in self.of_classes(chosen)
         ]
 
     def means(self, chosen: NDArray[np.bool_], samples: int) -> list[int]:
-        """Sum of the chosen values of each class over ``samples``, exact in int64."""
+        """Sum of the chosen values of each class, divided by ``samples``; exact in int64."""
         return [int(values.sum()) // samples for values in self.of_classes(chosen)]
 
 
@@ -480,7 +479,7 @@ def _record(
 
 
 def _sent_bytes(key: _ClassKey, bytes_per_step: float | None) -> float | None:
-    """Bytes that a rank sends per step; None where the size, the group or the algorithm is open."""
+    """Bytes that a rank sends per step; None if they are unknown or differ between ranks."""
     kind = CollectiveKind(key.kind)
     if kind is CollectiveKind.RECV:
         return 0.0
@@ -493,7 +492,7 @@ def _sent_bytes(key: _ClassKey, bytes_per_step: float | None) -> float | None:
 
 
 def _mean_bytes(size: _Column, chosen: NDArray[np.bool_], samples: int) -> list[float | None]:
-    """Sum of the bytes of each class over ``samples``; None where some are not known."""
+    """Bytes of each class divided by ``samples``; None if a size is unknown."""
     return [
         None if (values < 0).any() else int(values.sum()) / samples
         for values in size.of_classes(chosen)
@@ -501,7 +500,7 @@ def _mean_bytes(size: _Column, chosen: NDArray[np.bool_], samples: int) -> list[
 
 
 def _unmatched_count(keys: _Keys, rows: _Rows, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Instances known from one rank's row alone: in each group, as many as its busiest rank saw."""
+    """Unmatched instances of each class: in each group, the most chosen rows of any rank."""
     busiest = np.zeros(len(keys.class_of_unit), dtype=np.int64)
     result = np.zeros(len(keys.classes), dtype=np.int64)
     if chosen.any():
@@ -523,9 +522,9 @@ def _axes(run: Run) -> dict[str, str]:
 
 
 def _nodes_spanned(topology: Topology) -> dict[str, int]:
-    """By group label, the most nodes that a group spans; left out where some node is unknown."""
+    """Largest number of nodes per group label; labels with an unknown node are left out."""
     node_of = {rank: node for node, ranks in topology.nodes.items() for rank in ranks}
-    found: dict[str, int] = {}
+    spanned: dict[str, int] = {}
     unknown = set()
     names = GroupNames(topology.groups)
     for group in topology.groups:
@@ -534,14 +533,14 @@ def _nodes_spanned(topology: Topology) -> dict[str, int]:
         if not nodes or None in nodes:
             unknown.add(label)
         else:
-            found[label] = max(found.get(label, 0), len(nodes))
-    return {label: count for label, count in found.items() if label not in unknown}
+            spanned[label] = max(spanned.get(label, 0), len(nodes))
+    return {label: count for label, count in spanned.items() if label not in unknown}
 
 
 def name_of_group(group: ProcessGroup, names: GroupNames) -> str:
-    """How the classes call a group: its description, else its ranks, else torch's name."""
-    known = names.of(group.name, fold_ranks(group.ranks)) if is_unnamed(group) else ""
-    return known or group_label(group.name, group.description)
+    """Name of a group in the class table: its description, else its ranks, else torch's name."""
+    by_ranks = names.of(group.name, fold_ranks(group.ranks)) if is_unnamed(group) else ""
+    return by_ranks or group_label(group.name, group.description)
 
 
 def _bandwidth(num_bytes: int, transfer_ns: int | None) -> float | None:
@@ -551,7 +550,7 @@ def _bandwidth(num_bytes: int, transfer_ns: int | None) -> float | None:
 
 
 def _factor(key: _ClassKey) -> float | None:
-    """Bus factor for the size of the group, never for the world size."""
+    """Bus factor of the group size, never of the world size."""
     if key.group_size < 2:
         return None
     return bus_factor(CollectiveKind(key.kind), key.group_size)
@@ -562,55 +561,55 @@ def _present(value: int) -> int | None:
 
 
 def _most_exposed(record: CollectiveClass) -> tuple[int, int, str, str, int]:
-    """Sorting key: exposed time, then total time, then names, which makes the order stable."""
+    """Sort key: exposed time, then total time, then names for a stable order."""
     total = (record.duration_ns_median or 0) * record.count
     exposed = record.exposed_ns_per_step or 0
     return (-exposed, -total, record.kind, record.group, record.bytes or 0)
 
 
 def _unavailable(rows: _Rows) -> tuple[str, ...]:
-    lacks = []
+    reasons = []
     posted = int((rows.inside & ~rows.executed).sum())
     if posted:
-        lacks.append(
+        reasons.append(
             f"the transfer time of {posted:,} sends and receives is not recorded: gloo only shows "
-            "when they were posted, and when a rank was blocked in one"
+            "when they were posted and when a rank blocked in one"
         )
     inside = int((rows.inside & rows.executed).sum())
     timed = int((rows.inside & rows.executed & rows.timed).sum())
     if inside != timed:
-        share = "none" if timed == 0 else f"only {timed} of {inside}"
-        lacks.append(
-            f"waiting and transfer are separated for {share} of the collectives: the others have "
-            "no partner among the recorded ranks, or clocks that cannot be compared"
+        share = "no collective" if timed == 0 else f"only {timed} of {inside} collectives"
+        reasons.append(
+            f"waiting and transfer are separated for {share}: the others have no partner among the "
+            "recorded ranks, or clocks that cannot be compared"
         )
-    return tuple(lacks)
+    return tuple(reasons)
 
 
 # The bus bandwidth that each class of collectives should reach, from a fabric profile -----------
 
-_FEW = 3
+_MAX_NAMED = 3
 
 
 def with_expectations(
     result: CollectivesResult, profile: FabricFile, *, is_cpu: bool
 ) -> CollectivesResult:
-    """The classes with the bandwidth that the profile expects; None for those it does not cover.
+    """Add the bus bandwidth that the profile expects; None for classes that it does not cover.
 
     Args:
         result: The class table.
         profile: Profile of the machines of the run, according to the user.
-        is_cpu: Whether the ranks of the run were CPUs: a profile of GPUs says nothing about them.
+        is_cpu: Whether the ranks computed on CPUs, to which a profile of GPUs does not apply.
 
     Returns:
         The table; ``unavailable`` lists classes with a bandwidth that the profile does not cover.
     """
     if (profile.device == "cpu") != is_cpu:
         measured, ran = ("CPUs", "GPUs") if not is_cpu else ("GPUs", "CPUs")
-        why = f"the fabric profile is not used: it was measured on {measured}, the run on {ran}"
+        why = f"the fabric profile is not used: it was measured on {measured}, the run used {ran}"
         return msgspec.structs.replace(result, unavailable=(*result.unavailable, why))
-    classes = tuple(_expecting(record, profile) for record in result.classes)
-    missed = [
+    classes = tuple(_with_expectation(record, profile) for record in result.classes)
+    not_covered = [
         record
         for record in classes
         if record.busbw_bytes_per_s is not None and record.expected_busbw_bytes_per_s is None
@@ -618,11 +617,14 @@ def with_expectations(
     return msgspec.structs.replace(
         result,
         classes=classes,
-        unavailable=(*result.unavailable, *([_missed(missed)] if missed else [])),
+        unavailable=(
+            *result.unavailable,
+            *([_not_covered_text(not_covered)] if not_covered else []),
+        ),
     )
 
 
-def _expecting(record: CollectiveClass, profile: FabricFile) -> CollectiveClass:
+def _with_expectation(record: CollectiveClass, profile: FabricFile) -> CollectiveClass:
     if record.group_size is None or record.bytes is None or record.num_nodes is None:
         return record
     expected = expected_busbw(
@@ -635,10 +637,10 @@ def _expecting(record: CollectiveClass, profile: FabricFile) -> CollectiveClass:
     return msgspec.structs.replace(record, expected_busbw_bytes_per_s=expected)
 
 
-def _missed(records: Sequence[CollectiveClass]) -> str:
+def _not_covered_text(records: Sequence[CollectiveClass]) -> str:
     names = [
         f"{record.kind} of {format_bytes(record.bytes)} over {record.group_size} ranks"
-        for record in records[:_FEW]
+        for record in records[:_MAX_NAMED]
     ]
-    more = f" and {len(records) - _FEW} more" if len(records) > _FEW else ""
+    more = f" and {len(records) - _MAX_NAMED} more" if len(records) > _MAX_NAMED else ""
     return f"the fabric profile does not cover {', '.join(names)}{more}"

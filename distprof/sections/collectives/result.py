@@ -23,23 +23,20 @@ class CollectiveClass(Record, frozen=True, kw_only=True):
 
     ``transfer``, ``wait`` and bandwidths are None if members could not be matched across ranks (the
     duration of a single member is not a transfer time). All times are None if the recording has no
-    times of execution, as for sends and receives of gloo. Per-step values are means over ranks and
-    steps.
+    execution times, as for gloo sends and receives. Per-step values are means over ranks and steps.
 
-    A message counts once among the sends and once among the receives. ``sent_bytes_per_step`` is
-    what each rank of the job sends, mean over ranks, with the bandwidth-optimal algorithm (formula
-    sheet, "Collectives"); receiving sends nothing. ``num_nodes`` is the largest number of nodes
-    that a group of the class spans.
+    A message counts as one send and one receive. ``sent_bytes_per_step`` assumes the
+    bandwidth-optimal algorithm (formula sheet, "Collectives"), and a receive sends nothing.
 
     Args:
         kind: Operation, for example ``all_reduce``.
         group: Process group, or the description that its groups share.
         group_size: Ranks in the group; null where unknown.
         axis: Mesh axis; null where unknown.
-        bytes: Size of the full buffer in bytes, the median where sizes were put together; null
-            where unknown.
-        count: Collectives, each counted once however many members were recorded.
-        num_matched: Of these, matched across ranks.
+        bytes: Size of the full buffer in bytes, the median if sizes are folded; null where
+            unknown.
+        count: Number of collectives; each counts once, however many members were recorded.
+        num_matched: Number of them that were matched across ranks.
         duration_ns_median: Median of a member's own duration, waiting included.
         transfer_ns_median: Median time from the last member's start to the end; null where not
             matched.
@@ -49,15 +46,16 @@ class CollectiveClass(Record, frozen=True, kw_only=True):
         transfer_ns_per_step: Transfer, exposed or not, mean per rank and step; null where not
             matched.
         exposed_ns_per_step: Time that does not overlap with computation, mean per rank and step.
-        exposed_wait_ns_per_step: Of that, waiting for the last member; null where not matched.
+        exposed_wait_ns_per_step: Part of the exposed time spent waiting for the last member; null
+            where not matched.
         algbw_bytes_per_s: Algorithm bandwidth as nccl-tests defines it: size over transfer time;
             null where either is unknown.
-        busbw_bytes_per_s: Bus bandwidth as nccl-tests defines it; null as above.
-        expected_busbw_bytes_per_s: Bus bandwidth that the fabric profile promises for this size;
-            null without a profile.
-        sent_bytes_per_step: What each rank of the job sends by the bandwidth-optimal algorithm,
-            mean per rank and step; null where sizes are unknown.
-        num_nodes: Nodes that a group of this class spans, the most of all; null where unknown.
+        busbw_bytes_per_s: Bus bandwidth as nccl-tests defines it; null where unknown.
+        expected_busbw_bytes_per_s: Bus bandwidth that the fabric profile expects for this class;
+            null if no profile covers it.
+        sent_bytes_per_step: Bytes that a rank sends with the bandwidth-optimal algorithm, mean per
+            rank and step; null where unknown.
+        num_nodes: Largest number of nodes that a group of this class spans; null where unknown.
     """
 
     kind: str
@@ -82,19 +80,19 @@ class CollectiveClass(Record, frozen=True, kw_only=True):
 
     @property
     def exposed_transfer_ns_per_step(self) -> int:
-        """Exposed time without waiting for late ranks, as far as it is known; mean per rank."""
+        """Exposed time less the known waiting for late ranks, mean per rank and step."""
         return (self.exposed_ns_per_step or 0) - (self.exposed_wait_ns_per_step or 0)
 
 
 class CollectiveTrain(Record, frozen=True, kw_only=True):
-    """Reductions one after another while nothing else runs; means over ranks and steps.
+    """Consecutive reductions while nothing else runs; means over ranks and steps.
 
     Args:
         kind: Operation.
         group: Process group, or its description.
-        ranks: Ranks that run such trains.
-        num_per_step: Collectives in trains.
-        busy_ns_per_step: Time in them.
+        ranks: Ranks with trains of this kind and group.
+        num_per_step: Number of collectives in trains.
+        busy_ns_per_step: Time in these collectives.
         gap_ns_per_step: Time between them.
         duration_ns_median: Median of their durations.
     """
@@ -115,7 +113,7 @@ class CollectivesResult(Result, frozen=True, kw_only=True):
         num_ranks: Ranks that the means are over.
         num_steps: Steps that the means are over.
         classes: Collectives by kind, group and size, most exposed time first.
-        trains: Reductions one after another while nothing else runs, longest first.
+        trains: Consecutive reductions while nothing else runs, longest first.
     """
 
     needs_traces = True

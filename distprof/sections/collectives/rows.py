@@ -1,4 +1,4 @@
-"""Each collective of one rank: its step, how long it is exposed, and what runs with it."""
+"""The collectives of one rank: step, exposed time and concurrent computation of each."""
 
 from __future__ import annotations
 
@@ -25,52 +25,52 @@ __all__ = [
 ]
 
 BEGINNING_NS = 20_000
-"""A kernel ends and the next one starts within less."""
+"""The gap between two queued kernels is shorter than this."""
 
-_LEAST_SHARE = 0.2
-"""Streams of copies and of reductions that accompany communication compute less than this."""
+_MIN_SHARE = 0.2
+"""Streams that only copy and reduce for communication hold a smaller share of computation."""
 
 
 class ExposedRows(NamedTuple):
-    """For each row of COLLECTIVES, its exposed time and that of its wait."""
+    """Exposed time of each COLLECTIVES row, and exposed time of its wait."""
 
     exposed_ns: Int64Array
     wait_ns: Int64Array
 
 
 def rank_exposed_ns(exposed_rows: ExposedRows) -> Int64Array:
-    """For each row, its exposed time."""
+    """Exposed time of each row."""
     return exposed_rows.exposed_ns
 
 
 def rank_exposed_wait_ns(exposed_rows: ExposedRows) -> Int64Array:
-    """For each row, the exposed time of its wait."""
+    """Exposed time of each row's wait."""
     return exposed_rows.wait_ns
 
 
 def rank_row_hidden_ns(collectives: Table, timeline: Timeline) -> Int64Array:
-    """For each row, time of it that overlaps with computation."""
+    """Time of each row that overlaps with computation."""
     return covered(intervals_of(collectives), timeline.computation)
 
 
 def rank_exposed_rows(collectives: Table, context: RankContext, timeline: Timeline) -> ExposedRows:
-    """For each collective, its exposed time inside the windows, and that of its wait.
+    """Exposed time of each collective inside the windows, and the part of it that is waiting.
 
-    What several collectives expose at the same time is counted once, as it is lost once: with the
-    wait, if one of them waits, else with the transfer; with the one that began it first. Rows so
-    add up to the rank's exposed communication.
+    Exposed time of concurrent collectives counts once. It is waiting if one of them waits, and
+    transfer otherwise, and it belongs to the collective that began to wait or transfer first. The
+    rows therefore add up to the rank's exposed communication.
     """
-    idle_of_work = subtract(union(context.windows), timeline.computation)
+    not_computing = subtract(union(context.windows), timeline.computation)
     waiting = waits_of(collectives, context.wait_end_ns)
-    waits = covered(_own_part(waiting), idle_of_work)
+    waits = covered(_own_part(waiting), not_computing)
     moving = Intervals(waiting.end, collectives["end_ns"])
-    transfers = covered(_own_part(moving), subtract(idle_of_work, union(waiting)))
-    known = context.wait_end_ns != ABSENT
-    return ExposedRows(waits + transfers, np.where(known, waits, ABSENT))
+    transfers = covered(_own_part(moving), subtract(not_computing, union(waiting)))
+    is_matched = context.wait_end_ns != ABSENT
+    return ExposedRows(waits + transfers, np.where(is_matched, waits, ABSENT))
 
 
 def _own_part(intervals: Intervals) -> Intervals:
-    """Of each interval what no interval that began earlier covers, its beginning cut off."""
+    """Cut off the beginning of each interval that earlier intervals cover."""
     start, end = intervals
     order = np.argsort(start, kind="stable")
     covered_until = np.empty_like(end)
@@ -82,49 +82,49 @@ def _own_part(intervals: Intervals) -> Intervals:
 
 
 def rank_collective_step(collectives: Table, context: RankContext) -> NDArray[np.int32]:
-    """For each row, the window that holds its moment; ABSENT where none does."""
+    """Index of the window that each row belongs to; ABSENT if none."""
     moment, windows = _moment_of(collectives, context), context.windows
     if windows.size == 0:
         return np.full(len(moment), ABSENT, dtype=np.int32)
     at = np.searchsorted(windows.start, moment, side="right") - 1
-    held = (at >= 0) & (moment < windows.end[np.maximum(at, 0)])
-    return np.where(held, at, ABSENT).astype(np.int32)
+    is_inside = (at >= 0) & (moment < windows.end[np.maximum(at, 0)])
+    return np.where(is_inside, at, ABSENT).astype(np.int32)
 
 
 def _moment_of(collectives: Table, context: RankContext) -> Int64Array:
-    """For each row, the moment that says to which window it belongs.
+    """The time by which each row is assigned to a window.
 
-    That is its last nanosecond, as a device's step lasts until all that it launched has ended. A
-    step on the host ends when training continues, which may be before a backend's thread has: there
-    it is the moment when it was asked for.
+    On a GPU it is the last nanosecond of the row, because a step lasts until all work launched in
+    it has ended. On a CPU it is the time when the collective was enqueued, because a step ends when
+    training continues, possibly while a thread of the backend still communicates.
     """
     start, end = intervals_of(collectives)
     if context.is_cpu and not context.is_capture:
-        asked = collectives["enqueue_ns"]
-        return np.where(asked == ABSENT, start, asked)
+        enqueued = collectives["enqueue_ns"]
+        return np.where(enqueued == ABSENT, start, enqueued)
     return np.maximum(start, end - 1)
 
 
 def rank_row_begins_beside(collectives: Table, timeline: Timeline) -> NDArray[np.bool_]:
-    """For each row, whether computation covers most of its first 20 µs.
+    """For each row, whether computation covers at least half of its first 20 µs.
 
-    Something that was asked for ahead begins while what was asked for before is computed; something
-    that is needed at once begins when the computation before it has ended.
+    A prefetched collective starts while earlier computation still runs. A collective whose result
+    is needed at once starts when the computation before it has ended.
     """
     start, end = intervals_of(collectives)
     beginning = Intervals(start, np.minimum(end, start + BEGINNING_NS))
     length = beginning.end - beginning.start
-    beside: NDArray[np.bool_] = (2 * covered(beginning, timeline.computation) >= length) & (
+    overlaps: NDArray[np.bool_] = (2 * covered(beginning, timeline.computation) >= length) & (
         length > 0
     )
-    return beside
+    return overlaps
 
 
 def rank_row_among_kernels(tables: RankTables, is_cpu: bool) -> NDArray[np.bool_]:
-    """For each row of COLLECTIVES, whether its stream holds a fifth of all computation or more.
+    """For each COLLECTIVES row, whether its stream holds at least a fifth of all computation.
 
-    Work of one stream follows in order: a collective there hides behind nothing. Empty on a CPU,
-    whose threads are no streams.
+    Work on one stream runs in order, so a collective there cannot overlap with that computation.
+    Empty on a CPU, whose threads are not streams.
     """
     if is_cpu:
         return np.empty(0, np.bool_)
@@ -132,6 +132,6 @@ def rank_row_among_kernels(tables: RankTables, is_cpu: bool) -> NDArray[np.bool_
     start, end = intervals_of(tables.activity)
     streams, which = encode(tables.activity["stream"][rows])
     busy = np.bincount(which, weights=(end - start)[rows], minlength=len(streams))
-    main = streams[(busy >= _LEAST_SHARE * busy.sum()) & (busy > 0) & (streams != ABSENT)]
+    main = streams[(busy >= _MIN_SHARE * busy.sum()) & (busy > 0) & (streams != ABSENT)]
     among: NDArray[np.bool_] = np.isin(tables.collectives["stream"], main)
     return among

@@ -1,7 +1,7 @@
-"""Reductions one after another while nothing else runs: gradients that were not put in buckets.
+"""Trains: many consecutive reductions while nothing else runs, as from gradients without buckets.
 
-Sizes are not needed: such a train shows in the number of its collectives and in the phase that they
-have for themselves.
+Message sizes are not needed. The number of collectives and a phase without other work identify a
+train.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MOST_COMPUTED = 0.1
 """Share of a collective and of the gap before it that computation may cover in a train."""
 
 MOST_GAP = 3
-"""A gap of more median durations than this ends a train."""
+"""A gap longer than this many median durations ends a train."""
 
 _KINDS = (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER)
 
@@ -37,26 +37,26 @@ _KINDS = (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER)
 def rank_trains(
     collectives: Table, collective_step: NDArray[np.int32], timeline: Timeline, is_cpu: bool
 ) -> tuple[RankTrain, ...]:
-    """Trains of one rank, of each kind and group; none on a CPU.
+    """Trains of one rank by kind and group; none on a CPU.
 
     Args:
         collectives: COLLECTIVES table.
         collective_step: Index of the analysed window of each row; negative outside.
-        timeline: For the computation of the rank.
-        is_cpu: Whether the CPU did the work.
+        timeline: Timeline of the rank, of which only computation is used.
+        is_cpu: Whether the rank computes on a CPU.
     """
     if is_cpu:
         return ()
     kinds, groups = collectives["kind"], collectives.coded("group").codes
     chosen = np.isin(kinds, _KINDS) & (collective_step >= 0) & collectives["is_timed"]
-    found = []
-    many = int(groups.max(initial=0)) + 1
-    pairs = distinct(kinds[chosen].astype(np.int64) * many + groups[chosen])
-    for kind, group in (divmod(pair, many) for pair in pairs.tolist()):
+    trains = []
+    num_groups = int(groups.max(initial=0)) + 1
+    pairs = distinct(kinds[chosen].astype(np.int64) * num_groups + groups[chosen])
+    for kind, group in (divmod(pair, num_groups) for pair in pairs.tolist()):
         rows = np.flatnonzero(chosen & (kinds == kind) & (groups == group))
         rows = rows[np.argsort(collectives["start_ns"][rows], kind="stable")]
-        found += _trains_of(collectives, rows, collective_step, timeline.computation, kind)
-    return tuple(found)
+        trains += _trains_of(collectives, rows, collective_step, timeline.computation, kind)
+    return tuple(trains)
 
 
 def _trains_of(
@@ -69,33 +69,33 @@ def _trains_of(
     alone = covered(reach, computation) <= MOST_COMPUTED * np.maximum(end - reach.start, 1)
     near = start - before <= MOST_GAP * max(float(np.median(length)), 1.0)
     same = np.concatenate(([False], step[rows][1:] == step[rows][:-1]))
-    edges = [*np.flatnonzero(~(alone & near & same)).tolist(), len(rows)]  # the first row is one
+    edges = [*np.flatnonzero(~(alone & near & same)).tolist(), len(rows)]  # row 0 is always an edge
     names = collectives.coded("group_desc"), collectives.coded("group")
-    found = []
+    trains = []
     for low, high in pairwise(edges):
         if high - low < MIN_CARS:
             continue
         busy = union(Intervals(start[low:high], end[low:high]))
         busy_ns = int((busy.end - busy.start).sum())
         row = int(rows[low])
-        words = [str(name.values[name.codes[row]]) for name in names]
-        found.append(
+        description, group = (str(name.values[name.codes[row]]) for name in names)
+        trains.append(
             RankTrain(
                 kind=int(kind),
-                group=words[0] or words[1],
+                group=description or group,
                 count=high - low,
                 busy_ns=busy_ns,
                 gap_ns=int(end[low:high].max() - start[low]) - busy_ns,
                 median_ns=int(np.median(length[low:high])),
             )
         )
-    return found
+    return trains
 
 
 def collective_trains(
     ranks: Iterable[tuple[int, Iterable[RankTrain]]], num_samples: int
 ) -> tuple[CollectiveTrain, ...]:
-    """Trains of all ranks as means, the longest first.
+    """Mean trains over all ranks and steps, longest first.
 
     Args:
         ranks: Each rank with its trains.

@@ -1,1 +1,1 @@
-"""Why a GPU is idle: host, input, synchronising calls, pauses."""
+"""Why a GPU is idle: late launches, input, synchronising calls, pauses."""

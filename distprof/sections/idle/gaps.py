@@ -1,10 +1,10 @@
-"""The idle stretches of a device, what ends each, and the host calls that waited for the device.
+"""Idle gaps of a GPU, the activity that ends each, and the CPU calls that waited for the GPU.
 
-A call that blocked the launching thread for ``B`` ns and drained the device's queue (it ended in a
-gap, or within the clocks' slack of one) put the host ``B`` ns behind. The host's part of that gap
-and of the next ones is the call's doing, up to ``B`` in all, until the host is as far ahead of the
-device again as it had been set back, or another call drains the queue. A call that returned at once
-is to blame for what it lasted, in its own gap.
+A call that blocked the launching thread for ``B`` ns and drained the GPU's queue (it ended in a
+gap, or within the clock slack of one) put the CPU ``B`` ns behind. The CPU's part of that gap and
+of the following gaps is charged to the call, up to ``B`` in total, until the CPU runs ``B`` ns
+ahead of the GPU again or another call drains the queue. A shorter call is charged with its own
+duration, in its own gap only.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 LATENCY_LIMIT_NS = 50_000
-"""No launch, and no hand-over between streams, takes longer than this to take effect."""
+"""Longest time until a launch, or a dependency between streams, takes effect."""
 
 DEFAULT_LATENCY_NS = 10_000
 
@@ -45,14 +45,13 @@ _LAST = np.iinfo(np.int64).max
 
 
 class Gaps(msgspec.Struct, frozen=True, kw_only=True):
-    """Every idle stretch with what ends it; arrays of one length.
+    """Every idle gap and the launch of its next activity; arrays of one length.
 
     ``call`` is the host row of the call that launched the next activity, ABSENT without a record.
-    ``launch`` is when the call that launched the next activity began, clipped to the gap; ``ready``
-    when that call could have taken effect, clipped too. Both are ``start`` without a record.
-    ``other_stream`` says that the gap follows or precedes communication and that the stream of the
-    next activity was not the last one busy; ``within_launch`` that one call launched what is on
-    either side, as a graph launch does.
+    ``launch`` is the start of that call, and ``ready`` the earliest time at which it could have
+    taken effect, both clipped to the gap. Without a record both equal ``start``. ``other_stream``
+    marks gaps next to communication whose next activity is on another stream than the last one.
+    ``within_launch`` marks gaps between two activities of one call, such as a graph launch.
     """
 
     start: Int64Array
@@ -71,9 +70,9 @@ def find_gaps(activity: Table, timeline: Timeline, launches: Launches, windows: 
 
     Args:
         activity: ACTIVITY table.
-        timeline: Its sets.
-        launches: Its launches.
-        windows: The analysed windows: they only widen the frame.
+        timeline: Interval sets of the activities.
+        launches: Launch of each activity.
+        windows: Analysed windows, which can only extend the time range.
     """
     start, end = _idle_of(timeline, launches, windows)
     row = _next_rows(activity, launches, end)
@@ -82,7 +81,7 @@ def find_gaps(activity: Table, timeline: Timeline, launches: Launches, windows: 
     call_start = np.where(known, _pick(launches.start, at), 0)
     ready = _ready(start, end, call_start, np.where(known, _pick(launches.end, at), 0), known)
     correlation = np.where(row >= 0, _pick(activity["correlation"], at), 0)
-    del row  # what is alive here makes the most of a rank's peak
+    del row  # memory of a rank peaks here
     return Gaps(
         start=start,
         end=end,
@@ -118,7 +117,7 @@ def _idle_of(timeline: Timeline, launches: Launches, windows: Intervals) -> Inte
 
 
 def _next_rows(activity: Table, launches: Launches, gap_end: Int64Array) -> Int64Array:
-    """For each gap, the row of the activity that starts at its end; -1 where none does."""
+    """For each gap, the row of the activity that starts at its end; -1 if there is none."""
     takes_time = (activity["kind"] != ActivityKind.ANNOTATION) & (
         activity["end_ns"] > activity["start_ns"]
     )
@@ -141,10 +140,10 @@ def _ready(
     call_end: Int64Array,
     known: NDArray[np.bool_],
 ) -> Int64Array:
-    """When the launch could have taken effect."""
+    """Earliest time at which each launch could have taken effect."""
     late = known & (call_start >= start)
-    seen = (end - call_start)[late]
-    typical = int(np.median(seen)) if len(seen) else DEFAULT_LATENCY_NS
+    observed = (end - call_start)[late]
+    typical = int(np.median(observed)) if len(observed) else DEFAULT_LATENCY_NS
     latency = np.where(late, LATENCY_LIMIT_NS, min(typical, LATENCY_LIMIT_NS))
     result: Int64Array = np.maximum(call_end, call_start + latency)
     return result
@@ -157,18 +156,18 @@ def _other_stream(
     is_comm = _pick(activity["kind"], row) == ActivityKind.COMMUNICATION
     after_comm = _among(gap_start, timeline.communication.end)
     streams = activity["stream"]
-    own_stream_went_on = _ended_with(activity, streams, _pick(streams, row), gap_start)
-    result: NDArray[np.bool_] = (is_comm | after_comm) & ~own_stream_went_on
+    is_same_stream = _ended_with(activity, streams, _pick(streams, row), gap_start)
+    result: NDArray[np.bool_] = (is_comm | after_comm) & ~is_same_stream
     return result
 
 
 def _among(times: Int64Array, ends: Int64Array) -> NDArray[np.bool_]:
-    """Whether each time is one of ``ends``, which ascend."""
+    """Whether each time is in ``ends``, which ascend."""
     if len(ends) == 0:
         return np.zeros(len(times), dtype=np.bool_)
     at = np.minimum(np.searchsorted(ends, times), len(ends) - 1)
-    found: NDArray[np.bool_] = ends[at] == times
-    return found
+    is_end: NDArray[np.bool_] = ends[at] == times
+    return is_end
 
 
 def _ended_with(
@@ -178,8 +177,8 @@ def _ended_with(
 
     Args:
         activity: ACTIVITY table.
-        values: A value per row of it, such as its stream.
-        wanted: A value per moment.
+        values: One value per ACTIVITY row, such as its stream.
+        wanted: One value per moment.
         when: Moments, ascending and distinct.
     """
     if len(when) == 0 or len(values) == 0:
@@ -194,11 +193,11 @@ def _ended_with(
 
 
 def _pick(values: NDArray[Any], at: Int64Array) -> NDArray[Any]:
-    """``values[at]``, zeros where there is nothing to pick from."""
+    """``values[at]``, or zeros if ``values`` is empty."""
     return values[at] if len(values) else np.zeros(len(at), dtype=values.dtype)
 
 
-# Host calls that waited for the device: which names, and which rows ------------------------------
+# CPU calls that waited for the GPU: names and rows -----------------------------------------------
 
 BLOCKING_CALLS = frozenset(
     f"{prefix}{call}"
@@ -215,18 +214,18 @@ BLOCKING_CALLS = frozenset(
         "Free",
     )
 ) | {"cuStreamSynchronize", "cuCtxSynchronize", "cuEventSynchronize", "cuMemFree_v2"}
-"""Runtime and driver calls that return when the device has caught up."""
+"""Runtime and driver calls that return once the GPU has caught up."""
 
 COPY_CALLS = frozenset(
     ("cudaMemcpyAsync", "hipMemcpyAsync", "hipMemcpyWithStream", "cudaMemcpy2DAsync")
 )
-"""Copies that block in some uses (pageable memory): they count if they outlasted the copy."""
+"""Copy calls that block in some cases (pageable memory). They count if they outlast the copy."""
 
-BLOCKING_COPY_NS = 20_000  # a copy that is really asynchronous returns sooner
+BLOCKING_COPY_NS = 20_000  # a copy call that does not block returns sooner
 
 
 def blocking_calls(tables: RankTables, launches: Launches) -> Table:
-    """Host rows of calls that waited for the device, in order of thread and time, none nested."""
+    """Host rows of calls that waited for the GPU, sorted by thread and time, none nested."""
     host = tables.host
     names = host.coded("name")
     blocks = names.where([name in BLOCKING_CALLS for name in names.values])
@@ -241,7 +240,7 @@ def blocking_calls(tables: RankTables, launches: Launches) -> Table:
 def _waited_for_copy(
     tables: RankTables, launches: Launches, copies: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
-    """Mask over host rows: an asynchronous copy call that outlasted its copy, and was not short."""
+    """Mask over host rows: asynchronous copy calls that blocked until their copy had ended."""
     host, activity = tables.host, tables.activity
     result = np.zeros(len(host), dtype=np.bool_)
     own = np.flatnonzero(launches.known)
@@ -253,7 +252,7 @@ def _waited_for_copy(
 
 
 def _outermost(calls: Table) -> NDArray[np.bool_]:
-    """Mask of the rows that are not inside an earlier row of the same thread, sorted by start."""
+    """Mask of rows, sorted by start, that are not inside an earlier row of the same thread."""
     start, end = intervals_of(calls)
     keep = np.zeros(len(calls), dtype=np.bool_)
     for _, rows in rows_by_thread(calls):
@@ -268,9 +267,9 @@ def rows_by_thread(rows: Table) -> Iterator[tuple[int, Int64Array]]:
         yield code, np.flatnonzero(codes == code)
 
 
-# How much of the idle time would not be there if no host call had waited for the device ----------
+# Idle time caused by CPU calls that waited for the GPU -------------------------------------------
 
-CLOCK_SLACK_NS = 10_000  # host and device times of one trace agree about this well
+CLOCK_SLACK_NS = 10_000  # CPU and GPU times of one trace agree to about this precision
 
 DRAINING_NS = 20_000  # a call that returns sooner hardly waited
 
@@ -278,7 +277,7 @@ _NEVER = np.iinfo(np.int64).max
 
 
 class SyncBlame(msgspec.Struct, frozen=True, kw_only=True):
-    """For each gap, the part of the host's time that is due to calls, and the call (-1: none)."""
+    """For each gap, the CPU's part that is charged to a call, and the call (-1: none)."""
 
     ns: Int64Array
     call: Int64Array
@@ -287,14 +286,14 @@ class SyncBlame(msgspec.Struct, frozen=True, kw_only=True):
 def blame_calls(
     gaps: Gaps, host_ns: Int64Array, calls: Table, activity: Table, launches: Launches
 ) -> SyncBlame:
-    """Charge synchronising calls with the gaps that their threads filled late.
+    """Charge gaps to the synchronising calls that delayed the launches of their threads.
 
     Args:
-        gaps: The idle stretches.
-        host_ns: For each, the time that is the host's or its calls'.
-        calls: Synchronising calls, in order of thread and time, none nested.
+        gaps: Idle gaps.
+        host_ns: Time of each gap that is due to the CPU, synchronising calls included.
+        calls: Synchronising calls, sorted by thread and time, none nested.
         activity: ACTIVITY table.
-        launches: Its launches.
+        launches: Launch of each activity.
     """
     ns = np.zeros(len(gaps.start), dtype=np.int64)
     call = np.full(len(gaps.start), -1, dtype=np.int64)
@@ -307,24 +306,24 @@ def blame_calls(
         carried, source = _carried(
             gaps.call_start[mine], host_ns[mine], own, launches.start[launched], delay
         )
-        from_before = carried > own
+        is_carried = carried > own
         ns[mine] = np.minimum(np.maximum(own, carried), host_ns[mine])
-        call[mine] = np.where(from_before, longest[source], longest)
+        call[mine] = np.where(is_carried, longest[source], longest)
     return SyncBlame(ns=ns, call=call)
 
 
 def _ended_in(
     gaps: Gaps, mine: Int64Array, calls: Table, rows: Int64Array
 ) -> tuple[Int64Array, Int64Array]:
-    """For each gap, the blocked time that ended in it before its launch, and the longest call.
+    """For each gap, the time in calls that ended in it before its launch, and the longest call.
 
-    The slack makes neighbouring gaps overlap: a call counts in the first one that it can have made.
+    The slack makes neighbouring gaps overlap. A call counts in the first gap it may have caused.
     """
     start, end = (times[rows] for times in intervals_of(calls))
     before = np.concatenate(([0], np.cumsum(end - start)))
     first = np.searchsorted(end, gaps.start[mine] - CLOCK_SLACK_NS, side="left")
     last = np.searchsorted(end, gaps.call_start[mine], side="right")
-    first = np.maximum(first, np.concatenate(([0], last))[: len(last)])  # last only grows
+    first = np.maximum(first, np.concatenate(([0], last))[: len(last)])  # last never falls
     last = np.maximum(first, last)
     longest = np.full(len(mine), -1, dtype=np.int64)
     some = np.flatnonzero(last > first)
@@ -339,14 +338,14 @@ def _carried(
     launch: Int64Array,
     delay: Int64Array,
 ) -> tuple[Int64Array, Int64Array]:
-    """What draining calls still have to answer for at each gap, and the gap they ended in.
+    """Time of draining calls left to charge at each gap, and the gap in which the call ended.
 
     Args:
-        call_start: For each gap of one thread, when its launch began, ascending.
-        host_ns: For each gap, what there is to blame.
-        own: For each gap, time blocked in calls that ended in it.
+        call_start: Start of the launch of each gap of one thread, ascending.
+        host_ns: Time of each gap that can be charged.
+        own: Time blocked in calls that ended in each gap.
         launch: Launches of that thread.
-        delay: Of each, how long the device took to get there.
+        delay: Time from each launch until the GPU started the activity.
     """
     drains = np.flatnonzero(own >= DRAINING_NS)
     if len(drains) == 0:
@@ -363,7 +362,7 @@ def _carried(
 def _caught_up(
     since: Int64Array, blocked: Int64Array, launch: Int64Array, delay: Int64Array
 ) -> Int64Array:
-    """For each drain, when a launch was first as far ahead of the device as it had blocked."""
+    """For each drain, when a launch was first ahead of the GPU by the blocked time."""
     segment = np.searchsorted(since, launch, side="right") - 1
     at = np.maximum(segment, 0)
     ahead = (segment >= 0) & (delay >= blocked[at])
@@ -386,13 +385,13 @@ def _longest(length: Int64Array, first: Int64Array, last: Int64Array) -> Int64Ar
 def sync_stats(
     calls: Table, inside: Intervals, blamed: Int64Array, idle_ns: Int64Array
 ) -> tuple[SyncStats, ...]:
-    """Count, host time and blame of each synchronising call, inside the windows.
+    """Count, CPU time and idle time caused, per synchronising call inside the windows.
 
     Args:
         calls: Synchronising calls, rows of HOST.
         inside: The windows as a set.
-        blamed: For each gap, the call to blame, -1 for none.
-        idle_ns: For each gap, its idle time inside the windows that synchronising calls caused.
+        blamed: Call charged with each gap, -1 for none.
+        idle_ns: Idle time of each gap inside the windows that synchronising calls caused.
     """
     start, end = intervals_of(calls)
     blocked = covered(Intervals(start, end), inside)

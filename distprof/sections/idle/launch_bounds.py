@@ -1,13 +1,13 @@
-"""How early a rank's GPU could work, for all that its CPU had launched by then.
+"""How early a rank's GPU could run its segments, given when its CPU launched the kernels.
 
-A GPU that waits for other ranks hides how slowly its CPU launches: the CPU catches up meanwhile. If
-the others came sooner, the GPU would wait for launches instead. So a segment starts no sooner than
-its kernels had been launched, counted from when the CPU last waited for the GPU: from there it goes
-at its own pace. Up to the first such call it counts from the start of the line. A CPU that never
-waits bounds nothing.
+A GPU that waits for other ranks hides how slowly its CPU launches, because the CPU catches up
+during the wait. If the other ranks came sooner, the GPU would wait for launches instead. A segment
+therefore starts no sooner than the launches of its kernels, counted from the last time the CPU
+waited for the GPU: from there the CPU runs at its own pace. Before the first wait, launches count
+from the start of the first window. A CPU that never waits gives no bounds.
 
-A launch call that waits for room in the queue waits for the GPU, too, though only for where the GPU
-was about a thousand launches before.
+A launch call that waits for room in the queue also waits for the GPU, but only until it reaches an
+activity about a thousand launches earlier.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def launch_bounds(
     start_ns: Int64Array,
     own_ns: Int64Array,
 ) -> LaunchBounds:
-    """The bounds that own time alone does not keep already.
+    """Launch bounds that the own time of the segments does not imply already.
 
     Args:
         tables: The rank's tables.
         windows: Analysed windows, in order, disjoint.
-        causes: Its launches and the ends of calls that waited for the GPU.
-        start_ns: Start of each segment, own clock, ascending; the last one is empty.
+        causes: The rank's launches, and the ends of calls that waited for the GPU.
+        start_ns: Start of each segment on the rank's clock, ascending; the last one is empty.
         own_ns: Own time of each segment.
     """
     launches = causes.launches
@@ -59,7 +59,7 @@ def launch_bounds(
 
 
 def _released(released_ns: Int64Array, windows: Intervals) -> Int64Array:
-    """When the CPU continued after waiting; also the start of the line, if it waits at all."""
+    """When the CPU continued after each wait; if it waits at all, the first window's start too."""
     inside = released_ns[(released_ns > windows.start[0]) & (released_ns <= windows.end[-1])]
     return np.concatenate((windows.start[:1], inside)) if len(inside) else inside
 
@@ -67,7 +67,7 @@ def _released(released_ns: Int64Array, windows: Intervals) -> Int64Array:
 def _largest(
     after: Int64Array, segment: Int64Array, delay: Int64Array, own_ns: Int64Array
 ) -> LaunchBounds:
-    """One bound per pair of segments, without those that own time keeps anyhow."""
+    """The largest bound per pair of segments, without those that own time implies."""
     if len(after) == 0:
         return LaunchBounds.none()
     order = np.lexsort((delay, after, segment))
@@ -86,13 +86,14 @@ def _largest(
 
 
 def held_by_launches(bounds: LaunchBounds, opens: Int64Array) -> Int64Array:
-    """For each window, by how much launches hold it back further than the windows before.
+    """Delay of each window by launches, beyond the delay of the windows before it.
 
-    What follows from one call that waited grows until the next call; calls add up.
+    The delay after one wait of the CPU grows until its next wait. Delays after several waits add
+    up.
 
     Args:
-        bounds: Of the line.
-        opens: The segment that each window starts with, ascending.
+        bounds: Launch bounds of the rank.
+        opens: First segment of each window, ascending.
     """
     held = np.zeros(len(opens), dtype=np.int64)
     window = np.searchsorted(opens, bounds.segment, side="right") - 1
@@ -101,7 +102,7 @@ def held_by_launches(bounds: LaunchBounds, opens: Int64Array) -> Int64Array:
     last = (np.diff(after, append=-1) != 0) | (np.diff(window, append=-1) != 0)
     after, window, excess = after[last], window[last], excess[last]
     is_first = np.diff(after, prepend=-1) != 0
-    # a running maximum within each call: what is added lifts each above those before
+    # running maximum after each wait: the lift keeps the groups apart
     lift = (np.cumsum(is_first) - 1) * (int(excess.max(initial=0)) + 1)
     grown = np.maximum.accumulate(excess + lift) - lift
     np.add.at(held, window, grown - np.where(is_first, 0, np.roll(grown, 1)))

@@ -2,8 +2,8 @@
 
 A CPU that never waits for results runs ahead of its GPU until the queue of launched work is full:
 about a thousand entries on CUDA. From then on a launch call returns only when an earlier activity
-has started, so what it lasts is the GPU's time, not the CPU's. A long call with few activities
-pending has another cause: a lock, a module that is loaded, a CPU that was taken.
+has started, so its duration is the GPU's time, not the CPU's. A long call with few activities
+pending has another cause, such as a lock, a module load or a preempted thread.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from distprof.terms import ActivityKind
 __all__ = ["waits_for_room"]
 
 LONG_NS = 20_000
-"""A call that returns sooner hardly waited. CPUs that need as long do not get far ahead."""
+"""A shorter call hardly waited. A CPU whose launches all take this long does not run far ahead."""
 
-LEAST_PENDING = 512
-"""Fewer activities fill no queue; CUDA's takes about 1,024."""
+MIN_PENDING = 512
+"""Fewer pending activities do not fill a queue. CUDA's holds about 1,024."""
 
 NEARLY_FULL = 0.9
-"""Of the most that was pending in such a call: each stream has its queue, so full is no number."""
+"""Share of the most activities pending in a long call. Streams have separate queues, so no fixed
+number means full."""
 
 
 def waits_for_room(activity: Table, launches: Launches) -> Intervals:
-    """Launch calls during which the queue was full, in order of their end.
+    """Launch calls that returned while the queue was full, sorted by their end.
 
     Args:
         activity: ACTIVITY table.
@@ -40,15 +41,15 @@ def waits_for_room(activity: Table, launches: Launches) -> Intervals:
     if len(start) == 0:
         return Intervals(start, end)
     pending = _pending(activity, launches, end)
-    kept = np.flatnonzero(pending >= max(LEAST_PENDING, NEARLY_FULL * float(pending.max())))
+    kept = np.flatnonzero(pending >= max(MIN_PENDING, NEARLY_FULL * float(pending.max())))
     kept = kept[np.argsort(end[kept], kind="stable")]
     return Intervals(start[kept], end[kept])
 
 
 def _pending(activity: Table, launches: Launches, at: Int64Array) -> Int64Array:
-    """Activities that had been launched by each moment and had not started.
+    """Number of activities launched but not started at each moment.
 
-    Those without a recorded launch were launched before the capture.
+    Activities without a recorded launch count as launched before the capture.
     """
     runs = activity["kind"] != ActivityKind.ANNOTATION
     started = np.sort(activity["start_ns"][runs], kind="stable")

@@ -1,7 +1,7 @@
-"""Why was the device idle: input, a synchronising call, a late host, communication, unknown.
+"""Attribute idle time to causes: input, a synchronising call, a late CPU, communication, unknown.
 
-And, by the probes' records, the time that training threads lost to garbage collection and to
-waiting for input.
+From the records of the probes, also measure the time that training threads lost to garbage
+collection and to waiting for input.
 """
 
 from __future__ import annotations
@@ -53,21 +53,21 @@ __all__ = [
 ]
 
 MAX_STEPS = 4_096
-"""Number of last steps per rank whose pauses are kept individually."""
+"""Pauses are kept per step for this many of a rank's last steps."""
 
 
 class HostPauses(msgspec.Struct, frozen=True, kw_only=True):
-    """What kept one rank's training thread from its model, step by step.
+    """Pauses, input and CPU time of one rank's training thread, per step.
 
     Args:
-        gc_ns: Step to time in garbage collection, None where it was not watched.
-        input_ns: Step to time in the phase ``input``, None where phases were not logged.
-        tokens: Step to tokens trained on, None where they were not logged.
-        run_queue_ns: Step to time without a CPU though ready to run, None where it is not known.
-        cpu_ns: Step to time on a CPU, None where it is not known.
-        loader_cpu_ns: Step to time on a CPU of those who loaded its batches while training waited
-            for them, None where it is not known.
-        loader_queue_ns: The same for time without a CPU though ready to run.
+        gc_ns: Step to time in garbage collection; None if it was not recorded.
+        input_ns: Step to time in the phase ``input``; None if phases were not logged.
+        tokens: Step to number of training tokens; None if they were not logged.
+        run_queue_ns: Step to time ready to run but without a CPU; None if unknown.
+        cpu_ns: Step to time on a CPU; None if unknown.
+        loader_cpu_ns: Step to time that the loaders of its batches ran on a CPU while training
+            waited for them; None if unknown.
+        loader_queue_ns: Step to time that these loaders were ready to run but without a CPU.
         untraced: Steps after the first that no profiler recorded.
     """
 
@@ -96,46 +96,46 @@ def measure_pauses(records: RankRecords) -> RankPauses | None:
         input_ns_per_step=waits // num_steps,
         num_input=num_waits,
         longest_input_ns=longest_wait,
-        run_queue_ns_per_step=_mean_of_usual(records.step_log, "run_queue_ns"),
-        cpu_ns_per_step=_mean_of_usual(records.step_log, "cpu_ns"),
+        run_queue_ns_per_step=_mean_of_usual_steps(records.step_log, "run_queue_ns"),
+        cpu_ns_per_step=_mean_of_usual_steps(records.step_log, "cpu_ns"),
         input_queue_ns_per_step=_mean_queue_of_loaders(records),
     )
 
 
 UNUSUAL_STEP = 2.0
-"""Times the median from which a step is not a usual one: a profiler starts, or writes its file."""
+"""A step longer than this many medians is unusual: a profiler starts, or writes its file."""
 
 
 MANY_UNTRACED = 8
-"""Steps without a profiler from which they alone are counted: it takes CPUs, too."""
+"""With this many steps without a profiler, only these count: a profiler also uses CPUs."""
 
 
-def _mean_of_usual(log: Table, column: str) -> int | None:
-    """Mean of a thread's time in usual steps but the first; None if one does not say.
+def _mean_of_usual_steps(log: Table, column: str) -> int | None:
+    """Mean of a thread's time over usual steps except the first; None if a step lacks it.
 
-    A thread also waits, and runs, between two steps: in no step longer than it lasted.
+    The time may include time between two steps, so it is limited to the duration of the step.
     """
-    lasted = (log["end_ns"] - log["start_ns"])[1:]
-    spent = np.minimum(log[column][1:], lasted)
-    if not len(lasted) or (spent < 0).any():
+    duration = (log["end_ns"] - log["start_ns"])[1:]
+    spent = np.minimum(log[column][1:], duration)
+    if not len(duration) or (spent < 0).any():
         return None
     counted = ~log["is_traced"][1:]
     if counted.sum() < MANY_UNTRACED:
         counted = np.ones_like(counted)
-    usual = counted & (lasted <= UNUSUAL_STEP * np.median(lasted[counted]))
+    usual = counted & (duration <= UNUSUAL_STEP * np.median(duration[counted]))
     return round(float(spent[usual].mean()))
 
 
 def measure_host_pauses(records: RankRecords) -> HostPauses:
     """Pauses of the last steps, each step separately."""
     pauses, phases = records.pauses, records.phases
-    watched = len(pauses) > 0 or "pauses" in records.about
+    has_pauses = len(pauses) > 0 or "pauses" in records.about
     collected = pauses.take(pauses.coded("kind").equals("gc") & _in_steps(records))
     inputs = phases.take(phases.coded("name").equals("input"))
     waits = _observed_waits(records)
     return HostPauses(
-        gc_ns=_by_step(collected, _lasted(collected)) if watched else None,
-        input_ns=_by_step(inputs, _lasted(inputs)) if len(phases) else None,
+        gc_ns=_by_step(collected, _durations(collected)) if has_pauses else None,
+        input_ns=_by_step(inputs, _durations(inputs)) if len(phases) else None,
         tokens=_logged(records.step_log, "tokens"),
         run_queue_ns=_within(records.step_log, "run_queue_ns"),
         cpu_ns=_within(records.step_log, "cpu_ns"),
@@ -146,13 +146,13 @@ def measure_host_pauses(records: RankRecords) -> HostPauses:
 
 
 def _untraced(log: Table) -> frozenset[int]:
-    """Of the last steps, those without a profiler; not the first one, which initialises much."""
+    """Those of the last steps without a profiler, except the first, which includes set-up."""
     last = log.take(slice(max(1, len(log) - MAX_STEPS), None))
     return frozenset(last["step"][~last["is_traced"]].tolist())
 
 
 def _mean_queue_of_loaders(records: RankRecords) -> int | None:
-    """Time per step, without the first one, in which loaders had no CPU; None if no wait says."""
+    """Mean time per step in which loaders had no CPU, except the first; None if not recorded."""
     waits, log = _observed_waits(records), records.step_log
     if not len(waits):
         return None
@@ -161,24 +161,24 @@ def _mean_queue_of_loaders(records: RankRecords) -> int | None:
 
 
 def _observed_waits(records: RankRecords) -> Table:
-    """Waits for a loader, inside phases too, that say what those who load did."""
+    """Waits for input that recorded the CPU time of the loaders, waits inside phases included."""
     pauses = records.pauses
     observed = pauses.coded("kind").equals("input") & (pauses["run_queue_ns"] >= 0)
     return pauses.take(observed & _in_steps(records))
 
 
 def _within(log: Table, column: str) -> dict[int, int] | None:
-    """Times of the last steps, none longer than its step; None if one of them does not say."""
-    known = _logged(log, column)
-    lasted = (log["end_ns"] - log["start_ns"]).tolist()
-    most = dict(zip(log["step"].tolist(), lasted, strict=True))
-    return known and {step: min(ns, most[step]) for step, ns in known.items()}
+    """Times of the last steps, each limited to the step's duration; None if one is missing."""
+    logged = _logged(log, column)
+    durations = (log["end_ns"] - log["start_ns"]).tolist()
+    limit = dict(zip(log["step"].tolist(), durations, strict=True))
+    return logged and {step: min(ns, limit[step]) for step, ns in logged.items()}
 
 
 def _logged(log: Table, column: str) -> dict[int, int] | None:
-    """Values of the last steps, each separately; None if one of them is missing.
+    """Values of the last steps, each separately; None if one is missing.
 
-    The first step, which nothing precedes, may lack what is counted from step to step.
+    The first step may lack a value that is counted from the step before it.
     """
     steps, values = log["step"][-MAX_STEPS:], log[column][-MAX_STEPS:]
     known = values >= 0
@@ -187,13 +187,13 @@ def _logged(log: Table, column: str) -> dict[int, int] | None:
     return dict(zip(steps[known].tolist(), values[known].tolist(), strict=True))
 
 
-def _lasted(rows: Table) -> Int64Array:
-    lasted: Int64Array = rows["end_ns"] - rows["start_ns"]
-    return lasted
+def _durations(rows: Table) -> Int64Array:
+    durations: Int64Array = rows["end_ns"] - rows["start_ns"]
+    return durations
 
 
 def _by_step(rows: Table, spent_ns: Int64Array) -> dict[int, int]:
-    """Time that rows took by step, without rows outside of steps."""
+    """Time spent in rows by step, without rows outside steps."""
     steps, index = np.unique(rows["step"], return_inverse=True)
     total = np.zeros(len(steps), dtype=np.int64)
     np.add.at(total, index, spent_ns)
@@ -202,13 +202,13 @@ def _by_step(rows: Table, spent_ns: Int64Array) -> dict[int, int]:
 
 
 def analyze_pauses(records: ProbeRecords) -> PausesResult:
-    """Pauses of all ranks on which they were recorded."""
+    """Pauses of all ranks that recorded them."""
     ranks = tuple(records.of(RankPauses).values())
     return PausesResult(ranks=ranks, unavailable=records.why("pauses", ranks))
 
 
 def _of_kind(records: RankRecords, kind: str) -> tuple[int, int, int | None]:
-    """Time in pauses of a kind, their number, and the longest."""
+    """Total time, number and longest duration of the pauses of one kind."""
     pauses, first = records.pauses, int(records.step_log["step"][0])
     counted = pauses.coded("kind").equals(kind) & ~pauses["in_phase"] & _in_steps(records)
     rows = pauses.take(
@@ -222,10 +222,10 @@ def _of_kind(records: RankRecords, kind: str) -> tuple[int, int, int | None]:
 
 
 def _in_steps(records: RankRecords) -> NDArray[np.bool_]:
-    """Mask of the pauses that are mostly inside of steps.
+    """Mask of the pauses that are mostly inside steps.
 
-    Between two steps distprof does its own work: it starts the profiler and writes the trace, which
-    makes much garbage. A pause there has the number of the next step, but is none of the program.
+    Between two steps distprof starts the profiler and writes the trace, which leaves much garbage.
+    A pause there has the number of the next step, but the program did not cause it.
     """
     steps = union(intervals_of(records.step_log))
     pauses = intervals_of(records.pauses)
@@ -233,9 +233,9 @@ def _in_steps(records: RankRecords) -> NDArray[np.bool_]:
     return inside
 
 
-# Time that training threads lost to garbage collection and to waiting for input ------------------
+# Idle time of all ranks ---------------------------------------------------------------------------
 
-IN_GRAPH_RATIO = 0.2  # of the idle time, from which on a reader must know
+IN_GRAPH_RATIO = 0.2  # share of idle time inside CUDA graphs above which the result says so
 
 
 def analyze_idle(analyses: RankAnalyses) -> IdleResult:
@@ -297,21 +297,21 @@ WAIT_CALLS = re.compile(r"\bwait_tensor$|^c10d::(wait|_wait)|^Work::wait")
 """Names of host ranges in which a thread waits for a collective."""
 
 GRAPH_LAUNCHES = re.compile(r"^(cuda|hip|cu)GraphLaunch")
-"""Names of the calls that launch many activities, of which a trace may lack some."""
+"""Names of calls that launch a graph of many activities. A trace may lack some of them."""
 
 
 class IdleCauses(msgspec.Struct, frozen=True, kw_only=True):
     """Idle time of one rank by cause, over the whole capture.
 
     Args:
-        causes: Disjoint sets of intervals; what they leave of the idle time is unknown.
-        late: Mask over ACTIVITY: launched while the device had nothing left to do.
-        launched: Mask over ACTIVITY: the first of those that a recorded call launched.
+        causes: Disjoint sets of intervals; the rest of the idle time has no known cause.
+        late: Mask over ACTIVITY: launched while the GPU had nothing left to do.
+        launched: Mask over ACTIVITY: the first activity of each recorded launch call.
         within_launch: Idle time without a cause between two activities of one launch call, or
             before the first recorded one of a graph launch that was made in time.
         sync_calls: Synchronising calls inside the windows.
         launches: The launch call of each activity.
-        released_ns: int64, ascending: when calls returned that had waited for the device, or for
+        released_ns: int64, ascending: return times of calls that had waited for the GPU, or for
             room in its queue.
     """
 
@@ -327,24 +327,24 @@ class IdleCauses(msgspec.Struct, frozen=True, kw_only=True):
 def rank_causes(tables: RankTables, timeline: Timeline, windows: Intervals) -> IdleCauses | None:
     """Attribute one rank's idle time to causes: an exact partition of every gap.
 
-    A *gap* ``[g0, g1)`` is a longest stretch in which the device neither computes, communicates nor
-    copies. Its *next activity* is the first to start at ``g1`` (of several, the one launched
-    first). The CPU's call that launched it, found by correlation, takes ``[l0, l1)``. Causes are
-    applied in this order, each to what the earlier ones left:
+    A *gap* ``[g0, g1)`` is a maximal interval in which the GPU neither computes, communicates nor
+    copies. Its *next activity* is the one that starts at ``g1`` (of several, the one launched
+    first). The CPU call that launched it, found by correlation ID, spans ``[l0, l1)``. Causes are
+    applied in this order, each to the time that the earlier ones left:
 
     1. *input*: the part of ``[g0, l0)`` that data-loading ranges on the launching thread cover.
-    2. *sync*: the part of line 3 that exists only because synchronising calls blocked the
+    2. *sync*: the part of *host* (3) that exists only because synchronising calls blocked the
        launching thread: at most as long as they blocked it, taken from the gap's end. The gap in
        which a call ended comes first, then the next ones until the CPU has caught up
        (:func:`~distprof.sections.idle.gaps.blame_calls`).
     3. *host*: the gap until the launch could take effect, ``[g0, max(l1, l0 + latency))``. The
        latency is at most 50 µs for work launched after the gap opened, and this rank's typical
        latency for work launched before.
-    4. *comm_wait*: up to 50 µs of the rest, where the next activity was launched in time and waited
-       for another stream, and either it or what ended at ``g0`` is communication.
-    5. *unknown*: the rest, for example the device's own pause between queued kernels, gaps at a
-       graph launch (``within_launch``; some of its kernels may not have been recorded), gaps at the
-       end of the capture, and gaps whose next activity has no launch record.
+    4. *comm_wait*: up to 50 µs of the rest, if the next activity was launched in time and waited
+       for another stream, and either it or the activity that ended at ``g0`` is communication.
+    5. *unknown*: the rest, for example the GPU's own pause between queued kernels, gaps at a graph
+       launch (``within_launch``; some of its kernels may not have been recorded), gaps at the end
+       of the capture, and gaps whose next activity has no launch record.
 
     Without a launch record of the next activity, only data-loading ranges of any thread explain a
     gap. In traces without any launch records, as from CPU-only jobs, waiting for a collective on
@@ -352,13 +352,13 @@ def rank_causes(tables: RankTables, timeline: Timeline, windows: Intervals) -> I
 
     Args:
         tables: The rank's tables; without host rows no cause is known.
-        timeline: The sets of its activities.
-        windows: The analysed windows; only the figures of synchronising calls depend on them.
+        timeline: Interval sets of the activities.
+        windows: Analysed windows; only the figures of synchronising calls depend on them.
     """
     if not tables.has_host:
         return None
     launches = join_launches(tables.activity["correlation"], tables.host)
-    launched = _first_of_launch(tables.activity, launches)  # first, for it takes most memory
+    launched = _first_of_launch(tables.activity, launches)  # first: it needs the most memory
     gaps = find_gaps(tables.activity, timeline, launches, windows)
     input_part = _input_part(tables.host, gaps)
     calls = blocking_calls(tables, launches)
@@ -378,7 +378,7 @@ def rank_causes(tables: RankTables, timeline: Timeline, windows: Intervals) -> I
             IdleCause.COMM_WAIT: comm_wait,
         },
         within_launch=subtract(
-            _held(gaps, gaps.within_launch | _of_graphs(tables.host, gaps)), comm_wait
+            _after_ready(gaps, gaps.within_launch | _of_graphs(tables.host, gaps)), comm_wait
         ),
         late=_launched_in(gaps, launches),
         launched=launched,
@@ -394,17 +394,17 @@ def rank_sync_calls(causes: IdleCauses | None) -> tuple[SyncStats, ...]:
 
 
 def rank_input_ns(windows: Intervals, causes: IdleCauses | None) -> Int64Array:
-    """Idle time in each window that input causes."""
+    """Idle time in each window due to input."""
     return _per_window(windows, causes, IdleCause.INPUT)
 
 
 def rank_idle_host_ns(windows: Intervals, causes: IdleCauses | None) -> Int64Array:
-    """Idle time in each window that the CPU causes."""
+    """Idle time in each window due to late launches by the CPU."""
     return _per_window(windows, causes, IdleCause.HOST)
 
 
 def rank_idle_comm_wait_ns(windows: Intervals, causes: IdleCauses | None) -> Int64Array:
-    """Idle time in each window that waiting for communication causes."""
+    """Idle time in each window due to waiting for communication."""
     return _per_window(windows, causes, IdleCause.COMM_WAIT)
 
 
@@ -420,7 +420,7 @@ def rank_idle(
     activity: Table,
     inside: NDArray[np.bool_],
 ) -> RankIdle | None:
-    """Causes as totals; what no cause explains is unknown, so that they add up."""
+    """Total idle time by cause. The rest is unknown, so the causes add up."""
     if causes is None:
         return None
     idle_ns = sum(step.idle_ns for step in steps)
@@ -450,7 +450,7 @@ def rank_idle(
 
 
 def _input_part(host: Table, gaps: Gaps) -> Intervals:
-    """Gap time before the launch that data loading on the launching thread covers."""
+    """Gap time before the launch in which the launching thread loads data."""
     rows = host.take(_named(host, INPUT_RANGES))
     if len(rows) == 0:
         return EMPTY
@@ -479,7 +479,7 @@ def _last_part(gaps: Gaps, late: Intervals, late_ns: Int64Array, wanted: Int64Ar
     return Intervals(np.where(wanted > 0, begin, gaps.ready), gaps.ready)
 
 
-def _held(gaps: Gaps, mask: NDArray[np.bool_]) -> Intervals:
+def _after_ready(gaps: Gaps, mask: NDArray[np.bool_]) -> Intervals:
     """The rest of each gap after the launch of its next activity could have taken effect."""
     return union(Intervals(gaps.ready[mask], gaps.end[mask]))
 
@@ -513,14 +513,14 @@ def _released(calls: Table, for_room: Intervals) -> Int64Array:
 
 
 def _first_of_launch(activity: Table, launches: Launches) -> NDArray[np.bool_]:
-    """Mask over activities: the launch is on record and launched nothing earlier.
+    """Mask over activities: the first activity of each recorded launch call.
 
-    A graph launch starts many activities: it is one launch.
+    A graph launch starts many activities, but is one launch.
     """
     rows = np.flatnonzero(launches.known)
     order = rows[np.argsort(activity["start_ns"][rows], kind="stable")]
     first = np.full(int(launches.row.max(initial=ABSENT)) + 1, ABSENT, dtype=np.int64)
-    first[launches.row[order[::-1]]] = order[::-1]  # of several the last one stays
+    first[launches.row[order[::-1]]] = order[::-1]  # the last write wins: the earliest
     result = np.zeros(len(launches.known), dtype=np.bool_)
     result[first[first != ABSENT]] = True
     return result

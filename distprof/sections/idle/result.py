@@ -1,4 +1,4 @@
-"""Idle time of the device by cause, and pauses of the training thread."""
+"""Idle time of the GPU by cause, and pauses of the training thread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RankIdle(Record, frozen=True, kw_only=True):
         idle_ns: Time in which the GPU neither computes, communicates nor copies; the causes add up
             to it exactly.
         input_ns: Idle while the training thread waited for input.
-        sync_ns: Idle because a call had waited for the GPU.
+        sync_ns: Idle because a CPU call had waited for the GPU.
         host_ns: Idle because the CPU launched too late.
         comm_wait_ns: Idle between work launched in time and communication on another stream.
         unknown_ns: Idle without a cause in the trace.
@@ -53,7 +53,7 @@ class SyncCall(Record, frozen=True, kw_only=True):
     Args:
         name: Runtime call, for example ``cudaStreamSynchronize``.
         ranks: Ranks that made it.
-        count_per_step: Calls, mean per rank and step.
+        count_per_step: Number of calls, mean per rank and step.
         blocked_ns_per_step: CPU time inside it, mean per rank and step.
         idle_ns_per_step: Idle GPU time that it caused, mean per rank and step.
     """
@@ -66,12 +66,12 @@ class SyncCall(Record, frozen=True, kw_only=True):
 
 
 class IdleResult(Result, frozen=True, kw_only=True):
-    """Idle time by cause, and the calls that emptied the queue of the device.
+    """Idle time by cause, and the calls that drained the GPU's queue.
 
     Args:
         ranks: Each rank over all analysed steps.
         sync_calls: Runtime calls that waited for the GPU, most idle time first.
-        is_cpu: Whether CPUs compute: idle is then the time between operators.
+        is_cpu: Whether the ranks compute on CPUs. Idle is then the time between operators.
     """
 
     needs_traces = True
@@ -82,7 +82,7 @@ class IdleResult(Result, frozen=True, kw_only=True):
 
     @property
     def nothing_runs(self) -> str:
-        """Says of an idle time what idles, for the middle of a sentence."""
+        """Clause that says what is idle, for use within a sentence."""
         return "the GPU idles" if self.ranks and not self.is_cpu else "nothing computes"
 
 
@@ -90,23 +90,23 @@ class IdleResult(Result, frozen=True, kw_only=True):
 
 
 class RankPauses(Record, frozen=True, kw_only=True):
-    """Pauses of one rank over all logged steps but the first, which includes initialisation.
+    """Pauses of one rank over all logged steps except the first, which includes initialisation.
 
     Args:
         rank: Global rank.
         gc_ns_per_step: Garbage collection, mean per step; overlapping times count once.
         num_gc: Number of collections.
-        longest_gc_ns: Longest collection, None without one.
+        longest_gc_ns: Longest collection; null without one.
         input_ns_per_step: Waiting for the data loader, mean per step.
         num_input: Number of waits.
-        longest_input_ns: Longest wait, None without one.
-        run_queue_ns_per_step: The training thread was ready to run but had no CPU, mean of the
-            steps that take at most twice the median, without those that a profiler recorded unless
-            there are few others; null where the system does not say.
-        cpu_ns_per_step: The training thread ran on a CPU, mean of the same steps; null where the
-            system does not say.
-        input_queue_ns_per_step: Part of the wait for input, in phases too, in which those who load
-            the batch had no CPU, mean per step; null where no CPU was scarce.
+        longest_input_ns: Longest wait; null without one.
+        run_queue_ns_per_step: Time the training thread was ready to run but had no CPU, mean over
+            steps of at most twice the median duration. Profiled steps count only if there are few
+            others. Null where not recorded.
+        cpu_ns_per_step: Time the training thread ran on a CPU, mean over the same steps; null where
+            not recorded.
+        input_queue_ns_per_step: Time the loaders of a batch had no CPU while training waited for
+            it, inside phases too, mean per step; null unless recorded, which needs scarce CPUs.
     """
 
     rank: int
@@ -122,15 +122,15 @@ class RankPauses(Record, frozen=True, kw_only=True):
 
 
 class PausesResult(Result, frozen=True, kw_only=True):
-    """Pauses of each rank on which they were recorded.
+    """Pauses of each rank that recorded them.
 
     Args:
-        ranks: Each rank's pauses.
+        ranks: Pauses of each rank.
     """
 
     ranks: tuple[RankPauses, ...] = ()
 
     @property
     def queued_ns(self) -> dict[int, int]:
-        """Rank to the time per step without a free CPU; 0 where that is not known."""
+        """Time per step without a free CPU, by rank; 0 if unknown."""
         return {rank.rank: rank.run_queue_ns_per_step or 0 for rank in self.ranks}

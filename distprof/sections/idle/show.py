@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 __all__ = ["idle_line", "idle_table", "pauses_table", "sync_table"]
 
 MAX_CALLS_SHOWN = 5
-_WORTH_IDLE_RATIO = 0.02
-_WORTH_A_ROW_RATIO = 0.005
-_WORTH_PAUSES_RATIO = 0.01
+_MIN_IDLE_RATIO = 0.02
+_MIN_ROW_RATIO = 0.005
+_MIN_PAUSES_RATIO = 0.01
 
 _LOSSES = {
     "idle_host": (
@@ -50,15 +50,15 @@ _LOSSES = {
         "Look at what the {device} waited for after communication.",
     ),
     "idle_unknown": (
-        "The {device} idles {share} for a cause this recording does not show.",
-        "Record CPU activities too, and read them (no --device-only), to learn why.",
+        "The {device} idles {share}, and this recording does not show why.",
+        "To find the cause, also record CPU activities, and read them (no --device-only).",
     ),
 }
-"""Part of the step to the sentence on it and the action."""
+"""Part of the step to its verdict sentence and the fix."""
 
 
 def idle_line(report: Report, idle: Part) -> str:
-    """The verdict where idling for one cause dominates: how much, and what to do."""
+    """The verdict if idle time of one cause dominates: the amount, and what to do."""
     loss, action = _LOSSES[idle.key]
     if idle.key == "idle_unknown":
         loss, action = _unknown_words(report, loss, action)
@@ -68,7 +68,7 @@ def idle_line(report: Report, idle: Part) -> str:
 
 
 def _unknown_words(report: Report, loss: str, action: str) -> tuple[str, str]:
-    """The sentence on idle time of unknown cause, and how its cause could be found."""
+    """The sentence on idle time of unknown cause, and how to find the cause."""
     if is_cpu_only(report):
         loss = "The CPU spends {share} between operators, in Python or blocked."
         return loss, "Use fewer, larger operators. Record stacks to see what runs between them."
@@ -77,8 +77,8 @@ def _unknown_words(report: Report, loss: str, action: str) -> tuple[str, str]:
     inside = sum(rank.within_launch_ns for rank in report.idle.ranks)
     if inside > sum(rank.unknown_ns for rank in report.idle.ranks) / 2:
         action = (
-            "Most of it is in CUDA graphs, whose kernels the trace may lack: "
-            "record once without them."
+            "Most of it is inside CUDA graphs, whose kernels the trace may lack: "
+            "record once without graphs."
         )
         return loss, action
     return loss, "Look at the gaps in a timeline."
@@ -104,8 +104,8 @@ def idle_table(report: Report, *, show_all: bool) -> TableView | None:
     ranks = report.idle.ranks
     launched = any(rank.late_launch_ratio is not None for rank in ranks)
     spans = {rank.rank: rank.span_ns for rank in report.breakdown.ranks}
-    worth = any(r.idle_ns > _WORTH_IDLE_RATIO * spans.get(r.rank, 0) for r in ranks)
-    if not (show_all or (worth and len(ranks) > 1)):
+    matters = any(r.idle_ns > _MIN_IDLE_RATIO * spans.get(r.rank, 0) for r in ranks)
+    if not (show_all or (matters and len(ranks) > 1)):
         return None  # the waterfall shows the idle time of a single rank
     windows = max(report.waterfall.num_steps, 1)
 
@@ -131,7 +131,7 @@ def idle_table(report: Report, *, show_all: bool) -> TableView | None:
 
 
 def _per_window(rank: RankIdle, *, field: str, windows: int) -> float:
-    """Mean of a sum over all windows, ns."""
+    """Mean of a field per window, ns."""
     total_ns: int = getattr(rank, field)
     return total_ns / windows
 
@@ -139,8 +139,8 @@ def _per_window(rank: RankIdle, *, field: str, windows: int) -> float:
 @table(place=310)
 def sync_table(report: Report, *, show_all: bool) -> TableView | None:
     """Synchronising calls that left the GPU idle."""
-    least = 0 if show_all else _WORTH_A_ROW_RATIO * (mean_span_ns(report) or 0)
-    calls = [call for call in report.idle.sync_calls if call.idle_ns_per_step >= least]
+    min_ns = 0 if show_all else _MIN_ROW_RATIO * (mean_span_ns(report) or 0)
+    calls = [call for call in report.idle.sync_calls if call.idle_ns_per_step >= min_ns]
     return rows_table(
         "Synchronising calls",
         (
@@ -159,8 +159,8 @@ def sync_table(report: Report, *, show_all: bool) -> TableView | None:
 def pauses_table(report: Report, *, show_all: bool) -> TableView | None:
     """Garbage collection and waits for input by rank, if they matter."""
     ranks, step = report.pauses.ranks, report.step_log.median_ns
-    least = _WORTH_PAUSES_RATIO * (step or 0)
-    if not (show_all or any(max(r.gc_ns_per_step, r.input_ns_per_step) > least for r in ranks)):
+    min_ns = _MIN_PAUSES_RATIO * (step or 0)
+    if not (show_all or any(max(r.gc_ns_per_step, r.input_ns_per_step) > min_ns for r in ranks)):
         return None
     return ranks_table(
         "Pauses",

@@ -1,1 +1,1 @@
-"""Experts: load, routing, exchanges and what imbalance costs."""
+"""Experts: load, routing, exchanges and the cost of imbalance."""

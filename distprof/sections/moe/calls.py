@@ -1,7 +1,8 @@
-"""Which layer and micro-batch each exchange of experts' tokens belongs to.
+"""Assigns the sections between expert exchanges to layers and calls.
 
-The n-th call of a layer in a step is the n-th routing that the step's log holds. Without a log
-layers are numbered: a step's forward calls up to the first that comes back are one micro-batch.
+The n-th call in a step is the n-th call that the routing log holds for this step. Without a log,
+layers are numbered: the forward calls of a step up to the first section that repeats one belong to
+one micro-batch.
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ __all__ = ["CallLabels", "LoggedCalls", "label_calls", "logged_calls"]
 MISMATCH_RATIO = 0.01
 """Routing log and all-to-all sizes may differ by this share of the assignments."""
 
-_MOST_SECTIONS = 3  # forward, once more for a checkpoint, backward
+_MAX_SECTIONS = 3  # per call: forward, recomputation for a checkpoint, backward
 
 
 class CallLabels(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a group's sections.
+    """Layer and call of each section of a group.
 
     Args:
-        layer: Index into ``names`` of each section, int64 ``(s,)``; ABSENT where not known.
+        layer: Index into ``names`` of each section, int64 ``(s,)``; ABSENT where unknown.
         names: Layers as reported.
         is_first: bool ``(s,)``: whether the section is the forward one of its call.
         logged: Index into ``tokens`` of each section's call, int64 ``(s,)``; ABSENT without a log.
-        tokens: Assignments per expert of each logged call, the whole group together, int64
+        tokens: Assignments per expert of each logged call, summed over the group, int64
             ``(calls, experts)``.
         contiguous: Whether all-to-all sizes show that experts are in contiguous blocks; None if
             that cannot be checked.
-        problems: Sentences.
+        problems: Sentences on missing or contradictory data.
     """
 
     layer: Int64Array
@@ -51,7 +52,7 @@ class CallLabels(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoggedCalls(msgspec.Struct, frozen=True, kw_only=True):
-    """Logged calls of a group's members, in the order of a step; the same on each of them.
+    """Logged calls of a group's members, in log order; all members logged the same calls.
 
     Args:
         step: Index of the step of each call.
@@ -59,7 +60,7 @@ class LoggedCalls(msgspec.Struct, frozen=True, kw_only=True):
         names: Layers as reported.
         tokens: Assignments per expert, int64 ``(members, calls, experts)``.
         dropped: int64 ``(members, calls)``.
-        members: Positions in the group of those that logged.
+        members: Positions in the group of the members with a log.
     """
 
     step: Int64Array
@@ -76,26 +77,26 @@ def label_calls(
     places: Mapping[int, Mapping[str, int]],
     steps: Sequence[int],
 ) -> CallLabels:
-    """Layers of a group's sections.
+    """Layer and call of each section of a group.
 
     Args:
         group: Exchanges of one group of ranks.
         routing: Logs of all ranks.
-        places: Rank to its index along each mesh axis, as far as known.
+        places: Rank to its index along each known mesh axis.
         steps: Number of each analysed step.
     """
     if not len(group.dispatch):
-        return _nothing(group, ())
+        return _unlabelled(group, ())
     log = logged_calls(group.ranks, routing, places, steps)
     if log is None:
         return _by_order(group)
     called = _calls_of_sections(group, log, len(steps))
     if called is None:
-        return _nothing(
+        return _unlabelled(
             group,
             (
-                "The expert all-to-alls do not match the calls in the routing log, so times of "
-                "single layers are unknown.",
+                "The expert all-to-alls do not match the calls in the routing log, so the times of "
+                "individual layers are unknown.",
             ),
         )
     call, is_first = called
@@ -109,7 +110,7 @@ def label_calls(
     return _checked(group, log, labels)
 
 
-def _nothing(group: GroupExchanges, problems: tuple[str, ...]) -> CallLabels:
+def _unlabelled(group: GroupExchanges, problems: tuple[str, ...]) -> CallLabels:
     unknown = np.full(len(group.dispatch), ABSENT, dtype=np.int64)
     return CallLabels(
         layer=unknown,
@@ -121,7 +122,7 @@ def _nothing(group: GroupExchanges, problems: tuple[str, ...]) -> CallLabels:
     )
 
 
-# By the log ---------------------------------------------------------------------------------------
+# With a log ---------------------------------------------------------------------------------------
 
 
 def logged_calls(
@@ -130,24 +131,24 @@ def logged_calls(
     places: Mapping[int, Mapping[str, int]],
     steps: Sequence[int] | None = None,
 ) -> LoggedCalls | None:
-    """Logged calls of ranks that share experts; None where they lack them or call differently.
+    """Logged calls of ranks that share experts; None if no rank logged any, or the calls differ.
 
     Args:
         ranks: Members of the group.
         routing: Logs of all ranks.
-        places: Rank to its index along each mesh axis, as far as known.
-        steps: Numbers of the steps wanted, ascending; None for those that the first member kept.
+        places: Rank to its index along each known mesh axis.
+        steps: Numbers of the steps to use, ascending; None for those in the first member's log.
     """
     by_rank = {log.rank: log for log in routing if log.calls is not None}
-    found = [rank for rank in ranks if rank in by_rank]
-    if not found:
+    logging = [rank for rank in ranks if rank in by_rank]
+    if not logging:
         return None
-    steps = _steps_of(by_rank[found[0]]) if steps is None else steps
-    calls = [_in_steps(by_rank[rank].calls, steps) for rank in found]
+    steps = _steps_of(by_rank[logging[0]]) if steps is None else steps
+    calls = [_in_steps(by_rank[rank].calls, steps) for rank in logging]
     first = calls[0]
-    if not len(first.step) or any(not _is_alike(first, other) for other in calls):
+    if not len(first.step) or any(not _has_same_calls(first, other) for other in calls):
         return None
-    stage = places.get(found[0], {}).get(MeshAxis.PP, 0)
+    stage = places.get(logging[0], {}).get(MeshAxis.PP, 0)
     shown = stage_names(routing, places)
     experts = int(first.num_experts.max())
     return LoggedCalls(
@@ -156,13 +157,13 @@ def logged_calls(
         names=tuple(shown.get((name, stage), name) for name in first.names),
         tokens=np.array([c.tokens[:, :experts] for c in calls]),
         dropped=np.array([c.dropped for c in calls]),
-        members=np.array([ranks.index(rank) for rank in found], dtype=np.int64),
+        members=np.array([ranks.index(rank) for rank in logging], dtype=np.int64),
     )
 
 
 def _steps_of(log: Routing) -> list[int]:
-    found: list[int] = [] if log.calls is None else np.unique(log.calls.step).tolist()
-    return found
+    steps: list[int] = [] if log.calls is None else np.unique(log.calls.step).tolist()
+    return steps
 
 
 def _in_steps(calls: RoutedCalls | None, steps: Sequence[int]) -> RoutedCalls:
@@ -181,7 +182,7 @@ def _in_steps(calls: RoutedCalls | None, steps: Sequence[int]) -> RoutedCalls:
     )
 
 
-def _is_alike(first: RoutedCalls, other: RoutedCalls) -> bool:
+def _has_same_calls(first: RoutedCalls, other: RoutedCalls) -> bool:
     return (
         first.names == other.names
         and np.array_equal(first.step, other.step)
@@ -194,7 +195,7 @@ def _is_alike(first: RoutedCalls, other: RoutedCalls) -> bool:
 def _calls_of_sections(
     group: GroupExchanges, log: LoggedCalls, num_steps: int
 ) -> tuple[Int64Array, NDArray[np.bool_]] | None:
-    """Logged call of each section and whether it is the forward one; None where they do not fit."""
+    """Logged call of each section, and whether it is the forward one; None if numbers differ."""
     logged = np.bincount(log.step, minlength=num_steps)
     step = group.step[group.dispatch]
     before = np.cumsum(logged) - logged
@@ -203,7 +204,7 @@ def _calls_of_sections(
     sections = np.bincount(step, minlength=num_steps)
     times = sections // np.maximum(logged, 1)
     fits = (times * logged == sections) & (times == times[0]) & (logged > 0)
-    if not fits.all() or not 1 <= times[0] <= _MOST_SECTIONS:
+    if not fits.all() or not 1 <= times[0] <= _MAX_SECTIONS:
         return None
     return _by_position(log, step, before, int(times[0]))
 
@@ -211,10 +212,10 @@ def _calls_of_sections(
 def _by_position(
     log: LoggedCalls, step: Int64Array, before: Int64Array, times: int
 ) -> tuple[Int64Array, NDArray[np.bool_]] | None:
-    """The same by order alone, where all exchanges look alike.
+    """The same by order alone, if sizes do not distinguish the exchanges.
 
-    Each micro-batch goes through all layers, then back through them: again and backward, one layer
-    after another.
+    Each micro-batch goes forward through all layers, then back through them one by one, with
+    recomputation, if any, and backward in each.
     """
     depth = len(np.unique(log.layer))
     position = np.arange(len(step)) - np.searchsorted(step, step)
@@ -230,9 +231,9 @@ def _by_position(
 
 
 def _checked(group: GroupExchanges, log: LoggedCalls, labels: CallLabels) -> CallLabels:
-    """The labels with what the sizes of dispatches say of the log.
+    """The labels, checked against the sizes of the dispatches.
 
-    Every member is asked what it sent to each: that is what it logged for the experts there.
+    What a member sent to a rank must equal what it logged for the experts of that rank.
     """
     both = np.flatnonzero(np.isin(group.members, log.members))
     first = np.flatnonzero(labels.is_first)
@@ -243,30 +244,30 @@ def _checked(group: GroupExchanges, log: LoggedCalls, labels: CallLabels) -> Cal
     call = labels.logged[first]
     tokens = log.tokens[at_log][:, call].swapaxes(0, 1)
     dropped = log.dropped[at_log][:, call].T
-    lacking = np.abs(tokens.sum(axis=2) - dropped - sent.sum(axis=2))
-    lacking = np.minimum(lacking, np.abs(tokens.sum(axis=2) - sent.sum(axis=2)))
-    if lacking.sum() > MISMATCH_RATIO * tokens.sum():
+    mismatch = np.abs(tokens.sum(axis=2) - dropped - sent.sum(axis=2))
+    mismatch = np.minimum(mismatch, np.abs(tokens.sum(axis=2) - sent.sum(axis=2)))
+    if mismatch.sum() > MISMATCH_RATIO * tokens.sum():
         return _disagreement(group, labels, tokens, sent)
     size, experts = len(group.ranks), tokens.shape[2]
     if experts % size:
         return labels
     blocks = tokens.reshape(*tokens.shape[:2], size, -1).sum(axis=3)
-    apart = np.abs(blocks - sent).sum() - dropped.sum()
-    contiguous = bool(apart <= MISMATCH_RATIO * 2 * tokens.sum())
+    misplaced = np.abs(blocks - sent).sum() - dropped.sum()
+    contiguous = bool(misplaced <= MISMATCH_RATIO * 2 * tokens.sum())
     return replace(labels, contiguous=contiguous)
 
 
 def _disagreement(
     group: GroupExchanges, labels: CallLabels, tokens: NDArray[np.int64], sent: NDArray[np.float32]
 ) -> CallLabels:
-    apart = np.abs(tokens.sum(axis=2) - sent.sum(axis=2))
-    worst = int(apart.argmax())
-    call, member = divmod(worst, apart.shape[1])
+    difference = np.abs(tokens.sum(axis=2) - sent.sum(axis=2))
+    worst = int(difference.argmax())
+    call, member = divmod(worst, difference.shape[1])
     rank = group.ranks[int(group.members[member])]
     sentence = (
         f"The routing log and the all-to-alls disagree: rank {rank} logged "
         f"{int(tokens[call, member].sum()):,} assignments but sent "
-        f"{int(sent[call, member].sum()):,}. Ranks are compared by what they sent."
+        f"{int(sent[call, member].sum()):,}. Ranks are compared by all-to-all sizes."
     )
     unknown = np.full(len(labels.logged), ABSENT, dtype=np.int64)
     return replace(labels, logged=unknown, problems=(sentence,))
@@ -276,10 +277,10 @@ def _disagreement(
 
 
 def _by_order(group: GroupExchanges) -> CallLabels:
-    """Layers numbered in order of their calls; all unknown if their number is unknown."""
+    """Layers numbered in order of their calls; all unknown if the number of layers is unknown."""
     depth = _depth(group)
     if depth is None:
-        return _nothing(
+        return _unlabelled(
             group,
             (
                 "Without a routing log the layers of the expert all-to-alls cannot be "
@@ -297,17 +298,17 @@ def _by_order(group: GroupExchanges) -> CallLabels:
 
 
 def _depth(group: GroupExchanges) -> int | None:
-    """Calls before the first that comes back, if the calls of every step are multiples of it."""
+    """Forward calls before the first repeated one, if they divide the calls of each step."""
     if not group.has_sizes:
         return None
     step = group.step[group.dispatch]
-    found = set()
+    depths = set()
     for number in np.unique(step).tolist():
         first = group.is_first[step == number]
         again = np.flatnonzero(~first)
         if not len(again):
             return None
-        found.add(int(again[0]))
-    depth = found.pop() if len(found) == 1 else 0
+        depths.add(int(again[0]))
+    depth = depths.pop() if len(depths) == 1 else 0
     calls = group.calls_per_step[np.unique(step)]
     return depth if depth and not (calls % depth).any() else None

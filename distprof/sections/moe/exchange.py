@@ -1,12 +1,12 @@
-"""All-to-alls that bring tokens to their experts and back, and the time between the two.
+"""All-to-alls that dispatch tokens to experts and combine the results, and the time between them.
 
-A combine sends back what its dispatch brought: its splits are those of the dispatch with input and
-output exchanged. Two such all-to-alls of a group, one right after the other, are a *section*: from
-the end of the first to the start of the second a rank computes its experts, forward, backward or
-once more for a checkpoint. Sections of a step that move the same tokens belong to one *call* of a
-layer. All-to-alls of whole numbers (token counts) are left out.
+A combine returns what its dispatch sent: its splits are those of the dispatch with input and output
+exchanged. A dispatch and the combine right after it in the same group form a *section*. Between the
+end of the first and the start of the second a rank computes its experts: forward, backward or
+recomputation for a checkpoint. Sections of a step that move the same tokens belong to one *call* of
+a layer. All-to-alls of integers (token counts) are left out.
 
-Each section is measured on each rank's own clock, so that clocks need not agree.
+Each section is measured on each rank's own clock, so clocks need not agree.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from distprof.sections.matched import Members, RowIndex, by_size
 from distprof.sections.moe.result import MoeExchange, MoePair
 from distprof.terms import CollectiveKind, MeshAxis
 
-__all__ = ["MOST", "GroupExchanges", "exchange_of", "find_exchanges", "pairs_of"]
+__all__ = ["MAX_AMOUNT", "GroupExchanges", "exchange_of", "find_exchanges", "pairs_of"]
 
 _EXPERT_GROUP = re.compile(r"expert|(?:^|[_\W])(?:ep|moe)(?:$|[_\W])", re.IGNORECASE)
 
@@ -36,38 +36,38 @@ _WHOLE_NUMBERS = re.compile(r"^(?:c10::)?(?:u?int\d*|long|short|byte|char|bool)\
 _SIZE = re.compile(r"[0-9]{1,9}")  # longer ones are damaged, because no rank sends that many tokens
 
 _OTHER_AXES = (MeshAxis.CP, MeshAxis.PP)
-"""Axes whose all-to-alls are others': heads of attention for tokens of a sequence, for example."""
+"""Axes whose all-to-alls move other data, for example attention heads."""
 
-_CALLS_TWICE = 2  # forward and backward
+_MIN_SECTIONS = 2  # forward and backward
 
 _Floats = NDArray[np.float64]
 
 _Sizes = NDArray[np.float32]
-"""Tokens that one rank sends another: whole numbers, exact up to 16 million."""
+"""Tokens that one rank sends another: integers, exact up to 16 million."""
 
 
 class GroupExchanges(msgspec.Struct, frozen=True, kw_only=True):
     """All-to-alls of one group of ranks inside the analysed steps, in order.
 
-    Arrays over exchanges have shape ``(n, …)``, over sections ``(s, …)``; m are the members that
-    were recorded and g all members of the group.
+    Arrays over exchanges have shape ``(n, …)``, over sections ``(s, …)``. The group has g members,
+    of which m were recorded.
 
     Args:
         ranks: Global ranks of the group, g of them.
-        members: Positions in ``ranks`` of those recorded, shape ``(m,)``.
-        is_expert: Whether the group, or how it is used, says that these are experts' tokens.
-        may_be: Whether they can be, if the run has experts at all.
+        members: Positions in ``ranks`` of the recorded members, shape ``(m,)``.
+        is_expert: Whether the group, or its use, shows that the exchanges move expert tokens.
+        may_be: Whether they may move expert tokens, if the run has experts at all.
         step: Index of the analysed step, int64 ``(n,)``.
         duration_ns: int64 ``(n, m)``.
-        wait_ns: int64 ``(n, m)``; ABSENT where not known.
-        sent: Tokens to each member, float32 ``(n, m, g)``; NaN where not known.
-        received: The same from each member.
-        unit_bytes: Bytes of a token, float64 ``(n,)``; NaN where not known.
+        wait_ns: int64 ``(n, m)``; ABSENT where unknown.
+        sent: Tokens sent to each member, float32 ``(n, m, g)``; NaN where unknown.
+        received: Tokens received from each member, likewise.
+        unit_bytes: Bytes of a token, float64 ``(n,)``; NaN where unknown.
         dispatch: Exchange that begins each section, int64 ``(s,)``; the next one ends it.
         section_ns: int64 ``(s, m)``, time between the two on each member.
-        call: int64 ``(s,)``: calls of layers in a step, numbered in order of their first section.
-        is_first: bool ``(s,)``: whether it is the first section of its call: forward.
-        calls_per_step: int64 ``(steps,)``: different calls in each step.
+        call: int64 ``(s,)``: number of the call within its step, in order of first sections.
+        is_first: bool ``(s,)``: whether it is the first section of its call, the forward one.
+        calls_per_step: int64 ``(steps,)``: number of calls in each step.
     """
 
     ranks: tuple[int, ...]
@@ -88,7 +88,7 @@ class GroupExchanges(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_no_size(self) -> bool:
-        """Whether nothing says who sends whom how much."""
+        """Whether no amount between two ranks is known."""
         return _is_unknown(self.sent) and _is_unknown(self.received)
 
     @property
@@ -113,7 +113,7 @@ class _Rows(msgspec.Struct, frozen=True, kw_only=True):
     end: Int64Array
     wait: Int64Array
     size: Int64Array
-    in_split: Int64Array  # number of the text in ``texts``; 0 is not told
+    in_split: Int64Array  # index into ``texts``; 0: not recorded
     out_split: Int64Array
     texts: tuple[str, ...]
 
@@ -126,10 +126,10 @@ def find_exchanges(
     Args:
         run: The recording.
         analyses: By global rank.
-        wait_ends: By global rank, as :class:`distprof.sections.context.RankAnalyses` has them.
+        wait_ends: By global rank, as in :class:`distprof.sections.context.RankAnalyses`.
 
     Returns:
-        Groups in the order of the topology; those in which nothing could be matched are left out.
+        Groups in the order of the topology, without those whose exchanges could not be matched.
     """
     kinds = run.matches.kind == CollectiveKind.ALL_TO_ALL
     if not kinds.any():
@@ -138,14 +138,14 @@ def find_exchanges(
     rows = _rows(index, analyses, wait_ends)
     members = index.members(run.matches)
     num_steps = max((len(analysis.steps) for analysis in analyses.values()), default=0)
-    found = []
+    groups = []
     for group in np.unique(run.matches.group[kinds]).tolist():
         instances = np.flatnonzero(kinds & (run.matches.group == group))
         exchanges = _of_group(
             run.topology.groups[group], members, instances, index, rows, num_steps
         )
-        found += [] if exchanges is None else [exchanges]
-    return tuple(found)
+        groups += [] if exchanges is None else [exchanges]
+    return tuple(groups)
 
 
 # Rows ---------------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ def _rows(
     step = index.column(lambda rank: analyses[rank.rank].collective_step)
     kind = index.column(lambda rank: rank.collectives["kind"])
     timed = index.column(lambda rank: rank.collectives["is_timed"])
-    moves_tokens = index.column(lambda rank: _is_no_count(rank.collectives.coded("dtype")))
+    moves_tokens = index.column(lambda rank: _is_no_integer(rank.collectives.coded("dtype")))
     texts: dict[str, int] = {"": 0}
     in_split = index.column(lambda rank: _numbered(rank.collectives.coded("in_splits"), texts))
     out_split = index.column(lambda rank: _numbered(rank.collectives.coded("out_splits"), texts))
@@ -178,14 +178,14 @@ def _rows(
     )
 
 
-def _is_no_count(dtype: Coded) -> NDArray[np.bool_]:
+def _is_no_integer(dtype: Coded) -> NDArray[np.bool_]:
     if not dtype.values:
         return np.ones(len(dtype), dtype=np.bool_)
     return dtype.where([not _WHOLE_NUMBERS.match(value) for value in dtype.values])
 
 
 def _numbered(column: Coded, texts: dict[str, int]) -> Int64Array:
-    """Number of each row's text in ``texts``, which grows by those that are new."""
+    """Index of each row's text in ``texts``, to which new texts are added."""
     if not column.values:
         return np.zeros(len(column), dtype=np.int64)
     numbers = [texts.setdefault(value, len(texts)) for value in column.values]
@@ -243,7 +243,7 @@ def _of_group(
 def _as_matrix(
     members: Members, instances: Int64Array
 ) -> tuple[Int64Array, NDArray[np.int32]] | tuple[None, None]:
-    """Row and rank of the members of the instances that have most of them, ranks ascending."""
+    """Row and rank of each member, in the instances with the most members; ranks ascending."""
     wanted = np.zeros(members.count, dtype=np.bool_)
     wanted[instances] = True
     best: tuple[Int64Array, NDArray[np.int32]] | tuple[None, None] = (None, None)
@@ -263,7 +263,7 @@ def _as_matrix(
 
 
 def _split_sizes(codes: Int64Array, texts: tuple[str, ...], size: int) -> _Sizes:
-    """Numbers of each split text, shape ``(n, m, size)``; NaN where it is none for this group."""
+    """Sizes in each split text, ``(n, m, size)``; NaN if it does not hold one per member."""
     distinct, inverse = np.unique(codes, return_inverse=True)
     if not distinct.any():
         return np.broadcast_to(np.float32(np.nan), (*codes.shape, size))
@@ -277,12 +277,12 @@ def _split_sizes(codes: Int64Array, texts: tuple[str, ...], size: int) -> _Sizes
 
 
 def _is_unknown(sizes: _Sizes) -> bool:
-    """Whether no size is known, which takes no memory: one NaN stands for all."""
+    """Whether no size is known: one NaN then stands for all, to save memory."""
     return not any(sizes.strides) and bool(sizes.size) and bool(np.isnan(sizes[0, 0, 0]))
 
 
 def _unit_bytes(size: Int64Array, sent: _Sizes) -> _Floats:
-    """Bytes of one token of each exchange, by the member that sends most."""
+    """Bytes of one token of each exchange, the largest of all members."""
     if _is_unknown(sent):
         return np.full(len(size), np.nan)
     total = sent.sum(axis=2, dtype=np.float64)
@@ -301,14 +301,14 @@ class _Sections(msgspec.Struct, frozen=True, kw_only=True):
     call: Int64Array
     is_first: NDArray[np.bool_]
     calls_per_step: Int64Array
-    num_alike: Int64Array  # sections of each call
+    per_call: Int64Array  # sections of each call
 
 
 def _pair(rows: _Rows, row: Int64Array) -> Int64Array:
-    """First exchange of each section: one that the next one of its step sends back.
+    """First exchange of each section: one that the next exchange of its step returns.
 
-    Where several in a row do so (equal splits, or a combine before the dispatch of its own
-    backward), they are taken two by two from the first.
+    If several in a row qualify (equal splits, or a combine before the dispatch of its own
+    backward), they are paired from the first one on.
     """
     to, back = _codes(rows, row)
     step = rows.step[row[:, 0]]
@@ -321,7 +321,7 @@ def _pair(rows: _Rows, row: Int64Array) -> Int64Array:
 
 
 def _codes(rows: _Rows, row: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """A number for the input splits of all members of each exchange, and for the output splits."""
+    """Codes of the input splits and of the output splits of each exchange, over all members."""
     both = np.concatenate((rows.in_split[row], rows.out_split[row]))
     _, code = np.unique(both, axis=0, return_inverse=True)
     code = code.reshape(-1).astype(np.int64)
@@ -347,35 +347,35 @@ def _sections(rows: _Rows, row: Int64Array, dispatch: Int64Array, num_steps: int
         call=(rank_of_first[first][which] - before[step]).astype(np.int64),
         is_first=is_first,
         calls_per_step=calls.astype(np.int64),
-        num_alike=number.astype(np.int64),
+        per_call=number.astype(np.int64),
     )
 
 
 def _is_expert(group: ProcessGroup, sections: _Sections, sent: _Sizes) -> bool:
-    """Whether a group exchanges experts' tokens.
+    """Whether a group exchanges expert tokens.
 
-    Its axis or description says so; or uneven amounts go there and back at least twice, forward and
-    backward, as embedding tables' do not: they go there forward and back backward.
+    Either its axis or description says so, or uneven amounts go out and return at least twice, in
+    forward and in backward. Those of embedding tables go out in forward and return in backward.
     """
     if group.axis is MeshAxis.EP or _EXPERT_GROUP.search(group.description):
         return True
-    if not len(sections.num_alike) or _is_unknown(sent) or np.isnan(sent).all():
+    if not len(sections.per_call) or _is_unknown(sent) or np.isnan(sent).all():
         return False
     uneven = (sent != sent[:, :, :1])[~np.isnan(sent).any(axis=(1, 2))].any()
-    return bool(uneven and np.median(sections.num_alike) >= _CALLS_TWICE)
+    return bool(uneven and np.median(sections.per_call) >= _MIN_SECTIONS)
 
 
-# Who sends whom how much in the all-to-alls of experts, in global ranks --------------------------
+# Traffic between ranks in the all-to-alls of experts ---------------------------------------------
 
-MOST = 2.0**62
-"""Bytes in a step: damaged traces may say more than an integer of a report holds."""
+MAX_AMOUNT = 2.0**62
+"""Limit on bytes per step: damaged traces may claim more than an integer in a report holds."""
 
 
 def exchange_of(group: GroupExchanges, num_steps: int) -> MoeExchange:
-    """What a group exchanges, and how evenly.
+    """Amounts that a group exchanges per step, and their balance.
 
     Args:
-        group: Its exchanges.
+        group: Exchanges of the group.
         num_steps: Analysed steps.
     """
     unit = "bytes" if _has_bytes(group) else "tokens"
@@ -388,7 +388,7 @@ def exchange_of(group: GroupExchanges, num_steps: int) -> MoeExchange:
         num_per_step=len(group.step) / num_steps,
         num_sections_per_step=len(group.dispatch) / num_steps,
         unit=unit,
-        amount_per_step=round(min(moved / num_steps, MOST)),
+        amount_per_step=round(min(moved / num_steps, MAX_AMOUNT)),
         sent_max_over_mean=float(load_imbalance(sent).mean()) if len(sent) else None,
         received_max_over_mean=float(load_imbalance(received).mean()) if len(sent) else None,
         busiest_sender=group.ranks[int(sent.sum(axis=0).argmax())] if len(sent) else None,
@@ -398,7 +398,7 @@ def exchange_of(group: GroupExchanges, num_steps: int) -> MoeExchange:
 
 
 def pairs_of(groups: Sequence[GroupExchanges], num_steps: int) -> tuple[MoePair, ...]:
-    """Every pair of ranks of a group that moves something, senders ascending."""
+    """Every pair of ranks with traffic, sorted by sender and receiver."""
     pairs = []
     for group in groups:
         every = _sum(group, np.arange(len(group.step)))
@@ -406,7 +406,7 @@ def pairs_of(groups: Sequence[GroupExchanges], num_steps: int) -> tuple[MoePair,
         if every is None or forward is None:
             continue
         total, dispatched = (
-            np.rint(np.minimum(amounts / num_steps, MOST)).astype(np.int64)
+            np.rint(np.minimum(amounts / num_steps, MAX_AMOUNT)).astype(np.int64)
             for amounts in (every, forward)
         )
         pairs += [
@@ -422,11 +422,11 @@ def pairs_of(groups: Sequence[GroupExchanges], num_steps: int) -> tuple[MoePair,
 
 
 _CELLS = 4_000_000
-"""Amounts in memory at once: pairs of ranks of a group times exchanges."""
+"""Number of amounts in memory at once: pairs of ranks of a group times exchanges."""
 
 
 def _sum(group: GroupExchanges, chosen: Int64Array) -> _Floats | None:
-    """Sender by receiver over these exchanges, what is unknown left out; None if all is."""
+    """Sender-by-receiver sum of these exchanges, without unknown amounts; None if all are."""
     if group.has_no_size:
         return None
     total: _Floats = np.zeros((len(group.ranks), len(group.ranks)))
@@ -436,7 +436,7 @@ def _sum(group: GroupExchanges, chosen: Int64Array) -> _Floats | None:
 
 
 def _off_rank(group: GroupExchanges, chosen: Int64Array) -> tuple[_Floats, _Floats]:
-    """What each member sends and gets from others, of exchanges that are known and move some."""
+    """Amounts that each member sends to and receives from others, in known, non-empty exchanges."""
     size = len(group.ranks)
     none = np.empty((0, size))
     sent, received = [none], [none]
@@ -449,18 +449,18 @@ def _off_rank(group: GroupExchanges, chosen: Int64Array) -> tuple[_Floats, _Floa
 
 
 def _amounts(group: GroupExchanges, chosen: Int64Array) -> Iterator[_Floats]:
-    """Sender by receiver in exchanges, shape ``(some, g, g)``, in bytes if they are all known.
+    """Sender-by-receiver amounts, in blocks of shape ``(some, g, g)``; in bytes if all are known.
 
-    Members that were not recorded are known by what the others sent and got.
+    Amounts of members that were not recorded come from the splits of the others.
     """
     size = len(group.ranks)
     unit = np.nan_to_num(group.unit_bytes) if _has_bytes(group) else np.ones(len(group.step))
     height = max(_CELLS // size**2, 1)
-    is_told = not np.isnan(group.sent).all()
+    has_splits = not np.isnan(group.sent).all()
     for low in range(0, len(chosen), height):
         some = chosen[low : low + height]
         amounts = np.full((len(some), size, size), np.nan)
-        if is_told:
+        if has_splits:
             sent = group.sent[some]
             amounts[:, :, group.members] = group.received[some].swapaxes(1, 2)
             amounts[:, group.members, :] = np.where(
@@ -477,7 +477,7 @@ def _has_bytes(group: GroupExchanges) -> bool:
 
 
 def _transfer_ns(group: GroupExchanges, num_steps: int) -> int | None:
-    """Mean of the members' time after the last had come; None where that is not known."""
+    """Time of all exchanges after the last member arrived, mean of members; None if unknown."""
     if (group.wait_ns == ABSENT).any():
         return None
     transfer = np.maximum(group.duration_ns - group.wait_ns, 0)

@@ -1,8 +1,8 @@
-"""Load and expert time of the ranks that share experts, layer by layer, and how even it is.
+"""Load and expert time of the ranks that share experts, per layer, and their balance.
 
-Tokens of a rank are those that its dispatches brought, or, where sizes are not known, those that
-the log holds for its experts, placed in contiguous blocks. A new placement balances the loads of
-experts.
+The tokens of a rank are those that dispatches brought to it. If sizes are unknown, they are the
+logged tokens of its experts, which are assumed to be in contiguous blocks. A new placement balances
+the loads of the experts.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from distprof.costs.moe import (
 )
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.moe.calls import CallLabels, logged_calls
-from distprof.sections.moe.exchange import MOST, GroupExchanges
+from distprof.sections.moe.exchange import MAX_AMOUNT, GroupExchanges
 from distprof.sections.moe.result import MoePlacement, MoeRank
 from distprof.sections.moe.routing import ROUTING_LOG, Routing
 from distprof.terms import MeshAxis
-from distprof.units import name_ranks
+from distprof.units import capitalized, name_ranks
 
 __all__ = [
     "ALL_TO_ALL_SIZES",
@@ -54,11 +54,11 @@ def placement_row(
     """Balance of ranks in the calls of one layer, now and with another placement.
 
     Args:
-        layer: Its name.
-        rank_load: Tokens of each rank in each call, ``(calls, ranks)``; each call has some.
-        origin: Where they come from.
-        expert_load: Assignments per expert of each call, None if experts cannot be distinguished.
-        placed: Another placement of one layer, None where none was sought.
+        layer: Name of the layer.
+        rank_load: Tokens of each rank in each call, ``(calls, ranks)``; no call is empty.
+        origin: Source of the tokens.
+        expert_load: Assignments per expert of each call; None if experts cannot be distinguished.
+        placed: Another placement of the layer; None if there is none.
         part: Part of the data.
     """
     load = load_imbalance(rank_load)
@@ -75,12 +75,12 @@ def placement_row(
     if expert_load is None or placed is None:
         return row
     fields = {name: getattr(row, name) for name in row.__struct_fields__}
-    anew = load_imbalance(placed.rank_loads(expert_load[:, np.newaxis])[:, 0])
+    replaced = load_imbalance(placed.rank_loads(expert_load[:, np.newaxis])[:, 0])
     return MoePlacement(
         **{
             **fields,
             "expert_max_over_mean": float(load_imbalance(expert_load).mean()),
-            "replaced_max_over_mean": float(anew.mean()),
+            "replaced_max_over_mean": float(replaced.mean()),
             "rank_of_expert": tuple(placed.rank_of_expert[0].tolist()),
         }
     )
@@ -89,11 +89,11 @@ def placement_row(
 def placement_of_log(
     routing: Sequence[Routing], places: Mapping[int, Mapping[str, int]]
 ) -> tuple[MoePlacement, ...]:
-    """Ranks against each other by the log alone: contiguous blocks over the expert axis.
+    """Balance of ranks from the log alone, with experts in contiguous blocks over the expert axis.
 
     Args:
         routing: Logs of all ranks.
-        places: Rank to its index along each mesh axis; without an expert axis nothing is said.
+        places: Rank to its index along each mesh axis; without an expert axis there are no rows.
     """
     loads: dict[str, list[NDArray[np.int64]]] = {}
     size = 0
@@ -105,7 +105,7 @@ def placement_of_log(
         for layer, name in enumerate(log.names):
             called = tokens[(log.layer == layer) & (tokens.sum(axis=1) > 0)]
             loads.setdefault(name, []).append(called)
-    whole = {name: np.concatenate(found) for name, found in loads.items()}
+    whole = {name: np.concatenate(calls) for name, calls in loads.items()}
     return tuple(
         row_of_experts(name, tokens, size, ROUTING_LOG)
         for name, tokens in whole.items()
@@ -119,16 +119,16 @@ def row_of_experts(
     """The row of a layer with experts in contiguous blocks on ``size`` ranks.
 
     Args:
-        name: Of the layer.
+        name: Name of the layer.
         tokens: Assignments per expert of each call, ``(calls, experts)``.
-        size: Ranks; they divide the experts.
-        origin: Where the tokens come from.
+        size: Number of ranks, a divisor of the number of experts.
+        origin: Source of the tokens.
         part: Part of the data.
     """
-    usual = contiguous_placement(1, tokens.shape[1], size)
+    contiguous = contiguous_placement(1, tokens.shape[1], size)
     return placement_row(
         name,
-        usual.rank_loads(tokens[:, np.newaxis])[:, 0],
+        contiguous.rank_loads(tokens[:, np.newaxis])[:, 0],
         origin=origin,
         expert_load=tokens,
         placed=place_experts(tokens.sum(axis=0, keepdims=True), size),
@@ -137,7 +137,7 @@ def row_of_experts(
 
 
 def _axis_groups(places: Mapping[int, Mapping[str, int]]) -> list[tuple[int, ...]]:
-    """Ranks that differ in their place on the expert axis alone, ascending on it."""
+    """Groups of ranks that differ only in their index along the expert axis, sorted by it."""
     groups: dict[tuple[tuple[str, int], ...], list[int]] = {}
     for rank, place in sorted(places.items()):
         if MeshAxis.EP in place:
@@ -150,13 +150,13 @@ def _axis_groups(places: Mapping[int, Mapping[str, int]]) -> list[tuple[int, ...
 def ranks_of(
     group: GroupExchanges, label: CallLabels, loads: _Floats | None, num_steps: int
 ) -> Iterator[MoeRank]:
-    """A row per recorded rank of a group.
+    """One row per recorded rank of a group.
 
     Args:
-        group: Its exchanges.
+        group: Exchanges of the group.
         label: Layers of its sections.
-        loads: Tokens of each recorded rank in each section, ``(s, m)``; None where not known.
-        num_steps: Analysed steps.
+        loads: Tokens of each recorded rank in each section, ``(s, m)``; None if unknown.
+        num_steps: Number of analysed steps.
     """
     if not num_steps:
         return
@@ -178,7 +178,7 @@ def ranks_of(
 
 
 def _per_step(amount: _Floats | None, at: int, num_steps: int) -> int | None:
-    return None if amount is None else round(min(float(amount[at]) / num_steps, MOST))
+    return None if amount is None else round(min(float(amount[at]) / num_steps, MAX_AMOUNT))
 
 
 def _over_mean(tokens: _Floats, at: int) -> float | None:
@@ -192,7 +192,7 @@ def _wait_of_rank(waits: Int64Array, num_steps: int) -> int | None:
 
 
 def _moved_bytes(group: GroupExchanges) -> tuple[_Floats | None, _Floats | None]:
-    """Bytes that each member sent to others and got from them; None where not all is known."""
+    """Bytes that each member sent to others and received from them; None if some are unknown."""
     if not len(group.sent) or group.has_no_size:
         return None, None
     if np.isnan(group.sent).any() or np.isnan(group.received).any():
@@ -212,11 +212,11 @@ def _moved_bytes(group: GroupExchanges) -> tuple[_Floats | None, _Floats | None]
 ALL_TO_ALL_SIZES = "all-to-all sizes"
 
 _EVEN = 0.01
-"""Ranks whose busiest has this much more tokens than the mean are even: nothing to place anew."""
+"""Ranks are even if the busiest exceeds the mean by at most this share: no placement helps."""
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
-    """Expert time per step, mean over groups: of the slowest rank, of the mean rank, re-placed."""
+    """Expert time per step, mean over groups: slowest rank, mean rank, slowest if re-placed."""
 
     slowest_ns: float
     mean_ns: float
@@ -225,7 +225,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows of the report, what could not be measured, and the sums over layers."""
+    """Rows of the report, sums over layers, and sentences on missing data."""
 
     placement: tuple[MoePlacement, ...]
     ranks: tuple[MoeRank, ...]
@@ -237,11 +237,11 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True):
     """One layer in one group.
 
     Args:
-        group: Its exchanges.
+        group: Exchanges of the group.
         section: Sections of the layer, int64 ``(k,)``.
-        rank_load: Tokens of each rank in each section, ``(k, ranks)``; None: not known.
+        rank_load: Tokens of each rank in each section, ``(k, ranks)``; None if unknown.
         is_first: bool ``(k,)``: forward sections.
-        origin: Where they come from.
+        origin: Source of the tokens.
         call: Row of ``expert_load`` of each section; empty without a log.
         expert_load: Assignments per expert of each logged call of the layer, ``(calls, experts)``.
     """
@@ -267,18 +267,18 @@ class _Times(msgspec.Struct, frozen=True, kw_only=True):
 def measure_load(
     groups: Sequence[GroupExchanges], labels: Sequence[CallLabels], num_steps: int
 ) -> Load:
-    """Ranks against each other, layer by layer, and what their experts take.
+    """Balance and expert time of the ranks that share experts, per layer.
 
     Args:
         groups: Exchanges of each group.
         labels: Layers of their sections.
-        num_steps: Analysed steps.
+        num_steps: Number of analysed steps.
     """
     parts: dict[str, list[_Part]] = {}
     for group, label in zip(groups, labels, strict=True):
         for name, part in _parts_of(group, label):
             parts.setdefault(name, []).append(part)
-    rows = [_row_of_layer(name, found, num_steps) for name, found in parts.items()]
+    rows = [_row_of_layer(name, of_layer, num_steps) for name, of_layer in parts.items()]
     ranks = [
         row
         for group, label in zip(groups, labels, strict=True)
@@ -332,8 +332,8 @@ def _rank_loads(group: GroupExchanges, label: CallLabels) -> tuple[_Floats | Non
 def _row_of_layer(
     name: str, parts: Sequence[_Part], num_steps: int
 ) -> tuple[MoePlacement | None, _Times]:
-    """The layer's row, None where ranks cannot be compared; and its times."""
-    placed = _place_anew(parts)
+    """The layer's row (None if ranks cannot be compared) and its times."""
+    placed = _new_placement(parts)
     times = _times_of(parts, placed)
     loads = [p.rank_load[p.is_first] for p in parts if p.rank_load is not None]
     width = {load.shape[1] for load in loads}
@@ -360,8 +360,8 @@ def _with_times(row: MoePlacement, times: _Times, number: int) -> MoePlacement:
     return MoePlacement(**fields)
 
 
-def _place_anew(parts: Sequence[_Part]) -> Placement | None:
-    """Where the experts of a layer would go, the same in all groups; None without a log."""
+def _new_placement(parts: Sequence[_Part]) -> Placement | None:
+    """Placement of a layer's experts by their loads, the same in all groups; None without a log."""
     loads = [part.expert_load for part in parts]
     sizes = {len(part.group.ranks) for part in parts}
     experts = {load.shape[1] for load in loads}
@@ -376,8 +376,8 @@ def _place_anew(parts: Sequence[_Part]) -> Placement | None:
 def _times_of(parts: Sequence[_Part], placed: Placement | None) -> _Times:
     """Sums over the sections of a layer in all groups.
 
-    Time placed anew: what is lost shrinks or grows as the excess of the busiest rank's tokens over
-    the mean does. That holds for time in proportion to tokens, with or without a fixed part.
+    With the new placement, lost time changes in proportion to the excess of the busiest rank's
+    tokens over the mean. This holds if time is linear in tokens, with or without a constant.
     """
     slowest = mean = 0.0
     for part in parts:
@@ -396,29 +396,29 @@ def _times_of(parts: Sequence[_Part], placed: Placement | None) -> _Times:
 
 
 def _excess_ratio(parts: Sequence[_Part], placed: Placement) -> float | None:
-    """Excess of the busiest rank's tokens over the mean if placed anew, over that as it is.
+    """Ratio of the busiest rank's excess tokens with the new placement to those without it.
 
-    Weighted by the sections' mean times; None where ranks are even as it is.
+    Sections are weighted by their mean time. None if ranks are even already.
     """
-    now = anew = total = 0.0
+    now = replaced = total = 0.0
     for part in parts:
         if part.rank_load is None:
             return None
         weight = part.group.section_ns[part.section].mean(axis=1)
         load = placed.rank_loads(part.expert_load[:, np.newaxis])[:, 0]
         now += float((weight * (_imbalance(part.rank_load) - 1)).sum())
-        anew += float((weight * (_imbalance(load)[part.call] - 1)).sum())
+        replaced += float((weight * (_imbalance(load)[part.call] - 1)).sum())
         total += float(weight.sum())
-    return anew / now if now > _EVEN * total else None
+    return replaced / now if now > _EVEN * total else None
 
 
 def _imbalance(load: _Floats) -> _Floats:
-    """Load imbalance, 1 where there is no load."""
+    """Load imbalance; 1 without load."""
     return np.nan_to_num(load_imbalance(load), nan=1.0)
 
 
 def _wait(group: GroupExchanges, section: NDArray[np.int64]) -> float | None:
-    """Mean wait of the members in the combines of these sections, summed; None if not all known."""
+    """Sum over sections of the members' mean wait in the combine; None if a wait is unknown."""
     waits = group.wait_ns[group.dispatch[section] + 1]
     return None if (waits == ABSENT).any() else float(waits.mean(axis=1).sum())
 
@@ -436,7 +436,7 @@ def _totals(
     everything = [_all_sections(group) for group in groups]
     times = _times_of(everything, None)
     is_labelled = all((label.layer != ABSENT).all() for label in labels)
-    replaced = [found.replaced_ns for found in layers if found.replaced_ns is not None]
+    replaced = [layer.replaced_ns for layer in layers if layer.replaced_ns is not None]
     has_all = is_labelled and len(replaced) == len(layers) > 0
     return Totals(
         slowest_ns=times.slowest_ns / number,
@@ -470,13 +470,13 @@ def _problems(group: GroupExchanges) -> Iterator[str]:
     if not group.is_whole:
         absent = set(group.ranks) - {group.ranks[at] for at in group.members.tolist()}
         yield (
-            f"Of the {who}, which share experts, {name_ranks(absent)} "
+            f"{capitalized(who)} share experts, but {name_ranks(absent)} "
             f"{'was' if len(absent) == 1 else 'were'} not recorded: only the others are compared."
         )
     if not len(group.dispatch):
         yield (
-            f"No all-to-all of {who} brings back what another sent: the time of experts is not "
-            "known."
+            f"No all-to-all of {who} returns the tokens of another one, so the expert time is "
+            "unknown."
         )
     elif not group.has_sizes:
         yield (

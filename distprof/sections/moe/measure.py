@@ -1,7 +1,8 @@
-"""Experts: what routers chose, joined with what the ranks that hold the experts did.
+"""Experts: the routing, joined with the exchanges and times of the ranks that hold the experts.
 
-Time lost to imbalance, by the formula sheet ("Mixture of experts"): the expert time of the slowest
-rank of a group less the mean of all, section by section. The others spend it waiting in combine.
+The time lost to imbalance (formula sheet, "Mixture of experts") is the expert time of the slowest
+rank of a group less the mean of the group, per section. The other ranks spend it waiting in the
+combine.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ __all__ = ["analyze_moe", "measure_routing", "with_exchanges"]
 EXPERT_COUNTS = "expert counts"
 
 MAX_PLACED_EXPERTS = 100_000
-"""Counts of all parts and layers beyond which placements are sought for one size only."""
+"""With more counts in all parts and layers, placements are computed for one number of ranks."""
 
 
 def _of_counts(counts: ExpertCounts) -> MoeResult:
-    """Load of every layer in every part of the data, and of ranks that would share its experts.
+    """Load of every layer in every part of the data, and of ranks if they shared its experts.
 
     Args:
         counts: Assignments per expert.
@@ -46,7 +47,7 @@ def _of_counts(counts: ExpertCounts) -> MoeResult:
     problems: list[str] = []
     for part, name, tokens in _rows(counts):
         if not tokens.sum():
-            problems.append(f"Nothing was counted for layer {name}{_of(part)}: left out.")
+            problems.append(f"Layer {name}{_of(part)} has no counts and is left out.")
             continue
         layers.append(_layer(part, name, tokens, counts.top_k))
         placement += _placements(part, name, tokens, _sizes(counts))
@@ -54,7 +55,7 @@ def _of_counts(counts: ExpertCounts) -> MoeResult:
         layers=tuple(layers),
         origin=EXPERT_COUNTS if layers else None,
         placement=tuple(placement),
-        unavailable=(*problems, "Counts hold no times, so the cost of the imbalance is unknown."),
+        unavailable=(*problems, "Counts have no times, so the cost of the imbalance is unknown."),
     )
 
 
@@ -83,7 +84,7 @@ def _placements(
 
 
 def _sizes(counts: ExpertCounts) -> tuple[int, ...]:
-    """Numbers of ranks that can share the experts evenly, from 2 on; not one expert on each."""
+    """Numbers of ranks, from 2 on, that can share the experts evenly, each with at least 2."""
     table = next(iter(counts.tokens.values()))
     experts = int(table.shape[1])
     sizes = tuple(size for size in range(2, experts) if experts % size == 0)
@@ -96,13 +97,13 @@ def _of(part: str) -> str:
     return f" of {part}" if part else ""
 
 
-# Experts: what routers chose, joined with what the ranks that hold the experts did ---------------
+# Routing and exchanges ----------------------------------------------------------------------------
 
 MAX_PAIR_RANKS = 64
 
 
 def analyze_moe(run: Run, analyses: RankAnalyses, records: ProbeRecords) -> MoeResult:
-    """How uneven experts and the ranks that hold them are, and what that costs."""
+    """Measure the imbalance of experts and of the ranks that hold them, and its cost."""
     routing = tuple(records.of(Routing).values())
     places = coordinates_of(run.job) if run.job else {}
     logged = combine_routing(routing, places, records.why("moe_routing", routing))
@@ -112,13 +113,13 @@ def analyze_moe(run: Run, analyses: RankAnalyses, records: ProbeRecords) -> MoeR
 def with_exchanges(
     run: Run, analyses: RankAnalyses, logged: MoeResult, routing: Sequence[Routing]
 ) -> MoeResult:
-    """What routers chose, joined with what the ranks that hold the experts did.
+    """Join the routing with the exchanges and times of the ranks that hold the experts.
 
     Args:
         run: The recording.
         analyses: By global rank.
-        logged: What :func:`distprof.sections.moe.routing.combine_routing` found.
-        routing: Of the ranks that logged theirs.
+        logged: Result of :func:`distprof.sections.moe.routing.combine_routing`.
+        routing: Logs of the ranks that have one.
 
     Source:
         Formula sheet, "Mixture of experts".
@@ -135,7 +136,7 @@ def with_exchanges(
     labels = [label_calls(group, routing, places, numbers) for group in groups]
     load = measure_load(groups, labels, len(numbers))
     exchanges = tuple(exchange_of(group, len(numbers)) for group in groups)
-    said = (*load.problems, *(text for label in labels for text in label.problems))
+    problems = (*load.problems, *(text for label in labels for text in label.problems))
     return msgspec.structs.replace(
         logged,
         layers=_with_times(logged.layers, load.placement),
@@ -144,7 +145,7 @@ def with_exchanges(
         ranks=load.ranks,
         exchanges=exchanges,
         pairs=pairs_of(groups, len(numbers)) if _num_ranks(groups) <= MAX_PAIR_RANKS else (),
-        unavailable=tuple(dict.fromkeys((*logged.unavailable, *said))),
+        unavailable=tuple(dict.fromkeys((*logged.unavailable, *problems))),
         **_totals(load.totals),
     )
 
@@ -155,7 +156,7 @@ def _without_exchanges(
     routing: Sequence[Routing],
     places: Mapping[int, Mapping[str, int]],
 ) -> MoeResult:
-    """Ranks from a routing log alone: experts in contiguous blocks over the mesh axis."""
+    """Compare ranks by the routing log alone, with experts in contiguous blocks over the axis."""
     if not logged.layers:
         return logged
     placement = placement_of_log(routing, places)
@@ -197,7 +198,7 @@ def _totals(totals: Totals | None) -> dict[str, int | None]:
 def _with_times(
     layers: Sequence[MoeLayer], placement: Sequence[MoePlacement]
 ) -> tuple[MoeLayer, ...]:
-    """The layers with the times of their experts, if these can be separated."""
+    """Add the expert times to the layers for which they are known."""
     by_name = {row.layer: row for row in placement if row.expert_ns_per_step is not None}
     return tuple(_with_time(layer, by_name.get(layer.layer)) for layer in layers)
 

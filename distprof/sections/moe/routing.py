@@ -1,7 +1,7 @@
-"""Is the load of experts even, by the routing that each rank logged.
+"""Load of experts, from the routing that each rank logged.
 
-Source of the formulas: formula sheet, "Mixture of experts". Tokens per expert are those of all
-ranks and micro-batches of a step together; imbalance, variation and entropy are means over steps.
+Source of the formulas: formula sheet, "Mixture of experts". Tokens per expert are sums over all
+ranks and micro-batches of a step. Imbalance, variation and entropy are means over steps.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ __all__ = [
 ROUTING_LOG = "routing log"
 
 MAX_STEPS = 256
-"""Of each rank and layer, the last steps whose counts are joined across ranks."""
+"""Number of last steps per rank and layer whose counts are joined across ranks."""
 
 MAX_CALL_STEPS = 16
-"""Steps whose micro-batches are kept one by one: those that were traced, else the last."""
+"""Number of steps whose micro-batches are kept individually: the traced steps, else the last."""
 
 MAX_CALL_COUNTS = 4_000_000
-"""Counts that are kept of them, at most (32 MB); fewer steps if a step has very many."""
+"""Limit on the counts kept of these steps (32 MB); large steps reduce their number."""
 
 MIN_DRIFT_STEPS = 6
-"""Fewer have no thirds worth comparing."""
+"""With fewer steps, a third is too short to compare."""
 
 MAX_DEAD_NAMED = 16
 
@@ -71,16 +71,16 @@ class LayerRouting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoutedCalls(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls of layers one by one, in the order of the log, for a few steps.
+    """Individual calls of layers in log order, for a few steps.
 
     Args:
         step: int64 per call.
         layer: int64 per call, index into ``names``.
         micro_batch: int64 per call.
-        dropped: int64 per call: assignments in ``tokens`` that no expert took.
+        dropped: int64 per call: dropped assignments that ``tokens`` includes.
         num_experts: int64 per call.
-        tokens: int64, shape ``(calls, most experts)``; zero beyond a layer's own experts. Without
-            those over capacity, where the log's capacity explains how many were dropped.
+        tokens: int64, shape ``(calls, most experts)``; zero beyond a layer's own experts. Dropped
+            assignments are excluded if the logged capacity explains their number.
         names: Layers.
     """
 
@@ -94,7 +94,7 @@ class RoutedCalls(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Routing(msgspec.Struct, frozen=True, kw_only=True):
-    """Layers of one rank by name, calls of some steps, and what could not be used."""
+    """Layers of one rank by name, calls of some steps, and reasons for leaving out rows."""
 
     rank: int
     layers: Mapping[str, LayerRouting] = msgspec.field(default_factory=dict)
@@ -103,7 +103,7 @@ class Routing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure_routing(records: RankRecords) -> Routing | None:
-    """Counts of one rank by layer and step; None where no routing was logged."""
+    """Counts of one rank by layer and step; None if no routing was logged."""
     table = records.routing
     if len(table) == 0:
         return None
@@ -131,23 +131,23 @@ def combine_routing(
     """Every layer over all ranks that logged it; layers in order of first appearance.
 
     Args:
-        ranks: Of ranks that have any, ascending.
-        places: Rank to its index along each mesh axis, as far as known. Pipeline stages may call
-            different layers alike; tensor-parallel ranks route the same tokens, of which those of
-            the first count.
-        unavailable: Why some are missing.
+        ranks: Logs of the ranks that have one, ascending.
+        places: Rank to its index along each known mesh axis. Pipeline stages may give different
+            layers the same name. Tensor-parallel ranks route the same tokens, so only the first of
+            them counts.
+        unavailable: Why logs are missing.
     """
     problems = list(dict.fromkeys(text for rank in ranks for text in rank.problems))
     layers, drifts = [], []
     for name, parts in _by_layer(ranks, places).items():
         if len({part.tokens.shape[1] for part in parts}) > 1:
-            problems.append(f"ranks name different numbers of experts for layer {name}: left out")
+            problems.append(f"ranks log different numbers of experts for layer {name}: left out")
             continue
-        found = _over_ranks(name, parts)
-        if found is None:
+        combined = _over_ranks(name, parts)
+        if combined is None:
             continue
-        layers.append(found.layer)
-        drift = _drift(name, found.steps, found.tokens)
+        layers.append(combined.layer)
+        drift = _drift(name, combined.steps, combined.tokens)
         drifts += [] if drift is None else [drift]
     return MoeResult(
         layers=tuple(layers),
@@ -160,15 +160,15 @@ def combine_routing(
 def stage_names(
     ranks: Sequence[Routing], places: Mapping[int, Mapping[str, int]]
 ) -> dict[tuple[str, int], str]:
-    """Name of a layer and pipeline stage to the name under which it is reported."""
+    """Reported name of each layer, by its logged name and pipeline stage."""
     stages: dict[str, set[int]] = {}
     for rank in ranks:
         for name in rank.layers:
             stages.setdefault(name, set()).add(_stage(places, rank.rank))
     return {
-        (name, stage): name if len(found) == 1 else f"{name} (stage {stage})"
-        for name, found in stages.items()
-        for stage in found
+        (name, stage): name if len(numbers) == 1 else f"{name} (stage {stage})"
+        for name, numbers in stages.items()
+        for stage in numbers
     }
 
 
@@ -178,11 +178,11 @@ def layer_of_counts(
     """Figures of one layer from its counts.
 
     Args:
-        name: Of the layer.
+        name: Name of the layer.
         tokens: int64, shape ``(steps, experts)``; at least one assignment in each step.
         num_tokens: Tokens routed, all steps together.
         dropped: Assignments over capacity.
-        top_k: Experts per token, 0 where not known.
+        top_k: Experts per token; 0 if unknown.
     """
     total = tokens.sum(axis=0)
     dead = np.flatnonzero(total < DEAD_RATIO * total.mean())
@@ -233,16 +233,16 @@ def _sum(index: Int64Array, values: Int64Array, length: int) -> Int64Array:
 
 
 def _calls(records: RankRecords) -> RoutedCalls | None:
-    """The calls of the steps that were traced, else of the last ones."""
+    """Calls of the traced steps, or of the last steps if none was traced."""
     rows = records.routing.take(np.isin(records.routing["step"], _steps_to_keep(records)))
     if len(rows) == 0:
         return None
     layers, experts = rows.coded("layer"), rows["num_experts"]
     tokens = np.zeros((len(rows), int(experts.max(initial=0))), dtype=np.int64)
     for number in np.unique(experts).tolist():
-        alike = np.flatnonzero(experts == number)
-        at = rows["first"][alike][:, np.newaxis] + np.arange(number)
-        tokens[alike, :number] = records.expert_tokens[at]
+        same_size = np.flatnonzero(experts == number)
+        at = rows["first"][same_size][:, np.newaxis] + np.arange(number)
+        tokens[same_size, :number] = records.expert_tokens[at]
     tokens, dropped = _without_dropped(tokens, rows["capacity"], rows["dropped"])
     return RoutedCalls(
         step=rows["step"],
@@ -258,7 +258,7 @@ def _calls(records: RankRecords) -> RoutedCalls | None:
 def _without_dropped(
     tokens: NDArray[np.int64], capacity: Int64Array, dropped: Int64Array
 ) -> tuple[NDArray[np.int64], Int64Array]:
-    """Tokens that experts took, and how many others are left among them."""
+    """Tokens without dropped ones if the capacity explains these, and the number still included."""
     most = np.where(capacity == ABSENT, np.iinfo(np.int64).max, capacity)
     taken = np.minimum(tokens, most[:, np.newaxis])
     explained = tokens.sum(axis=1) - taken.sum(axis=1) == dropped
@@ -266,7 +266,7 @@ def _without_dropped(
 
 
 def _steps_to_keep(records: RankRecords) -> Int64Array:
-    """Steps of the log, the last of those that were traced, as many as may be kept."""
+    """The last traced steps of the log, or its last steps; as many as may be kept."""
     steps, calls = np.unique(records.routing["step"], return_counts=True)
     log = records.step_log
     traced = np.isin(steps, log["step"][log["is_traced"]])
@@ -302,13 +302,13 @@ def _by_layer(
     }
 
 
-class _Found(msgspec.Struct, frozen=True, kw_only=True):
+class _CombinedLayer(msgspec.Struct, frozen=True, kw_only=True):
     layer: MoeLayer
     steps: Int64Array
     tokens: NDArray[np.int64]
 
 
-def _over_ranks(name: str, parts: Sequence[LayerRouting]) -> _Found | None:
+def _over_ranks(name: str, parts: Sequence[LayerRouting]) -> _CombinedLayer | None:
     """Figures of one layer over the steps that all these ranks logged."""
     common = parts[0].steps
     for part in parts[1:]:
@@ -323,11 +323,11 @@ def _over_ranks(name: str, parts: Sequence[LayerRouting]) -> _Found | None:
     layer = layer_of_counts(
         name, tokens[routed], num_tokens=num_tokens, dropped=dropped, top_k=parts[0].top_k
     )
-    return _Found(layer=layer, steps=common[routed], tokens=tokens[routed])
+    return _CombinedLayer(layer=layer, steps=common[routed], tokens=tokens[routed])
 
 
 def _drift(name: str, steps: Int64Array, tokens: NDArray[np.int64]) -> MoeDrift | None:
-    """First third of the steps against the last; None where there are too few."""
+    """The first third of the steps compared with the last; None if there are too few steps."""
     if len(steps) < MIN_DRIFT_STEPS:
         return None
     third = len(steps) // 3

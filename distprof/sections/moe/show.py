@@ -1,4 +1,4 @@
-"""Mixtures of experts: load by layer, placement on ranks, and what they exchange."""
+"""Mixtures of experts: load by layer, placement on ranks, and exchanges."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def placement_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("load", "max_over_mean"),
             Column("worst", "worst_max_over_mean", wide_only=True),
             Column("expert load", "expert_max_over_mean", wide_only=True),
-            Column("replaced", _load_placed_anew, form="times"),
+            Column("replaced", _load_if_replaced, form="times"),
             Column("expert time", "expert_ns_per_step", when=timed),
             Column("lost", "lost_ns_per_step", when=timed),
             Column("if replaced", "replaced_ns_per_step", wide_only=True, when=timed),
@@ -179,23 +179,23 @@ def _pair_cell(amount: dict[tuple[int, int], int], sender: int, receiver: int, m
 
 
 def _mean_amount(pairs: Sequence[MoePair]) -> float:
-    apart = [pair.dispatched_per_step for pair in pairs if pair.sender != pair.receiver]
-    return sum(apart) / len(apart) if apart else 0.0
+    amounts = [pair.dispatched_per_step for pair in pairs if pair.sender != pair.receiver]
+    return sum(amounts) / len(amounts) if amounts else 0.0
 
 
 def _of_typical_size(rows: Sequence[MoePlacement]) -> list[MoePlacement]:
     """One row per part and layer if several numbers of ranks were tried."""
     best: dict[tuple[str, str], MoePlacement] = {}
     for row in rows:
-        known = best.setdefault((row.part, row.layer), row)
-        if abs(row.num_ranks - TYPICAL_RANKS) < abs(known.num_ranks - TYPICAL_RANKS):
+        best_yet = best.setdefault((row.part, row.layer), row)
+        if abs(row.num_ranks - TYPICAL_RANKS) < abs(best_yet.num_ranks - TYPICAL_RANKS):
             best[row.part, row.layer] = row
     return list(best.values())
 
 
-def _load_placed_anew(row: MoePlacement) -> float | str | None:
-    anew = row.replaced_max_over_mean
-    return "no better" if anew is not None and anew >= row.max_over_mean else anew
+def _load_if_replaced(row: MoePlacement) -> float | str | None:
+    replaced = row.replaced_max_over_mean
+    return "no better" if replaced is not None and replaced >= row.max_over_mean else replaced
 
 
 def _moved_text(row: MoeExchange) -> str:
@@ -209,7 +209,7 @@ def _left_out(number: int, noun: str) -> tuple[str, ...]:
     return (f"and {counted(number, f'more {noun}')}",) if number else ()
 
 
-# The first lines of a report on counts of tokens per expert, in which nothing was timed ----------
+# The first lines of a report on counts of tokens per expert, without times -----------------------
 
 MIN_LOAD = 1.2
 """Ratio of the busiest rank's load to the mean from which ranks count as uneven."""
@@ -219,7 +219,7 @@ MIN_LOAD = 1.2
 def experts_verdict(report: Report) -> Told:
     """The verdict and its reasons; None for other reports."""
     moe = report.moe
-    if not _is_alone(report):
+    if not _has_only_counts(report):
         return None
     busiest = max(moe.layers, key=lambda layer: layer.max_over_mean)
     why = (_busiest(busiest), _dead(moe.layers))
@@ -227,15 +227,15 @@ def experts_verdict(report: Report) -> Told:
     return line, tuple(sentence for sentence in why if sentence)
 
 
-def _is_alone(report: Report) -> bool:
-    """Whether the report holds only tokens per expert: counts of another tool, nothing timed."""
+def _has_only_counts(report: Report) -> bool:
+    """Whether the report holds only tokens per expert from another tool, without times."""
     return bool(report.moe.layers) and not is_recorded(report)
 
 
 @headline(place=20)
 def experts_headline(report: Report) -> str:
-    """How much was counted."""
-    if not _is_alone(report):
+    """Numbers of experts, layers and parts of the data that were counted."""
+    if not _has_only_counts(report):
         return ""
     layers = report.moe.layers
     parts = {layer.part for layer in layers}
@@ -249,12 +249,12 @@ def experts_headline(report: Report) -> str:
 
 
 def _gain(placed: MoePlacement) -> float:
-    """How much another placement lowers the load of the busiest rank."""
+    """Reduction of the busiest rank's load by another placement."""
     return placed.max_over_mean - (placed.replaced_max_over_mean or 1.0)
 
 
 def ranks_line(placements: Sequence[MoePlacement]) -> str:
-    """The placement that another one would help most; the most loaded one where all are even."""
+    """Sentence on the layer that another placement helps most, or on the most uneven layer."""
     placed = max(placements, key=_gain)
     if placed.max_over_mean < MIN_LOAD:
         placed = max(placements, key=lambda row: row.max_over_mean)
@@ -264,14 +264,14 @@ def ranks_line(placements: Sequence[MoePlacement]) -> str:
             f"Ranks that share experts are balanced: the busiest of {placed.num_ranks} gets at "
             f"most {placed.max_over_mean:.2f} times the mean, in {where}."
         )
-    anew = placed.replaced_max_over_mean
+    replaced = placed.replaced_max_over_mean
     line = (
         f"In {where} the busiest of {placed.num_ranks} ranks gets {placed.max_over_mean:.2f} times "
         "the mean"
     )
-    if anew is None:
+    if replaced is None:
         return f"{line}."
-    return f"{line}; with experts placed by load it would get {anew:.2f} times the mean."
+    return f"{line}. With experts placed by load it would get {replaced:.2f} times the mean."
 
 
 def _experts_line(busiest: MoeLayer) -> str:

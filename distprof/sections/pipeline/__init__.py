@@ -1,1 +1,1 @@
-"""Pipeline schedules: bubble, stages and what would shorten them."""
+"""Pipeline schedules: bubble, stages and faster configurations."""

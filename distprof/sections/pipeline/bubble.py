@@ -1,16 +1,18 @@
-"""The bubble of one pipeline, what it is made of, and what other configurations would make of it.
+"""The bubble of one pipeline, its causes, and predictions for other configurations.
 
 Repeated replays of the observed order split the idle time. Each restores one more effect:
 
-1. equal stages: what the order itself costs, warm-up and drain; 2. each stage with its own mean
-durations: stage imbalance; 3. each action with its own duration: variation between micro-batches;
-4. what each action waited for its message after that had been sent: exposed messages; 5. as
-measured: late launches and stalls inside slots.
+1. equal stages: the cost of the order itself, warm-up and drain;
+2. each stage with its own mean durations: stage imbalance;
+3. each action with its own duration: variation between micro-batches;
+4. the wait of each action for its message after it had been sent: exposed messages;
+5. as measured: late launches and stalls inside slots.
 
-Each replay's span less the one before is a part; parts add up to the idle, exactly.
+The difference between the spans of two successive replays is one part of the idle time. The parts
+add up to the idle time exactly.
 
-Predictions take the durations measured on this hardware. The prediction of the present
-configuration is compared with what was measured; the others are corrected by the same ratio.
+Predictions use the durations measured on this hardware. The prediction for the present
+configuration is compared with the measurement, and the others are corrected by the same ratio.
 
 Source:
     Formula sheet, "Pipeline bubble": 1 - work / span of the group, with waits counted as idle.
@@ -51,10 +53,10 @@ _NEVER = np.iinfo(np.int64).min // 2
 
 
 class IdleParts(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean idle of a step in ns; parts add up to ``idle_ns``.
+    """Mean idle time per step in ns; parts add up to ``idle_ns``.
 
     Args:
-        replayed_ns: Mean span of the replay without messages and host.
+        replayed_ns: Mean span of the replay without messages and CPU delays.
     """
 
     idle_ns: int
@@ -69,8 +71,8 @@ class IdleParts(msgspec.Struct, frozen=True, kw_only=True):
 def spans(observed: ObservedPipeline, *, comparable: bool) -> Int64Array:
     """Span of each step, from the first work to the last, shape ``(k,)``.
 
-    Where clocks cannot be compared it is the longest of a rank's own, which is that of the whole
-    pipeline for orders that begin and end on the same rank.
+    If clocks cannot be compared, it is the longest span of a single rank. For orders that begin and
+    end on the same rank, this is the span of the whole pipeline.
     """
     if comparable:
         whole: Int64Array = observed.end_ns.max(axis=0) - observed.start_ns.min(axis=0)
@@ -82,17 +84,18 @@ def spans(observed: ObservedPipeline, *, comparable: bool) -> Int64Array:
 def idle_parts(
     observed: ObservedPipeline, orders: Orders, *, comparable: bool, residual_ns: int = 0
 ) -> IdleParts:
-    """What the idle of a whole pipeline is made of.
+    """Split the idle time of a whole pipeline into causes.
 
     Args:
-        observed: With all stages.
-        orders: Its order, under the name of its schedule.
+        observed: The pipeline, with all stages.
+        orders: Its order of actions.
         comparable: Whether times of different ranks can be compared. If not, waiting for messages
             and for the CPU cannot be separated: all of it counts as CPU and other.
-        residual_ns: Uncertainty of times of different ranks: no message is blamed for less.
+        residual_ns: Uncertainty between clocks of different ranks: shorter message waits do not
+            count.
 
     Raises:
-        ValueError: If the order is none: an action waits for itself.
+        ValueError: If the order is impossible because an action waits for itself.
     """
     work, k = observed.work_ns, observed.work_ns.shape[1]
     own = stage_means(observed)
@@ -101,8 +104,8 @@ def idle_parts(
     replayed = np.asarray(replay(orders, sets).makespan_ns).reshape(4, k)
     busy = np.rint(observed.busy_ns.mean(axis=0)).astype(np.int64)
     levels = np.concatenate((busy[None], replayed, spans(observed, comparable=comparable)[None]))
-    # A replay with fewer effects may be a little longer: the effect then costs nothing, and never
-    # more than there is.
+    # A replay with fewer effects may be slightly longer. The effect then costs nothing. No effect
+    # costs more than the measured idle time.
     levels = np.minimum(np.maximum.accumulate(levels, axis=0), levels[-1])
     mean = np.rint(levels.mean(axis=1)).astype(np.int64)
     parts = np.diff(mean).tolist()
@@ -118,18 +121,18 @@ def idle_parts(
 
 
 def equal_stages(observed: ObservedPipeline) -> Int64Array:
-    """Work of each action, ``(n, k)``, as the mean of its kind over all stages."""
+    """Work of each action, ``(n, k)``, replaced by the mean of its kind over all stages."""
     return _means(observed.work_ns, observed.orders.kind.astype(np.int64))
 
 
 def stage_means(observed: ObservedPipeline) -> Int64Array:
-    """Work of each action, ``(n, k)``, as the mean of its kind on its stage."""
+    """Work of each action, ``(n, k)``, replaced by the mean of its kind on its stage."""
     key = observed.orders.stage.astype(np.int64) * len(SlotKind) + observed.orders.kind
     return _means(observed.work_ns, key)
 
 
 def _means(work: Int64Array, key: Int64Array) -> Int64Array:
-    """Each row as the mean of the rows of its key."""
+    """Each row replaced by the mean of the rows with its key."""
     _, group, count = np.unique(key, return_inverse=True, return_counts=True)
     total = np.zeros((len(count), work.shape[1]), np.float64)
     np.add.at(total, group, work)
@@ -138,12 +141,12 @@ def _means(work: Int64Array, key: Int64Array) -> Int64Array:
 
 
 def message_lag(observed: ObservedPipeline, orders: Orders, residual_ns: int = 0) -> Int64Array:
-    """How long each action waited for its input after that had been made elsewhere, ``(n, k)``.
+    """Wait of each action for its input after another rank had produced it, ``(n, k)``.
 
-    Where the trace has no waits, all of the time until the action starts is taken for its
-    message's, if the message was what it waited for. Lags of at most ``residual_ns`` count as 0.
-    A pair that overlaps sends when both have ended; its second waits only for what was sent later
-    than the first ended.
+    If the trace has no waits, all time until the action starts counts as its message's, provided
+    that the message was sent after the rank's previous action. Lags of at most ``residual_ns``
+    count as 0. An overlapping pair sends when both actions have ended, and its second action waits
+    only for messages sent after the first one ended.
     """
     start, sent = observed.start_ns, observed.end_ns
     if orders.overlaps.any():
@@ -151,44 +154,44 @@ def message_lag(observed: ObservedPipeline, orders: Orders, residual_ns: int = 0
         first = np.flatnonzero(orders.overlaps[:-1])
         sent[first] = np.maximum(sent[first], sent[first + 1])
     producer = _producers(orders)
-    away = (producer >= 0) & (orders.rank[np.maximum(producer, 0)] != orders.rank)
-    made = np.where(away[:, None], sent[np.maximum(producer, 0)], _NEVER)
+    is_remote = (producer >= 0) & (orders.rank[np.maximum(producer, 0)] != orders.rank)
+    produced = np.where(is_remote[:, None], sent[np.maximum(producer, 0)], _NEVER)
     before = np.full_like(start, _NEVER)
     follows = np.flatnonzero(orders.rank[1:] == orders.rank[:-1]) + 1
     before[follows] = observed.end_ns[follows - 1]
     second = np.concatenate(([False], orders.overlaps[:-1]))
-    away &= ~second | (made > before).any(axis=1)
-    ready = np.maximum(made, before)
-    there = start
+    is_remote &= ~second | (produced > before).any(axis=1)
+    ready = np.maximum(produced, before)
+    arrived = start
     if observed.wait_end_ns is not None:
-        there = np.where(observed.wait_end_ns == ABSENT, _NEVER, observed.wait_end_ns)
-    elif away.any():
-        there = np.where(made >= before, start, _NEVER)
-    lag = np.maximum(np.minimum(there, start) - ready, 0)
-    waits: Int64Array = np.where(away[:, None] & (lag > residual_ns), lag, 0)
+        arrived = np.where(observed.wait_end_ns == ABSENT, _NEVER, observed.wait_end_ns)
+    elif is_remote.any():
+        arrived = np.where(produced >= before, start, _NEVER)
+    lag = np.maximum(np.minimum(arrived, start) - ready, 0)
+    waits: Int64Array = np.where(is_remote[:, None] & (lag > residual_ns), lag, 0)
     return waits
 
 
 def _producers(orders: Orders) -> Int64Array:
-    """For each action the one of the neighbouring stage that it needs; -1 without one."""
+    """For each action, the action of the neighbouring stage that it needs; -1 if none."""
     batch = orders.micro_batch.astype(np.int64)
     width = int(batch.max(initial=0)) + 1
     key = (orders.stage.astype(np.int64) + 1) * width + batch
     result = np.full(len(orders), -1, np.int64)
     for kinds, shift in (((SlotKind.FORWARD,), -1), (_GRADIENTS, 1)):
         rows = np.flatnonzero(np.isin(orders.kind, kinds))
-        result[rows] = _looked_up(key, rows, key[rows] + shift * width)
+        result[rows] = _rows_with_key(key, rows, key[rows] + shift * width)
     return result
 
 
-def _looked_up(key: Int64Array, rows: NDArray[np.intp], wanted: Int64Array) -> Int64Array:
-    """The row among ``rows`` that has each wanted key; -1 without one."""
+def _rows_with_key(key: Int64Array, rows: NDArray[np.intp], wanted: Int64Array) -> Int64Array:
+    """The row among ``rows`` with each wanted key; -1 if none."""
     if not len(rows):
         return np.empty(0, np.int64)
     by_key = rows[np.argsort(key[rows], kind="stable")]
     at = np.minimum(np.searchsorted(key[by_key], wanted), len(by_key) - 1)
-    found: Int64Array = np.where(key[by_key[at]] == wanted, by_key[at], -1)
-    return found
+    matches: Int64Array = np.where(key[by_key[at]] == wanted, by_key[at], -1)
+    return matches
 
 
 # Other micro-batches, schedules, stages per rank and splits ---------------------------------------
@@ -196,7 +199,7 @@ def _looked_up(key: Int64Array, rows: NDArray[np.intp], wanted: Int64Array) -> I
 MAX_PREDICTIONS = 12
 
 MAX_ACTIONS = 40_000
-"""Of a configuration, beyond which it is not replayed."""
+"""Configurations with more actions are not replayed."""
 
 _MICRO_BATCHES, _SCHEDULE = "micro-batches", "schedule"
 
@@ -212,8 +215,8 @@ def predictions_of(
 
     Args:
         observed: A whole pipeline.
-        orders: Its order.
-        group: What was measured of it.
+        orders: Its order of actions.
+        group: Its measurements.
     """
     span = group.span_ns or 0
     transfer = group.message_ns or 0
@@ -251,7 +254,7 @@ def _row(
 
 
 def _proposals(group: PipelineGroup) -> Iterator[Proposal]:
-    """One thing changed at a time."""
+    """Configurations that differ from the present one in one respect."""
     batches, virtual = group.num_micro_batches, group.virtual_stages
     if group.schedule in SCHEDULES:
         for factor in (2, 4, 8):
@@ -276,7 +279,7 @@ def _proposals(group: PipelineGroup) -> Iterator[Proposal]:
 
 
 def _other_schedule(name: str, group: PipelineGroup) -> Proposal:
-    """Another schedule with the same micro-batches, and the same stages where they fit it."""
+    """Another schedule with the same micro-batches, and the same stages if they fit it."""
     schedule, present = SCHEDULES[name], SCHEDULES.get(group.schedule)
     virtual = group.virtual_stages
     same = schedule.fewest <= virtual and (schedule.most is None or virtual <= schedule.most)
@@ -300,14 +303,14 @@ def _size(candidate: Candidate, group: PipelineGroup) -> int:
 
 
 def typical_message(observed: ObservedPipeline, orders: Orders) -> int:
-    """Median time that an action waited for a message already sent, of those that waited."""
+    """Median wait for a message already sent, over the actions that waited."""
     lag = message_lag(observed, orders)
     waited = lag[lag > 0]
     return int(np.median(waited)) if waited.size else 0
 
 
 def _stage_work(observed: ObservedPipeline) -> StageWork:
-    """Mean per stage and micro-batch; a whole backward is taken for two equal halves."""
+    """Mean per stage and micro-batch. A whole backward counts as two equal halves."""
     batches = observed.orders.num_micro_batches
     whole = _per_stage(observed, SlotKind.BACKWARD) / batches
     inputs = _per_stage(observed, SlotKind.BACKWARD_INPUT) / batches

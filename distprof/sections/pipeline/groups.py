@@ -1,4 +1,4 @@
-"""Pipelines of a run, from the slots of its ranks: which ranks form one, and what each does."""
+"""Pipelines of a run, from the slots of its ranks: members, schedule, stages and idle time."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from distprof.units import fold_ranks
 __all__ = ["MAX_ROWS", "UNKNOWN_ORDER", "PipelineSlots", "groups_of", "picture_of"]
 
 MAX_ROWS = 4_000
-"""Beyond it only some ranks are kept, evenly spread, the first and the last among them."""
+"""With more rows, only evenly spaced ranks are kept, including the first and the last."""
 
 
 def picture_of(observed: ObservedPipeline, *, comparable: bool) -> tuple[PictureRow, ...]:
-    """Slots of the step of median length, by position of the rank and start.
+    """Slots of the step of median length, sorted by position of the rank and start.
 
     Args:
         observed: The pipeline.
-        comparable: Whether all ranks share one time line; else each rank begins at 0.
+        comparable: Whether all ranks share one timeline; otherwise each rank begins at 0.
     """
     length = observed.end_ns.max(axis=0) - observed.start_ns.min(axis=0)
     column = int(np.argsort(length, kind="stable")[(len(length) - 1) // 2])
@@ -80,19 +80,19 @@ def picture_of(observed: ObservedPipeline, *, comparable: bool) -> tuple[Picture
 
 
 def _kept(observed: ObservedPipeline) -> list[int]:
-    """Positions to draw."""
+    """Positions of the ranks to draw."""
     count = np.bincount(observed.orders.rank)
     fits = max(1, int(MAX_ROWS // max(count.max(initial=1), 1)))
     places = np.linspace(0, len(count) - 1, min(fits, len(count)))
     return sorted({int(place) for place in np.rint(places)})
 
 
-# Pipelines of a run, from the slots of its ranks: which ranks form one, and what each does -------
+# Pipelines ----------------------------------------------------------------------------------------
 
 UNKNOWN_ORDER = "unknown order"
 
 MAX_RECOGNISED = 50_000
-"""Actions of a pipeline beyond which known orders are not made to compare with."""
+"""Pipelines with more actions are not compared with known orders."""
 
 _CLOSED = ("gpipe", "1f1b", "interleaved-1f1b", "looped-bfs")
 
@@ -101,12 +101,12 @@ class PipelineSlots(msgspec.Struct, frozen=True, kw_only=True):
     """Slots of the ranks of one pipeline.
 
     Args:
-        members: Global ranks that the pipeline has, in order where it is known.
-        slots: By rank, times on the common clock; ranks without any are missing.
+        members: Global ranks of the pipeline, in stage order if it is known.
+        slots: By rank, times on the common clock; ranks without slots are missing.
         comparable: Whether times of different ranks can be compared.
         residual_ns: Uncertainty of a difference between times of two ranks.
-        step_ns: Mean training step, None if unknown.
-        notes: What was assumed.
+        step_ns: Mean training step; None if unknown.
+        notes: Assumptions, one sentence each.
     """
 
     members: tuple[int, ...]
@@ -118,7 +118,7 @@ class PipelineSlots(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Pipeline(msgspec.Struct, frozen=True, kw_only=True):
-    """A pipeline that was observed, and what is known of its shape."""
+    """An observed pipeline and its shape."""
 
     given: PipelineSlots
     observed: ObservedPipeline
@@ -138,7 +138,7 @@ class _Pipeline(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """What pipelines of one group have in common."""
+        """Key of the group: its pipelines have equal shapes."""
         return (self.schedule, self.num_ranks, self.virtual_stages, len(self.orders), self.is_whole)
 
     @property
@@ -147,17 +147,17 @@ class _Pipeline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def groups_of(pipelines: Sequence[PipelineSlots]) -> tuple[PipelineGroup, ...]:
-    """One group per shape of pipeline; those of which nothing can be put together are left out."""
+    """One group per shape of pipeline; pipelines without a complete step are left out."""
     by_shape: dict[tuple[object, ...], list[_Pipeline]] = {}
     for given in pipelines:
-        found = _looked_at(given)
-        if found is not None:
-            by_shape.setdefault(found.shape, []).append(found)
-    return tuple(_group(alike) for alike in by_shape.values())
+        pipeline = _observed(given)
+        if pipeline is not None:
+            by_shape.setdefault(pipeline.shape, []).append(pipeline)
+    return tuple(_group(same_shape) for same_shape in by_shape.values())
 
 
-def _looked_at(given: PipelineSlots) -> _Pipeline | None:
-    """The pipeline with its shape and schedule; None where no step is whole."""
+def _observed(given: PipelineSlots) -> _Pipeline | None:
+    """The pipeline with its shape and schedule; None if no step is complete."""
     slots = _in_order(given)
     observed = observe(slots)
     if observed is None:
@@ -170,11 +170,11 @@ def _looked_at(given: PipelineSlots) -> _Pipeline | None:
         and observed.stages == tuple(range(num_ranks * virtual))
         and min(per_rank) == virtual
     )
-    schedule, known = _recognised(observed, num_ranks, virtual, whole=whole)
+    schedule, order = _recognised(observed, num_ranks, virtual, whole=whole)
     return _Pipeline(
         given=replace(given, members=_members(given, observed, num_ranks)),
         observed=observed,
-        orders=known if known is not None and whole else observed.orders,
+        orders=order if order is not None and whole else observed.orders,
         schedule=schedule,
         virtual_stages=virtual,
         is_whole=whole,
@@ -183,7 +183,7 @@ def _looked_at(given: PipelineSlots) -> _Pipeline | None:
 
 
 def _members(given: PipelineSlots, observed: ObservedPipeline, num_ranks: int) -> tuple[int, ...]:
-    """Ranks by position where all are known."""
+    """Recorded ranks by position, then missing ones; -1 for each unknown rank."""
     if len(observed.ranks) == num_ranks:
         return observed.ranks
     missing = [rank for rank in given.members if rank not in observed.ranks]
@@ -192,15 +192,15 @@ def _members(given: PipelineSlots, observed: ObservedPipeline, num_ranks: int) -
 
 
 def _in_order(given: PipelineSlots) -> dict[int, StageSlots]:
-    """Slots by position; a stage that names do not tell is the rank's place in the group."""
-    known = {
+    """Slots by position. If names lack the stage, it is the rank's place in the group."""
+    staged = {
         rank: replace(part, stage=np.full_like(part.stage, place))
         if len(part) and (part.stage == UNKNOWN_STAGE).any()
         else part
         for place, rank in enumerate(given.members)
         if (part := given.slots.get(rank)) is not None and len(part)
     }
-    return dict(sorted(known.items(), key=lambda item: int(item[1].stage.min())))
+    return dict(sorted(staged.items(), key=lambda item: int(item[1].stage.min())))
 
 
 def _notes(
@@ -219,11 +219,11 @@ def _notes(
             f"(missing: {fold_ranks(missing)}): idle time covers only the recorded ranks, and its "
             "causes cannot be separated."
             if missing
-            else "Ranks hold unequal numbers of stages: causes of idle time cannot be separated."
+            else "Ranks hold unequal numbers of stages: idle time cannot be split into causes."
         )
     if observed.num_left_out:
         notes.append(
-            f"{observed.num_left_out} more steps had another order or were not whole, "
+            f"{observed.num_left_out} more steps had another order or were incomplete, "
             "and were left out."
         )
     if not given.comparable:
@@ -237,28 +237,28 @@ def _notes(
 def _recognised(
     observed: ObservedPipeline, num_ranks: int, virtual_stages: int, *, whole: bool
 ) -> tuple[str, Orders | None]:
-    """The schedule whose order was observed; several where ranks are missing that would tell."""
+    """The schedule with the observed order; several if missing ranks leave it ambiguous."""
     batches, batch = np.unique(observed.orders.micro_batch, return_inverse=True)
-    seen = replace(observed.orders, micro_batch=batch.astype(np.int32))
+    actual = replace(observed.orders, micro_batch=batch.astype(np.int32))
     if num_ranks * virtual_stages * len(batches) > MAX_RECOGNISED:
         return UNKNOWN_ORDER, None
-    found: dict[str, Orders] = {}
+    matching: dict[str, Orders] = {}
     for name in SCHEDULES:
         try:
             order = orders(name, num_ranks, len(batches), virtual_stages)
         except ValueError:
             continue
-        if _is_same(seen, order):
-            found[name] = order
+        if _is_same(actual, order):
+            matching[name] = order
             if whole:
-                return name, order if len(order) == len(seen) else None
-    return " or ".join(found) or UNKNOWN_ORDER, None
+                return name, order if len(order) == len(actual) else None
+    return " or ".join(matching) or UNKNOWN_ORDER, None
 
 
-def _is_same(seen: Orders, order: Orders) -> bool:
-    """Whether every rank that was seen worked as the order says for one of its ranks."""
+def _is_same(actual: Orders, order: Orders) -> bool:
+    """Whether every observed rank ran the actions of a rank of ``order``."""
     by_stages = {_key(order.actions(rank)) for rank in range(order.num_ranks)}
-    return all(_key(seen.actions(rank)) in by_stages for rank in range(seen.num_ranks))
+    return all(_key(actual.actions(rank)) in by_stages for rank in range(actual.num_ranks))
 
 
 def _key(actions: Sequence[tuple[int, int, int]]) -> tuple[tuple[int, int, int], ...]:
@@ -268,9 +268,9 @@ def _key(actions: Sequence[tuple[int, int, int]]) -> tuple[tuple[int, int, int],
 # Groups -------------------------------------------------------------------------------------------
 
 
-def _group(alike: Sequence[_Pipeline]) -> PipelineGroup:
-    """The pipeline of median span, for all of one shape."""
-    chosen = sorted(alike, key=lambda pipeline: pipeline.span_ns)[(len(alike) - 1) // 2]
+def _group(pipelines: Sequence[_Pipeline]) -> PipelineGroup:
+    """The pipeline of median span represents all pipelines of its shape."""
+    chosen = sorted(pipelines, key=lambda pipeline: pipeline.span_ns)[(len(pipelines) - 1) // 2]
     observed, comparable = chosen.observed, chosen.given.comparable
     span = int(np.rint(spans(observed, comparable=comparable).mean()))
     busy = observed.busy_ns
@@ -278,17 +278,17 @@ def _group(alike: Sequence[_Pipeline]) -> PipelineGroup:
     per_rank = busy.mean(axis=1)
     parts = _parts(chosen)
     slots = next(part for part in chosen.given.slots.values() if len(part))
-    sure = all(part.is_sure for part in chosen.given.slots.values())
+    is_sure = all(part.is_sure for part in chosen.given.slots.values())
     limiting = _limiting(observed)
     group = PipelineGroup(
         schedule=chosen.schedule,
         ranks=observed.ranks,
-        replicas=tuple(sorted(pipeline.observed.ranks for pipeline in alike)),
+        replicas=tuple(sorted(pipeline.observed.ranks for pipeline in pipelines)),
         stages=chosen.num_stages,
         virtual_stages=chosen.virtual_stages,
         num_micro_batches=observed.orders.num_micro_batches,
         source=slots.origin,
-        confidence=Confidence.MEASURED if sure and comparable else Confidence.INFERRED,
+        confidence=Confidence.MEASURED if is_sure and comparable else Confidence.INFERRED,
         comparable_clocks=comparable,
         num_steps=len(observed.step),
         step_ns=chosen.given.step_ns,
@@ -328,7 +328,7 @@ def _with_parts(group: PipelineGroup, chosen: _Pipeline, parts: IdleParts) -> Pi
 
 
 def _parts(chosen: _Pipeline) -> IdleParts | None:
-    """What the idle is made of; None where a stage is missing or no work was seen."""
+    """Causes of the idle time; None if a stage is missing or no work was recorded."""
     if not chosen.is_whole or not chosen.observed.work_ns.any():
         return None
     try:
@@ -371,10 +371,10 @@ def _limiting(observed: ObservedPipeline) -> tuple[int | None, int | None]:
 
 
 def _stages(chosen: _Pipeline, span_ns: int) -> tuple[StageDetail, ...]:
-    """Every stage that was observed."""
+    """Every observed stage."""
     observed = chosen.observed
     orders_, busy = observed.orders, observed.busy_ns.mean(axis=1)
-    held = in_flight_of(orders_, by_stage=True)
+    in_flight = in_flight_of(orders_, by_stage=True)
     details = []
     for stage in observed.stages:
         rows = orders_.stage == stage
@@ -389,7 +389,7 @@ def _stages(chosen: _Pipeline, span_ns: int) -> tuple[StageDetail, ...]:
                 forward_ns=_each(observed, rows & (orders_.kind == SlotKind.FORWARD)),
                 backward_ns=_each(observed, rows & (orders_.kind != SlotKind.FORWARD)),
                 bubble_fraction=None if idle is None else min(max(idle, 0.0), 1.0),
-                in_flight=int(held[stage]) if (rows & _backward(orders_)).any() else None,
+                in_flight=int(in_flight[stage]) if (rows & _backward(orders_)).any() else None,
             )
         )
     return tuple(details)

@@ -1,7 +1,7 @@
-"""Pipeline parallelism: work of the stages compared with each other.
+"""Pipeline parallelism: compares the work of the stages.
 
 Ranks that hold the same stages are one position of the pipeline. The least busy rank defines the
-work of a position, so that a slow rank among several does not count as an unequal split.
+work of a position, so a slow rank among several does not count as an unequal split.
 """
 
 from __future__ import annotations
@@ -45,42 +45,44 @@ __all__ = [
     "rank_stages",
 ]
 
-BY_RANK = "The ranks of each pipeline are inferred from the order of their numbers."
+BY_RANK = "The ranks of each pipeline are inferred from their numerical order."
 
 
 def pipelines_of(run: Run, analyses: Mapping[int, RankAnalysis]) -> tuple[PipelineSlots, ...]:
-    """Every pipeline of the run of which some rank has slots.
+    """Every pipeline of the run with slots on at least one rank.
 
-    Ranks are grouped as the run's process groups along the pipeline say; without such groups the
-    first rank of each position forms the first pipeline, and so on.
+    The process groups along the pipeline axis define the pipelines. Without such groups, the first
+    ranks of all positions form the first pipeline, and so on.
     """
-    held = {r: a for r, a in analyses.items() if a.slots is not None and len(a.slots)}
-    groups = _from_topology(run, held)
-    left = {rank for rank in held if not any(rank in group for group in groups)}
+    with_slots = {r: a for r, a in analyses.items() if a.slots is not None and len(a.slots)}
+    groups = _from_topology(run, with_slots)
+    left = {rank for rank in with_slots if not any(rank in group for group in groups)}
     notes: tuple[str, ...] = ()
     if left:
-        assumed = _from_stages({rank: held[rank] for rank in sorted(left)})
+        assumed = _from_stages({rank: with_slots[rank] for rank in sorted(left)})
         notes = (BY_RANK,) if len(assumed) > 1 else ()
         groups = (*groups, *assumed)
-    return tuple(_pipeline(run.clock, group, held, notes) for group in groups)
+    return tuple(_pipeline(run.clock, group, with_slots, notes) for group in groups)
 
 
-def _from_topology(run: Run, held: Mapping[int, RankAnalysis]) -> tuple[tuple[int, ...], ...]:
-    """Members of the process groups along the pipeline that have slots."""
+def _from_topology(run: Run, with_slots: Mapping[int, RankAnalysis]) -> tuple[tuple[int, ...], ...]:
+    """Members of the process groups along the pipeline axis in which a rank has slots."""
     groups = (group.ranks for group in run.topology.groups if group.axis is MeshAxis.PP)
-    return tuple(sorted({ranks for ranks in groups if len(ranks) > 1 and held.keys() & {*ranks}}))
+    return tuple(
+        sorted({ranks for ranks in groups if len(ranks) > 1 and with_slots.keys() & {*ranks}})
+    )
 
 
-def _from_stages(held: Mapping[int, RankAnalysis]) -> tuple[tuple[int, ...], ...]:
-    """The i-th rank of every position is the i-th pipeline; short positions end the list."""
+def _from_stages(with_slots: Mapping[int, RankAnalysis]) -> tuple[tuple[int, ...], ...]:
+    """The i-th ranks of all positions form the i-th pipeline; some positions have fewer ranks."""
     positions: dict[tuple[int, ...], list[int]] = {}
-    for rank, analysis in held.items():
+    for rank, analysis in with_slots.items():
         positions.setdefault(_stages(analysis), []).append(rank)
     if (UNKNOWN_STAGE,) in positions:
-        return (tuple(held),)
+        return (tuple(with_slots),)
     ordered = [positions[key] for key in sorted(positions)]
-    most = max(len(ranks) for ranks in ordered)
-    return tuple(tuple(ranks[i] for ranks in ordered if i < len(ranks)) for i in range(most))
+    number = max(len(ranks) for ranks in ordered)
+    return tuple(tuple(ranks[i] for ranks in ordered if i < len(ranks)) for i in range(number))
 
 
 def _stages(analysis: RankAnalysis) -> tuple[int, ...]:
@@ -90,18 +92,18 @@ def _stages(analysis: RankAnalysis) -> tuple[int, ...]:
 def _pipeline(
     clock: ClockAlignment,
     members: tuple[int, ...],
-    held: Mapping[int, RankAnalysis],
+    with_slots: Mapping[int, RankAnalysis],
     notes: tuple[str, ...],
 ) -> PipelineSlots:
-    present = [rank for rank in members if rank in held]
+    present = [rank for rank in members if rank in with_slots]
     comparable = are_comparable(clock, present)
-    spans = [step.span_ns for rank in present for step in held[rank].steps]
+    spans = [step.span_ns for rank in present for step in with_slots[rank].steps]
     return PipelineSlots(
         members=members,
         slots={
             rank: _on_common_clock(clock, rank, slots) if comparable else slots
             for rank in present
-            if (slots := held[rank].slots) is not None
+            if (slots := with_slots[rank].slots) is not None
         },
         comparable=comparable,
         residual_ns=_residual(clock, present) if comparable else 0,
@@ -142,7 +144,7 @@ def _on_common_clock(clock: ClockAlignment, rank: int, slots: StageSlots) -> Sta
     )
 
 
-# Pipeline parallelism: work of the stages compared with each other -------------------------------
+# Work of the stages -------------------------------------------------------------------------------
 
 NO_MARKS = "no marks of pipeline stages in the traces"
 
@@ -153,8 +155,8 @@ def analyze_pipeline(run: Run, analyses: RankAnalyses) -> PipelineResult:
     """Work, waiting and bubble of a run's pipelines.
 
     Args:
-        run: For its clock and its groups, or the operations that a log holds in place of traces.
-        analyses: By global rank; those without slots take no part.
+        run: The run, with its clock and groups, or with an operation log instead of traces.
+        analyses: By global rank; ranks without slots are ignored.
 
     Source:
         Formula sheet, "Pipeline bubble": stage imbalance is maximum over mean stage time.
@@ -165,21 +167,21 @@ def analyze_pipeline(run: Run, analyses: RankAnalyses) -> PipelineResult:
     groups = groups_of(pipelines_of(run, analyses))
     marked = {rank: a for rank, a in analyses.items() if a.stages and a.steps}
     if not marked:
-        found = groups_from_messages(run, analyses) if not groups else ()
-        if held := _held_by_messages(found, analyses):
-            return _with_positions(held, found)
-        groups = groups or found
+        inferred = groups_from_messages(run, analyses) if not groups else ()
+        if members := _members_by_messages(inferred, analyses):
+            return _with_positions(members, inferred)
+        groups = groups or inferred
         return PipelineResult(groups=groups, unavailable=() if groups else (NO_MARKS,))
-    return _with_positions(_held_by_marks(marked), groups)
+    return _with_positions(_members_by_marks(marked), groups)
 
 
-class _Held(msgspec.Struct, frozen=True, kw_only=True):
+class _Member(msgspec.Struct, frozen=True, kw_only=True):
     """A rank of a pipeline.
 
     Args:
-        analysis: Of the rank.
-        stages: That it holds.
-        work_ns: int64 per step: in its stages.
+        analysis: Analysis of the rank.
+        stages: Stages that it holds.
+        work_ns: int64 per step: work in these stages.
         num_micro_batches: Mean per step.
         is_marked: Whether marks separate the work on micro-batches from all other computation.
     """
@@ -191,9 +193,9 @@ class _Held(msgspec.Struct, frozen=True, kw_only=True):
     is_marked: bool
 
 
-def _held_by_marks(marked: Mapping[int, RankAnalysis]) -> list[_Held]:
+def _members_by_marks(marked: Mapping[int, RankAnalysis]) -> list[_Member]:
     return [
-        _Held(
+        _Member(
             analysis=analysis,
             stages=analysis.stage_numbers,
             work_ns=np.sum([mark.work_ns for mark in analysis.stages], axis=0),
@@ -204,14 +206,14 @@ def _held_by_marks(marked: Mapping[int, RankAnalysis]) -> list[_Held]:
     ]
 
 
-def _held_by_messages(
+def _members_by_messages(
     groups: Sequence[PipelineGroup], analyses: Mapping[int, RankAnalysis]
-) -> list[_Held]:
-    """Ranks of the only shape of pipeline with one stage each; all that a rank computes counts."""
+) -> list[_Member]:
+    """Ranks of the only shape of pipeline, if they hold one stage each; all computation counts."""
     if len(groups) != 1 or groups[0].virtual_stages != 1:
         return []
-    held = [
-        _Held(
+    members = [
+        _Member(
             analysis=analyses[rank],
             stages=(stage,),
             work_ns=analyses[rank].computation_ns,
@@ -221,64 +223,67 @@ def _held_by_messages(
         for chain in groups[0].replicas
         for stage, rank in enumerate(chain)
     ]
-    has_work = all(one.work_ns.any() for one in held)
-    return held if has_work and len({len(one.work_ns) for one in held}) == 1 else []
+    has_work = all(member.work_ns.any() for member in members)
+    return members if has_work and len({len(m.work_ns) for m in members}) == 1 else []
 
 
-def _with_positions(held: Sequence[_Held], groups: tuple[PipelineGroup, ...]) -> PipelineResult:
-    """Work of positions, compared with each other."""
-    positions = _positions(held)
+def _with_positions(
+    members: Sequence[_Member], groups: tuple[PipelineGroup, ...]
+) -> PipelineResult:
+    """Compare the work of the positions."""
+    positions = _positions(members)
     work = np.array([position.work_ns_per_step for position in positions], dtype=np.float64)
-    uneven = float(work.max() - work.mean())
+    excess = float(work.max() - work.mean())
     batches = max(position.num_micro_batches for position in positions)
-    spans = [step.span_ns for one in held for step in one.analysis.steps]
-    ranks = sorted((_rank(one) for one in held), key=lambda rank: rank.rank)
+    spans = [step.span_ns for member in members for step in member.analysis.steps]
+    ranks = sorted((_rank(member) for member in members), key=lambda rank: rank.rank)
     return PipelineResult(
         groups=groups,
         positions=positions,
         ranks=tuple(ranks),
         max_over_mean=float(work.max() / work.mean()) if work.mean() > 0 else None,
-        lost_ns_per_step=int(uneven * max(batches - 1, 0) / max(batches, 1)),
+        lost_ns_per_step=int(excess * max(batches - 1, 0) / max(batches, 1)),
         step_ns=int(np.mean(spans)) if spans else None,
     )
 
 
-def _positions(ranks: Sequence[_Held]) -> tuple[PipelinePosition, ...]:
-    held: dict[tuple[int, ...], list[_Held]] = {}
-    for one in ranks:
-        held.setdefault(one.stages, []).append(one)
-    order = sorted(held)
-    work = np.stack([np.min([one.work_ns for one in held[key]], axis=0) for key in order])
+def _positions(members: Sequence[_Member]) -> tuple[PipelinePosition, ...]:
+    by_stages: dict[tuple[int, ...], list[_Member]] = {}
+    for member in members:
+        by_stages.setdefault(member.stages, []).append(member)
+    order = sorted(by_stages)
+    work = np.stack([np.min([m.work_ns for m in by_stages[key]], axis=0) for key in order])
     excess = over_peers(work)
     chance = np.minimum(1.0, len(order) * chance_of_mean(excess))
     return tuple(
-        _position(held[key], work[i], excess[i], float(chance[i])) for i, key in enumerate(order)
+        _position(by_stages[key], work[i], excess[i], float(chance[i]))
+        for i, key in enumerate(order)
     )
 
 
 def _position(
-    ranks: Sequence[_Held], work: Int64Array, excess: NDArray[np.float64], chance: float
+    members: Sequence[_Member], work: Int64Array, excess: NDArray[np.float64], chance: float
 ) -> PipelinePosition:
-    batches = float(np.mean([one.num_micro_batches for one in ranks]))
+    batches = float(np.mean([member.num_micro_batches for member in members]))
     mean, peers = float(work.mean()), float((work - excess).mean())
     return PipelinePosition(
-        stages=ranks[0].stages,
-        ranks=tuple(sorted(one.analysis.rank for one in ranks)),
+        stages=members[0].stages,
+        ranks=tuple(sorted(member.analysis.rank for member in members)),
         num_micro_batches=batches,
         work_ns_per_step=int(mean),
-        work_ns_per_micro_batch=int(mean / batches) if batches and ranks[0].is_marked else None,
+        work_ns_per_micro_batch=int(mean / batches) if batches and members[0].is_marked else None,
         excess_ratio=float(excess.mean()) / peers if peers > 0 else 0.0,
         chance=chance,
     )
 
 
-def _rank(one: _Held) -> PipelineRank:
-    span = np.mean([step.span_ns for step in one.analysis.steps])
-    wait = _message_wait(one.analysis)
-    work = one.work_ns.mean()
+def _rank(member: _Member) -> PipelineRank:
+    span = np.mean([step.span_ns for step in member.analysis.steps])
+    wait = _message_wait(member.analysis)
+    work = member.work_ns.mean()
     return PipelineRank(
-        rank=one.analysis.rank,
-        stages=one.stages,
+        rank=member.analysis.rank,
+        stages=member.stages,
         work_ns_per_step=int(work),
         wait_ns_per_step=int(wait),
         other_ns_per_step=max(0, int(span - wait - work)),
@@ -286,7 +291,7 @@ def _rank(one: _Held) -> PipelineRank:
 
 
 def _message_wait(analysis: RankAnalysis) -> float:
-    """Mean per step, in sends and receives only where they are told from other communication."""
+    """Mean wait per step for messages; for all communication if these cannot be separated."""
     if analysis.message_wait_ns is not None:
         return float(analysis.message_wait_ns.mean())
     return float(np.mean([step.exposed_comm_ns for step in analysis.steps]))

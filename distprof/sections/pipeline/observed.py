@@ -1,7 +1,7 @@
-"""One pipeline as it was observed: actions of all its ranks, and their times in every step.
+"""One observed pipeline: actions of all its ranks, and their times in every step.
 
-Steps in which ranks worked in the same order are put side by side, so that each is a column. A
-schedule that is run several times in one training step gives several columns.
+Each step in which the ranks worked in the most common order is one column. A schedule that runs
+several times in one training step gives several columns.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["ObservedPipeline", "changes", "number_in_run", "observe"]
 
 
 def changes(*keys: NDArray[np.integer]) -> NDArray[np.bool_]:
-    """Where a row differs from the one before it."""
+    """Mask of rows that differ from the one before."""
     changed = np.ones(len(keys[0]), dtype=np.bool_)
     changed[1:] = np.any([key[1:] != key[:-1] for key in keys], axis=0)
     return changed
@@ -35,22 +35,22 @@ def number_in_run(*keys: NDArray[np.integer]) -> Int64Array:
     return (row - np.maximum.accumulate(np.where(changed, row, 0))).astype(np.int64)
 
 
-# One pipeline as it was observed: actions of all its ranks, and their times in every step --------
+# The pipeline -------------------------------------------------------------------------------------
 
 
 class ObservedPipeline(msgspec.Struct, frozen=True, kw_only=True):
-    """Actions of one pipeline, n of them, in k steps of the same order.
+    """The n actions of one pipeline, in k steps of the same order.
 
     Args:
-        ranks: Global ranks, by position; those that are missing are left out.
-        orders: What they did in which order.
-        start_ns: Shape ``(n, k)``, on the common clock where there is one.
-        end_ns: The same.
-        work_ns: The same: computation inside of the slot.
-        wait_end_ns: The same: end of the last wait for a message before it, ABSENT without; None
-            where waits are not known.
-        step: Shape ``(k,)``, index of the step that each column comes from.
-        num_left_out: Steps in another order, or not whole.
+        ranks: Global ranks by position, without missing ones.
+        orders: Actions of the ranks in their order.
+        start_ns: Shape ``(n, k)``, on the common clock if there is one.
+        end_ns: Shape ``(n, k)``, likewise.
+        work_ns: Shape ``(n, k)``, computation inside the slot.
+        wait_end_ns: Shape ``(n, k)``, end of the last wait for a message before the slot, ABSENT
+            without a wait; None if waits are unknown.
+        step: Shape ``(k,)``, index of the step of each column.
+        num_left_out: Number of steps in another order, or incomplete.
     """
 
     ranks: tuple[int, ...]
@@ -64,7 +64,7 @@ class ObservedPipeline(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stages(self) -> tuple[int, ...]:
-        """Stages that did anything, ascending."""
+        """Stages with at least one action, ascending."""
         return tuple(np.unique(self.orders.stage).tolist())
 
     @property
@@ -85,7 +85,7 @@ class ObservedPipeline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Merged(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's slots by step, then start: losses in their forwards, each action once."""
+    """One rank's slots by step and start, one row per action; losses are part of forwards."""
 
     step: Int64Array
     round: Int64Array
@@ -110,10 +110,10 @@ class _Merged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def observe(slots: Mapping[int, StageSlots]) -> ObservedPipeline | None:
-    """Put the slots of a pipeline's ranks together; None where no step has all of them.
+    """Combine the slots of a pipeline's ranks; None if no step has slots of all of them.
 
     Args:
-        slots: By global rank, in the order of positions; times on one clock where there is one.
+        slots: By global rank, in the order of positions; times on a common clock if there is one.
     """
     merged = {rank: _merge(part) for rank, part in slots.items() if len(part)}
     if not merged:
@@ -145,7 +145,7 @@ def observe(slots: Mapping[int, StageSlots]) -> ObservedPipeline | None:
 
 
 def _columns(values: Sequence[Int64Array], rows: Sequence[Sequence[slice]]) -> Int64Array:
-    """One array per rank as ``(n, k)``: ranks below each other, steps side by side."""
+    """Values as ``(n, k)``: the actions of all ranks in rows, the steps in columns."""
     return np.concatenate(
         [
             np.stack([part[unit] for unit in mine], axis=1)
@@ -155,7 +155,7 @@ def _columns(values: Sequence[Int64Array], rows: Sequence[Sequence[slice]]) -> I
 
 
 def _merge(slots: StageSlots) -> _Merged:
-    """Slots in the order of steps and starts; pieces of one action are one."""
+    """Slots sorted by step and start, with the pieces of one action merged."""
     wait = slots.wait_end_ns
     raw = (slots.step, slots.stage, slots.micro_batch, slots.kind)
     order = np.lexsort((slots.start_ns, *reversed(raw)))

@@ -1,12 +1,12 @@
-"""Whether neighbours that send each other equally many messages are stages of a pipeline.
+"""Decides whether neighbours that send each other equally many messages form a pipeline.
 
-A ring exchange does the same on all of its ranks: context parallelism on two ranks sends to the
-other rank and receives from it as often as a pipeline does. Two facts separate them:
+They may also be a ring: with context parallelism on two ranks, each rank sends to the other and
+receives from it as often as in a pipeline. Two facts separate them:
 
 - *Order.* In each step the earlier stage sends activations before it receives gradients, and ends
   with a receive; the later stage does the opposite. In a ring all ranks send and receive at once.
-- *Work.* Ranks that take turns strictly, one message each, overlap no micro-batches. They are a
-  pipeline only if they compute unlike kernels: the loss is on the last stage alone.
+- *Work.* Ranks that alternate strictly, one message each, do not overlap micro-batches. They are a
+  pipeline only if they run different kernels, because only the last stage computes the loss.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from distprof.terms import CollectiveKind
 __all__ = ["as_pipeline"]
 
 MOST_STEPS = 0.5
-"""Share of the steps that must have a pipeline's order: single steps may be cut by the capture."""
+"""Share of steps that must have a pipeline's order. The capture may have cut some steps."""
 
 
 class _Exchanges(msgspec.Struct, frozen=True):
-    """What one rank exchanges with a neighbour, step by step.
+    """Messages of one rank with a neighbour, per step.
 
     Args:
-        orders: Of each step, the kinds of its messages: ``S`` and ``R`` by their starts, ``B``
-            where a send and a receive start at the same time.
-        has_directions: Whether every message says which of the two it is.
+        orders: For each step, the kinds of its messages by start: ``S`` for a send, ``R`` for a
+            receive, ``B`` if a send and a receive start at the same time.
+        has_directions: Whether every message is recorded as a send or a receive.
     """
 
     orders: tuple[str, ...]
@@ -46,7 +46,7 @@ class _Exchanges(msgspec.Struct, frozen=True):
         return float(np.mean(fits)) if fits else 0.0
 
     @property
-    def takes_turns(self) -> bool:
+    def alternates(self) -> bool:
         """Whether sends and receives alternate strictly in all steps."""
         return all(a != b for order in self.orders for a, b in pairwise(order))
 
@@ -54,12 +54,12 @@ class _Exchanges(msgspec.Struct, frozen=True):
 def as_pipeline(
     chain: Sequence[int], run: Run, analyses: Mapping[int, RankAnalysis]
 ) -> tuple[int, ...] | None:
-    """The chain from the first stage to the last; None where it is no pipeline.
+    """The chain from the first stage to the last; None if it is not a pipeline.
 
     Args:
-        chain: Neighbours by their numbers of messages.
-        run: For the messages.
-        analyses: For steps and kernels.
+        chain: Ranks in which neighbours exchange messages.
+        run: The run, for its messages.
+        analyses: By global rank, for steps and kernels.
     """
     links = [
         (_exchanges(run, analyses, a, b), _exchanges(run, analyses, b, a))
@@ -70,21 +70,21 @@ def as_pipeline(
     back = [(other, one) for one, other in reversed(links)]
     for ordered, sides in ((tuple(chain), links), (tuple(reversed(chain)), back)):
         if all(_fits(one, "S", "R") and _fits(other, "R", "S") for one, other in sides):
-            in_turn = all(one.takes_turns for one, _ in sides)
-            return None if in_turn and _compute_the_same(ordered, analyses) else ordered
+            alternates = all(one.alternates for one, _ in sides)
+            return None if alternates and _run_same_kernels(ordered, analyses) else ordered
     return None
 
 
 def _fits(exchanges: _Exchanges, first: str, last: str) -> bool:
-    """Also where nothing was recorded: the other side's records must do."""
+    """Whether the order fits. True without records: those of the other side then decide."""
     return not exchanges.orders or exchanges.share(first, last) >= MOST_STEPS
 
 
 def _exchanges(run: Run, analyses: Mapping[int, RankAnalysis], rank: int, peer: int) -> _Exchanges:
-    analysis, found = analyses.get(rank), run.find(rank)
-    if analysis is None or found is None:
+    analysis, recorded = analyses.get(rank), run.find(rank)
+    if analysis is None or recorded is None:
         return _Exchanges(())
-    table = found.collectives
+    table = recorded.collectives
     if len(table) != len(analysis.collective_step):
         return _Exchanges(())
     kinds = (CollectiveKind.SEND, CollectiveKind.RECV, CollectiveKind.SEND_RECV)
@@ -96,15 +96,15 @@ def _exchanges(run: Run, analyses: Mapping[int, RankAnalysis], rank: int, peer: 
     columns = (analysis.collective_step, table["start_ns"], table["kind"])
     for step, start, kind in zip(*(column[rows].tolist() for column in columns), strict=True):
         letter = "S" if kind == CollectiveKind.SEND else "R"
-        known = steps.setdefault(step, {}).setdefault(start, letter)
-        steps[step][start] = letter if known == letter else "B"
+        first = steps.setdefault(step, {}).setdefault(start, letter)
+        steps[step][start] = letter if first == letter else "B"
     return _Exchanges(
         tuple("".join(letters[start] for start in sorted(letters)) for letters in steps.values())
     )
 
 
-def _compute_the_same(ranks: Sequence[int], analyses: Mapping[int, RankAnalysis]) -> bool:
-    """Whether all ranks run the same kernels equally often, as those of one stage do."""
+def _run_same_kernels(ranks: Sequence[int], analyses: Mapping[int, RankAnalysis]) -> bool:
+    """Whether all ranks run the same kernels equally often, as ranks of one stage do."""
     counts = []
     for rank in ranks:
         kernels = analyses[rank].kernel_steps if rank in analyses else None

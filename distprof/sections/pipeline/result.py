@@ -1,7 +1,7 @@
 """Pipelines of a run: work of the stages, bubbles, predictions, and a picture of one step.
 
 Ranks that hold the same stages are one position of the pipeline. The least busy rank defines the
-work of a position, so that a slow rank among several does not count as an unequal split.
+work of a position, so a slow rank among several does not count as an unequal split.
 """
 
 from __future__ import annotations
@@ -25,23 +25,24 @@ __all__ = [
 
 
 LARGEST_FACTOR = 4
-"""The largest multiple of the present number of micro-batches that is proposed: more of them are so
-small that they no longer take time in proportion."""
+"""Largest proposed multiple of the present number of micro-batches. Smaller micro-batches no longer
+take proportionally less time."""
 
 
 class StageDetail(Record, frozen=True, kw_only=True):
     """One stage of a pipeline, mean per step.
 
     Args:
-        stage: Its number in the pipeline.
-        rank: Global rank that holds it, in the pipeline that was looked at.
-        position: Of that rank in the pipeline.
+        stage: Number of the stage in the pipeline.
+        rank: Global rank that holds it, in the pipeline of median span.
+        position: Position of that rank in the pipeline.
         work_ns_per_step: Computation of the stage.
-        forward_ns: Mean per micro-batch, the loss included; None where none was seen.
-        backward_ns: Mean per micro-batch, all parts of it together; None where none was seen.
-        bubble_fraction: Of its rank: idle over the pipeline's span. Ranks with several stages
-            have it at each of them.
-        in_flight: Most micro-batches at once whose forward had started and backward not ended.
+        forward_ns: Mean per micro-batch, including the loss; null if none was recorded.
+        backward_ns: Mean per micro-batch, all parts together; null if none was recorded.
+        bubble_fraction: Idle time of its rank over the pipeline's span. It is repeated for each
+            stage of the rank.
+        in_flight: Largest number of micro-batches at once whose forward had started and whose
+            backward had not ended.
     """
 
     stage: int
@@ -58,14 +59,14 @@ class PipelinePrediction(Record, frozen=True, kw_only=True):
     """The pipeline in another configuration, on the same hardware.
 
     Args:
-        what: What is different, for people, for example ``M = 16 instead of 4``.
+        what: Description of the change, for example ``M = 16 instead of 4``.
         change: ``micro-batches``, ``schedule``, ``virtual-stages`` or ``layer-split``.
         schedule: Name of the schedule.
-        num_micro_batches: M.
+        num_micro_batches: Number of micro-batches, M.
         virtual_stages: Stages per rank.
-        bubble_fraction: Predicted.
-        step_ns: Predicted time for the same batch, all micro-batches.
-        saved_ns: The measured time less that; below 0 where it would take longer.
+        bubble_fraction: Predicted bubble fraction.
+        step_ns: Predicted step time for the same batch.
+        saved_ns: Measured time less predicted time; below 0 if the prediction is longer.
     """
 
     what: str
@@ -79,7 +80,7 @@ class PipelinePrediction(Record, frozen=True, kw_only=True):
 
 
 MICRO_BATCHES, SCHEDULE = "micro-batches", "schedule"
-"""Keys of the scenarios with another order of the work (:mod:`distprof.sections.whatif.refill`)."""
+"""Keys of the scenarios with another order of actions (:mod:`distprof.sections.whatif.refill`)."""
 
 
 def refill_key(prediction: PipelinePrediction) -> str:
@@ -93,7 +94,7 @@ class PictureRow(Record, frozen=True, kw_only=True):
     Args:
         rank: Global rank.
         stage: Pipeline stage, from 0.
-        kind: What the slot holds, for example forward or backward.
+        kind: Kind of work, for example forward or backward.
         micro_batch: Number of the micro-batch, from 0.
         start_ns: Start, since the first work of the step.
         end_ns: End, since the first work of the step.
@@ -108,7 +109,7 @@ class PictureRow(Record, frozen=True, kw_only=True):
 
 
 class PipelineGroup(Record, frozen=True, kw_only=True):
-    """Pipelines of one shape; numbers are those of the one whose span is the median.
+    """Pipelines of one shape; figures are those of the pipeline with the median span.
 
     The span of a step runs from the first work of any rank to the last. Idle is the time in the
     span that the mean rank does not work, including waiting for messages. ``idle_ns`` is, exactly,
@@ -116,41 +117,43 @@ class PipelineGroup(Record, frozen=True, kw_only=True):
     ``host_ns``; all are means over steps.
 
     Args:
-        schedule: As recognised by its order, else ``unknown order``.
-        ranks: Of the pipeline that was looked at, in the order of positions.
-        replicas: All pipelines of this shape, likewise.
-        stages: Stages in all.
+        schedule: Schedule recognised by its order, or ``unknown order``.
+        ranks: Ranks of the pipeline with the median span, in the order of positions.
+        replicas: Ranks of each pipeline of this shape, likewise.
+        stages: Total number of stages.
         virtual_stages: Stages per rank.
-        num_micro_batches: Per step.
-        source: What slots were read from.
-        confidence: ``measured`` from marks of work itself, else ``inferred``.
-        comparable_clocks: Whether times of different ranks could be compared; else the span is
-            that of the rank whose own is the longest.
+        num_micro_batches: Micro-batches per step.
+        source: Source of the slots.
+        confidence: ``measured`` from marks around the work itself, otherwise ``inferred``.
+        comparable_clocks: Whether times of different ranks could be compared. If not, the span is
+            the longest span of a single rank.
         num_steps: Steps the figures are means over.
-        step_ns: Mean training step, the span and what is outside of the pipeline; None if unknown.
+        step_ns: Mean training step: the span and all time outside the pipeline; null if unknown.
         span_ns: Mean span.
         work_ns: Work of the mean rank.
         idle_ns: Span less work.
         bubble_fraction: Idle over span.
-        ideal_bubble_fraction: With equal stages and messages that take no time.
-        ideal_source: ``closed form`` or ``replay``; None without an ideal.
+        ideal_bubble_fraction: Bubble fraction with equal stages and messages that take no time.
+        ideal_source: ``closed form`` or ``replay``; null without an ideal.
         imbalance_ratio: Work of the busiest position over the mean.
-        warm_up_drain_ns: Idle of the observed order with equal stages.
-        imbalance_ns: What unequal stages add to it.
-        variation_ns: What is added because one stage's micro-batches differ in time.
-        exposed_p2p_ns: What waiting for messages adds, when they are already sent.
+        warm_up_drain_ns: Idle time of the observed order with equal stages.
+        imbalance_ns: Idle time added by unequal stages.
+        variation_ns: Idle time added by micro-batches of different length on one stage.
+        exposed_p2p_ns: Idle time added by waiting for messages that are already sent.
         host_ns: The rest: late launches, stalls inside slots, other communication.
         limiting_stage: The busiest stage of the busiest rank.
-        limiting_rank: Its rank.
-        model_error_ratio: Span of the replay without messages and host, over the measured, less 1.
-        stages_detail: By stage.
-        message_ns: Median time that an action waits for a message already sent; 0 where none does,
-            None where clocks cannot be compared.
-        predictions: Best first.
-        prediction_error_ratio: What the prediction of the present configuration is off by; the
-            others are corrected for it.
-        picture: Slots of one step of median length, by rank and start; empty where too large.
-        notes: What was assumed or left out, one sentence each.
+        limiting_rank: The busiest rank.
+        model_error_ratio: Span of the replay without messages and CPU delays over the measured
+            span, less 1.
+        stages_detail: Each stage.
+        message_ns: Median wait of an action for a message already sent; 0 if no action waits, null
+            if clocks cannot be compared.
+        predictions: Predictions for other configurations, best first.
+        prediction_error_ratio: Relative error of the prediction for the present configuration, by
+            which the others are corrected.
+        picture: Slots of one step of median length, by rank and start; only some ranks if there
+            are many slots.
+        notes: Assumptions and omissions, one sentence each.
     """
 
     schedule: str
@@ -202,11 +205,11 @@ class PipelinePosition(Record, frozen=True, kw_only=True):
     Args:
         stages: Numbers of the stages, ascending.
         ranks: Global ranks.
-        num_micro_batches: Per step.
-        work_ns_per_step: Computation inside the marks of its stages, of the least busy rank; all
-            computation of the rank where only messages show the stages.
-        work_ns_per_micro_batch: The same over the micro-batches, None without any or without marks.
-        excess_ratio: What it works beyond the median of the other positions, over that median.
+        num_micro_batches: Micro-batches per step.
+        work_ns_per_step: Computation of the least busy rank inside the marks of its stages; all
+            computation of the rank if only messages show the stages.
+        work_ns_per_micro_batch: Work per micro-batch; null without micro-batches or marks.
+        excess_ratio: Work above the median of the other positions, over that median.
         chance: Probability that equal positions show this excess, at most 1.
     """
 
@@ -224,8 +227,8 @@ class PipelineRank(Record, frozen=True, kw_only=True):
 
     Args:
         rank: Global rank.
-        stages: That it holds.
-        work_ns_per_step: In its stages.
+        stages: Stages that it holds.
+        work_ns_per_step: Work in its stages.
         wait_ns_per_step: Exposed sends and receives: waiting for other stages, and transfer.
             Collectives of other axes are not included.
         other_ns_per_step: The rest: optimizer, input, waiting for the CPU.
@@ -239,16 +242,16 @@ class PipelineRank(Record, frozen=True, kw_only=True):
 
 
 class PipelineResult(Result, frozen=True, kw_only=True):
-    """Stages and ranks of a pipeline; empty where neither marks nor messages show one.
+    """Stages and ranks of a pipeline; empty if neither marks nor messages show one.
 
     Args:
-        positions: By their first stage.
-        ranks: Ascending.
+        positions: Positions, sorted by stages.
+        ranks: Ranks, ascending.
         max_over_mean: Work of the busiest position over the mean; 1 is even.
-        lost_ns_per_step: What uneven work costs: with M micro-batches the pipeline waits M - 1
-            times for the busiest position, (M - 1) / M of its work beyond the mean.
-        step_ns: Mean step that the times are parts of, None without positions.
-        groups: Pipelines, those of one shape together.
+        lost_ns_per_step: Cost of uneven work. With M micro-batches the pipeline waits M - 1 times
+            for the busiest position, (M - 1) / M of its work beyond the mean.
+        step_ns: Mean step that the times are parts of; null without positions.
+        groups: Pipelines, grouped by shape.
     """
 
     groups: tuple[PipelineGroup, ...] = ()

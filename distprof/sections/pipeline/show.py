@@ -11,7 +11,7 @@ import numpy as np
 from distprof.escape import short_ranks
 from distprof.sections.pipeline.result import PictureRow, PipelineGroup, PipelineResult
 from distprof.sections.shows import Told, table, verdict
-from distprof.sections.table import Column, Drawing, TableView, rows_table
+from distprof.sections.table import Column, Drawing, TableView, counted, rows_table
 from distprof.units import fold_ranks, format_duration, format_ratio, name_ranks
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def bubble_table(report: Report, *, show_all: bool) -> TableView | None:
     rows = [row for group in shown for row in _bubble_rows(group)]
     notes = [note for group in shown for note in (_source(group), *group.notes)]
     if len(shown) < len(groups):
-        notes.append(f"and {len(groups) - len(shown)} more pipelines of other shapes")
+        notes.append(f"and {counted(len(groups) - len(shown), 'more pipeline')} of other shapes")
     return TableView(
         title="Pipeline bubble",
         caption="mean per step; idle time of the mean rank",
@@ -105,7 +105,7 @@ def pipeline_table(report: Report, *, show_all: bool) -> TableView | None:
     result = report.pipeline
     if not result.positions:
         return _stage_table(result, show_all=show_all)
-    held = {
+    in_flight = {
         stage.stage: stage.in_flight for group in result.groups[:1] for stage in group.stages_detail
     }
     return rows_table(
@@ -119,7 +119,8 @@ def pipeline_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("over others", "excess_ratio"),
             Column("waits", lambda position: _waits(result, position.ranks), form="ns"),
             Column(
-                "in flight", lambda position: _in_flight([held.get(s) for s in position.stages])
+                "in flight",
+                lambda position: _in_flight([in_flight.get(s) for s in position.stages]),
             ),
         ),
         result.positions,
@@ -127,8 +128,8 @@ def pipeline_table(report: Report, *, show_all: bool) -> TableView | None:
     )
 
 
-def _in_flight(held: list[int | None]) -> str:
-    known = [str(number) for number in held if number is not None]
+def _in_flight(numbers: list[int | None]) -> str:
+    known = [str(number) for number in numbers if number is not None]
     return ", ".join(known) if known else "–"
 
 
@@ -160,7 +161,7 @@ def _stage_table(result: PipelineResult, *, show_all: bool) -> TableView | None:
         ),
         shown,
         caption="mean per step; work excludes waiting for other stages",
-        notes=(f"and {left_out} more stages",) if left_out else (),
+        notes=(f"and {counted(left_out, 'more stage')}",) if left_out else (),
     )
 
 
@@ -235,7 +236,7 @@ def pipeline_picture(report: Report, *, show_all: bool) -> TableView | None:
     notes = [f"{name_ranks(group.ranks)}, {format_duration(span)}"]
     notes.append(_CROWDED_LEGEND if crowded else _LEGEND)
     if left_out:
-        notes.append(f"{left_out} more ranks are not drawn")
+        notes.append(f"not drawn: {counted(left_out, 'more rank')}")
     if not group.comparable_clocks:
         notes.append("clocks cannot be compared: each rank begins at its own first work")
     return TableView(
@@ -272,7 +273,7 @@ def draw_line(rows: Sequence[PictureRow], span_ns: int, width: int, *, crowded: 
     """One rank's step in ``width`` characters.
 
     Args:
-        rows: Its slots.
+        rows: Slots of the rank.
         span_ns: Time that the whole width represents.
         width: Characters.
         crowded: Whether there are too many micro-batches to distinguish.
@@ -307,7 +308,7 @@ def _glyph(row: PictureRow, *, crowded: bool) -> str:
 
 @verdict(place=20)
 def pipeline_verdict(report: Report) -> Told:
-    """The verdict; None without a pipeline whose bubble is known."""
+    """The verdict; None if no pipeline has a known bubble."""
     groups = [group for group in report.pipeline.groups if group.bubble_fraction is not None]
     if not groups:
         return None

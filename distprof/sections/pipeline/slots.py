@@ -1,14 +1,13 @@
-"""What the pipeline stages of one rank did when, from marks or annotations in its trace.
+"""Slots of the pipeline stages of one rank, from marks or annotations in its trace.
 
-Source of the marks: ``distprof:pp stage=1 op=F mb=3`` around the work of a stage itself, without
-its waits for other stages. Work is the computation inside of them: collectives of other axes and
-CPU stalls may be inside too.
+The probes mark the work of a stage, for example as ``distprof:pp stage=1 op=F mb=3``, without its
+waits for other stages. Work is the computation inside a mark, which may also contain collectives of
+other axes and CPU stalls.
 
-A slot is where its computation is: waiting for a message inside of a range, as torch's annotations
-have it, is cut off. On a device the profiler draws the same names on the device's time line; where
-it does, those count. Where it does not, a slot is the kernels that were launched inside the host's
-range, from the first one's start to the last one's end: the host's own times only tell when it
-launched.
+A slot spans its computation. Waiting for a message inside a range, as in torch's annotations, is
+cut off. If the profiler also draws the names on the GPU timeline, those ranges count. Otherwise a
+slot spans the kernels that were launched inside the CPU range, from the first start to the last
+end, because the times of the CPU range only show when it launched them.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ __all__ = [
 ]
 
 UNKNOWN_STAGE = -1
-"""Where the name does not say the stage: there is one on the rank, and the group says which."""
+"""The name lacks the stage. The rank then holds one stage, known from its place in the group."""
 
 _MARK = re.compile(r"^distprof:pp stage=(\d{1,6}) op=([FBIWL]) mb=(\d{1,9})\Z")
 
@@ -66,7 +65,7 @@ _KINDS = {
 
 
 class SlotName(NamedTuple):
-    """What a name says; ``part`` is the share of the range that the slot takes, from, to."""
+    """Slot described by a name; ``part`` is its part of the range, as shares (start, end)."""
 
     stage: int
     kind: SlotKind
@@ -76,7 +75,7 @@ class SlotName(NamedTuple):
 
 Parser = Callable[[str], Sequence[SlotName]]
 
-_NAMES_OF_RANKS = 1 << 14  # most ranks have the names of the one before
+_NAMES_OF_RANKS = 1 << 14  # most ranks use the same names
 
 
 @lru_cache(_NAMES_OF_RANKS)
@@ -88,10 +87,10 @@ def parse_mark(name: str) -> tuple[SlotName, ...]:
 
 @lru_cache(_NAMES_OF_RANKS)
 def parse_torch(name: str) -> tuple[SlotName, ...]:
-    """The slot, or the two, of torch's annotation; empty for any other name.
+    """The slot, or both slots, of torch's annotation; empty for any other name.
 
-    A forward and a backward under one name run one after the other; the forward is taken for the
-    first third.
+    A forward and a backward under one name run one after the other. The forward is assumed to take
+    the first third.
     """
     if found := _TORCH.match(name):
         return (SlotName(int(found[1]), _KINDS[found[2]], int(found[3])),)
@@ -106,29 +105,29 @@ def parse_torch(name: str) -> tuple[SlotName, ...]:
     return ()
 
 
-# What each stage of a pipeline does on one rank, from the probes' marks --------------------------
+# Work of each stage on one rank, from the probes' marks ------------------------------------------
 
 
 def rank_stages(
     tables: RankTables, windows: Intervals, timeline: Timeline, is_cpu: bool
 ) -> tuple[StageMarks, ...]:
-    """Each stage that the rank holds, ascending; nothing without marks.
+    """Each stage that the rank holds, ascending; empty without marks.
 
     Args:
         tables: The rank's tables.
         windows: The analysed windows.
-        timeline: For its computation: waiting and idling inside of marks are no work.
-        is_cpu: Whether the host did the work; otherwise its marks stand for what it launched.
+        timeline: The rank's timeline. Only computation inside marks is work.
+        is_cpu: Whether the CPU did the work. Otherwise CPU marks stand for the launched kernels.
     """
     annotations = tables.activity["kind"] == ActivityKind.ANNOTATION
     for table, allowed in ((tables.activity, annotations), (tables.host, None)):
-        found = _marks(table, allowed)
-        if found is not None:
-            rows, stage, micro_batch = found
+        marks = _marks(table, allowed)
+        if marks is not None:
+            rows, stage, micro_batch = marks
             if table is tables.host and not is_cpu:
-                spans, some = _launched_inside(tables, intervals_of(rows))
-                rows = rows.with_columns(start_ns=spans.start, end_ns=spans.end).take(some)
-                stage, micro_batch = stage[some], micro_batch[some]
+                spans, launched = _launched_inside(tables, intervals_of(rows))
+                rows = rows.with_columns(start_ns=spans.start, end_ns=spans.end).take(launched)
+                stage, micro_batch = stage[launched], micro_batch[launched]
             return tuple(
                 _of_stage(int(number), rows.take(stage == number), windows, timeline, batches)
                 for number in np.unique(stage)
@@ -145,8 +144,8 @@ def _marks(
     parsed = [parse_mark(name) for name in names.values]
     if not any(parsed):
         return None
-    said = [(mark[0].stage, mark[0].micro_batch) if mark else (-1, -1) for mark in parsed]
-    stage, batch = np.array(said, dtype=np.int64)[names.codes].T
+    labels = [(mark[0].stage, mark[0].micro_batch) if mark else (-1, -1) for mark in parsed]
+    stage, batch = np.array(labels, dtype=np.int64)[names.codes].T
     chosen = stage >= 0 if allowed is None else (stage >= 0) & allowed
     if not chosen.any():
         return None
@@ -168,7 +167,7 @@ def _of_stage(
     )
 
 
-# What the pipeline stages of one rank did when: slots, from marks or annotations in its trace ----
+# Slots of one rank, from marks or annotations ----------------------------------------------------
 
 MARKS = "distprof marks"
 
@@ -180,7 +179,7 @@ _SET_UP = 0.02
 """Share of a slot's computation that may precede its wait, such as creating a buffer."""
 
 _NOT_PIPELINES = ("cp", "tp", "ep", "dp", "dp_shard", "dp_replicate")
-"""Axes whose messages are rings or exchanges, not a pipeline's."""
+"""Axes whose messages belong to rings or exchanges, not to a pipeline."""
 
 _LATEST = np.iinfo(np.int64).max
 
@@ -209,12 +208,12 @@ class _Ranges(msgspec.Struct, frozen=True, kw_only=True):
 def rank_slots(
     tables: RankTables, context: RankContext, timeline: Timeline, messages: Intervals
 ) -> StageSlots | None:
-    """Slots inside the analysed windows, by start; None where no name is one of a slot.
+    """Slots inside the analysed windows, by start; None if no name describes a slot.
 
     Args:
         tables: The rank's tables.
-        context: Its windows.
-        timeline: For its computation: waiting and idling inside of ranges are no work.
+        context: The rank's context, for its windows.
+        timeline: The rank's timeline. Only computation inside ranges is work.
         messages: Waits for messages (:func:`rank_messages`).
     """
     for parser, origin in ((parse_mark, MARKS), (parse_torch, TORCH)):
@@ -224,30 +223,32 @@ def rank_slots(
                 continue
             how = ""
             if not on_device and not context.is_cpu:
-                ranges, how = _on_the_device(tables, ranges), _LAUNCHED
+                ranges, how = _of_kernels(tables, ranges), _LAUNCHED
             slots = _slots_of(ranges, context.windows, timeline, messages, origin + how)
             return replace(slots, is_sure=origin == MARKS) if len(slots) else None
     return None
 
 
-def _on_the_device(tables: RankTables, ranges: _Ranges) -> _Ranges:
-    """The host's ranges as the kernels launched inside; ranges that launched none are left out."""
-    spans, some = _launched_inside(tables, Intervals(ranges.start_ns, ranges.end_ns))
-    found = replace(ranges, start_ns=spans.start, end_ns=spans.end).take(np.flatnonzero(some))
-    return found.take(np.lexsort((found.end_ns, found.start_ns)))
+def _of_kernels(tables: RankTables, ranges: _Ranges) -> _Ranges:
+    """CPU ranges replaced by the spans of the kernels launched inside; empty ones are left out."""
+    spans, launched = _launched_inside(tables, Intervals(ranges.start_ns, ranges.end_ns))
+    kernels = replace(ranges, start_ns=spans.start, end_ns=spans.end)
+    kernels = kernels.take(np.flatnonzero(launched))
+    return kernels.take(np.lexsort((kernels.end_ns, kernels.start_ns)))
 
 
 def _launched_inside(tables: RankTables, ranges: Intervals) -> tuple[Intervals, NDArray[np.bool_]]:
-    """From the first start to the last end of the kernels launched inside of each range.
+    """From the first start to the last end of the kernels launched inside each range.
 
-    Any thread counts: while the annotated thread waits for backward, autograd's launches.
+    Launches of all threads count: while the annotated thread waits for backward, autograd's thread
+    launches.
 
     Args:
         tables: The rank's tables.
-        ranges: The host's ranges, any order.
+        ranges: CPU ranges, in any order.
 
     Returns:
-        Spans on the device, in the order of ``ranges``, and which of them launched a kernel.
+        Spans on the GPU, in the order of ``ranges``, and a mask of ranges that launched a kernel.
     """
     launches = join_launches(tables.activity["correlation"], tables.host)
     rows = np.flatnonzero((tables.activity["kind"] == ActivityKind.COMPUTATION) & launches.known)
@@ -266,7 +267,7 @@ def _launched_inside(tables: RankTables, ranges: Intervals) -> tuple[Intervals, 
 
 
 def rank_messages(tables: RankTables, context: RankContext) -> Intervals:
-    """When the rank received, or was blocked in a send or receive; by end, may overlap."""
+    """Times in which the rank received, or was blocked in a send or receive; sorted by end."""
     activity = tables.activity
     blocked = intervals_of(activity.take(activity["kind"] == ActivityKind.WAITING))
     rows = tables.collectives
@@ -295,18 +296,18 @@ def _ranges_of(tables: RankTables, parser: Parser, on_device: bool) -> _Ranges |
         else table.coded("category").equals("annotation")
     )
     parts = [_named(table, parsed, number, allowed) for number in (0, 1)]
-    found = _joined([part for part in parts if part is not None])
-    if found is None:
+    joined = _joined([part for part in parts if part is not None])
+    if joined is None:
         return None
     place = table["stream"] if on_device else table.coded("thread").codes
-    ranges, rows = found
-    return _whole(ranges, place[rows].astype(np.int64))
+    ranges, rows = joined
+    return _merged(ranges, place[rows].astype(np.int64))
 
 
 def _named(
     table: Table, parsed: list[tuple[SlotName, ...]], number: int, allowed: NDArray[np.bool_]
 ) -> tuple[_Ranges, NDArray[np.intp]] | None:
-    """The ``number``-th slot of each name, with the rows they come from."""
+    """The ``number``-th slot of each name, with its rows."""
     codes = table.coded("name").codes
     rows = np.flatnonzero(
         allowed & np.array([len(slots) > number for slots in parsed], np.bool_)[codes]
@@ -345,8 +346,8 @@ def _joined(
     ), np.concatenate([part[1] for part in parts])
 
 
-def _whole(ranges: _Ranges, place: Int64Array) -> _Ranges:
-    """Ranges by start, those that a device draws on several streams under one name as one."""
+def _merged(ranges: _Ranges, place: Int64Array) -> _Ranges:
+    """Ranges by start, with those of one name on several streams merged."""
     by_name = (ranges.stage, ranges.kind, ranges.micro_batch)
     order = np.lexsort((ranges.start_ns, place, *by_name))
     occurrence = number_in_run(*(part[order] for part in (*by_name, place)))
@@ -367,7 +368,7 @@ def _whole(ranges: _Ranges, place: Int64Array) -> _Ranges:
 def _slots_of(
     ranges: _Ranges, windows: Intervals, timeline: Timeline, waits: Intervals, origin: str
 ) -> StageSlots:
-    """Those ranges that start in a window, cut to their computation."""
+    """Slots of the ranges that start in a window, cut to their computation."""
     step = np.searchsorted(windows.start, ranges.start_ns, side="right") - 1
     inside = (
         (step >= 0) & (ranges.start_ns < windows.end[np.maximum(step, 0)])
@@ -394,7 +395,7 @@ def _slots_of(
 
 
 def _after_waits(ranges: _Ranges, waits: Intervals, computation: Intervals) -> Int64Array:
-    """Start of each range, after a wait that it begins with; hardly anything is done before it."""
+    """Start of each range, after an initial wait with almost no computation before it."""
     exposed = subtract(union(waits), computation)
     if exposed.size == 0 or len(ranges.start_ns) == 0:
         return ranges.start_ns
@@ -406,7 +407,7 @@ def _after_waits(ranges: _Ranges, waits: Intervals, computation: Intervals) -> I
 
 
 def _cut(start: Int64Array, end: Int64Array, computation: Intervals) -> tuple[Int64Array, ...]:
-    """Bounds of the computation inside of ranges; ranges without any stay as they are."""
+    """Bounds of the computation inside ranges; ranges without computation do not change."""
     if computation.size == 0 or len(start) == 0:
         return start, end
     first = np.minimum(np.searchsorted(computation.end, start, side="right"), computation.size - 1)
@@ -432,7 +433,7 @@ def rank_message_wait_ns(messages: Intervals, timeline: Timeline, windows: Inter
     return covered(windows, subtract(union(messages), timeline.computation))
 
 
-# When a pipeline stage needs what it was sent: at the start of the slot that works on it ---------
+# When a stage needs a received message: at the start of the slot that uses it --------------------
 
 _RECEIVES = (CollectiveKind.RECV, CollectiveKind.SEND_RECV)
 
@@ -440,15 +441,15 @@ _BACKWARDS = (SlotKind.BACKWARD, SlotKind.BACKWARD_INPUT)
 
 
 def needed_at(collectives: Table, slots: StageSlots, since_ns: int) -> Int64Array:
-    """For each row of COLLECTIVES the start of the slot that needs it, own clock.
+    """Start of the slot that needs each row of COLLECTIVES, on the rank's clock.
 
     Args:
         collectives: The rank's COLLECTIVES table.
-        slots: What its stages did when; at least one.
-        since_ns: Messages that came before are for slots that are not analysed.
+        slots: Slots of the rank; at least one.
+        since_ns: Earlier messages belong to slots that are not analysed.
 
     Returns:
-        int64 ns; ABSENT for all but messages that were received, timed, in time for some slot.
+        int64 ns; ABSENT except for timed receives that ended before the start of a slot.
     """
     needed = np.full(len(collectives), ABSENT, dtype=np.int64)
     received = np.isin(collectives["kind"], _RECEIVES) & collectives["is_timed"]
@@ -458,15 +459,15 @@ def needed_at(collectives: Table, slots: StageSlots, since_ns: int) -> Int64Arra
         rows = np.flatnonzero(received & (collectives["peer"] == peer))
         rows = rows[np.argsort(collectives["end_ns"][rows], kind="stable")]
         end = collectives["end_ns"][rows]
-        exact = _of_one_kind(slots, end)
-        if exact is None:
-            exact = starts[np.searchsorted(starts, end)]
-        needed[rows] = exact
+        start = _of_one_kind(slots, end)
+        if start is None:
+            start = starts[np.searchsorted(starts, end)]
+        needed[rows] = start
     return needed
 
 
 def _of_one_kind(slots: StageSlots, end: Int64Array) -> Int64Array | None:
-    """Starts of the forwards, or of the backwards, if each message came before its own."""
+    """Starts of the forwards, or of the backwards, if each message ended before its own slot."""
     if len(np.unique(slots.stage)) > 1:
         return None
     for kinds in ((SlotKind.FORWARD,), _BACKWARDS):

@@ -1,12 +1,13 @@
 """Pipelines without marks: stages and micro-batches inferred from messages between ranks.
 
 Neighbours in a pipeline send to each other in both directions, activations one way and gradients
-the other, equally often in every step. Neighbours so form a chain: its ends have one neighbour
-each. Where ranks hold several stages the last sends to the first too, one round less often.
-Ring exchanges of other axes send one way only, or as often between the last and the first.
+the other, equally often in every step. They therefore form a chain whose ends have one neighbour
+each. If ranks hold several stages, the last rank also sends to the first, one round less often.
+Ring exchanges of other axes send in one direction only, or equally often between the last and the
+first rank.
 
-On two ranks a ring looks like a chain. The order in a step separates them: a first stage sends
-before it can receive gradients and receives last, its neighbour the other way around
+On two ranks a ring looks like a chain. The order of messages in a step separates them: the first
+stage sends before it can receive gradients and receives last, and its neighbour does the opposite
 (:mod:`distprof.sections.pipeline.order_of_messages`).
 """
 
@@ -34,8 +35,9 @@ __all__ = ["groups_from_messages", "pipelines_of_log", "places_by_messages"]
 SOURCE = "messages between ranks"
 
 NOTE = (
-    "Stages and micro-batches are inferred from messages: ranks in a chain send each other equally "
-    "many in every step. Idle is all time of a step without computation, optimizer included."
+    "Stages and micro-batches are inferred from messages: neighbours in a chain send each other "
+    "equally many in every step. Idle is all time of a step without computation, and the optimizer "
+    "counts as computation."
 )
 
 Traffic = Mapping[tuple[int, int], float]
@@ -44,7 +46,7 @@ Traffic = Mapping[tuple[int, int], float]
 def groups_from_messages(
     run: Run, analyses: Mapping[int, RankAnalysis]
 ) -> tuple[PipelineGroup, ...]:
-    """Chains of ranks that look like a pipeline, those of one shape as one group."""
+    """Chains of ranks that form a pipeline; those of one shape are one group."""
     return tuple(
         _group(chains, batches, virtual, analyses)
         for (_, batches, virtual), chains in sorted(_by_shape(run, analyses).items())
@@ -52,7 +54,7 @@ def groups_from_messages(
 
 
 def places_by_messages(run: Run, analyses: Mapping[int, RankAnalysis]) -> dict[int, int]:
-    """Rank to its place in its pipeline, from 0; empty where messages show no pipeline."""
+    """Rank to its place in its pipeline, from 0; empty if messages show no pipeline."""
     shapes = _by_shape(run, analyses).values()
     return {
         rank: place for chains in shapes for chain in chains for place, rank in enumerate(chain)
@@ -66,20 +68,20 @@ _Shape: TypeAlias = tuple[int, int, int]
 def _by_shape(
     run: Run, analyses: Mapping[int, RankAnalysis]
 ) -> dict[_Shape, list[tuple[int, ...]]]:
-    """Pipelines of each shape, as their ranks in the order of the stages."""
+    """Pipelines of each shape, as tuples of ranks in stage order."""
     traffic = _traffic(run, analyses)
-    found: dict[_Shape, list[tuple[int, ...]]] = {}
+    by_shape: dict[_Shape, list[tuple[int, ...]]] = {}
     for neighbours in _chains(traffic):
         chain = as_pipeline(neighbours, run, analyses)
         shape = chain and _shape(chain, traffic)
         if chain and shape and set(chain) <= analyses.keys():
             batches, virtual = shape
-            found.setdefault((len(chain), batches, virtual), []).append(chain)
-    return found
+            by_shape.setdefault((len(chain), batches, virtual), []).append(chain)
+    return by_shape
 
 
 def _traffic(run: Run, analyses: Mapping[int, RankAnalysis]) -> Traffic:
-    """Messages per step from rank to rank, as senders say, or receivers where they do."""
+    """Messages per step from rank to rank, as recorded by the sender, else by the receiver."""
     sent: dict[tuple[int, int], float] = {}
     received: dict[tuple[int, int], float] = {}
     tables = {rank.rank: rank.collectives for rank in run.ranks}
@@ -91,17 +93,17 @@ def _traffic(run: Run, analyses: Mapping[int, RankAnalysis]) -> Traffic:
         if not inside.any():
             continue
         steps = max(len(analysis.steps), 1)
-        for kind, found in ((CollectiveKind.SEND, sent), (CollectiveKind.RECV, received)):
+        for kind, counts in ((CollectiveKind.SEND, sent), (CollectiveKind.RECV, received)):
             of_kind = (rows["kind"] == kind) | (rows["kind"] == CollectiveKind.SEND_RECV)
             peers = rows["peer"][inside & of_kind].tolist()
             for peer, count in Counter(peers).items():
                 pair = (rank, peer) if kind is CollectiveKind.SEND else (peer, rank)
-                found[pair] = count / steps
+                counts[pair] = count / steps
     return received | sent
 
 
 def _chains(traffic: Traffic) -> list[tuple[int, ...]]:
-    """Ranks in the order in which they pass on, of every set of neighbours that is a chain."""
+    """Every chain of neighbours, as ranks in the order of their links."""
     both = {pair for pair in traffic if (pair[1], pair[0]) in traffic and pair[0] != pair[1]}
     near: dict[int, set[int]] = {}
     for source, target in both:
@@ -119,18 +121,18 @@ def _chains(traffic: Traffic) -> list[tuple[int, ...]]:
 
 
 def _reached(rank: int, near: Mapping[int, set[int]]) -> set[int]:
-    found, todo = {rank}, [rank]
+    reached, todo = {rank}, [rank]
     while todo:
-        new = near[todo.pop()] - found
-        found |= new
+        new = near[todo.pop()] - reached
+        reached |= new
         todo.extend(new)
-    return found
+    return reached
 
 
 def _ordered(
     part: set[int], near: Mapping[int, set[int]], traffic: Traffic
 ) -> tuple[int, ...] | None:
-    """The chain; a ring is one too where one link carries less than the others."""
+    """The chain, or None. A ring is cut at a link that carries less than the others."""
     if len(part) < 2 or any(len(near[rank]) > 2 for rank in part):
         return None
     links = {rank: set(near[rank]) for rank in part}
@@ -151,7 +153,7 @@ def _ordered(
 
 
 def _shape(chain: tuple[int, ...], traffic: Traffic) -> tuple[int, int] | None:
-    """Micro-batches and stages per rank; None where the links do not fit together."""
+    """Micro-batches and stages per rank; None if the message counts do not fit together."""
     counts = {traffic[pair] for pair in pairwise(chain)}
     counts |= {traffic[b, a] for a, b in pairwise(chain)}
     if len(counts) != 1:
@@ -174,9 +176,9 @@ def _group(
     work = np.array([float(np.mean(analyses[rank].computation_ns)) for rank in chain])
     step = float(np.mean([step.span_ns for rank in chain for step in analyses[rank].steps]))
     waits = [analyses[rank].message_wait_ns for rank in chain]
-    known = [float(wait.mean()) for wait in waits if wait is not None and len(wait)]
+    means = [float(wait.mean()) for wait in waits if wait is not None and len(wait)]
     idle = max(int(step) - int(work.mean()), 0)
-    exposed = min(int(np.mean(known)), idle) if known else None
+    exposed = min(int(np.mean(means)), idle) if means else None
     return PipelineGroup(
         schedule="unknown order",
         ranks=chain,
@@ -236,7 +238,7 @@ _KINDS = {
 
 
 def pipelines_of_log(log: OperationLog) -> tuple[PipelineSlots, ...]:
-    """One pipeline per data-parallel rank; none where the log has no stages.
+    """One pipeline per data-parallel rank; none if the log has no stages.
 
     Chunk c on pipeline rank p of P is stage c · P + p, as Megatron lays them out.
     """
@@ -281,7 +283,7 @@ def _by_place(rank: NDArray[np.int32], place: NDArray[np.int32]) -> tuple[int, .
 
 
 def _offsets(table: Table) -> tuple[Int64Array, Int64Array]:
-    """Steps, and where each begins when they are put one after another."""
+    """Steps, and the start of each if they run one after another."""
     steps, inverse = np.unique(table["step"], return_inverse=True)
     length = np.zeros(len(steps), np.int64)
     np.maximum.at(length, inverse, table["end_ns"])

@@ -1,6 +1,6 @@
-"""Sensors of each rank's device: clocks, throttling, power, heat, use, links, errors.
+"""Sensors of each rank's GPU: clocks, throttling, power, temperature, utilisation, links, errors.
 
-Over the whole run, and inside the analysed steps alone, with the energy that these took.
+Figures cover the whole run and, separately, the analysed steps, including their energy.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ __all__ = [
 ]
 
 MAX_PERIOD_NS = 60 * NS_PER_S
-"""Samples farther apart say nothing of what is between them."""
+"""Samples farther apart do not describe the time between them."""
 
 
 def sensors_in(table: Table, windows: Intervals) -> WindowSensors | None:
-    """The figures of a rank's device.
+    """Figures of a rank's GPU inside the analysed steps.
 
     Args:
         table: TELEMETRY, ascending in time.
         windows: The analysed steps on the same clock, in order.
 
     Returns:
-        None where no step was analysed or no sample is of their time.
+        None if no step was analysed or no sample covers them.
     """
     if windows.size == 0 or len(table) == 0:
         return None
@@ -84,19 +84,19 @@ def sensors_in(table: Table, windows: Intervals) -> WindowSensors | None:
 
 
 def throttling(table: Table) -> tuple[float | None, dict[str, float]]:
-    """Share of samples with any reason, and with each; of the samples that tell."""
+    """Share of samples with any throttle reason, and with each, among samples that report them."""
     column = table.coded("throttle_reasons")
     counts = np.bincount(column.codes, minlength=len(column.values)).tolist()
-    told = {text: n for text, n in zip(column.values, counts, strict=True) if text and n}
-    total = sum(told.values())
+    reported = {text: n for text, n in zip(column.values, counts, strict=True) if text and n}
+    total = sum(reported.values())
     if not total:
         return None, {}
     by_reason: dict[str, int] = {}
-    for text, count in told.items():
+    for text, count in reported.items():
         for reason in text.split(","):
             if reason != NO_THROTTLING:
                 by_reason[reason] = by_reason.get(reason, 0) + count
-    throttled = 1 - told.get(NO_THROTTLING, 0) / total
+    throttled = 1 - reported.get(NO_THROTTLING, 0) / total
     return throttled, {reason: count / total for reason, count in sorted(by_reason.items())}
 
 
@@ -105,7 +105,7 @@ def _known(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def _rows(time_ns: Int64Array, start_ns: int, end_ns: int) -> tuple[slice, bool]:
-    """Samples inside; where there are none, those right before and after, if near enough."""
+    """Samples inside; if there are none, those right before and after, if close enough."""
     first = int(np.searchsorted(time_ns, start_ns, side="left"))
     last = int(np.searchsorted(time_ns, end_ns, side="right"))
     if last > first:
@@ -116,20 +116,20 @@ def _rows(time_ns: Int64Array, start_ns: int, end_ns: int) -> tuple[slice, bool]
 
 
 def _energy(table: Table, windows: Intervals) -> float | None:
-    """Joules in all windows; None where neither counter nor power reaches over them."""
+    """Energy of all windows in J; None if neither counter nor power samples cover them."""
     counter = np.isfinite(table["energy_j"])
     if counter.any():
         time, energy = table["t_ns"][counter], table["energy_j"][counter]
-        if _reaches(time, windows) and (np.diff(energy) >= 0).all():
+        if _covers(time, windows) and (np.diff(energy) >= 0).all():
             return _difference(time, energy, windows)
     power = np.isfinite(table["power_w"])
     time, watts = table["t_ns"][power], table["power_w"][power]
-    if not _reaches(time, windows):
+    if not _covers(time, windows):
         return None
-    return _summed(time, watts, windows)
+    return _integrated(time, watts, windows)
 
 
-def _reaches(time_ns: Int64Array, windows: Intervals) -> bool:
+def _covers(time_ns: Int64Array, windows: Intervals) -> bool:
     """Whether samples exist before, after, and densely enough between."""
     start, end = int(windows.start[0]), int(windows.end[-1])
     if len(time_ns) < 2 or time_ns[0] > start or time_ns[-1] < end:
@@ -140,15 +140,15 @@ def _reaches(time_ns: Int64Array, windows: Intervals) -> bool:
 
 
 def _difference(time_ns: Int64Array, joules: NDArray[np.float64], windows: Intervals) -> float:
-    """What was added inside the windows; times relative, as floats would round those of today."""
+    """Increase inside the windows. Times are relative, because floats would round absolute ones."""
     origin = int(windows.start[0])
     time = (time_ns - origin).astype(np.float64)
     start, end = (np.interp(edge - origin, time, joules) for edge in windows)
     return float((end - start).sum())
 
 
-def _summed(time_ns: Int64Array, watts: NDArray[np.float64], windows: Intervals) -> float:
-    """Power between samples is on the line between them; its sum over the time of the windows."""
+def _integrated(time_ns: Int64Array, watts: NDArray[np.float64], windows: Intervals) -> float:
+    """Power, interpolated linearly between samples and integrated over the windows."""
     origin = int(windows.start[0])
     time = (time_ns - origin).astype(np.float64) / NS_PER_S
     joules = np.concatenate(([0.0], np.cumsum(np.diff(time) * (watts[1:] + watts[:-1]) / 2)))
@@ -163,15 +163,15 @@ def _summed(time_ns: Int64Array, watts: NDArray[np.float64], windows: Intervals)
     return float((until(windows.end) - until(windows.start)).sum())
 
 
-# Sensors of each rank's device over the whole run -------------------------------------------------
+# Sensors of each rank's GPU over the whole run ----------------------------------------------------
 
 
 def measure_telemetry(records: RankRecords, windows: Intervals = EMPTY) -> RankTelemetry | None:
-    """The figures of one rank; None where no sample was taken.
+    """Figures of one rank's GPU; None without samples.
 
     Args:
-        records: What was recorded in addition to its trace.
-        windows: The analysed steps, own clock, in order.
+        records: Records of the rank in addition to its trace.
+        windows: The analysed steps on the rank's clock, in order.
     """
     table = records.telemetry
     if len(table) == 0:
@@ -195,14 +195,14 @@ def measure_device(
     origin: str | None = None,
     uuid: str | None = None,
 ) -> RankTelemetry:
-    """The figures of one device with at least one sample.
+    """Figures of one GPU with at least one sample.
 
     Args:
         rank: Global rank; -1 for none.
         table: TELEMETRY, ascending in time.
         windows: The analysed steps on the same clock, in order.
-        origin: Where the samples come from, if not from the rank's own probe.
-        uuid: Of the GPU, where it is known.
+        origin: Source of the samples, if not the rank's own probe.
+        uuid: UUID of the GPU, if known.
     """
     throttled, reasons = throttling(table)
     clocks = _known(table["sm_clock_mhz"])
@@ -239,8 +239,8 @@ def analyze_telemetry(
 ) -> TelemetryResult:
     """Sensors of all ranks, the content of additional files, and the energy of a step."""
     ranks = tuple(records.of(RankTelemetry).values())
-    sensed = TelemetryResult(ranks=ranks, unavailable=records.why("nvml", ranks))
-    return with_energy(with_devices(sensed, run), waterfall, step_log, run.topology.world_size)
+    sensors = TelemetryResult(ranks=ranks, unavailable=records.why("nvml", ranks))
+    return with_energy(with_devices(sensors, run), waterfall, step_log, run.topology.world_size)
 
 
 def _mean(values: NDArray[Any]) -> float | None:
@@ -248,7 +248,7 @@ def _mean(values: NDArray[Any]) -> float | None:
 
 
 def _counted(values: Int64Array) -> int | None:
-    """Increase of a counter; one that was reset counts from there on."""
+    """Increase of a counter; after a reset it counts from the new value."""
     known = values[values >= 0]
     if len(known) == 0:
         return None
@@ -271,7 +271,7 @@ def _xids(table: Table) -> tuple[int, ...]:
     )
 
 
-# From sensor files and logs of drivers, without ranks: other GPUs, errors, NVLink ------
+# Sensor files and driver logs: GPUs without a rank, errors, NVLink --------------------------------
 
 MAX_DEVICES = 4_096
 
@@ -281,7 +281,7 @@ _OF_PROCESSES = ("crash", "oom")
 
 _GB = 1e9
 
-# Kinds that are sold with all of their links, by the names that the driver gives them.
+# Models that are sold with all links active, by their names in the driver.
 _SXM = (
     (re.compile(r"V100-SXM"), "v100"),
     (re.compile(r"A100-SXM"), "a100"),
@@ -294,8 +294,8 @@ _SXM = (
 def with_devices(result: TelemetryResult, run: Run) -> TelemetryResult:
     """The result with the content of additional files; unchanged without one."""
     log = run.get(DeviceLog)
-    is_told = bool(result.ranks or (log is not None and log.series))
-    is_missing = not is_told and any(_has_sensors(rank.device.name) for rank in run.ranks)
+    has_samples = bool(result.ranks or (log is not None and log.series))
+    is_missing = not has_samples and any(_has_sensors(rank.device.name) for rank in run.ranks)
     if log is None:
         return replace(result, is_missing=is_missing)
     return replace(
@@ -313,7 +313,7 @@ def with_devices(result: TelemetryResult, run: Run) -> TelemetryResult:
 
 
 def _has_sensors(name: str) -> bool:
-    """Whether a device is of a kind whose sensors distprof's own probe can read."""
+    """Whether distprof's own probe can read the sensors of such a device."""
     return name not in ("", "cpu") and not name.startswith(("AMD", "Instinct"))
 
 
@@ -334,18 +334,18 @@ def _devices(log: DeviceLog) -> tuple[DeviceTelemetry, ...]:
 
 
 def _errors(events: Sequence[DeviceEvent]) -> tuple[DeviceError, ...]:
-    """Identical ones of a GPU in one row, in order of their first."""
-    alike: dict[tuple[object, ...], list[DeviceEvent]] = {}
+    """Identical errors of a GPU in one row, in order of first occurrence."""
+    groups: dict[tuple[object, ...], list[DeviceEvent]] = {}
     for event in events:
-        who: object = event.bus_id or event.uuid or event.index
+        source: object = event.bus_id or event.uuid or event.index
         if event.kind in _OF_PROCESSES:
-            who = (event.process, event.rank)
-        alike.setdefault((event.kind, event.number, event.host, who), []).append(event)
-    return tuple(_error(group) for group in alike.values())
+            source = (event.process, event.rank)
+        groups.setdefault((event.kind, event.number, event.host, source), []).append(event)
+    return tuple(_error(group) for group in groups.values())
 
 
-def _error(alike: Sequence[DeviceEvent]) -> DeviceError:
-    first = alike[0]
+def _error(events: Sequence[DeviceEvent]) -> DeviceError:
+    first = events[0]
     name = name_of_device(first.host, first.index, first.bus_id, first.uuid)
     name = name.replace("GPU", "NVSwitch", 1) if first.kind == "fabric" else name
     return DeviceError(
@@ -353,14 +353,14 @@ def _error(alike: Sequence[DeviceEvent]) -> DeviceError:
         number=first.number,
         device=first.host if first.kind in _OF_PROCESSES else name,
         rank=first.rank,
-        count=len(alike),
+        count=len(events),
         text=first.text,
         time=first.time,
         is_dated=first.t_ns is not None,
         file=first.file,
         process=first.process,
         pid=first.pid,
-        memory_bytes=max((e.memory_bytes for e in alike if e.memory_bytes), default=None),
+        memory_bytes=max((e.memory_bytes for e in events if e.memory_bytes), default=None),
     )
 
 
@@ -402,7 +402,7 @@ def _by_sheet(name: str) -> float | None:
     return None if kind is None else load_sheet().gpu(kind).scale_up_bandwidth
 
 
-# Energy of a step: all devices together, per token, and what is drawn while ranks wait -----------
+# Energy of a step: total, per token, and while ranks wait -----------------------------------------
 
 
 def with_energy(
@@ -414,15 +414,15 @@ def with_energy(
     """The result with the energy of a step, or the reason why it is unknown.
 
     Energy drawn while ranks wait is ``E_wait = sum over ranks r of P_r * wait_r``: P_r is the mean
-    power of rank r's device in the analysed steps, wait_r its exposed waiting in collectives and
-    for messages, as in the waterfall. The share of waiting covers the ranks whose waiting is known,
-    which are those that were traced. The energy of a step is that of all ranks of the job.
+    power of rank r's GPU in the analysed steps, wait_r its exposed waiting in collectives and for
+    messages, as in the waterfall. The share of waiting covers the traced ranks, because only their
+    waiting is known. The energy of a step is that of all ranks of the job.
 
     Args:
         telemetry: Sensors, with their figures in the analysed steps.
-        waterfall: Of the same steps.
-        step_log: For tokens.
-        world_size: Ranks of the job, None where it is not known.
+        waterfall: Waterfall of the same steps.
+        step_log: Step log, for the number of tokens.
+        world_size: Ranks of the job; None if unknown.
     """
     if not telemetry.ranks or not waterfall.ranks or not waterfall.num_steps:
         return telemetry
@@ -432,15 +432,13 @@ def with_energy(
         if row.in_steps is not None and row.in_steps.energy_j is not None
     }
     if not known:
-        why = (
-            "The energy of a step is not known: no samples of power reach over the analysed steps."
-        )
+        why = "The energy of a step is unknown: no power samples cover the analysed steps."
         return replace(telemetry, unavailable=(*telemetry.unavailable, why))
     traced = {row.rank for row in waterfall.ranks}
     missing = sorted((traced | set(range(world_size or 0))) - set(known))
     share = _waiting_share(waterfall.ranks, known)
     if missing:
-        why = f"The energy of a step is not known of the devices of {name_ranks(missing)}."
+        why = f"The energy of a step is unknown: it is missing for {name_ranks(missing)}."
         return replace(
             telemetry,
             waiting_energy_ratio=share,
@@ -458,7 +456,7 @@ def with_energy(
 
 
 def _waiting_share(ranks: tuple[RankWaterfall, ...], energy_j: Mapping[int, float]) -> float | None:
-    """Share of their energy that ranks draw while they wait; None where one's is not known."""
+    """Share of the ranks' energy that they draw while they wait; None if a rank's is unknown."""
     if any(row.rank not in energy_j for row in ranks):
         return None
     total = sum(energy_j[row.rank] for row in ranks)

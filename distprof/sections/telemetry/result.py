@@ -1,4 +1,4 @@
-"""Sensors of each rank's device: clocks, throttling, power, heat, use, links, errors."""
+"""Sensors of each rank's GPU: clocks, throttling, power, temperature, links, errors."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ __all__ = [
 
 
 class WindowSensors(Record, frozen=True, kw_only=True):
-    """One device between the start of the first analysed step and the end of the last.
+    """One GPU between the start of the first analysed step and the end of the last.
 
-    None: the device does not tell; it is never 0.
+    Null means that the GPU does not report the value, never 0.
 
     Args:
-        num_samples: Samples that the figures are of.
-        is_bracketed: Whether no sample is inside, so that they are of the last one before and
-            the first one after.
-        sm_clock_mhz_median: Clock of the streaming multiprocessors.
-        sm_clock_mhz_min: Lowest.
-        throttled_ratio: Share of samples in which something slowed the device down.
-        throttle_reasons: Reason to the share of samples that have it.
-        power_w_mean: Energy over time, watts; where that is not known, the mean of the samples.
-        temperature_c_max: Highest, degrees Celsius.
+        num_samples: Number of samples.
+        is_bracketed: Whether no sample is inside, so the last one before and the first one after
+            are used.
+        sm_clock_mhz_median: Median clock of the streaming multiprocessors.
+        sm_clock_mhz_min: Lowest clock.
+        throttled_ratio: Share of samples in which the GPU was throttled.
+        throttle_reasons: Throttle reason to its share of samples.
+        power_w_mean: Energy over time in watts, or the mean of the samples if the energy is
+            unknown.
+        temperature_c_max: Highest temperature, degrees Celsius.
         gpu_utilization_ratio: Mean share of time with a kernel running.
-        energy_j: Of all analysed steps together: by the device's counter, interpolated, else the
-            power, interpolated and summed over time. None where samples do not reach over them.
+        energy_j: Energy of all analysed steps, from the GPU's counter, interpolated, otherwise from
+            power, interpolated and integrated. Null if samples do not cover the steps.
     """
 
     num_samples: int
@@ -49,31 +50,34 @@ class WindowSensors(Record, frozen=True, kw_only=True):
 
 
 class RankTelemetry(Record, frozen=True, kw_only=True):
-    """One rank's device over the whole run. None: the device does not tell; it is never 0.
+    """One rank's GPU over the whole run.
+
+    Null means that the GPU does not report the value, never 0.
 
     Args:
         rank: Global rank.
-        num_samples: Samples taken.
-        sm_clock_mhz_median: Clock of the streaming multiprocessors.
-        sm_clock_mhz_min: Lowest.
-        throttled_ratio: Share of samples in which something slowed the device down.
-        throttle_reasons: Reason to the share of samples that have it.
+        num_samples: Number of samples.
+        sm_clock_mhz_median: Median clock of the streaming multiprocessors.
+        sm_clock_mhz_min: Lowest clock.
+        throttled_ratio: Share of samples in which the GPU was throttled.
+        throttle_reasons: Throttle reason to its share of samples.
         power_w_mean: Mean power, watts.
-        power_w_max: Highest.
-        temperature_c_max: Highest, degrees Celsius.
+        power_w_max: Highest power, watts.
+        temperature_c_max: Highest temperature, degrees Celsius.
         gpu_utilization_ratio: Mean share of time with a kernel running, as the driver counts it.
         memory_utilization_ratio: Mean share of time with memory busy.
-        memory_used_bytes: Highest, all processes on the device.
-        pcie_tx_bytes_per_s: Mean, from the device.
-        pcie_rx_bytes_per_s: Mean, to the device.
-        nvlink_tx_bytes_per_s: Mean over the run, all links.
-        nvlink_rx_bytes_per_s: The same for receiving.
+        memory_used_bytes: Largest memory use of all processes on the GPU.
+        pcie_tx_bytes_per_s: Mean rate sent by the GPU over PCIe.
+        pcie_rx_bytes_per_s: Mean rate received by the GPU over PCIe.
+        nvlink_tx_bytes_per_s: Mean rate sent over all NVLinks.
+        nvlink_rx_bytes_per_s: Mean rate received over all NVLinks.
         ecc_uncorrected: New uncorrected errors during the run.
         xid: Numbers of XID errors during the run, ascending, each once.
-        in_steps: The same device inside the analysed steps; None where no sample is of their time.
-        origin: File and device that the samples come from; None for those of the rank's probe.
-        uuid: Of the GPU, or of its MIG slice; None where the samples do not say.
-        num_processes: Most processes that computed on the GPU at once, the job's own included.
+        in_steps: Figures inside the analysed steps; null if no sample covers them.
+        origin: File and device of the samples; null for samples of the rank's probe.
+        uuid: UUID of the GPU, or of its MIG slice; null if not reported.
+        num_processes: Largest number of processes that computed on the GPU at once, including the
+            job's own.
     """
 
     rank: int
@@ -101,16 +105,16 @@ class RankTelemetry(Record, frozen=True, kw_only=True):
 
 
 class DeviceTelemetry(Record, frozen=True, kw_only=True):
-    """A device of which no rank is known.
+    """A GPU whose rank is unknown.
 
     Args:
-        file: Where its samples come from.
-        host: Empty where not told.
-        index: As the driver counts, None where not told.
-        uuid: Empty where not told.
-        bus_id: Empty where not told.
-        name: For example ``NVIDIA H200``; empty where not told.
-        sensors: Its figures; ``rank`` is -1.
+        file: Source of the samples.
+        host: Name of the host; empty if unknown.
+        index: Index in the driver; null if unknown.
+        uuid: UUID of the GPU; empty if unknown.
+        bus_id: PCI bus id; empty if unknown.
+        name: For example ``NVIDIA H200``; empty if unknown.
+        sensors: Figures of the GPU; ``rank`` is -1.
     """
 
     file: str
@@ -123,22 +127,23 @@ class DeviceTelemetry(Record, frozen=True, kw_only=True):
 
 
 class DeviceError(Record, frozen=True, kw_only=True):
-    """Errors of one kind that a kernel, a device's driver or a switch's manager logged.
+    """Errors of one kind that a kernel, a GPU driver or a fabric manager logged.
 
     Args:
         kind: ``xid`` of a GPU, ``fabric`` of an NVSwitch, ``crash`` of a process, ``oom`` for a
             process that the kernel killed to free memory.
-        number: Of the error, None where not told.
-        device: For people: ``GPU 3 of node-1``; of a process, its host, empty where not told.
-        rank: Who ran there, None where that is not known.
-        count: How many.
-        text: Of the first.
-        time: Of the first, as the log has it; empty where it has none.
-        is_dated: Whether the log tells when, so that those of other times are left out.
-        file: Where it stands.
-        process: Name of the first's process, empty where not told.
-        pid: Of that process; for a crash, of the thread that crashed. None where not told.
-        memory_bytes: The most that such a process held when it was killed, None where not told.
+        number: Number of the error; null if unknown.
+        device: Readable name, for example ``GPU 3 of node-1``; for a process, its host. Empty if
+            unknown.
+        rank: Rank that ran there; null if unknown.
+        count: Number of errors.
+        text: Text of the first error.
+        time: Time of the first error as in the log; empty if the log has none.
+        is_dated: Whether the log has times, so errors outside the recording are left out.
+        file: Log that holds the error.
+        process: Name of the process of the first error; empty if unknown.
+        pid: Id of that process, or of the thread that crashed; null if unknown.
+        memory_bytes: Largest memory of such a process when it was killed; null if unknown.
     """
 
     kind: str
@@ -156,18 +161,18 @@ class DeviceError(Record, frozen=True, kw_only=True):
 
 
 class DeviceNvlink(Record, frozen=True, kw_only=True):
-    """NVLink of one device.
+    """NVLink of one GPU.
 
     Args:
-        device: For people: ``GPU 3 of node-1``.
+        device: Readable name, for example ``GPU 3 of node-1``.
         name: For example ``NVIDIA A100-SXM4-80GB``.
-        rank: Who ran there, None where that is not known.
-        num_links: Links that it has.
-        num_active: Of these, those that work.
-        bytes_per_s: Of these together, per direction.
-        inactive: Numbers of the links that do not work.
-        expected_bytes_per_s: What its kind has by the hardware sheet, where it is sold with all of
-            its links; None for others.
+        rank: Rank that ran there; null if unknown.
+        num_links: Number of links.
+        num_active: Number of active links.
+        bytes_per_s: Total bandwidth of the active links, per direction.
+        inactive: Numbers of the inactive links.
+        expected_bytes_per_s: Bandwidth in the hardware sheet, for models sold with all links
+            active; null for others.
     """
 
     device: str
@@ -181,27 +186,26 @@ class DeviceNvlink(Record, frozen=True, kw_only=True):
 
 
 class DeviceCondition(Record, frozen=True, kw_only=True):
-    """What ``nvidia-smi -q`` says of a device's link to the CPU and of its memory.
+    """State of a GPU's link to the CPU and of its memory, from ``nvidia-smi -q``.
 
-    None: not told; it is never 0.
+    Null means not reported, never 0.
 
     Args:
-        device: For people: ``GPU 3 of node-1``.
+        device: Readable name, for example ``GPU 3 of node-1``.
         name: For example ``NVIDIA H200``.
-        rank: Who ran there, None where that is not known.
-        driver: Version of the driver; empty where not told.
-        cuda: Newest version of CUDA that the driver supports; empty where not told.
-        is_in_use: Whether the device was working, so that its link was not slowed down to save
-            power.
-        pcie_generation: Of the link at that moment.
-        pcie_generation_max: Most that the GPU and its host allow.
-        pcie_width: Lanes of the link at that moment.
-        pcie_width_max: Most that the GPU and its host allow.
+        rank: Rank that ran there; null if unknown.
+        driver: Version of the driver; empty if not reported.
+        cuda: Newest version of CUDA that the driver supports; empty if not reported.
+        is_in_use: Whether the GPU was working, so its link was not slowed down to save power.
+        pcie_generation: Current generation of the link.
+        pcie_generation_max: Highest generation that the GPU and its host allow.
+        pcie_width: Current number of lanes.
+        pcie_width_max: Largest number of lanes that the GPU and its host allow.
         ecc_uncorrected: Uncorrected memory errors since the driver was loaded.
-        is_repair_pending: Whether memory waits for a reset to be repaired.
+        is_repair_pending: Whether a memory repair is pending until the GPU is reset.
         has_repair_failed: Whether memory could not be repaired.
-        recovery: What the driver asks for, for example ``Reset``; empty for nothing, and where not
-            told.
+        recovery: Recovery action that the driver requests, for example ``Reset``; empty if none is
+            requested or reported.
     """
 
     device: str
@@ -221,24 +225,24 @@ class DeviceCondition(Record, frozen=True, kw_only=True):
 
 
 class TelemetryResult(Result, frozen=True, kw_only=True):
-    """Sensors of each rank's device; ``unavailable`` says why there are none.
+    """Sensors of each rank's GPU; ``unavailable`` says why there are none.
 
     Args:
         ranks: One row per rank with sensors.
-        devices: Devices in sensor files of which no rank is known.
+        devices: GPUs in sensor files whose rank is unknown.
         errors: Errors in logs of kernels, drivers and switches during the recording.
-        kernel_logs: Kernel logs that were read, with errors in them or without.
-        nvlinks: What ``nvidia-smi nvlink --status`` shows.
-        conditions: What ``nvidia-smi -q`` shows of links to the CPU and of memory.
-        energy_per_step_j: All devices together, mean of the analysed steps; None unless it is known
-            of every rank's device. Ranks that were not traced count in the time of one that was.
-        energy_per_token_j: Over the tokens of a step by the step log.
-        waiting_energy_per_step_j: Of it what is drawn while ranks wait in collectives and for
-            messages, at the mean power of each one's steps: samples are too far apart to tell what
-            a device draws while it waits.
-        waiting_energy_ratio: Share of that in the step's energy, by the ranks that were traced;
-            None unless the energy of each of these is known.
-        is_missing: Whether the job used devices, and nothing was recorded of them.
+        kernel_logs: Kernel logs that were read, with or without errors.
+        nvlinks: NVLinks by GPU, from ``nvidia-smi nvlink --status``.
+        conditions: Links to the CPU and memory by GPU, from ``nvidia-smi -q``.
+        energy_per_step_j: Energy of all GPUs, mean of the analysed steps; null unless it is known
+            for every rank. Ranks that were not traced count in the time of one that was.
+        energy_per_token_j: Energy of a step over its tokens in the step log.
+        waiting_energy_per_step_j: Energy drawn while ranks wait in collectives and for messages, at
+            the mean power of each rank's steps: samples are too far apart to show the power of a
+            GPU while it waits.
+        waiting_energy_ratio: Share of energy drawn while ranks wait, over the traced ranks; null
+            unless the energy of each of them is known.
+        is_missing: Whether the job used GPUs, but no sensors of them were recorded.
     """
 
     ranks: tuple[RankTelemetry, ...] = ()

@@ -60,7 +60,7 @@ def step_sensors_table(report: Report, *, show_all: bool) -> TableView | None:
     sensors = [row.in_steps for row in ranks if row.in_steps is not None]
     notes = _throttle_notes(sensors)
     if any(each.is_bracketed for each in sensors):
-        notes.append("no sample is inside: the samples right before and after are used")
+        notes.append("no sample is inside the steps: those right before and after are used")
     inside = (Column("samples", "num_samples"), *_SENSORS)
     return ranks_table(
         "Sensors in the analysed steps",
@@ -178,15 +178,15 @@ def _error_place(error: DeviceError) -> str:
 
 @table(place=410)
 def nvlinks_table(report: Report, *, show_all: bool) -> TableView | None:
-    """NVLink by GPU; one row where all are identical."""
+    """NVLink by GPU; one row if all are identical."""
     links = report.telemetry.nvlinks
-    alike = len({(one.name, one.num_active, one.bytes_per_s) for one in links}) == 1
-    shown = links if show_all else links[: 1 if alike else MAX_ROWS]
-    everyone = f"all {counted(len(links), 'GPU')}" if alike and len(shown) == 1 else ""
+    identical = len({(one.name, one.num_active, one.bytes_per_s) for one in links}) == 1
+    shown = links if show_all else links[: 1 if identical else MAX_ROWS]
+    all_gpus = f"all {counted(len(links), 'GPU')}" if identical and len(shown) == 1 else ""
     return rows_table(
         "NVLink",
         (
-            Column("device", lambda one: everyone or one.device, left=True),
+            Column("device", lambda one: all_gpus or one.device, left=True),
             Column("name", "name", left=True, wide_only=True),
             Column("active", lambda one: f"{one.num_active} of {one.num_links}"),
             Column("per direction", "bytes_per_s"),
@@ -201,8 +201,8 @@ def conditions_table(report: Report, *, show_all: bool) -> TableView | None:
     """PCIe links, memory and drivers by GPU; identical ones in one row."""
     rows: dict[tuple[object, ...], list[DeviceCondition]] = {}
     for one in report.telemetry.conditions:
-        alike = (one.name, one.driver, one.cuda, _link(one), one.ecc_uncorrected, _repair(one))
-        rows.setdefault(alike, []).append(one)
+        key = (one.name, one.driver, one.cuda, _link(one), one.ecc_uncorrected, _repair(one))
+        rows.setdefault(key, []).append(one)
     groups = list(rows.values())
     shown = groups if show_all else groups[:MAX_ROWS]
     more = len(groups) - len(shown)
@@ -258,7 +258,7 @@ def _joules(energy: float) -> str:
     return f"{energy * 1e3:.3g} mJ"
 
 
-# The first lines of a report on only sensors and errors of GPUs ------------------------------
+# The first lines of a report that contains only sensors and errors of GPUs -----------------------
 
 
 @verdict(place=70)
@@ -274,7 +274,7 @@ def devices_verdict(report: Report) -> Told:
 
 @headline(place=60)
 def devices_headline(report: Report) -> str:
-    """What the logs of machines hold."""
+    """Contents of the machine logs."""
     if is_recorded(report) or devices_verdict(report) is None:
         return ""
     return f"logs of machines: {', '.join(_contents(report.telemetry))} · no steps"
@@ -294,7 +294,7 @@ def _contents(result: TelemetryResult) -> list[str]:
         parts.append(counted(sum(error.count for error in result.errors), "error"))
     elif result.kernel_logs:
         logs = counted(len(result.kernel_logs), "kernel log")
-        parts.append(f"{logs} without an error of a GPU, a crash or a process killed for memory")
+        parts.append(f"{logs} without GPU errors, crashes or out-of-memory kills")
     if result.conditions and not result.devices:
         parts.append(f"the state of {counted(len(result.conditions), 'GPU')}")
     if result.nvlinks:

@@ -74,7 +74,7 @@ def test_replicas_of_one_shape_are_one_group():
 def test_without_groups_the_first_ranks_of_each_stage_form_a_pipeline_and_it_is_said():
     (group,) = analysed([rank_of(rank, rank // 2) for rank in range(4)]).groups
     assert group.replicas == ((0, 2), (1, 3))
-    assert "inferred from the order of their numbers" in group.notes[0]
+    assert "inferred from their numerical order" in group.notes[0]
 
 
 def test_half_a_pipeline_has_a_bubble_but_no_causes():

@@ -12,9 +12,9 @@ _POINT_TO_POINT = frozenset(kind.label for kind in CollectiveKind if kind.is_poi
 
 
 def split_classes(collectives: CollectivesResult) -> list[CollectiveClass]:
-    """Classes whose waiting is separate from their transfer, without send and recv.
+    """Classes with waiting separated from transfer, without send and recv.
 
-    Waiting in the messages of a pipeline is its bubble, and says nothing about late ranks.
+    Waiting in pipeline messages is the bubble, and says nothing about late ranks.
     """
     return [
         record
@@ -31,7 +31,7 @@ def only_messages(collectives: CollectivesResult) -> bool:
 def collective_label(record: CollectiveClass) -> str:
     """For example ``all_reduce in dp_shard (26.2 MB)``: the axis, or the group if there is none.
 
-    A group without a description is called by its ranks: ``all_reduce of ranks 0-1 and 2-3``.
+    A group without a description is named by its ranks: ``all_reduce of ranks 0-1 and 2-3``.
     """
     name = record.group if record.axis in (None, MeshAxis.WORLD) else record.axis
     word = "of" if name.startswith("ranks ") else "in"

@@ -1,8 +1,8 @@
 """# arrival-skew-bound-collectives
 
 ## What it detects
-Collectives last long because their members arrive at different times, not because the transfer is
-slow. The ranks that are named as stragglers do not account for all of this waiting.
+Collectives take long because their members arrive at different times, not because the transfer is
+slow. The ranks named as stragglers do not account for all of this waiting.
 
 ## Why it costs time
 A collective cannot finish before its last member has started. Members that arrive earlier occupy
@@ -68,7 +68,7 @@ def check(
     step_time: StepTimeResult,
     limits: Limits,
 ) -> Iterator[Draft]:
-    """Yield one finding for the run, naming the classes that wait most."""
+    """Yield one finding for the run that names the class that waits most."""
     step = mean_step(waterfall, step_time)
     if not collectives.classes:
         return
@@ -79,14 +79,14 @@ def check(
         raise InsufficientEvidenceError("no collective was matched across ranks")
     bound = [c for c in classes if _is_bound(c, limits["wait_over_transfer"])]
     waiting = min(sum(_wait(c) for c in bound), step.exposed_wait_ns)
-    cost = waiting - _named(stragglers)
+    cost = waiting - _charged_ns(stragglers)
     if not bound or step.ratio(cost) < limits["min_step_ratio"]:
         return
     worst = max(bound, key=_wait)
     transfer = format_duration(worst.exposed_transfer_ns_per_step)
     yield Draft(
         message=(
-            f"{step.share(cost)} is waiting for late ranks that no proven straggler accounts for: "
+            f"{step.share(cost)} is waiting that no proven straggler explains: "
             f"{collective_label(worst)} waits {format_duration(_wait(worst))} per {step.word} and "
             f"transfers {transfer}.{_suspect(stragglers)}"
         ),
@@ -118,13 +118,13 @@ def _suspect(stragglers: StragglersResult) -> str:
     if share < 0.5:
         return ""
     return (
-        f" Rank {first.rank} arrived last in {format_ratio(share)} of it, which may be chance in a "
+        f" Rank {first.rank} causes {format_ratio(share)} of all waiting, which may be chance in a "
         "recording this short."
     )
 
 
-def _named(stragglers: StragglersResult) -> int:
-    """Waiting that findings on stragglers already charge."""
+def _charged_ns(stragglers: StragglersResult) -> int:
+    """Waiting that straggler findings already report."""
     return sum(
         rank.lost_ns_per_step
         for rank in stragglers.ranks

@@ -22,8 +22,7 @@ Run `distprof bench` again on exactly the nodes of the job. If it is slow too, t
 fault: look for a link that is down, sockets instead of InfiniBand (`NCCL_DEBUG=INFO`), or a
 throttling GPU. If it is fast, look for collectives of several groups that share a link at the same
 time, for computation that takes the multiprocessors NCCL needs, for NCCL settings that differ from
-those of the benchmark (`NCCL_ALGO`, `NCCL_PROTO`, `NCCL_NET`), and for ranks placed in another
-order.
+those of the benchmark (`NCCL_ALGO`, `NCCL_PROTO`, `NCCL_NET`), and for a different rank order.
 
 ## When it is wrong
 A profile is measured on idle machines. In a job, computation runs at the same time as
@@ -67,28 +66,28 @@ def check(
     limits: Limits,
 ) -> Iterator[Draft]:
     """Yield one finding for the run that names the class that loses most."""
-    known = [record for record in collectives.classes if record.expected_busbw_bytes_per_s]
-    if not known:  # no profile, or it covers no class, and the result says so
+    covered = [record for record in collectives.classes if record.expected_busbw_bytes_per_s]
+    if not covered:  # no profile, or it covers no class: the result says which
         return
     step = mean_step(waterfall, step_time)
     if not has_all_members(capture):
         raise InsufficientEvidenceError("most collectives lack a member in the recording")
-    slow = [record for record in known if _is_slow(record, limits)]
-    cost = sum(_beyond_ns(record) for record in slow)
+    slow = [record for record in covered if _is_slow(record, limits)]
+    cost = sum(_saved_ns(record) for record in slow)
     if not slow or step.ratio(cost) < limits["min_step_ratio"]:
         return
-    worst = max(slow, key=_beyond_ns)
+    worst = max(slow, key=_saved_ns)
     yield Draft(
         message=(
-            f"{step.share(cost)} is transfer that this network could do faster: "
+            f"{step.share(cost)} is excess transfer time: "
             f"{collective_label(worst)} moves at {format_bandwidth(worst.busbw_bytes_per_s)} bus "
-            "bandwidth, and the fabric profile reaches "
+            "bandwidth, but the fabric profile reaches "
             f"{format_bandwidth(worst.expected_busbw_bytes_per_s)}."
         ),
         fix=(
             "Run distprof bench on exactly the nodes of the job. If it is slow too, look for a "
             "broken link, sockets or a throttling GPU. If it is fast, look for groups that share a "
-            "link at the same time, other NCCL settings and ranks in another order."
+            "link at the same time, different NCCL settings and a different rank order."
         ),
         cost_ns_per_step=cost,
         evidence=("collectives.classes", "waterfall.all"),
@@ -104,7 +103,7 @@ def _is_slow(record: CollectiveClass, limits: Limits) -> bool:
     )
 
 
-def _beyond_ns(record: CollectiveClass) -> int:
+def _saved_ns(record: CollectiveClass) -> int:
     """Exposed transfer that the expected bandwidth would save, mean per step."""
     reached = (record.busbw_bytes_per_s or 0.0) / (record.expected_busbw_bytes_per_s or 1.0)
     return max(round(record.exposed_transfer_ns_per_step * (1 - reached)), 0)

@@ -4,8 +4,8 @@
 Ranks compute on GPUs, but their collectives run on gloo, which is made for CPUs.
 
 ## Why it costs time
-gloo copies every buffer to CPU memory, sends it over TCP, adds up on the CPU, and copies the result
-back. It reaches a few GB/s where NCCL (RCCL, XCCL) reaches hundreds.
+gloo copies every buffer to CPU memory, sends it over TCP, reduces it on the CPU, and copies the
+result back. It reaches a few GB/s where NCCL (RCCL, XCCL) reaches hundreds.
 
 ## Evidence needed
 GPU traces that name the backend of the default process group, in a job of several ranks.
@@ -35,7 +35,7 @@ from distprof.sections.shares import mean_step
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import Severity
 
-_FOR_CPUS = "gloo"
+_CPU_BACKEND = "gloo"
 
 
 @rule(
@@ -57,12 +57,13 @@ def check(
         return
     if not efficiency.backend:
         raise InsufficientEvidenceError("the traces do not name the backend of the process groups")
-    if efficiency.backend != _FOR_CPUS:
+    if efficiency.backend != _CPU_BACKEND:
         return
     cost = mean_step(waterfall, step_time).exposed_transfer_ns
     yield Draft(
         message=(
-            f"The ranks compute on {efficiency.device}, but their collectives run on {_FOR_CPUS}."
+            f"The ranks compute on {efficiency.device}, but their collectives run on "
+            f"{_CPU_BACKEND}."
         ),
         fix='Use init_process_group("nccl"), or "cpu:gloo,cuda:nccl".',
         cost_ns_per_step=cost or None,

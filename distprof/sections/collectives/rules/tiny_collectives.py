@@ -2,13 +2,13 @@
 
 ## What it detects
 Each step contains many small all-reduces, all-gathers or reduce-scatters. Latency, not size,
-determines how long messages this small take. Where a trace has no sizes, many reductions one after
-another in a phase in which nothing else runs show the same: gradients that were not put in buckets.
+determines how long messages this small take. The rule also reports many consecutive reductions
+while nothing else runs, which need no sizes: the pattern of gradients without buckets.
 
 ## Why it costs time
 A collective of any size costs a latency for every hop. Below the crossover size n* = α · bandwidth
-(a few hundred kB) that latency dominates, so a hundred small messages take far longer than one
-message of the same bytes.
+(a few hundred kB) that latency dominates, so 100 small messages take far longer than one message
+of the same total size.
 
 ## Evidence needed
 Collectives with their sizes, as PyTorch 2.1 and later record them, or at least their times.
@@ -17,9 +17,9 @@ Collectives with their sizes, as PyTorch 2.1 and later record them, or at least 
 Exposed transfer of the small classes, a mean over ranks and steps, less the share of one message.
 It is an upper bound: the merged message still has to move its bytes. If members could not be
 matched, the cost includes waiting, and the finding is marked *inferred*. The time is part of what
-`exposed-communication` reports and may be part of what `low-overlap` reports. For reductions one
-after another, the cost is the time in them and between them, less that of one. Then the finding is
-marked *inferred*, and explains what `launch-bound-host` counts between them.
+`exposed-communication` reports and may be part of what `low-overlap` reports. For consecutive
+reductions, the cost is the time in and between them, less the time of one. This finding is marked
+*inferred*, and explains the idle time between them that `launch-bound-host` reports.
 
 ## How to fix
 DDP: reduce in buckets (`bucket_cap_mb`, 25 MB by default), and do not reduce parameters one by one
@@ -30,7 +30,7 @@ logging interval instead of once per step.
 ## When it is wrong
 Barriers and scalar reductions for gradient clipping or loss scaling cannot be merged with
 gradients. Small messages that overlap with computation cost nothing and are not reported. Those of
-tensor parallelism carry activations that depend on each other: only fewer of them cost less.
+tensor parallelism carry activations that depend on each other and cannot be merged either.
 
 ## Sources
 Formula sheet, "Collectives" (crossover size) and "Anti-patterns" (buckets below the crossover
@@ -54,7 +54,7 @@ from distprof.terms import Confidence, MeshAxis, Severity
 from distprof.units import format_bytes, format_duration
 
 VERY_MANY = 100
-"""Reductions in one phase without any other work that are too many, whatever their size."""
+"""Number of consecutive reductions without other work that is too many at any size."""
 
 _MERGEABLE = ("all_reduce", "all_gather", "reduce_scatter")
 
@@ -115,7 +115,7 @@ _FEWER = "use larger micro-batches or fewer tensor-parallel ranks."
 
 
 def _fix(most: CollectiveClass) -> str:
-    """By what most of them are: activations depend on each other, gradients do not."""
+    """The fix for the most frequent class: gradients can be merged, activations cannot."""
     if most.axis == MeshAxis.TP.value:
         return f"Activations of tensor parallelism cannot be merged: {_FEWER}"
     if most.axis is None and most.group.startswith("ranks "):
@@ -132,7 +132,7 @@ def _without_sizes(
     step: MeanStep,
     limits: Limits,
 ) -> Iterator[Draft]:
-    """One finding per train of reductions for which sizes are unknown, or of very many."""
+    """One finding per train of very many reductions, or of reductions of unknown size."""
     unsized = {(c.kind, c.group) for c in mergeable if c.bytes is None}
     found = False
     for train in collectives.trains:
@@ -147,14 +147,15 @@ def _without_sizes(
         yield Draft(
             message=(
                 f"{train.num_per_step:.0f} {train.kind}s per {step.word} and rank run one after "
-                f"another while nothing else runs: {step.share(whole)}, of which "
-                f"{format_duration(train.gap_ns_per_step)} between them "
-                f"({format_duration(train.duration_ns_median)} each)."
+                "another while nothing else runs "
+                f"({format_duration(train.duration_ns_median)} each). They take "
+                f"{step.share(whole)}, of which {format_duration(train.gap_ns_per_step)} is "
+                "between them."
             ),
             fix=(
-                "Reduce gradients in buckets while backward computes: DistributedDataParallel with "
-                "bucket_cap_mb, or flattened tensors in hooks, not one call per parameter after "
-                "backward."
+                "Reduce gradients in buckets during the backward pass: DistributedDataParallel "
+                "with bucket_cap_mb, or flattened tensors in hooks, not one call per parameter "
+                "after backward."
             ),
             cost_ns_per_step=cost,
             confidence=Confidence.INFERRED,
@@ -167,7 +168,7 @@ def _without_sizes(
 
 
 def _explained_gaps(train: CollectiveTrain, step: MeanStep) -> tuple[str, ...]:
-    """The rule on late launches, if most of its time is between the reductions of the train."""
+    """Code of launch-bound-host, if gaps of the train are at least half of its idle time."""
     idle = step.mean(step.total.idle_host_ns)
     return ("HST101",) if 2 * train.gap_ns_per_step >= idle > 0 else ()
 

@@ -9,8 +9,9 @@ Every byte that cannot move during computation prolongs the step. Once all compu
 overlapped, only fewer bytes or a faster path help.
 
 ## Evidence needed
-Collectives matched across ranks on comparable clocks, which separates transfer from waiting, most
-of them with all their members in the recording; and the overlap of each rank.
+- Collectives matched across ranks on comparable clocks, which separates transfer from waiting, most
+  of them with all their members in the recording.
+- The overlap of each rank.
 
 ## How the cost is computed
 Exposed transfer, a mean over ranks and steps, less the part that could overlap with computation
@@ -23,8 +24,8 @@ Compare the bus bandwidth in the message with what `distprof bench` (or nccl-tes
 same machines; with `--fabric` the report shows both. If the job is far slower, look for sockets
 where InfiniBand or NVLink should be (`NCCL_DEBUG=INFO`), for unused network cards, and for groups
 that straddle nodes. If it is not, send less: reduce gradients in bf16, accumulate with `no_sync`,
-raise the micro-batch, shard inside the node (HSDP) instead of across nodes, and keep tensor and
-expert parallelism inside the NVLink domain.
+raise the micro-batch size, shard inside the node (HSDP) instead of across nodes, and keep tensor
+and expert parallelism inside the NVLink domain.
 
 ## When it is wrong
 Small messages are bound by latency: their bandwidth is low on any network (`tiny-collectives`).
@@ -116,5 +117,5 @@ def _speed(record: CollectiveClass) -> str:
     if record.busbw_bytes_per_s is None:
         return f"{label} takes {format_duration(record.transfer_ns_median)} each"
     expected = record.expected_busbw_bytes_per_s
-    against = f", {format_bandwidth(expected)} expected" if expected else ""
-    return f"{label} moves at {format_bandwidth(record.busbw_bytes_per_s)} bus bandwidth{against}"
+    reference = f", {format_bandwidth(expected)} expected" if expected else ""
+    return f"{label} moves at {format_bandwidth(record.busbw_bytes_per_s)} bus bandwidth{reference}"

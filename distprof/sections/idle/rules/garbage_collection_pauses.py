@@ -14,14 +14,14 @@ the traced steps.
 ## How the cost is computed
 Time in collections on the rank that collects most, mean per step, without the first step. The real
 cost is higher if ranks collect at different moments, and lower if the GPU has work queued. A
-straggler finding may also contain the time that other ranks wait for this one.
+straggler finding may include the time that other ranks wait for this one.
 
 ## How to fix
 After set-up call `gc.collect()` and `gc.freeze()`, so that the collector skips long-lived objects.
 Then call `gc.disable()`, and `gc.collect()` on all ranks in the same step, every few hundred steps.
 
 ## When it is wrong
-A short run has few collections: one long collection weighs more than in a day of training.
+In a short run, one long collection weighs more than in a day of training.
 
 ## Sources
 Python documentation of the module `gc`.
@@ -50,12 +50,12 @@ def check(pauses: PausesResult, step_log: StepLogResult, limits: Limits) -> Iter
     step = step_log.median_ns or step_log.traced_median_ns
     if not step:
         return  # bare traces, which do not record garbage collection
-    least = limits["min_step_ratio"] * step
-    found = [rank for rank in pauses.ranks if rank.gc_ns_per_step > least]
-    if not found:
+    allowed_ns = limits["min_step_ratio"] * step
+    paused = [rank for rank in pauses.ranks if rank.gc_ns_per_step > allowed_ns]
+    if not paused:
         return
-    ranks = tuple(rank.rank for rank in found)
-    worst = max(found, key=lambda rank: rank.gc_ns_per_step)
+    ranks = tuple(rank.rank for rank in paused)
+    worst = max(paused, key=lambda rank: rank.gc_ns_per_step)
     yield Draft(
         message=(
             f"{_who(ranks)} {format_duration(worst.gc_ns_per_step)} of each step "

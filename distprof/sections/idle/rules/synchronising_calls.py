@@ -12,8 +12,8 @@ Runtime calls of at least one rank (`cudaStreamSynchronize`, `cudaDeviceSynchron
 copies and their HIP names) and launch calls.
 
 ## How the cost is computed
-Idle GPU time that follows a synchronising call and ends with the first launch after it; mean over
-ranks and steps. Time when the CPU is blocked while the GPU works costs nothing and is not counted.
+Idle GPU time caused by synchronising calls that delayed the next launches, mean over ranks and
+steps. Time in which the CPU is blocked while the GPU works costs nothing and is not counted.
 The cost is not part of any other finding.
 
 ## How to fix
@@ -68,8 +68,8 @@ def check(
     worst = max(idle.sync_calls, key=lambda call: call.idle_ns_per_step)
     yield Draft(
         message=(
-            f"For {step.share(cost)} the GPU idles after the CPU has waited for it, mostly because "
-            f"of {worst.name}: {worst.count_per_step:.1f} calls per {step.word} on "
+            f"The GPU idles {step.share(cost)} after the CPU has waited for it, mostly because of "
+            f"{worst.name}: {worst.count_per_step:.1f} calls per {step.word} on "
             f"{name_ranks(worst.ranks)}, {format_duration(worst.idle_ns_per_step)} idle."
         ),
         fix=(

@@ -5,20 +5,20 @@ The GPU idles for a fifth of the step or more, and the recording does not show w
 
 ## Why it costs time
 Time in which the GPU does nothing is lost. Without the cause it is unknown whether any other fix
-helps. From half of the step on the finding comes first, before the plan of repairs.
+helps. If the GPU idles for half of the step or more, this finding comes first, before the plan.
 
 ## Evidence needed
 GPU activities of at least one rank.
 
 ## How the cost is computed
-Idle GPU time that no launch, synchronising call, input or communication explains. Mean over ranks
+Idle GPU time that no launch, synchronising call, input or communication explains, mean over ranks
 and steps. It is an upper bound: the trace may lack kernels that ran in this time.
 
 ## How to fix
 Record what is missing. Without CPU activities no idle time has a cause: profile with
 `ProfilerActivity.CPU`, and read it (no `--device-only`). Inside CUDA graphs some versions of the
 profiler lose kernels: record a few steps without graphs, or with a newer version of PyTorch and
-CUPTI. Otherwise open the gaps in a timeline, and record with Python stacks.
+CUPTI. Otherwise look at the gaps in a timeline, and record with Python stacks.
 
 ## When it is wrong
 If the trace lacks kernels, the GPU was busy. Compare the power draw or the utilisation that
@@ -40,7 +40,7 @@ from distprof.terms import Confidence, Severity
 from distprof.units import format_ratio
 
 DOMINATES = 0.5
-"""Share of the step from which nothing else is worth more than to learn the cause."""
+"""From this share of the step on, finding the cause comes before any other fix."""
 
 
 @rule(
@@ -60,8 +60,7 @@ def check(
         return
     why, fix = _reason(idle)
     yield Draft(
-        message=f"The GPU idles {step.share(cost)} for a cause that the recording does not show"
-        f"{why}.",
+        message=f"The GPU idles {step.share(cost)}, and the recording does not show why{why}.",
         fix=fix,
         cost_ns_per_step=cost,
         confidence=Confidence.INFERRED,
@@ -71,20 +70,20 @@ def check(
 
 
 def _reason(idle: IdleResult) -> tuple[str, str]:
-    """Why the cause is unknown, and how to learn it."""
+    """Why the cause is unknown, and how to find it."""
     if not idle.ranks:
         return ": it has no CPU activities, or they were not read", (
-            "Profile with ProfilerActivity.CPU too, and read it (no --device-only)."
+            "Also profile with ProfilerActivity.CPU, and read these activities (no --device-only)."
         )
     unknown = sum(rank.unknown_ns for rank in idle.ranks)
     inside = sum(rank.within_launch_ns for rank in idle.ranks)
     if inside > unknown / 2:
         return (
-            f": {format_ratio(inside / unknown)} of this time is inside CUDA graphs, of which the "
-            "trace may lack kernels"
+            f": {format_ratio(inside / unknown)} of this time is inside CUDA graphs, whose kernels "
+            "the trace may lack"
         ), (
-            "Record a few steps without CUDA graphs, or with a newer PyTorch and CUPTI, before "
-            "anything else is changed: the GPU may have been busy."
+            "Record a few steps without CUDA graphs, or with a newer PyTorch and CUPTI, before you "
+            "change anything else: the GPU may have been busy."
         )
     return ", although kernels were launched in time", (
         "Look at the gaps in a timeline, and record with Python stacks (with_stack=True)."

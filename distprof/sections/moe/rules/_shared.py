@@ -1,4 +1,4 @@
-"""Loads that are more uneven than by chance, names of their layers, and their share of a step."""
+"""Tests for imbalance beyond chance, names of layers, and the layers' share of a step."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from distprof.sections.moe.result import MoeLayer, MoePlacement, MoeResult
 __all__ = [
     "DEVIATIONS",
     "check_experts_known",
-    "is_beyond_luck",
+    "is_beyond_chance",
     "name_layer",
-    "ranks_beyond_luck",
+    "ranks_beyond_chance",
     "share_of_layers",
 ]
 
 DEVIATIONS = 6.0
-"""Standard deviations above even routing: even with thousands of experts none gets there by
-chance."""
+"""Standard deviations above even routing that no expert reaches by chance, even of thousands."""
 
 
 def check_experts_known(moe: MoeResult) -> None:
@@ -31,7 +30,7 @@ def check_experts_known(moe: MoeResult) -> None:
         raise InsufficientEvidenceError("experts cannot be distinguished: no routing was logged")
 
 
-def is_beyond_luck(layer: MoeLayer) -> bool:
+def is_beyond_chance(layer: MoeLayer) -> bool:
     """Whether even routing would hardly ever give an expert this share."""
     even = 1 / layer.num_experts
     number = max(layer.tokens_per_step * max(layer.top_k, 1) * layer.num_steps, 1)
@@ -39,7 +38,7 @@ def is_beyond_luck(layer: MoeLayer) -> bool:
     return layer.busiest_share_ratio - even >= DEVIATIONS * deviation > 0
 
 
-def ranks_beyond_luck(row: MoePlacement) -> bool:
+def ranks_beyond_chance(row: MoePlacement) -> bool:
     """Whether even routing would hardly ever make ranks this uneven in a single call."""
     if row.tokens_per_call <= 0 or row.num_ranks < 2:
         return False

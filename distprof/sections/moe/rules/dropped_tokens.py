@@ -5,7 +5,7 @@ Assignments of tokens to experts were dropped because the experts were over capa
 
 ## Why it costs time
 A dropped token skips its expert in the layer, so the model learns less from the same step. The
-capacity limits the cost of uneven routing, so a higher capacity costs time and memory.
+capacity bounds the cost of uneven routing: a higher capacity costs time and memory.
 
 ## Evidence needed
 The routing that each rank logged (`moe.jsonl`), with the drops that the layer counted.
@@ -47,14 +47,14 @@ from distprof.units import format_ratio
 def check(moe: MoeResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding for all layers that drop tokens."""
     check_experts_known(moe)
-    found = [
+    dropping = [
         layer
         for layer in moe.layers
         if layer.dropped_ratio >= limits["dropped_ratio"] and layer.dropped_ratio > 0
     ]
-    if not found:
+    if not dropping:
         return
-    worst = max(found, key=lambda layer: layer.dropped_ratio)
+    worst = max(dropping, key=lambda layer: layer.dropped_ratio)
     mean = sum(layer.dropped_ratio for layer in moe.layers) / len(moe.layers)
     rest = f" (mean of {len(moe.layers)} layers: {format_ratio(mean)})"
     yield Draft(

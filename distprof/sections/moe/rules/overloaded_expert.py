@@ -17,7 +17,7 @@ Each rank computes its experts between the all-to-all that dispatches tokens and
 returns results. The cost is the time of the slowest rank minus that of the mean rank, summed over
 the forward and backward sections of these layers, per step. If sections cannot be identified, the
 cost is the exposed waiting in all-to-alls, mean per rank and step. This is an upper bound, because
-ranks may be late for other reasons too. Several overloaded experts share it in proportion to the
+ranks may also be late for other reasons. Several overloaded experts share it in proportion to the
 layers in which each is the busiest. The time is part of what `exposed-communication` reports.
 
 ## How to fix
@@ -43,7 +43,7 @@ from distprof.sections.collectives.result import CollectivesResult
 from distprof.sections.moe.result import MoeLayer, MoeResult
 from distprof.sections.moe.rules._shared import (
     check_experts_known,
-    is_beyond_luck,
+    is_beyond_chance,
     name_layer,
     share_of_layers,
 )
@@ -70,12 +70,12 @@ def check(moe: MoeResult, collectives: CollectivesResult, limits: Limits) -> Ite
     overloaded = [
         layer
         for layer in moe.layers
-        if _load(layer) >= limits["load_ratio"] and is_beyond_luck(layer)
+        if _load(layer) >= limits["load_ratio"] and is_beyond_chance(layer)
     ]
     by_expert: dict[int, list[MoeLayer]] = {}
     for layer in overloaded:
         by_expert.setdefault(layer.busiest_expert, []).append(layer)
-    named = {e: found for e, found in by_expert.items() if 2 * len(found) >= len(moe.layers)}
+    named = {e: busy for e, busy in by_expert.items() if 2 * len(busy) >= len(moe.layers)}
     if len(by_expert) <= _MOST_NAMED:
         named = by_expert
     others = [layer for layer in overloaded if layer.busiest_expert not in named]
@@ -148,9 +148,9 @@ def _cost(
 def _waiting_ns(collectives: CollectivesResult) -> int | None:
     """Exposed waiting in all-to-alls; None if there are none or the waiting is unknown."""
     waits = [
-        found.exposed_wait_ns_per_step
-        for found in collectives.classes
-        if found.kind == CollectiveKind.ALL_TO_ALL.label
+        record.exposed_wait_ns_per_step
+        for record in collectives.classes
+        if record.kind == CollectiveKind.ALL_TO_ALL.label
     ]
     known = [wait for wait in waits if wait is not None]
     return sum(known) if known else None

@@ -42,7 +42,7 @@ from distprof.sections.moe.result import MoePlacement, MoeResult
 from distprof.sections.moe.rules._shared import (
     check_experts_known,
     name_layer,
-    ranks_beyond_luck,
+    ranks_beyond_chance,
     share_of_layers,
 )
 from distprof.terms import Confidence, Severity
@@ -50,7 +50,7 @@ from distprof.terms import Confidence, Severity
 _TYPICAL_RANKS = 8
 
 MOST_LAYERS = 0.75
-"""From this share of the layers on, busy experts matter only because of where they are placed."""
+"""If at least this share of layers is uneven, busy experts matter only because of placement."""
 
 
 @rule(
@@ -67,18 +67,19 @@ def check(moe: MoeResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding for all layers with a better placement of experts."""
     check_experts_known(moe)
     rows = _of_one_size(moe.placement)
-    found = [row for row in rows if _is_uneven(row, limits)]
-    if not found:
+    uneven = [row for row in rows if _is_uneven(row, limits)]
+    if not uneven:
         return
-    worst = max(found, key=lambda row: row.max_over_mean)
-    anew = worst.replaced_max_over_mean or 1.0
-    cost = _cost(moe, found)
-    levels = cost is None and len(found) >= MOST_LAYERS * len(rows)
+    worst = max(uneven, key=lambda row: row.max_over_mean)
+    replaced = worst.replaced_max_over_mean or 1.0
+    cost = _cost(moe, uneven)
+    explains_load = cost is None and len(uneven) >= MOST_LAYERS * len(rows)
     yield Draft(
         message=(
-            f"Ranks that share experts are uneven in {len(found)} of {len(rows)} layers, most in "
+            f"Ranks that share experts are uneven in {len(uneven)} of {len(rows)} layers, most in "
             f"{name_layer(worst)}: {worst.max_over_mean:.2f} times the mean on the busiest of "
-            f"{worst.num_ranks} ranks, and {anew:.2f} times if placed by measured loads."
+            f"{worst.num_ranks} ranks, and {replaced:.2f} times with experts placed by measured "
+            "loads."
         ),
         fix=(
             "Place experts by their loads, layer by layer (as expert-parallel load balancers do). "
@@ -87,7 +88,7 @@ def check(moe: MoeResult, limits: Limits) -> Iterator[Draft]:
         cost_ns_per_step=cost,
         confidence=Confidence.MODELLED,
         evidence=("moe.placement",),
-        explains=("MOE101",) if levels else (),
+        explains=("MOE101",) if explains_load else (),
     )
 
 
@@ -95,8 +96,8 @@ def _of_one_size(rows: Sequence[MoePlacement]) -> list[MoePlacement]:
     """One row per layer: if several numbers of ranks were tried, the number nearest to eight."""
     best: dict[tuple[str, str], MoePlacement] = {}
     for row in rows:
-        known = best.setdefault((row.part, row.layer), row)
-        if abs(row.num_ranks - _TYPICAL_RANKS) < abs(known.num_ranks - _TYPICAL_RANKS):
+        best_yet = best.setdefault((row.part, row.layer), row)
+        if abs(row.num_ranks - _TYPICAL_RANKS) < abs(best_yet.num_ranks - _TYPICAL_RANKS):
             best[row.part, row.layer] = row
     return list(best.values())
 
@@ -105,7 +106,7 @@ def _is_uneven(row: MoePlacement, limits: Limits) -> bool:
     if row.replaced_max_over_mean is None or row.max_over_mean < limits["rank_ratio"]:
         return False
     left = (row.replaced_max_over_mean - 1) / (row.max_over_mean - 1)
-    return left <= 1 - limits["gain_ratio"] and ranks_beyond_luck(row)
+    return left <= 1 - limits["gain_ratio"] and ranks_beyond_chance(row)
 
 
 def _cost(moe: MoeResult, rows: Sequence[MoePlacement]) -> int | None:

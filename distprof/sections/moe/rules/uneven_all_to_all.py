@@ -53,14 +53,14 @@ from distprof.units import name_ranks
 def check(moe: MoeResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding for the group with the most uneven exchanges."""
     uneven = [
-        found
-        for found in moe.exchanges
-        if _ratio(found) >= limits["size_ratio"] and _is_beyond_luck(found, moe)
+        exchange
+        for exchange in moe.exchanges
+        if _ratio(exchange) >= limits["size_ratio"] and _is_beyond_chance(exchange, moe)
     ]
     if not uneven:
         return
     worst = max(uneven, key=_ratio)
-    costs = [_cost(found) for found in uneven]
+    costs = [_cost(exchange) for exchange in uneven]
     known = [cost for cost in costs if cost is not None]
     more = f"; {len(uneven)} of {len(moe.exchanges)} groups are uneven" if len(uneven) > 1 else ""
     yield Draft(
@@ -76,28 +76,28 @@ def check(moe: MoeResult, limits: Limits) -> Iterator[Draft]:
     )
 
 
-def _ratio(found: MoeExchange) -> float:
-    return max(found.sent_max_over_mean or 1.0, found.received_max_over_mean or 1.0)
+def _ratio(exchange: MoeExchange) -> float:
+    return max(exchange.sent_max_over_mean or 1.0, exchange.received_max_over_mean or 1.0)
 
 
-def _busiest(found: MoeExchange) -> str:
-    sent, received = found.sent_max_over_mean or 1.0, found.received_max_over_mean or 1.0
+def _busiest(exchange: MoeExchange) -> str:
+    sent, received = exchange.sent_max_over_mean or 1.0, exchange.received_max_over_mean or 1.0
     if sent > received:
-        return f"Rank {found.busiest_sender} sends {sent:.1f} times"
-    return f"Rank {found.busiest_receiver} receives {received:.1f} times"
+        return f"Rank {exchange.busiest_sender} sends {sent:.1f} times"
+    return f"Rank {exchange.busiest_receiver} receives {received:.1f} times"
 
 
-def _is_beyond_luck(found: MoeExchange, moe: MoeResult) -> bool:
-    """Whether chance alone would be more even at this number of tokens; True if it is unknown."""
-    size = len(found.ranks)
+def _is_beyond_chance(exchange: MoeExchange, moe: MoeResult) -> bool:
+    """Whether chance alone does not explain the ratio; True if the number of tokens is unknown."""
+    size = len(exchange.ranks)
     calls = [row.tokens_per_call for row in moe.placement if row.num_ranks == size]
     if not calls or size < 2:
         return size > 1
     tokens = sum(calls) / len(calls)
-    return bool(tokens > 0 and _ratio(found) - 1 >= DEVIATIONS * ((size - 1) / tokens) ** 0.5)
+    return bool(tokens > 0 and _ratio(exchange) - 1 >= DEVIATIONS * ((size - 1) / tokens) ** 0.5)
 
 
-def _cost(found: MoeExchange) -> int | None:
-    if found.transfer_ns_per_step is None:
+def _cost(exchange: MoeExchange) -> int | None:
+    if exchange.transfer_ns_per_step is None:
         return None
-    return round(found.transfer_ns_per_step * (1 - 1 / _ratio(found)))
+    return round(exchange.transfer_ns_per_step * (1 - 1 / _ratio(exchange)))

@@ -18,11 +18,11 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         group: The pipeline.
-        span_ns: Its span, above 0.
-        step_ns: The training step.
+        span_ns: Span of the pipeline, above 0.
+        step_ns: Training step.
         idle_ns: Idle time of the mean rank.
-        warm_up_drain_ns: Part of the idle.
-        exposed_p2p_ns: Part of the idle.
+        warm_up_drain_ns: Part of the idle time due to warm-up and drain.
+        exposed_p2p_ns: Part of the idle time due to exposed messages.
     """
 
     group: PipelineGroup

@@ -13,9 +13,9 @@ timeline), and ranks whose clocks can be compared, to separate messages from CPU
 
 ## How the cost is computed
 Idle time of the mean rank between the pipeline's first and last work, minus that of the same order
-of actions replayed with equal stages and free messages. Further replays each restore one effect and
-so split the excess into unequal stages, uneven micro-batches, messages, and CPU and other.
-`unequal-stages` and `exposed-pipeline-messages` name two of these parts: never add them up.
+of actions replayed with equal stages and free messages. Further replays restore one effect each,
+which splits the excess into unequal stages, uneven micro-batches, messages, and CPU and other.
+`unequal-stages` and `exposed-pipeline-messages` report two of these parts: do not add them up.
 
 ## How to fix
 Look at the largest part. Unequal stages: move layers. Uneven micro-batches: pack sequences to equal

@@ -8,9 +8,9 @@ A stage that has no other work while an activation or gradient is in transfer id
 transfer. These transfers add up as each micro-batch passes forward and backward through all stages.
 
 ## Evidence needed
-Slots of all stages of a pipeline, and ranks whose clocks can be compared. Where the trace shows
-when receiving ended (receive kernels, or the probes' `distprof:pp_wait`), later time counts as CPU
-time. Elsewhere all time until the stage begins counts as message time.
+Slots of all stages of a pipeline, and ranks whose clocks can be compared. If the trace shows when
+receiving ended (receive kernels, or the probes' `distprof:pp_wait`), later time counts as CPU time.
+Otherwise all time until the stage begins counts as message time.
 
 ## How the cost is computed
 distprof replays the observed order of actions twice: without messages, and with the time that each
@@ -23,7 +23,7 @@ overlap them with computation (`defer` receives). Interleaved schedules send mor
 stages per rank send less.
 
 ## When it is wrong
-Clock errors as long as a message distort the result: check the clock residual. On CPUs the
+Clock errors as long as a message distort the result: check the clock residual. On CPU ranks the
 receiving thread itself may be late.
 
 ## Sources

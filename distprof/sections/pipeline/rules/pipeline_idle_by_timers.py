@@ -24,9 +24,9 @@ micro-batches), several chunks per rank (interleaved 1F1B), or fewer stages. If 
 part, balance the stages and check the messages between them.
 
 ## When it is wrong
-The timers cover one stage; another stage may compute longer if stages are unequal. The optimizer
-step and data-parallel reductions count as idle here. The timer of the embedding's all-reduce is
-mostly waiting for the first and the last stage, not transfer that could be faster.
+The timers cover one stage. Another stage may compute longer if stages are unequal. The optimizer
+step and data-parallel reductions count as idle here. The timer of the embedding's all-reduce mostly
+shows waiting for the first and the last stage, not transfer that could be faster.
 
 ## Sources
 Formula sheet, "Pipeline bubble" (fraction, rule of thumb); Narayanan et al. 2021.
@@ -71,7 +71,7 @@ def check(log: TrainingLogResult, pipeline: PipelineResult, limits: Limits) -> I
     )
 
 
-def _message(log: TrainingLogResult, otherwise: float) -> str:
+def _message(log: TrainingLogResult, other_ratio: float) -> str:
     who = f"The {log.timer_stage} stage" if log.timer_stage else "The slowest rank"
     stages, batches = log.mesh["pp"], log.num_micro_batches or 0
     text = (
@@ -79,7 +79,9 @@ def _message(log: TrainingLogResult, otherwise: float) -> str:
         f"{format_duration(log.mean_ns)}: {batches:,} micro-batch{'' if batches == 1 else 'es'} on "
         f"{stages} stages leave {format_ratio(log.ideal_bubble_ratio)} idle at best"
     )
-    return f"{text}, and {format_ratio(otherwise)} has other causes." if otherwise else f"{text}."
+    if not other_ratio:
+        return f"{text}."
+    return f"{text}, and {format_ratio(other_ratio)} has other causes."
 
 
 def _fix(log: TrainingLogResult, ideal: float) -> str:

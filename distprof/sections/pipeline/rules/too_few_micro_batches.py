@@ -12,15 +12,17 @@ idles while the last ones drain. With P ranks, M micro-batches and V stages per 
 ## Evidence needed
 Slots of all stages of a pipeline: marks (`distprof:pp …`, recorded by the probe `pipeline_marks`),
 torch's own annotations, or a pipeline timeline. If a stage is missing, the causes of idle time
-cannot be separated and the rule is not checked. Where only messages show the stages, their order is
-unknown: the rule then compares the idle time with (P − 1)/(V·M + P − 1), and is *inferred*.
+cannot be separated and the rule is not checked. If only messages show the stages, the order of
+actions is unknown: the rule then compares the idle time with (P − 1)/(V·M + P − 1), and is
+*inferred*.
 
 ## How the cost is computed
 distprof replays the observed order of actions with equal stages and free messages. The cost is the
 idle time of the mean rank in that replay. Only another order or more micro-batches changes it, and
 not all of it can be recovered. Predictions replay other orders with the measured durations for the
-same batch: twice as many micro-batches are half as large and take half as long. What the finding
-recovers is such a replay too, in the plan with the stages as the repairs above leave them.
+same batch: twice as many micro-batches are half as large and take half as long. The time that the
+finding recovers also comes from a replay. In the plan, this replay uses the stages as the repairs
+above it leave them.
 
 ## How to fix
 Use more micro-batches if the batch can be divided further: M of at least 4 P keeps the bubble below
@@ -46,7 +48,7 @@ from distprof.terms import Confidence, Severity
 from distprof.units import format_duration, format_ratio, name_ranks
 
 BY_COUNT = 0.8
-"""Part of the least possible bubble that a pipeline of unknown order must idle."""
+"""A pipeline of unknown order is reported if it idles for this share of the ideal bubble."""
 
 
 @rule(
@@ -85,28 +87,28 @@ def check(pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
         )
 
 
-def _by_count(pipeline: PipelineResult, most: float) -> Iterator[Draft]:
-    """Pipelines whose order is unknown, and which idle as long as their micro-batches demand."""
+def _by_count(pipeline: PipelineResult, max_ratio: float) -> Iterator[Draft]:
+    """One finding per pipeline of unknown order that idles as its micro-batches predict."""
     for group in pipeline.groups:
         ranks, batches = len(group.ranks), group.num_micro_batches
         span, idle = group.span_ns, group.bubble_fraction
         if not batches or not span or idle is None:
             continue
-        least = (ranks - 1) / ((group.virtual_stages or 1) * batches + ranks - 1)
-        if least <= most or idle < BY_COUNT * least:
+        ideal = (ranks - 1) / ((group.virtual_stages or 1) * batches + ranks - 1)
+        if ideal <= max_ratio or idle < BY_COUNT * ideal:
             continue
         yield Draft(
             message=(
                 f"The pipeline of {name_ranks(group.ranks)} idles {format_ratio(idle)} of its time "
                 f"({format_duration(round(idle * span))} of {format_duration(span)}): "
-                f"{batches} micro-batches on {ranks} stages leave {format_ratio(least)} idle at "
-                "best, if stages take one forward and one backward in turn."
+                f"{batches} micro-batches on {ranks} stages leave {format_ratio(ideal)} idle at "
+                "best, if stages alternate between forward and backward."
             ),
             fix=(
                 f"Use more micro-batches ({4 * ranks} or more for {ranks} stages), several stages "
                 "per rank, or fewer stages. Mark the stages (pipeline_marks) to see the order."
             ),
-            cost_ns_per_step=round(min(least, idle) * span),
+            cost_ns_per_step=round(min(ideal, idle) * span),
             confidence=Confidence.INFERRED,
             evidence=("pipeline.groups",),
             explains=("COM101", "COM102", "COM103", "STR110"),
@@ -115,7 +117,7 @@ def _by_count(pipeline: PipelineResult, most: float) -> Iterator[Draft]:
 
 
 def _fix(judged: Judged) -> str:
-    """The best of the predictions, one with more micro-batches and one with another schedule."""
+    """The best predictions with more micro-batches and with another schedule."""
     best = judged.group.better
     if not best:
         return "Use more micro-batches, several stages per rank, or a zero-bubble schedule."

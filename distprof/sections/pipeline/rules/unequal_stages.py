@@ -10,9 +10,9 @@ micro-batch. This looks like a bubble but does not shrink with more micro-batche
 ## Evidence needed
 Computation inside the marks around the work of stages (`distprof:pp …`, recorded by the probe
 `pipeline_marks`), in at least three steps. If several ranks hold a stage, the rank that works least
-sets its time. Where only messages show the stages, distprof compares all computation of the ranks,
-and the rule is *inferred*. For an operation log or a pipeline timeline, distprof uses the mean of
-its steps.
+sets its time. If only messages show the stages, distprof compares all computation of the ranks, and
+the rule is *inferred*. For an operation log or a pipeline timeline, distprof uses the mean of its
+steps.
 
 ## How the cost is computed
 With M micro-batches, (M − 1)/M of the difference between the busiest stage's work and the mean of
@@ -28,8 +28,8 @@ the stages hold equal work, the busiest stage's GPU is slow: check its clocks an
 ## When it is wrong
 Stages may be uneven on purpose because one GPU has less memory or is an older model. If a machine
 runs many more processes than it has cores, the scheduler makes stages uneven. On CPU ranks, the
-rule is therefore silent unless the CPU time of the stage's training thread shows the same, and it
-requires a larger difference if there are no more CPUs than ranks.
+rule is silent unless the CPU time of the training threads confirms the difference, and it requires
+a larger difference if there are no more CPUs than ranks.
 
 ## Sources
 Formula sheet, "Pipeline bubble" (stage imbalance).
@@ -49,7 +49,7 @@ from distprof.terms import Confidence, Severity, StragglerCause
 from distprof.units import format_duration, format_ratio, name_ranks
 
 _WIDER = ("PIP103",)
-"""Finding that counts the same time among other idle time."""
+"""Finding that includes the same time in a larger sum."""
 
 _FIX = (
     "Move blocks to the other stages, and count embedding, output layer and loss as work. If the "
@@ -93,17 +93,17 @@ def check(
     busiest = max(pipeline.positions, key=lambda position: position.excess_ratio)
     if busiest.excess_ratio < limits["excess_ratio"] or cost < limits["min_step_ratio"] * step:
         return
-    if _is_for(StragglerCause.SLOW_DEVICE, busiest, stragglers):
-        return  # it runs the kernels of other stages slower: not more layers
+    if _is_due_to(StragglerCause.SLOW_DEVICE, busiest, stragglers):
+        return  # its GPU is slow: it does not hold more layers
     if busiest.chance > limits["chance"]:
         raise InsufficientEvidenceError(_unproven(busiest))
     without_spare = {rank for host in settings.hosts for rank in host.without_spare}
     is_small = busiest.excess_ratio < limits["excess_ratio_without_spare_cpu"]
     if idle.is_cpu and is_small and without_spare.intersection(busiest.ranks):
         raise InsufficientEvidenceError(_within_scatter(busiest))
-    is_taken = _is_for(StragglerCause.CPU_TAKEN, busiest, stragglers)
-    is_traced = _is_for(StragglerCause.TRACING, busiest, stragglers)
-    if idle.is_cpu and (is_taken or is_traced or _runs_no_longer(busiest, pauses)):
+    is_taken = _is_due_to(StragglerCause.CPU_TAKEN, busiest, stragglers)
+    is_traced = _is_due_to(StragglerCause.TRACING, busiest, stragglers)
+    if idle.is_cpu and (is_taken or is_traced or _has_no_more_cpu_time(busiest, pauses)):
         raise InsufficientEvidenceError(_without_cpu(busiest))
     yield Draft(
         message=(
@@ -129,35 +129,40 @@ def _confidence(busiest: PipelinePosition) -> Confidence:
     return Confidence.MEASURED if is_marked else Confidence.INFERRED
 
 
-def _is_for(cause: StragglerCause, busiest: PipelinePosition, stragglers: StragglersResult) -> bool:
-    """Whether all ranks of a position are slow for this cause."""
+def _is_due_to(
+    cause: StragglerCause, busiest: PipelinePosition, stragglers: StragglersResult
+) -> bool:
+    """Whether all ranks of a position are slow because of this cause."""
     slow = {rank for one in stragglers.sets if one.cause is cause for rank in one.ranks}
     return set(busiest.ranks) <= slow
 
 
 SHOWS = 0.5
-"""Part of what a stage works longer for which its training thread must run longer on a CPU."""
+"""Share of a stage's excess, in time or relative to the other stages, that the CPU time of its
+training thread must also show. On a busy machine, waiting stretches the time; in short steps,
+everything outside of stages dilutes the ratio."""
 
 
-def _runs_no_longer(busiest: PipelinePosition, pauses: PausesResult) -> bool:
-    """Whether a stage on CPU ranks works longer, but its training thread does not run longer.
+def _has_no_more_cpu_time(busiest: PipelinePosition, pauses: PausesResult) -> bool:
+    """Whether a stage on CPU ranks takes longer, although its training thread does not run longer.
 
-    It waits for a CPU meanwhile, or the profiler slows it down: the thread's time is that of steps
-    without one.
+    It then waits for a CPU, or the profiler slows it down: the CPU time is that of steps without a
+    profiler.
     """
-    ran = {rank.rank: rank.cpu_ns_per_step for rank in pauses.ranks}
-    others = [ns for rank, ns in ran.items() if ns and rank not in busiest.ranks]
-    own = [ns for rank, ns in ran.items() if ns and rank in busiest.ranks]
+    cpu_ns = {rank.rank: rank.cpu_ns_per_step for rank in pauses.ranks}
+    others = [ns for rank, ns in cpu_ns.items() if ns and rank not in busiest.ranks]
+    own = [ns for rank, ns in cpu_ns.items() if ns and rank in busiest.ranks]
     if not own or not others:
         return False
-    longer = busiest.work_ns_per_step * busiest.excess_ratio / (1 + busiest.excess_ratio)
-    return median(own) - median(others) < SHOWS * longer
+    excess_ns = busiest.work_ns_per_step * busiest.excess_ratio / (1 + busiest.excess_ratio)
+    more_ns = median(own) - median(others)
+    return more_ns < SHOWS * min(excess_ns, busiest.excess_ratio * median(others))
 
 
 def _without_cpu(busiest: PipelinePosition) -> str:
     return (
         f"{_stages(busiest).lower()} takes {format_ratio(busiest.excess_ratio)} longer than the "
-        "others, but its training thread does not run as much longer on a CPU: other processes "
+        "others, but the CPU time of its training thread does not confirm this: other processes "
         "take its CPU, or the profiler slows the stage down"
     )
 
@@ -189,7 +194,7 @@ def _of_logs(pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
 
 
 def _check_priced(groups: Sequence[PipelineGroup], limits: Limits) -> None:
-    """Unequal work whose cost is unknown of every pipeline is not the same as equal work."""
+    """Raise an error if work is unequal but its cost is unknown for every pipeline."""
     uneven = [one for one in groups if (one.imbalance_ratio or 0) - 1 >= limits["excess_ratio"]]
     if uneven and all(group.imbalance_ns is None for group in groups):
         raise InsufficientEvidenceError(_unpriced(uneven[0], uneven[0].imbalance_ratio or 0.0))
@@ -198,8 +203,8 @@ def _check_priced(groups: Sequence[PipelineGroup], limits: Limits) -> None:
 def _within_scatter(busiest: PipelinePosition) -> str:
     return (
         f"{_stages(busiest).lower()} works {format_ratio(busiest.excess_ratio)} more than the "
-        "others, but there are no more CPUs than ranks, so that equal stages differ as much by "
-        "chance: leave a CPU free"
+        "others, but there are no more CPUs than ranks, so equal stages differ as much by chance: "
+        "leave a CPU free"
     )
 
 
@@ -211,11 +216,11 @@ def _unproven(busiest: PipelinePosition) -> str:
 
 
 def _unpriced(group: PipelineGroup, ratio: float) -> str:
-    """Of a pipeline whose order is unknown or that was not recorded whole."""
+    """Reason for a pipeline whose order is unknown, or that was not recorded completely."""
     return (
         f"rank {group.limiting_rank} of the pipeline of {name_ranks(group.ranks)} works "
-        f"{format_ratio(ratio - 1)} more than the mean, but what that costs is unknown, because "
-        "its stages or their order are not known completely: mark them (pipeline_marks)"
+        f"{format_ratio(ratio - 1)} more than the mean, but the cost is unknown, because its "
+        "stages or their order are not completely known: mark the stages (pipeline_marks)"
     )
 
 

@@ -1,4 +1,4 @@
-"""What ``nvidia-smi -q`` shows to be wrong with the memory of GPUs, and what their drivers ask for.
+"""GPU memory problems and recovery actions that ``nvidia-smi -q`` reports.
 
 Source: NVIDIA, "GPU Memory Error Management" (row remapping, page retirement); ``nvidia-smi``
 manual, "GPU Recovery Action", "GPU Reset Status".
@@ -19,10 +19,10 @@ __all__ = ["wrong_conditions"]
 def wrong_conditions(
     conditions: Sequence[DeviceCondition], counted: Collection[int]
 ) -> Iterator[Draft]:
-    """Yield one draft for each thing that is wrong.
+    """Yield one draft per problem.
 
     Args:
-        conditions: Of all devices.
+        conditions: Conditions of all GPUs.
         counted: Ranks whose uncorrectable errors another draft counts.
     """
     failed = [one for one in conditions if one.has_repair_failed]
@@ -36,8 +36,8 @@ def wrong_conditions(
     waiting = [one for one in conditions if one.is_repair_pending and not one.has_repair_failed]
     if waiting:
         yield _draft(
-            f"Memory of {name_devices(waiting)} waits for a reset to be repaired (a row to be "
-            "remapped or a page to be retired).",
+            f"Memory of {name_devices(waiting)} needs a reset to be repaired: a row remapping or "
+            "page retirement is pending.",
             "Drain the host and reset the GPU (nvidia-smi -r): the repair takes effect only then.",
             waiting,
         )
@@ -51,25 +51,25 @@ def wrong_conditions(
             "replace it if the errors come back.",
             wrong,
         )
-    told = {id(one) for one in (*failed, *waiting)}
-    asking = [one for one in conditions if one.recovery and id(one) not in told]
-    for action in dict.fromkeys(one.recovery for one in asking):
-        found = [one for one in asking if one.recovery == action]
+    reported = {id(one) for one in (*failed, *waiting)}
+    others = [one for one in conditions if one.recovery and id(one) not in reported]
+    for action in dict.fromkeys(one.recovery for one in others):
+        same_action = [one for one in others if one.recovery == action]
         yield _draft(
-            f'The driver asks to recover {name_devices(found)} ("{action}").',
-            "Drain the host and do what nvidia-smi -q names under GPU Recovery Action.",
-            found,
+            f'The driver requests recovery of {name_devices(same_action)} ("{action}").',
+            "Drain the host and perform the GPU Recovery Action that nvidia-smi -q shows.",
+            same_action,
             Severity.ERROR,
         )
 
 
 def _draft(
-    message: str, fix: str, found: Sequence[DeviceCondition], severity: Severity | None = None
+    message: str, fix: str, devices: Sequence[DeviceCondition], severity: Severity | None = None
 ) -> Draft:
     return Draft(
         message=message,
         fix=fix,
-        ranks=ranks_of_devices(found),
+        ranks=ranks_of_devices(devices),
         evidence=("telemetry.conditions",),
         severity=severity,
     )

@@ -1,4 +1,4 @@
-"""How findings on processes that the kernel ended are worded and weighed."""
+"""Wording and severity of findings on processes that the kernel ended."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["draft_of", "ended", "number_of", "when_of", "who"]
 
 _NO_KERNEL_LOG = "no kernel log was read: pass the output of dmesg -T with --with"
 _TRAINING = ("python", "pt_", "torch", "ray::")
-"""How processes of training begin: PyTorch names its threads ``pt_main_thread``, ``pt_…``."""
+"""Prefixes of training process names. PyTorch names its threads ``pt_main_thread``, ``pt_…``."""
 
 _MAX_NAME = 40
 
 
 def who(error: DeviceError) -> str:
-    """``Rank 3 (python3, pid 4242 on node-1)``."""
+    """For example ``Rank 3 (python3, pid 4242 on node-1)``."""
     pid = "" if error.pid is None else f"pid {error.pid}"
     host = f"{' ' if pid else ''}on {error.device}" if error.device else ""
     name = shorten(error.process, _MAX_NAME) or "A process"
@@ -29,12 +29,12 @@ def who(error: DeviceError) -> str:
 
 
 def number_of(error: DeviceError) -> str:
-    """How often, where it is more than once."""
+    """Number of times, if more than once."""
     return "" if error.count == 1 else f" {error.count:,} times"
 
 
 def when_of(error: DeviceError) -> str:
-    """When, as the log has it."""
+    """Time of the first error, if the log has one."""
     if not error.time:
         return ""
     return f"{', first' if error.count > 1 else ''} at {error.time}"
@@ -52,7 +52,7 @@ def ended(telemetry: TelemetryResult, kind: str) -> Iterator[DeviceError]:
 
 
 def draft_of(error: DeviceError, message: str, fix: str) -> Draft:
-    """A finding: measured where the process is known to be a rank."""
+    """A finding, *measured* if the process is known to be a rank."""
     return Draft(
         message=message,
         fix=fix,
@@ -64,6 +64,6 @@ def draft_of(error: DeviceError, message: str, fix: str) -> Draft:
 
 
 def _severity_of(error: DeviceError) -> Severity | None:
-    """A warning where the process may be of anything but training."""
+    """A warning if the process does not look like training."""
     is_training = error.rank is not None or error.process.startswith(_TRAINING)
     return None if is_training else Severity.WARNING

@@ -38,7 +38,7 @@ NO_SENSORS = (
     "distprof capture"
 )
 
-LEAST_BUSY = 0.5
+MIN_BUSY = 0.5
 """Share of time with a kernel running from which a GPU without a rank counts as busy."""
 
 
@@ -46,10 +46,10 @@ class Unit(msgspec.Struct, frozen=True):
     """One GPU.
 
     Args:
-        rank: Which rank ran on it, None where unknown.
-        label: Its name where it has no rank.
+        rank: Rank that ran on it; None if unknown.
+        label: Name of the GPU, if it has no rank.
         kind: GPUs of one kind are compared: those of the same name, or those of all ranks.
-        figures: Of the analysed steps where known, else of the whole run.
+        figures: Figures of the analysed steps if known, otherwise of the whole run.
         is_in_steps: Whether the figures are those of the analysed steps.
     """
 
@@ -68,7 +68,7 @@ class Unit(msgspec.Struct, frozen=True):
     def is_busy(self) -> bool:
         """Whether it was busy while sampled, so that a low clock is meaningful."""
         used = self.figures.gpu_utilization_ratio
-        return self.is_in_steps if used is None else used >= LEAST_BUSY
+        return self.is_in_steps if used is None else used >= MIN_BUSY
 
 
 def units_of(telemetry: TelemetryResult) -> list[Unit]:
@@ -133,7 +133,7 @@ def ranks_of_devices(devices: Sequence[DeviceCondition]) -> tuple[int, ...]:
 
 
 def evidence_of(units: Sequence[Unit]) -> tuple[str, ...]:
-    """Where the report has their figures."""
+    """Part of the report that holds their figures."""
     return ("telemetry.ranks" if ranks_of(units) else "telemetry.devices",)
 
 
@@ -146,7 +146,7 @@ def median_of(
 
 
 def medians_of_others(values: Sequence[float | None]) -> list[float | None]:
-    """For each value, the median of the other known ones; None where there are none.
+    """For each value, the median of the other known values; None if there are none.
 
     Jobs have thousands of GPUs, so the values are sorted once.
     """
@@ -179,13 +179,13 @@ def by_kind(units: Sequence[Unit]) -> list[list[Unit]]:
 def cost_of(
     units: Sequence[Unit], stragglers: StragglersResult
 ) -> tuple[int | None, str, Confidence]:
-    """How long the others wait for these ranks per step, the scenario without it, how sure.
+    """Time per step that other ranks wait for these ranks, their scenario, and the confidence.
 
-    The scenario exists for one rank; of several only the waiting is known.
+    A scenario exists only for a single rank.
     """
     ranks = ranks_of(units)
     wanted = set(ranks)
     lost = sum(row.lost_ns_per_step for row in stragglers.ranks if row.rank in wanted)
-    sure = all(unit.is_sure for unit in units)
+    is_sure = all(unit.is_sure for unit in units)
     without = f"rank {ranks[0]}" if len(ranks) == 1 and lost else ""
-    return lost or None, without, Confidence.MEASURED if sure else Confidence.INFERRED
+    return lost or None, without, Confidence.MEASURED if is_sure else Confidence.INFERRED

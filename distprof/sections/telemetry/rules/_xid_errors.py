@@ -1,4 +1,4 @@
-"""Well-known XID errors of GPUs: what they mean and what to do.
+"""Well-known XID errors of GPUs, with their meaning and fix.
 
 Source: NVIDIA, "XID Errors" and its catalogue (docs.nvidia.com/deploy/xid-errors).
 """
@@ -10,16 +10,18 @@ import msgspec
 __all__ = ["Meaning", "meaning_of"]
 
 _RESET = (
-    "Drain the host, reset the GPU (nvidia-smi -r) or reboot; replace it if the error comes back."
+    "Drain the host, and reset the GPU (nvidia-smi -r) or reboot. Replace the GPU if the error "
+    "comes back."
 )
 
 _PROGRAM = (
-    "Run the program with compute-sanitizer, and with CUDA_LAUNCH_BLOCKING=1, to find the kernel; "
-    "if several programs fail on this GPU alone, run diagnostics (dcgmi diag -r 3)."
+    "Run the program with compute-sanitizer, and with CUDA_LAUNCH_BLOCKING=1, to find the kernel. "
+    "If several programs fail on this GPU only, run diagnostics (dcgmi diag -r 3)."
 )
 
 _LINK = (
-    "Reset all GPUs of the host and its switches; if it comes back, have links and boards checked."
+    "Reset all GPUs of the host and its switches. If the error comes back, have links and boards "
+    "checked."
 )
 
 
@@ -27,9 +29,9 @@ class Meaning(msgspec.Struct, frozen=True):
     """What an XID means.
 
     Args:
-        text: The meaning as a clause.
-        fix: What to do.
-        is_hardware: Whether the GPU is at fault, and not usually the program.
+        text: Meaning as a clause.
+        fix: How to fix it.
+        is_hardware: Whether the GPU is usually at fault, not the program.
     """
 
     text: str
@@ -41,42 +43,47 @@ _NVLINK_5 = Meaning("an NVLink had an error", _LINK)
 
 _MEANINGS = {
     8: Meaning("the GPU stopped processing", _PROGRAM, False),
-    13: Meaning("a kernel did something illegal (graphics engine exception)", _PROGRAM, False),
+    13: Meaning(
+        "a kernel performed an illegal operation (graphics engine exception)", _PROGRAM, False
+    ),
     31: Meaning("a kernel accessed memory outside its allocations (page fault)", _PROGRAM, False),
     32: Meaning("commands that reached the GPU were invalid or corrupted", _PROGRAM, False),
     38: Meaning("the driver's firmware had an error", _RESET),
     43: Meaning(
-        "the GPU stopped a program, mostly because of a fault in the program", _PROGRAM, False
+        "the GPU stopped a program, usually because of a fault in the program", _PROGRAM, False
     ),
     45: Meaning(
-        "a program's work was removed because it died or after another error",
-        "Look for an earlier error in the same log, and for what ended the program.",
+        "a program's work was removed, because the program died or after another error",
+        "Look for an earlier error in the same log, and for the reason why the program ended.",
         False,
     ),
     48: Meaning(
         "memory had an uncorrectable double-bit error",
-        "Drain the host and reset the GPU, so that the row is remapped; replace it if rows run out "
+        "Drain the host and reset the GPU to remap the row. Replace the GPU if spare rows run out "
         "(nvidia-smi -q -d ROW_REMAPPER).",
     ),
     54: Meaning(
-        "auxiliary power is not connected to the GPU's board",
+        "auxiliary power is not connected to the GPU board",
         "Check the power cables and supplies of the host.",
     ),
-    61: Meaning("the GPU's own controller stopped at a breakpoint or a warning", _RESET),
-    62: Meaning("the GPU's own controller halted", _RESET),
+    61: Meaning("the GPU's microcontroller stopped at a breakpoint or a warning", _RESET),
+    62: Meaning("the GPU's microcontroller halted", _RESET),
     63: Meaning(
         "a row of memory was remapped, or a page retired, after errors",
         "Reset the GPU soon, because the remapping takes effect only then. Watch for more errors.",
     ),
     64: Meaning(
-        "a row of memory could not be remapped, or a page not retired",
-        "Drain the host and reset the GPU; replace it if the error comes back.",
+        "a row of memory could not be remapped, or a page could not be retired",
+        "Drain the host and reset the GPU. Replace it if the error comes back.",
     ),
-    69: Meaning("a kernel did something illegal (graphics engine class error)", _PROGRAM, False),
+    69: Meaning(
+        "a kernel performed an illegal operation (graphics engine class error)", _PROGRAM, False
+    ),
     74: Meaning("an NVLink had an error", _LINK),
     79: Meaning(
         "the GPU fell off the bus",
-        "Reboot the host; if it comes back, check power, seating and PCIe, and replace the GPU.",
+        "Reboot the host. If the error comes back, check power, seating and PCIe, and replace the "
+        "GPU.",
     ),
     92: Meaning(
         "memory has many single-bit errors",
@@ -92,19 +99,19 @@ _MEANINGS = {
     ),
     109: Meaning("switching between programs took too long (context switch timeout)", _RESET),
     110: Meaning("the GPU reported a security fault", _RESET),
-    119: Meaning("the GPU's system processor did not answer in time (GSP)", _RESET),
+    119: Meaning("the GPU's system processor did not respond in time (GSP)", _RESET),
     120: Meaning("the GPU's system processor had an error (GSP)", _RESET),
     121: Meaning("the link between CPU and GPU had an error (C2C)", _RESET),
     137: Meaning("an access over NVLink was not allowed (fabric linear address)", _PROGRAM, False),
     140: Meaning(
-        "memory had an error that was not recovered",
+        "memory had an unrecovered error",
         "Drain the host and reset the GPU at once: results of every program on it may be wrong.",
     ),
     143: Meaning("the GPU could not be initialised", _RESET),
     **dict.fromkeys(range(144, 151), _NVLINK_5),
     154: Meaning(
-        "the driver says what recovers the GPU",
-        "Do what the text of the error says: reset the GPU, drain it, or reboot the host.",
+        "the driver requests a recovery action",
+        "Follow the text of the error: reset the GPU, drain it, or reboot the host.",
     ),
     156: Meaning(
         "a part of the GPU was marked to be retired",
@@ -112,7 +119,7 @@ _MEANINGS = {
     ),
     157: Meaning(
         "a part of the GPU could not be retired",
-        "Drain the host and reset the GPU; replace it if the error comes back.",
+        "Drain the host and reset the GPU. Replace it if the error comes back.",
     ),
 }
 

@@ -1,30 +1,33 @@
 """# device-errors
 
 ## What it detects
-Errors of GPUs and switches: XID errors, uncorrectable memory errors, memory that waits for a reset
-to be repaired or could not be repaired, NVSwitch errors.
+Errors of GPUs and switches: XID errors, uncorrectable memory errors, pending or failed memory
+repairs, NVSwitch errors.
 
 ## Why it costs time
 Some end the job now or soon (a GPU that fell off the bus, failing memory). Some make a link or a
 GPU slow while it recovers. Some are faults of the program. The number shows which.
 
 ## Evidence needed
-XID errors that distprof's probe saw, a log of the kernel (`dmesg -T`), of the fabric manager,
-or DCGM's `DCGM_FI_DEV_XID_ERRORS`; the counter of uncorrected errors; `nvidia-smi -q` for repairs
-of memory and for errors since the driver was loaded. Errors that a log dates an
-hour or more away from the recording are left out; errors without a time are marked.
+- XID errors from distprof's probe, a log of the kernel (`dmesg -T`) or of the fabric manager, or
+  DCGM's `DCGM_FI_DEV_XID_ERRORS`.
+- The counter of uncorrected errors.
+- `nvidia-smi -q` for memory repairs and for errors since the driver was loaded.
+
+Errors that a log dates an hour or more away from the recording are left out. Errors without a time
+are marked.
 
 ## How the cost is computed
 Not computed: the cost of an error depends on what it does to the job.
 
 ## How to fix
-By number. Program errors: use compute-sanitizer. GPU errors: drain the host, reset the GPU, replace
-it if the error comes back.
+The fix depends on the number. For program errors use compute-sanitizer. For GPU errors drain the
+host, reset the GPU, and replace it if the error comes back.
 
 ## When it is wrong
-A kernel log without times may be of another job. XID 13, 31 and 43 are mostly program
-faults, but a failing GPU shows them too. XID 45 follows anything that ends a program. Memory errors
-since the driver was loaded may be of earlier jobs.
+A kernel log without times may be from another job. XID 13, 31 and 43 are mostly program faults, but
+a failing GPU can also cause them. XID 45 follows anything that ends a program. Memory errors since
+the driver was loaded may be from earlier jobs.
 
 ## Sources
 NVIDIA, "XID Errors"; "GPU Memory Error Management"; "Fabric Manager for NVIDIA NVSwitch Systems".
@@ -49,8 +52,8 @@ _MAX_NAMED = 4
 _MAX_NAME = 40
 
 
-class _Found(msgspec.Struct):
-    """One number, on all GPUs."""
+class _XidErrors(msgspec.Struct):
+    """Errors with one XID number, on all GPUs."""
 
     ranks: set[int] = msgspec.field(default_factory=set)
     devices: list[str] = msgspec.field(default_factory=list)
@@ -68,11 +71,11 @@ class _Found(msgspec.Struct):
     costs_time=False,
 )
 def check(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
-    """Yield one finding per number of an error."""
+    """Yield one finding per error number."""
     if telemetry.is_missing and not (telemetry.errors or telemetry.conditions):
         raise InsufficientEvidenceError(NO_SENSORS)
-    for number, found in sorted(_xids(telemetry).items()):
-        yield _xid_draft(number, found)
+    for number, errors in sorted(_xids(telemetry).items()):
+        yield _xid_draft(number, errors)
     wrong = [row for row in telemetry.ranks if row.ecc_uncorrected]
     if wrong:
         yield Draft(
@@ -90,55 +93,55 @@ def check(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:  # noq
     yield from (_fabric_draft(error) for error in telemetry.errors if error.kind == "fabric")
 
 
-def _xids(telemetry: TelemetryResult) -> dict[int, _Found]:
+def _xids(telemetry: TelemetryResult) -> dict[int, _XidErrors]:
     """Errors by number. An error in both the probe and the kernel log of a rank counts once."""
-    found: dict[int, _Found] = {}
+    by_number: dict[int, _XidErrors] = {}
     for error in telemetry.errors:
         if error.kind != "xid" or error.number is None:
             continue
-        one = found.setdefault(error.number, _Found())
-        one.count += error.count
-        one.is_dated |= error.is_dated
-        one.devices.append(error.device)
-        one.time = one.time or error.time
-        if error.process and not one.process:
+        same = by_number.setdefault(error.number, _XidErrors())
+        same.count += error.count
+        same.is_dated |= error.is_dated
+        same.devices.append(error.device)
+        same.time = same.time or error.time
+        if error.process and not same.process:
             pid = "" if error.pid is None else f" (pid {error.pid})"
-            one.process = f"{shorten(error.process, _MAX_NAME)}{pid}"
+            same.process = f"{shorten(error.process, _MAX_NAME)}{pid}"
         if error.rank is not None:
-            one.ranks.add(error.rank)
+            same.ranks.add(error.rank)
     for row in telemetry.ranks:
         for number in row.xid:
-            one = found.setdefault(number, _Found())
-            one.count += row.rank not in one.ranks
-            one.ranks.add(row.rank)
-            one.is_dated = True
-    return found
+            same = by_number.setdefault(number, _XidErrors())
+            same.count += row.rank not in same.ranks
+            same.ranks.add(row.rank)
+            same.is_dated = True
+    return by_number
 
 
-def _xid_draft(number: int, found: _Found) -> Draft:
+def _xid_draft(number: int, errors: _XidErrors) -> Draft:
     meaning = meaning_of(number)
-    when = "" if found.is_dated else "; the log does not show when"
-    when = f"; {'first ' if found.count > 1 else ''}at {found.time}" if found.time else when
-    ran = f", in {found.process}" if found.process else ""
-    bad = Severity.ERROR if found.is_dated else Severity.WARNING
+    when = "" if errors.is_dated else "; the log does not show when"
+    when = f"; {'first ' if errors.count > 1 else ''}at {errors.time}" if errors.time else when
+    ran = f", in {errors.process}" if errors.process else ""
+    bad = Severity.ERROR if errors.is_dated else Severity.WARNING
     return Draft(
-        message=f"XID {number} {_times(found.count)} {_where(found)}: {meaning.text}{when}{ran}.",
+        message=f"XID {number} {_times(errors.count)} {_where(errors)}: {meaning.text}{when}{ran}.",
         fix=meaning.fix,
-        confidence=Confidence.MEASURED if found.is_dated else Confidence.INFERRED,
-        ranks=tuple(sorted(found.ranks)),
-        evidence=("telemetry.errors" if found.devices else "telemetry.ranks",),
+        confidence=Confidence.MEASURED if errors.is_dated else Confidence.INFERRED,
+        ranks=tuple(sorted(errors.ranks)),
+        evidence=("telemetry.errors" if errors.devices else "telemetry.ranks",),
         severity=bad if meaning.is_hardware else None,
     )
 
 
-def _where(found: _Found) -> str:
+def _where(errors: _XidErrors) -> str:
     """The ranks and their GPUs, as far as they are known."""
-    devices = list(dict.fromkeys(found.devices))
+    devices = list(dict.fromkeys(errors.devices))
     more = f" and {len(devices) - _MAX_NAMED} more" if len(devices) > _MAX_NAMED else ""
     named = f"{', '.join(devices[:_MAX_NAMED])}{more}"
-    if not found.ranks:
+    if not errors.ranks:
         return f"on {named}"
-    return f"on the GPU of {name_ranks(found.ranks)}{f' ({named})' if named else ''}"
+    return f"on the GPU of {name_ranks(errors.ranks)}{f' ({named})' if named else ''}"
 
 
 def _fabric_draft(error: DeviceError) -> Draft:

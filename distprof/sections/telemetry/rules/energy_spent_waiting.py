@@ -16,12 +16,12 @@ Only in energy: the sum over ranks of mean power times exposed waiting. Findings
 pipelines and collectives carry the cost in time.
 
 ## How to fix
-Fix what ranks wait for, most expensive first. Until then a lower power cap on waiting ranks saves
+Fix the causes of waiting, most expensive first. Until then a lower power cap on waiting ranks saves
 energy and costs no time.
 
 ## When it is wrong
-Samples are too far apart to show what a GPU draws while it waits, so distprof takes its mean power.
-Waiting draws somewhat less than computing.
+Samples are too far apart to show the power of a GPU while it waits, so distprof uses its mean
+power. A waiting GPU draws somewhat less than a computing one.
 
 ## Sources
 Formula sheet, "Measured from traces" (exposed wait).
@@ -64,7 +64,7 @@ def check(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:
             f"{_amount(telemetry.energy_per_step_j, share)} is drawn while ranks wait for others."
         ),
         fix=(
-            "Fix what ranks wait for, most expensive first. Until then a lower power cap on "
+            "Fix the causes of waiting, most expensive first. Until then a lower power cap on "
             "waiting ranks saves energy and costs no time."
         ),
         confidence=Confidence.MODELLED,

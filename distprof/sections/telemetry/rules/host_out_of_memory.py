@@ -5,25 +5,25 @@ The kernel's OOM killer ended a process, because the host or the memory cgroup o
 container, a job of SLURM) had no memory left.
 
 ## Why it costs time
-The rank ends without a word of its own (SIGKILL), or a worker of its data loader does. The others
-wait for it until their watchdog ends them, and all steps since the last checkpoint are lost.
+The rank, or a worker of its data loader, ends without a message (SIGKILL). The other ranks wait for
+it until their watchdog ends them, and all steps since the last checkpoint are lost.
 
 ## Evidence needed
-A kernel log: `dmesg -T`, or `journalctl -k`. A process is a rank where run.json names its process
-id on that host. Kills that the log dates an hour or more away from the recording are left out.
-The rule is silent for jobs on CPUs without a kernel log.
+A kernel log: `dmesg -T`, or `journalctl -k`. A process is a rank if run.json lists its process id
+on that host. Kills that the log dates an hour or more away from the recording are left out. The
+rule is silent for jobs on CPUs without a kernel log.
 
 ## How the cost is computed
 Not computed: there is no cost per step.
 
 ## How to fix
 Use fewer or smaller loader workers and a smaller prefetch factor, do not gather checkpoints on one
-rank, and free pinned memory. Where a cgroup was full, ask for more memory (`--mem`, the limit of
-the container).
+rank, and free pinned memory. If a cgroup was full, request more memory (`--mem`, the limit of the
+container).
 
 ## When it is wrong
-The process is not of the job. The killer takes the largest process, which need not be the one whose
-memory grew.
+The process does not belong to the job. The OOM killer ends the largest process, which need not be
+the one whose memory grew.
 
 ## Sources
 Linux, `mm/oom_kill.c`; Linux documentation of memory cgroups.
@@ -56,7 +56,11 @@ def check(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:  # noq
 
 def _draft(error: DeviceError) -> Draft:
     is_cgroup = _CGROUP in error.text.lower()
-    full = "its memory cgroup (container or job) was full" if is_cgroup else "the host was full"
+    full = (
+        "its memory cgroup (container or job) was full"
+        if is_cgroup
+        else "the host had no memory left"
+    )
     held = f", when it held {format_bytes(error.memory_bytes)}" if error.memory_bytes else ""
     return draft_of(
         error,
@@ -64,6 +68,6 @@ def _draft(error: DeviceError) -> Draft:
         f"{full}.",
         fix=(
             "Use fewer loader workers and less prefetching, and free host memory"
-            f"{'; or raise the memory limit of the job or container' if is_cgroup else ''}."
+            f"{', or raise the memory limit of the job or container' if is_cgroup else ''}."
         ),
     )

@@ -5,21 +5,21 @@ GPUs near the temperature at which they slow down, and GPUs that are much hotter
 and already slower.
 
 ## Why it costs time
-A hot GPU leaks more current and reaches its power cap at a lower clock. A few degrees higher its
+A hot GPU leaks more current and reaches its power cap at a lower clock. At a few degrees more its
 hardware slows it down. It also fails sooner.
 
 ## Evidence needed
-Temperatures: of the analysed steps where samples are of their time, else of the whole recording.
+Temperatures in the analysed steps if samples cover them, otherwise in the whole recording.
 
 ## How the cost is computed
 Not computed: the findings on throttling and on late ranks carry the cost of heat.
 
 ## How to fix
-Compare the inlet temperature and fans of its host with others'; look for blocked air flow, a
-missing blank, a pump that failed; reseat the heat sink if only one GPU is hot.
+Compare the inlet temperature and fans of its host with those of other hosts. Look for blocked air
+flow, a missing blanking panel or a failed pump. Reseat the heat sink if only one GPU is hot.
 
 ## When it is wrong
-Limits differ by model: some run at 85 °C by design (`nvidia-smi -q -d TEMPERATURE` has them).
+Limits differ by model: some run at 85 °C by design (`nvidia-smi -q -d TEMPERATURE` shows them).
 GPUs downstream in the air flow of a chassis are always hotter than those upstream.
 
 ## Sources
@@ -62,29 +62,29 @@ _LOWER_CLOCK = 0.97
 def check(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding for all hot GPUs."""
     units = [u for u in units_of(telemetry) if u.figures.temperature_c_max is not None]
-    found = [unit for peers in by_kind(units) for unit in _hot(peers, limits)]
-    if not found:
+    hot = [unit for peers in by_kind(units) for unit in _hot(peers, limits)]
+    if not hot:
         return
-    hottest = max(unit.figures.temperature_c_max or 0 for unit in found)
-    ids = {id(unit) for unit in found}
+    hottest = max(unit.figures.temperature_c_max or 0 for unit in hot)
+    ids = {id(unit) for unit in hot}
     rest = [unit for unit in units if id(unit) not in ids]
     usual = median_of(rest, lambda figures: figures.temperature_c_max)
     peers = "" if usual is None else f"; the median of the others is {usual:.0f} °C"
-    several = len(found) > 1
+    several = len(hot) > 1
     yield Draft(
         message=(
-            f"{named(found)} {'reach' if several else 'reaches'} {'up to ' if several else ''}"
+            f"{named(hot)} {'reach' if several else 'reaches'} {'up to ' if several else ''}"
             f"{hottest} °C{peers}."
         ),
         fix=(
-            "Compare inlet temperature, fans and air flow of the host with others'; reseat the "
-            "heat sink where only one GPU of a host is hot."
+            "Compare inlet temperature, fans and air flow of the host with those of other hosts. "
+            "Reseat the heat sink if only one GPU of a host is hot."
         ),
         confidence=(
-            Confidence.MEASURED if all(unit.is_sure for unit in found) else Confidence.INFERRED
+            Confidence.MEASURED if all(unit.is_sure for unit in hot) else Confidence.INFERRED
         ),
-        ranks=ranks_of(found),
-        evidence=evidence_of(found),
+        ranks=ranks_of(hot),
+        evidence=evidence_of(hot),
     )
 
 
@@ -93,14 +93,14 @@ def _hot(peers: Sequence[Unit], limits: Limits) -> list[Unit]:
     heats = [float(unit.figures.temperature_c_max or 0) for unit in peers]
     clocks = [unit.figures.sm_clock_mhz_median if unit.is_busy else None for unit in peers]
     usual_heats, usual_clocks = medians_of_others(heats), medians_of_others(clocks)
-    found = []
+    hot = []
     for i, unit in enumerate(peers):
         usual, clock, others = usual_heats[i], clocks[i], usual_clocks[i]
         is_hotter = usual is not None and heats[i] >= usual + limits["above_peers_c"]
         is_lower = clock is not None and others is not None and clock < _LOWER_CLOCK * others
         if heats[i] >= limits["hot_c"] or (is_hotter and (is_lower or _is_slowed(unit))):
-            found.append(unit)
-    return found
+            hot.append(unit)
+    return hot
 
 
 def _is_slowed(unit: Unit) -> bool:

@@ -4,23 +4,23 @@
 GPUs with fewer or slower active NVLinks than other GPUs of the same model, or than the model has.
 
 ## Why it costs time
-Collectives inside a node run at the speed of the weakest GPU: one of 18 links missing costs all of
-them 6 % of the bandwidth.
+Collectives inside a node run at the speed of the weakest GPU: one missing link of 18 costs all GPUs
+6 % of the bandwidth.
 
 ## Evidence needed
 The output of `nvidia-smi nvlink --status` from one or more hosts.
 
 ## How the cost is computed
-Not computed: the output shows links, not what was sent over them. Where collectives are slow,
-`below-fabric-bandwidth` and `slow-link` report by how much.
+Not computed: the output shows links, not the traffic over them. If collectives are slow,
+`below-fabric-bandwidth` and `slow-link` report the cost.
 
 ## How to fix
 Reset the GPUs and restart the fabric manager (`systemctl restart nvidia-fabricmanager`), look for
 XID 74 and NVSwitch errors, and have the board checked if the link stays down.
 
 ## When it is wrong
-Machines of some clouds, and cards that plug into PCIe, have fewer links than the same chip
-elsewhere. Then all GPUs have equal links, and only SXM models are compared with their data sheet.
+Some cloud machines, and PCIe cards, have fewer links than the same chip elsewhere. All their GPUs
+then have equal links, and only SXM models are compared with their data sheet.
 
 ## Sources
 NVIDIA, `nvidia-smi nvlink` manual; formula sheet, "Hardware" (bandwidth by kind).
@@ -62,9 +62,9 @@ def check(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:
     for name in dict.fromkeys(links.name for links in telemetry.nvlinks):
         peers = [links for links in telemetry.nvlinks if links.name == name]
         best = max(links.bytes_per_s for links in peers)
-        found = [links for links in peers if _is_short(links, best, limits)]
-        if found:
-            yield _draft(found, best)
+        short = [links for links in peers if _is_short(links, best, limits)]
+        if short:
+            yield _draft(short, best)
 
 
 def _is_short(links: DeviceNvlink, best: float, limits: Limits) -> bool:
@@ -74,23 +74,24 @@ def _is_short(links: DeviceNvlink, best: float, limits: Limits) -> bool:
     )
 
 
-def _draft(found: Sequence[DeviceNvlink], best: float) -> Draft:
-    worst = min(found, key=lambda links: links.bytes_per_s)
-    others = [links for links in found if links is not worst]
-    should = max(best, worst.expected_bytes_per_s or 0.0)
-    more = f"; {len(others)} more GPUs lack links too" if others else ""
-    whose = "" if worst.rank is None else f" (rank {worst.rank})"
+def _draft(short: Sequence[DeviceNvlink], best: float) -> Draft:
+    worst = min(short, key=lambda links: links.bytes_per_s)
+    num_others = len(short) - 1
+    expected = max(best, worst.expected_bytes_per_s or 0.0)
+    more = f"; {num_others} more GPUs also lack links" if num_others > 1 else ""
+    more = "; 1 more GPU also lacks links" if num_others == 1 else more
+    rank = "" if worst.rank is None else f" (rank {worst.rank})"
     return Draft(
         message=(
-            f"{worst.device}{whose} has {worst.num_active} of {worst.num_links} active NVLinks, "
-            f"{format_bandwidth(worst.bytes_per_s)} of {format_bandwidth(should)} per "
+            f"{worst.device}{rank} has {worst.num_active} of {worst.num_links} active NVLinks, "
+            f"{format_bandwidth(worst.bytes_per_s)} of {format_bandwidth(expected)} per "
             f"direction{_which(worst)}{more}."
         ),
         fix=(
             "Reset the GPUs and restart the fabric manager, look for XID 74 and NVSwitch errors "
             "in the host's logs, and have the board checked if links stay down."
         ),
-        ranks=tuple(sorted(links.rank for links in found if links.rank is not None)),
+        ranks=tuple(sorted(links.rank for links in short if links.rank is not None)),
         evidence=("telemetry.nvlinks",),
     )
 

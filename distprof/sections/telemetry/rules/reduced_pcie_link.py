@@ -5,7 +5,7 @@ GPUs whose PCIe link has fewer lanes, or an older generation, than the GPU and i
 
 ## Why it costs time
 Copies between CPU and GPU, and traffic to network cards and to GPUs without NVLink, run over this
-link. Half the lanes are half the bandwidth, and every other rank waits for this one.
+link. Half the lanes give half the bandwidth, and every other rank waits for this one.
 
 ## Evidence needed
 The output of `nvidia-smi -q` or `nvidia-smi -q -x`, or of `nvidia-smi --query-gpu` with
@@ -13,7 +13,7 @@ The output of `nvidia-smi -q` or `nvidia-smi -q -x`, or of `nvidia-smi --query-g
 `pstate`, taken while the GPUs work.
 
 ## How the cost is computed
-Not computed: the output shows the link, not what was sent over it.
+Not computed: the output shows the link, not the traffic over it.
 
 ## How to fix
 Reseat the GPU, its riser and its cables, and look for PCIe errors in the kernel log of its host.
@@ -48,7 +48,7 @@ NO_LINKS = "no PCIe links of working GPUs were read: pass the output of nvidia-s
     costs_time=False,
 )
 def check(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
-    """Yield one finding per combination of what a link is and could be."""
+    """Yield one finding per combination of present and possible link."""
     judged = [one for one in telemetry.conditions if one.is_in_use and one.pcie_width is not None]
     if not judged:
         if telemetry.is_missing:
@@ -56,11 +56,11 @@ def check(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:  # noq
         if telemetry.ranks or telemetry.devices or telemetry.conditions:
             raise InsufficientEvidenceError(NO_LINKS)
         return
-    alike: dict[tuple[str, str], list[DeviceCondition]] = {}
+    by_link: dict[tuple[str, str], list[DeviceCondition]] = {}
     for one in judged:
         if _is_reduced(one):
-            alike.setdefault(_link(one), []).append(one)
-    yield from (_draft(link, found) for link, found in alike.items())
+            by_link.setdefault(_link(one), []).append(one)
+    yield from (_draft(link, devices) for link, devices in by_link.items())
 
 
 def _is_reduced(one: DeviceCondition) -> bool:
@@ -74,7 +74,7 @@ def _below(now: int | None, most: int | None) -> bool:
 
 
 def _link(one: DeviceCondition) -> tuple[str, str]:
-    """What the link is and what it could be, for example ``PCIe 4.0 x8``, ``PCIe 5.0 x16``."""
+    """Present and possible link, for example ``PCIe 4.0 x8``, ``PCIe 5.0 x16``."""
     now = _name(one.pcie_generation, one.pcie_width)
     return now, _name(one.pcie_generation_max, one.pcie_width_max)
 
@@ -87,15 +87,17 @@ def _name(generation: int | None, width: int | None) -> str:
     return f"PCIe{''.join(parts)}"
 
 
-def _draft(link: tuple[str, str], found: Sequence[DeviceCondition]) -> Draft:
-    run = "run" if len(found) > 1 else "runs"
-    whose = "the GPUs and their hosts allow" if len(found) > 1 else "the GPU and its host allow"
+def _draft(link: tuple[str, str], devices: Sequence[DeviceCondition]) -> Draft:
+    run = "run" if len(devices) > 1 else "runs"
+    allow = "the GPUs and their hosts allow" if len(devices) > 1 else "the GPU and its host allow"
     return Draft(
-        message=f"{capitalized(name_devices(found))} {run} over {link[0]}; {whose} {link[1]}.",
+        message=(
+            f"{capitalized(name_devices(devices))} {run} over {link[0]}, but {allow} {link[1]}."
+        ),
         fix=(
             "Reseat the GPU, its riser and its cables, look for PCIe errors in the kernel log of "
             "its host, and compare the settings of its slot in the firmware with those of others."
         ),
-        ranks=ranks_of_devices(found),
+        ranks=ranks_of_devices(devices),
         evidence=("telemetry.conditions",),
     )

@@ -1,31 +1,30 @@
 """# shared-gpu
 
 ## What it detects
-Ranks that run on one GPU, and GPUs on which another process computes as well.
+Ranks that share one GPU, and GPUs on which another process also computes.
 
 ## Why it costs time
 Without MPS, processes take turns on a GPU: while the kernels of one run, those of the other wait,
 although they were launched in time. The trace of each rank shows idle time without a cause, and its
-collectives wait for ranks whose turn has not come. A process that an earlier job left behind, or a
-neighbour on the same machine, does this to a single rank, and all others wait for it.
+collectives wait for ranks whose turn has not come. A process left behind by an earlier job, or by
+another user of the machine, slows a single rank in this way, and all other ranks wait for it.
 
 ## Evidence needed
 The UUID of each rank's GPU, or the number of processes that compute on it, from distprof's probe. A
-container may show its own processes only.
+container may show only its own processes.
 
 ## How the cost is computed
 Idle time of these ranks although kernels were launched in time, mean per step, less the median of
-ranks that have a GPU to themselves. Kernels that were interrupted last longer, too, which no trace
-shows.
+ranks that have a GPU to themselves. Interrupted kernels also take longer, which no trace shows.
 
 ## How to fix
-Give each rank a GPU of its own: set the device from LOCAL_RANK, and start as many ranks as there
-are GPUs (`CUDA_VISIBLE_DEVICES`, `--gpus-per-task`). Stop processes that are left over
-(`nvidia-smi`, `fuser -v /dev/nvidia*`).
+Give each rank its own GPU: set the device from LOCAL_RANK, and start as many ranks as there are
+GPUs (`CUDA_VISIBLE_DEVICES`, `--gpus-per-task`). Stop leftover processes (`nvidia-smi`,
+`fuser -v /dev/nvidia*`).
 
 ## When it is wrong
-Ranks share a GPU on purpose in tests. Under MPS their kernels run side by side, which costs less.
-Processes that the job starts for other work, such as writing checkpoints, count as others.
+Ranks share a GPU on purpose in tests. Under MPS their kernels run concurrently, which costs less.
+Processes that the job starts for other work, such as writing checkpoints, count as other processes.
 
 ## Sources
 NVIDIA, "Multi-Process Service" (time-slicing of contexts). NVML API reference,
@@ -55,7 +54,7 @@ _WIDER = ("HST109", "STR110", "COM103")
     since="0.1.0",
     needs=(TelemetryResult, IdleResult, WaterfallResult, StepTimeResult),
     limits={
-        "dominates_ratio": Limit(0.05, "share of the step from which it comes before all else"),
+        "dominates_ratio": Limit(0.05, "share of the step from which this finding comes first"),
     },
 )
 def check(
@@ -83,8 +82,8 @@ def check(
         yield Draft(
             message=f"{capitalized(text(groups))} {_effect(cost, step)}",
             fix=(
-                "Give each rank a GPU of its own (device from LOCAL_RANK, as many ranks as GPUs), "
-                "and stop processes that earlier jobs left on it."
+                "Give each rank its own GPU (device from LOCAL_RANK, as many ranks as GPUs), and "
+                "stop processes that earlier jobs left on it."
             ),
             cost_ns_per_step=cost or None,
             confidence=Confidence.INFERRED,
@@ -97,13 +96,14 @@ def check(
 
 
 def _num_others(sharers: Sequence[RankTelemetry]) -> int:
-    """Processes on a GPU that are none of the job's ranks."""
+    """Number of processes on a GPU that are not ranks of the job."""
     return max(one.num_processes or 0 for one in sharers) - len(sharers)
 
 
 def _of_ranks(groups: Sequence[Sequence[RankTelemetry]]) -> str:
     sharers = groups[0]
-    others = f", and {len(groups) - 1} more GPUs are shared" if len(groups) > 1 else ""
+    others = f", and {len(groups) - 1} more GPUs are shared" if len(groups) > 2 else ""
+    others = ", and 1 more GPU is shared" if len(groups) == 2 else others
     return (
         f"{name_ranks(one.rank for one in sharers)} share one GPU ({sharers[0].uuid}){others}: "
         "their kernels take turns."
@@ -123,12 +123,14 @@ def _of_others(groups: Sequence[Sequence[RankTelemetry]]) -> str:
 
 def _effect(cost: int, step: MeanStep) -> str:
     if not cost:
-        return "Their traces do not show what it costs."
-    return f"For {step.share(cost)} the GPU runs nothing of theirs, although kernels are launched."
+        return "The traces do not show the cost."
+    return (
+        f"For {step.share(cost)} the GPU runs none of their kernels, although these are launched."
+    )
 
 
 def _idle_ns(idle: IdleResult, ranks: Sequence[int], step: MeanStep) -> int:
-    """Idle time without a cause beyond that of ranks with a GPU to themselves, mean per step."""
+    """Unexplained idle time above that of ranks with a GPU to themselves, mean per step."""
     if idle.is_cpu:
         return 0
     own = [rank.unknown_ns for rank in idle.ranks if rank.rank in ranks]

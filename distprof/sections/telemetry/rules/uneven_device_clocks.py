@@ -7,20 +7,20 @@ GPUs that run at a lower clock than their peers although they report no throttli
 Compute kernels take longer in proportion, and all ranks wait for the slowest.
 
 ## Evidence needed
-Clocks of at least three busy GPUs of one model, from the analysed steps where samples cover them.
-Samples without throttle reasons cannot show that nothing slows a GPU.
+Clocks of at least 3 busy GPUs of one model, from the analysed steps if samples cover them. Samples
+without throttle reasons cannot show that nothing throttles a GPU.
 
 ## How the cost is computed
-The cost of the rank as a straggler: the exposed time that others wait for it. None where the others
-do not wait for it, or where the rank is unknown.
+The cost of the rank as a straggler: the exposed time that other ranks wait for it. There is none if
+they do not wait for it, or if the rank is unknown.
 
 ## How to fix
 Reset application clocks (`nvidia-smi -rac`) and locked clocks (`nvidia-smi -rgc`), compare power
-limits, and switch persistence mode on. Take out a GPU whose clock stays low.
+limits, and switch persistence mode on. Take a GPU whose clock stays low out of service.
 
 ## When it is wrong
 A GPU with less work may lower its clock: check whether its rank is late. Different models in one
-job have different clocks; distprof assumes that all ranks have the same model.
+job have different clocks, but distprof assumes that all ranks have the same model.
 
 ## Sources
 NVIDIA, `nvidia-smi` manual, "Clocks".
@@ -47,7 +47,7 @@ from distprof.sections.telemetry.rules._shared import (
 from distprof.terms import Severity
 from distprof.units import format_ratio
 
-LEAST_PEERS = 2
+MIN_PEERS = 2
 
 
 @rule(
@@ -69,13 +69,13 @@ def check(
     busy = [unit for unit in units_of(telemetry) if unit.is_busy and _clock(unit) is not None]
     for peers in by_kind(busy):
         usual = medians_of_others([_clock(unit) for unit in peers])
-        found = [
+        slow = [
             unit
             for unit, others in zip(peers, usual, strict=True)
-            if len(peers) > LEAST_PEERS and _is_low(unit, others, limits)
+            if len(peers) > MIN_PEERS and _is_low(unit, others, limits)
         ]
-        if found:
-            yield _draft(found, peers, stragglers)
+        if slow:
+            yield _draft(slow, peers, stragglers)
 
 
 def _clock(unit: Unit) -> float | None:
@@ -91,26 +91,27 @@ def _is_low(unit: Unit, usual: float | None, limits: Limits) -> bool:
     return own < (1 - limits["lower_ratio"]) * usual
 
 
-def _draft(found: Sequence[Unit], peers: Sequence[Unit], stragglers: StragglersResult) -> Draft:
-    ids = {id(unit) for unit in found}
+def _draft(slow: Sequence[Unit], peers: Sequence[Unit], stragglers: StragglersResult) -> Draft:
+    ids = {id(unit) for unit in slow}
     rest = [unit for unit in peers if id(unit) not in ids]
-    own = median_of(found, lambda figures: figures.sm_clock_mhz_median) or 0.0
+    own = median_of(slow, lambda figures: figures.sm_clock_mhz_median) or 0.0
     usual = median_of(rest, lambda figures: figures.sm_clock_mhz_median) or own
-    cost, without, confidence = cost_of(found, stragglers)
-    several = len(found) > 1
+    cost, without, confidence = cost_of(slow, stragglers)
+    several = len(slow) > 1
     return Draft(
         message=(
-            f"{named(found)} {'run' if several else 'runs'} at {own:,.0f} MHz, "
-            f"{'their' if several else 'its'} peers at {usual:,.0f} MHz "
-            f"({format_ratio(1 - own / usual if usual else 0.0)} less), for no reported reason."
+            f"{named(slow)} {'run' if several else 'runs'} at {own:,.0f} MHz, "
+            f"{format_ratio(1 - own / usual if usual else 0.0)} below the {usual:,.0f} MHz of "
+            f"{'their' if several else 'its'} peers, for no reported reason."
         ),
         fix=(
             "Reset application and locked clocks (nvidia-smi -rac, nvidia-smi -rgc), compare power "
-            "limits (nvidia-smi -q -d CLOCK,POWER); take out a GPU whose clock stays low."
+            "limits (nvidia-smi -q -d CLOCK,POWER). Take a GPU whose clock stays low out of "
+            "service."
         ),
         cost_ns_per_step=cost,
         confidence=confidence,
-        ranks=ranks_of(found),
-        evidence=evidence_of(found),
+        ranks=ranks_of(slow),
+        evidence=evidence_of(slow),
         without=without,
     )

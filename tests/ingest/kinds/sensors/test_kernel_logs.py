@@ -144,7 +144,7 @@ def test_a_kernel_log_without_an_error_says_so(tmp_path):
     log_of(tmp_path, text)
     report = distprof.analyze(str(tmp_path / "kernel.log"))
     assert report.telemetry.kernel_logs == ("kernel.log",)
-    assert report.verdict.line.startswith("1 kernel log without an error of a GPU")
+    assert report.verdict.line.startswith("1 kernel log without GPU errors")
 
 
 @pytest.mark.parametrize(
