@@ -62,7 +62,7 @@ def check(
     """Yield one finding per axis."""
     if placement.order in _OTHER_ORDERS:
         placed(placement)
-        return  # the mesh may be made for this order
+        return  # the mesh may be laid out for this order
     for axis in crossing(placement):
         if axis.axis in EXPOSED_BY_NATURE or not axis.could_fit:
             continue

@@ -76,7 +76,7 @@ def check(
     step = mean_step(waterfall, step_time)
     exposed = sum(
         record.exposed_transfer_ns_per_step for record in flat
-    )  # may be so at the same time
+    )  # classes may be exposed at the same time
     cost = min(exposed, step.exposed_transfer_ns)
     if step.ratio(cost) < limits["min_step_ratio"]:
         return
