@@ -55,7 +55,8 @@ def _step_text(result: EfficiencyResult) -> str:
         return ""
     return (
         f"{result.tokens_per_step:,} tokens, {_flop(result.flop_per_step)} in"
-        f" {format_duration(result.step_ns)} on {counted(result.num_devices or 0, _processor(result))}"
+        f" {format_duration(result.step_ns)} on"
+        f" {counted(result.num_devices or 0, _processor(result))}"
     )
 
 
@@ -88,8 +89,8 @@ def _roofline_text(result: EfficiencyResult) -> str:
         return ""
     return (
         f"{result.regime}: {result.flop_per_byte:,.0f} FLOP per byte sent, ridge"
-        f" {result.ridge_flop_per_byte:,.0f}; at most {format_ratio(result.bound_ratio)} of the peak"
-        " if communication overlapped perfectly"
+        f" {result.ridge_flop_per_byte:,.0f}; at most {format_ratio(result.bound_ratio)} of the"
+        " peak if communication overlapped perfectly"
     )
 
 

@@ -32,7 +32,7 @@ _MOST_RANKS = 16
 
 _MOST_STEPS = 2_000
 _MOST_CELLS = 4_000_000
-"""Most cells of the table of steps by ranks. Earlier steps are dropped, to bound memory and time."""
+"""Largest table of steps by ranks. Earlier steps are dropped, to bound memory and time."""
 
 
 def find_late_ranks(

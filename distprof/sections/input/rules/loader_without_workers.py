@@ -105,7 +105,7 @@ def check(
 
 
 def _loads_itself(settings: SettingsResult) -> bool:
-    """Whether no batch came from a worker, according to the traces or, failing that, the loaders."""
+    """Whether no batch came from a worker, according to the traces or, failing that, loaders."""
     if any(rank.num_own_loads or rank.num_worker_loads for rank in settings.feed):
         return not any(rank.num_worker_loads for rank in settings.feed)
     return bool(settings.loaders) and not any(one.num_workers for one in settings.loaders)

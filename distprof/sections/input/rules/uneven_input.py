@@ -125,7 +125,10 @@ def _uncertain(
     waits = f"rank {worst} waits {format_duration(excess[worst])} longer for input than its peers"
     if loader_queued.get(worst, 0) > queued.get(worst, 0):
         wait = format_duration(loader_queued[worst])
-        return f"{waits}, but the machine is busy: for {wait} of this time its loader waits for a free CPU"
+        return (
+            f"{waits}, but the machine is busy: for {wait} of this time its loader waits for a "
+            "free CPU"
+        )
     wait = format_duration(queued.get(worst, 0))
     return (
         f"{waits}, but the machine is busy: its training thread waits {wait} of each step for a "

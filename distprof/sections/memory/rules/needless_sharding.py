@@ -24,7 +24,7 @@ FSDP and leave weights gathered after the forward pass (`reshard_after_forward=F
 
 ## When it is wrong
 A larger micro-batch may gain more than less traffic. The state is smaller or larger than modelled
-if parameters, gradients and moments do not take 16 bytes together.
+if parameters, gradients and moments do not take 16 bytes in total.
 
 ## Sources
 Formula sheet, "Volume per training step", "Memory", "Anti-patterns" (FSDP where DDP would fit).
