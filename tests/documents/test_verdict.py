@@ -132,8 +132,8 @@ def test_pure_computation_needs_no_runner_up() -> None:
 def test_a_single_rank_cannot_tell_waiting_from_transfer() -> None:
     verdict = judge(single_rank())
     assert verdict.line == (
-        "Exposed communication takes 35.9 % of each step (8.00 ms of 22.3 ms): "
-        "a single rank cannot separate waiting from transfer, record the others too."
+        "Exposed communication takes 35.9 % of each step (8.00 ms of 22.3 ms): record the other "
+        "ranks too, because one rank cannot separate waiting from transfer."
     )
     assert "Ranks 1-7 were not recorded." in verdict.why
 

@@ -43,7 +43,7 @@ from distprof.units import capitalized, fold_ranks, format_ratio
     needs=(CaptureResult,),
     limits={
         "overlap_ratio": Limit(
-            0.5, "smallest acceptable share of the recorded time that all ranks have in common"
+            0.5, "smallest acceptable share of recorded time that all ranks share"
         )
     },
     costs_time=False,

@@ -126,7 +126,7 @@ def _uncertain(
     if loader_queued.get(worst, 0) > queued.get(worst, 0):
         wait = format_duration(loader_queued[worst])
         return (
-            f"{waits}, but the machine is busy: for {wait} of this time its loader waits for a "
+            f"{waits}, but the machine is busy: its loader spends {wait} of that waiting for a "
             "free CPU"
         )
     wait = format_duration(queued.get(worst, 0))
