@@ -228,7 +228,7 @@ def test_a_run_of_one_rank_is_complete() -> None:
         [waterfall_of(0, computation_ns=600 * MS, exposed_comm_unsplit_ns=400 * MS)],
         run=run_info((0,), world_size=1),
     )
-    assert "record the others" not in judge(report).line
+    assert "record the other ranks" not in judge(report).line
 
 
 def stragglers_result(*rows: RankStraggler) -> StragglersResult:

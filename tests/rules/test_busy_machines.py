@@ -234,7 +234,7 @@ TOLD = JobError(rank=2, kind="ValueError", message="no data", step=14, is_peer_l
         (
             "capture",
             (TOLD,),
-            "Read the output of the program, and error.json in the folder of that rank.",
+            "Read the output of the program and error.json in the folder of that rank.",
         ),
         ("capture", (), "Read the output of the program."),
     ],

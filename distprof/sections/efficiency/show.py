@@ -39,7 +39,7 @@ def efficiency_table(report: Report, *, show_all: bool) -> TableView | None:
 
 
 def _processor(result: EfficiencyResult) -> str:
-    """``CPU`` or ``GPU``, whichever the ranks compute on."""
+    """The kind of processor that the ranks compute on: ``CPU`` or ``GPU``."""
     return "CPU" if result.device == CPU else "GPU"
 
 

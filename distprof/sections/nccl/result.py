@@ -29,7 +29,7 @@ NO_LOG = "no NCCL log was read: run with NCCL_DEBUG=INFO"
 
 
 class NcclGroup(Record, frozen=True, kw_only=True):
-    """Communicators of one size that span the same number of hosts.
+    """Communicators of the same size that span the same number of hosts.
 
     Args:
         num_ranks: Ranks of one communicator.
@@ -40,8 +40,8 @@ class NcclGroup(Record, frozen=True, kw_only=True):
         num_nvls_channels: Channels of NVLink SHARP; null if not printed.
         init_ns: Longest initialisation time; null if not printed.
         num_rings: Rings that the log holds completely.
-        crossings: Mean number of times that such a ring passes from one host to another; null
-            without rings.
+        crossings: Mean number of times that a ring passes from one host to another; null without
+            rings.
         tree_depth: Depth of the deepest tree that the log holds completely; null without one.
     """
 

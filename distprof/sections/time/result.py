@@ -105,7 +105,7 @@ class BreakdownResult(Result, frozen=True, kw_only=True):
     Args:
         ranks: Each rank over all analysed steps.
         steps: Each rank and step. A large run lists the steps of only some ranks: an eighth are
-            those whose computation differs most from the median, the rest are evenly spaced.
+            those whose computation differs most from the median, and the rest are evenly spaced.
         num_ranks_left_out: Ranks without rows in ``steps``; 0 with ``--every-step``.
     """
 

@@ -13,7 +13,7 @@ and a GPU that is on the hardware sheet. With traces, the finding also says wher
 time goes.
 
 ## How the cost is computed
-No cost of its own: other findings price each cause of low utilisation, and the distance to a target
+No separate cost: other findings price each cause of low utilisation, and the distance to a target
 is not time that a fix could recover.
 
 ## How to fix
@@ -91,7 +91,7 @@ def check(
 
 
 def _where(efficiency: EfficiencyResult, waterfall: WaterfallResult) -> str:
-    """Where the rest goes, according to the traced steps; empty without traces."""
+    """Where the rest of the time goes, according to the traces; empty without traces."""
     total = waterfall.all
     if total is None or not total.span_ns:
         return ""

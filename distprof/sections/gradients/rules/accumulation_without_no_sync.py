@@ -28,7 +28,7 @@ forward has to be inside too. `static_graph=True` needs one step without `no_syn
 ## When it is wrong
 Memory may not suffice for complete gradients in addition to their buckets (`no_sync` keeps both).
 Two backwards of different losses through the same module before one update, as in adversarial
-training, look the same; `no_sync` fits them too.
+training, look the same, and `no_sync` fits them as well.
 
 ## Sources
 Formula sheet, "Volume per training step" (DDP) and "Anti-patterns" (accumulation without
@@ -80,8 +80,8 @@ def check(
         yield Draft(
             message=(
                 f"DDP reduces the gradients {group.times_reduced:.3g} times before each update "
-                f"({group.micro_batches:.3g} micro-batches): {step.share(cost)} is "
-                f"{exposed_label(group)} of unnecessary reductions."
+                f"({group.micro_batches:.3g} micro-batches): {exposed_label(group)} of unnecessary "
+                f"reductions takes {step.share(cost)}."
             ),
             fix=(
                 "Run forward and backward of all micro-batches but the last under model.no_sync()."

@@ -80,8 +80,8 @@ def check(
             continue
         yield Draft(
             message=(
-                f"Each update reduces {name_of(group)}: {step.share(exposed)} is their "
-                f"{exposed_label(group)}. With 16 bits it would take half."
+                f"Each update reduces {name_of(group)}: their {exposed_label(group)} takes "
+                f"{step.share(exposed)}. With 16 bits it would take half."
             ),
             fix=(
                 "Compress gradients on the wire: register_comm_hook with bf16_compress_hook (gloo: "

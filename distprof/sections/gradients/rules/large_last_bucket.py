@@ -97,8 +97,8 @@ def check(
             message=(
                 f"The last of {group.num_buckets} buckets holds "
                 f"{format_ratio(group.last_bucket_ratio)} of the gradients "
-                f"({format_bytes(group.bytes)}): {step.share(exposed)} is its "
-                f"{exposed_label(group)}{_latency(group)}."
+                f"({format_bytes(group.bytes)}): its {exposed_label(group)} takes "
+                f"{step.share(exposed)}{_latency(group)}."
             ),
             fix=_fix(group),
             cost_ns_per_step=cost,

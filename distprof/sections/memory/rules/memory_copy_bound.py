@@ -64,7 +64,7 @@ def check(waterfall: WaterfallResult, step_time: StepTimeResult, limits: Limits)
         return
     yield Draft(
         message=(
-            f"{step.share(cost)} is exposed copies: they overlap with neither computation nor "
+            f"Exposed copies take {step.share(cost)}: they overlap with neither computation nor "
             f"communication{_split(waterfall)}."
         ),
         fix=_fix(waterfall),

@@ -88,9 +88,9 @@ def check(
         return
     yield Draft(
         message=(
-            f"Weights are gathered {max(axis.gather_passes or 0.0 for axis in repeated):.2g} times"
-            f" per step although the whole state would fit: {format_bytes(whole)} of"
-            f" {format_bytes(size)} (modelled). {step.share(exposed)} is exposed gathers."
+            f"Weights are gathered {max(axis.gather_passes or 0.0 for axis in repeated):.2g} times "
+            f"per step although the whole state would fit: {format_bytes(whole)} of "
+            f"{format_bytes(size)} (modelled). Exposed gathers take {step.share(exposed)}."
         ),
         fix="Use DistributedDataParallel, ZeRO-1, or FSDP with reshard_after_forward=False.",
         cost_ns_per_step=round(sum(gather_transfer(a) * _needless(a) for a in repeated)),

@@ -68,7 +68,7 @@ def check(
         message=(
             f"Ranks are assigned round-robin to {len(placement.nodes)} nodes, so groups of "
             f"{worst.axis} ({worst.size} ranks){others} span {worst.num_nodes} nodes instead of "
-            f"{worst.nodes_if_blocked}: {step.share(cost)} is their exposed transfer."
+            f"{worst.nodes_if_blocked}: their exposed transfer takes {step.share(cost)}."
         ),
         fix=(
             "Number ranks node by node: srun --distribution=block, mpirun --map-by slot, torchrun."

@@ -70,7 +70,7 @@ def check(
         cost = None if step is None else exposed_ns([axis], step)
         if step is not None and step.ratio(cost or 0) < limits["min_step_ratio"]:
             continue
-        share = "" if step is None else f": {step.share(cost or 0)} is their exposed transfer"
+        share = "" if step is None else f": their exposed transfer takes {step.share(cost or 0)}"
         yield Draft(
             message=(
                 f"Groups of {axis.axis} ({_apart(axis)}) would fit into a node or domain of "

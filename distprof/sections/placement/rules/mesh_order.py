@@ -71,8 +71,7 @@ def check(
             message=(
                 f"Groups of {outer.axis} ({outer.size} ranks, {outer.stride} apart) span "
                 f"{outer.num_domains} {where} while those of {inner.axis} ({inner.size} ranks) "
-                "stay "
-                f"inside one: {step.share(cost)} is exposed transfer of {outer.axis}."
+                f"stay inside one: the exposed transfer of {outer.axis} takes {step.share(cost)}."
                 f"{modelled_inside(outer, placement)}"
             ),
             fix=(

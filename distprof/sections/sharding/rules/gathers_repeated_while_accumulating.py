@@ -87,8 +87,8 @@ def check(
             continue
         yield Draft(
             message=(
-                f"A step of {moved_by(axis)} {_what(gathers, scatters)}: {step.share(cost)} is "
-                "exposed transfer beyond that of one micro-batch."
+                f"A step of {moved_by(axis)} {_what(gathers, scatters)}: the exposed transfer "
+                f"beyond that of one micro-batch takes {step.share(cost)}."
             ),
             fix=(
                 "If memory allows, reduce gradients in the last micro-batch only "

@@ -75,8 +75,8 @@ def check(
     where = " and ".join(moved_by(axis) for axis in sharding.axes)
     yield Draft(
         message=(
-            f"{_VARIABLE}=1, and {step.share(cost)} is exposed transfer of sharded parameters in "
-            f"{where}."
+            f"{_VARIABLE}=1, and the exposed transfer of sharded parameters in {where} takes "
+            f"{step.share(cost)}."
         ),
         fix=f"Unset {_VARIABLE}: the overlap of sharded parameters needs independent streams.",
         cost_ns_per_step=cost,
