@@ -126,10 +126,10 @@ def _latency_ratio(group: GradientGroup) -> float:
     return time.latency_ns / max(time.of(_last_bytes(group)), 1.0)
 
 
-def _saved_by_splitting(group: GradientGroup, most: float) -> float:
-    """Share of the last bucket's time saved if its share of the gradients is only ``most``."""
+def _saved_by_splitting(group: GradientGroup, max_ratio: float) -> float:
+    """Share of the last bucket's time saved if its share of the gradients is only ``max_ratio``."""
     time = _time(group)
-    return 1 - time.of(most * group.bytes) / max(time.of(_last_bytes(group)), 1.0)
+    return 1 - time.of(max_ratio * group.bytes) / max(time.of(_last_bytes(group)), 1.0)
 
 
 def _saved_by_one_bucket(group: GradientGroup) -> float:
@@ -159,11 +159,11 @@ def _fix(group: GradientGroup) -> str:
     )
 
 
-def _is_large(group: GradientGroup, most: float, min_bytes: float) -> bool:
+def _is_large(group: GradientGroup, max_ratio: float, min_bytes: float) -> bool:
     """Whether the last bucket is large and causes most exposed time; False for a single bucket."""
     return (
         group.num_buckets > 1
-        and group.last_bucket_ratio > most
+        and group.last_bucket_ratio > max_ratio
         and group.last_bucket_ratio * group.bytes >= min_bytes
         and group.last_bucket_ns_per_step >= MOST * max(exposed_once_ns(group), 1)
         and not (group.backward_ns is not None and is_late(group))

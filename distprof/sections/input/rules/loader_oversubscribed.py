@@ -83,9 +83,9 @@ def check(
     ]
     if not hosts:
         return
-    least = limits["wait_ratio"]
-    waiting = waiting_for_input(idle, waterfall, step_time, pauses, step_log, least)
-    if waiting.ratio < least:
+    min_ratio = limits["wait_ratio"]
+    waiting = waiting_for_input(idle, waterfall, step_time, pauses, step_log, min_ratio)
+    if waiting.ratio < min_ratio:
         return
     worst = max(hosts, key=_per_cpu)
     yield Draft(

@@ -80,10 +80,10 @@ def check(
     """Yield one finding for the run."""
     if not _loads_itself(settings):
         return
-    least = limits["wait_ratio"]
-    waiting = waiting_for_input(idle, waterfall, step_time, pauses, step_log, least)
+    min_ratio = limits["wait_ratio"]
+    waiting = waiting_for_input(idle, waterfall, step_time, pauses, step_log, min_ratio)
     is_named = waiting.ranks and set(waiting.ranks) <= named_for_late_input(stragglers)
-    if waiting.ratio < least or is_named:
+    if waiting.ratio < min_ratio or is_named:
         return
     others = _OTHERS_OF_CPU if idle.is_cpu else _OTHERS
     yield Draft(

@@ -68,9 +68,9 @@ def check(
     if not step or len(waits) < 2:
         return  # bare traces, or one rank alone
     excess = {rank: wait - _peers(waits, rank) for rank, wait in waits.items()}
-    least = limits["min_step_ratio"] * step
+    min_excess = limits["min_step_ratio"] * step
     named = named_for_late_input(stragglers)
-    longer = tuple(rank for rank, more in excess.items() if more > least and rank not in named)
+    longer = tuple(rank for rank, more in excess.items() if more > min_excess and rank not in named)
     queued, loader_queued = pauses.queued_ns, _loaders_queued_ns(pauses)
     late = tuple(
         rank

@@ -94,7 +94,7 @@ def out_of_turn(placement: PlacementResult) -> list[PlacedAxis]:
 
 
 def swappable(placement: PlacementResult) -> list[tuple[PlacedAxis, PlacedAxis]]:
-    """Pairs of an axis that leaves its domain and one that stays inside but needs less bandwidth."""
+    """Pairs of an axis that leaves its domain and one inside that needs less bandwidth."""
     if placement.order == "cyclic":
         return []
     axes = _known(placement)

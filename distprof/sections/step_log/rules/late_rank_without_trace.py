@@ -75,9 +75,11 @@ def check(
     if not step or len(stragglers.ranks) > 1:
         return
     is_busy = _queue_ns(pauses) > limits["busy_step_ratio"] * step
-    least = limits["excess_ratio_if_busy" if is_busy else "excess_ratio"]
+    min_ratio = limits["excess_ratio_if_busy" if is_busy else "excess_ratio"]
     late = [
-        one for one in step_log.late if one.often_ratio >= least and not _is_input(step_log, one)
+        one
+        for one in step_log.late
+        if one.often_ratio >= min_ratio and not _is_input(step_log, one)
     ]
     rest = [one for one in step_log.late if one not in late]
     if not late or len(late) > _MOST_NAMED * len(step_log.ranks):
