@@ -1,9 +1,9 @@
 """Bandwidth and waiting over hours or days, from the records of NCCL Inspector.
 
 The bus bandwidth of a collective comes from its shortest duration, that of the member that arrives
-last, because the durations of other members include waiting. ``bus bandwidth = bytes * factor /
-duration``. NCCL counts the bytes that one member passes in, so the bytes of an all-gather or
-reduce-scatter are ``n`` times that number.
+last, because the durations of other members include waiting: ``bytes * factor / duration``. NCCL
+counts the bytes that one member passes in, so the bytes of an all-gather or reduce-scatter are
+``n`` times that number.
 
 Source: NVIDIA/nccl, ``ext-profiler/inspector`` (``inspectorComputeCollBw``); nccl-tests,
 ``doc/PERFORMANCE.md``.

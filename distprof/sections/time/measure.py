@@ -137,7 +137,7 @@ MOST_STEPS = 16_384
 """Most rows of single steps in a report, at 130 bytes each."""
 
 MANY_RANKS = 8_192
-"""Above this number of ranks, whose rows take 1,150 bytes each, an eighth of the steps fits."""
+"""Above this number of ranks, whose rows take 1,150 bytes each, an eighth of the steps is kept."""
 
 DIFFERENT = 8
 """One in this many listed ranks is chosen because its computation differs most from the median."""

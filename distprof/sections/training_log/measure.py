@@ -2,8 +2,9 @@
 
 Figures cover *steady* reports: all reports with a time except the first one and the first one after
 each restart, in which programs allocate, compile and connect. Means are weighted by the number of
-iterations in a report. Source: formula sheet, "Pipeline bubble", for the ideal idle share of a
-pipeline.
+iterations in a report.
+
+Source: formula sheet, "Pipeline bubble", for the ideal idle share of a pipeline.
 """
 
 from __future__ import annotations
@@ -280,5 +281,5 @@ def _limits(log: TrainingLog, timers: tuple[TrainingTimer, ...]) -> tuple[str, .
             "pipeline is unknown (Megatron-LM prints them with --timing-log-level 2)."
         )
     if log.num_unknown:
-        limits.append(f"Lines that look like reports but are not:  {log.num_unknown:,}.")
+        limits.append(f"Lines that look like reports but are not: {log.num_unknown:,}.")
     return tuple(limits)

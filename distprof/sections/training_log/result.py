@@ -2,8 +2,9 @@
 
 Figures cover *steady* reports: all reports with a time except the first one and the first one after
 each restart, in which programs allocate, compile and connect. Means are weighted by the number of
-iterations in a report. Source: formula sheet, "Pipeline bubble", for the ideal idle share of a
-pipeline.
+iterations in a report.
+
+Source: formula sheet, "Pipeline bubble", for the ideal idle share of a pipeline.
 """
 
 from __future__ import annotations
