@@ -135,7 +135,7 @@ def test_a_file_that_was_cut_is_in_the_line_of_evidence(
     trace = GOLDEN / "kineto" / "tp8-b200-rank0" / "eager_trace.json.gz"
     for whole, told in (
         (log, "NCCL logs from 1 file · no timings · partly damaged"),
-        (trace, "1 trace cut short"),
+        (trace, "1 trace truncated"),
     ):
         assert main(["analyze", str(whole)]) == 0
         assert told not in " ".join(capsys.readouterr().out.split())
