@@ -135,8 +135,8 @@ def test_pure_computation_needs_no_runner_up() -> None:
 def test_a_single_rank_cannot_tell_waiting_from_transfer() -> None:
     verdict = judge(single_rank())
     assert verdict.line == (
-        "Exposed communication takes 35.9 % of each step (8.00 ms of 22.3 ms): "
-        "a single rank cannot separate waiting from transfer, record the others too."
+        "Exposed communication takes 35.9 % of each step (8.00 ms of 22.3 ms): record the other "
+        "ranks too, because one rank cannot separate waiting from transfer."
     )
     assert "Ranks 1-7 were not recorded." in verdict.why
 
@@ -231,7 +231,7 @@ def test_a_run_of_one_rank_is_complete() -> None:
         [waterfall_of(0, computation_ns=600 * MS, exposed_comm_unsplit_ns=400 * MS)],
         run=run_info((0,), world_size=1),
     )
-    assert "record the others" not in judge(report).line
+    assert "record the other ranks" not in judge(report).line
 
 
 def stragglers_result(*rows: RankStraggler) -> StragglersResult:

@@ -134,8 +134,8 @@ def test_a_file_that_was_cut_is_in_the_line_of_evidence(
     log = GOLDEN / "nccl" / "2.18.5-h200-2node-16gpu-forced-ring.txt.gz"
     trace = GOLDEN / "kineto" / "tp8-b200-rank0" / "eager_trace.json.gz"
     for whole, told in (
-        (log, "NCCL logs from 1 file · no timings · damaged in part"),
-        (trace, "1 trace cut short"),
+        (log, "NCCL logs from 1 file · no timings · partly damaged"),
+        (trace, "1 trace truncated"),
     ):
         assert main(["analyze", str(whole)]) == 0
         assert told not in " ".join(capsys.readouterr().out.split())

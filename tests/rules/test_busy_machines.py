@@ -179,7 +179,10 @@ def test_late_input_counts_only_where_the_loader_has_a_cpu(lacks_ms, is_found):
     results[PausesResult] = pauses(loader_queue_ns={3: lacks_ms * MS})
     outcome = outcome_of("INP102", results)
     assert bool(outcome.findings) == is_found
-    assert is_found or "its loader waits 1.20 ms of it for a free CPU" in outcome.not_checked[0].why
+    assert (
+        is_found
+        or "its loader spends 1.20 ms of that waiting for a free CPU" in outcome.not_checked[0].why
+    )
 
 
 @pytest.mark.parametrize(
@@ -274,9 +277,9 @@ TOLD = JobError(rank=2, kind="ValueError", message="no data", step=14, is_peer_l
         (
             "capture",
             (TOLD,),
-            "Read what the program printed, and error.json in the folder of that rank.",
+            "Read the output of the program and error.json in the folder of that rank.",
         ),
-        ("capture", (), "Read what the program printed."),
+        ("capture", (), "Read the output of the program."),
     ],
 )
 def test_a_failed_job_points_to_files_that_are_there(kind, errors, fix):

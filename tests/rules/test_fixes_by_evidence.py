@@ -70,7 +70,7 @@ def test_copies_within_the_gpu_are_not_told_to_be_pinned():
 def test_what_is_pinned_already_is_said_to_be():
     found = finding("MEM101", copying(copies("HtoD", "pinned", 3)))
     assert "copies from pinned CPU memory" in found.message
-    assert "pinned already" in found.fix
+    assert "already pinned" in found.fix
     assert "pin_memory=True" not in found.fix
 
 
@@ -197,7 +197,7 @@ def test_ranks_are_named_by_their_share_of_the_time_and_not_by_when():
     late = InputReadinessResult(num_samples=100, job_ratio=0.5, periods=periods)
     found = finding("INP108", {**healthy(), InputReadinessResult: late})
     assert found.message.endswith(
-        "most often that is rank 5 (70.0 %), rank 4 (20.0 %), rank 3 (10.0 %)."
+        "most often it is rank 5 (70.0 %), rank 4 (20.0 %), rank 3 (10.0 %)."
     )
 
 

@@ -95,7 +95,7 @@ def test_a_group_that_reduces_within_forward_is_not_one_of_gradients():
     rank = reduce(one_step(), 210, 215, asked=20)
     result = result_of(rank)
     assert result.groups == ()
-    assert "no all-reduce of floating-point numbers" in result.unavailable[0]
+    assert "no floating-point all-reduce" in result.unavailable[0]
 
 
 def test_without_ddp_marks_nothing_is_told_and_nothing_is_missing():

@@ -75,6 +75,6 @@ def test_what_is_left_out_is_said(run: Run, monkeypatch: pytest.MonkeyPatch) -> 
     assert "--every-step" not in render_text(distprof.analyze(run), options)
     monkeypatch.setattr(time, "MOST_STEPS", 8 * STEPS)
     report = distprof.analyze(run)
-    said = "ingle steps of 8 of 12 ranks are in the report: --every-step keeps those of all"
+    said = "single steps of only 8 of 12 ranks: --every-step keeps those of all ranks"
     assert said in " ".join(render_text(report, options).split())
     assert said in render_html(report, options)

@@ -111,7 +111,7 @@ def test_iterations_that_grow_with_the_batch_are_not_slow():
 def test_means_of_many_iterations_show_no_slow_ones():
     result = result_of(log_of([100] * 50, span=np.full(50, 10, np.int64)))
     assert result.num_slow is None
-    assert any("single slow ones" in text for text in result.unavailable)
+    assert any("single slow iterations" in text for text in result.unavailable)
 
 
 def test_without_a_log_nothing_is_said_but_why():

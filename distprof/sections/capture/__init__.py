@@ -1,1 +1,1 @@
-"""What the recording holds, and what is missing or damaged in it."""
+"""What the recording holds, and what is missing or damaged."""

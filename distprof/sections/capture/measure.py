@@ -1,4 +1,4 @@
-"""Measures the quality of the recording: ranks, matches, clocks, windows, damage."""
+"""Measure the quality of the recording: ranks, matches, clocks, windows, damage."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from distprof.units import format_bytes, name_ranks
 __all__ = ["NO_DEVICE", "TRUNCATED", "analyze_capture"]
 
 NO_DEVICE = "no-device-activity"
-"""The gap of ranks whose device was not recorded."""
+"""Kind of gap: ranks whose device was not recorded."""
 
 TRUNCATED = "truncated"
-"""The gap of ranks whose traces end early."""
+"""Kind of gap: ranks whose traces end early."""
 
 
 def analyze_capture(run: Run) -> CaptureResult:
@@ -89,7 +89,7 @@ def _gaps(run: Run) -> tuple[CaptureGap, ...]:
 
 
 def _without_device(run: Run) -> tuple[CaptureGap, ...]:
-    """Ranks whose device was not recorded, those with the same reason as one gap."""
+    """Ranks whose device was not recorded, one gap per reason."""
     ranks_of: dict[str, list[int]] = {}
     for rank in run.ranks:
         if rank.quality.no_device:
@@ -106,7 +106,7 @@ def _without_device(run: Run) -> tuple[CaptureGap, ...]:
 
 
 def _truncated(run: Run) -> tuple[CaptureGap, ...]:
-    """Truncated files, as one gap for all of them."""
+    """All truncated files, as one gap."""
     cut = [rank for rank in run.ranks if rank.quality.truncated]
     if not cut:
         return ()
@@ -115,13 +115,13 @@ def _truncated(run: Run) -> tuple[CaptureGap, ...]:
     lost = sum(rank.quality.lost_bytes for rank in cut)
     message = (
         f"{traces} of {name_ranks(ranks)} {end} early: {format_bytes(lost)} after the last "
-        "complete event, and everything that was never written, are lost."
+        "complete event and everything that was never written are lost."
     )
     return (CaptureGap(what=TRUNCATED, message=message, ranks=ranks),)
 
 
 def _notes(run: Run) -> tuple[str, ...]:
-    """Notes of all parts without repetitions; a note of several ranks names these ranks."""
+    """Notes of all parts without repetitions; a note of only some ranks names them."""
     ranks_of: dict[str, list[int]] = {}
     for rank in run.ranks:
         for note in (*rank.quality.notes, rank.step_note):

@@ -9,7 +9,7 @@ __all__ = ["CaptureGap", "CaptureResult", "NodeClock"]
 
 
 class NodeClock(Record, frozen=True, kw_only=True):
-    """One clock domain: its correction and the uncertainty that remains (None: not measured).
+    """One clock domain: its correction and the uncertainty that remains (None if not measured).
 
     ``within_ns`` is the smaller uncertainty between ranks of the domain, which share the clock of
     their host.
@@ -19,10 +19,10 @@ class NodeClock(Record, frozen=True, kw_only=True):
         ranks: Ranks that share it.
         offset_ns: Subtracted from its times to reach the common clock, at the reference time.
         drift_ppm: How much faster it runs than the reference, parts per million.
-        residual_ns: Uncertainty between this clock and the others after alignment; null where not
+        residual_ns: Uncertainty between this clock and the others after alignment; null if not
             measured.
         within_ns: Uncertainty between ranks of this node, smaller because they share its clock;
-            null where not measured.
+            null if not measured.
     """
 
     name: str
@@ -39,8 +39,8 @@ class CaptureGap(Record, frozen=True, kw_only=True):
     Args:
         what: Kind of gap, for example ``missing-ranks`` or ``unreadable``.
         message: What is missing or damaged, one sentence.
-        ranks: Ranks concerned; empty for all or unknown.
-        num_files: Files that were left out because they are of another job or recording.
+        ranks: Affected ranks; empty if all or unknown.
+        num_files: Files that were left out because they belong to another job or recording.
     """
 
     what: str
@@ -56,15 +56,14 @@ class CaptureResult(Result, frozen=True, kw_only=True):
     That member may have arrived last, so apparent transfer may be waiting for it.
 
     Args:
-        world_size: Ranks of the job; null where the recording does not say.
+        world_size: Ranks of the job; null if the recording does not say.
         ranks_present: Ranks with a readable trace, ascending.
         ranks_missing: Ranks of the job without one.
         matched_ratio: Share of collective records that were matched with those of other ranks, 0 to
             1; null without any.
         num_matched: Collective records that were matched.
         incomplete_ratio: Share of matched collectives that lack a member in the recording: that
-            member may have come last, so what looks like transfer may be waiting. Null without
-            matches.
+            member may have arrived last, so apparent transfer may be waiting. Null without matches.
         clocks: Clock domains, each corrected on its own.
         num_causality_checked: Matched symmetric collectives checked for causality after clocks were
             aligned.
@@ -73,10 +72,11 @@ class CaptureResult(Result, frozen=True, kw_only=True):
         window_overlap_ratio: Time that all ranks recorded over the time that any rank recorded, 0
             to 1; null for fewer than two ranks.
         steps: Numbers of the analysed steps.
-        dropped_steps: Step number to why it was not analysed.
+        dropped_steps: Reason why a step was not analysed, by step number.
         transient_steps: Steps left out because the profiler was starting.
-        start_wait_ns: Waiting that starting the profiler may cause, in the first collective of an
-            analysed step, mean per rank and step; it counts as waiting, but no rank is blamed.
+        start_wait_ns: Waiting in the first collective of an analysed step that the start of the
+            profiler may have caused, mean per rank and step. It counts as waiting, but no rank is
+            blamed.
         num_events: Events in all traces.
         num_repaired: Events that were invalid JSON and were repaired.
         num_quarantined: Events that could not be read and were left out.

@@ -26,28 +26,28 @@ __all__ = ["clocks_table", "headline", "not_checked_table", "quality_table"]
 MAX_NOTES_SHOWN = 12
 
 _DOUBTFUL = 0.05
-"""Share of collectives that may end too early: a clock's residual is a 95th percentile."""
+"""Acceptable share of causality violations: a clock's residual is only a 95th percentile."""
 
 
 def headline(report: Report) -> str:
-    """What was recorded, on one line: ranks, steps, backend, device, clocks."""
+    """Summary of the recording on one line: ranks, steps, backend, device, clocks."""
     of_subject = (make(report) for make in declared(report, "headline"))
     known = next(filter(None, of_subject), "") or _of_traces(report)
     return " · ".join(fact for fact in (known, _damage_fact(report)) if fact)
 
 
 def _damage_fact(report: Report) -> str:
-    """That files were cut short or damaged, and where that is described."""
+    """Number of truncated traces, or a note on other damage; empty without either."""
     gaps = report.capture.gaps
     cut = [rank for gap in gaps if gap.what == TRUNCATED for rank in gap.ranks]
     if cut:
-        return f"{counted(len(cut), 'trace')} cut short"
+        return f"{counted(len(cut), 'trace')} truncated"
     is_damaged = any(gap.what == "damaged" for gap in gaps)
-    return "damaged in part" if is_damaged else ""
+    return "partly damaged" if is_damaged else ""
 
 
 def _of_traces(report: Report) -> str:
-    """What traces or records of a run hold."""
+    """Contents of the traces or records of a run."""
     run = report.run
     recorded = len(run.ranks)
     ranks = f"{recorded} of {run.world_size} ranks" if run.world_size else f"{recorded} ranks"
@@ -73,7 +73,7 @@ def _of_traces(report: Report) -> str:
 
 @table(place=520)
 def quality_table(report: Report, *, show_all: bool) -> TableView | None:
-    """Quality of the recording; without ``show_all`` only what deserves attention."""
+    """Quality of the recording; without ``show_all``, only what needs attention."""
     facts = _coverage(report)
     if report.step_time.source != StepSource.OPERATIONS:
         facts += _damage(report.capture, show_all=show_all)
@@ -126,7 +126,7 @@ def not_checked_table(report: Report, *, show_all: bool) -> TableView | None:  #
 
 @verdict(place=5)
 def no_device_verdict(report: Report) -> Told:
-    """What was lost; None where a device or the host's own work was recorded."""
+    """Why no device was recorded; None if a device or host activity was recorded."""
     lost = [gap for gap in report.capture.gaps if gap.what == NO_DEVICE]
     if not lost or report.breakdown.ranks:
         return None
@@ -137,7 +137,7 @@ def no_device_verdict(report: Report) -> Told:
 
 @why(place=55, is_brief=True)
 def start_sentence(report: Report) -> str:
-    """The waiting that starting the profiler may cause, where it is in the numbers."""
+    """Waiting in the numbers that the start of the profiler may have caused; empty without any."""
     wait_ns = report.capture.start_wait_ns
     if not wait_ns:
         return ""
@@ -149,7 +149,7 @@ def start_sentence(report: Report) -> str:
 
 @why(place=60, is_brief=True)
 def limits_sentence(report: Report) -> str:
-    """What the recording lacks, as far as it affects every number."""
+    """Limits of the recording that affect every number."""
     limits = []
     if is_whole_capture(report):
         limits.append(f"{_why_no_steps(report)} the whole capture counts as one window")
@@ -192,7 +192,7 @@ def _as_sentence(note: str) -> str:
 
 
 def _left_out(report: Report) -> str:
-    """How many files are of other jobs or recordings, whether in the numbers or not."""
+    """Number of files and logs from other jobs or recordings."""
     gaps = report.capture.gaps
     number = sum(gap.num_files for gap in gaps)
     others = sum(gap.what == ANOTHER_JOB for gap in gaps)
@@ -204,7 +204,7 @@ def _left_out(report: Report) -> str:
 
 
 def _stacks_fact(report: Report) -> str:
-    """That Python stacks were recorded; empty where what tracing costs was measured."""
+    """A note that Python stacks were recorded; empty if the cost of tracing was measured."""
     is_known = any(cost.mode == "tracing" for cost in report.job.overhead)
     if not report.capture.has_python_stacks or is_known:
         return ""
@@ -212,7 +212,7 @@ def _stacks_fact(report: Report) -> str:
 
 
 def _clock_fact(report: Report) -> str:
-    """How far clocks can be trusted; always there where they cannot."""
+    """Accuracy of the clocks; never empty if they cannot be trusted."""
     capture = report.capture
     violated, checked = capture.num_causality_violations, capture.num_causality_checked
     if checked and violated > _DOUBTFUL * checked:
@@ -255,7 +255,7 @@ def _coverage(report: Report) -> list[tuple[str, str]]:
 
 
 def _only_residual(capture: CaptureResult) -> str:
-    """How closely the ends of collectives agree on one clock; several clocks have a table."""
+    """Residual of a single clock; several clocks have a table."""
     if len(capture.clocks) != 1:
         return ""
     if capture.clocks[0].within_ns is not None:
@@ -308,7 +308,7 @@ def _dropped_text(capture: CaptureResult) -> str:
 
 
 def _unavailable(report: Report) -> tuple[str, ...]:
-    """What the analyzers could not measure, without repetitions."""
+    """Notes on what the analyzers could not measure, without repetitions."""
     results = (
         report.breakdown,
         report.step_time,

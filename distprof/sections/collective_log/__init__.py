@@ -1,1 +1,1 @@
-"""What ranks recorded of their collectives over hours or days."""
+"""Collectives as recorded by ranks over hours or days."""

@@ -1,8 +1,9 @@
-"""Bandwidth and waiting over hours or days, by the records of NCCL Inspector.
+"""Bandwidth and waiting over hours or days, from the records of NCCL Inspector.
 
-The bus bandwidth of a collective is that of its shortest duration, on the member that comes last:
-the others' durations hold their waiting. ``bus bandwidth = bytes * factor / duration``; NCCL counts
-what a member passes in, so that the bytes of an all-gather or reduce-scatter are ``n`` times that.
+The bus bandwidth of a collective comes from its shortest duration, that of the member that arrives
+last, because the durations of other members include waiting: ``bytes * factor / duration``. NCCL
+counts the bytes that one member passes in, so the bytes of an all-gather or reduce-scatter are
+``n`` times that number.
 
 Source: NVIDIA/nccl, ``ext-profiler/inspector`` (``inspectorComputeCollBw``); nccl-tests,
 ``doc/PERFORMANCE.md``.
@@ -35,10 +36,10 @@ __all__ = ["analyze_collective_log"]
 MAX_OPERATIONS = 2_000
 MAX_SPELLS = 500
 CLEAR_RATIO = 0.5
-"""A rank is named where it comes last to collectives that hold this share of the waiting."""
+"""A rank is named if the collectives in which it arrives last hold this share of the waiting."""
 
 FALLEN_RATIO = 0.8
-"""Below this share of its usual bandwidth an operation is slow."""
+"""Share of its usual bandwidth below which an operation is slow."""
 
 _MOST_WINDOWS = 200
 _LEAST_IN_WINDOW = 25
@@ -58,52 +59,52 @@ def analyze_collective_log(run: Run) -> CollectiveLogResult:
     log = run.get(InspectorLog)
     if log is None:
         return CollectiveLogResult()
-    found = compared(log)
-    busbw = _busbw(log, found)
+    collectives = compared(log)
+    busbw = _busbw(log, collectives)
     shapes = _shapes(log)
-    edges = _edges(found.t_ns)
+    edges = _edges(collectives.t_ns)
     falls = (
         fall
         for shape, classes in shapes.items()
-        for fall in _falls(shape, found, busbw, np.isin(found.class_index, classes))
+        for fall in _falls(shape, collectives, busbw, np.isin(collectives.class_index, classes))
     )
-    total = int(found.total_ns.sum())
+    total = int(collectives.total_ns.sum())
     return CollectiveLogResult(
         num_records=log.num_records,
         num_ranks=len({member.rank for member in log.members if member.rank >= 0}),
         start_ns=log.first_ns,
         end_ns=log.last_ns,
         sampled_one_in=log.sampled_one_in,
-        num_compared=len(found),
-        wait_ratio=float(found.wait_ns.sum()) / total if total else None,
-        operations=tuple(_operations(log, shapes, found, busbw))[:MAX_OPERATIONS],
-        spells=tuple(_spells(found, edges))[:MAX_SPELLS],
+        num_compared=len(collectives),
+        wait_ratio=float(collectives.wait_ns.sum()) / total if total else None,
+        operations=tuple(_operations(log, shapes, collectives, busbw))[:MAX_OPERATIONS],
+        spells=tuple(_spells(collectives, edges))[:MAX_SPELLS],
         falls=tuple(sorted(falls, key=lambda fall: fall.start_ns))[:MAX_SPELLS],
-        unavailable=tuple(_limits(log, found)),
+        unavailable=tuple(_limits(log, collectives)),
     )
 
 
-def _limits(log: InspectorLog, found: Compared) -> Iterator[str]:
+def _limits(log: InspectorLog, collectives: Compared) -> Iterator[str]:
     yield from log.notes
     if log.num_dropped:
-        yield f"NCCL Inspector dropped {log.num_dropped:,} operations itself."
+        yield f"NCCL Inspector itself dropped {log.num_dropped:,} operations."
     if log.sampled_one_in > 1:
         yield (
             f"Ranks are compared in one of {log.sampled_one_in:,} collectives, the same on each "
-            "rank: all would not fit into the memory that distprof takes."
+            "rank, to limit the memory that distprof needs."
         )
-    if not len(found) and any(one.kind.is_symmetric for one in log.classes):
+    if not len(collectives) and any(one.kind.is_symmetric for one in log.classes):
         yield (
             "No collective has a record of every member, so ranks are not compared: read the files "
             "of all ranks, and dump often (NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS)."
         )
 
 
-def _busbw(log: InspectorLog, found: Compared) -> NDArray[np.float64]:
-    """Bytes per second of each compared collective; NaN where none is defined."""
+def _busbw(log: InspectorLog, collectives: Compared) -> NDArray[np.float64]:
+    """Bus bandwidth of each compared collective in bytes per second; NaN if undefined."""
     moved = np.array([_moved_bytes(one) for one in log.classes], np.float64)
-    seconds = np.maximum(found.shortest_ns, 1) / NS_PER_S
-    return moved[found.class_index] / seconds if len(found) else np.zeros(0)
+    seconds = np.maximum(collectives.shortest_ns, 1) / NS_PER_S
+    return moved[collectives.class_index] / seconds if len(collectives) else np.zeros(0)
 
 
 def _moved_bytes(one: InspectedClass) -> float:
@@ -114,7 +115,7 @@ def _moved_bytes(one: InspectedClass) -> float:
 
 
 def _shapes(log: InspectorLog) -> dict[_Shape, list[int]]:
-    """Classes that differ in nothing but their communicator."""
+    """Indices of classes that differ only in their communicator."""
     shapes: dict[_Shape, list[int]] = {}
     for index, one in enumerate(log.classes):
         key = (one.kind.label, one.num_bytes, one.num_ranks, one.num_nodes)
@@ -125,15 +126,15 @@ def _shapes(log: InspectorLog) -> dict[_Shape, list[int]]:
 def _operations(
     log: InspectorLog,
     shapes: dict[_Shape, list[int]],
-    found: Compared,
+    collectives: Compared,
     busbw: NDArray[np.float64],
 ) -> Iterable[LoggedOperation]:
-    """Rows of the table, those with most time first."""
-    made = []
+    """Rows of the table, longest total time first."""
+    rows = []
     for (kind, num_bytes, num_ranks, num_nodes), classes in shapes.items():
         records = sum(log.classes[index].num_records for index in classes)
         spent = sum(log.classes[index].total_ns for index in classes)
-        speeds = busbw[np.isin(found.class_index, classes)]
+        speeds = busbw[np.isin(collectives.class_index, classes)]
         speeds = speeds[np.isfinite(speeds)]
         row = LoggedOperation(
             kind=kind,
@@ -147,15 +148,15 @@ def _operations(
             busbw_bytes_per_s=float(np.median(speeds)) if len(speeds) else None,
             slow_busbw_bytes_per_s=float(np.percentile(speeds, 5)) if len(speeds) else None,
         )
-        made.append((-spent, row))
-    return (row for _, row in sorted(made, key=lambda pair: pair[0]))
+        rows.append((-spent, row))
+    return (row for _, row in sorted(rows, key=lambda pair: pair[0]))
 
 
 # Over time ----------------------------------------------------------------------------------------
 
 
 def _edges(t_ns: Int64Array) -> Int64Array:
-    """Edges of equal windows, wide enough to hold collectives to judge by."""
+    """Edges of equal windows, wide enough to hold enough collectives for a comparison."""
     if not len(t_ns):
         return np.zeros(0, np.int64)
     first, last = int(t_ns[0]), int(t_ns[-1]) + 1
@@ -164,42 +165,42 @@ def _edges(t_ns: Int64Array) -> Int64Array:
     return edges
 
 
-def _spells(found: Compared, edges: Int64Array) -> Iterator[LateSpell]:
-    """Runs of windows in which most waiting is for the same rank."""
+def _spells(collectives: Compared, edges: Int64Array) -> Iterator[LateSpell]:
+    """Runs of windows in which ranks mostly wait for the same rank."""
     open_run: list[int] = []
-    for index, late in enumerate([*_late_ranks(found, edges), None]):
+    for index, late in enumerate([*_late_ranks(collectives, edges), None]):
         if open_run and late != open_run[0]:
             rank, start = open_run
-            yield _spell(found, rank, int(edges[start]), int(edges[index]))
+            yield _spell(collectives, rank, int(edges[start]), int(edges[index]))
             open_run = []
         if late is not None and not open_run:
             open_run = [late, index]
 
 
-def _late_ranks(found: Compared, edges: Int64Array) -> Iterator[int | None]:
-    """Of each window the rank that most waiting is for; None where there is none."""
-    places = np.searchsorted(found.t_ns, edges)
+def _late_ranks(collectives: Compared, edges: Int64Array) -> Iterator[int | None]:
+    """For each window, the rank that the others mostly wait for; None if no rank stands out."""
+    places = np.searchsorted(collectives.t_ns, edges)
     for start, end in zip(places[:-1].tolist(), places[1:].tolist(), strict=True):
-        ranks, place = np.unique(found.last_rank[start:end], return_inverse=True)
-        waits = np.bincount(place, weights=found.wait_ns[start:end].astype(np.float64))
+        ranks, place = np.unique(collectives.last_rank[start:end], return_inverse=True)
+        waits = np.bincount(place, weights=collectives.wait_ns[start:end].astype(np.float64))
         total = float(waits.sum())
         worst = int(waits.argmax()) if len(waits) else 0
         is_clear = end - start >= _LEAST_IN_WINDOW // 2 and total > 0
         yield int(ranks[worst]) if is_clear and waits[worst] >= CLEAR_RATIO * total else None
 
 
-def _spell(found: Compared, rank: int, start_ns: int, end_ns: int) -> LateSpell:
-    """A spell within windows, from the first to the last collective that waits for the rank."""
-    first, last = np.searchsorted(found.t_ns, [start_ns, end_ns])
-    rows = first + np.flatnonzero(found.last_rank[first:last] == rank)
-    long = rows[found.wait_ns[rows] >= np.median(found.wait_ns[rows]) / 2]
+def _spell(collectives: Compared, rank: int, start_ns: int, end_ns: int) -> LateSpell:
+    """A spell within windows, from the first to the last long wait for the rank."""
+    first, last = np.searchsorted(collectives.t_ns, [start_ns, end_ns])
+    rows = first + np.flatnonzero(collectives.last_rank[first:last] == rank)
+    long = rows[collectives.wait_ns[rows] >= np.median(collectives.wait_ns[rows]) / 2]
     first, last = int(long[0]), int(long[-1]) + 1
-    wait, total = found.wait_ns[first:last], int(found.total_ns[first:last].sum())
-    mine = wait[found.last_rank[first:last] == rank]
+    wait, total = collectives.wait_ns[first:last], int(collectives.total_ns[first:last].sum())
+    mine = wait[collectives.last_rank[first:last] == rank]
     return LateSpell(
         rank=rank,
-        start_ns=int(found.t_ns[first]),
-        end_ns=int(found.t_ns[last - 1]),
+        start_ns=int(collectives.t_ns[first]),
+        end_ns=int(collectives.t_ns[last - 1]),
         wait_ratio=float(wait.sum()) / max(total, 1),
         blamed_ratio=float(mine.sum()) / max(int(wait.sum()), 1),
         num_compared=int(last - first),
@@ -207,10 +208,10 @@ def _spell(found: Compared, rank: int, start_ns: int, end_ns: int) -> LateSpell:
 
 
 def _falls(
-    shape: _Shape, found: Compared, busbw: NDArray[np.float64], mine: NDArray[np.bool_]
+    shape: _Shape, collectives: Compared, busbw: NDArray[np.float64], mine: NDArray[np.bool_]
 ) -> Iterator[BandwidthFall]:
     """Runs of windows in which the median is far below that of all windows."""
-    times, speeds = found.t_ns[mine], busbw[mine]
+    times, speeds = collectives.t_ns[mine], busbw[mine]
     edges = _edges(times)
     if len(edges) < 2 + 2 * _LEAST_WINDOWS_FALLEN or not np.isfinite(speeds).all():
         return

@@ -1,4 +1,4 @@
-"""Collectives over hours or days, as each rank timed them: bandwidth, and who came last when."""
+"""Collectives over hours or days, as timed by each rank: bandwidth, and late ranks by period."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ __all__ = ["BandwidthFall", "CollectiveLogResult", "LateSpell", "LoggedOperation
 
 
 class LoggedOperation(Record, frozen=True, kw_only=True):
-    """Operations of one kind, size and shape of communicator, of all such communicators.
+    """Operations of one kind and size on all communicators of the same shape.
 
     Args:
         kind: Operation.
-        num_bytes: What each member passes in.
+        num_bytes: Bytes that each member passes in.
         num_ranks: Members of the communicator.
-        num_nodes: Nodes that they are on, None where not told.
-        num_groups: Communicators.
+        num_nodes: Nodes that they span; None if unknown.
+        num_groups: Number of communicators.
         num_records: Records of all members.
-        mean_ns: Of a record, waiting included.
-        num_compared: Collectives of which every member's record was compared.
-        busbw_bytes_per_s: Bus bandwidth without waiting for the last member, median; None where
+        mean_ns: Mean duration of a record, including waiting.
+        num_compared: Collectives for which the records of all members were compared.
+        busbw_bytes_per_s: Bus bandwidth without waiting for the last member, median; None if
             nothing was compared.
-        slow_busbw_bytes_per_s: The bandwidth that 95 % exceed.
+        slow_busbw_bytes_per_s: Bandwidth that 95 % of these collectives exceed.
     """
 
     kind: str
@@ -38,15 +38,15 @@ class LoggedOperation(Record, frozen=True, kw_only=True):
 
 
 class LateSpell(Record, frozen=True, kw_only=True):
-    """A time in which most waiting is for one rank.
+    """A period in which ranks mostly wait for one rank.
 
     Args:
-        rank: Global rank that comes last.
-        start_ns: Since the epoch.
-        end_ns: Since the epoch.
-        wait_ratio: Share of the time in collectives that is waiting.
-        blamed_ratio: Share of that for this rank.
-        num_compared: Collectives that show it.
+        rank: Global rank that arrives last.
+        start_ns: Start, since the epoch.
+        end_ns: End, since the epoch.
+        wait_ratio: Share of the time in collectives that is spent waiting.
+        blamed_ratio: Share of that waiting that is for this rank.
+        num_compared: Compared collectives in the period.
     """
 
     rank: int
@@ -58,17 +58,17 @@ class LateSpell(Record, frozen=True, kw_only=True):
 
 
 class BandwidthFall(Record, frozen=True, kw_only=True):
-    """A time in which an operation is slower than it usually is.
+    """A period in which an operation is slower than usual.
 
     Args:
         kind: Operation.
-        num_bytes: What each member passes in.
+        num_bytes: Bytes that each member passes in.
         num_ranks: Members of the communicator.
-        start_ns: Since the epoch.
-        end_ns: Since the epoch.
-        usual_bytes_per_s: Bus bandwidth at other times, median.
-        bytes_per_s: Bus bandwidth then, median.
-        num_compared: Operations that show it.
+        start_ns: Start, since the epoch.
+        end_ns: End, since the epoch.
+        usual_bytes_per_s: Usual bus bandwidth, median over all windows.
+        bytes_per_s: Median bus bandwidth in the period.
+        num_compared: Compared operations in the period.
         is_last: Whether it lasts until the end of the records.
     """
 
@@ -89,15 +89,15 @@ class CollectiveLogResult(Result, frozen=True, kw_only=True):
     Args:
         num_records: Records of operations.
         num_ranks: Ranks with records.
-        start_ns: Of the first record, since the epoch; None without one.
-        end_ns: Of the last.
-        sampled_one_in: One of how many collectives was compared between ranks; None without any.
-        num_compared: Collectives of which every member's record was compared.
-        wait_ratio: Share of the time in these that is waiting for the last member, None without
-            any.
-        operations: By kind and size, those with most time first.
-        spells: Times in which most waiting is for one rank, in order.
-        falls: Times in which an operation was slower than usual, in order.
+        start_ns: Time of the first record, since the epoch; None without one.
+        end_ns: Time of the last record.
+        sampled_one_in: One of this many collectives was compared between ranks; None without any.
+        num_compared: Collectives for which the records of all members were compared.
+        wait_ratio: Share of the time in these that is spent waiting for the last member; None
+            without any.
+        operations: Operations by kind and size, longest total time first.
+        spells: Periods in which ranks mostly wait for one rank, in order.
+        falls: Periods in which an operation was slower than usual, in order.
     """
 
     num_records: int = 0

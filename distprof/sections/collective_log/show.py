@@ -1,4 +1,4 @@
-"""Records of collectives: bandwidth by operation, and times in which a rank or a link was slow."""
+"""Records of collectives: bandwidth by operation, and periods in which a rank or link was slow."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def time_text(ns: int) -> str:
 
 @table(place=482)
 def operations_table(report: Report, *, show_all: bool) -> TableView | None:
-    """Operations by kind and size, those with most time first."""
+    """Operations by kind and size, longest total time first."""
     result = report.collective_log
     shown = result.operations if show_all else result.operations[:MAX_ROWS]
     left = len(result.operations) - len(shown)
     more = (f"{counted(left, 'more row')} with --all",) if left > 0 else ()
     return rows_table(
-        "Collectives as ranks recorded them",
+        "Collectives recorded by ranks",
         (
             Column("operation", "kind", left=True),
             Column("size", "num_bytes", form="bytes"),
@@ -50,17 +50,17 @@ def operations_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("slowest 5 %", "slow_busbw_bytes_per_s"),
         ),
         shown,
-        caption="bandwidth without waiting for the last rank; size: what a rank passes in",
+        caption="bandwidth without waiting for the last rank; size: bytes that a rank passes in",
         notes=(*result.unavailable, *more),
     )
 
 
 @table(place=484)
 def spells_table(report: Report, *, show_all: bool) -> TableView | None:
-    """Times in which most waiting is for one rank."""
+    """Periods in which ranks mostly wait for one rank."""
     spells = report.collective_log.spells
     return rows_table(
-        "Who comes last, and when",
+        "Late ranks by period",
         (
             Column("rank", "rank"),
             Column("from", lambda one: time_text(one.start_ns), left=True),
@@ -76,10 +76,10 @@ def spells_table(report: Report, *, show_all: bool) -> TableView | None:
 
 @table(place=486)
 def falls_table(report: Report, *, show_all: bool) -> TableView | None:
-    """Times in which an operation was slower than it usually is."""
+    """Periods in which an operation was slower than usual."""
     falls = report.collective_log.falls
     return rows_table(
-        "Times of low bandwidth",
+        "Periods of low bandwidth",
         (
             Column("operation", "kind", left=True),
             Column("size", "num_bytes", form="bytes"),
@@ -104,7 +104,7 @@ def _more(count: int, *, show_all: bool) -> tuple[str, ...]:
 
 @verdict(place=45)
 def records_verdict(report: Report) -> Told:
-    """The verdict and the numbers behind it; None for a report on anything else."""
+    """The verdict and the numbers behind it; None for other reports."""
     result = report.collective_log
     if not result.num_records or is_recorded(report) or report.training_log.origin:
         return None
@@ -128,10 +128,11 @@ def records_headline(report: Report) -> str:
 
 def _waiting(result: CollectiveLogResult) -> list[str]:
     if result.wait_ratio is None:
-        return ["Records of collectives hold none whose ranks can be compared."]
+        return ["The records contain no collective whose ranks can be compared."]
     return [
-        f"{format_ratio(result.wait_ratio)} of the time in collectives is waiting for the last "
-        f"rank, by {counted(result.num_compared, 'collective')} that all their ranks recorded."
+        f"{format_ratio(result.wait_ratio)} of the time in collectives is spent waiting for the "
+        f"last rank, according to {counted(result.num_compared, 'collective')} that all of their "
+        "ranks recorded."
     ]
 
 
@@ -141,5 +142,5 @@ def _speed(one: LoggedOperation) -> tuple[str, ...]:
     return (
         f"Most time goes to {one.kind} of {format_bytes(one.num_bytes)} on "
         f"{counted(one.num_ranks, 'rank')}: bus bandwidth {format_bandwidth(one.busbw_bytes_per_s)}"
-        f", in the slowest 5 % below {format_bandwidth(one.slow_busbw_bytes_per_s)}.",
+        f", below {format_bandwidth(one.slow_busbw_bytes_per_s)} in the slowest 5 %.",
     )

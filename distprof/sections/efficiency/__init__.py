@@ -1,1 +1,1 @@
-"""FLOP, memory and MFU against what the hardware can do."""
+"""FLOP, memory and MFU relative to the hardware's limits."""

@@ -1,9 +1,9 @@
 """How much of the hardware a step uses: FLOP relative to the peak, memory relative to its size.
 
-MFU counts what the model needs, HFU also what is recomputed. Both are relative to the dense peak of
-all devices (formula sheet, "Computation and communication"). distprof does not count FLOP in the
-kernels: it derives them per token from the shape of the model, so a job that computes more than
-necessary has a low MFU.
+MFU counts the FLOP that the model needs, and HFU also recomputation. Both are relative to the dense
+peak of all devices (formula sheet, "Computation and communication"). distprof does not count FLOP
+in the kernels: it derives them per token from the shape of the model, so a job that computes more
+than necessary has a low MFU.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def device_memory(
     Args:
         run: The recording.
         memory: Counters of each rank.
-        known: Rank to the entry of its device on the hardware sheet.
+        known: Hardware sheet entry of each rank's device, by rank.
     """
     places = coordinates_of(run.job) if run.job else {}
     recorded = {rank.rank: rank.device.memory_bytes for rank in run.ranks}
@@ -92,7 +92,7 @@ def analyze_efficiency(
     collectives: CollectivesResult,
     sharding: ShardingResult,
 ) -> EfficiencyResult:
-    """Compare what a run did with what its devices can do.
+    """Compare a run's FLOP and memory with the limits of its devices.
 
     Args:
         run: The recording.
@@ -102,7 +102,7 @@ def analyze_efficiency(
         step_time: Traced steps.
         memory: Counters of each rank.
         waterfall: How traced steps spent their time.
-        collectives: What was sent in traced steps.
+        collectives: Bytes and times of the collectives in traced steps.
         sharding: Gathered weights in the traces.
     """
     device = _device(run)
@@ -127,7 +127,7 @@ def analyze_efficiency(
 
 
 def _as_sharded(model: TrainedModel, sharding: ShardingResult) -> TrainedModel:
-    """Without a configuration, weights that are gathered again for backward count as sharded."""
+    """Without a configured ZeRO stage, weights gathered again for backward count as sharded."""
     axes = [axis for axis in sharding.axes if (axis.gather_passes or 0.0) >= _GATHERED_AGAIN]
     if model.zero_stage is not None or len(axes) != 1 or axes[0].group_size is None:
         return model
@@ -201,7 +201,7 @@ def _missing(tokens: int | None, step_ns: int | None, devices: int) -> str:
             " together) and sequence under [model] in distprof.toml"
         )
     if not step_ns:
-        return "neither a step log nor step marks show how long a step takes"
+        return "neither a step log nor step marks show the length of a step"
     return "the number of ranks is unknown" if not devices else ""
 
 
@@ -239,8 +239,8 @@ def _with_peak(
 
 def _impossible(hfu: float) -> str:
     return (
-        f"the step would need {hfu:.3g} times the peak of its GPUs: the configured model, batch or"
-        " precision is not that of this job"
+        f"the step would need {hfu:.3g} times the peak of its GPUs: the configured model, batch or "
+        "precision does not match this job"
     )
 
 
@@ -251,7 +251,7 @@ def _peak(device: str, precision: str, gpu: Gpu | None) -> tuple[float | None, s
         name = device or "the GPU, which the recording does not name,"
         return None, (
             f"{name} is not on the hardware sheet, so its peak is unknown: add it under"
-            ' [hardware.gpus."NAME"] in distprof.toml, where NAME is a part of its name'
+            ' [hardware.gpus."NAME"] in distprof.toml, where NAME is part of its name'
         )
     if precision == "fp32":
         return None, (

@@ -86,7 +86,7 @@ def shape_from(
     Args:
         values: Numbers by :data:`SHAPE_KEYS`; ``layers``, ``hidden`` and ``heads`` are required.
         params: N; if ``ffn`` (or ``expert_ffn`` for a mixture of experts) is missing, it is chosen
-            to match N, and if it is given, N is checked.
+            to match N, and if it is given, N is only checked.
         is_gated: Whether MLPs have a gate; without one they are 4 H wide.
         name: Name of the shape.
 
@@ -133,7 +133,7 @@ def _check_experts(given: Mapping[str, int]) -> None:
         return
     if not 1 <= given.get("top_k", 0) <= given["experts"]:
         raise UsageError(
-            f"each token uses top_k of {given['experts']} experts: set top_k, at most all of them"
+            f"each token uses top_k of {given['experts']} experts: set top_k to at most that number"
         )
 
 
@@ -156,8 +156,8 @@ def _fit(model: Transformer, params: float, width: str, *, is_open: bool) -> Tra
         fitted = model
     if abs(fitted.parameters / params - 1) > _NEAR:
         raise UsageError(
-            f"the shape has {fitted.parameters:,} parameters, --params says {params:,.0f}: leave"
-            " out --params, or correct the shape"
+            f"the shape has {fitted.parameters:,} parameters, but --params says {params:,.0f}: "
+            "leave out --params or correct the shape"
         )
     return fitted
 
@@ -197,7 +197,7 @@ def known_model(
     Args:
         job: run.json, None for bare traces.
         table: ``[model]`` of the configuration, None without one.
-        source: The configuration's file, for messages.
+        source: Configuration file, for messages.
 
     Raises:
         UsageError: If the table contradicts itself or names no known model.
@@ -255,7 +255,7 @@ def _shape_of_table(table: ModelConfig) -> tuple[Transformer | None, str]:
 
 
 def _of_reference_run(job: RunFile) -> TrainedModel | None:
-    """The model from run.json; None if its numbers are invalid, or if blocks sleep, not compute."""
+    """The model from run.json; None if its numbers are invalid, or if its blocks sleep."""
     values, training = job.config.get("model", {}), job.config.get("training", {})
     options = job.config.get(job.workload, {})
     if training.get("compute") == _ASLEEP:
@@ -272,7 +272,9 @@ def _of_reference_run(job: RunFile) -> TrainedModel | None:
         shape = shape_from(numbers, name=str(values.get("preset", "")))
     except UsageError:
         return None
-    again: Recomputation = "full" if training.get("checkpoint_activations") is True else "none"
+    recomputation: Recomputation = (
+        "full" if training.get("checkpoint_activations") is True else "none"
+    )
     return TrainedModel(
         name=f"{job.workload}, {_short(shape.parameters)} parameters",
         source="run.json",
@@ -281,7 +283,7 @@ def _of_reference_run(job: RunFile) -> TrainedModel | None:
         shape=shape,
         sequence=_number(values.get("sequence")),
         precision=_precision(training.get("precision")),
-        recomputation=again,
+        recomputation=recomputation,
         zero_stage=_zero_stage(options, job),
         shards=job.mesh.get(_SHARDED) or job.world_size,
     )

@@ -1,7 +1,7 @@
 """How much of the hardware a step uses: FLOP relative to the peak, memory relative to its size.
 
-MFU counts what the model needs, HFU also what is recomputed. Both are relative to the dense peak of
-all devices (formula sheet, "Computation and communication").
+MFU counts the FLOP that the model needs, and HFU also recomputation. Both are relative to the dense
+peak of all devices (formula sheet, "Computation and communication").
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class DeviceMemory(Record, frozen=True, kw_only=True):
     Args:
         rank: Global rank.
         stage: Pipeline rank; ranks of one stage should hold the same amount. 0 without a pipeline.
-        capacity_bytes: Size of the device memory, from the trace, else from the hardware sheet.
+        capacity_bytes: Size of the device memory, from the trace or the hardware sheet.
         allocated_bytes: Peak of the memory that tensors hold.
         reserved_bytes: Peak of the memory that the caching allocator holds.
         allocated_ratio: ``allocated_bytes`` over the size.
@@ -54,15 +54,15 @@ class EfficiencyResult(Result, frozen=True, kw_only=True):
 
     Args:
         model: Name of the model as text; empty if the model is unknown.
-        model_source: Where the model is known from.
+        model_source: File that describes the model.
         parameters: N of the model.
-        flop_per_token: Forward and backward, each product once.
-        tokens_per_step: All ranks together.
-        flop_per_step: Needed by the model, all ranks together.
+        flop_per_token: FLOP of forward and backward per token, without recomputation.
+        tokens_per_step: Tokens per step, all ranks together.
+        flop_per_step: FLOP per step that the model needs, all ranks together.
         computed_flop_per_step: The same, including recomputation.
-        step_ns: Median step without a profiler, or of traced steps if no log has others.
+        step_ns: Median step without a profiler, or of traced steps if no log has any.
         num_devices: Devices of the job, one for each rank.
-        tokens_per_s_per_device: Tokens over that step.
+        tokens_per_s_per_device: Tokens per second and device in that step.
         flops_per_device: FLOP per second that one device spends on the model.
         device: Name of the device from its driver; ``cpu`` for ranks without an accelerator.
         sheet_device: Name of the device on the hardware sheet; empty if it is not listed.

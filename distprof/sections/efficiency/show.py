@@ -18,85 +18,86 @@ __all__ = ["efficiency_table"]
 @table(place=350)
 def efficiency_table(report: Report, *, show_all: bool) -> TableView | None:
     """FLOP, MFU and what bounds the step; None if the model is unknown."""
-    found = report.efficiency
-    if not found.model:
+    result = report.efficiency
+    if not result.model:
         return None
     facts = (
-        ("model", _model_text(found)),
-        ("step", _step_text(found)),
-        (f"per {_processor(found)}", _device_text(found)),
-        ("MFU", _mfu_text(found)),
-        ("while computing", _computing_text(found)),
-        ("roofline", _roofline_text(found)),
-        ("memory", _memory_text(found)),
+        ("model", _model_text(result)),
+        ("step", _step_text(result)),
+        (f"per {_processor(result)}", _device_text(result)),
+        ("MFU", _mfu_text(result)),
+        ("while computing", _computing_text(result)),
+        ("roofline", _roofline_text(result)),
+        ("memory", _memory_text(result)),
     )
     return facts_table(
         "Efficiency",
         facts,
-        caption=f"what the model needs, compared with the peak of the {_processor(found)}s",
-        notes=(*found.unavailable, *(found.assumptions if show_all else ())),
+        caption=f"FLOP that the model needs, compared with the peak of the {_processor(result)}s",
+        notes=(*result.unavailable, *(result.assumptions if show_all else ())),
     )
 
 
-def _processor(found: EfficiencyResult) -> str:
-    """CPU or GPU: what the ranks compute on."""
-    return "CPU" if found.device == CPU else "GPU"
+def _processor(result: EfficiencyResult) -> str:
+    """The kind of processor that the ranks compute on: ``CPU`` or ``GPU``."""
+    return "CPU" if result.device == CPU else "GPU"
 
 
-def _model_text(found: EfficiencyResult) -> str:
-    text = f"{found.model} ({found.model_source})"
-    if found.flop_per_token is not None:
-        text += f", {_flop(found.flop_per_token)} per token"
+def _model_text(result: EfficiencyResult) -> str:
+    text = f"{result.model} ({result.model_source})"
+    if result.flop_per_token is not None:
+        text += f", {_flop(result.flop_per_token)} per token"
     return text
 
 
-def _step_text(found: EfficiencyResult) -> str:
-    if found.flop_per_step is None or found.tokens_per_step is None or found.num_devices is None:
+def _step_text(result: EfficiencyResult) -> str:
+    if result.flop_per_step is None or result.tokens_per_step is None or result.num_devices is None:
         return ""
     return (
-        f"{found.tokens_per_step:,} tokens, {_flop(found.flop_per_step)} in"
-        f" {format_duration(found.step_ns)} on {counted(found.num_devices or 0, _processor(found))}"
+        f"{result.tokens_per_step:,} tokens, {_flop(result.flop_per_step)} in"
+        f" {format_duration(result.step_ns)} on"
+        f" {counted(result.num_devices or 0, _processor(result))}"
     )
 
 
-def _device_text(found: EfficiencyResult) -> str:
-    if found.flops_per_device is None or found.tokens_per_s_per_device is None:
+def _device_text(result: EfficiencyResult) -> str:
+    if result.flops_per_device is None or result.tokens_per_s_per_device is None:
         return ""
-    return f"{found.tokens_per_s_per_device:,.0f} tokens/s, {_flop(found.flops_per_device)}/s"
+    return f"{result.tokens_per_s_per_device:,.0f} tokens/s, {_flop(result.flops_per_device)}/s"
 
 
-def _mfu_text(found: EfficiencyResult) -> str:
-    if found.mfu_ratio is None or found.peak_flops is None:
+def _mfu_text(result: EfficiencyResult) -> str:
+    if result.mfu_ratio is None or result.peak_flops is None:
         return ""
     text = (
-        f"{format_ratio(found.mfu_ratio)} of {_flop(found.peak_flops)}/s"
-        f" ({found.device}, {found.precision}, dense)"
+        f"{format_ratio(result.mfu_ratio)} of {_flop(result.peak_flops)}/s"
+        f" ({result.device}, {result.precision}, dense)"
     )
-    if found.recomputation not in ("", "none"):
-        text += f"; HFU {format_ratio(found.hfu_ratio)} with {found.recomputation} recomputation"
+    if result.recomputation not in ("", "none"):
+        text += f"; HFU {format_ratio(result.hfu_ratio)} with {result.recomputation} recomputation"
     return text
 
 
-def _computing_text(found: EfficiencyResult) -> str:
-    if found.computing_ratio is None:
+def _computing_text(result: EfficiencyResult) -> str:
+    if result.computing_ratio is None:
         return ""
-    return f"{format_ratio(found.computing_ratio)} of the peak, from the traced steps"
+    return f"{format_ratio(result.computing_ratio)} of the peak, from the traced steps"
 
 
-def _roofline_text(found: EfficiencyResult) -> str:
-    if found.flop_per_byte is None or found.ridge_flop_per_byte is None:
+def _roofline_text(result: EfficiencyResult) -> str:
+    if result.flop_per_byte is None or result.ridge_flop_per_byte is None:
         return ""
     return (
-        f"{found.regime}: {found.flop_per_byte:,.0f} FLOP per byte sent, ridge"
-        f" {found.ridge_flop_per_byte:,.0f}; at most {format_ratio(found.bound_ratio)} of the peak"
-        " if communication overlapped perfectly"
+        f"{result.regime}: {result.flop_per_byte:,.0f} FLOP per byte sent, ridge"
+        f" {result.ridge_flop_per_byte:,.0f}; at most {format_ratio(result.bound_ratio)} of the"
+        " peak if communication overlapped perfectly"
     )
 
 
-def _memory_text(found: EfficiencyResult) -> str:
+def _memory_text(result: EfficiencyResult) -> str:
     known = [
         (rank.allocated_ratio, rank)
-        for rank in found.memory
+        for rank in result.memory
         if rank.allocated_ratio is not None and rank.allocated_bytes is not None
     ]
     if not known:
@@ -119,10 +120,10 @@ def _flop(count: float) -> str:
 @why(place=50)
 def efficiency_sentence(report: Report) -> str:
     """MFU, and the share of the peak while computing; empty if the MFU is unknown."""
-    found = report.efficiency
-    if found.mfu_ratio is None:
+    result = report.efficiency
+    if result.mfu_ratio is None:
         return ""
-    text = f"MFU is {format_ratio(found.mfu_ratio)}"
-    if found.computing_ratio is None:
+    text = f"MFU is {format_ratio(result.mfu_ratio)}"
+    if result.computing_ratio is None:
         return f"{text}."
-    return f"{text}; while computing, {format_ratio(found.computing_ratio)} of the peak."
+    return f"{text}; while computing, {format_ratio(result.computing_ratio)} of the peak."

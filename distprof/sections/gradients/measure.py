@@ -1,8 +1,8 @@
-"""Traffic of data parallelism: which gradients are reduced, when, how often and how precisely.
+"""Data-parallel traffic: which gradients are reduced, when, how often and at which precision.
 
-This covers DistributedDataParallel, which marks its forward in the trace; :mod:`.traffic` explains
-how its collectives are identified. A *reduction* is all buckets of one backward, and an update of
-the optimizer needs one.
+This covers DistributedDataParallel, which marks its forward in the trace. :mod:`.traffic` explains
+how its collectives are identified. A *reduction* is all buckets of one backward. An optimizer
+update needs one reduction.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from distprof.sections.gradients.traffic import rank_gradients
 __all__ = ["analyze_gradients", "needless_rows", "rank_gradients", "unhidden_rows"]
 
 _NO_REDUCTION = (
-    "DistributedDataParallel is used, but no all-reduce of floating-point numbers with its size "
-    "was recorded between forward and update"
+    "DistributedDataParallel is used, but no floating-point all-reduce of known size was recorded "
+    "between forward and update"
 )
 
-_ALIKE = 0.01
-"""Reductions whose bytes differ by less than this carry the same gradients."""
+_SAME_BYTES = 0.01
+"""Relative difference in bytes up to which two reductions carry the same gradients."""
 
 
 def analyze_gradients(run: Run, analyses: RankAnalyses) -> GradientsResult:
     """Combine the reductions of all ranks.
 
     Args:
-        run: For its groups and nodes.
-        analyses: By global rank.
+        run: Provides groups and nodes.
+        analyses: Analyses by global rank.
 
     Returns:
-        No groups where no rank marks DDP; ``unavailable`` says so where it is marked and its
-        collectives cannot be told.
+        The result. It has no groups if no rank marks DDP. If DDP is marked but its collectives
+        cannot be identified, ``unavailable`` says so.
     """
     marked = [analysis for analysis in analyses.values() if analysis.gradients is not None]
     if not marked:
@@ -59,7 +59,7 @@ def analyze_gradients(run: Run, analyses: RankAnalyses) -> GradientsResult:
 
 
 def needless_rows(analysis: RankAnalysis) -> NDArray[np.bool_]:
-    """Rows of COLLECTIVES that reduce gradients which are reduced again before their update."""
+    """Mask of the COLLECTIVES rows whose gradients are reduced again before their update."""
     result = np.zeros(len(analysis.collective_step), dtype=np.bool_)
     own = analysis.gradients
     if own is None or not own.marks_updates:
@@ -73,17 +73,17 @@ def needless_rows(analysis: RankAnalysis) -> NDArray[np.bool_]:
 
 
 BUCKET_BYTES = 25 << 20
-"""DistributedDataParallel's usual bucket."""
+"""Size of DistributedDataParallel's default bucket."""
 
 BUCKETS = 10
-"""Buckets that few gradients are divided into, so that all but one can overlap."""
+"""Number of buckets for a small model's gradients, of which all but one can overlap."""
 
 
 def unhidden_rows(analysis: RankAnalysis) -> NDArray[np.float32]:
-    """Share of each row of COLLECTIVES that no order of backward hides: the last bucket's.
+    """Share of each COLLECTIVES row that stays exposed in any order of backward: the last bucket.
 
-    The last bucket is ready when backward has ended. Where all gradients are in one bucket, or in
-    many tiny ones, each stands for its share of a last bucket of usual size.
+    The last bucket is ready when backward has ended. If all gradients are in one bucket or in many
+    tiny ones, the share is that of a last bucket of the default size, for every row.
     """
     result = np.zeros(len(analysis.collective_step), dtype=np.float32)
     own = analysis.gradients
@@ -106,7 +106,7 @@ class _Pooled(msgspec.Struct, frozen=True, kw_only=True):
     """Reductions of all ranks along one axis, one after another.
 
     ``update`` is distinct across ranks; ``is_last`` marks the last reduction of each update, and
-    ``is_again`` those before it that carry the same gradients.
+    ``is_again`` the earlier ones with the same gradients.
     """
 
     axis: str
@@ -130,7 +130,7 @@ _COLUMNS = (
 
 def _pooled(axis: str, analyses: Sequence[RankAnalysis]) -> _Pooled:
     parts: dict[str, list[Int64Array]] = {name: [] for name in _COLUMNS}
-    words: set[str] = set()
+    dtypes: set[str] = set()
     last: list[NDArray[np.bool_]] = []
     again: list[NDArray[np.bool_]] = []
     buckets: list[NDArray[np.int64]] = []
@@ -148,7 +148,7 @@ def _pooled(axis: str, analyses: Sequence[RankAnalysis]) -> _Pooled:
         again.append(is_again)
         mine = np.repeat(own.axis == number, own.num_buckets)
         buckets.append(np.stack([own.row_bytes[mine], own.row_moving_ns[mine]]))
-        words.update(own.dtypes[number])
+        dtypes.update(own.dtypes[number])
         ranks.append(analysis.rank)
         updates += int(is_last.sum())
         steps += len(analysis.steps)
@@ -157,7 +157,7 @@ def _pooled(axis: str, analyses: Sequence[RankAnalysis]) -> _Pooled:
         axis=axis,
         ranks=tuple(sorted(ranks)),
         columns={name: np.concatenate(values) for name, values in parts.items()},
-        dtypes=tuple(sorted(words)),
+        dtypes=tuple(sorted(dtypes)),
         is_last=np.concatenate(last),
         is_again=np.concatenate(again),
         num_updates=updates,
@@ -171,11 +171,11 @@ def _pooled(axis: str, analyses: Sequence[RankAnalysis]) -> _Pooled:
 def _repeats(
     own: RankGradients, rows: NDArray[np.intp]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """The last reduction of each update, and earlier ones that carry the same gradients."""
+    """Masks of the last reduction of each update and of earlier ones with the same gradients."""
     update, count, size = own.update[rows], own.num_buckets[rows], own.bytes[rows]
     is_last = np.append(np.diff(update) != 0, True)
     last = np.flatnonzero(is_last)[np.cumsum(is_last) - is_last]
-    same = (count == count[last]) & (abs(size - size[last]) <= _ALIKE * size[last])
+    same = (count == count[last]) & (abs(size - size[last]) <= _SAME_BYTES * size[last])
     return is_last, same & ~is_last
 
 
@@ -217,7 +217,7 @@ def _group(topology: Topology, axis: str, pooled: _Pooled) -> GradientGroup:
 
 
 def _mean_where_known(values: Int64Array) -> int | None:
-    """The mean; None if a value is unknown, because it may differ from the others."""
+    """The mean; None if any value is unknown, because it may differ from the others."""
     if not len(values) or (values == ABSENT).any():
         return None
     return int(values.mean())
@@ -226,9 +226,10 @@ def _mean_where_known(values: Int64Array) -> int | None:
 def _extent(
     topology: Topology, axis: str, ranks: Sequence[int]
 ) -> tuple[int | None, int | None, bool]:
-    """Members of the largest group along the axis, its nodes, and whether all were recorded.
+    """Size and nodes of the largest group along the axis, and whether all were recorded.
 
-    A member that was not recorded may have come last: then waiting is not told from transfer.
+    A member that was not recorded may have arrived last, so waiting and transfer cannot be
+    separated.
     """
     here = frozenset(ranks)
     held = [

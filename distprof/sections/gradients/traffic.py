@@ -1,14 +1,15 @@
 """Which collectives of one rank carry the gradients of DistributedDataParallel, and when they run.
 
-An all-reduce carries gradients if it is of floating-point numbers, larger than a scalar or two
-(:data:`SMALL_BYTES`), and asked for after a ``DistributedDataParallel.forward`` (torch marks each)
-and before the update (``Optimizer.step#…``, marked too). Groups of tensor and pipeline parallelism
-carry none, nor does a group that all-reduces within forward. Without the marks no collective counts
-as gradients: tensor parallelism by another name looks the same.
+An all-reduce carries gradients if its elements are floating-point numbers, it has at least
+:data:`SMALL_BYTES`, and it is enqueued after a ``DistributedDataParallel.forward`` and before the
+update (``Optimizer.step#…``). torch marks both in the trace. Groups of tensor and pipeline
+parallelism carry no gradients, and neither does a group that all-reduces within forward. Without
+the marks no collective counts as gradients, because tensor parallelism in an unnamed group looks
+the same.
 
-The gradients of one backward are a *reduction*: its buckets follow one forward. Backward is the
-computation from the end of that forward (on a device: from the first kernel that autograd's thread
-launches after it) until its last bucket is ready.
+A *reduction* is the gradients of one backward, whose buckets follow one forward. Backward is the
+computation from the end of that forward (on a GPU: from the first kernel that autograd's thread
+launches after it) until the last bucket is ready.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ SMALL_BYTES = 4_096
 _FLOATS = re.compile(r"^(c10::)?(b?float\d*|double|half|bfloat16)$", re.IGNORECASE)
 _INTEGERS = re.compile(r"^(c10::)?int(32)?$", re.IGNORECASE)
 _OTHER_AXES = (MeshAxis.TP, MeshAxis.PP)
-"""Ranks of other axes may be replicas of each other, for all weights or for all but experts."""
+"""Axes that carry no gradients. Ranks along any other axis may be replicas of weights."""
 
 
 def rank_gradients(
@@ -56,30 +57,30 @@ def rank_gradients(
     Args:
         tables: The rank's tables.
         context: Its windows, axes and waits.
-        timeline: For its computation.
-        causes: For the launch of each activity; None without host rows.
-        collective_step: For each row of COLLECTIVES its window.
-        exposed_ns: For each, its exposed time.
-        exposed_wait_ns: For each, that of its wait.
+        timeline: Provides its computation.
+        causes: Provides the launch of each activity; None without host rows.
+        collective_step: Window of each COLLECTIVES row.
+        exposed_ns: Exposed time of each COLLECTIVES row.
+        exposed_wait_ns: Part of it that is waiting.
 
     Returns:
-        None where nothing marks DDP, or no collective was recorded.
+        The reductions; None if nothing marks DDP or no collective was recorded.
     """
     forwards = _marked(tables.host, DDP_FORWARD)
     if not tables.has_host or forwards.size == 0 or len(tables.collectives) == 0:
         return None
     updates = _marked(tables.host, UPDATE).start
-    asked, segment = _segments(tables.collectives, forwards, updates)
+    enqueued, segment = _segments(tables.collectives, forwards, updates)
     window, exposed, waits = collective_step, exposed_ns, exposed_wait_ns
-    chosen = _carry_gradients(tables.collectives, context, asked, forwards, segment)
+    chosen = _carry_gradients(tables.collectives, context, enqueued, forwards, segment)
     picked = np.flatnonzero(chosen & (window >= 0) & (segment >= 0))
     search, search_exposed = _search(tables, context, timeline, segment, exposed)
-    order = np.lexsort((asked[picked], context.axis[picked], segment[picked]))
+    order = np.lexsort((enqueued[picked], context.axis[picked], segment[picked]))
     picked = picked[order]
     first = _firsts(segment[picked], context.axis[picked])
     last = np.concatenate((first[1:], [len(picked)]))[: len(first)] - 1
     start = tables.collectives["start_ns"]
-    ready = asked if context.is_cpu else start
+    ready = enqueued if context.is_cpu else start
     number = segment[picked][first]
     updated = _update_of(forwards, updates)
     begin = _backward_begins(tables, context, forwards, causes, picked)[number]
@@ -89,7 +90,7 @@ def rank_gradients(
     known = begin != ABSENT
     since_begin = [
         np.where(known, covered(Intervals(begin, at), computed), ABSENT)
-        for at in (_least(ready[picked], first), _most(ready[picked], first))
+        for at in (_min(ready[picked], first), _max(ready[picked], first))
     ]
     return RankGradients(
         axis=context.axis[picked][first],
@@ -99,7 +100,7 @@ def rank_gradients(
         rows=picked,
         bytes=_sum(size[picked], first),
         exposed_ns=_sum(exposed[picked], first),
-        wait_ns=np.where(_least(waits[picked], first) < 0, ABSENT, _sum(wait[picked], first)),
+        wait_ns=np.where(_min(waits[picked], first) < 0, ABSENT, _sum(wait[picked], first)),
         transfer_ns=_transfer(tables.collectives, context, picked, first, last),
         last_bytes=size[picked][last],
         last_exposed_ns=(exposed - wait)[picked][last],
@@ -130,19 +131,19 @@ def _marked(host: Table, prefix: str) -> Intervals:
 def _segments(
     collectives: Table, forwards: Intervals, updates: Int64Array
 ) -> tuple[Int64Array, Int64Array]:
-    """When each row was asked for, and the forward that it follows; ABSENT beyond its update."""
-    asked = collectives["enqueue_ns"]
-    asked = np.where(asked == ABSENT, collectives["start_ns"], asked)
-    number = np.searchsorted(forwards.start, asked, side="right") - 1
+    """Enqueue time of each row, and the forward that it follows; ABSENT after its update."""
+    enqueued = collectives["enqueue_ns"]
+    enqueued = np.where(enqueued == ABSENT, collectives["start_ns"], enqueued)
+    number = np.searchsorted(forwards.start, enqueued, side="right") - 1
     at = np.maximum(number, 0)
-    is_over = np.searchsorted(updates, asked, side="right") > _update_of(forwards, updates)[at]
+    is_over = np.searchsorted(updates, enqueued, side="right") > _update_of(forwards, updates)[at]
     if not len(updates):
-        is_over = np.zeros(len(asked), dtype=np.bool_)
-    return asked, np.where((number < 0) | is_over, ABSENT, number).astype(np.int64)
+        is_over = np.zeros(len(enqueued), dtype=np.bool_)
+    return enqueued, np.where((number < 0) | is_over, ABSENT, number).astype(np.int64)
 
 
 def _update_of(forwards: Intervals, updates: Int64Array) -> Int64Array:
-    """The update that each forward belongs to; without marks each forward has a separate one."""
+    """The update that each forward belongs to; without marks, each forward has its own update."""
     if not len(updates):
         return np.arange(forwards.size, dtype=np.int64)
     return np.searchsorted(updates, forwards.start, side="right").astype(np.int64)
@@ -156,16 +157,16 @@ def _forwards_of(updated: Int64Array) -> Int64Array:
 def _carry_gradients(
     collectives: Table,
     context: RankContext,
-    asked: Int64Array,
+    enqueued: Int64Array,
     forwards: Intervals,
     segment: Int64Array,
 ) -> NDArray[np.bool_]:
-    """Mask over COLLECTIVES."""
+    """Mask of the COLLECTIVES rows that carry gradients."""
     dtype = collectives.coded("dtype")
     is_float = np.array([not name or bool(_FLOATS.match(name)) for name in dtype.values], np.bool_)
     large = (collectives["kind"] == CollectiveKind.ALL_REDUCE) & is_float[dtype.codes]
     large &= collectives["bytes"] >= SMALL_BYTES
-    within = (segment >= 0) & (asked < forwards.end[np.maximum(segment, 0)])
+    within = (segment >= 0) & (enqueued < forwards.end[np.maximum(segment, 0)])
     other = [code for code, name in enumerate(context.axis_names) if name in _OTHER_AXES]
     other += np.unique(context.axis[large & within]).tolist()
     result: NDArray[np.bool_] = large & ~np.isin(context.axis, other)
@@ -179,10 +180,10 @@ def _backward_begins(
     causes: IdleCauses | None,
     picked: NDArray[np.intp],
 ) -> Int64Array:
-    """When backward begins to compute after each forward; ABSENT where no launch is on record.
+    """When backward begins to compute after each forward; ABSENT if no launch was recorded.
 
-    Its kernels are launched by the thread that asks for the reductions: autograd's own, so that
-    what the program computes between forward and backward is left out.
+    Kernels of backward are launched by autograd's thread, which also enqueues the reductions.
+    Kernels that the program launches between forward and backward are left out.
     """
     if context.is_cpu:
         return forwards.end
@@ -190,9 +191,9 @@ def _backward_begins(
     if causes is None:
         return result
     launches = causes.launches
-    asking = join_launches(tables.collectives["correlation"][picked], tables.host).thread
+    threads = join_launches(tables.collectives["correlation"][picked], tables.host).thread
     computes = (tables.activity["kind"] == ActivityKind.COMPUTATION) & launches.known
-    rows = np.flatnonzero(computes & np.isin(launches.thread, np.setdiff1d(asking, NO_THREAD)))
+    rows = np.flatnonzero(computes & np.isin(launches.thread, np.setdiff1d(threads, NO_THREAD)))
     rows = rows[np.argsort(launches.start[rows], kind="stable")]
     launched = launches.start[rows]
     at = np.searchsorted(launched, forwards.end, side="left")
@@ -217,11 +218,11 @@ def _sum(values: Int64Array, first: NDArray[np.intp]) -> Int64Array:
     return np.add.reduceat(values, first) if len(first) else np.empty(0, np.int64)
 
 
-def _least(values: Int64Array, first: NDArray[np.intp]) -> Int64Array:
+def _min(values: Int64Array, first: NDArray[np.intp]) -> Int64Array:
     return np.minimum.reduceat(values, first) if len(first) else np.empty(0, np.int64)
 
 
-def _most(values: Int64Array, first: NDArray[np.intp]) -> Int64Array:
+def _max(values: Int64Array, first: NDArray[np.intp]) -> Int64Array:
     return np.maximum.reduceat(values, first) if len(first) else np.empty(0, np.int64)
 
 
@@ -232,12 +233,12 @@ def _transfer(
     first: NDArray[np.intp],
     last: NDArray[np.intp],
 ) -> Int64Array:
-    """Time in which the data of each reduction moves; ABSENT if a bucket was not matched."""
+    """Time during which data of each reduction moves; ABSENT if a bucket was not matched."""
     if not len(first):
         return np.empty(0, np.int64)
     start, end = (column[picked] for column in intervals_of(collectives))
     moving = np.clip(context.wait_end_ns[picked], start, end)
-    known = _least(context.wait_end_ns[picked], first) != ABSENT
+    known = _min(context.wait_end_ns[picked], first) != ABSENT
     result = np.full(len(first), ABSENT, dtype=np.int64)
     for index in np.flatnonzero(known).tolist():  # one per micro-batch, a handful of buckets each
         rows = slice(int(first[index]), int(last[index]) + 1)
@@ -247,7 +248,7 @@ def _transfer(
 
 
 def _moving(collectives: Table, context: RankContext, picked: NDArray[np.intp]) -> Int64Array:
-    """Time in which the data of each bucket moves; ABSENT where it was not matched."""
+    """Time during which data of each bucket moves; ABSENT if it was not matched."""
     start, end = (column[picked] for column in intervals_of(collectives))
     since = context.wait_end_ns[picked]
     moving: Int64Array = np.where(since == ABSENT, ABSENT, end - np.clip(since, start, end))
@@ -257,13 +258,13 @@ def _moving(collectives: Table, context: RankContext, picked: NDArray[np.intp]) 
 def _dtypes(
     collectives: Table, context: RankContext, picked: NDArray[np.intp]
 ) -> dict[int, tuple[str, ...]]:
-    """Axis to the element types on the wire, with one spelling for all backends."""
+    """Element types on the wire by axis, spelled the same for all backends."""
     dtype, axis = collectives.coded("dtype"), context.axis[picked]
     return {
         int(number): tuple(
             sorted(
                 {
-                    _word(dtype.values[code])
+                    _dtype_name(dtype.values[code])
                     for code in np.unique(dtype.codes[picked][axis == number])
                 }
             )
@@ -272,7 +273,7 @@ def _dtypes(
     }
 
 
-def _word(dtype: str) -> str:
+def _dtype_name(dtype: str) -> str:
     word = dtype.removeprefix("c10::").lower()
     return {"float": "float32", "half": "float16", "double": "float64"}.get(word, word)
 
@@ -284,10 +285,10 @@ def _search(
     segment: Int64Array,
     exposed: Int64Array,
 ) -> tuple[int, int]:
-    """Time in the search for unused parameters, and of it what the device could not hide.
+    """Time of the search for unused parameters, and the exposed part of it.
 
-    On a CPU the search is the training thread's own, and hides nothing. The bitmap of parameters
-    that ranks tell each other afterwards counts as far as it is exposed.
+    On a CPU the search runs on the training thread, so all of it is exposed. The exposed part
+    includes the all-reduce of the bitmap of used parameters that follows the search.
     """
     ranges = _marked(tables.host, SEARCH)
     windows = union(context.windows)
@@ -298,13 +299,13 @@ def _search(
     integers = [code for code, name in enumerate(dtype.values) if _INTEGERS.match(name)]
     bitmap = (tables.collectives["kind"] == CollectiveKind.ALL_REDUCE) & (segment >= 0)
     bitmap &= np.isin(dtype.codes, integers)
-    told = int(exposed[bitmap].sum())
+    bitmap_exposed = int(exposed[bitmap].sum())
     if context.is_cpu:
-        return searched, searched + told
+        return searched, searched + bitmap_exposed
     busy = union(
         Intervals(
             np.concatenate((timeline.computation.start, timeline.communication.start)),
             np.concatenate((timeline.computation.end, timeline.communication.end)),
         )
     )
-    return searched, int(covered(subtract(ranges, busy), windows).sum()) + told
+    return searched, int(covered(subtract(ranges, busy), windows).sum()) + bitmap_exposed

@@ -31,7 +31,7 @@ def rank_input(tables: RankTables, windows: Intervals, timeline: Timeline) -> Ra
     Args:
         tables: The rank's tables; without host rows the loads are unknown.
         windows: The analysed windows.
-        timeline: The sets of the rank's activities.
+        timeline: Timeline of the rank's activities.
     """
     inside = union(windows)
     copies = tables.activity.take(_named(tables.activity, PAGEABLE_COPIES))

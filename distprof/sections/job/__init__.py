@@ -1,1 +1,1 @@
-"""What was run, and how it ended."""
+"""The job: what ran, and how it ended."""

@@ -76,14 +76,14 @@ def _failure(job: RunFile) -> JobFailure | None:
 
 def _exits(entries: Iterable[RankEntry]) -> tuple[JobExit, ...]:
     """Exits combined over ranks; ranks that failed by themselves come first."""
-    alike: dict[tuple[int | None, str, bool], list[int]] = {}
+    grouped: dict[tuple[int | None, str, bool], list[int]] = {}
     for entry in entries:
         if entry.exit is not None:
             key = (entry.exit.code, entry.exit.signal, entry.exit.by_launcher)
-            alike.setdefault(key, []).append(entry.rank)
+            grouped.setdefault(key, []).append(entry.rank)
     exits = [
         JobExit(ranks=tuple(ranks), code=code, signal=signal, by_launcher=by_launcher)
-        for (code, signal, by_launcher), ranks in alike.items()
+        for (code, signal, by_launcher), ranks in grouped.items()
     ]
     return tuple(sorted(exits, key=lambda e: (e.by_launcher, e.code == 0, e.ranks)))
 
@@ -104,11 +104,11 @@ def _errors(run: Run) -> tuple[JobError, ...]:
 
 
 def _probes(entries: Iterable[RankEntry]) -> tuple[ProbeState, ...]:
-    alike: dict[tuple[str, str, str], list[tuple[int, int, int]]] = {}
+    grouped: dict[tuple[str, str, str], list[tuple[int, int, int]]] = {}
     for entry in entries:
         for probe in entry.probes:
             key = (probe.name, probe.state, probe.reason)
-            alike.setdefault(key, []).append((entry.rank, probe.num_records, probe.num_dropped))
+            grouped.setdefault(key, []).append((entry.rank, probe.num_records, probe.num_dropped))
     return tuple(
         ProbeState(
             name=name,
@@ -118,7 +118,7 @@ def _probes(entries: Iterable[RankEntry]) -> tuple[ProbeState, ...]:
             num_records=sum(records for _, records, _ in ranks),
             num_dropped=sum(dropped for _, _, dropped in ranks),
         )
-        for (name, state, reason), ranks in alike.items()
+        for (name, state, reason), ranks in grouped.items()
     )
 
 
@@ -146,11 +146,13 @@ def _median_overhead(mode: str, found: Sequence[tuple[int, Overhead]]) -> ProbeO
 
 def _probe_notes(entries: Iterable[RankEntry]) -> tuple[str, ...]:
     """Notes combined over ranks, up to a limit."""
-    alike: dict[str, list[int]] = {}
+    grouped: dict[str, list[int]] = {}
     for entry in entries:
         for note in entry.notes:
-            alike.setdefault(note[:_MAX_TEXT], []).append(entry.rank)
-    return tuple(f"{name_ranks(ranks)}: {note}" for note, ranks in list(alike.items())[:_MAX_NOTES])
+            grouped.setdefault(note[:_MAX_TEXT], []).append(entry.rank)
+    return tuple(
+        f"{name_ranks(ranks)}: {note}" for note, ranks in list(grouped.items())[:_MAX_NOTES]
+    )
 
 
 def _end_unseen(job: RunFile) -> tuple[str, ...]:

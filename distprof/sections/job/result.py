@@ -28,7 +28,7 @@ class JobFailure(Record, frozen=True, kw_only=True):
         rank: Rank that failed first; None if unknown.
         kind: What happened to it.
         message: One sentence: what happened, and the evidence for it.
-        step: Last step that the rank completed, None if unknown.
+        step: Last step that the rank completed; None if unknown.
         after_ns: Time from the start of the job until the launcher noticed.
     """
 
@@ -44,7 +44,7 @@ class JobExit(Record, frozen=True, kw_only=True):
 
     Args:
         ranks: The ranks.
-        code: Exit code, None if a signal ended them or their end was not observed.
+        code: Exit code; None if a signal ended them or their end was not observed.
         signal: For example ``SIGKILL``; empty when there was none.
         by_launcher: Whether the launcher ended them after another rank had failed.
     """
@@ -56,13 +56,13 @@ class JobExit(Record, frozen=True, kw_only=True):
 
 
 class JobError(Record, frozen=True, kw_only=True):
-    """Why the Python code of a rank stopped.
+    """An exception that stopped the Python code of a rank.
 
     Args:
         rank: The rank.
         kind: Name of the exception's class.
         message: Its text.
-        step: Last step completed, None before the first.
+        step: Last step completed; None before the first.
         is_peer_loss: Whether it only reports that another rank was lost or did not answer in time.
     """
 
@@ -116,7 +116,7 @@ class ProbeOverhead(Record, frozen=True, kw_only=True):
 
     Args:
         mode: ``always_on`` or ``tracing``.
-        ratio: 0.01 is one percent.
+        ratio: Cost as a share of the step; 0.01 is 1 %.
         low: Lower end of the 95 % confidence interval.
         high: Upper end of the interval.
         num_pairs: Pairs of neighbouring blocks of steps that were compared.
@@ -145,7 +145,7 @@ class JobResult(Result, frozen=True, kw_only=True):
         workload: Name of the reference workload; empty for other programs.
         strategy: Parallelism as text; empty if unknown.
         outcome: ``completed``, ``failed``, ``interrupted``; ``running`` if its end was not seen.
-        duration_ns: Time from start to end, None if the end was not seen.
+        duration_ns: Time from start to end; None if the end was not seen.
         failure: The first cause, if the job failed.
         exits: How the processes of ranks ended; without ranks whose end was not observed.
         errors: Exceptions of ranks in order of time, up to a limit.

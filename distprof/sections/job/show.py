@@ -53,7 +53,7 @@ def job_facts(report: Report) -> tuple[str, ...]:
 
 
 def mesh_text(mesh: dict[str, int], strategy: str) -> str:
-    """For example ``pp 2 × dp_shard 4``; empty for a single axis, or if the strategy says it."""
+    """For example ``pp 2 × dp_shard 4``; empty for a single axis, or if the strategy names it."""
     if "×" in strategy:
         return ""
     axes = [f"{axis} {size}" for axis, size in mesh.items() if size > 1]
@@ -62,7 +62,7 @@ def mesh_text(mesh: dict[str, int], strategy: str) -> str:
 
 @table(place=10)
 def job_table(report: Report, *, show_all: bool) -> TableView | None:
-    """How the job ended and what its probes could not do, if that deserves attention."""
+    """How the job ended and what its probes could not do, if that needs attention."""
     job = report.job
     if job.kind is None:
         return None
@@ -76,8 +76,8 @@ def job_table(report: Report, *, show_all: bool) -> TableView | None:
 
 def _facts(job: JobResult, *, show_all: bool) -> Iterator[tuple[str, str]]:
     if job.outcome != "completed" or show_all:
-        lasted = f" after {format_duration(job.duration_ns)}" if job.duration_ns else ""
-        yield "outcome", f"{job.outcome}{lasted}"
+        duration = f" after {format_duration(job.duration_ns)}" if job.duration_ns else ""
+        yield "outcome", f"{job.outcome}{duration}"
     if show_all:
         yield "command", shorten(" ".join(job.command), _MAX_TEXT)
         if job.git_commit:
@@ -118,7 +118,7 @@ def _probe_text(probe: ProbeState) -> str:
 
 
 def _overhead_text(overhead: ProbeOverhead) -> str:
-    """For example ``tracing 4.1 % of a step (2.0 % to 6.3 %)``; below zero it may be none."""
+    """For example ``tracing 4.1 % of a step (2.0 % to 6.3 %)``; may be negative."""
     name = _MODES.get(overhead.mode, overhead.mode)
     interval = f"{signed_ratio(overhead.low)} to {signed_ratio(overhead.high)}"
     return f"{name} {signed_ratio(overhead.ratio)} of a step ({interval})"

@@ -44,8 +44,8 @@ class _Cells(msgspec.Struct, frozen=True, kw_only=True):
 def analyze_kernels(analyses: RankAnalyses) -> KernelsResult:
     """The kernel table of all ranks, and how fast each rank runs the kernels that it shares.
 
-    At most :data:`TABLE_LIMIT` kernels are listed; one row stands for the rest. A median of an even
-    number of ranks is the lower one: of two ranks, the faster is the measure.
+    At most :data:`TABLE_LIMIT` kernels are listed; the last row sums up the rest. The median of an
+    even number of ranks is the lower one, so of two ranks the faster is the reference.
     """
     cells = _cells_of(list(analyses.values()))
     return KernelsResult(
@@ -214,7 +214,7 @@ def rank_kernels(activity: Table, inside: NDArray[np.bool_]) -> tuple[KernelStat
 
     Args:
         activity: ACTIVITY table.
-        inside: Mask of the rows to count; annotations are left out whatever it says.
+        inside: Mask of the rows to count; annotations are always left out.
     """
     rows = np.flatnonzero(inside & (activity["kind"] != ActivityKind.ANNOTATION))
     names = activity.coded("name")
@@ -254,7 +254,7 @@ def _sort_pairs(key: Int64Array, value: Int64Array) -> tuple[Int64Array, Int64Ar
 # Kernels of one rank step by step ----------------------------------------------------------------
 
 MOST_NAMES = 64
-"""Kernels that are compared step by step: the longest, which make nearly all of the time."""
+"""Number of kernels that are compared step by step. The longest take nearly all of the time."""
 
 
 def rank_kernel_steps(activity: Table, windows: Intervals) -> KernelSteps:
@@ -262,7 +262,7 @@ def rank_kernel_steps(activity: Table, windows: Intervals) -> KernelSteps:
 
     Args:
         activity: ACTIVITY table.
-        windows: Disjoint and in order, S of them; a kernel belongs to the one it starts in.
+        windows: S disjoint windows, in order; a kernel belongs to the window in which it starts.
     """
     names = activity.coded("name")
     start, num_steps = activity["start_ns"], windows.size
@@ -315,12 +315,12 @@ def _in_cells(
 
 
 def _narrow(values: Int64Array) -> NDArray[np.signedinteger[Any]]:
-    """In half the memory where that holds them: all ranks' cells are kept at once."""
+    """The values in a smaller type if they fit, because all ranks' cells are kept at once."""
     return values.astype(index_type(int(values.max(initial=0))), copy=False)
 
 
 def _blocks_in_cells(cell: Int64Array, blocks: NDArray[np.int32], size: int) -> Int64Array:
-    """Thread blocks of each cell; ABSENT where they are not known of all its kernels."""
+    """Thread blocks of each cell; ABSENT unless they are known for all of its kernels."""
     total = np.bincount(cell, weights=blocks, minlength=size).astype(np.int64)
     total[cell[blocks == ABSENT]] = ABSENT
     return total

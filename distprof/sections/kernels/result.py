@@ -13,7 +13,7 @@ class CategoryTime(Record, frozen=True, kw_only=True):
 
     Args:
         kind: ``computation``, ``communication`` or ``copy``.
-        count: Activities.
+        count: Number of activities.
         total_ns: Sum of their durations; overlapping ones count in full.
     """
 
@@ -28,10 +28,10 @@ class KernelRow(Record, frozen=True, kw_only=True):
     Args:
         name: Name of the kernel or operator.
         kind: ``computation``, ``communication`` or ``copy``.
-        count: How often it ran, all ranks.
-        total_ns: Sum of its durations, all ranks.
+        count: Number of runs on all ranks.
+        total_ns: Sum of its durations on all ranks.
         median_ns: Its median duration.
-        slowest_rank: Rank with the longest median; null where ranks cannot be compared.
+        slowest_rank: Rank with the longest median; null if ranks cannot be compared.
         spread: That rank's median over the median rank's; null as above.
     """
 
@@ -49,8 +49,9 @@ class RankSpeed(Record, frozen=True, kw_only=True):
 
     Args:
         rank: Global rank.
-        relative_time: Weighted mean over kernels of median here / median over ranks.
-        relative_work: Kernel launches here / median over ranks, the same kernels.
+        relative_time: Weighted mean over kernels of this rank's median over the median rank's.
+        relative_work: Launches of shared kernels, weighted by their usual duration, over those of
+            the median rank.
         num_shared_kernels: Kernel names that were compared with those of peers.
     """
 
@@ -66,7 +67,7 @@ class KernelsResult(Result, frozen=True, kw_only=True):
     Args:
         categories: Sum of durations by kind of activity.
         kernels: Kernels by name, longest total first.
-        ranks: Each rank's kernels against those of its peers.
+        ranks: Each rank's kernels compared with those of its peers.
     """
 
     needs_traces = True

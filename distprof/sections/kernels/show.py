@@ -17,7 +17,7 @@ __all__ = ["kernels_table", "speed_table"]
 
 MAX_KERNELS_SHOWN = 10
 
-_WORTH_UNLIKE_RATIO = 0.02
+_NOTABLE_RATIO = 0.02
 
 _EQUAL = 1.005
 
@@ -59,8 +59,8 @@ def speed_table(report: Report, *, show_all: bool) -> TableView | None:
     ranks = [r for r in report.kernels.ranks if r.relative_work is not None]
     counts = not is_whole_capture(report)  # captures of different lengths hold different counts
     differs = any(
-        abs((r.relative_time or 1) - 1) > _WORTH_UNLIKE_RATIO
-        or (counts and abs((r.relative_work or 1) - 1) > _WORTH_UNLIKE_RATIO)
+        abs((r.relative_time or 1) - 1) > _NOTABLE_RATIO
+        or (counts and abs((r.relative_work or 1) - 1) > _NOTABLE_RATIO)
         for r in ranks
     )
     if not (differs or show_all):
@@ -80,7 +80,7 @@ def speed_table(report: Report, *, show_all: bool) -> TableView | None:
 
 
 def short_kernel_name(name: str) -> str:
-    """The kernel name without the parts common to all C++ kernels; the JSON keeps all of it."""
+    """The kernel name without parts common to all C++ kernels; the JSON keeps the whole name."""
     for common in _COMMON_IN_NAMES:
         name = name.replace(common, "")
     return name.removeprefix("void ")

@@ -56,7 +56,7 @@ def _steady_retries(step: Int64Array, total: Int64Array) -> tuple[Int64Array, In
 
 
 def _lost_in_retries(records: RankRecords, steps: Int64Array, retries: Int64Array) -> int | None:
-    """From the step log, without its profiled steps."""
+    """Time lost in retries per step, from the step log without its traced steps."""
     log = records.step_log
     _, of_log, of_memory = np.intersect1d(log["step"], steps, return_indices=True)
     plain = ~log["is_traced"][of_log]

@@ -9,7 +9,7 @@ __all__ = ["MemoryResult", "RankMemory"]
 
 
 class RankMemory(Record, frozen=True, kw_only=True):
-    """Memory of one rank. None: not measurable there, such as GPU memory on a CPU.
+    """Memory of one rank. None means not measurable, such as GPU memory on a CPU.
 
     Args:
         rank: Global rank.
@@ -20,7 +20,7 @@ class RankMemory(Record, frozen=True, kw_only=True):
         peak_rss_bytes: Peak resident memory of the process.
         rss_growth_bytes_per_step: Growth of resident memory over the second half of the steps, per
             step; None with fewer than eight samples.
-        num_steady_retries: Retries in the second half of the steps, when the allocator has seen
+        num_steady_retries: Retries in the second half of the steps, by when the allocator has seen
             every size; None with fewer than eight samples.
         retry_ns_per_step: Extra time of steady steps with retries over the median steady step
             without, averaged over all steady steps; None if either kind of step or its times are

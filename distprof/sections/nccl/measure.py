@@ -116,7 +116,7 @@ class _Places:
         return self._of_member[communicator]
 
     def settings(self, name: str, values: Mapping[str, Sequence[int]]) -> tuple[NcclSetting, ...]:
-        """A setting, each value with the processes and ranks that have it."""
+        """One row per value of a setting, with the processes and ranks that have it."""
         printing = {process for processes in values.values() for process in processes}
         return tuple(
             NcclSetting(
@@ -131,7 +131,7 @@ class _Places:
         )
 
     def where(self, edge: NcclEdge) -> str:
-        """From the hosts of both ends or, if one is unknown, from the purpose of the transport."""
+        """Inside or between nodes, by the hosts of both ends or, if unknown, by the transport."""
         if edge.communicator is not None and edge.source is not None and edge.target is not None:
             hosts = self._of_member[edge.communicator]
             source, target = hosts.get(edge.source), hosts.get(edge.target)
@@ -163,12 +163,14 @@ def _transports(log: NcclLog, places: _Places) -> tuple[NcclTransport, ...]:
 
 
 def _groups(log: NcclLog, places: _Places) -> tuple[NcclGroup, ...]:
-    alike: dict[tuple[int, int | None], list[int]] = defaultdict(list)
+    by_extent: dict[tuple[int, int | None], list[int]] = defaultdict(list)
     for index, one in enumerate(log.communicators):
-        alike[one.num_ranks, _num_hosts(one, places.members(index))].append(index)
+        by_extent[one.num_ranks, _num_hosts(one, places.members(index))].append(index)
     return tuple(
-        _group(size, hosts, [(log.communicators[i], places.members(i)) for i in alike[size, hosts]])
-        for size, hosts in sorted(alike, key=lambda key: (-key[0], key[1] or 0))
+        _group(
+            size, hosts, [(log.communicators[i], places.members(i)) for i in by_extent[size, hosts]]
+        )
+        for size, hosts in sorted(by_extent, key=lambda key: (-key[0], key[1] or 0))
     )
 
 
@@ -266,7 +268,7 @@ def _limits(log: NcclLog) -> tuple[str, ...]:
     if any(not one.is_certain for one in log.communicators):
         limits.append(
             "This version of NCCL logs no communicator ids, so members of several communicators of "
-            "one size cannot be distinguished."
+            "the same size cannot be distinguished."
         )
     world = log.world_size
     num_ranked = sum(process.rank is not None for process in log.processes)

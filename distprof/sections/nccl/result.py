@@ -29,19 +29,19 @@ NO_LOG = "no NCCL log was read: run with NCCL_DEBUG=INFO"
 
 
 class NcclGroup(Record, frozen=True, kw_only=True):
-    """Communicators of one size that span the same number of hosts.
+    """Communicators of the same size that span the same number of hosts.
 
     Args:
         num_ranks: Ranks of one communicator.
         num_communicators: Communicators of this size and span.
         num_members: Members that wrote a log, all communicators together.
-        num_hosts: Hosts that one communicator spans; null where members cannot be distinguished.
-        num_channels: Channels; null where not printed.
-        num_nvls_channels: Channels of NVLink SHARP; null where not printed.
-        init_ns: Time that initialisation took, the slowest; null where not printed.
+        num_hosts: Hosts that one communicator spans; null if members cannot be distinguished.
+        num_channels: Channels; null if not printed.
+        num_nvls_channels: Channels of NVLink SHARP; null if not printed.
+        init_ns: Longest initialisation time; null if not printed.
         num_rings: Rings that the log holds completely.
-        crossings: Mean number of times that such a ring passes from one host to another; null
-            without rings.
+        crossings: Mean number of times that a ring passes from one host to another; null without
+            rings.
         tree_depth: Depth of the deepest tree that the log holds completely; null without one.
     """
 
@@ -62,9 +62,9 @@ class NcclTransport(Record, frozen=True, kw_only=True):
 
     Args:
         where: ``between nodes`` or ``inside nodes``.
-        transport: Way of NCCL, for example ``P2P/CUMEM``, ``SHM``, ``NET/IB``.
+        transport: NCCL's transport, for example ``P2P/CUMEM``, ``SHM``, ``NET/IB``.
         has_gdr: Whether the network card reads GPU memory directly (GPUDirect RDMA).
-        num_lines: Lines that say so: one per channel, and per side where both write.
+        num_lines: Log lines that report it: one per channel, or two if both sides write one.
         num_pairs: Pairs of ranks.
         num_processes: Processes that print it.
     """
@@ -85,7 +85,7 @@ class NcclHost(Record, frozen=True, kw_only=True):
         num_processes: Processes on it that wrote a log.
         ranks: Their ranks, as far as known.
         cards: Network cards that NCCL found.
-        used_cards: Cards that carry connections; empty also where no connection leaves the host.
+        used_cards: Cards that carry connections; also empty if no connection leaves the host.
         links: Link types of the cards, for example ``IB/SHARP`` or ``RoCE``.
     """
 
@@ -106,8 +106,8 @@ class NcclSetting(Record, frozen=True, kw_only=True):
         num_processes: Processes that print this value.
         ranks: Their ranks, as far as known.
         hosts: Their hosts.
-        num_printing: Processes that print any value of it; a process may print several, for
-            example one per communicator. Null where unknown.
+        num_printing: Processes that print any value of it. A process may print several, for example
+            one per communicator. Null if unknown.
     """
 
     name: str
@@ -119,13 +119,13 @@ class NcclSetting(Record, frozen=True, kw_only=True):
 
 
 class NcclChoices(Record, frozen=True, kw_only=True):
-    """NCCL's choices for an operation, with its smallest and largest size; or only its calls.
+    """NCCL's algorithm and protocol for an operation and its range of sizes, or only its calls.
 
     Args:
         operation: Operation, for example ``AllReduce``.
-        algorithm: Algorithm, for example ``RING`` or ``NVLS``; empty where only calls are known.
+        algorithm: Algorithm, for example ``RING`` or ``NVLS``; empty if only calls are known.
         protocol: Protocol, for example ``LL128`` or ``SIMPLE``; empty as above.
-        min_bytes: Smallest size for which it was chosen; null where not printed.
+        min_bytes: Smallest size for which it was chosen; null if not printed.
         max_bytes: Largest such size; null as above.
         num_calls: Calls.
     """
@@ -143,8 +143,8 @@ class NcclWarnings(Record, frozen=True, kw_only=True):
 
     Args:
         text: The warning, with numbers left out.
-        about: What it is about, for example the network; empty where unknown.
-        num_lines: Lines that say so.
+        about: Subject, for example the network; empty if unknown.
+        num_lines: Lines with this warning.
         ranks: Ranks that print it, as far as known.
         hosts: Their hosts.
     """
@@ -168,13 +168,14 @@ class NcclResult(Result, frozen=True, kw_only=True):
         num_hosts: Hosts of these processes.
         num_lines: Lines in the files.
         num_texts: Messages of NCCL among them.
-        num_unknown: Of these, messages that the reader does not know.
-        num_cut: Of these, messages that output of another rank cut short.
-        unknown: Examples of unknown messages.
+        num_unknown: Of these, messages that distprof does not recognise.
+        num_cut: Of these, messages truncated by output of another rank.
+        unknown: Examples of unrecognised messages.
         versions: Versions of NCCL, with the processes that print them.
         networks: Networks in use, for example ``IB`` or ``Socket``.
         missing_networks: Networks for which NCCL found no device.
-        paths: Types of paths between GPUs by NCCL's graph search, for example ``NVL``, ``PIX``.
+        paths: Types of paths between GPUs according to NCCL's graph search, for example ``NVL``,
+            ``PIX``.
         groups: Communicators, identical ones folded into one row.
         transports: How ranks are connected.
         hosts: Hosts with their network cards.

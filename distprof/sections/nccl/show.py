@@ -1,4 +1,4 @@
-"""What NCCL's logs say: paths, settings, warnings."""
+"""Contents of NCCL's logs: paths, settings and warnings."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def nccl_verdict(report: Report) -> Told:
     result = report.nccl
     if not _is_alone(report):
         return None
-    why = (_init(result), _warnings(result), _read(result))
+    why = (_init(result), _warnings(result), _unrecognised(result))
     return _line(result), tuple(sentence for sentence in why if sentence)
 
 
@@ -53,7 +53,7 @@ def _is_alone(report: Report) -> bool:
 
 @headline(place=50)
 def nccl_headline(report: Report) -> str:
-    """How many logs there are."""
+    """Number of log files and jobs."""
     if not _is_alone(report):
         return ""
     facts = (f"NCCL logs from {counted(report.nccl.num_files, 'file')}", jobs_fact(report.nccl))
@@ -61,7 +61,7 @@ def nccl_headline(report: Report) -> str:
 
 
 def jobs_fact(result: NcclResult) -> str:
-    """That the logs are of several jobs, which share no communicator; empty for one."""
+    """The number of jobs, which share no communicator; empty for one job."""
     if result.num_jobs < 2:
         return ""
     return f"{result.num_jobs:,} jobs that share no communicator"
@@ -89,10 +89,10 @@ def _share(result: NcclResult, where: str) -> str:
     most = max(ways, key=lambda way: way.num_lines)
     ratio = most.num_lines / total
     share = "all" if len(ways) == 1 else f"{format_ratio(ratio)} of the"
-    return f"{where} {share} connections use {transport_name(most)}{_doubt(most)}"
+    return f"{where} {share} connections use {transport_name(most)}{_gpudirect_note(most)}"
 
 
-def _doubt(way: NcclTransport) -> str:
+def _gpudirect_note(way: NcclTransport) -> str:
     without = way.where == BETWEEN and way.transport != "NET/Socket" and not way.has_gdr
     return ", without GPUDirect RDMA" if without else ""
 
@@ -119,7 +119,7 @@ def _warnings(result: NcclResult) -> str:
     return f"NCCL warns {times}: {problems[0].text.rstrip('.')}."
 
 
-def _read(result: NcclResult) -> str:
+def _unrecognised(result: NcclResult) -> str:
     if not result.num_unknown:
         return ""
     return (
@@ -262,13 +262,13 @@ def nccl_settings_table(report: Report, *, show_all: bool) -> TableView | None:
 
 @table(place=200)
 def nccl_warnings_table(report: Report, *, show_all: bool) -> TableView | None:
-    """Warnings. Those of ending processes are harmless and shown only with --all."""
+    """Warnings. Those printed at shutdown are harmless and shown only with --all."""
     all_warnings = report.nccl.warnings
     if not all_warnings:
         return None
     shown = [w for w in all_warnings if show_all or w.about != "teardown"]
     hidden = sum(w.num_lines for w in all_warnings) - sum(w.num_lines for w in shown)
-    notes = [] if not hidden else [f"{counted(hidden, 'warning')} of ending processes: harmless."]
+    notes = [] if not hidden else [f"{counted(hidden, 'warning')} printed at shutdown: harmless."]
     return rows_table(
         "NCCL warnings",
         (

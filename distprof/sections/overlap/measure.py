@@ -48,9 +48,9 @@ def rank_axes(
     Args:
         rank: Global rank.
         windows: The analysed windows.
-        timeline: The rank's sets.
+        timeline: Activity of the rank.
         collectives: COLLECTIVES table.
-        row_axis: For each of its rows, index into ``row_axis_names``.
+        row_axis: Index into ``row_axis_names`` for each of its rows.
         row_axis_names: Mesh axes or group descriptions.
     """
     return tuple(

@@ -15,10 +15,9 @@ class RankOverlap(Record, frozen=True, kw_only=True):
         rank: Global rank.
         computation_ns: Time in which at least one computation kernel or operator runs.
         communication_ns: Time in which at least one communication kernel or operation runs.
-        overlapped_ns: Of that, time in which computation runs too.
-        exposed_comm_ns: The rest of the communication, not overlapped. Time blocked in
-            messages of gloo is left out, because nothing says when their data moved; ``breakdown``
-            counts it.
+        overlapped_ns: Part of it during which computation also runs.
+        exposed_comm_ns: The rest of the communication. Time blocked in gloo messages is left out,
+            because it is unknown when their data moved. ``breakdown`` counts it.
         overlap_ratio: Overlapped over communication, 0 to 1; null without communication.
     """
 
@@ -38,8 +37,8 @@ class AxisOverlap(Record, frozen=True, kw_only=True):
     Args:
         axis: Mesh axis, or the group's description.
         ranks: Ranks that communicate along it.
-        communication_ns: Communication along it, all ranks added up.
-        overlapped_ns: Of that, time in which computation runs too.
+        communication_ns: Communication along it, summed over ranks.
+        overlapped_ns: Part of it during which computation also runs.
         exposed_comm_ns: The rest, which does not overlap with computation.
         overlap_ratio: Overlapped over communication, 0 to 1; null without communication.
     """

@@ -38,10 +38,10 @@ def communication_sentence(report: Report) -> str:
         return f"{text}."
     if unsplit > exposed / 2:
         return f"{text}; waiting and transfer cannot be separated in the exposed rest."
-    doubt = "" if has_all_members(report.capture) else " or waiting for ranks not recorded"
+    caveat = "" if has_all_members(report.capture) else " or waiting for ranks not recorded"
     return (
         f"{text}; the exposed rest is {format_ratio(wait / exposed)} waiting for late ranks, "
-        f"{format_ratio(transfer / exposed)} transfer{doubt}."
+        f"{format_ratio(transfer / exposed)} transfer{caveat}."
     )
 
 

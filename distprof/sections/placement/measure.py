@@ -1,9 +1,9 @@
 """Placement of ranks and process groups on nodes, scale-up domains and network cards.
 
 Nodes come from the run's topology or, if no trace has them, from NCCL's log. A scale-up domain is a
-set of GPUs that a fast fabric connects. It comes from the configuration, else from the hardware
-sheet (NVL72 spans hosts), else it is a node. Only certain placements count: a group is left out if
-the node of a member is unknown.
+set of GPUs that a fast fabric connects. It comes from the configuration or from the hardware sheet
+(NVL72 spans hosts); otherwise it is a node. A group is left out if the node of any member is
+unknown.
 
 Source:
     Formula sheet, "Choosing a strategy" and "Anti-patterns".
@@ -50,11 +50,11 @@ def analyze_placement(
     topology: TopologyConfig | None = None,
     sheet: Sheet | None = None,
 ) -> PlacementResult:
-    """Place ranks and groups.
+    """Find the nodes and domains of ranks and groups.
 
     Args:
         run: The recording.
-        collectives: Its class table.
+        collectives: Its classes of collectives, with bytes and exposed times.
         topology: Domains that the user configured.
         sheet: Devices by name, including the user's; None for no devices.
 
@@ -125,7 +125,8 @@ class _Places(msgspec.Struct, frozen=True):
     Args:
         node: int32 per rank.
         domain: int32 per rank.
-        blocked: Node per rank if nodes held consecutive ranks; None unless all are known.
+        blocked: Node per rank if each node held consecutive ranks; None unless every rank's node is
+            known.
         order: How ranks are numbered over nodes.
         is_whole: Whether every rank of the job has a node.
     """
@@ -149,7 +150,7 @@ class _Places(msgspec.Struct, frozen=True):
 
 
 def _array(parts: Iterable[Sequence[int]], length: int) -> NDArray[np.int32]:
-    """Index of the part that each rank is in."""
+    """For each rank, the index of the part that contains it; -1 if none does."""
     found = np.full(length, -1, np.int32)
     for index, ranks in enumerate(parts):
         found[list(ranks)] = index

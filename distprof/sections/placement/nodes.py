@@ -1,4 +1,4 @@
-"""Nodes and groups of a run, from its topology or else from NCCL's log."""
+"""Nodes and groups of a run, from its topology or, failing that, from NCCL's log."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def nodes_of(run: Run) -> tuple[dict[str, tuple[int, ...]], str]:
 
 
 def _nodes_of_log(log: NcclLog) -> dict[str, list[int]]:
-    """Host to ranks, from each process's rank in the log's name or in the whole job."""
+    """Map each host to the global ranks of its processes."""
     nodes: dict[str, list[int]] = defaultdict(list)
     for process, rank in _ranks_of_log(log).items():
         nodes[log.processes[process].host].append(rank)
@@ -57,10 +57,10 @@ def _nodes_of_log(log: NcclLog) -> dict[str, list[int]]:
 
 
 def _ranks_of_log(log: NcclLog) -> dict[int, int]:
-    """Process to global rank; if the log lacks it, the rank in the largest communicator."""
-    told = {i: p.rank for i, p in enumerate(log.processes) if p.rank is not None}
-    if told:
-        return told
+    """Global rank of each process; if the log has none, the rank in the largest communicator."""
+    ranks = {i: p.rank for i, p in enumerate(log.processes) if p.rank is not None}
+    if ranks:
+        return ranks
     largest = max(log.communicators, key=lambda one: one.num_ranks, default=None)
     if largest is None or not largest.is_certain:
         return {}
@@ -75,8 +75,8 @@ def world_size_of(run: Run) -> int | None:
 
 def machines_of(run: Run) -> tuple[Machine, ...]:
     """Machines that the user provided; may be empty."""
-    shown = run.get(Machines)
-    return shown.machines if shown is not None else ()
+    provided = run.get(Machines)
+    return provided.machines if provided is not None else ()
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -88,7 +88,7 @@ class Group(msgspec.Struct, frozen=True):
 
 
 def _groups(run: Run) -> list[Group]:
-    """Groups from the traces or else communicators from NCCL's log."""
+    """Groups from the traces or, if they have none, communicators from NCCL's log."""
     known = [group for group in run.topology.groups if group.ranks]
     names = GroupNames(run.topology.groups)
     groups = [Group(_label(group, names), len(group.ranks), group.ranks) for group in known]
@@ -97,7 +97,7 @@ def _groups(run: Run) -> list[Group]:
 
 
 def _groups_of_log(log: NcclLog) -> list[Group]:
-    """Communicators with a known rank for every member."""
+    """Communicators whose members all have known ranks."""
     rank_of = _ranks_of_log(log)
     groups = []
     for one in log.communicators:
@@ -108,7 +108,7 @@ def _groups_of_log(log: NcclLog) -> list[Group]:
 
 
 def _log_label(ranks: Sequence[int], world_size: int | None) -> str:
-    """A name from the member ranks, because NCCL does not know mesh axes."""
+    """A name derived from the member ranks, because NCCL does not know mesh axes."""
     if len(ranks) == world_size:
         return MeshAxis.WORLD.value
     steps = set(np.diff(ranks).tolist())
@@ -139,7 +139,7 @@ class Domains(msgspec.Struct, frozen=True):
     """Domains of the ranks whose nodes are known; every such rank is in exactly one.
 
     Args:
-        ranks: Name of a domain to its ranks.
+        ranks: Ranks by name of the domain.
         origin: How they were found, as text.
         bandwidth: Bandwidth of the fabric from the hardware sheet, bytes per second and direction;
             None if the GPU is unknown.
@@ -165,7 +165,7 @@ class Domains(msgspec.Struct, frozen=True):
 def find_domains(
     run: Run, nodes: Nodes, topology: TopologyConfig, sheet: Sheet | None = None
 ) -> Domains:
-    """Domains from the configuration, else from the GPU model's usual domain, else nodes.
+    """Domains from the configuration, from the GPU model's usual domain size, or one per node.
 
     Args:
         run: Provides the GPU names.
@@ -211,7 +211,7 @@ def _unknown(device: str) -> str:
 
 
 def _across_hosts(nodes: Nodes, gpu: Gpu, size: int) -> Domains:
-    """Domains of nodes with consecutive ranks, as many as fit; no trace names racks."""
+    """Fill domains with nodes in order of their ranks, because no trace names racks."""
     parts = _sized(nodes, size)
     note = (
         f"The nodes that share a domain of {size} GPUs are assumed from the order of ranks. Set "
@@ -222,7 +222,7 @@ def _across_hosts(nodes: Nodes, gpu: Gpu, size: int) -> Domains:
 
 
 def _named(nodes: Nodes, domains: Mapping[str, Sequence[str]]) -> Nodes:
-    """Nodes by the first domain that names them; an unnamed node is its own domain."""
+    """Assign each node to the first domain that names it; an unnamed node is its own domain."""
     found: dict[str, list[int]] = {}
     for node, ranks in nodes.items():
         domain = next(

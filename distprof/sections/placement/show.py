@@ -90,7 +90,7 @@ def nodes_table(report: Report, *, show_all: bool) -> TableView | None:
 
 @table(place=140)
 def card_paths_table(report: Report, *, show_all: bool) -> TableView | None:
-    """GPUs of the given machines, and their nearest network cards."""
+    """GPUs of the machines that the user provided, and their nearest network cards."""
     cards = report.placement.cards
     left = 0 if show_all else len(cards) - MAX_ROWS
     return rows_table(

@@ -1,1 +1,1 @@
-"""What NCCL says of a running job: ranks that do not answer, errors, unequal launches."""
+"""A running job according to NCCL: ranks that do not answer, errors, unequal launches."""

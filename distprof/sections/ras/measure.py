@@ -1,4 +1,4 @@
-"""What NCCL's RAS says of a running job: communicators, ranks in trouble, ranks behind."""
+"""A running job according to NCCL's RAS: communicators, ranks in trouble, ranks behind."""
 
 from __future__ import annotations
 

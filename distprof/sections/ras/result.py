@@ -1,4 +1,4 @@
-"""What NCCL's RAS says of a running job: communicators, ranks in trouble, ranks behind."""
+"""A running job according to NCCL's RAS: communicators, ranks in trouble, ranks behind."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["RasCommunicators", "RasResult", "TroubledRank"]
 
 
 class RasCommunicators(Record, frozen=True, kw_only=True):
-    """Communicators that are alike.
+    """Communicators with the same size, status and errors.
 
     Args:
-        num_communicators: How many.
-        num_ranks: Ranks of each.
-        num_nodes: Nodes of each.
+        num_communicators: Number of communicators.
+        num_ranks: Ranks per communicator.
+        num_nodes: Nodes per communicator.
         status: For example ``RUNNING``.
-        errors: Of ``INCOMPLETE``, ``ERROR``, ``MISMATCH``.
+        errors: Any of ``INCOMPLETE``, ``ERROR``, ``MISMATCH``.
     """
 
     num_communicators: int
@@ -31,15 +31,16 @@ class RasResult(Result, frozen=True, kw_only=True):
     """A job at one moment; empty without output of ncclras.
 
     Args:
-        version: NCCL's version, empty where not told.
-        time: As printed, empty where not told.
-        num_processes: Processes of the job, None where not told.
-        num_nodes: Nodes of the job, None where not told.
-        num_timeouts: Timeouts while it was gathered.
-        communicators: The largest first.
-        troubled: Ranks in trouble, the worst kind first.
-        num_behind: Ranks that have launched fewer operations than others, also those not named.
-        stands: Whether unequal launches are as in the snapshot before, None with one snapshot.
+        version: NCCL's version; empty if unknown.
+        time: Time as printed; empty if unknown.
+        num_processes: Processes of the job; None if unknown.
+        num_nodes: Nodes of the job; None if unknown.
+        num_timeouts: Timeouts while NCCL gathered the status.
+        communicators: Communicators, largest first.
+        troubled: Ranks in trouble, worst kind first.
+        num_behind: Ranks that have launched fewer operations than others, including unnamed ones.
+        stands: Whether unequal launches are the same as in the previous snapshot; None with one
+            snapshot.
     """
 
     version: str = ""

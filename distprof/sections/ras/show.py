@@ -1,4 +1,4 @@
-"""What NCCL's RAS says: communicators, and ranks in trouble."""
+"""Output of NCCL's RAS: communicators, and ranks in trouble."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def ras_communicators_table(report: Report, *, show_all: bool) -> TableView | No
     shown = groups if show_all else groups[:MAX_ROWS]
     left = len(groups) - len(shown)
     return rows_table(
-        "Communicators as NCCL knows them",
+        "Communicators according to NCCL",
         (
             Column("communicators", "num_communicators"),
             Column("ranks", "num_ranks", form="count"),
@@ -38,7 +38,7 @@ def ras_communicators_table(report: Report, *, show_all: bool) -> TableView | No
 
 @table(place=464)
 def troubled_table(report: Report, *, show_all: bool) -> TableView | None:
-    """Ranks in trouble, the worst first."""
+    """Ranks in trouble, worst first."""
     troubled = report.ras.troubled
     shown = troubled if show_all else troubled[:MAX_ROWS]
     left = len(troubled) - len(shown)
@@ -61,7 +61,7 @@ def troubled_table(report: Report, *, show_all: bool) -> TableView | None:
 
 @verdict(place=42)
 def ras_verdict(report: Report) -> Told:
-    """The verdict and the numbers behind it; None for a report on anything else."""
+    """The verdict and the numbers behind it; None for other reports."""
     result = report.ras
     if not result.communicators or is_recorded(report):
         return None
@@ -74,7 +74,7 @@ def ras_verdict(report: Report) -> Told:
 
 @headline(place=32)
 def ras_headline(report: Report) -> str:
-    """What was asked."""
+    """The source, and the size of the job."""
     result = report.ras
     if not result.communicators or is_recorded(report):
         return ""

@@ -37,15 +37,15 @@ _Setup = TypeVar("_Setup", bound=Record)
 
 
 def measure_settings(records: RankRecords) -> SettingsFile | None:
-    """What the probe read from the objects of one rank; None if it did not."""
+    """Settings that the probe read from the objects of one rank; None if it read none."""
     return records.settings
 
 
 def analyze_settings(records: ProbeRecords, analyses: RankAnalyses) -> SettingsResult:
     """The configuration from the ranks' objects, and its effects in their traces."""
     files = tuple(records.of(SettingsFile).values())
-    said = combine_settings(files, records.job, records.why("settings", files))
-    return with_traces(said, analyses)
+    settings = combine_settings(files, records.job, records.why("settings", files))
+    return with_traces(settings, analyses)
 
 
 def combine_settings(
@@ -56,15 +56,15 @@ def combine_settings(
     Args:
         files: Settings files of the ranks that have one.
         job: The job, for the hosts of its ranks.
-        unavailable: Why other ranks have none.
+        unavailable: Reasons why other ranks have none.
     """
     notes = dict.fromkeys(note for file in files for note in file.notes)
     return SettingsResult(
         unavailable=(*unavailable, *notes),
         loaders=_loaders(files),
         ddp=_ddp(files),
-        fsdp=_alike(FsdpSetup, ((file.rank, one) for file in files for one in file.fsdp)),
-        optimizers=_alike(
+        fsdp=_merge_ranks(FsdpSetup, ((file.rank, one) for file in files for one in file.fsdp)),
+        optimizers=_merge_ranks(
             OptimizerSetup, ((file.rank, one) for file in files for one in file.optimizers)
         ),
         hosts=_hosts(files, job),
@@ -97,10 +97,12 @@ def with_traces(settings: SettingsResult, analyses: Mapping[int, RankAnalysis]) 
 # Folding ranks ------------------------------------------------------------------------------------
 
 
-def _alike(kind: type[_Setup], said: Iterable[tuple[int, msgspec.Struct]]) -> tuple[_Setup, ...]:
+def _merge_ranks(
+    kind: type[_Setup], settings: Iterable[tuple[int, msgspec.Struct]]
+) -> tuple[_Setup, ...]:
     """One record for all ranks with the same values."""
     ranks: dict[msgspec.Struct, set[int]] = {}
-    for rank, one in said:
+    for rank, one in settings:
         ranks.setdefault(one, set()).add(rank)
     return tuple(
         kind(ranks=tuple(sorted(numbers)), **_fields(kind, one)) for one, numbers in ranks.items()
@@ -150,25 +152,25 @@ def _first_batches(loaders: Sequence[tuple[int, LoaderSettings]]) -> int | None:
 
 def _ddp(files: Sequence[SettingsFile]) -> tuple[DdpSetup, ...]:
     """Modules merged by their arguments."""
-    said = [(file.rank, one) for file in files for one in file.ddp]
+    settings = [(file.rank, one) for file in files for one in file.ddp]
     plain = [
         (rank, msgspec.structs.replace(one, num_looks=0, max_unused_bytes=None))
-        for rank, one in said
+        for rank, one in settings
     ]
     looks: dict[msgspec.Struct, list[int]] = {}
     unused: dict[msgspec.Struct, list[int | None]] = {}
-    for (_, one), (_, given) in zip(said, plain, strict=True):
+    for (_, one), (_, given) in zip(settings, plain, strict=True):
         looks.setdefault(given, []).append(one.num_looks)
         unused.setdefault(given, []).append(one.max_unused_bytes)
     return tuple(
         msgspec.structs.replace(
-            setup, num_looks=min(looks[given]), max_unused_bytes=_most(unused[given])
+            setup, num_looks=min(looks[given]), max_unused_bytes=_max_known(unused[given])
         )
-        for setup, given in zip(_alike(DdpSetup, plain), looks, strict=True)
+        for setup, given in zip(_merge_ranks(DdpSetup, plain), looks, strict=True)
     )
 
 
-def _most(sizes: Sequence[int | None]) -> int | None:
+def _max_known(sizes: Sequence[int | None]) -> int | None:
     known = [size for size in sizes if size is not None]
     return max(known) if len(known) == len(sizes) else None
 
@@ -218,7 +220,7 @@ def _host(host: str, files: Sequence[SettingsFile], *, is_cpu: bool) -> HostSetu
 
 
 ALL_BUSY = 0.95
-"""Share of time from which CPUs leave none to spare: what a rank waits for them, others take."""
+"""Share of time from which CPUs count as fully busy: a rank waits because others use them."""
 
 
 def _crowded(files: Sequence[SettingsFile]) -> Iterator[int]:
@@ -246,7 +248,7 @@ def _sharing(files: Sequence[SettingsFile]) -> Iterator[tuple[SettingsFile, int,
 
 
 def _confined(files: Sequence[SettingsFile]) -> Iterator[ConfinedRank]:
-    """Ranks that may use half of the median rank's CPUs or fewer; none where one does not say."""
+    """Ranks limited to at most half of the median rank's CPUs; none if any rank does not report."""
     numbers = [len(_cpus(file.threads.cpus)) for file in files]
     if not all(numbers):
         return

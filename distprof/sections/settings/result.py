@@ -32,16 +32,16 @@ class LoaderSetup(Record, frozen=True, kw_only=True):
         pin_memory: Whether batches are put into pinned memory.
         prefetch_factor: Batches that each worker loads ahead; null without workers.
         persistent_workers: Whether workers survive the end of an epoch.
-        batch_size: Samples of a batch; null where the sampler decides.
+        batch_size: Samples of a batch; null if the sampler decides.
         sampler: Class of the sampler.
         is_plain: Whether it is torch's own sampler over the whole dataset, the same on every rank.
         num_replicas: Ranks that a distributed sampler divides the data among; null without one.
-        shuffle: Whether it shuffles; null where unknown.
-        num_epochs: Steps in which an iteration began, the fewest of all ranks.
-        num_orders: Epoch numbers that the sampler was given, the most of all ranks; null where it
-            takes none.
-        num_first_batches: Different first batches among ranks; null where a rank does not know its
-            own.
+        shuffle: Whether it shuffles; null if unknown.
+        num_epochs: Steps in which an iteration over the loader began, minimum over ranks.
+        num_orders: Epoch numbers that the sampler was given, maximum over ranks; null if it takes
+            none.
+        num_first_batches: Number of different first batches among ranks; null if any rank's is
+            unknown.
     """
 
     ranks: tuple[int, ...]
@@ -67,18 +67,18 @@ class DdpSetup(Record, frozen=True, kw_only=True):
     Args:
         ranks: Ranks with this module.
         module: Class of the wrapped module.
-        group_size: Ranks that average gradients; null where unknown.
+        group_size: Ranks that average gradients; null if unknown.
         find_unused_parameters: Whether DDP looks for unused parameters in every iteration.
         static_graph: Whether the graph is declared static.
         gradient_as_bucket_view: Whether gradients are views of the buckets.
-        bucket_cap_bytes: Size limit of a bucket in bytes; null where unknown.
+        bucket_cap_bytes: Size limit of a bucket in bytes; null if unknown.
         comm_hook: Communication hook; empty without one.
         num_parameters: Parameters that are trained.
         parameter_bytes: Their size in bytes.
         dtypes: Their dtypes.
-        num_looks: Iterations for which torch reported unused parameters, the fewest of all ranks.
-        max_unused_bytes: Size of unused parameters in bytes, the most of all ranks; null where a
-            rank could not tell.
+        num_looks: Iterations for which torch reported unused parameters, minimum over ranks.
+        max_unused_bytes: Size of unused parameters in bytes, maximum over ranks; null if any rank's
+            is unknown.
     """
 
     ranks: tuple[int, ...]
@@ -103,10 +103,10 @@ class FsdpSetup(Record, frozen=True, kw_only=True):
         ranks: Ranks with these modules.
         api: ``fully_shard`` or ``FullyShardedDataParallel``.
         num_units: Sharded units.
-        group_size: Ranks that share a unit; null where unknown.
+        group_size: Ranks that share a unit; null if unknown.
         num_parameters: Parameters, before sharding.
         parameter_bytes: Their size in bytes.
-        reshard_after_forward: Whether parameters are freed after forward; null where units differ.
+        reshard_after_forward: Whether parameters are freed after forward; null if units differ.
         param_dtype: Dtype of gathered parameters; empty for their own.
         reduce_dtype: Dtype of reduced gradients; empty for their own.
         num_prefetching: Units with explicit prefetching.
@@ -134,8 +134,8 @@ class OptimizerSetup(Record, frozen=True, kw_only=True):
         name: Class.
         is_sharded: Whether its state is divided among ranks.
         num_parameters: Parameters that it updates.
-        fused: Whether the fused implementation is on; null where it is not set.
-        foreach: Whether the multi-tensor implementation is on; null where it is not set.
+        fused: Whether the fused implementation is on; null if not set.
+        foreach: Whether the multi-tensor implementation is on; null if not set.
     """
 
     ranks: tuple[int, ...]
@@ -167,20 +167,19 @@ class HostSetup(Record, frozen=True, kw_only=True):
         host: Host name.
         ranks: Ranks on it that reported.
         is_cpu: Whether none of them has a GPU.
-        num_local_ranks: Ranks on the host, by the launcher or as far as known.
-        num_cpus: CPUs that at least one of the ranks may use; null where unknown.
-        num_threads: Threads that torch computes an operator with, the most of all ranks; null where
-            unknown.
-        num_workers: Workers of the largest data loader, all ranks added up.
-        cpu_busy_ratio: Share of these CPUs that was busy while the job ran, with whatever else ran
-            there, 0 to 1; null where unknown.
-        omp_num_threads: ``OMP_NUM_THREADS`` as set; empty where it is not set or differs.
-        processor: Model of the CPU; empty where unknown.
+        num_local_ranks: Ranks on the host according to the launcher, otherwise those that reported.
+        num_cpus: CPUs that at least one of the ranks may use; null if unknown.
+        num_threads: Threads that torch uses for one operator, maximum over ranks; null if unknown.
+        num_workers: Workers of each rank's largest data loader, summed over ranks.
+        cpu_busy_ratio: Share of these CPUs that was busy while the job ran, including other
+            programs, 0 to 1; null if unknown.
+        omp_num_threads: ``OMP_NUM_THREADS`` as set; empty if not set or different between ranks.
+        processor: Model of the CPU; empty if unknown.
         confined: Ranks that may use half as many CPUs as the median rank, or fewer.
-        crowded: Ranks that may use the same CPUs as another rank, all of which were busy: which of
-            them waits longest for one is chance.
-        without_spare: Ranks that share a set of CPUs with at least as many ranks as it has CPUs, so
-            that they compete for them even if nothing else runs.
+        crowded: Ranks that share their CPUs with another rank while all of these CPUs were busy.
+            Which of them waits longest for a CPU is chance.
+        without_spare: Ranks that share a set of CPUs among at least as many ranks as it has CPUs.
+            They compete for CPUs even if nothing else runs.
     """
 
     host: str
@@ -205,9 +204,9 @@ class RankFeed(Record, frozen=True, kw_only=True):
         rank: Global rank.
         num_own_loads: Batches that the training thread loaded itself.
         num_worker_loads: Batches that workers had loaded.
-        num_pageable: Copies from pageable host memory.
+        num_pageable: Copies from pageable CPU memory.
         pageable_ns: Duration of these copies.
-        exposed_pageable_ns: Part of it that does not overlap with computation.
+        exposed_pageable_ns: Part of it that overlaps with neither computation nor communication.
     """
 
     rank: int
@@ -227,15 +226,15 @@ class SettingsResult(Result, frozen=True, kw_only=True):
         fsdp: Fully sharded modules.
         optimizers: Optimizers.
         hosts: Threads and CPUs of each host.
-        feed: How ranks were fed in the analysed steps; without those that loaded no batch and
+        feed: Input of each rank in the analysed steps, without ranks that loaded no batch and
             copied nothing from pageable memory.
         num_ranks: Ranks that reported their configuration.
-        allow_tf32: Whether matrix multiplications may use TF32; null where unknown or not the same
-            on all ranks.
+        allow_tf32: Whether matrix multiplications may use TF32; null if unknown or different
+            between ranks.
         cudnn_benchmark: Whether cuDNN tries algorithms; null as above.
         is_deterministic: Whether deterministic algorithms are enforced; null as above.
-        num_compiled: Modules given to ``torch.compile``, the most of all ranks.
-        num_checkpointed: Modules wrapped for activation checkpointing, the most of all ranks.
+        num_compiled: Modules given to ``torch.compile``, maximum over ranks.
+        num_checkpointed: Modules wrapped for activation checkpointing, maximum over ranks.
     """
 
     loaders: tuple[LoaderSetup, ...] = ()

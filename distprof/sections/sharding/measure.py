@@ -56,10 +56,10 @@ def analyze_sharding(
     Args:
         run: The recording.
         analyses: By global rank; ranks without one are left out.
-        profile: Fabric profile, for the start-up of a gather.
+        profile: Fabric profile; provides the start-up time of a gather.
 
     Returns:
-        The result; only the environment if no rank shards parameters or tensors.
+        The result; only the environment and device if no rank shards parameters or tensors.
 
     Source:
         Formula sheet, "Volume per training step" (FSDP, TP).
@@ -94,7 +94,7 @@ def analyze_sharding(
 
 Flags = NDArray[np.bool_]
 
-_BESIDE_RATIO = 0.05
+_OVERLAP_RATIO = 0.05
 
 _ELEMENT_BYTES = {
     "float": 4,
@@ -111,12 +111,11 @@ _ELEMENT_BYTES = {
 class AxisRows:
     """Collectives of one rank along one axis inside its windows, in launch order.
 
-    Columns are taken from the rank's tables when they are asked for. ``elements`` are ABSENT if
-    size or type is unknown, ``wait_ns`` if members were not matched; ``among_kernels`` is empty on
-    a CPU.
+    Columns are read from the rank's tables on access. ``elements`` is ABSENT if size or type is
+    unknown, and ``wait_ns`` if members were not matched. ``among_kernels`` is empty on a CPU.
 
     Args:
-        analysis: Of the rank.
+        analysis: Analysis of the rank.
         rank: The rank.
         axis: The axis.
         rows: Rows of its COLLECTIVES table.
@@ -137,7 +136,7 @@ class AxisRows:
 
     @property
     def kind(self) -> NDArray[np.int8]:
-        """A CollectiveKind."""
+        """The CollectiveKind."""
         return self._table["kind"][self._rows]
 
     @cached_property
@@ -147,45 +146,45 @@ class AxisRows:
 
     @property
     def bytes(self) -> Int64Array:
-        """Full buffer."""
+        """Size of the full buffer."""
         return self._table["bytes"][self._rows]
 
     @cached_property
     def elements(self) -> Int64Array:
-        """Elements of the full buffer."""
+        """Number of elements of the full buffer."""
         return _elements(self._table, self._rows)
 
     @property
     def duration_ns(self) -> Int64Array:
-        """From start to end."""
-        lasted: Int64Array = (self._table["end_ns"] - self._table["start_ns"])[self._rows]
-        return lasted
+        """Time from start to end."""
+        duration: Int64Array = (self._table["end_ns"] - self._table["start_ns"])[self._rows]
+        return duration
 
     @property
     def hidden_ns(self) -> Int64Array:
-        """Of it what overlaps with computation."""
+        """Part of the duration that overlaps with computation."""
         return self._analysis.row_hidden_ns[self._rows]
 
     @property
     def ahead(self) -> Flags:
-        """Whether it was asked for before its result was needed."""
-        beside = self._analysis.row_begins_beside[self._rows]
-        ahead: Flags = beside | (self.hidden_ns >= _BESIDE_RATIO * self.duration_ns)
+        """Whether it began during computation or overlaps with it for a twentieth of its time."""
+        during = self._analysis.row_begins_beside[self._rows]
+        ahead: Flags = during | (self.hidden_ns >= _OVERLAP_RATIO * self.duration_ns)
         return ahead
 
     @property
     def exposed_ns(self) -> Int64Array:
-        """Not hidden by computation."""
+        """Exposed time."""
         return self._analysis.exposed_ns[self._rows]
 
     @property
     def wait_ns(self) -> Int64Array:
-        """Of it what is waiting."""
+        """Part of the exposed time that is waiting."""
         return self._analysis.exposed_wait_ns[self._rows]
 
     @property
     def among_kernels(self) -> Flags:
-        """Whether it runs on a stream that computes."""
+        """Whether it runs on a compute stream."""
         among = self._analysis.row_among_kernels
         return among[self._rows] if len(among) else among
 
@@ -195,12 +194,12 @@ def traffic_of(analysis: RankAnalysis, rank: Rank) -> list[AxisRows]:
     table = rank.collectives
     if not len(table) or len(analysis.row_hidden_ns) != len(table):
         return []
-    asked = np.where(table["enqueue_ns"] == ABSENT, table["start_ns"], table["enqueue_ns"])
+    enqueued = np.where(table["enqueue_ns"] == ABSENT, table["start_ns"], table["enqueue_ns"])
     inside = np.flatnonzero((analysis.collective_step >= 0) & table["is_timed"])
-    asked = asked[inside]
-    if (asked[1:] < asked[:-1]).any():
-        inside = inside[np.argsort(asked, kind="stable")]
-    inside = inside.astype(np.int32)  # kept of all ranks
+    enqueued = enqueued[inside]
+    if (enqueued[1:] < enqueued[:-1]).any():
+        inside = inside[np.argsort(enqueued, kind="stable")]
+    inside = inside.astype(np.int32)  # held for all ranks at once
     axis = analysis.row_axis[inside]
     return [
         AxisRows(analysis, rank, analysis.row_axis_names[number], inside[axis == number])
@@ -304,7 +303,7 @@ _OTHERS = frozenset({MeshAxis.TP, MeshAxis.CP, MeshAxis.EP, MeshAxis.PP})
 
 _DATA = frozenset({MeshAxis.DP, MeshAxis.DP_REPLICATE, MeshAxis.DP_SHARD})
 
-_HIDEABLE = (
+_OVERLAPPABLE = (
     CollectiveKind.ALL_REDUCE,
     CollectiveKind.ALL_GATHER,
     CollectiveKind.REDUCE_SCATTER,
@@ -416,7 +415,7 @@ def shared_streams(
 
     Args:
         traffic: Traffic of each rank.
-        sharded: Axes that shard parameters, under any name.
+        sharded: Axes that shard parameters, whatever their name.
     """
     by_axis: dict[str, list[AxisRows]] = defaultdict(list)
     for of_rank in traffic:
@@ -430,12 +429,12 @@ def shared_streams(
 
 def _shared_stream(ranks: Sequence[AxisRows]) -> SharedStream:
     every = _Sums(ranks)
-    hideable = np.logical_or.reduce([every.of(kind) for kind in _HIDEABLE])
-    among = hideable & every.column(lambda rows: rows.among_kernels)
+    overlappable = np.logical_or.reduce([every.of(kind) for kind in _OVERLAPPABLE])
+    among = overlappable & every.column(lambda rows: rows.among_kernels)
     return SharedStream(
         axis=ranks[0].axis,
         per_step=every.count(among),
-        share_ratio=float(among.sum() / max(hideable.sum(), 1)),
+        share_ratio=float(among.sum() / max(overlappable.sum(), 1)),
         exposed_ns_per_step=every.exposed(among),
         wait_ns_per_step=every.wait(among),
     )
@@ -480,12 +479,12 @@ class _Sums:
         self._kind = self.column(lambda rows: rows.kind)
 
     def of(self, kind: CollectiveKind) -> Flags:
-        """Mask of the rows of a kind."""
+        """Mask of the rows of this kind."""
         mask: Flags = self._kind == kind
         return mask
 
     def column(self, of: Callable[[AxisRows], NDArray[Any]]) -> NDArray[Any]:
-        """A column of all ranks, joined when it is asked for."""
+        """A column, concatenated over all ranks."""
         return np.concatenate([of(rows) for rows in self._ranks])
 
     def count(self, mask: Flags) -> float:

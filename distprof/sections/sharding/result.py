@@ -37,7 +37,7 @@ class ShardedAxis(Record, frozen=True, kw_only=True):
         gather_wait_ns_per_step: Part of it that is waiting for late members; None if unknown.
         scatter_exposed_ns_per_step: As for gathers.
         scatter_wait_ns_per_step: As for gathers.
-        latency_ns_per_gather: Start-up of one gather from the fabric profile; None without a
+        latency_ns_per_gather: Start-up time of one gather from the fabric profile; None without a
             profile.
     """
 
@@ -130,7 +130,7 @@ class ShardingResult(Result, frozen=True, kw_only=True):
             time first.
         is_environment_known: Whether the job's environment was recorded (run.json).
         environment: Its variables that configure NCCL and the GPU.
-        device: The ranks' accelerator; empty when unknown.
+        device: The ranks' accelerator; empty if unknown.
     """
 
     axes: tuple[ShardedAxis, ...] = ()

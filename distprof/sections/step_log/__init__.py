@@ -1,1 +1,1 @@
-"""Steps as the job itself logged them."""
+"""Steps as logged by the job itself."""

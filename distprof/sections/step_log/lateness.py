@@ -1,8 +1,8 @@
-"""Which ranks compute for longer than their peers in nearly every step, by the step log alone.
+"""Find ranks that compute longer than their peers in nearly every step, from the step log alone.
 
-On CPU ranks the training thread runs only while its rank computes: it sleeps while it waits for
-other ranks. So its CPU time, which Linux counts, compares ranks without a trace. What slows all
-ranks at once cancels.
+On CPU ranks the training thread runs only while its rank computes, and sleeps while it waits for
+other ranks. Its CPU time, as counted by Linux, therefore allows comparing ranks without a trace.
+Anything that slows down all ranks at once cancels out.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from distprof.sections.step_log.result import LateInLog
 __all__ = ["FEWEST_STEPS", "find_late_ranks", "groups_of"]
 
 FEWEST_STEPS = 20
-"""Steps from which a difference between ranks is no chance."""
+"""Number of steps from which a difference between ranks is not chance."""
 
 OFTEN = 0.65
-"""A rank is late by what it exceeds in this share of its steps."""
+"""A rank is late by the excess that it reaches in this share of its steps."""
 
 _LEAST_RATIO = 0.05
-"""Of the peers' time: what is less is not worth a row."""
+"""Smallest excess that is worth a row, as a share of the peers' time."""
 
 _MOST_RANKS = 16
 
 _MOST_STEPS = 2_000
 _MOST_CELLS = 4_000_000
-"""Steps by ranks that are compared, the last ones: bounds memory and time."""
+"""Largest table of steps by ranks. Earlier steps are dropped, to bound memory and time."""
 
 
 def find_late_ranks(
@@ -41,7 +41,7 @@ def find_late_ranks(
     cpu_ns: Sequence[Int64Array],
     groups: Sequence[tuple[int, ...]],
 ) -> tuple[LateInLog, ...]:
-    """Ranks that compute for longer, the latest first.
+    """Ranks that compute longer than their peers, latest first.
 
     Args:
         ranks: Global rank of each position.
@@ -50,7 +50,8 @@ def find_late_ranks(
         groups: Positions of ranks that do the same work.
 
     Returns:
-        At most ``_MOST_RANKS``; none of groups with fewer than ``FEWEST_STEPS`` steps in common.
+        At most ``_MOST_RANKS`` ranks. Groups with fewer than ``FEWEST_STEPS`` steps in common are
+        left out.
     """
     found = [
         late
@@ -63,7 +64,7 @@ def find_late_ranks(
 
 
 def _shared(steps: Sequence[Int64Array]) -> Int64Array:
-    """Steps that all have, ascending; mostly all have the same."""
+    """Steps that every rank logged, ascending; usually all ranks logged the same ones."""
     first = steps[0]
     if all(np.array_equal(step, first) for step in steps) and np.all(np.diff(first) > 0):
         return first
@@ -71,15 +72,15 @@ def _shared(steps: Sequence[Int64Array]) -> Int64Array:
 
 
 def _at(shared: Int64Array, step: Int64Array, ns: Int64Array) -> Int64Array:
-    """Times in these steps; of a step that was repeated, the last one."""
+    """Times of the shared steps; for a repeated step, the last one."""
     order = np.argsort(step, kind="stable")
     last = np.searchsorted(step[order], shared, side="right") - 1
-    found: Int64Array = ns[order[last]]
-    return found
+    times: Int64Array = ns[order[last]]
+    return times
 
 
 def groups_of(ranks: Sequence[int], job: RunFile) -> list[tuple[int, ...]]:
-    """Positions of CPU ranks, those of one pipeline stage together."""
+    """Positions of CPU ranks, grouped by pipeline stage."""
     place = {rank: position for position, rank in enumerate(ranks)}
     found: dict[int, list[int]] = {}
     for entry in job.ranks:

@@ -1,6 +1,6 @@
-"""Every step of the training by its step log: time, throughput, phases and loss.
+"""Every training step according to the step log: time, throughput, phases and loss.
 
-A trace holds a few steps; the log holds all of them, also those without a profiler.
+A trace holds a few steps. The log holds all of them, including those without a profiler.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from distprof.units import NS_PER_S
 __all__ = ["StepLog", "analyze_step_log", "combine_step_logs", "measure_step_log"]
 
 MAX_STEPS_COMPARED = 20_000
-"""Of each rank, the last steps that are joined across ranks: bounds what ranks hand over."""
+"""Number of last steps per rank that are joined across ranks, to bound the data per rank."""
 
 MAX_STEPS_KEPT = 512
-"""Durations of single steps that a report holds."""
+"""Most durations of single steps in a report."""
 
 
 class StepLog(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +39,7 @@ class StepLog(msgspec.Struct, frozen=True, kw_only=True):
         duration_ns: int64.
         is_plain: bool.
         is_traced: bool.
-        cpu_ns: int64, time that the training thread ran on a CPU; negative where it is unknown.
+        cpu_ns: int64, time that the training thread ran on a CPU; negative if unknown.
     """
 
     row: RankStepLog
@@ -51,7 +51,7 @@ class StepLog(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure_step_log(records: RankRecords) -> StepLog | None:
-    """The figures of one rank's log; None where it has no step."""
+    """Figures of one rank's log; None if it has no steps."""
     log = records.step_log
     if len(log) == 0:
         return None
@@ -91,7 +91,7 @@ def measure_step_log(records: RankRecords) -> StepLog | None:
 
 
 def analyze_step_log(records: ProbeRecords) -> StepLogResult:
-    """All ranks together; says too what of any record was damaged."""
+    """Combine all ranks; ``unavailable`` also lists damaged records."""
     logs = tuple(records.of(StepLog).values())
     why = (*records.notes, *records.why("step_log", logs))
     return combine_step_logs(logs, why, job=records.job)
@@ -100,12 +100,12 @@ def analyze_step_log(records: ProbeRecords) -> StepLogResult:
 def combine_step_logs(
     logs: Sequence[StepLog], unavailable: Sequence[str] = (), *, job: RunFile | None = None
 ) -> StepLogResult:
-    """All ranks together.
+    """Combine the step logs of all ranks.
 
     Args:
-        logs: Those of ranks that have one, ascending.
-        unavailable: Why others have none.
-        job: What says which ranks do the same work; None where nothing does.
+        logs: Logs of the ranks that have one, by ascending rank.
+        unavailable: Reasons why other ranks have none.
+        job: Shows which ranks do the same work; None if unknown.
     """
     rows = tuple(log.row for log in logs)
     if not rows:
@@ -135,7 +135,7 @@ def combine_step_logs(
 
 
 def _late(logs: Sequence[StepLog], job: RunFile) -> tuple[LateInLog, ...]:
-    """CPU ranks that compute for longer than their peers."""
+    """CPU ranks that compute longer than their peers."""
     ranks = [log.row.rank for log in logs]
     groups = groups_of(ranks, job)
     if not groups:  # on GPUs
@@ -150,9 +150,10 @@ def _late(logs: Sequence[StepLog], job: RunFile) -> tuple[LateInLog, ...]:
 
 
 def _plain(traced: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Steps that say how fast the training is: without a profiler, nor one starting or stopping.
+    """Mask of the steps that show the training's speed: neither traced nor next to a traced step.
 
-    The first step holds initialisation; where it is the only one, it counts.
+    The profiler starts and stops in neighbouring steps. The first step includes initialisation, so
+    it counts only if it is the only one.
     """
     plain = ~traced
     plain[1:] &= ~traced[:-1]
@@ -171,13 +172,13 @@ def _median_count(values: Int64Array) -> int | None:
 
 
 def _all_ranks(counts: Sequence[int | None]) -> int | None:
-    """Their sum; None unless every rank counts."""
+    """The sum; None unless every rank has a count."""
     known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else None
 
 
 def _shared_durations(logs: Sequence[StepLog]) -> tuple[Int64Array, Int64Array]:
-    """Steps that are plain on every rank, and how long each is on the rank that took least."""
+    """Steps that are plain on every rank, and the duration of each on its fastest rank."""
     first = logs[0].step
     if all(np.array_equal(log.step, first) for log in logs) and np.all(np.diff(first) > 0):
         plain = np.logical_and.reduce([log.is_plain for log in logs])
@@ -236,7 +237,7 @@ def _phases(records: RankRecords, plain: NDArray[np.bool_]) -> dict[str, int]:
 def _input_ratio(
     records: RankRecords, duration: Int64Array, plain: NDArray[np.bool_]
 ) -> float | None:
-    """None where the log has no phases at all: then nothing is known of the input."""
+    """Share of time in the phase ``input``; unknown (None) if the log has no phases at all."""
     phases = _phase_times(records, plain)
     span = int(duration[plain].sum())
     if not phases or not span:
@@ -246,7 +247,7 @@ def _input_ratio(
 
 
 def _durations(logs: Sequence[StepLog], which: str) -> Int64Array:
-    """Durations of steps on their median rank, of steps that every rank marks so."""
+    """Durations on the median rank of the steps that every rank marks as ``which``."""
     step = np.concatenate([log.step for log in logs])
     marked = np.concatenate([getattr(log, which) for log in logs])
     duration = np.concatenate([log.duration_ns for log in logs])

@@ -1,6 +1,6 @@
-"""Every step of the training by its step log: time, throughput, phases and loss.
+"""Every training step according to the step log: time, throughput, phases and loss.
 
-A trace holds a few steps; the log holds all of them, also those without a profiler.
+A trace holds a few steps. The log holds all of them, including those without a profiler.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ __all__ = [
 
 
 class PeriodicStall(Record, frozen=True, kw_only=True):
-    """Steps at equal distances that are longer than the others, on every rank.
+    """Steps at regular intervals that take longer than the others on every rank.
 
     Args:
-        period: From one to the next, in steps.
-        first_step: The first of them that was long.
-        num_stalls: How many were long.
-        num_due: How many the period has among the steps that are compared.
-        longer_ns: By how much a long one exceeds the median step, median.
-        cost_ns_per_step: The same summed, over all steps compared.
+        period: Distance from one stall to the next, in steps.
+        first_step: Number of the first long step.
+        num_stalls: Number of long steps.
+        num_due: Number of steps at which a stall was due, among the compared steps.
+        longer_ns: Median excess of a long step over the median step.
+        cost_ns_per_step: Excess of all long steps, divided by the number of compared steps.
     """
 
     period: int
@@ -41,16 +41,16 @@ class PeriodicStall(Record, frozen=True, kw_only=True):
 
 
 class LateInLog(Record, frozen=True, kw_only=True):
-    """A CPU rank whose training thread computes for longer than its peers' in nearly every step.
+    """A CPU rank whose training thread computes longer than its peers' in nearly every step.
 
     Args:
         rank: Global rank.
-        late_ns: How much longer than the median of its peers it computes, median of the steps.
+        late_ns: Excess over the median of its peers, median over steps.
         late_ratio: The same as a share of the peers' time.
-        often_ratio: The share that it exceeds in 65 % of the steps.
-        gained_ns: How much longer than any rank that is not late, median of the steps: what a step
-            in which all wait for all loses to it.
-        num_steps: Steps that were compared.
+        often_ratio: Excess that it reaches in 65 % of the steps, as a share of the peers' time.
+        gained_ns: Excess over the slowest rank that is not late, median over steps: the loss per
+            step if all ranks wait for each other.
+        num_steps: Number of compared steps.
     """
 
     rank: int
@@ -64,7 +64,8 @@ class LateInLog(Record, frozen=True, kw_only=True):
 class RankStepLog(Record, frozen=True, kw_only=True):
     """One rank's steps.
 
-    Figures are of *plain* steps unless said: not traced, nor next to one that is, nor the first.
+    Unless stated otherwise, figures cover *plain* steps: neither traced, nor next to a traced step,
+    nor the first step.
 
     Args:
         rank: Global rank.
@@ -72,19 +73,19 @@ class RankStepLog(Record, frozen=True, kw_only=True):
         last_step: Number of the last step completed.
         num_steps: Steps in the log.
         num_plain: Plain steps.
-        median_ns: Median of plain steps, None without any.
+        median_ns: Median of plain steps; None without any.
         p95_ns: 95th percentile.
         cv: Standard deviation over mean.
-        traced_median_ns: Median of traced steps, None without any.
-        tokens_per_s: Tokens of plain steps over their time, None where no tokens are logged.
-        samples_per_s: The same with samples.
-        input_ratio: Share of plain steps spent in the phase ``input``, None without phases.
-        phases: Phase to its median time per step; several of one name in a step are added up.
-        first_loss: First that was logged.
-        last_loss: Last that was logged.
-        tokens_per_step: Median of plain steps, None where no tokens are logged.
-        num_micro_batches: The same of forward passes.
-        samples_per_step: The same of samples.
+        traced_median_ns: Median of traced steps; None without any.
+        tokens_per_s: Tokens of plain steps over their time; None if no tokens are logged.
+        samples_per_s: The same for samples.
+        input_ratio: Share of plain steps spent in the phase ``input``; None without phases.
+        phases: Median time per step by phase. Phases of the same name in one step are added up.
+        first_loss: First logged loss.
+        last_loss: Last logged loss.
+        tokens_per_step: Median of plain steps; None if no tokens are logged.
+        num_micro_batches: The same for forward passes.
+        samples_per_step: The same for samples.
     """
 
     rank: int
@@ -108,27 +109,27 @@ class RankStepLog(Record, frozen=True, kw_only=True):
 
 
 class StepLogResult(Result, frozen=True, kw_only=True):
-    """All ranks' steps; a step lasts as long as on the median rank.
+    """Steps of all ranks. The duration of a step is that of its median rank.
 
     Args:
         num_steps: Steps that any rank completed.
-        last_step: Number of the last step that every logging rank completed, None without any.
+        last_step: Number of the last step that every logging rank completed; None without any.
         median_ns: Median of plain steps.
         p95_ns: 95th percentile of plain steps.
         cv: Standard deviation over mean of plain steps.
         traced_median_ns: Median of traced steps.
-        tokens_per_s: All ranks together: ranks that share their data log a part of it each.
-        samples_per_s: The same with samples.
+        tokens_per_s: Sum over ranks. Ranks that work on the same data each log a part of it.
+        samples_per_s: The same for samples.
         input_ratio: Mean over ranks.
-        phases: Phase to its median over ranks.
+        phases: Median over ranks by phase.
         first_loss: Mean over the ranks that have one.
         last_loss: Mean over the ranks that have one.
         ranks: One row per rank.
-        plain_ns: Durations of the last plain steps, at most a few hundred, in order of time.
-        tokens_per_step: All ranks together, None unless every logging rank counts them.
-        samples_per_step: The same of samples.
+        plain_ns: Durations of the last plain steps, at most a few hundred, in chronological order.
+        tokens_per_step: Sum over ranks; None unless every logging rank counts them.
+        samples_per_step: The same for samples.
         stalls: Periodic work that makes steps longer on all ranks.
-        late: CPU ranks that compute for longer than their peers in plain steps, the latest first.
+        late: CPU ranks that compute longer than their peers in plain steps, latest first.
     """
 
     has_own_steps: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""The whole training by its step log, traced or not."""
+"""The whole training, traced or not, according to the step log."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def training_table(report: Report, *, show_all: bool) -> TableView | None:  # no
 
 @table(place=450)
 def steps_table(report: Report, *, show_all: bool) -> TableView | None:
-    """Each rank's steps, from its step log; only when all is shown."""
+    """Steps of each rank, from its step log; only with --all."""
     ranks = report.step_log.ranks
     if not show_all or len(ranks) < 2:
         return None
@@ -85,7 +85,7 @@ def _steps_text(log: StepLogResult) -> str:
     last = max(rank.last_step for rank in log.ranks)
     text = f"{first}-{last}" if last > first else str(first)
     if log.last_step is not None and log.last_step < last:
-        text += f", on every rank to {log.last_step}"
+        text += f", on every rank up to {log.last_step}"
     return text
 
 

@@ -1,7 +1,7 @@
-"""Periodic work: checkpoints, evaluation, anything a loop does every k steps.
+"""Find periodic work: checkpoints, evaluation, and anything else that a loop does every k steps.
 
-Steps that are much longer than the median are looked at. A period is believed if nearly all its
-steps are long, and if long steps that fall anywhere would hardly do that.
+The search looks at steps that are much longer than the median. It accepts a period if nearly all of
+its steps are long and long steps at random positions would be unlikely to fit it.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from distprof.sections.step_log.result import PeriodicStall
 __all__ = ["find_periodic_stalls"]
 
 _LONGER_RATIO = 0.25
-"""A long step takes so much more than the median,"""
+"""Excess over the median from which a step is long, as a share of the median,"""
 _SPREADS = 6.0
-"""and this many of the usual deviations from it."""
+"""and in median absolute deviations. A long step exceeds both."""
 _SHORTEST_PERIOD = 3
 _FEWEST = 4
 _HELD_RATIO = 0.8
-_MOST_LIKELY_CHANCE = 0.01
+_MAX_CHANCE = 0.01
 _MOST_KINDS = 3
 _MOST_PERIODS_TRIED = 64
 
 
 def find_periodic_stalls(step: Int64Array, duration_ns: Int64Array) -> tuple[PeriodicStall, ...]:
-    """Periods at which steps are long, most expensive first.
+    """Periods of long steps, most expensive first.
 
     Args:
         step: int64 step numbers, ascending; gaps (traced steps) are allowed.
-        duration_ns: int64, of the rank that took least: what delays one rank alone is not here.
+        duration_ns: int64, of the fastest rank, so a delay of a single rank does not count.
 
     Returns:
-        At most three; none where the log is too short to show four stalls.
+        At most three periods; none if the log is too short to show four stalls.
     """
     if len(step) < _FEWEST * _SHORTEST_PERIOD:
         return ()
@@ -45,7 +45,7 @@ def find_periodic_stalls(step: Int64Array, duration_ns: Int64Array) -> tuple[Per
     longer = np.asarray(duration_ns - median, dtype=np.float64)
     is_long = longer > max(_LONGER_RATIO * median, _SPREADS * spread)
     found: list[PeriodicStall] = []
-    unexplained = np.ones(len(step), dtype=np.bool_)  # steps that no period found before explains
+    unexplained = np.ones(len(step), dtype=np.bool_)  # steps that no earlier period explains
     while len(found) < _MOST_KINDS:
         due = _best_period(step[unexplained], is_long[unexplained])
         if due is None:
@@ -61,9 +61,9 @@ def find_periodic_stalls(step: Int64Array, duration_ns: Int64Array) -> tuple[Per
 
 
 def _best_period(step: Int64Array, is_long: NDArray[np.bool_]) -> tuple[int, int] | None:
-    """The period that explains most long steps, and at which residue; None without one.
+    """The period that explains most long steps, and its residue; None if there is none.
 
-    Of two that explain as many the longer is taken: every multiple of a step's distance is none.
+    Of two periods that explain equally many long steps, the longer one wins.
     """
     long = step[is_long]
     if len(long) < _FEWEST:
@@ -79,15 +79,16 @@ def _best_period(step: Int64Array, is_long: NDArray[np.bool_]) -> tuple[int, int
     if best is None:
         return None
     held, period, residue, num_due = best
-    if _chance(len(step), len(long), num_due, held) > _MOST_LIKELY_CHANCE:
+    if _chance(len(step), len(long), num_due, held) > _MAX_CHANCE:
         return None
     return period, residue
 
 
 def _chance(num_steps: int, num_long: int, num_due: int, held: int) -> float:
-    """Chance that any period holds this many of the long steps, if they fell anywhere.
+    """Probability that any period holds this many long steps if they fall at random.
 
-    The upper tail of the hypergeometric distribution, times the periods and offsets that there are.
+    This is the upper tail of the hypergeometric distribution times the number of periods and
+    offsets.
     """
     ways = _log_choose(num_steps, num_long)
     tail = sum(
@@ -103,7 +104,7 @@ def _log_choose(whole: int, part: int) -> float:
 
 
 def _candidates(long: Int64Array) -> list[int]:
-    """Distances between long steps, one or a few apart, most frequent first."""
+    """Distances between each long step and the next three, most frequent first."""
     apart = [long[n:] - long[:-n] for n in range(1, min(4, len(long)))]
     distance, count = np.unique(np.concatenate(apart), return_counts=True)
     order = np.argsort(-count, kind="stable")[:_MOST_PERIODS_TRIED]
@@ -111,7 +112,7 @@ def _candidates(long: Int64Array) -> list[int]:
 
 
 def _fullest(long: Int64Array, period: int) -> tuple[int, int]:
-    """The residue that most long steps have, and how many have it."""
+    """The most frequent residue of long steps, and its count."""
     residues, counts = np.unique(long % period, return_counts=True)
     most = int(np.argmax(counts))
     return int(residues[most]), int(counts[most])

@@ -1,8 +1,9 @@
-"""Who comes last to collectives, by a table of their durations on each rank.
+"""Ranks that arrive last in collectives, from a table of durations on each rank.
 
-A collective that no member can finish before all have begun lasts longest on the rank that comes
-first, and shortest on the one that comes last: what a rank's mean exceeds the shortest by is
-waiting. The shortest mean still holds what the last rank itself waits for in single calls.
+A collective that no member can finish before all have begun takes longest on the rank that arrives
+first, and shortest on the rank that arrives last. The excess of a rank's mean over the shortest
+mean is waiting. The shortest mean still includes the time that the last rank itself waits in single
+calls.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from distprof.sections.summaries.result import (
 __all__ = ["analyze_collective_summary", "analyze_input_readiness"]
 
 CLEAR_RATIO = 0.5
-"""A rank is named where it comes last to collectives that hold this share of all waiting."""
+"""A rank is named if the collectives in which it arrives last hold this share of all waiting."""
 
 
 def analyze_collective_summary(run: Run) -> CollectiveSummaryResult:
-    """Who waits for whom, by a table of durations, or by the records of all ranks.
+    """Waiting between ranks, from a table of durations or from the records of all ranks.
 
     Args:
         run: The recording, or the table alone.
@@ -41,9 +42,9 @@ def analyze_collective_summary(run: Run) -> CollectiveSummaryResult:
         summary = summary_of(log, compared(log))
     if summary is None:
         return CollectiveSummaryResult()
-    made = [_class(summary, index) for index in range(len(summary.classes))]
-    classes = sorted(made, key=lambda c: -c.wait_ns * c.num_calls * c.num_ranks)
-    ranks, total, waiting = _ranks(summary, made)
+    summarised = [_class(summary, index) for index in range(len(summary.classes))]
+    classes = sorted(summarised, key=lambda c: -c.wait_ns * c.num_calls * c.num_ranks)
+    ranks, total, waiting = _ranks(summary, summarised)
     late = max(ranks, key=lambda rank: (rank.blamed_ns, -rank.rank))
     share = late.blamed_ns / waiting if waiting else 0.0
     is_clear = share >= CLEAR_RATIO
@@ -53,34 +54,34 @@ def analyze_collective_summary(run: Run) -> CollectiveSummaryResult:
         wait_ratio=waiting / total if total else None,
         late_rank=late.rank if is_clear else None,
         blamed_ratio=share if is_clear else None,
-        unavailable=(*summary.notes, *_limits(made)),
+        unavailable=(*summary.notes, *_limits(summarised)),
     )
 
 
 def _class(summary: CollectiveSummary, index: int) -> SummarisedClass:
     ranks, calls, means = _rows(summary, index)
-    told = summary.classes[index]
+    collective = summary.classes[index]
     shortest = int(means.min())
-    is_whole = len(ranks) > 1 and set(told.ranks) <= set(ranks.tolist())
+    is_whole = len(ranks) > 1 and set(collective.ranks) <= set(ranks.tolist())
     return SummarisedClass(
-        group=told.group,
-        kind=told.kind.label,
-        dtype=told.dtype,
-        num_bytes=told.num_bytes,
+        group=collective.group,
+        kind=collective.kind.label,
+        dtype=collective.dtype,
+        num_bytes=collective.num_bytes,
         num_ranks=len(ranks),
-        group_size=len(told.ranks) or None,
+        group_size=len(collective.ranks) or None,
         num_calls=int(np.median(calls)),
         mean_ns=round(float(means.mean())),
         shortest_ns=shortest,
         wait_ns=round(float((means - shortest).mean())),
         last_rank=int(ranks[int(np.argmin(means))]),
         first_rank=int(ranks[int(np.argmax(means))]),
-        is_compared=is_whole and told.kind.is_symmetric,
+        is_compared=is_whole and collective.kind.is_symmetric,
     )
 
 
 def _rows(summary: CollectiveSummary, index: int) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Ranks, calls and mean durations of a class; several rows of a rank are one."""
+    """Ranks, calls and mean durations of a class; rows of the same rank are merged."""
     chosen = summary.class_index == index
     ranks, place = np.unique(summary.rank[chosen], return_inverse=True)
     calls = np.bincount(place, weights=summary.num_calls[chosen])
@@ -92,30 +93,30 @@ def _rows(summary: CollectiveSummary, index: int) -> tuple[Int64Array, Int64Arra
 def _ranks(
     summary: CollectiveSummary, classes: list[SummarisedClass]
 ) -> tuple[tuple[SummarisedRank, ...], float, float]:
-    """Ranks, and of classes that can be compared all time and all waiting."""
-    everybody = np.unique(summary.rank)
-    spent, waited, blamed = (np.zeros(len(everybody)) for _ in range(3))
+    """Ranks, and the total time and waiting in classes that can be compared."""
+    all_ranks = np.unique(summary.rank)
+    spent, waited, blamed = (np.zeros(len(all_ranks)) for _ in range(3))
     total = 0.0
     for index, one in enumerate(classes):
         ranks, calls, means = _rows(summary, index)
-        place = np.searchsorted(everybody, ranks)
+        place = np.searchsorted(all_ranks, ranks)
         time = calls.astype(np.float64) * means
         spent[place] += time
         if one.is_compared:
             waiting = calls.astype(np.float64) * (means - one.shortest_ns)
             waited[place] += waiting
-            blamed[int(np.searchsorted(everybody, one.last_rank))] += waiting.sum()
+            blamed[int(np.searchsorted(all_ranks, one.last_rank))] += waiting.sum()
             total += float(time.sum())
-    made = tuple(
+    summarised = tuple(
         SummarisedRank(
             rank=int(rank),
             communication_ns=round(spent[i]),
             wait_ns=round(waited[i]),
             blamed_ns=round(blamed[i]),
         )
-        for i, rank in enumerate(everybody)
+        for i, rank in enumerate(all_ranks)
     )
-    return made, total, float(waited.sum())
+    return summarised, total, float(waited.sum())
 
 
 def _limits(classes: list[SummarisedClass]) -> tuple[str, ...]:
@@ -123,47 +124,47 @@ def _limits(classes: list[SummarisedClass]) -> tuple[str, ...]:
     if not missing:
         return ()
     return (
-        f"In {missing:,} of {len(classes):,} classes ranks cannot be compared: members have no "
-        "row, or may finish before others have begun.",
+        f"In {missing:,} of {len(classes):,} classes ranks cannot be compared: some members have "
+        "no row, or may finish before others have begun.",
     )
 
 
-# Whose input is not ready, and when, by measured readiness of each rank over time ----------------
+# Input readiness of each rank over time ----------------------------------------------------------
 
 SMOOTHED_SAMPLES = 9
 
 MIN_PERIOD_RATIO = 0.05
-"""A rank that is the least ready for a smaller share of the time has no period of its own."""
+"""Smallest share of the time for which a rank must be the least ready to get a period."""
 
 
 def analyze_input_readiness(run: Run) -> InputReadinessResult:
-    """Whose input is not ready.
+    """Readiness of input, and periods in which one rank is the least ready.
 
     Args:
         run: The recording, or the readiness alone.
     """
-    told = run.get(InputReadiness)
-    if told is None:
+    readiness = run.get(InputReadiness)
+    if readiness is None:
         return InputReadinessResult()
-    ratio = told.ratio[:, np.isfinite(told.ratio).any(axis=0)]
+    ratio = readiness.ratio[:, np.isfinite(readiness.ratio).any(axis=0)]
     if not ratio.shape[1]:
-        return InputReadinessResult(unavailable=(*told.notes, "No sample holds a value."))
+        return InputReadinessResult(unavailable=(*readiness.notes, "No sample has a value."))
     filled = np.where(np.isfinite(ratio), ratio, np.inf)
     least = filled.min(axis=0)
-    gaps = np.diff(told.time_s)
+    gaps = np.diff(readiness.time_s)
     return InputReadinessResult(
         num_samples=ratio.shape[1],
         interval_s=int(np.median(gaps)) if len(gaps) else None,
-        span_s=int(told.time_s[-1] - told.time_s[0]),
+        span_s=int(readiness.time_s[-1] - readiness.time_s[0]),
         job_ratio=float(least.mean()),
-        ranks=_ready_ranks(told, ratio, filled, least),
-        periods=_periods(told.ranks, ratio),
-        unavailable=told.notes,
+        ranks=_ready_ranks(readiness, ratio, filled, least),
+        periods=_periods(readiness.ranks, ratio),
+        unavailable=readiness.notes,
     )
 
 
 def _ready_ranks(
-    told: InputReadiness,
+    readiness: InputReadiness,
     ratio: NDArray[np.float64],
     filled: NDArray[np.float64],
     least: NDArray[np.float64],
@@ -177,12 +178,12 @@ def _ready_ranks(
             least_ratio=float(is_least[i].mean()),
             num_missing=int((~known[i]).sum()),
         )
-        for i, rank in enumerate(told.ranks)
+        for i, rank in enumerate(readiness.ranks)
     )
 
 
 def _periods(ranks: tuple[int, ...], ratio: NDArray[np.float64]) -> tuple[LatePeriod, ...]:
-    """Runs of one least ready rank in smoothed readiness, without those that are short."""
+    """Runs of samples with the same least ready rank after smoothing, without short ones."""
     smooth = _smoothed(ratio)
     slowest = smooth.argmin(axis=0)
     edges = np.flatnonzero(np.diff(slowest)) + 1
@@ -211,7 +212,7 @@ def _periods(ranks: tuple[int, ...], ratio: NDArray[np.float64]) -> tuple[LatePe
 
 
 def _smoothed(ratio: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Means over neighbours, of what is known; ready where nothing is."""
+    """Means of the known values of neighbours; 1 (ready) if none is known."""
     kernel = np.ones(min(SMOOTHED_SAMPLES, ratio.shape[1]))
     known = np.isfinite(ratio)
     values = np.where(known, ratio, 0.0)

@@ -1,8 +1,9 @@
-"""Who comes last to collectives, by a table of their durations on each rank.
+"""Ranks that arrive last in collectives, from a table of durations on each rank.
 
-A collective that no member can finish before all have begun lasts longest on the rank that comes
-first, and shortest on the one that comes last: what a rank's mean exceeds the shortest by is
-waiting. The shortest mean still holds what the last rank itself waits for in single calls.
+A collective that no member can finish before all have begun takes longest on the rank that arrives
+first, and shortest on the rank that arrives last. The excess of a rank's mean over the shortest
+mean is waiting. The shortest mean still includes the time that the last rank itself waits in single
+calls.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ __all__ = [
 
 
 class SummarisedClass(Record, frozen=True, kw_only=True):
-    """Collectives that are alike.
+    """Collectives of the same group, kind, type and size.
 
     Args:
         group: Process group.
         kind: Operation.
-        dtype: As the table spells it.
-        num_bytes: Full buffer.
+        dtype: Element type as spelled in the table.
+        num_bytes: Size of the full buffer.
         num_ranks: Ranks with a row.
-        group_size: Members of the group, None where not told.
-        num_calls: On a rank, median.
-        mean_ns: Of a call, mean of all ranks.
-        shortest_ns: Of a call on the rank on which it is shortest: about its transfer.
-        wait_ns: Of a call, mean over ranks of what exceeds the shortest.
-        last_rank: On which it is shortest: the last to come.
-        first_rank: On which it is longest: the first to come.
+        group_size: Members of the group; None if unknown.
+        num_calls: Calls per rank, median.
+        mean_ns: Mean duration of a call over all ranks.
+        shortest_ns: Mean duration of a call on the rank where it is shortest: about its transfer.
+        wait_ns: Excess of a call over the shortest, mean over ranks.
+        last_rank: Rank with the shortest calls, which arrives last.
+        first_rank: Rank with the longest calls, which arrives first.
         is_compared: Whether all members have a row, and none can finish before all have begun.
     """
 
@@ -60,8 +61,8 @@ class SummarisedRank(Record, frozen=True, kw_only=True):
     Args:
         rank: Global rank.
         communication_ns: Time in collectives.
-        wait_ns: Of that, waiting for the last rank.
-        blamed_ns: What all other ranks wait in collectives to which this rank comes last.
+        wait_ns: Part of it that is waiting for the last rank.
+        blamed_ns: Waiting of all other ranks in collectives in which this rank arrives last.
     """
 
     rank: int
@@ -74,11 +75,11 @@ class CollectiveSummaryResult(Result, frozen=True, kw_only=True):
     """Collectives by class and rank, classes with most waiting first.
 
     Args:
-        classes: Classes.
+        classes: Classes of collectives.
         ranks: Ranks, ascending.
         wait_ratio: Waiting over all time in collectives that can be compared; None without any.
-        late_rank: Rank that comes last to most of what is waited for; None where none does.
-        blamed_ratio: Share of all waiting for that rank.
+        late_rank: Rank that causes most of the waiting by arriving last; None if no rank does.
+        blamed_ratio: Share of all waiting that is for that rank.
     """
 
     classes: tuple[SummarisedClass, ...] = ()
@@ -88,16 +89,16 @@ class CollectiveSummaryResult(Result, frozen=True, kw_only=True):
     blamed_ratio: float | None = None
 
 
-# Whose input is not ready, and when, by measured readiness of each rank over time ----------------
+# Input readiness of each rank over time ----------------------------------------------------------
 
 
 class RankReadiness(Record, frozen=True, kw_only=True):
-    """A rank's input.
+    """Readiness of one rank's input.
 
     Args:
         rank: Global rank.
-        mean_ratio: Mean readiness, None where nothing is known.
-        least_ratio: Share of the samples in which no rank is less ready, and it is not ready.
+        mean_ratio: Mean readiness; None if nothing is known.
+        least_ratio: Share of the samples in which the rank is not ready and no rank is less ready.
         num_missing: Samples without a value.
     """
 
@@ -108,12 +109,12 @@ class RankReadiness(Record, frozen=True, kw_only=True):
 
 
 class LatePeriod(Record, frozen=True, kw_only=True):
-    """A time in which mostly one rank is the least ready.
+    """A period in which mostly one rank is the least ready.
 
     Args:
         rank: Rank whose input is mostly the least ready.
-        first_sample: Index of its first sample.
-        num_samples: Samples.
+        first_sample: Index of the first sample of the period.
+        num_samples: Number of samples.
         mean_ratio: Mean readiness of this rank's input in the period, 0 to 1.
     """
 
@@ -127,12 +128,12 @@ class InputReadinessResult(Result, frozen=True, kw_only=True):
     """Readiness of input.
 
     Args:
-        num_samples: Moments with a value of any rank.
-        interval_s: Usual time between them, None for one.
-        span_s: From the first to the last.
-        job_ratio: Mean readiness of the least ready rank; None where nothing is known.
+        num_samples: Samples with a value of any rank.
+        interval_s: Median time between samples; None for a single one.
+        span_s: Time from the first sample to the last.
+        job_ratio: Mean readiness of the least ready rank; None if nothing is known.
         ranks: Ranks, ascending.
-        periods: Which rank was the least ready when, ascending; short ones are left out.
+        periods: Periods and their least ready ranks, in order; short ones are left out.
     """
 
     num_samples: int = 0

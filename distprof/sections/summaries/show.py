@@ -36,7 +36,7 @@ _MAX_NAME = 60
 
 @table(place=490)
 def summarised_classes_table(report: Report, *, show_all: bool) -> TableView | None:
-    """Collectives by class, those with most waiting first."""
+    """Collectives by class, most waiting first."""
     result = report.collective_summary
     shown = result.classes if show_all else result.classes[:MAX_ROWS]
     left = len(result.classes) - len(shown)
@@ -85,7 +85,7 @@ def readiness_table(report: Report, *, show_all: bool) -> TableView | None:
         return None
     periods = [
         f"Rank {one.rank} is the least ready from sample {one.first_sample:,} on, for "
-        f"{counted(one.num_samples, 'sample')}: {format_ratio(one.mean_ratio)}."
+        f"{counted(one.num_samples, 'sample')} ({format_ratio(one.mean_ratio)} ready)."
         for one in result.periods[: None if show_all else MAX_ROWS]
     ]
     return TableView(
@@ -118,7 +118,7 @@ READY_RATIO = 0.9
 
 @verdict(place=50)
 def summaries_verdict(report: Report) -> Told:
-    """The verdict and the numbers behind it; None for a report on anything else."""
+    """The verdict and the numbers behind it; None for other reports."""
     if not _is_alone(report):
         return None
     lines = [*_collectives(report.collective_summary), *_input(report.input_readiness)]
@@ -152,7 +152,7 @@ def _collectives(result: CollectiveSummaryResult) -> list[str]:
         return []
     if result.wait_ratio is None:
         return ["The table of collectives has no collective whose ranks can be compared."]
-    text = f"{format_ratio(result.wait_ratio)} of the time in collectives is waiting"
+    text = f"{format_ratio(result.wait_ratio)} of the time in collectives is spent waiting"
     if result.late_rank is not None:
         text += (
             f", {format_ratio(result.blamed_ratio)} of it for rank {result.late_rank}, which "
@@ -161,9 +161,9 @@ def _collectives(result: CollectiveSummaryResult) -> list[str]:
     worst = result.classes[0]
     size = f" of {format_bytes(worst.num_bytes)}" if worst.num_bytes is not None else ""
     detail = (
-        f"A mean {worst.kind}{size} takes {format_duration(worst.mean_ns)}, on rank "
-        f"{worst.last_rank} only {format_duration(worst.shortest_ns)}: "
-        f"{format_duration(worst.wait_ns)} is waiting; rank {worst.first_rank} waits longest."
+        f"The mean {worst.kind}{size} takes {format_duration(worst.mean_ns)}, but only "
+        f"{format_duration(worst.shortest_ns)} on rank {worst.last_rank}: "
+        f"{format_duration(worst.wait_ns)} is waiting. Rank {worst.first_rank} waits longest."
     )
     return [f"{text}.", detail]
 
@@ -173,18 +173,18 @@ def _input(result: InputReadinessResult) -> list[str]:
         return []
     if result.job_ratio >= READY_RATIO:
         return [
-            f"Input is ready: the least ready rank never waits for "
+            f"Input is ready: the least ready rank has its input ready for "
             f"{format_ratio(result.job_ratio)} of the time."
         ]
     text = (
-        f"Input delays the job: the least ready rank has its batches in time only "
+        f"Input delays the job: the least ready rank has its input ready for only "
         f"{format_ratio(result.job_ratio)} of the time"
     )
     who = [period.rank for period in result.periods]
     if len(set(who)) > 1:
         order = [who[0], *(b for a, b in pairwise(who) if a != b)]
         names = ", then ".join(f"rank {rank}" for rank in order[:6])
-        return [f"{text}.", f"The rank that is least ready changes: {names}."]
+        return [f"{text}.", f"The least ready rank changes: {names}."]
     if who:
         return [f"{text}; it is rank {who[0]}."]
-    return [f"{text}; which rank it is changes all the time."]
+    return [f"{text}; which rank it is keeps changing."]

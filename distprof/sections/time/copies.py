@@ -1,4 +1,4 @@
-"""Exposed copies by direction: only copies from or to the CPU gain from pinned memory."""
+"""Exposed copies by direction, because only copies from or to the CPU gain from pinned memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from distprof.terms import ActivityKind
 __all__ = ["direction_of", "exposed_copies", "measure_copies"]
 
 MANY = 0.05
-"""Share of the windows from which exposed copies are worth a look at every operator."""
+"""Share of the windows from which exposed copies justify reading every operator."""
 
 MAX_OPERATORS = 3
 
@@ -32,7 +32,7 @@ _HIP = re.compile(r"Copy(Host|Device)To(Host|Device)", re.IGNORECASE)
 
 @lru_cache(1 << 10)  # all ranks have the same few names
 def direction_of(name: str) -> tuple[str, str]:
-    """Direction and kind of CPU memory that a copy's name tells.
+    """Direction and kind of CPU memory, from the name of a copy.
 
     For example ``Memcpy HtoD (Pageable -> Device)`` gives ``HtoD`` and ``pageable``.
     """
@@ -58,9 +58,9 @@ def measure_copies(
     Args:
         activity: ACTIVITY table.
         windows: Analysed windows, by start.
-        exposed: Time in which copies run and nothing else, disjoint.
-        load_host: Reads HOST with every operator; called only where copies are exposed for long.
-            None leaves the operators unnamed.
+        exposed: Disjoint intervals in which only copies run.
+        load_host: Reads HOST with every operator; called only if exposed copies take long. None
+            leaves the operators unknown.
     """
     copies = activity.take(activity["kind"] == ActivityKind.COPY)
     names = copies.coded("name")
@@ -93,7 +93,7 @@ def measure_copies(
 
 
 def _operators(copies: Table, host: Table) -> NDArray[np.object_]:
-    """For each copy the outermost tensor operator that launched it; empty where none is known."""
+    """Outermost tensor operator that launched each copy; empty if unknown."""
     launches = join_launches(copies["correlation"], host)
     names, threads = host.coded("name"), host.coded("thread").codes
     tensor = names.where([name.startswith(_TENSOR_OPERATOR) for name in names.values])
@@ -113,17 +113,17 @@ def _operators(copies: Table, host: Table) -> NDArray[np.object_]:
     return found
 
 
-def _busiest(operators: NDArray[np.object_], lasted: Int64Array) -> dict[str, int]:
-    """Operators with the time of their copies, most first."""
+def _busiest(operators: NDArray[np.object_], durations: Int64Array) -> dict[str, int]:
+    """Operators and the time of their copies, longest first."""
     spent: Counter[str] = Counter()
-    for name, ns in zip(operators.tolist(), lasted.tolist(), strict=True):
+    for name, ns in zip(operators.tolist(), durations.tolist(), strict=True):
         if name:
             spent[name] += ns
     return dict(spent.most_common(MAX_OPERATORS))
 
 
-def _most(ones: Iterable[RankCopies]) -> tuple[str, ...]:
-    """Operators of all ranks, by the time of their copies."""
+def _busiest_overall(ones: Iterable[RankCopies]) -> tuple[str, ...]:
+    """Operators of all ranks, longest copies first."""
     spent: Counter[str] = Counter()
     for one in ones:
         spent.update(one.operators)
@@ -133,10 +133,10 @@ def _most(ones: Iterable[RankCopies]) -> tuple[str, ...]:
 def exposed_copies(
     ranks: Iterable[Iterable[RankCopies]], num_samples: int
 ) -> tuple[ExposedCopies, ...]:
-    """Copies of all ranks as means.
+    """Copies by kind, as means over ranks and steps.
 
     Args:
-        ranks: Those of each rank.
+        ranks: Copies of each rank.
         num_samples: Ranks times steps.
     """
     by_kind: dict[tuple[str, str], list[RankCopies]] = {}
@@ -155,7 +155,7 @@ def exposed_copies(
                 else sum(one.num_bytes for one in ones) / samples
             ),
             exposed_ns_per_step=sum(one.exposed_ns for one in ones) // samples,
-            operators=_most(ones),
+            operators=_busiest_overall(ones),
         )
         for (direction, memory), ones in by_kind.items()
     ]

@@ -1,4 +1,4 @@
-"""Where did each rank's time go: computation, exposed communication, exposed copies, idle."""
+"""Where each rank's time went: computation, exposed communication, exposed copies, idle."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ __all__ = [
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank's device did, as sets of intervals over the whole capture.
+    """Activity of one rank's device, as sets of intervals over the whole capture.
 
     Args:
         computation: K, the union of computation.
         communication: C, the union of communication.
         exposed_comm: C without K.
         exposed_copy: The union of copies without K and C.
-        message_wait: Blocked in a send or receive of which no transfer time is known, without K, C
-            and copies. It is exposed communication, but takes no part in overlap.
+        message_wait: Time blocked in sends and receives whose transfer time is unknown, without K,
+            C and copies. It is exposed communication but does not count in the overlap.
     """
 
     computation: Intervals
@@ -60,14 +60,14 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     message_wait: Intervals = EMPTY
 
     def idle(self, low: int, high: int) -> Intervals:
-        """What of ``[low, high)`` the device spent on nothing."""
+        """Idle time of the device within ``[low, high)``."""
         rest = subtract(complement(self.computation, low, high), self.exposed_comm)
         rest = subtract(rest, self.exposed_copy)
         return subtract(rest, self.message_wait) if self.message_wait.size else rest
 
 
 def rank_timeline(activity: Table) -> Timeline:
-    """The sets that all time sums rest on. Annotations take no part.
+    """The sets from which all times are computed. Annotations do not count.
 
     Source:
         Formula sheet, "Measured from traces".
@@ -98,12 +98,12 @@ def rank_copies(
     timeline: Timeline,
     load_host: Callable[[], Table] | None,
 ) -> tuple[RankCopies, ...]:
-    """Copies by kind, and the time in which nothing else runs."""
+    """Copies by kind, with their exposed time."""
     return measure_copies(activity, windows, timeline.exposed_copy, load_host)
 
 
 def rank_steps(context: RankContext, timeline: Timeline) -> tuple[StepBreakdown, ...]:
-    """The exclusive split of each window; an activity that spans two counts in each by its part."""
+    """Exclusive split of each window; an activity that spans two windows counts in each in part."""
     windows = context.windows
     span = windows.end - windows.start
     computation = covered(windows, timeline.computation)
@@ -134,23 +134,23 @@ def rank_steps(context: RankContext, timeline: Timeline) -> tuple[StepBreakdown,
 
 
 MOST_STEPS = 16_384
-"""Steps of ranks in a report; 130 bytes each."""
+"""Most rows of single steps in a report, at 130 bytes each."""
 
 MANY_RANKS = 8_192
-"""Of more ranks, whose own rows take 1,150 bytes each, an eighth of as many steps are listed."""
+"""Above this number of ranks, whose rows take 1,150 bytes each, an eighth of the steps is kept."""
 
 DIFFERENT = 8
-"""One of this many listed ranks is there because it computes unlike the others."""
+"""One in this many listed ranks is chosen because its computation differs most from the median."""
 
 
 def analyze_breakdown(analyses: RankAnalyses, detail: Detail | None = None) -> BreakdownResult:
-    """Ranks' steps, and each rank's steps added up; says which ranks could not be measured."""
+    """Steps of each rank and their sum; ``unavailable`` lists ranks that could not be measured."""
     ranks = [_add_up(analysis.rank, analysis.steps) for analysis in analyses.values()]
     num_steps = sum(len(analysis.steps) for analysis in analyses.values())
     listed: Sequence[int] = range(len(ranks))
     if num_steps > MOST_STEPS and not (detail is not None and detail.every_step):
         room = MOST_STEPS if len(ranks) <= MANY_RANKS else MOST_STEPS // 8
-        listed = _some(ranks, max(len(ranks) * room // num_steps, 1))
+        listed = _representative(ranks, max(len(ranks) * room // num_steps, 1))
     chosen = [analyses[ranks[position].rank].steps for position in listed]
     return BreakdownResult(
         ranks=tuple(ranks),
@@ -160,19 +160,19 @@ def analyze_breakdown(analyses: RankAnalyses, detail: Detail | None = None) -> B
     )
 
 
-def _some(ranks: Sequence[RankBreakdown], count: int) -> Sequence[int]:
+def _representative(ranks: Sequence[RankBreakdown], count: int) -> Sequence[int]:
     """Positions of ``count`` ranks, ascending: those that differ most, and others evenly spaced."""
     computation = np.array([rank.computation_ns for rank in ranks])
-    apart = abs(computation - np.median(computation))
-    unlike = np.argsort(-apart, kind="stable")[: count // DIFFERENT]
-    others = np.setdiff1d(np.arange(len(ranks)), unlike)
-    even = others[np.linspace(0, len(others) - 1, count - len(unlike)).astype(np.int64)]
-    chosen: list[int] = np.sort(np.concatenate((unlike, even))).tolist()
+    deviation = abs(computation - np.median(computation))
+    outliers = np.argsort(-deviation, kind="stable")[: count // DIFFERENT]
+    others = np.setdiff1d(np.arange(len(ranks)), outliers)
+    even = others[np.linspace(0, len(others) - 1, count - len(outliers)).astype(np.int64)]
+    chosen: list[int] = np.sort(np.concatenate((outliers, even))).tolist()
     return chosen
 
 
 def analyze_step_time(run: Run, analyses: RankAnalyses) -> StepTimeResult:
-    """Step durations of the ranks that were measured, or as a log of operations says them."""
+    """Step durations of the measured ranks, or those from a log of operations."""
     operations = run.get(OperationLog)
     if operations is not None and operations.step_ns:
         return step_times(
@@ -185,7 +185,7 @@ def analyze_step_time(run: Run, analyses: RankAnalyses) -> StepTimeResult:
             np.empty((0, 0), np.int64),
             source=StepSource.CAPTURE,
             note="The whole capture is one window.",
-            unavailable=("Step times are not known: the whole capture was taken as one window.",),
+            unavailable=("Step times are unknown: the whole capture is one window.",),
         )
     first = run.rank(next(iter(analyses)))
     durations = [one.window_end_ns - one.window_start_ns for one in analyses.values()]
@@ -198,20 +198,19 @@ def step_times(
     """Statistics of step durations.
 
     Args:
-        durations: int64 ns, shape ``(ranks, steps)``; a step lasts as long as on the median rank.
-            Ranks go at one pace, but a rank that ends one step late has begun the next one late,
-            so that the longest of each step add up to more than the job took. No columns where
-            nothing marks steps: then nothing is said about step times.
+        durations: int64 ns, shape ``(ranks, steps)``. The duration of a step is that of its median
+            rank: a rank that ends one step late also begins the next one late, so the maxima of all
+            steps would add up to more than the job took. Without columns, step times are unknown.
         source: How step windows were found.
-        note: One sentence on it.
+        note: How they were found, one sentence.
         unavailable: What could not be measured.
     """
     per_step = np.median(durations, axis=0) if durations.size else np.empty(0)
-    some = len(per_step) > 0
+    is_known = len(per_step) > 0
     return StepTimeResult(
         num_steps=len(per_step),
-        median_ns=int(np.median(per_step)) if some else None,
-        p95_ns=int(np.percentile(per_step, 95)) if some else None,
+        median_ns=int(np.median(per_step)) if is_known else None,
+        p95_ns=int(np.percentile(per_step, 95)) if is_known else None,
         cv=float(per_step.std() / per_step.mean()) if len(per_step) > 1 else None,
         source=source,
         note=note,
@@ -222,7 +221,7 @@ def step_times(
 def _union_of(activity: Table, kind: ActivityKind) -> Intervals:
     start, end = intervals_of(activity)
     mask = activity["kind"] == kind
-    return union(Intervals(start[mask], end[mask]), overwrite=True)  # copies, by the mask
+    return union(Intervals(start[mask], end[mask]), overwrite=True)  # the mask makes copies
 
 
 def _add_up(rank: int, steps: Sequence[StepBreakdown]) -> RankBreakdown:
@@ -242,9 +241,9 @@ _POINT_TO_POINT = tuple(int(kind) for kind in CollectiveKind if kind.is_point_to
 
 
 def waits_of(collectives: Table, wait_end_ns: Int64Array) -> Intervals:
-    """For each row, the part of it before the last member started; empty where it was the last.
+    """Part of each row before the last member started; empty if the row's member was the last.
 
-    Rows that were not matched get an empty interval too: tell them by ``wait_end_ns``.
+    Unmatched rows also get an empty interval; ``wait_end_ns`` identifies them.
     """
     start, end = intervals_of(collectives)
     until = np.maximum(start, np.minimum(end, wait_end_ns))
@@ -262,10 +261,10 @@ def rank_waterfall(
 ) -> RankWaterfall:
     """One rank's analysed time as an exact sum.
 
-    Exposed communication is split by what the matched rows say: where any collective waits for its
-    last member it is wait, else where a send or recv does it is point-to-point wait, else where a
-    matched row runs it is transfer; what only unmatched rows cover stays unsplit. Being blocked in
-    a send or receive of which no transfer time is known is point-to-point wait.
+    Matched rows split exposed communication. It is waiting while any collective waits for its last
+    member. Otherwise it is point-to-point waiting while a send or recv waits, and transfer while
+    any matched row runs. Time covered only by unmatched rows stays unsplit. Time blocked in a send
+    or receive whose transfer time is unknown is point-to-point waiting.
     """
     wait, p2p_wait, transfer, unsplit = _split_exposed(
         timeline.exposed_comm, collectives, wait_end_ns

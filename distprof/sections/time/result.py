@@ -1,4 +1,4 @@
-"""Where did each rank's time go: computation, exposed communication, exposed copies, idle."""
+"""Where each rank's time went: computation, exposed communication, exposed copies, idle."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class StepBreakdown(Record, frozen=True, kw_only=True):
         span_ns: Duration of the step on this rank; the other four add up to it exactly.
         computation_ns: Time in which at least one computation kernel or operator runs.
         exposed_comm_ns: Communication that does not overlap with computation, plus time blocked in
-            messages of gloo.
-        exposed_copy_ns: Memory copies that neither computation nor communication hides.
+            gloo messages.
+        exposed_copy_ns: Memory copies that overlap with neither computation nor communication.
         idle_ns: The rest.
     """
 
@@ -47,9 +47,9 @@ class RankBreakdown(Record, frozen=True, kw_only=True):
         span_ns: Analysed time; the other four add up to it exactly.
         computation_ns: Time in which at least one computation kernel or operator runs.
         exposed_comm_ns: Communication that does not overlap with computation, plus time blocked in
-            messages of gloo. ``overlap`` leaves the latter out, so its field of this name can be
+            gloo messages. ``overlap`` leaves the latter out, so its field of this name can be
             smaller.
-        exposed_copy_ns: Memory copies that neither computation nor communication hides.
+        exposed_copy_ns: Memory copies that overlap with neither computation nor communication.
         idle_ns: The rest.
     """
 
@@ -65,17 +65,17 @@ class RankWaterfall(Record, frozen=True, kw_only=True):
     """One rank over all analysed steps; everything after ``span_ns`` adds up to it exactly.
 
     Args:
-        rank: Global rank; -1 for all added up.
+        rank: Global rank; -1 for the sum over ranks.
         span_ns: Analysed time; all other times add up to it exactly.
         computation_ns: Time in which at least one computation kernel or operator runs.
-        exposed_transfer_ns: Exposed communication while data moves: all members have started.
+        exposed_transfer_ns: Exposed communication while data moves, after all members have started.
         exposed_wait_ns: Exposed waiting in a collective for its last member.
         exposed_p2p_wait_ns: Exposed waiting in send and recv; in a pipeline this is bubble.
-        exposed_comm_unsplit_ns: Exposed communication whose members could not be matched, so that
+        exposed_comm_unsplit_ns: Exposed communication whose members could not be matched, so
             waiting and transfer cannot be separated.
-        exposed_copy_ns: Memory copies that neither computation nor communication hides.
+        exposed_copy_ns: Memory copies that overlap with neither computation nor communication.
         idle_host_ns: Idle because the CPU launched too late.
-        idle_sync_ns: Idle because a call had waited for the GPU.
+        idle_sync_ns: Idle because the CPU had waited for the GPU in a call.
         idle_input_ns: Idle while the training thread waited for input.
         idle_comm_wait_ns: Idle between work launched in time and communication on another stream.
         idle_unknown_ns: Idle without a cause in the trace.
@@ -96,7 +96,7 @@ class RankWaterfall(Record, frozen=True, kw_only=True):
     idle_unknown_ns: int
 
 
-# Where did each rank's time go: computation, exposed communication, exposed copies, idle ---------
+# Where each rank's time went: computation, exposed communication, exposed copies, idle ----------
 
 
 class BreakdownResult(Result, frozen=True, kw_only=True):
@@ -104,9 +104,9 @@ class BreakdownResult(Result, frozen=True, kw_only=True):
 
     Args:
         ranks: Each rank over all analysed steps.
-        steps: Each rank and step; of a large run, each step of some ranks, an eighth of them those
-            whose computation differs most from the median rank's and the rest evenly spaced.
-        num_ranks_left_out: Ranks of which ``steps`` has no rows; ``--every-step`` leaves none out.
+        steps: Each rank and step. A large run lists the steps of only some ranks: an eighth are
+            those whose computation differs most from the median, and the rest are evenly spaced.
+        num_ranks_left_out: Ranks without rows in ``steps``; 0 with ``--every-step``.
     """
 
     needs_traces = True
@@ -121,7 +121,7 @@ class StepTimeResult(Result, frozen=True, kw_only=True):
 
     Args:
         num_steps: Analysed steps.
-        median_ns: Median duration of a step; null where nothing marks steps.
+        median_ns: Median duration of a step; null if nothing marks steps.
         p95_ns: 95th percentile of the durations; null as above.
         cv: Standard deviation over mean of the durations; null as above.
         source: What marks the steps.
@@ -137,7 +137,7 @@ class StepTimeResult(Result, frozen=True, kw_only=True):
 
     @property
     def marks_steps(self) -> bool:
-        """Whether anything marks steps: a whole capture is none."""
+        """Whether anything marks steps; False for a whole capture."""
         return self.median_ns is not None
 
 
@@ -148,15 +148,15 @@ class ExposedCopies(Record, frozen=True, kw_only=True):
     """Copies of one direction; means over ranks and steps.
 
     Args:
-        direction: ``HtoD``, ``DtoH``, ``DtoD``, ``PtoP``, ``HtoH`` or ``memset``; ``other`` where
-            the name says none.
-        host_memory: ``pinned`` or ``pageable``; empty where the CPU's memory takes no part or the
-            name does not say.
-        num_per_step: Copies.
-        bytes_per_step: Bytes that they move; null where a copy lacks its size.
-        exposed_ns_per_step: Time in which such a copy runs and nothing else.
-        operators: The outermost tensor operators that launch most of them, at most three; empty
-            where they are unknown, or copies are exposed for less than 5 % of the step.
+        direction: ``HtoD``, ``DtoH``, ``DtoD``, ``PtoP``, ``HtoH`` or ``memset``; ``other`` if the
+            name shows none.
+        host_memory: ``pinned`` or ``pageable``; empty if no CPU memory is involved or the name does
+            not say.
+        num_per_step: Number of copies.
+        bytes_per_step: Bytes that they move; null if the size of any copy is unknown.
+        exposed_ns_per_step: Time during which only such copies run.
+        operators: The outermost tensor operators that launch most of them, at most three; empty if
+            they are unknown, or if copies are exposed for less than 5 % of the step.
     """
 
     direction: str
@@ -168,14 +168,14 @@ class ExposedCopies(Record, frozen=True, kw_only=True):
 
 
 class WaterfallResult(Result, frozen=True, kw_only=True):
-    """Per rank, and all ranks added up; divide by ``num_ranks * num_steps`` for a mean step.
+    """Each rank and the sum over ranks; divide by ``num_ranks * num_steps`` for a mean step.
 
     Args:
-        num_ranks: Ranks that were added up.
+        num_ranks: Ranks in the sum.
         num_steps: Analysed steps, 1 for a whole capture.
         ranks: Each rank over all analysed steps.
-        all: All ranks added up, ``rank`` is -1; null where nothing was measured.
-        copies: Copies by direction and kind of CPU memory, the most exposed first.
+        all: Sum over ranks, with ``rank`` -1; null if nothing was measured.
+        copies: Copies by direction and kind of CPU memory, most exposed first.
     """
 
     needs_traces = True

@@ -1,7 +1,7 @@
 """Where the time went: the waterfall of a mean step, and each rank's breakdown.
 
-Computation is the verdict where no loss reaches :data:`~distprof.sections.parts.MIN_LOSS_RATIO` of
-a step, because nothing else is worth the reader's time.
+Computation is the verdict if no loss reaches :data:`~distprof.sections.parts.MIN_LOSS_RATIO` of a
+step, because nothing else is worth the reader's time.
 """
 
 from __future__ import annotations
@@ -111,13 +111,15 @@ def _computation_line(report: Report, computation: Part) -> str:
 
 
 def _loss_words(report: Report, key: str) -> tuple[str, str]:
-    """Start of the sentence on a loss, and the action, as far as this recording shows them."""
+    """Start of the sentence on a loss, and the action that this recording supports."""
     subject, action = _LOSSES[key]
     if key == "exposed_transfer" and not has_all_members(report.capture):
         subject = "Moving data, or waiting for ranks that were not recorded, takes"
         action = "record all ranks to see which"
     if key == "exposed_comm_unsplit" and len(report.run.ranks) == 1 and report.run.world_size != 1:
-        action = "a single rank cannot separate waiting from transfer, record the others too"
+        action = (
+            "record the other ranks too, because one rank cannot separate waiting from transfer"
+        )
     if key == "exposed_p2p_wait" and _axes_of_messages(report) == {MeshAxis.CP.value}:
         action = "send the next block while computing on this one, and give all ranks equal work"
     return subject, action
@@ -130,7 +132,7 @@ def _axes_of_messages(report: Report) -> set[str | None]:
 
 @table(place=20)
 def waterfall_table(report: Report, *, show_all: bool) -> TableView | None:
-    """Show a mean step as a sum of its parts; empty parts only if all is shown."""
+    """Show a mean step as a sum of its parts; empty parts only with --all."""
     parts = parts_of(report)
     if not parts:
         return None
@@ -151,18 +153,18 @@ def waterfall_table(report: Report, *, show_all: bool) -> TableView | None:
 
 
 def _worth_showing(parts: tuple[Part, ...]) -> list[Part]:
-    """Parts with any time; several parts too small to matter become one, to keep the sum."""
-    there = [part for part in parts if part.ns > 0 or part.key == "computation"]
-    small = [p for p in there if p.ratio < SMALL_RATIO and p.key != "computation"]
+    """Parts with any time; those too small to matter are merged into one, to keep the sum."""
+    present = [part for part in parts if part.ns > 0 or part.key == "computation"]
+    small = [p for p in present if p.ratio < SMALL_RATIO and p.key != "computation"]
     if len(small) < 2:
-        return there
+        return present
     rest = Part(
         key="other",
         label="other",
         ns=sum(part.ns for part in small),
         ratio=sum(part.ratio for part in small),
     )
-    return [*(part for part in there if part not in small), rest]
+    return [*(part for part in present if part not in small), rest]
 
 
 @table(place=30)
@@ -194,13 +196,13 @@ def breakdown_table(report: Report, *, show_all: bool) -> TableView | None:
 
 
 def left_out_steps(report: Report) -> tuple[str, ...]:
-    """What the report does not hold of a large run, and how to get it."""
+    """A note on the steps that the report of a large run leaves out, and how to keep them."""
     whole, missing = len(report.breakdown.ranks), report.breakdown.num_ranks_left_out
     if not missing:
         return ()
     return (
-        f"single steps of {whole - missing} of {whole} ranks are in the report: "
-        "--every-step keeps those of all",
+        f"the report has single steps of only {whole - missing} of {whole} ranks: --every-step "
+        "keeps those of all ranks",
     )
 
 

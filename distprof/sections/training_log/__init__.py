@@ -1,1 +1,1 @@
-"""What a training program printed about its iterations."""
+"""Iterations in the log of a training program."""

@@ -1,8 +1,10 @@
-"""Iterations as a training program printed them: times, throughput, timers.
+"""Iterations as printed by a training program: times, throughput, timers.
 
-Figures are of *steady* reports: all with a time but the first, and the first after each restart,
-in which programs allocate, compile and connect. Means are weighted by the iterations of a report.
-Source: formula sheet, "Pipeline bubble", for what a pipeline idles at best.
+Figures cover *steady* reports: all reports with a time except the first one and the first one after
+each restart, in which programs allocate, compile and connect. Means are weighted by the number of
+iterations in a report.
+
+Source: formula sheet, "Pipeline bubble", for the ideal idle share of a pipeline.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from distprof.sections.training_log.result import (
 __all__ = ["analyze_training_log"]
 
 SLOW_RATIO = 1.2
-"""An iteration this much longer than its neighbours' median is slow."""
+"""Ratio to the median of its neighbours above which an iteration is slow."""
 
 NEIGHBOURS = 101
 
@@ -56,7 +58,7 @@ def analyze_training_log(run: Run) -> TrainingLogResult:
         run: The recording, or the log alone.
 
     Returns:
-        The result; empty, with a reason, where there is no log.
+        The result; empty, with a reason, if there is no log.
     """
     log = run.get(TrainingLog)
     if log is None:
@@ -126,7 +128,7 @@ def _times(log: TrainingLog) -> dict[str, Any]:
 
 
 def _slow(number: Int64Array, ns: Int64Array, span: Int64Array) -> dict[str, Any]:
-    """Slow iterations; nothing where reports are means, which hide them, or have no numbers."""
+    """Slow iterations; empty if reports have no numbers or are means, which hide slow ones."""
     is_mean = int(np.median(span)) > 1 or (number == ABSENT).all()
     if is_mean or len(ns) < 2 * MIN_RECURRING:
         return {}
@@ -149,7 +151,7 @@ def _slow(number: Int64Array, ns: Int64Array, span: Int64Array) -> dict[str, Any
 
 
 def _local_medians(ns: Int64Array) -> Float64Array:
-    """Median of the block of neighbours each one is in: batches may grow during a training."""
+    """Median of each iteration's block of neighbours, because batches may grow during training."""
     count = len(ns)
     num_blocks = max(count // NEIGHBOURS, 1)
     edges = np.linspace(0, count, num_blocks + 1).astype(np.int64)
@@ -158,7 +160,7 @@ def _local_medians(ns: Int64Array) -> Float64Array:
 
 
 def _period(number: Int64Array, is_slow: NDArray[np.bool_]) -> int | None:
-    """Distance at which slow iterations come, where nearly all fit it and it explains them."""
+    """Distance at which slow iterations recur; None if too few of them or of those due fit it."""
     slow = number[is_slow & (number != ABSENT)]
     if len(slow) < MIN_RECURRING:
         return None
@@ -180,7 +182,7 @@ def _period(number: Int64Array, is_slow: NDArray[np.bool_]) -> int | None:
 
 def _timers(log: TrainingLog) -> tuple[TrainingTimer, ...]:
     steady = log.is_steady
-    has_shares = log.origin != "DeepSpeed"  # whose timers are of one thing or another
+    has_shares = log.origin != "DeepSpeed"  # the span of whose timers is unknown
     timers = [_timer(log, name, values, steady) for name, values in log.timers.items()]
     shown = [timer for timer in timers if timer is not None]
     if not has_shares:
@@ -225,7 +227,7 @@ def _compute_ratio(timers: tuple[TrainingTimer, ...]) -> float | None:
 
 
 def _stage(log: TrainingLog) -> str:
-    """The stage by what it exchanges: the first receives no input, the last sends none on."""
+    """Pipeline stage, inferred from messages with earlier and later stages; empty if unknown."""
     if log.is_of_slowest_ranks or log.facts.mesh.get("pp", 1) < 2:
         return ""
     later = any(name in log.timers for name in _TO_LATER)
@@ -267,17 +269,17 @@ def _end(values: Float64Array, index: int) -> float | None:
 def _limits(log: TrainingLog, timers: tuple[TrainingTimer, ...]) -> tuple[str, ...]:
     limits = list(log.notes)
     if not (log.duration_ns != ABSENT).any():
-        limits.append("The log tells no times of iterations.")
+        limits.append("The log has no iteration times.")
     elif int(np.median(log.span)) > 1:
         limits.append(
-            f"Reports are means of {int(np.median(log.span)):,} iterations each: single slow ones "
-            "cannot be seen."
+            f"Reports are means of {int(np.median(log.span)):,} iterations each, so single slow "
+            "iterations cannot be seen."
         )
     if log.facts.mesh.get("pp", 1) > 1 and _compute_ratio(timers) is None:
         limits.append(
-            "The log has no timers forward-compute and backward-compute: how long the pipeline "
-            "idles is not known (Megatron-LM prints them with --timing-log-level 2)."
+            "The log has no forward-compute and backward-compute timers, so the idle time of the "
+            "pipeline is unknown (Megatron-LM prints them with --timing-log-level 2)."
         )
     if log.num_unknown:
-        limits.append(f"Lines that look like reports and are none: {log.num_unknown:,}.")
+        limits.append(f"Lines that look like reports but are not: {log.num_unknown:,}.")
     return tuple(limits)

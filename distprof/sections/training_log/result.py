@@ -1,8 +1,10 @@
-"""Iterations as a training program printed them: times, throughput, timers.
+"""Iterations as printed by a training program: times, throughput, timers.
 
-Figures are of *steady* reports: all with a time but the first, and the first after each restart,
-in which programs allocate, compile and connect. Means are weighted by the iterations of a report.
-Source: formula sheet, "Pipeline bubble", for what a pipeline idles at best.
+Figures cover *steady* reports: all reports with a time except the first one and the first one after
+each restart, in which programs allocate, compile and connect. Means are weighted by the number of
+iterations in a report.
+
+Source: formula sheet, "Pipeline bubble", for the ideal idle share of a pipeline.
 """
 
 from __future__ import annotations
@@ -22,19 +24,19 @@ __all__ = [
 ]
 
 MIN_RECURRING = 5
-"""Slow iterations from which there is something to explain."""
+"""Number of slow iterations from which they count as recurring."""
 
 
 class TrainingTimer(Record, frozen=True, kw_only=True):
     """A timer of the program.
 
     Args:
-        name: As printed.
-        num_reports: Steady reports that hold it.
-        mean_ns: Per iteration.
-        median_ns: Per iteration.
-        ratio: Of the mean iteration; None where it is not known what a value is the time of.
-        waits: Whether it is, all or most of it, waiting for other stages of a pipeline.
+        name: Name as printed.
+        num_reports: Steady reports that contain it.
+        mean_ns: Mean per iteration.
+        median_ns: Median per iteration.
+        ratio: Share of the mean iteration; None if the span that the timer covers is unknown.
+        waits: Whether it is mostly waiting for other pipeline stages.
     """
 
     name: str
@@ -49,7 +51,7 @@ class SlowIteration(Record, frozen=True, kw_only=True):
     """An iteration that took much longer than its neighbours.
 
     Args:
-        iteration: Number as printed; null where not printed.
+        iteration: Number as printed; null if not printed.
         duration_ns: Its duration.
     """
 
@@ -58,48 +60,51 @@ class SlowIteration(Record, frozen=True, kw_only=True):
 
 
 class TrainingLogResult(Result, frozen=True, kw_only=True):
-    """What a log of a training program tells.
+    """Contents of a training program's log.
 
     Args:
-        origin: Whose words they are, for example ``Megatron-LM``; empty without a log.
+        origin: Program that wrote the log, for example ``Megatron-LM``; empty without a log.
         num_reports: Reports on iterations.
-        num_steady: Reports that count.
-        first_iteration: Number of the first report, None where not told.
-        last_iteration: Number of the last.
-        iterations_per_report: Usual number of iterations that a report is the mean of.
-        mean_ns: Of one iteration.
-        median_ns: Of one iteration.
-        p95_ns: 95th percentile.
-        p99_ns: 99th percentile.
-        max_ns: Longest.
+        num_steady: Steady reports, which the figures cover.
+        first_iteration: Iteration number of the first report; None if not printed.
+        last_iteration: Iteration number of the last report.
+        iterations_per_report: Typical number of iterations that a report averages.
+        mean_ns: Mean duration of an iteration.
+        median_ns: Median duration of an iteration.
+        p95_ns: 95th percentile of the durations.
+        p99_ns: 99th percentile of the durations.
+        max_ns: Longest iteration.
         cv: Standard deviation over mean.
-        steady_ns: An iteration by each of the last steady reports, at most a few hundred, in order.
+        steady_ns: Duration of an iteration in each of the last steady reports, at most a few
+            hundred, in order.
         samples_per_s: All ranks together, median of the reports.
-        tokens_per_s: The same with tokens; where none are printed, by the batch and its length.
+        tokens_per_s: The same for tokens; if not printed, derived from the batch and sequence size.
         tokens_per_s_per_device: As printed, median.
         tflops: Per device, as printed, median.
-        printed_samples_per_s: Throughput that the program printed apart from iterations, median.
-        first_loss: First that was printed.
-        last_loss: Last that was printed.
+        printed_samples_per_s: Throughput that the program printed separately from iterations,
+            median.
+        first_loss: First printed loss.
+        last_loss: Last printed loss.
         num_slow: Iterations more than 1.2 times as long as the median of their neighbours.
-        slow_period: Iterations from one to the next, where they come regularly.
-        slow_excess_ns: What slow ones take longer than the median, per iteration of all.
-        slowest: The slowest of them.
-        world_size: Ranks, as far as the log says; so all below.
-        mesh: Axis to size.
-        num_micro_batches: Per iteration and pipeline.
-        micro_batch_size: Samples.
-        global_batch_size: Samples of an iteration.
-        sequence_length: Tokens of a sample.
-        virtual_stages: Stages that a rank holds.
-        tokens_per_step: Tokens of an iteration, all ranks.
+        slow_period: Iterations from one slow iteration to the next, if they recur regularly.
+        slow_excess_ns: Excess of slow iterations over the median of their neighbours, averaged over
+            all iterations.
+        slowest: The slowest iterations.
+        world_size: Number of ranks; null if the log does not say, like the settings below.
+        mesh: Size by axis.
+        num_micro_batches: Micro-batches per iteration and pipeline.
+        micro_batch_size: Samples per micro-batch.
+        global_batch_size: Samples per iteration.
+        sequence_length: Tokens per sample.
+        virtual_stages: Pipeline stages per rank.
+        tokens_per_step: Tokens per iteration, all ranks together.
         timers: Timers, longest first.
-        timer_stage: Stage of the pipeline whose timers they are: ``first``, ``middle``, ``last``;
-            empty where they are of several ranks or it cannot be told.
+        timer_stage: Pipeline stage that the timers belong to: ``first``, ``middle`` or ``last``;
+            empty if they cover several ranks or the stage is unknown.
         compute_ratio: Forward and backward computation of that stage over the mean iteration.
-        ideal_bubble_ratio: What a pipeline of equal stages and free messages idles at best.
-        num_unknown: Lines with the sign of a report that could not be understood.
-        num_restarts: How often the numbers of iterations go back.
+        ideal_bubble_ratio: Idle share of a pipeline with equal stages and free messages.
+        num_unknown: Lines that look like reports but could not be parsed.
+        num_restarts: Number of times that iteration numbers go back.
     """
 
     has_own_steps: ClassVar[bool] = True

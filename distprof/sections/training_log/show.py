@@ -1,4 +1,4 @@
-"""What training programs printed."""
+"""Output of training programs."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ MIN_SLOW_RATIO = 0.02
 
 @verdict(place=40)
 def training_verdict(report: Report) -> Told:
-    """The verdict and the numbers behind it; None for a report on anything else."""
+    """The verdict and the numbers behind it; None for other reports."""
     if not _is_alone(report):
         return None
     log = report.training_log
     nccl = nccl_verdict(report)
-    told = nccl[0] if nccl else ""
+    nccl_line = nccl[0] if nccl else ""
     line = _line(log)
-    if told and log.mean_ns is not None and log.idle_ratio is None:  # the best available
+    if nccl_line and log.mean_ns is not None and log.idle_ratio is None:  # the best available
         time = f"An iteration takes {format_duration(log.mean_ns)}"
-        line, told = f"{time}; {told[:1].lower()}{told[1:]}", ""
-    why = (_waiting(log), _slow_sentence(log), _throughput(log), told)
+        line, nccl_line = f"{time}; {nccl_line[:1].lower()}{nccl_line[1:]}", ""
+    why = (_waiting(log), _slow_sentence(log), _throughput(log), nccl_line)
     return line, tuple(sentence for sentence in why if sentence)
 
 
@@ -102,7 +102,9 @@ def _line(log: TrainingLogResult) -> str:
         return f"The log of {log.origin} has no iteration times."
     time = f"An iteration takes {format_duration(log.mean_ns)}"
     if log.idle_ratio is None:
-        return f"{time} (mean of {log.num_steady:,} reports); a trace would show where it goes."
+        return (
+            f"{time} (mean of {log.num_steady:,} reports); a trace would show where the time goes."
+        )
     who = f"the {log.timer_stage} stage" if log.timer_stage else "the slowest rank"
     if log.mesh.get("pp", 1) < 2:
         who = "the rank of the timers"
@@ -117,7 +119,9 @@ def _waiting(log: TrainingLogResult) -> str:
     if not waits:
         return ""
     parts = [f"{t.name} {format_duration(t.mean_ns)}" for t in waits]
-    return f"Most of what the timers call communication is waiting for stages: {', '.join(parts)}."
+    return (
+        f"Most of the communication in the timers is waiting for other stages: {', '.join(parts)}."
+    )
 
 
 def _slow_sentence(log: TrainingLogResult) -> str:
@@ -152,12 +156,12 @@ def training_log_table(report: Report, *, show_all: bool) -> TableView | None:  
         return None
     facts = (
         ("iterations", _iterations(log)),
-        ("time of one", _time(log)),
+        ("iteration time", _time(log)),
         ("traced steps", _traced(report)),
         ("throughput", rate_text(log)),
         ("layout", _layout(log)),
         ("pipeline", _pipeline(log)),
-        ("slow ones", _slow(log)),
+        ("slow iterations", _slow(log)),
         ("loss", _loss(log)),
     )
     return facts_table(
@@ -199,7 +203,7 @@ def _timer_bar(timer: TrainingTimer) -> Bar:
 
 @table(place=480)
 def slow_iterations_table(report: Report, *, show_all: bool) -> TableView | None:
-    """The slowest iterations; only when all is shown."""
+    """The slowest iterations; only with --all."""
     log = report.training_log
     if not show_all or not log.median_ns:
         return None
@@ -231,13 +235,14 @@ def _time(log: TrainingLogResult) -> str:
 
 
 def _traced(report: Report) -> str:
-    """How long traced steps take compared with those of the log."""
+    """Duration of traced steps, compared with that of logged iterations."""
     steps, log = report.step_time, report.training_log
     if not steps.num_steps or steps.median_ns is None or not log.median_ns or not report.run.ranks:
         return ""
     ratio = steps.median_ns / log.median_ns - 1
     return (
-        f"{format_duration(steps.median_ns)} in the trace ({100 * ratio:+.1f} % against the median)"
+        f"{format_duration(steps.median_ns)} in the trace ({100 * ratio:+.1f} % relative to the "
+        "median)"
     )
 
 

@@ -1,19 +1,19 @@
 """# capture-incomplete
 
 ## What it detects
-Ranks are missing from the recording, files are damaged, or collectives found no partner. The other
-findings then describe only a part of the job.
+Ranks are missing from the recording, files are damaged, or collectives could not be matched. The
+other findings then describe only a part of the job.
 
 ## Why it costs time
-It costs none, but it limits the analysis. A missing rank may be the late one, and without partners
-waiting cannot be separated from transfer.
+It costs no time, but it limits the analysis. A missing rank may be the late one, and waiting and
+transfer of unmatched collectives cannot be separated.
 
 ## Evidence needed
 The traces themselves. At least one of them must hold the world size of the job
 (`distributedInfo.world_size`, PyTorch 1.9 and later).
 
 ## How the cost is computed
-There is no cost.
+No cost.
 
 ## How to fix
 Record every rank of at least one replica over the same steps, with the same schedule:
@@ -21,7 +21,8 @@ Record every rank of at least one replica over the same steps, with the same sch
 barrier before the program ends, and copy the files only after the profiler has written them.
 
 ## When it is wrong
-You left ranks out on purpose: a few ranks of each pipeline stage may be enough for your question.
+You may have left ranks out on purpose: a few ranks of each pipeline stage may be enough for your
+question.
 
 ## Sources
 PyTorch documentation of `torch.profiler`.
@@ -43,8 +44,8 @@ from distprof.units import capitalized, format_ratio, name_ranks
     since="0.1.0",
     needs=(CaptureResult,),
     limits={
-        "matched_ratio": Limit(0.95, "share of collectives that must find their partners"),
-        "damaged_ratio": Limit(0.001, "share of events that may be discarded as broken"),
+        "matched_ratio": Limit(0.95, "smallest acceptable share of matched collectives"),
+        "damaged_ratio": Limit(0.001, "largest acceptable share of broken events"),
     },
     costs_time=False,
 )
@@ -60,17 +61,17 @@ def check(capture: CaptureResult, limits: Limits) -> Iterator[Draft]:
             "Record all ranks of a replica over the same steps with one profiler schedule, and end "
             "the job only after the files are written."
         ),
-        ranks=_concerned(capture),
+        ranks=_affected(capture),
         evidence=("capture",),
     )
 
 
-_AS_ASKED = frozenset({"chosen-ranks", "no-traces"})
+_INTENDED = frozenset({"chosen-ranks", "no-traces"})
 _DAMAGE = frozenset({"truncated", "unreadable"})
 
 
 def _ranks(capture: CaptureResult) -> Iterator[str]:
-    chosen = any(gap.what in _AS_ASKED for gap in capture.gaps)
+    chosen = any(gap.what in _INTENDED for gap in capture.gaps)
     if capture.ranks_missing and not chosen:
         missing = name_ranks(capture.ranks_missing)
         are = "are" if len(capture.ranks_missing) > 1 else "is"
@@ -81,7 +82,7 @@ def _matches(capture: CaptureResult, limits: Limits) -> Iterator[str]:
     ratio = capture.matched_ratio
     if ratio is not None and ratio < limits["matched_ratio"]:
         share = f"only {format_ratio(ratio)}" if ratio else "none"
-        yield f"{share} of the collectives found their partners"
+        yield f"{share} of the collectives could be matched across ranks"
 
 
 def _damage(capture: CaptureResult, limits: Limits) -> Iterator[str]:
@@ -95,6 +96,6 @@ def _damage(capture: CaptureResult, limits: Limits) -> Iterator[str]:
         yield f"{capture.num_quarantined} of {capture.num_events} events are broken"
 
 
-def _concerned(capture: CaptureResult) -> tuple[int, ...]:
+def _affected(capture: CaptureResult) -> tuple[int, ...]:
     damaged = {rank for gap in capture.gaps if gap.what in _DAMAGE for rank in gap.ranks}
     return tuple(sorted(damaged | set(capture.ranks_missing)))

@@ -4,7 +4,7 @@
 The start of the profiler disturbed the first recorded step, and distprof left that step out.
 
 ## Why it costs time
-It costs none outside the recording. Profilers start at different moments on different ranks, so
+It costs no time outside the recording. Profilers start at different moments on different ranks, so
 the first collective waits for the last profiler. The last rank then looks like an extreme
 straggler.
 
@@ -12,7 +12,7 @@ straggler.
 Collectives matched across ranks in at least two steps.
 
 ## How the cost is computed
-There is no cost: no number of the report includes the step.
+No cost: no number in the report includes the step.
 
 ## How to fix
 Give the profiler time to settle: `torch.profiler.schedule(wait=2, warmup=3, active=5)` and a

@@ -4,14 +4,14 @@
 The ranks were recorded at different times, so the recordings have few or no steps in common.
 
 ## Why it costs time
-It costs none. But distprof can compare ranks only in steps that all of them recorded. Outside
+It costs no time, but distprof can compare ranks only in steps that all of them recorded. Outside
 these steps it is unknown which rank waited for which.
 
 ## Evidence needed
 At least two ranks. Either step numbers, or clocks that could be aligned.
 
 ## How the cost is computed
-There is no cost.
+No cost.
 
 ## How to fix
 Start the profiler at the same *step* on all ranks, not at a time of day or by a signal:
@@ -41,7 +41,11 @@ from distprof.units import capitalized, fold_ranks, format_ratio
     severity=Severity.WARNING,
     since="0.1.0",
     needs=(CaptureResult,),
-    limits={"overlap_ratio": Limit(0.5, "share of the recorded time that all ranks must share")},
+    limits={
+        "overlap_ratio": Limit(
+            0.5, "smallest acceptable share of recorded time that all ranks share"
+        )
+    },
     costs_time=False,
 )
 def check(capture: CaptureResult, limits: Limits) -> Iterator[Draft]:

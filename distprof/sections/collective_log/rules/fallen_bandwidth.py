@@ -1,25 +1,26 @@
 """# fallen-bandwidth
 
 ## What it detects
-For a time, collectives of one kind and size were much slower than at other times, also on the rank
-that came last.
+For a time, collectives of one kind and size were much slower than usual, even on the rank that
+arrived last.
 
 ## Why it costs time
-A link that lost lanes, a card that fell back to a lower rate, a switch under other jobs' load:
-every collective over it takes longer, and with it every step.
+A link that lost lanes, a card that fell back to a lower rate, or a switch under other jobs' load
+slows down every collective that crosses it, and with it every step.
 
 ## Evidence needed
-Records of NCCL Inspector of all ranks of a group, over enough time to compare.
+NCCL Inspector records of all ranks of a group, over enough time to compare.
 
 ## How the cost is computed
-Not computed: the records have no steps. The message gives the bandwidth then and at other times.
+No cost: the records have no steps. The message gives the bandwidth in this period and the usual
+bandwidth.
 
 ## How to fix
 Look at error counters and rates of links for that time (`ibstat`, `nvidia-smi nvlink`, the
 switch), at NCCL's own warnings, and at other jobs on the same switches.
 
 ## When it is wrong
-Ranks were moved, or settings changed, between restarts within the same folder.
+Ranks may have moved, or settings may have changed, between restarts that wrote to the same folder.
 
 ## Sources
 NVIDIA, NCCL Inspector; nccl-tests, `doc/PERFORMANCE.md` (bus bandwidth).
@@ -44,13 +45,13 @@ _MAX_FINDINGS = 3
     since="0.1.0",
     needs=(CollectiveLogResult,),
     limits={
-        "fallen_ratio": Limit(0.75, "share of the usual bandwidth above which it is normal"),
-        "num_bytes": Limit(1_000_000, "size below which latency and not bandwidth counts"),
+        "fallen_ratio": Limit(0.75, "share of the usual bandwidth below which it is reported"),
+        "num_bytes": Limit(1_000_000, "size in bytes below which latency dominates"),
     },
     costs_time=False,
 )
 def check(log: CollectiveLogResult, limits: Limits) -> Iterator[Draft]:
-    """Yield the deepest falls, of each kind and size one."""
+    """Yield the deepest falls, one for each kind and size."""
     deepest: dict[tuple[str, int, int], BandwidthFall] = {}
     for one in log.falls:
         key = (one.kind, one.num_bytes, one.num_ranks)
@@ -64,12 +65,12 @@ def check(log: CollectiveLogResult, limits: Limits) -> Iterator[Draft]:
 
 
 def _draft(one: BandwidthFall) -> Draft:
-    until = "on, until the end" if one.is_last else f"to {time_text(one.end_ns)}"
+    until = "until the end of the records" if one.is_last else f"to {time_text(one.end_ns)}"
     return Draft(
         message=(
             f"The {one.kind} of {format_bytes(one.num_bytes)} on {one.num_ranks:,} ranks falls to "
-            f"{format_bandwidth(one.bytes_per_s)} from {time_text(one.start_ns)} {until}; usual is "
-            f"{format_bandwidth(one.usual_bytes_per_s)}."
+            f"{format_bandwidth(one.bytes_per_s)} from {time_text(one.start_ns)} {until}; its "
+            f"usual bandwidth is {format_bandwidth(one.usual_bytes_per_s)}."
         ),
         fix=(
             "Look at link errors and rates, NCCL's warnings, and other jobs on the same switches "

@@ -1,24 +1,24 @@
 """# late-rank-for-a-time
 
 ## What it detects
-For a part of the recorded time one rank comes last to nearly all collectives that others wait in.
+For part of the recorded time, one rank arrives last in nearly all collectives in which others wait.
 
 ## Why it costs time
 A collective ends after its last member arrives. Until then all others wait, however fast the links
-are. A rank that is late only for a time has a cause that begins and ends: heat, another job on its
+are. If a rank is late only for a time, the cause begins and ends with it: heat, another job on its
 host, a checkpoint, a neighbour on the network.
 
 ## Evidence needed
-Records of NCCL Inspector of all ranks (`distprof analyze nccl-inspector-17`, or `--with`). A rank
-that is late all the time is the rule `late-rank-by-summary`.
+NCCL Inspector records of all ranks (`distprof analyze nccl-inspector-17`, or `--with`).
+`late-rank-by-summary` reports ranks that are late all the time.
 
 ## How the cost is computed
-Not computed: the records have no steps. The message gives the share of the time in collectives that
-is waiting.
+No cost: the records have no steps. The message gives the share of the time in collectives that is
+spent waiting.
 
 ## How to fix
-Look at what the rank's host did from the first to the last of these times: its kernel log, the
-clocks and temperature of its GPU, other jobs, checkpoints.
+Look at what happened on the rank's host during these periods: its kernel log, the clocks and
+temperature of its GPU, other jobs, checkpoints.
 
 ## When it is wrong
 Times are those at which records were written, up to one interval of the dump thread after the
@@ -50,7 +50,9 @@ _MAX_NAMED = 3
     limits={
         "wait_ratio": Limit(0.2, "share of the time in collectives that may be waiting"),
         "blamed_ratio": Limit(0.8, "share of that waiting that must be for one rank"),
-        "whole_ratio": Limit(0.9, "share of the recorded time from which it is no longer a part"),
+        "whole_ratio": Limit(
+            0.9, "share of the recorded time from which a rank counts as late all the time"
+        ),
     },
     costs_time=False,
 )
@@ -71,16 +73,16 @@ def check(log: CollectiveLogResult, limits: Limits) -> Iterator[Draft]:
 def _draft(rank: int, spells: list[LateSpell]) -> Draft:
     first = max(spells, key=lambda one: one.end_ns - one.start_ns)
     others = len(spells) - 1
-    again = f", and in {counted(others, 'other time')}" if others else ""
+    more = f", and in {counted(others, 'other period')}" if others else ""
     return Draft(
         message=(
-            f"Rank {rank} is late from {time_text(first.start_ns)} to {time_text(first.end_ns)}"
-            f"{again}: {format_ratio(first.wait_ratio)} of the time in collectives is waiting "
-            f"then, {format_ratio(first.blamed_ratio)} of it for this rank."
+            f"Rank {rank} is late from {time_text(first.start_ns)} to "
+            f"{time_text(first.end_ns)}{more}: {format_ratio(first.wait_ratio)} of the time in "
+            f"collectives is spent waiting, {format_ratio(first.blamed_ratio)} of it for this rank."
         ),
         fix=(
-            f"Look at what the host of rank {rank} did at that time: kernel log, GPU clocks and "
-            "heat, other jobs, checkpoints."
+            f"Look at what happened on the host of rank {rank} at that time: kernel log, GPU "
+            "clocks and temperature, other jobs, checkpoints."
         ),
         confidence=Confidence.INFERRED,
         ranks=(rank,),

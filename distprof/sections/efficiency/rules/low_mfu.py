@@ -1,24 +1,25 @@
 """# low-mfu
 
 ## What it detects
-The GPUs spend a small share of their peak on what the model needs.
+The GPUs spend a small share of their peak on the FLOP that the model needs.
 
 ## Why it costs time
 Model FLOP utilisation (MFU) combines every loss in one figure: time when GPUs do not compute, slow
-kernels, and work that the model does not need. Dense training on many GPUs reaches 40 to 55 %.
+kernels, and unnecessary work. Dense training on many GPUs reaches 40 to 55 %.
 
 ## Evidence needed
 The model (run.json of a reference run, or `[model]` in `distprof.toml`), tokens and time of a step,
-and a GPU that is on the hardware sheet. With traces the finding also says where the rest goes.
+and a GPU that is on the hardware sheet. With traces, the finding also says where the rest of the
+time goes.
 
 ## How the cost is computed
-There is no separate cost. Each cause of low utilisation has its cost in another finding, and the
-distance to a target is not time that a fix could recover.
+No separate cost: other findings price each cause of low utilisation, and the distance to a target
+is not time that a fix could recover.
 
 ## How to fix
-Look where the rest goes. If GPUs wait, begin with the most expensive of the other findings. If the
-kernels are slow, use larger matrices (micro-batch, sequence, less tensor parallelism), low
-precision, fused attention and compilation.
+Find out where the rest of the time goes. If GPUs wait, begin with the most expensive of the other
+findings. If the kernels are slow, use larger matrices (micro-batch, sequence, less tensor
+parallelism), low precision, fused attention and compilation.
 
 ## When it is wrong
 A small model, or a mixture of many small experts, cannot fill a large GPU. distprof counts FLOP
@@ -61,7 +62,7 @@ _WORTH_NAMING_RATIO = 0.05
     severity=Severity.INFO,
     since="0.1.0",
     needs=(EfficiencyResult, WaterfallResult, JobResult),
-    limits={"mfu_ratio": Limit(0.40, "model FLOP utilisation that is good enough")},
+    limits={"mfu_ratio": Limit(0.40, "lowest acceptable model FLOP utilisation")},
     costs_time=False,
 )
 def check(
@@ -90,7 +91,7 @@ def check(
 
 
 def _where(efficiency: EfficiencyResult, waterfall: WaterfallResult) -> str:
-    """Where the rest goes, according to the traced steps; empty without traces."""
+    """Where the rest of the time goes, according to the traces; empty without traces."""
     total = waterfall.all
     if total is None or not total.span_ns:
         return ""

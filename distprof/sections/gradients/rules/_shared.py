@@ -1,4 +1,4 @@
-"""Helpers that the rules on gradients share."""
+"""Helpers shared by the rules on gradients."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from distprof.units import format_bytes
 
 __all__ = [
     "NO_BACKWARD",
+    "confidence_of",
+    "exposed_label",
     "exposed_once_ns",
     "gradient_groups",
     "is_late",
     "name_of",
-    "sureness",
-    "what",
 ]
 
 NO_BACKWARD = "the trace lacks the launches that show when backward begins"
@@ -58,12 +58,12 @@ def name_of(group: GradientGroup) -> str:
     return f"{format_bytes(group.bytes)}{kind}{nodes}"
 
 
-def sureness(group: GradientGroup) -> Confidence:
-    """Measured if the exposed time leaves out waiting for late ranks, else inferred."""
+def confidence_of(group: GradientGroup) -> Confidence:
+    """Measured if the exposed time excludes waiting for late ranks, otherwise inferred."""
     return Confidence.MEASURED if group.is_split else Confidence.INFERRED
 
 
-def what(group: GradientGroup) -> str:
+def exposed_label(group: GradientGroup) -> str:
     """The name of the group's exposed time in a message."""
     if group.is_split:
         return "exposed transfer"

@@ -2,7 +2,7 @@
 
 ## What it detects
 DistributedDataParallel reduces the gradients of every micro-batch, although the optimizer updates
-the weights only once per several micro-batches.
+the weights only once every few micro-batches.
 
 ## Why it costs time
 Adding up the gradients of micro-batches on each rank is free. Only their sum has to be reduced,
@@ -12,7 +12,8 @@ once before the update. With M micro-batches the network carries M times the nec
 Traces in which torch marks each forward (`DistributedDataParallel.forward`) and each update
 (`Optimizer.step`), and the sizes of collectives. Reductions count as repeated if several forwards
 before one update are each followed by the same number of buckets and bytes. With matched
-collectives, the cost leaves out waiting for late ranks. Without, the finding is marked *inferred*.
+collectives, the cost excludes waiting for late ranks. Without them, the finding is marked
+*inferred*.
 
 ## How the cost is computed
 Exposed transfer of all reductions but the last before each update, mean over ranks and steps. The
@@ -27,7 +28,7 @@ forward has to be inside too. `static_graph=True` needs one step without `no_syn
 ## When it is wrong
 Memory may not suffice for complete gradients in addition to their buckets (`no_sync` keeps both).
 Two backwards of different losses through the same module before one update, as in adversarial
-training, look the same; `no_sync` fits them too.
+training, look the same, and `no_sync` fits them as well.
 
 ## Sources
 Formula sheet, "Volume per training step" (DDP) and "Anti-patterns" (accumulation without
@@ -40,7 +41,7 @@ from collections.abc import Iterator
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.gradients.result import GradientsResult
-from distprof.sections.gradients.rules._shared import gradient_groups, sureness, what
+from distprof.sections.gradients.rules._shared import confidence_of, exposed_label, gradient_groups
 from distprof.sections.shares import WIDER_TRANSFER, mean_step
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import Severity
@@ -52,8 +53,12 @@ from distprof.terms import Severity
     since="0.1.0",
     needs=(GradientsResult, WaterfallResult, StepTimeResult),
     limits={
-        "times_reduced": Limit(1.5, "reductions of the same gradients before an update"),
-        "min_step_ratio": Limit(0.01, "share of the step that needless reductions may expose"),
+        "times_reduced": Limit(
+            1.5, "reductions of the same gradients per update from which they count as repeated"
+        ),
+        "min_step_ratio": Limit(
+            0.01, "smallest share of the step in unnecessary reductions that is worth reporting"
+        ),
     },
 )
 def check(
@@ -75,14 +80,14 @@ def check(
         yield Draft(
             message=(
                 f"DDP reduces the gradients {group.times_reduced:.3g} times before each update "
-                f"({group.micro_batches:.3g} micro-batches): {step.share(cost)} is {what(group)} "
-                "of reductions that are not needed."
+                f"({group.micro_batches:.3g} micro-batches): {exposed_label(group)} of unnecessary "
+                f"reductions takes {step.share(cost)}."
             ),
             fix=(
                 "Run forward and backward of all micro-batches but the last under model.no_sync()."
             ),
             cost_ns_per_step=cost,
-            confidence=sureness(group),
+            confidence=confidence_of(group),
             ranks=group.ranks,
             evidence=("gradients.groups", "waterfall.all"),
             without="repeated gradients",

@@ -4,8 +4,8 @@
 DistributedDataParallel reduces gradients in 32 bits, and their transfer is exposed.
 
 ## Why it costs time
-Twice the bytes take twice the time. Training does not need more than 16 bits on the wire, as long
-as the optimizer of each rank works in 32.
+Twice the bytes take twice the time. Training does not need more than 16 bits on the wire if the
+optimizer of each rank works in 32.
 
 ## Evidence needed
 Element types and sizes of collectives (argument records of NCCL, or those of the Flight Recorder
@@ -13,8 +13,8 @@ for gloo), and torch's marks of DDP in the trace. The finding is a warning if th
 Within a node, or if the nodes are unknown, it is informational.
 
 ## How the cost is computed
-Half of the exposed transfer of one reduction per update, a mean over ranks and steps. The cost is
-modelled, because it assumes that transfer is proportional to bytes. It leaves out needless
+Half of the exposed transfer of one reduction per update: mean over ranks and steps. The cost is
+modelled, because it assumes that transfer is proportional to bytes. It excludes unnecessary
 reductions (`accumulation-without-no-sync`). The time is part of what `low-overlap` and
 `exposed-communication` count.
 
@@ -40,10 +40,10 @@ from collections.abc import Iterator
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.gradients.result import GradientsResult
 from distprof.sections.gradients.rules._shared import (
+    exposed_label,
     exposed_once_ns,
     gradient_groups,
     name_of,
-    what,
 )
 from distprof.sections.shares import WIDER_TRANSFER, mean_step
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
@@ -80,8 +80,8 @@ def check(
             continue
         yield Draft(
             message=(
-                f"Each update reduces {name_of(group)}: {step.share(exposed)} is their "
-                f"{what(group)}. With 16 bits it would take half."
+                f"Each update reduces {name_of(group)}: their {exposed_label(group)} takes "
+                f"{step.share(exposed)}. With 16 bits it would take half."
             ),
             fix=(
                 "Compress gradients on the wire: register_comm_hook with bf16_compress_hook (gloo: "

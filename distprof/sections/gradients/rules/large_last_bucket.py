@@ -9,26 +9,27 @@ When the last bucket is ready, backward has ended, so the whole transfer of that
 step. The smaller it is, the less is exposed.
 
 ## Evidence needed
-torch's marks of DDP in the trace and the sizes of collectives; several buckets, the last of which
-finds the network free. With matched collectives, the cost leaves out waiting for late ranks.
+torch's marks of DDP in the trace, and the sizes of collectives. There must be several buckets, and
+the last one must cause at least half of the exposed time. With matched collectives, the cost
+excludes waiting for late ranks.
 
 ## How the cost is computed
-The exposed transfer of last buckets, times the share that a last bucket of a quarter of all
-gradients would save, mean over ranks and steps. The time of a bucket is α + β · bytes, fitted over
-the buckets of this run; where they are all of one size, the rule assumes that transfer is
-proportional to bytes. Where α is more than half of the last bucket's time, smaller buckets save
-little and cost further latencies: then the cost is what one bucket for all gradients would save.
+The exposed transfer of last buckets, times the share that a last bucket with a quarter of all
+gradients would save: mean over ranks and steps. The time of a bucket is α + β · bytes, fitted over
+the buckets of this run. If they all have the same size, the rule assumes that transfer is
+proportional to bytes. If α is more than half of the last bucket's time, smaller buckets save little
+and each adds latency. The cost is then the time that a single bucket for all gradients would save.
 The cost is modelled. The time is part of what `low-overlap` and `exposed-communication` count.
 
 ## How to fix
-Where latency dominates, raise `bucket_cap_mb`, so that there are fewer buckets. Otherwise lower
-`bucket_cap_mb` until there are eight buckets or more, but not below 1 MB, where latency
-dominates (`tiny-collectives`). A huge layer at the beginning of the model (an embedding) fills the
-last bucket by itself: tie, shard or freeze it. Megatron-Core: `--ddp-bucket-size`.
+If latency dominates, raise `bucket_cap_mb` to get fewer buckets. Otherwise lower `bucket_cap_mb`
+until there are at least 8 buckets, but not below 1 MB, where latency dominates
+(`tiny-collectives`). A huge layer at the beginning of the model (an embedding) fills the last
+bucket by itself: tie, shard or freeze it. Megatron-Core: `--ddp-bucket-size`.
 
 ## When it is wrong
-The first layer may be most of the model, and needed whole. Where all buckets are of one size,
-latency cannot be told from transfer, and the fix may recover less.
+The first layer may make up most of the model and be needed whole. If all buckets have the same
+size, latency and transfer cannot be separated, and the fix may recover less.
 
 ## Sources
 Formula sheet, "Anti-patterns" (buckets) and "Volume per training step" (DDP). PyTorch documentation
@@ -43,10 +44,10 @@ from distprof.costs.collectives import BucketTime
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.gradients.result import GradientGroup, GradientsResult
 from distprof.sections.gradients.rules._shared import (
+    exposed_label,
     exposed_once_ns,
     gradient_groups,
     is_late,
-    what,
 )
 from distprof.sections.shares import WIDER_TRANSFER, mean_step
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
@@ -54,7 +55,7 @@ from distprof.terms import Confidence, Severity
 from distprof.units import format_bytes, format_duration, format_ratio
 
 MOST_LATENCY = 0.5
-"""Share of latency in the last bucket's time above which fewer buckets are the cure."""
+"""Share of latency in the last bucket's time above which fewer buckets are the fix."""
 
 MOST = 0.5
 """Share of the exposed time above which the last bucket is the cause.
@@ -70,8 +71,8 @@ Below it other buckets are exposed too: the network is always busy, and the spli
     needs=(GradientsResult, WaterfallResult, StepTimeResult),
     limits={
         "last_bucket_ratio": Limit(0.25, "share of the gradients that the last bucket may hold"),
-        "min_bytes": Limit(2_000_000, "size in bytes of a last bucket that is worth splitting"),
-        "min_step_ratio": Limit(0.01, "share of the step that it may cost"),
+        "min_bytes": Limit(2_000_000, "smallest last bucket that is worth splitting, in bytes"),
+        "min_step_ratio": Limit(0.01, "smallest share of the step that is worth reporting"),
     },
 )
 def check(
@@ -96,8 +97,8 @@ def check(
             message=(
                 f"The last of {group.num_buckets} buckets holds "
                 f"{format_ratio(group.last_bucket_ratio)} of the gradients "
-                f"({format_bytes(group.bytes)}): {step.share(exposed)} is its "
-                f"{what(group)}{_latency(group)}."
+                f"({format_bytes(group.bytes)}): its {exposed_label(group)} takes "
+                f"{step.share(exposed)}{_latency(group)}."
             ),
             fix=_fix(group),
             cost_ns_per_step=cost,
@@ -113,26 +114,26 @@ def _last_bytes(group: GradientGroup) -> float:
 
 
 def _time(group: GradientGroup) -> BucketTime:
-    """Time of a bucket; proportional to bytes where the buckets do not show both parts."""
+    """Cost model of a bucket; proportional to bytes if the fit is unknown."""
     if group.bucket_latency_ns is None or group.bucket_ns_per_byte is None:
         return BucketTime(latency_ns=0.0, ns_per_byte=1.0)
     return BucketTime(latency_ns=group.bucket_latency_ns, ns_per_byte=group.bucket_ns_per_byte)
 
 
 def _latency_ratio(group: GradientGroup) -> float:
-    """Share of latency in the time of the last bucket; 0 where it is unknown."""
+    """Share of latency in the time of the last bucket; 0 if unknown."""
     time = _time(group)
     return time.latency_ns / max(time.of(_last_bytes(group)), 1.0)
 
 
-def _saved_by_splitting(group: GradientGroup, most: float) -> float:
-    """Share of the last bucket's time that is saved if it holds only ``most`` of the gradients."""
+def _saved_by_splitting(group: GradientGroup, max_ratio: float) -> float:
+    """Share of the last bucket's time saved if its share of the gradients is only ``max_ratio``."""
     time = _time(group)
-    return 1 - time.of(most * group.bytes) / max(time.of(_last_bytes(group)), 1.0)
+    return 1 - time.of(max_ratio * group.bytes) / max(time.of(_last_bytes(group)), 1.0)
 
 
 def _saved_by_one_bucket(group: GradientGroup) -> float:
-    """Share of the reduction's time in the latencies of all buckets but one."""
+    """Share of the reduction's time spent on the latency of all buckets but one."""
     time = _time(group)
     whole = group.num_buckets * time.latency_ns + time.ns_per_byte * group.bytes
     return (group.num_buckets - 1) * time.latency_ns / max(whole, 1.0)
@@ -143,26 +144,26 @@ def _latency(group: GradientGroup) -> str:
     if ratio <= MOST_LATENCY:
         return ""
     latency = format_duration(round(group.bucket_latency_ns or 0))
-    return f"; {format_ratio(ratio)} of its time is latency ({latency} per bucket), not bytes"
+    return f"; {format_ratio(ratio)} of its time is latency ({latency} per bucket), not transfer"
 
 
 def _fix(group: GradientGroup) -> str:
     if _latency_ratio(group) > MOST_LATENCY:
         return (
-            "Make the buckets larger (bucket_cap_mb), so that fewer latencies are paid: smaller "
-            "ones would add more of them."
+            "Make the buckets larger (bucket_cap_mb). Every bucket pays the latency, so smaller "
+            "buckets would add to it."
         )
     return (
-        "Make the buckets smaller (bucket_cap_mb, not below 1), so that the last one holds little. "
-        "If the first layer is huge, keep it out of them."
+        "Make the buckets smaller (bucket_cap_mb, not below 1), so that the last one is small. If "
+        "the first layer is huge, keep it out of the buckets."
     )
 
 
-def _is_large(group: GradientGroup, most: float, min_bytes: float) -> bool:
+def _is_large(group: GradientGroup, max_ratio: float, min_bytes: float) -> bool:
     """Whether the last bucket is large and causes most exposed time; False for a single bucket."""
     return (
         group.num_buckets > 1
-        and group.last_bucket_ratio > most
+        and group.last_bucket_ratio > max_ratio
         and group.last_bucket_ratio * group.bytes >= min_bytes
         and group.last_bucket_ns_per_step >= MOST * max(exposed_once_ns(group), 1)
         and not (group.backward_ns is not None and is_late(group))

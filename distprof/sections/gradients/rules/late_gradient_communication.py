@@ -11,12 +11,12 @@ exposed.
 
 ## Evidence needed
 torch's marks of DDP in the trace, and on a GPU the launches of kernels, which show when backward
-begins. With matched collectives, the cost leaves out waiting for late ranks. Without, the finding
-is marked *inferred*.
+begins. With matched collectives, the cost excludes waiting for late ranks. Without them, the
+finding is marked *inferred*.
 
 ## How the cost is computed
-The exposed transfer of one reduction per update, capped at the computation of backward that it
-could overlap with, mean over ranks and steps. It is an upper bound, since one bucket stays exposed.
+The exposed transfer of one reduction per update, capped at the backward computation that it could
+overlap with: mean over ranks and steps. This is an upper bound, because one bucket stays exposed.
 The time is part of what `low-overlap` and `exposed-communication` count; this rule names the cause.
 
 ## How to fix
@@ -42,11 +42,11 @@ from collections.abc import Iterator
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.gradients.result import GradientGroup, GradientsResult
 from distprof.sections.gradients.rules._shared import (
+    confidence_of,
+    exposed_label,
     exposed_once_ns,
     gradient_groups,
     is_late,
-    sureness,
-    what,
 )
 from distprof.sections.shares import WIDER_TRANSFER, mean_step
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
@@ -59,7 +59,7 @@ from distprof.units import format_ratio
     severity=Severity.WARNING,
     since="0.1.0",
     needs=(GradientsResult, WaterfallResult, StepTimeResult),
-    limits={"min_step_ratio": Limit(0.03, "share of the step that it may cost")},
+    limits={"min_step_ratio": Limit(0.03, "smallest share of the step that is worth reporting")},
 )
 def check(
     gradients: GradientsResult,
@@ -77,12 +77,12 @@ def check(
             continue
         yield Draft(
             message=(
-                f"{_when(group)}: {step.share(cost)} is {what(group)} that could have "
+                f"{_when(group)}: {step.share(cost)} is {exposed_label(group)} that could have "
                 "overlapped with backward."
             ),
             fix=_fix(group),
             cost_ns_per_step=cost,
-            confidence=sureness(group),
+            confidence=confidence_of(group),
             ranks=group.ranks,
             evidence=("gradients.groups", "waterfall.all"),
             without="overlap",

@@ -15,7 +15,7 @@ first ten iterations and every hundredth one after them, on every rank.
 ## How the cost is computed
 Exposed time of DDP's search and of the bitmap's all-reduce in the traces, mean over ranks and
 steps. None if the traces do not show it. `unused-parameter-search` counts the same time without
-knowing whether the search is needed, so it is left out.
+knowing whether the search is needed, so this finding replaces it.
 
 ## How to fix
 Leave `find_unused_parameters` at False. If iterations always leave the same parameters unused, set
@@ -49,7 +49,7 @@ from distprof.units import format_duration
     needs=(SettingsResult, GradientsResult, StepTimeResult),
     limits={
         "min_looks": Limit(3.0, "iterations that must have been inspected on each rank"),
-        "warning_ratio": Limit(0.01, "share of the step from which it is a warning"),
+        "warning_ratio": Limit(0.01, "share of the step from which the finding is a warning"),
     },
 )
 def check(

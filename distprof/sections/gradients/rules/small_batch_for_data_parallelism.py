@@ -15,9 +15,9 @@ torch's marks of DDP, launches of kernels (on a GPU), and matched collectives, w
 transfer from waiting. The number of tokens comes from the step log, if there is one.
 
 ## How the cost is computed
-Transfer of one reduction less the computation of the backward that it could overlap with, capped at
-what is exposed; mean over ranks and steps. The cost is modelled: the critical batch assumes that
-computation is proportional to the batch, and that the speeds of both do not change.
+Transfer of one reduction minus the backward computation that it could overlap with, capped at the
+exposed transfer: mean over ranks and steps. The cost is modelled: the critical batch assumes that
+computation is proportional to the batch, and that the speeds of GPU and network do not change.
 
 ## How to fix
 Use larger micro-batches, up to the factor in the message. If memory or convergence forbids them,
@@ -25,7 +25,7 @@ use fewer data-parallel ranks (more tensor or pipeline parallelism), accumulatio
 (one reduction for several backwards), 16-bit or compressed gradients, or hybrid sharding.
 
 ## When it is wrong
-Something else may slow the transfers: check `below-fabric-bandwidth` and the rules on NCCL's
+Something else may slow down the transfers: check `below-fabric-bandwidth` and the rules on NCCL's
 network before you change the batch. On CPUs, communication and computation use the same cores.
 
 ## Sources
@@ -59,8 +59,10 @@ from distprof.units import NS_PER_S, format_duration
     since="0.1.0",
     needs=(GradientsResult, StepLogResult, WaterfallResult, StepTimeResult),
     limits={
-        "transfer_ratio": Limit(1.0, "transfer of a reduction over the computation of backward"),
-        "min_step_ratio": Limit(0.05, "share of the step that it may cost"),
+        "transfer_ratio": Limit(
+            1.0, "ratio of a reduction's transfer to the computation of backward"
+        ),
+        "min_step_ratio": Limit(0.05, "smallest share of the step that is worth reporting"),
     },
 )
 def check(

@@ -14,8 +14,8 @@ A trace with CPU events: torch names the search
 (`torch.distributed.ddp.reducer::search_unused_parameters`).
 
 ## How the cost is computed
-Time of the search during which the GPU is idle (on CPUs: all of it), and the exposed time of the
-all-reduce; mean over ranks and steps. The cost of a poor order of buckets is not included.
+Time of the search during which the GPU is idle (on CPUs: all of it), plus the exposed time of the
+all-reduce: mean over ranks and steps. The cost of a poor order of buckets is not included.
 
 ## How to fix
 Leave `find_unused_parameters` at `False` if every forward uses every parameter; torch warns once
@@ -49,7 +49,7 @@ from distprof.units import format_duration
     severity=Severity.INFO,
     since="0.1.0",
     needs=(GradientsResult, WaterfallResult, StepTimeResult),
-    limits={"min_step_ratio": Limit(0.001, "share of the step that it may cost")},
+    limits={"min_step_ratio": Limit(0.001, "smallest share of the step that is worth reporting")},
 )
 def check(
     gradients: GradientsResult,

@@ -1,4 +1,4 @@
-"""How long training waits for its batches, for the rules on data loaders."""
+"""Time for which training waits for its batches, shared by the rules on data loaders."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def waiting_for_input(
     step_log: StepLogResult,
     least_ratio: float,
 ) -> Waiting:
-    """The wait according to the traces, or, without traces, to what the probes logged.
+    """The wait according to the traces or, without traces, according to the probes' logs.
 
     Args:
         idle: Idle time by cause.
@@ -53,7 +53,7 @@ def waiting_for_input(
         least_ratio: Share of its step for which a rank must wait to be named.
 
     Raises:
-        InsufficientEvidenceError: If there is neither.
+        InsufficientEvidenceError: If neither is available.
     """
     if idle.ranks:
         step = mean_step(waterfall, step_time)
@@ -72,7 +72,7 @@ def _logged(pauses: PausesResult, step_log: StepLogResult, least_ratio: float) -
     step_ns = step_log.median_ns
     if not pauses.ranks or not step_ns:
         raise InsufficientEvidenceError(
-            "neither traces with CPU activities nor logged waits for a data loader"
+            "there are neither traces with CPU activities nor logged waits for a data loader"
         )
     waits = {rank.rank: rank.input_ns_per_step for rank in pauses.ranks}
     mean_ns = round(statistics.mean(waits.values()))

@@ -4,8 +4,8 @@
 The GPU idles while the training loop waits for its next batch.
 
 ## Why it costs time
-A batch that is not ready when the step begins stops the rank, and at the next collective all other
-ranks too.
+A batch that is not ready when the step begins stalls the rank and, at the next collective, all
+other ranks.
 
 ## Evidence needed
 CPU annotations of the data loader (`enumerate(DataLoader)#…`, `…DataLoader…__next__`, or
@@ -14,7 +14,7 @@ rank for its late input, this rule is silent: these ranks are the problem, not t
 
 ## How the cost is computed
 Idle GPU time covered by these annotations, mean over ranks and steps. If the input of one rank is
-late, its straggler finding holds the loss of the other ranks. The cost is not part of any other
+late, its straggler finding includes the loss of the other ranks. The cost is not part of any other
 finding.
 
 ## How to fix
@@ -23,8 +23,8 @@ and a larger `prefetch_factor`, and copy with `non_blocking=True`. If workers ca
 and tokenise ahead of time, use larger shards, or replace network storage with a local cache.
 
 ## When it is wrong
-The first step of an epoch starts the workers. A recording of that step alone says nothing about the
-others.
+The first step of an epoch starts the workers. A recording of that step alone says nothing about
+later steps.
 
 ## Sources
 Formula sheet, "Measured from traces" (input wait). PyTorch documentation of `DataLoader`.
@@ -59,7 +59,7 @@ _FIX_OF_CPU = (
     needs=(IdleResult, WaterfallResult, StepTimeResult, StragglersResult),
     limits={
         "idle_input_ratio": Limit(0.05, "share of the step that the GPU may wait for data"),
-        "error_ratio": Limit(0.2, "share of the step from which it is an error"),
+        "error_ratio": Limit(0.2, "share of the step from which the finding is an error"),
     },
 )
 def check(

@@ -5,15 +5,15 @@ According to the measured readiness of data loading, at least one rank often wai
 
 ## Why it costs time
 A synchronous job runs at the pace of its slowest rank. One slow loader delays all ranks, even if
-all other loaders are in time, and even if the slow rank changes every hour.
+all other loaders are on time, and even if the slow rank changes every hour.
 
 ## Evidence needed
 Input readiness of each rank over time (`distprof analyze data_readiness.json`, or `--with`): the
 share of time in which the rank did not wait for its loader.
 
 ## How the cost is computed
-There is no cost: readiness shows that a rank waited, but not how long per step. A step log with the
-phase `input`, or a trace, shows it (`input-bound`, `uneven-input`).
+No cost: readiness shows that a rank waited, but not how long per step. A step log with the phase
+`input` or a trace shows that (`input-bound`, `uneven-input`).
 
 ## How to fix
 If it is always the same rank, look at its machine, its storage and its shard. If the rank changes,
@@ -55,8 +55,8 @@ def check(readiness: InputReadinessResult, limits: Limits) -> Iterator[Draft]:
     order = list(shares)
     yield Draft(
         message=(
-            f"The least ready rank has its input in time for {format_ratio(readiness.job_ratio)} "
-            f"of the time{_named(shares)}."
+            f"The least ready rank has its input ready for {format_ratio(readiness.job_ratio)} of "
+            f"the time{_named(shares)}."
         ),
         fix=_fix(order),
         ranks=tuple(sorted(set(order))),
@@ -65,7 +65,7 @@ def check(readiness: InputReadinessResult, limits: Limits) -> Iterator[Draft]:
 
 
 def _shares(readiness: InputReadinessResult) -> dict[int, float]:
-    """Rank to the share of time in which it is the least ready one, the largest share first."""
+    """Share of time for which each rank is the least ready one, largest first."""
     samples: dict[int, int] = {}
     for period in readiness.periods:
         samples[period.rank] = samples.get(period.rank, 0) + period.num_samples
@@ -75,11 +75,11 @@ def _shares(readiness: InputReadinessResult) -> dict[int, float]:
 
 def _named(shares: dict[int, float]) -> str:
     if not shares:
-        return "; which rank that is, changes all the time"
+        return "; which rank it is keeps changing"
     named = list(shares)[:MAX_NAMED]
     names = ", ".join(f"rank {rank} ({format_ratio(shares[rank])})" for rank in named)
     left_out = len(shares) - len(named)
-    return f"; most often that is {names}{f' and {left_out} more' if left_out else ''}"
+    return f"; most often it is {names}{f' and {left_out} more' if left_out else ''}"
 
 
 def _fix(order: list[int]) -> str:

@@ -11,13 +11,13 @@ threads get less CPU time and launch later.
 A run directory with `settings.json`, and the time for which the loop waits, from traces or from
 `pauses.jsonl`. The rule takes the loader with the most workers on each rank, adds up its workers
 over the ranks of a host, and compares them with the CPUs that these ranks may use. It also uses how
-busy the CPUs were. It is silent while no rank waits for data, and while CPUs have time left: then
-the workers themselves wait for storage or network.
+busy the CPUs were. It stays silent if no rank waits for data, or if the CPUs have time left,
+because the workers then wait for storage or the network.
 
 ## How the cost is computed
 Idle GPU time while the loop waits for data, mean over ranks and steps; without traces, the logged
-waits. It is an upper bound: fewer workers may also be too slow. `input-bound` counts the same time
-and is left out.
+waits. This is an upper bound, because fewer workers may also be too slow. `input-bound` counts the
+same time, so this finding replaces it.
 
 ## How to fix
 Lower `num_workers` until the workers and training threads of all ranks fit the CPUs. If the workers
@@ -62,7 +62,7 @@ from distprof.units import format_ratio
         "workers_per_cpu": Limit(1.0, "data loader workers per CPU of a host"),
         "busy_ratio": Limit(0.85, "share of time for which the CPUs must be busy"),
         "wait_ratio": Limit(0.05, "share of the step that the loop may wait for data"),
-        "error_ratio": Limit(0.2, "share of the step from which it is an error"),
+        "error_ratio": Limit(0.2, "share of the step from which the finding is an error"),
     },
 )
 def check(
@@ -83,9 +83,9 @@ def check(
     ]
     if not hosts:
         return
-    least = limits["wait_ratio"]
-    waiting = waiting_for_input(idle, waterfall, step_time, pauses, step_log, least)
-    if waiting.ratio < least:
+    min_ratio = limits["wait_ratio"]
+    waiting = waiting_for_input(idle, waterfall, step_time, pauses, step_log, min_ratio)
+    if waiting.ratio < min_ratio:
         return
     worst = max(hosts, key=_per_cpu)
     yield Draft(

@@ -9,13 +9,14 @@ for it, while the GPU has nothing to do. Workers do the same work during the ste
 
 ## Evidence needed
 Traces with the ranges of the data loader (`_SingleProcessDataLoaderIter.__next__` on every load,
-none of workers), or a run directory with `settings.json` in which no iterated loader has workers;
-and the time for which the loop waits, from the traces or from `pauses.jsonl`. If the straggler
-rules already name every waiting rank for its late input, this rule is silent.
+and no loads by workers), or a run directory with `settings.json` in which no iterated loader has
+workers. The time for which the loop waits comes from the traces or from `pauses.jsonl`. If the
+straggler rules already name every waiting rank for its late input, this rule is silent.
 
 ## How the cost is computed
 Idle GPU time covered by the loads, mean over ranks and steps; without traces, the logged waits.
-Enough workers recover nearly all of it. `input-bound` counts the same time and is left out.
+Enough workers recover nearly all of it. `input-bound` counts the same time, so this finding
+replaces it.
 
 ## How to fix
 Use `DataLoader(..., num_workers=4, persistent_workers=True, pin_memory=True)`, then add workers
@@ -63,7 +64,7 @@ _OTHERS_OF_CPU = "persistent_workers=True"
     ),
     limits={
         "wait_ratio": Limit(0.05, "share of the step that the loop may wait for data"),
-        "error_ratio": Limit(0.2, "share of the step from which it is an error"),
+        "error_ratio": Limit(0.2, "share of the step from which the finding is an error"),
     },
 )
 def check(
@@ -79,10 +80,10 @@ def check(
     """Yield one finding for the run."""
     if not _loads_itself(settings):
         return
-    least = limits["wait_ratio"]
-    waiting = waiting_for_input(idle, waterfall, step_time, pauses, step_log, least)
+    min_ratio = limits["wait_ratio"]
+    waiting = waiting_for_input(idle, waterfall, step_time, pauses, step_log, min_ratio)
     is_named = waiting.ranks and set(waiting.ranks) <= named_for_late_input(stragglers)
-    if waiting.ratio < least or is_named:
+    if waiting.ratio < min_ratio or is_named:
         return
     others = _OTHERS_OF_CPU if idle.is_cpu else _OTHERS
     yield Draft(
@@ -104,7 +105,7 @@ def check(
 
 
 def _loads_itself(settings: SettingsResult) -> bool:
-    """Whether no batch came from a worker, according to the traces or else to the loaders."""
+    """Whether no batch came from a worker, according to the traces or, failing that, loaders."""
     if any(rank.num_own_loads or rank.num_worker_loads for rank in settings.feed):
         return not any(rank.num_worker_loads for rank in settings.feed)
     return bool(settings.loaders) and not any(one.num_workers for one in settings.loaders)

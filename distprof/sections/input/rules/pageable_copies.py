@@ -13,7 +13,7 @@ Traces of NVIDIA GPUs, which name the copy `Memcpy HtoD (Pageable -> Device)`.
 
 ## How the cost is computed
 Time of these copies that overlaps with neither computation nor communication, mean over ranks and
-steps. Other findings hold the time that the CPU loses while it waits for them. `memory-copy-bound`
+steps. Other findings count the time that the CPU loses while it waits for them. `memory-copy-bound`
 counts the same time among all copies.
 
 ## How to fix
@@ -47,7 +47,7 @@ from distprof.terms import Severity
     needs=(SettingsResult, WaterfallResult, StepTimeResult),
     limits={
         "exposed_ratio": Limit(0.01, "share of the step that exposed copies may take"),
-        "warning_ratio": Limit(0.05, "share of the step from which it is a warning"),
+        "warning_ratio": Limit(0.05, "share of the step from which the finding is a warning"),
     },
 )
 def check(
@@ -88,6 +88,6 @@ def _copies(count: float) -> str:
 
 
 def _loader(settings: SettingsResult) -> str:
-    """What the settings of the loaders add to the message, if anything."""
+    """A clause on the loaders' settings; empty if any loader pins its memory or none is known."""
     is_off = settings.loaders and not any(one.pin_memory for one in settings.loaders)
     return "; the data loader has pin_memory=False" if is_off else ""

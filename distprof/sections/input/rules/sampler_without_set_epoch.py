@@ -13,7 +13,7 @@ A run directory with `settings.json`, and at least two epochs of a loader with a
 `DistributedSampler` that shuffles. Iterations that begin in the same step count as one epoch.
 
 ## How the cost is computed
-There is no cost: the job loses no time.
+No cost: the job loses no time.
 
 ## How to fix
 Call `loader.sampler.set_epoch(epoch)` at the beginning of each epoch, before you iterate over the

@@ -12,17 +12,18 @@ A step log with the phase `input`, or waits for a `DataLoader`, of every rank. I
 rules already name the rank for its late input, this rule is silent.
 
 ## How the cost is computed
-The input time of the rank per step less the median of its peers; if several ranks wait, the
-largest excess. It is an upper bound: a rank that would wait for others anyway loses nothing.
+The rank's input time per step minus the median of its peers. If several ranks wait, the largest
+excess counts. This is an upper bound, because a rank that would wait for others anyway loses
+nothing.
 
 ## How to fix
 Look at what this rank reads. Check the storage and size of its shard, `num_workers` and
 `prefetch_factor`, other processes on its cores, and whether its samples are longer.
 
 ## When it is wrong
-On a busy machine, loaders wait for a free CPU. The rule is silent where that is half of the excess,
-or where the excess is small compared with the time for which the training thread itself waits for
-a CPU. In a pipeline only some stages need input. The others do not wait for any.
+On a busy machine, loaders wait for a free CPU. The rule stays silent if that is at least half of
+the excess, or if the excess is small compared with the time for which the training thread itself
+waits for a CPU. In a pipeline only some stages need input. The others never wait for it.
 
 ## Sources
 Formula sheet, "Measured from traces" (straggler; input wait).
@@ -52,10 +53,10 @@ from distprof.units import capitalized, format_duration, format_ratio, name_rank
             0.03, "share of the step that a rank may wait longer than its peers"
         ),
         "queue_ratio": Limit(
-            0.25, "share of the wait for a free CPU below which loaders may only lack a CPU"
+            0.25, "share of the training thread's wait for a free CPU that the excess must exceed"
         ),
         "loader_queue_ratio": Limit(
-            0.5, "share of the longer wait from which on loaders without a CPU are its cause"
+            0.5, "share of the excess from which loaders that wait for a free CPU are its cause"
         ),
     },
 )
@@ -67,18 +68,18 @@ def check(
     if not step or len(waits) < 2:
         return  # bare traces, or one rank alone
     excess = {rank: wait - _peers(waits, rank) for rank, wait in waits.items()}
-    least = limits["min_step_ratio"] * step
+    min_excess = limits["min_step_ratio"] * step
     named = named_for_late_input(stragglers)
-    longer = tuple(rank for rank, more in excess.items() if more > least and rank not in named)
-    queued, lacked = pauses.queued_ns, _loaders_queued_ns(pauses)
+    longer = tuple(rank for rank, more in excess.items() if more > min_excess and rank not in named)
+    queued, loader_queued = pauses.queued_ns, _loaders_queued_ns(pauses)
     late = tuple(
         rank
         for rank in longer
         if excess[rank] > limits["queue_ratio"] * queued.get(rank, 0)
-        and lacked.get(rank, 0) < limits["loader_queue_ratio"] * excess[rank]
+        and loader_queued.get(rank, 0) < limits["loader_queue_ratio"] * excess[rank]
     )
     if longer and not late:
-        raise InsufficientEvidenceError(_uncertain(longer, excess, queued, lacked))
+        raise InsufficientEvidenceError(_uncertain(longer, excess, queued, loader_queued))
     if not late:
         return
     worst = max(late, key=lambda rank: excess[rank])
@@ -101,7 +102,7 @@ def check(
 
 
 def _input_ns(step_log: StepLogResult, pauses: PausesResult) -> dict[int, int]:
-    """Rank to its time for input per step; waits for a loader inside the phase count once."""
+    """Input time per step by rank; waits for a loader inside the phase count once."""
     loader = {rank.rank: rank.input_ns_per_step for rank in pauses.ranks}
     return {
         rank.rank: rank.phases.get("input", 0) + loader.get(rank.rank, 0) for rank in step_log.ranks
@@ -109,7 +110,7 @@ def _input_ns(step_log: StepLogResult, pauses: PausesResult) -> dict[int, int]:
 
 
 def _loaders_queued_ns(pauses: PausesResult) -> dict[int, int]:
-    """Rank to the time per step in which training waits for a loader that has no CPU."""
+    """Time per step by rank for which training waits for a loader that has no CPU."""
     return {rank.rank: rank.input_queue_ns_per_step or 0 for rank in pauses.ranks}
 
 
@@ -117,17 +118,20 @@ def _uncertain(
     ranks: tuple[int, ...],
     excess: dict[int, float],
     queued: dict[int, int],
-    lacked: dict[int, int],
+    loader_queued: dict[int, int],
 ) -> str:
-    """Loaders wait for a CPU as the training thread does."""
+    """Say why a busy machine may explain the longer wait."""
     worst = max(ranks, key=lambda rank: excess[rank])
     waits = f"rank {worst} waits {format_duration(excess[worst])} longer for input than its peers"
-    if lacked.get(worst, 0) > queued.get(worst, 0):
-        lacks = format_duration(lacked[worst])
-        return f"{waits}, but the machine is busy: its loader waits {lacks} of it for a free CPU"
-    lacks = format_duration(queued.get(worst, 0))
+    if loader_queued.get(worst, 0) > queued.get(worst, 0):
+        wait = format_duration(loader_queued[worst])
+        return (
+            f"{waits}, but the machine is busy: its loader spends {wait} of that waiting for a "
+            "free CPU"
+        )
+    wait = format_duration(queued.get(worst, 0))
     return (
-        f"{waits}, but the machine is busy: its training thread waits {lacks} of each step for a "
+        f"{waits}, but the machine is busy: its training thread waits {wait} of each step for a "
         "free CPU, and so may its loader"
     )
 

@@ -5,7 +5,8 @@ All ranks of a data-parallel job train on the same batches.
 
 ## Why it costs time
 Replicas exist to process more data. On the same batch all of them compute the same gradient, so the
-average equals that of one rank. The job learns only as fast as a single rank, and pays for all.
+average equals that of one rank. The job learns only as fast as a single rank but pays for all of
+them.
 
 ## Evidence needed
 A run directory with `settings.json` of every rank. The first batch of the loader is the same on all
@@ -14,7 +15,7 @@ of them (a checksum of the start of its tensors), its sampler does not divide th
 or expert axis is known, or if ranks exchange messages: these ranks have to read the same data.
 
 ## How the cost is computed
-There is no cost: no step would be shorter. The job loses all the work of the other ranks.
+No cost: no step would be shorter. The job wastes the work of all ranks but one.
 
 ## How to fix
 Give the loader `sampler=DistributedSampler(dataset)` and call `set_epoch()` in each epoch, or

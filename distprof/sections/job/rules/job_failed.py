@@ -12,16 +12,16 @@ A run directory: the launcher records evidence of which rank failed first. Error
 report after they lost a peer never count as the cause. The rule is silent for bare traces.
 
 ## How the cost is computed
-There is no cost per step.
+No cost per step.
 
 ## How to fix
 Read `output.log` and `error.json` in the folder of the named rank, and `stacks.txt` if a rank hung.
-A captured program has no `output.log`: read what it printed.
-Out of memory: use a smaller micro-batch, activation checkpointing, or more shards. Killed from
-outside: look at the log of the scheduler and at the kernel log of the host.
+A captured program has no `output.log`: read its output. Out of memory: use a smaller micro-batch,
+activation checkpointing, or more shards. Killed from outside: look at the log of the scheduler and
+at the kernel log of the host.
 
 ## When it is wrong
-A user stopped the job on purpose, with a signal that looks like a crash.
+A user may have stopped the job on purpose, with a signal that looks like a crash.
 
 ## Sources
 PyTorch documentation of `torch.distributed.elastic` (error propagation); PyTorch pull request 61342
@@ -42,18 +42,22 @@ _FIXES = {
         "Use a smaller micro-batch, checkpoint activations, or shard over more ranks. The memory "
         "table shows how much each rank used."
     ),
-    "stopped": "Find what stopped the process (SIGSTOP, a debugger); the job itself did not fail.",
+    "stopped": (
+        "Find out what stopped the process (SIGSTOP, a debugger): the job itself did not fail."
+    ),
     "killed": (
         "It was killed from outside: look at the log of the scheduler and at the kernel log of "
         "the host."
     ),
 }
 _HUNG = "Read stacks.txt of that rank: it shows where its Python code hung."
-_ATTACH = "Run distprof hang on the run directory, and distprof attach while the ranks still live."
+_ATTACH = (
+    "Run distprof hang on the run directory, and distprof attach while the ranks are still running."
+)
 
 
 def _fix(job: JobResult) -> str:
-    """What to read next, of what there is: a captured program prints where it always does."""
+    """What to read next; a captured program has no output.log."""
     failure = job.failure
     kind = failure.kind if failure else ""
     if kind == "hung":
@@ -65,7 +69,7 @@ def _fix(job: JobResult) -> str:
     folder = "in the folder of that rank" if rank is not None else "in the folders of the ranks"
     if job.kind == "run":
         return f"Read {'error.json and ' if has_error else ''}output.log {folder}."
-    return f"Read what the program printed{f', and error.json {folder}' if has_error else ''}."
+    return f"Read the output of the program{f' and error.json {folder}' if has_error else ''}."
 
 
 @rule(

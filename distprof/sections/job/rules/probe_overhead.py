@@ -5,14 +5,14 @@ The probes themselves make the measured steps longer than steps without probes.
 
 ## Why it costs time
 They cost time only while they run. But the report then describes slower steps: work on the CPU
-takes a larger share than without a profiler, above all if it consists of many small operators.
+takes a larger share than without a profiler, especially if it consists of many small operators.
 
 ## Evidence needed
 A run directory with measured overhead: neighbouring blocks of steps with and without probes, and
-traced steps against the untraced ones around them.
+traced steps compared with the untraced steps around them.
 
 ## How the cost is computed
-There is no cost: training without probes does not pay it.
+No cost: training without probes does not pay it.
 
 ## How to fix
 Trace fewer ranks (`--profile-ranks`), leave out stacks and memory (`--no-stacks`,

@@ -5,15 +5,15 @@ Matrix products and convolutions run in fp32 and do not use the tensor cores of 
 
 ## Why it costs time
 Tensor cores multiply bf16 and fp16 (and TF32, from Ampere on) several times faster than the other
-cores multiply fp32: eight times on a V100, sixteen with bf16 on an A100.
+cores multiply fp32: 8 times on a V100, 16 times with bf16 on an A100.
 
 ## Evidence needed
 Traces of NVIDIA GPUs that are on the hardware sheet. The names of fp32 kernels of cuBLAS, CUTLASS
 and cuDNN identify them (`sgemm`, `scudnn`).
 
 ## How the cost is computed
-There is no cost: how much faster each product would be depends on its shape. The share of kernel
-time shows the potential.
+No cost: the speed-up of each product depends on its shape. The share of kernel time shows the
+potential.
 
 ## How to fix
 Use `torch.autocast("cuda", torch.bfloat16)`; on V100 use `torch.float16` with a gradient scaler.

@@ -25,7 +25,7 @@ def measured_memory(efficiency: EfficiencyResult, memory: MemoryResult) -> tuple
 
 
 def sized_memory(efficiency: EfficiencyResult, memory: MemoryResult) -> tuple[DeviceMemory, ...]:
-    """Ranks whose GPU's memory size is known too.
+    """Ranks with recorded GPU memory whose GPU's memory size is known.
 
     Raises:
         InsufficientEvidenceError: If memory was recorded, but no size is known.

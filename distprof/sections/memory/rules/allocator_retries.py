@@ -22,7 +22,8 @@ fragmentation set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, pad sequen
 lengths, and do not call `empty_cache` in the loop.
 
 ## When it is wrong
-If other long steps (checkpoints, evaluation) coincide with retries, part of the time is theirs.
+If other long steps (checkpoints, evaluation) coincide with retries, the cost includes part of their
+time.
 
 ## Sources
 PyTorch documentation, "CUDA semantics", memory management (`num_alloc_retries`).

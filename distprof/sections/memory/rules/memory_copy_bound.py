@@ -11,16 +11,15 @@ blocks that stream until it is done.
 GPU activities of at least one rank.
 
 ## How the cost is computed
-Time covered by copies and memory sets but not by computation or communication, as a mean over ranks
-and steps. No other finding includes it.
+Time covered by copies and memory sets but not by computation or communication: mean over ranks and
+steps. No other finding includes it.
 
 ## How to fix
 The message splits the copies by direction and names the operators that launch them. From or to
 pageable CPU memory: pin it (`pin_memory=True` in the data loader) and copy with
-`non_blocking=True`. Where it is pinned already: copy on a separate stream, one batch ahead.
-Offloading (optimizer, activations): prefetch and use fewer, larger copies, or offload less. Copies
-within the GPU, which pinning does not touch: avoid `.contiguous()`, `torch.cat` and `.clone()` in
-the hot path.
+`non_blocking=True`. If it is already pinned: copy on a separate stream, one batch ahead. Offloading
+(optimizer, activations): prefetch and use fewer, larger copies, or offload less. Pinning does not
+affect copies within the GPU: avoid `.contiguous()`, `torch.cat` and `.clone()` in the hot path.
 
 ## When it is wrong
 Offloading that makes the model fit is worth its copies. A checkpoint in the recorded steps copies
@@ -65,7 +64,7 @@ def check(waterfall: WaterfallResult, step_time: StepTimeResult, limits: Limits)
         return
     yield Draft(
         message=(
-            f"{step.share(cost)} is exposed copies: they overlap with neither computation nor "
+            f"Exposed copies take {step.share(cost)}: they overlap with neither computation nor "
             f"communication{_split(waterfall)}."
         ),
         fix=_fix(waterfall),
@@ -117,17 +116,17 @@ def _kind(row: ExposedCopies) -> str:
 
 
 def _fix(waterfall: WaterfallResult) -> str:
-    """By direction: pinning helps only where pageable CPU memory takes part."""
+    """The fix by direction, because pinning helps only with pageable CPU memory."""
     worst = _worst(waterfall)
     ways = {(row.direction, row.host_memory) for row in worst}
     steps = []
     if any(memory == "pageable" for _, memory in ways):
         steps.append("Pin CPU memory (pin_memory=True) and copy with non_blocking=True.")
     elif not worst or any(not memory and way in ("HtoD", "DtoH") for way, memory in ways):
-        steps.append("Pin CPU memory, where it is not, and copy with non_blocking=True.")
+        steps.append("Pin CPU memory if it is not pinned yet, and copy with non_blocking=True.")
     if any(memory == "pinned" for _, memory in ways):
         steps.append(
-            "Their CPU memory is pinned already: copy on a separate stream, one batch or layer "
+            "The CPU memory is already pinned: copy on a separate stream, one batch or layer "
             "ahead, and offload less or in larger pieces."
         )
     if any(way == "DtoD" for way, _ in ways):

@@ -19,7 +19,7 @@ Leave a tenth free: use a smaller micro-batch, more sharding, selective recomput
 loss that keeps no logits. NCCL and the CUDA context need a few GB outside the allocator.
 
 ## When it is wrong
-With fixed shapes, a job that has run for a long time will keep fitting.
+A job with fixed shapes that has run for a long time will not need more memory.
 
 ## Sources
 Kineto's TensorBoard plugin (recommendation above 90 %). PyTorch documentation, "CUDA semantics".

@@ -1,7 +1,7 @@
 """# needless-accumulation
 
 ## What it detects
-Gradients are accumulated over micro-batches although larger ones would fit.
+Gradients are accumulated over micro-batches although larger micro-batches would fit.
 
 ## Why it costs time
 Each micro-batch launches every kernel again on smaller matrices, and sharded weights are gathered
@@ -73,7 +73,7 @@ def check(efficiency: EfficiencyResult, memory: MemoryResult, limits: Limits) ->
         ),
         fix=(
             "Double the micro-batch and halve the number of micro-batches. The optimizer's batch "
-            " stays the same."
+            "stays the same."
         ),
         confidence=Confidence.INFERRED,
         evidence=("efficiency.num_micro_batches", "efficiency.memory"),

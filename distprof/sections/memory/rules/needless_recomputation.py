@@ -8,8 +8,8 @@ Full recomputation repeats the forward pass of every block: a quarter of the com
 which HFU counts and MFU does not.
 
 ## Evidence needed
-The configuration says that activations are recomputed (run.json or `[model]`), memory counters of
-every rank, GPU memory sizes, only data-parallel axes, and tokens and micro-batches per step.
+A configuration with recomputed activations (run.json or `[model]`) and only data-parallel axes,
+memory counters of every rank, GPU memory sizes, and tokens and micro-batches per step.
 
 ## How the cost is computed
 Modelled: the measured computation of a step times the share of its FLOP that is recomputed, times
@@ -81,7 +81,7 @@ def check(
     if fits < _WORTH_IT_RATIO:
         return
     step = mean_step(waterfall, step_time)
-    again = step.mean(step.total.computation_ns) * (1 - needed / computed)
+    recomputed_ns = step.mean(step.total.computation_ns) * (1 - needed / computed)
     yield Draft(
         message=(
             f"The forward pass of every block is computed twice{_ratios(efficiency)} while"
@@ -89,7 +89,7 @@ def check(
             f" {format_ratio(fits)} of the activations would fit (modelled)."
         ),
         fix="Recompute only as many blocks as memory requires, or use a larger micro-batch.",
-        cost_ns_per_step=round(again * fits),
+        cost_ns_per_step=round(recomputed_ns * fits),
         confidence=Confidence.MODELLED,
         evidence=("efficiency.memory", "efficiency.recomputed_bytes", "waterfall.all"),
     )

@@ -24,7 +24,7 @@ FSDP and leave weights gathered after the forward pass (`reshard_after_forward=F
 
 ## When it is wrong
 A larger micro-batch may gain more than less traffic. The state is smaller or larger than modelled
-if parameters, gradients and moments do not take 16 bytes together.
+if parameters, gradients and moments do not take 16 bytes in total.
 
 ## Sources
 Formula sheet, "Volume per training step", "Memory", "Anti-patterns" (FSDP where DDP would fit).
@@ -88,9 +88,9 @@ def check(
         return
     yield Draft(
         message=(
-            f"Weights are gathered {max(axis.gather_passes or 0.0 for axis in repeated):.2g} times"
-            f" per step although the whole state would fit: {format_bytes(whole)} of"
-            f" {format_bytes(size)} (modelled). {step.share(exposed)} is exposed gathers."
+            f"Weights are gathered {max(axis.gather_passes or 0.0 for axis in repeated):.2g} times "
+            f"per step although the whole state would fit: {format_bytes(whole)} of "
+            f"{format_bytes(size)} (modelled). Exposed gathers take {step.share(exposed)}."
         ),
         fix="Use DistributedDataParallel, ZeRO-1, or FSDP with reshard_after_forward=False.",
         cost_ns_per_step=round(sum(gather_transfer(a) * _needless(a) for a in repeated)),

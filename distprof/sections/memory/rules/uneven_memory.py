@@ -5,7 +5,7 @@ One rank's GPU memory is much fuller than that of ranks that do the same work.
 
 ## Why it costs time
 The fullest GPU limits the micro-batch of all ranks. Ranks of one pipeline stage hold the same
-weights and as many activations, so any excess is something that only one rank keeps.
+weights and equally large activations, so any excess is something that only one rank keeps.
 
 ## Evidence needed
 A run directory with memory counters of several ranks of one pipeline stage, and GPU memory sizes.
@@ -45,7 +45,9 @@ from distprof.units import format_bytes, format_ratio
     since="0.1.0",
     needs=(EfficiencyResult, MemoryResult),
     limits={
-        "over_median_ratio": Limit(1.25, "memory of a stage's fullest rank over its median rank"),
+        "over_median_ratio": Limit(
+            1.25, "ratio of the memory of a stage's fullest rank to that of its median rank"
+        ),
         "allocated_ratio": Limit(0.6, "share of a GPU's memory below which it limits no rank"),
     },
     costs_time=False,
@@ -70,8 +72,9 @@ def _judge(ranks: Sequence[DeviceMemory], limits: Limits) -> Iterator[Draft]:
     yield Draft(
         message=(
             f"Rank {fullest.rank} holds {format_bytes(max(held))}, the median rank"
-            f" {format_bytes(median)}: it fills {format_ratio(fullest.allocated_ratio)} of its"
-            " GPU and limits the micro-batch of all ranks."
+            f" {format_bytes(median)}. Rank {fullest.rank} fills"
+            f" {format_ratio(fullest.allocated_ratio)} of its GPU and limits the micro-batch of all"
+            " ranks."
         ),
         fix=(
             "Find out what this rank keeps: gathered outputs, a copy of the state, other processes "

@@ -52,7 +52,7 @@ def exposed_between_nodes(
 ) -> int | None:
     """Exposed transfer of collectives that cross nodes, ns per step; None without a timeline.
 
-    An upper bound of the time that a faster network recovers.
+    This is an upper bound on the time that a faster network would recover.
     """
     step = mean_step_if_timed(waterfall, step_time)
     if step is None:

@@ -57,7 +57,7 @@ _CHOICES: Mapping[str, tuple[tuple[str, ...], str]] = {
 }
 """Variables, the values that restrict NCCL (any value if empty), and the effect."""
 
-_WAYS: Mapping[str, tuple[tuple[str, ...], str]] = {
+_TRANSPORTS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "NCCL_P2P_DISABLE": (("1",), "no direct access between GPUs"),
     "NCCL_P2P_LEVEL": (_LOC, "no direct access between GPUs"),
     "NCCL_SHM_DISABLE": (("1",), "no shared memory"),
@@ -77,9 +77,9 @@ def check(nccl: NcclResult, sharding: ShardingResult, limits: Limits) -> Iterato
     values = _set(nccl, sharding)
     named = {
         name: (value, *known[name][1:])
-        for known in (_WAYS, _CHOICES)
+        for known in (_TRANSPORTS, _CHOICES)
         for name, value in values.items()
-        if name in known and _takes_away(value, known[name][0])
+        if name in known and _is_restrictive(value, known[name][0])
     }
     if any(t.where == INSIDE and t.transport.startswith("SHM") for t in nccl.transports):
         named = {name: one for name, one in named.items() if not name.startswith("NCCL_P2P")}
@@ -90,11 +90,11 @@ def check(nccl: NcclResult, sharding: ShardingResult, limits: Limits) -> Iterato
     yield Draft(
         message=f"{' and '.join(parts)} {verb} set in the environment.",
         fix=(
-            "Run once without, and compare with distprof bench. Keep only settings that these "
-            "machines and this version of NCCL need."
+            "Run once without these settings and compare with distprof bench. Keep only settings "
+            "that these machines and this version of NCCL need."
         ),
         confidence=Confidence.MEASURED,
-        severity=Severity.WARNING if named.keys() & _WAYS.keys() else None,
+        severity=Severity.WARNING if named.keys() & _TRANSPORTS.keys() else None,
         evidence=("nccl.settings", "sharding.environment"),
     )
 
@@ -111,5 +111,5 @@ def _set(nccl: NcclResult, sharding: ShardingResult) -> dict[str, str]:
     return {name: values.pop() for name, values in found.items() if len(values) == 1}
 
 
-def _takes_away(value: str, values: tuple[str, ...]) -> bool:
+def _is_restrictive(value: str, values: tuple[str, ...]) -> bool:
     return bool(value) and (not values or value.strip().upper() in values)

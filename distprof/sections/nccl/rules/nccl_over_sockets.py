@@ -13,7 +13,7 @@ that NCCL found.
 
 ## How the cost is computed
 With traces: exposed transfer per step of the collectives that cross nodes. This is an upper bound
-of the time that a faster network recovers. A log alone gives no cost.
+on the time that a faster network would recover. A log alone gives no cost.
 
 ## How to fix
 Find out why NCCL did not use the fast network: `NET/IB : No device found` means that the container

@@ -4,8 +4,9 @@
 Connections between nodes use RDMA cards without GPUDirect RDMA, according to NCCL's log.
 
 ## Why it costs time
-Without GPUDirect each byte goes from the GPU to CPU memory and from there to the card, and back the
-same way. It crosses PCIe and memory twice, latency grows, and CPU threads have to copy.
+Without GPUDirect each byte goes from the GPU to CPU memory and from there to the card, and the same
+way back on the receiver. It crosses PCIe and memory twice, latency grows, and CPU threads have to
+copy.
 
 ## Evidence needed
 An NCCL log (`NCCL_DEBUG=INFO`) that names connections between nodes. If some cards are too far from
@@ -13,7 +14,7 @@ a GPU, the log does not show whether another placement would bring them closer.
 
 ## How the cost is computed
 With traces: exposed transfer per step of the collectives that cross nodes. This is an upper bound
-of the time that GPUDirect recovers. A log alone gives no cost.
+on the time that GPUDirect would recover. A log alone gives no cost.
 
 ## How to fix
 NVIDIA GPUs with NVIDIA cards: load `nvidia-peermem` (or use DMA-BUF: Linux 5.12, open kernel
@@ -77,7 +78,7 @@ def check(
 
 
 def _fix(nccl: NcclResult) -> str:
-    """What connects this vendor's GPUs and cards; nvidia-peermem only helps NVIDIA's own."""
+    """The fix for this vendor's GPUs and cards; nvidia-peermem works only with NVIDIA's."""
     if _is_amd(nccl):
         load = (
             "Use a kernel and amdgpu driver with DMA-BUF (or ib_peer_mem), set "
@@ -91,7 +92,9 @@ def _fix(nccl: NcclResult) -> str:
     elif _cards(nccl, "efa") or any("Libfabric" in name for name in nccl.networks):
         load = "Use aws-ofi-nccl with an EFA driver and an instance type that supports RDMA reads"
     elif _cards(nccl, "bnxt_re") or _cards(nccl, "irdma"):
-        load = "Use DMA-BUF: Linux 5.12 or later, open kernel modules, a driver of the card with it"
+        load = (
+            "Use DMA-BUF: Linux 5.12 or later, open kernel modules, and a card driver with DMA-BUF"
+        )
     else:
         load = "Load nvidia-peermem or use DMA-BUF"
     return (

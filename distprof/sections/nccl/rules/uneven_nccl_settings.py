@@ -63,7 +63,7 @@ def check(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001 
 
 
 def _versions(nccl: NcclResult) -> Iterator[str]:
-    """Versions that differ; a version cut off by other ranks' output does not count."""
+    """Differing versions; a version truncated by other ranks' output does not count."""
     texts = [version.value for version in nccl.versions]
     whole = [
         version
@@ -83,8 +83,8 @@ def _values(nccl: NcclResult) -> Iterator[str]:
 def _differs(settings: Sequence[NcclSetting]) -> bool:
     """Whether processes print different values.
 
-    A process that prints a variable twice, for two communicators or from two files, differs from no
-    other if each of them prints the same values.
+    A process may print a variable twice, for two communicators or from two files. Processes that
+    all print the same values do not differ.
     """
     return len(settings) > 1 and any(
         setting.num_printing is None or setting.num_processes < setting.num_printing
@@ -95,13 +95,13 @@ def _differs(settings: Sequence[NcclSetting]) -> bool:
 def _missing(nccl: NcclResult) -> Iterator[str]:
     """Variables set by all processes of some hosts and by none of another."""
     hosts = {host.host: host.num_processes for host in nccl.hosts}
-    speaking = {host for setting in nccl.settings for host in setting.hosts}
+    printing = {host for setting in nccl.settings for host in setting.hosts}
     for name, settings in _by_name(nccl).items():
-        having = {host for setting in settings for host in setting.hosts}
+        present = {host for setting in settings for host in setting.hosts}
         number = sum(setting.num_processes for setting in settings)
-        lacking = speaking - having
-        if len(settings) == 1 and lacking and number == sum(hosts.get(host, 0) for host in having):
-            yield f"{name} is set on {_hosts(sorted(having))} and not on {_hosts(sorted(lacking))}"
+        absent = printing - present
+        if len(settings) == 1 and absent and number == sum(hosts.get(host, 0) for host in present):
+            yield f"{name} is set on {_hosts(sorted(present))} and not on {_hosts(sorted(absent))}"
 
 
 def _by_name(nccl: NcclResult) -> dict[str, list[NcclSetting]]:

@@ -78,7 +78,7 @@ def check(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:
     )
 
 
-def _is_short(host: NcclHost, least: float) -> bool:
+def _is_short(host: NcclHost, min_ratio: float) -> bool:
     """Whether GPUs share cards while others are idle."""
     useful = min(len(host.cards), host.num_processes)
-    return bool(host.used_cards) and len(host.used_cards) < least * useful
+    return bool(host.used_cards) and len(host.used_cards) < min_ratio * useful

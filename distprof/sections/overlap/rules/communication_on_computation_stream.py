@@ -13,8 +13,8 @@ GPU activities with their streams, and groups whose axis is data parallel (`dp`,
 
 ## How the cost is computed
 The smaller of two means per rank and step: exposed transfer of these collectives, and computation
-that runs without concurrent communication. This is an upper bound. Where waiting for late members
-is unknown, all exposed time counts as transfer.
+that runs without concurrent communication. This is an upper bound. If waiting for late members is
+unknown, all exposed time counts as transfer.
 
 ## How to fix
 Launch them asynchronously (`async_op=True`, and wait before the result is used): synchronous
@@ -23,8 +23,8 @@ collectives run on the current stream since PyTorch 2.8. Or let the wrapper do i
 streams. In custom code, use `with torch.cuda.stream(side):` and events in both directions.
 
 ## When it is wrong
-Nothing is left to compute at that point, as for the norm of all gradients. These collectives are
-small.
+There may be nothing left to compute at that point, as for the norm of all gradients. Such
+collectives are small.
 
 ## Sources
 Formula sheet, "Measured from traces" (overlap). PyTorch documentation of `torch.distributed`

@@ -8,8 +8,8 @@ While only communication runs, the GPU's arithmetic units are idle. The share gr
 of ranks: a fifth of the step on 16 GPUs is often half of it on 256.
 
 ## Evidence needed
-GPU activities of at least one rank. Waiting that may come from starting the profiler
-(`capture.start_wait_ns`) is left out. With matched collectives the finding separates transfer from
+GPU activities of at least one rank. Waiting that the start of the profiler may have caused
+(`capture.start_wait_ns`) is left out. With matched collectives, the finding separates transfer from
 waiting for late ranks. If most collectives lack a member in the recording, the missing member may
 have arrived last, and apparent transfer may be waiting for it. The finding is marked *inferred* if
 that part is the largest.

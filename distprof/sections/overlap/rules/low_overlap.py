@@ -2,8 +2,8 @@
 
 ## What it detects
 Communication runs while the GPU computes nothing, although the same step has computation without
-concurrent communication that it could overlap with. The rule stays silent where ranks mostly wait
-for each other: overlap hides transfer, not lateness.
+concurrent communication that it could overlap with. The rule stays silent if ranks mostly wait for
+each other: overlap hides transfer, not lateness.
 
 ## Why it costs time
 A transfer on a separate stream during computation costs next to nothing. The same transfer after
@@ -11,7 +11,7 @@ the computation adds its full length to the step.
 
 ## Evidence needed
 GPU activities of at least one rank. Matched collectives separate waiting from transfer. Without
-them (with a single rank, for example), or where most lack a member in the recording, the finding is
+them (with a single rank, for example), or if most lack a member in the recording, the finding is
 marked *inferred*.
 
 ## How the cost is computed
@@ -24,14 +24,14 @@ DDP: keep `gradient_as_bucket_view=True`, tune `bucket_cap_mb` so that the first
 early, and remove what forces a synchronisation between backward and the reduction. FSDP2: call
 `set_modules_to_forward_prefetch` and `set_modules_to_backward_prefetch`, and wrap one transformer
 block per unit. FSDP1: `forward_prefetch=True`, `backward_prefetch=BACKWARD_PRE`,
-`limit_all_gathers=False` where memory allows. Tensor parallelism: use asynchronous tensor
-parallelism or sequence parallelism.
+`limit_all_gathers=False` if memory allows. Tensor parallelism: use asynchronous tensor parallelism
+or sequence parallelism.
 
 ## When it is wrong
 The data flow may forbid overlap: an all-to-all whose result the next kernel needs, or the
 all-reduce of plain tensor parallelism. Kernels that already use all of the memory bandwidth slow
-down during a transfer, so less than the cost is recovered. Where nearly all exposed transfer is
-that of a loss or a norm, nothing is reported.
+down during a transfer, so less than the cost is recovered. The rule stays silent if a loss or a
+norm causes nearly all exposed transfer.
 
 ## Sources
 Formula sheet, "Measured from traces" (overlap) and "Anti-patterns" (overlap below 80 %). PyTorch
@@ -60,7 +60,7 @@ from distprof.units import format_duration, format_ratio
     limits={
         "overlap_ratio": Limit(
             0.8,
-            "acceptable overlap of communication, exposed waiting excluded",
+            "smallest acceptable overlap of communication, without exposed waiting",
         ),
         "min_step_ratio": Limit(0.02, "smallest share of the step that is worth reporting"),
         "scalar_bytes": Limit(
@@ -113,9 +113,9 @@ MOSTLY = 0.8
 
 
 def _mostly_scalars(collectives: CollectivesResult, most_bytes: float) -> bool:
-    """Whether a loss or norm takes nearly all exposed transfer: no bucket makes that start earlier.
+    """Whether scalars, such as a loss or a norm, cause nearly all exposed transfer.
 
-    Classes of unknown size are taken for large.
+    No bucket makes them start earlier. Classes of unknown size count as large.
     """
     exposed = {True: 0, False: 0}
     for one in collectives.classes:
@@ -126,11 +126,11 @@ def _mostly_scalars(collectives: CollectivesResult, most_bytes: float) -> bool:
 
 def _message(ratio: float, exposed_ns: int, cost_ns: int, *, is_sure: bool) -> str:
     what = "transfer" if is_sure else "communication"
-    doubt = "" if is_sure else ", part of which may be waiting for other ranks"
+    caveat = "" if is_sure else ", part of which may be waiting for other ranks"
     part = "all" if cost_ns >= exposed_ns else format_duration(cost_ns)
     overlaps = f"Only {format_ratio(ratio)} of" if ratio > 0 else "No"
     return (
         f"{overlaps} {what} overlaps with computation: "
-        f"{format_duration(exposed_ns)} is exposed{doubt}. Computation without concurrent "
+        f"{format_duration(exposed_ns)} is exposed{caveat}. Computation without concurrent "
         f"communication could hide {part} of it."
     )

@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 EXPOSED_BY_NATURE = (MeshAxis.TP.value, MeshAxis.CP.value)
-"""Axes that wait for each other inside every layer."""
+"""Axes whose ranks wait for each other in every layer."""
 
 _NEED: Mapping[str, int] = {
     MeshAxis.TP.value: 0,
@@ -39,7 +39,7 @@ _NEED: Mapping[str, int] = {
     MeshAxis.DP_REPLICATE.value: 4,
 }
 """Axes ranked by bandwidth need, highest first (formula sheet, "Choosing a strategy"). Frameworks
-order experts and context either way."""
+differ in whether experts or context come first."""
 
 _MAY_BE_OUTSIDE = (MeshAxis.PP.value, MeshAxis.DP.value, MeshAxis.DP_REPLICATE.value)
 """Axes that should leave a node first: stages send little, and gradients overlap with backward."""
@@ -94,7 +94,7 @@ def out_of_turn(placement: PlacementResult) -> list[PlacedAxis]:
 
 
 def swappable(placement: PlacementResult) -> list[tuple[PlacedAxis, PlacedAxis]]:
-    """Pairs of an axis that leaves its domain and one inside it that needs less bandwidth."""
+    """Pairs of an axis that leaves its domain and one inside that needs less bandwidth."""
     if placement.order == "cyclic":
         return []
     axes = _known(placement)
@@ -136,7 +136,7 @@ def modelled_inside(axis: PlacedAxis, placement: PlacementResult) -> str:
 
 
 def _could_swap(outer: PlacedAxis, inner: PlacedAxis, placement: PlacementResult) -> bool:
-    """Whether ``outer`` would fit into a domain in place of ``inner`` and needs it more."""
+    """Whether ``outer`` needs more bandwidth than ``inner`` and would fit into its domain."""
     first, second = _NEED.get(outer.axis), _NEED.get(inner.axis)
     if outer.axis in _MAY_BE_OUTSIDE or first is None or second is None or first >= second:
         return False

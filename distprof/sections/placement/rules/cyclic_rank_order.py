@@ -5,8 +5,8 @@ Ranks are assigned round-robin to the nodes (rank 0 on the first, rank 1 on the 
 groups of neighbouring ranks span nodes.
 
 ## Why it costs time
-Meshes put the axes that communicate most between neighbouring ranks. If neighbours are on different
-nodes, exactly that traffic crosses the network, while the small traffic meant for the network stays
+A mesh places the axes that communicate most on neighbouring ranks. If neighbours are on different
+nodes, exactly that traffic crosses the network, while the light traffic meant for the network stays
 inside nodes.
 
 ## Evidence needed
@@ -21,7 +21,7 @@ Number ranks node by node: `srun --distribution=block`, `mpirun --map-by slot`. 
 this.
 
 ## When it is wrong
-The mesh may be made for this order. The rule stays silent if an axis that sends more would span
+The mesh may be laid out for this order. The rule stays silent if an axis that sends more would span
 more nodes after the change.
 
 ## Sources
@@ -68,7 +68,7 @@ def check(
         message=(
             f"Ranks are assigned round-robin to {len(placement.nodes)} nodes, so groups of "
             f"{worst.axis} ({worst.size} ranks){others} span {worst.num_nodes} nodes instead of "
-            f"{worst.nodes_if_blocked}: {step.share(cost)} is their exposed transfer."
+            f"{worst.nodes_if_blocked}: their exposed transfer takes {step.share(cost)}."
         ),
         fix=(
             "Number ranks node by node: srun --distribution=block, mpirun --map-by slot, torchrun."

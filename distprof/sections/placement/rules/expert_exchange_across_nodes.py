@@ -16,7 +16,7 @@ matched collectives, to separate transfer from waiting.
 
 ## How the cost is computed
 Exposed transfer of those all-to-alls: mean per rank and step, limited to all exposed transfer. This
-is an upper bound, because an exchange inside nodes takes time too.
+is an upper bound, because an exchange inside nodes also takes time.
 
 ## How to fix
 Keep expert parallelism within a node (or scale-up domain) if the experts fit. Otherwise limit the
@@ -73,8 +73,8 @@ def check(
         yield Draft(
             message=(
                 f"All-to-alls of {axis.axis} ({axis.size} ranks, {axis.most_on_node} on each of "
-                f"{axis.num_nodes} nodes) cross nodes: {step.share(cost)} is their exposed "
-                "transfer."
+                f"{axis.num_nodes} nodes) cross nodes: their exposed transfer takes "
+                f"{step.share(cost)}."
             ),
             fix=(
                 "Keep expert parallelism inside a node or scale-up domain if the experts fit. "

@@ -62,7 +62,7 @@ def check(
     """Yield one finding per axis."""
     if placement.order in _OTHER_ORDERS:
         placed(placement)
-        return  # the mesh may be made for this order
+        return  # the mesh may be laid out for this order
     for axis in crossing(placement):
         if axis.axis in EXPOSED_BY_NATURE or not axis.could_fit:
             continue
@@ -70,7 +70,7 @@ def check(
         cost = None if step is None else exposed_ns([axis], step)
         if step is not None and step.ratio(cost or 0) < limits["min_step_ratio"]:
             continue
-        share = "" if step is None else f": {step.share(cost or 0)} is their exposed transfer"
+        share = "" if step is None else f": their exposed transfer takes {step.share(cost or 0)}"
         yield Draft(
             message=(
                 f"Groups of {axis.axis} ({_apart(axis)}) would fit into a node or domain of "

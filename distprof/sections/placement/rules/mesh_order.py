@@ -1,8 +1,8 @@
 """# mesh-order
 
 ## What it detects
-A mesh axis that needs much bandwidth crosses nodes while one that needs less stays inside: the axes
-are in the wrong order.
+A mesh axis that needs high bandwidth crosses nodes while one that needs less stays inside a node:
+the axes are in the wrong order.
 
 ## Why it costs time
 The innermost axis of a mesh uses the links inside a node. Tensor parallelism needs them most, then
@@ -19,7 +19,7 @@ transfer. This is an upper bound, because the other axis then crosses nodes inst
 
 ## How to fix
 Order the mesh axes from least to most bandwidth: `init_device_mesh("cuda", (dp, tp),
-mesh_dim_names=("dp", "tp"))` puts `tp` between neighbouring ranks.
+mesh_dim_names=("dp", "tp"))` places `tp` on neighbouring ranks.
 
 ## When it is wrong
 If the fast fabric spans nodes and distprof does not know it, set `[topology] gpus_per_domain`. If
@@ -71,8 +71,7 @@ def check(
             message=(
                 f"Groups of {outer.axis} ({outer.size} ranks, {outer.stride} apart) span "
                 f"{outer.num_domains} {where} while those of {inner.axis} ({inner.size} ranks) "
-                "stay "
-                f"inside one: {step.share(cost)} is exposed transfer of {outer.axis}."
+                f"stay inside one: the exposed transfer of {outer.axis} takes {step.share(cost)}."
                 f"{modelled_inside(outer, placement)}"
             ),
             fix=(

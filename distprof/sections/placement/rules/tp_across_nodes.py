@@ -17,7 +17,7 @@ hosts (NVL72) are known from the GPU name or from `[topology]` in `distprof.toml
 ## How the cost is computed
 Exposed transfer of the collectives of that axis (several may be exposed at the same time): mean per
 rank and step, limited to all exposed transfer. This is an upper bound, because transfer inside a
-domain takes time too. The message also models the time of the same bytes inside a domain from the
+domain also takes time. The message also models the time of the same bytes inside a domain from the
 hardware sheet, without latency.
 
 ## How to fix
@@ -77,7 +77,8 @@ def check(
         yield Draft(
             message=(
                 f"Groups of {axis.axis} ({axis.size} ranks) span {_where(axis, placement)}: "
-                f"{step.share(cost)} is their exposed transfer.{modelled_inside(axis, placement)}"
+                f"their exposed transfer takes {step.share(cost)}."
+                f"{modelled_inside(axis, placement)}"
             ),
             fix=_fix(axis, placement),
             cost_ns_per_step=cost,

@@ -23,8 +23,8 @@ Nodes may differ on purpose, for example with different GPUs, with stages or exp
 accordingly.
 
 ## Sources
-NCCL's user guide (CollNet and NVLink SHARP need as many GPUs on each node). Formula sheet,
-"Collectives" (hierarchical all-reduce over G nodes of g GPUs).
+NCCL's user guide (CollNet and NVLink SHARP need the same number of GPUs on each node). Formula
+sheet, "Collectives" (hierarchical all-reduce over G nodes of g GPUs).
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Rules on what NCCL says of a running job."""
+"""Rules on the status of a running job according to NCCL."""

@@ -5,24 +5,26 @@ Ranks that do not answer NCCL's RAS, report an error, or have launched fewer col
 others.
 
 ## Why it costs time
-Every member of a communicator waits for such a rank: the job hangs until its watchdog ends it.
+Every member of a communicator waits for the troubled rank: the job hangs until its watchdog ends
+it.
 
 ## Evidence needed
 Output of `ncclras -v`, as text, or of `ncclras -f json`. Launches are compared within one snapshot.
-With two snapshots in one file the rule knows whether the job made progress between them, and is
+With two snapshots in one file the rule knows whether the job made progress between them, and stays
 silent about launches if it did.
 
 ## How the cost is computed
-Not computed: a snapshot has no times.
+No cost: a snapshot has no times.
 
 ## How to fix
-Dead or silent: look at the kernel log of its node, and whether the process lives. Error: read that
-rank's log. Behind: look at what that rank does instead (`distprof attach`, `py-spy dump`).
+Dead or silent: check the kernel log of its node, and whether the process is still alive. Error:
+read that rank's log. Behind: look at what that rank does instead (`distprof attach`, `py-spy
+dump`).
 
 ## When it is wrong
-A running job launches collectives while it is asked: take a second snapshot after a few seconds. A
-remote process error is a consequence: its cause is on another rank. Ranks of different pipeline
-stages may be apart by design in groups of messages.
+A running job launches collectives during the query: take a second snapshot after a few seconds. A
+remote process error is a consequence: its cause is on another rank. In groups that exchange
+messages, launches of different pipeline stages may differ by design.
 
 ## Sources
 NCCL user guide, "RAS"; NVIDIA/nccl, `src/ras/client_support.cc`.
@@ -40,16 +42,16 @@ from distprof.units import name_ranks
 
 _MAX_NAMED = 3
 _REMOTE = "Remote process error"
-_TOLD = {
+_MESSAGES = {
     "dead": "NCCL considers {who} dead: the process cannot be reached{where}",
     "unresponsive": "NCCL gets no answer from {who}{where}",
     "error": "NCCL reports an error on {who}, {text}{where}",
-    "behind": "NCCL has launched less on {who} than on the others, {text}{where}",
+    "behind": "NCCL has launched fewer operations on {who} than on the others, {text}{where}",
     "status": "NCCL's communicator is {text} on {who}, unlike on the others{where}",
 }
 _FIXES = {
-    "dead": "Look at the kernel log of that node, and whether the process still lives.",
-    "unresponsive": "Look at the kernel log of that node, and whether the process still lives.",
+    "dead": "Check the kernel log of that node, and whether the process is still alive.",
+    "unresponsive": "Check the kernel log of that node, and whether the process is still alive.",
     "error": "Read the log of that rank from the first error on.",
     "behind": "Look at what that rank does instead: distprof attach, or py-spy dump.",
     "status": "Read the log of that rank: it has left, or not yet joined, the communicator.",
@@ -65,27 +67,27 @@ _FIXES = {
 )
 def check(ras: RasResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
     """Yield one finding per kind of trouble and its text, the worst kind first."""
-    alike: dict[tuple[str, str], list[TroubledRank]] = {}
+    grouped: dict[tuple[str, str], list[TroubledRank]] = {}
     for one in ras.troubled:
         if one.kind != "behind" or ras.stands is not False:
-            alike.setdefault((one.kind, one.text), []).append(one)
-    for (kind, text), ranks in alike.items():
+            grouped.setdefault((one.kind, one.text), []).append(one)
+    for (kind, text), ranks in grouped.items():
         yield _draft(kind, text, ranks, stands=ras.stands)
-    if ras.num_behind and ras.stands is not False and not any(k == "behind" for k, _ in alike):
+    if ras.num_behind and ras.stands is not False and not any(k == "behind" for k, _ in grouped):
         yield _unnamed(ras)
 
 
-def _draft(kind: str, text: str, alike: Sequence[TroubledRank], *, stands: bool | None) -> Draft:
-    ranks = sorted({one.rank for one in alike if one.rank is not None})
-    places = list(dict.fromkeys(one.place for one in alike if one.place))
+def _draft(kind: str, text: str, troubled: Sequence[TroubledRank], *, stands: bool | None) -> Draft:
+    ranks = sorted({one.rank for one in troubled if one.rank is not None})
+    places = list(dict.fromkeys(one.place for one in troubled if one.place))
     more = f" and {len(places) - _MAX_NAMED} more" if len(places) > _MAX_NAMED else ""
     where = f" ({'; '.join(places[:_MAX_NAMED])}{more})" if places else ""
-    count = len(dict.fromkeys((one.rank, one.place) for one in alike))
+    count = len(dict.fromkeys((one.rank, one.place) for one in troubled))
     who = name_ranks(ranks) if ranks else counted(count, "process")
     is_sure = kind in ("dead", "error") or (kind == "behind" and bool(stands))
     is_bad = is_sure and text != _REMOTE
     return Draft(
-        message=f"{_TOLD[kind].format(who=who, text=text, where=where)}.",
+        message=f"{_MESSAGES[kind].format(who=who, text=text, where=where)}.",
         fix=_FIXES[kind],
         confidence=Confidence.MEASURED if is_sure else Confidence.INFERRED,
         ranks=tuple(ranks),
@@ -98,7 +100,7 @@ def _unnamed(ras: RasResult) -> Draft:
     return Draft(
         message=f"{counted(ras.num_behind, 'rank')} launched fewer collectives than the others; "
         "NCCL's output does not name them.",
-        fix="Ask again with ncclras -v, or ncclras -f json, which name every rank.",
+        fix="Query again with ncclras -v or ncclras -f json, which name every rank.",
         confidence=Confidence.INFERRED,
         evidence=("ras.num_behind",),
         severity=None if ras.stands else Severity.WARNING,

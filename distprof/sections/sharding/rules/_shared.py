@@ -9,12 +9,12 @@ __all__ = ["confidence", "gather_scenario", "gather_transfer", "moved_by", "scat
 
 
 def gather_transfer(axis: ShardedAxis) -> int:
-    """Exposed time of gathers without waiting for late members, where waiting is known."""
+    """Exposed time of gathers, without waiting for late members if that is known."""
     return max(0, axis.gather_exposed_ns_per_step - (axis.gather_wait_ns_per_step or 0))
 
 
 def scatter_transfer(axis: ShardedAxis) -> int:
-    """Exposed time of reduce-scatters without waiting for late members, where waiting is known."""
+    """Exposed time of reduce-scatters, without waiting for late members if that is known."""
     return max(0, axis.scatter_exposed_ns_per_step - (axis.scatter_wait_ns_per_step or 0))
 
 

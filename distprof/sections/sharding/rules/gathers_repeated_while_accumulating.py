@@ -14,11 +14,11 @@ from that, without knowing the program. Element types and sizes for the passes o
 
 ## How the cost is computed
 Exposed transfer of reduce-scatters times 1 − 1/passes, plus that of gathers times 1 − 2/passes
-(forward and backward each gather once even without accumulation), as a mean per rank and step. This
-is an upper bound. Where waiting for late members is unknown, all exposed time counts as transfer.
+(forward and backward each gather once even without accumulation), mean per rank and step. This is
+an upper bound. If waiting for late members is unknown, all exposed time counts as transfer.
 
 ## How to fix
-All fixes use memory. Reduce gradients only in the last micro-batch:
+All fixes cost memory. Reduce gradients only in the last micro-batch:
 `set_requires_gradient_sync(False)` before the others (FSDP2) or `no_sync()` (FSDP1). Each rank then
 keeps unsharded gradients. Gather once per step: `set_reshard_after_forward(False)` and
 `set_reshard_after_backward(False)` in all but the last micro-batch. Each rank then also keeps
@@ -26,7 +26,7 @@ unsharded parameters. If memory allows, use a larger micro-batch instead of accu
 costs no extra traffic.
 
 ## When it is wrong
-Memory may have no room for unsharded gradients, unsharded parameters or a larger micro-batch. The
+There may be no memory for unsharded gradients, unsharded parameters or a larger micro-batch. The
 traffic is then the price of the model's size, so this finding is not a warning. Pipelines always
 run on micro-batches; shard less inside a stage there (ZeRO-1 or ZeRO-2).
 
@@ -87,11 +87,11 @@ def check(
             continue
         yield Draft(
             message=(
-                f"A step of {moved_by(axis)} {_what(gathers, scatters)}: {step.share(cost)} is "
-                "exposed transfer beyond that of one micro-batch."
+                f"A step of {moved_by(axis)} {_what(gathers, scatters)}: the exposed transfer "
+                f"beyond that of one micro-batch takes {step.share(cost)}."
             ),
             fix=(
-                "Where memory allows, reduce gradients in the last micro-batch only "
+                "If memory allows, reduce gradients in the last micro-batch only "
                 "(set_requires_gradient_sync, no_sync) and keep parameters gathered until then "
                 "(set_reshard_after_forward, set_reshard_after_backward), or use a larger "
                 "micro-batch."

@@ -16,20 +16,20 @@ unit by unit), with the computation of the same rank.
 
 ## How the cost is computed
 The smaller of two means per rank and step: exposed transfer of the gathers, and computation that
-runs without concurrent communication. Where waiting for late members is unknown, all exposed time
+runs without concurrent communication. If waiting for late members is unknown, all exposed time
 counts as transfer and the finding is marked *inferred*. The time is part of what
 `exposed-communication` and `low-overlap` report.
 
 ## How to fix
 FSDP2 (`fully_shard`): wrap each transformer block, keep the implicit prefetch (no
 `torch.cuda.synchronize` or `.item()` in forward), and call `set_modules_to_forward_prefetch` and
-`set_modules_to_backward_prefetch` where the CPU is slow. FSDP1: `forward_prefetch=True`,
+`set_modules_to_backward_prefetch` if the CPU is slow. FSDP1: `forward_prefetch=True`,
 `backward_prefetch=BackwardPrefetch.BACKWARD_PRE`. DeepSpeed: `stage3_prefetch_bucket_size`,
 `overlap_comm`. Megatron: `--overlap-param-gather`. Prefetch needs memory for one more unit.
 
 ## When it is wrong
-The computation of a unit may be too short to overlap with a prefetched gather, or memory may have
-no room for a second unit. `tiny-collectives` covers units of a few kilobytes.
+The computation of a unit may be too short to overlap with a prefetched gather, or there may be no
+memory for a second unit. `tiny-collectives` covers units of a few kilobytes.
 
 ## Sources
 Formula sheet, "Anti-patterns" (FSDP without prefetch) and "Volume per training step" (FSDP).
@@ -63,7 +63,7 @@ from distprof.units import format_bytes, format_ratio
     limits={
         "max_ahead_ratio": Limit(
             0.25,
-            "share of the gathers that could overlap from which they count as prefetched",
+            "share of overlappable gathers from which parameters count as prefetched",
         ),
         "min_unit_bytes": Limit(
             100_000, "median size of a gather in bytes below which latency dominates"
@@ -109,9 +109,9 @@ def check(
 
 
 def _possible_ratio(axis: ShardedAxis) -> float:
-    """Share of gathers that can be ahead: no computation precedes the root and the first block.
+    """Share of gathers that can overlap: no computation precedes the root and the first block.
 
-    With one or two units none can, and the finding reports that.
+    With one or two units no gather can overlap, and the rule reports that.
     """
     units = axis.num_units or 0
     return (units - 2) / units if units > 2 else 1.0
@@ -123,7 +123,7 @@ def _message(axis: ShardedAxis, step: MeanStep, cost_ns: int) -> str:
     if axis.num_units == 1:
         return (
             f"All parameters sharded over {moved_by(axis)} are one unit, gathered {times}: "
-            f"{step.share(cost_ns)} is gathering with nothing to compute."
+            f"{step.share(cost_ns)} is spent gathering with nothing to compute."
         )
     return (
         f"Only {format_ratio(axis.ahead_ratio)} of the parameters sharded over {moved_by(axis)} "

@@ -16,7 +16,7 @@ Nodes of the ranks (host names in the traces, or a run directory), the sharding 
 ## How the cost is computed
 Exposed transfer of the collectives of that axis (several may be exposed at the same time): mean per
 rank and step, limited to all exposed transfer. This is an upper bound, because gathering inside the
-node and reducing between nodes take time too. The message models the traffic between nodes with
+node and reducing between nodes also take time. The message models the traffic between nodes with
 HSDP: flat sharding sends 3(P−1)/P · N bytes per rank, and hybrid sharding 2(G−1)/G · N/g for the
 all-reduce of a shard over G nodes of g ranks.
 
@@ -76,7 +76,7 @@ def check(
     step = mean_step(waterfall, step_time)
     exposed = sum(
         record.exposed_transfer_ns_per_step for record in flat
-    )  # may be so at the same time
+    )  # classes may be exposed at the same time
     cost = min(exposed, step.exposed_transfer_ns)
     if step.ratio(cost) < limits["min_step_ratio"]:
         return
@@ -84,7 +84,7 @@ def check(
     yield Draft(
         message=(
             f"The groups of {flat[0].axis} span {nodes} nodes with {size // nodes} ranks on each: "
-            f"{step.share(cost)} is their exposed transfer.{_instead(flat, nodes, size)}"
+            f"their exposed transfer takes {step.share(cost)}.{_instead(flat, nodes, size)}"
         ),
         fix=(
             "Shard inside each node and replicate across nodes (HSDP): a mesh of dp_replicate × "

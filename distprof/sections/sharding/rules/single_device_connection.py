@@ -15,8 +15,8 @@ The job's environment (a run directory), GPU activities, and all-gathers of a sh
 
 ## How the cost is computed
 The smaller of two means per rank and step: exposed transfer of the sharding axes, and computation
-that runs without concurrent communication. This is an upper bound, because other causes may prevent
-overlap too.
+that runs without concurrent communication. This is an upper bound, because other causes may also
+prevent overlap.
 
 ## How to fix
 Unset the variable, or set it to a value from 8 (the default) to 32. If tensor parallelism needs 1
@@ -51,7 +51,7 @@ _VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
     severity=Severity.WARNING,
     since="0.1.0",
     needs=(ShardingResult, OverlapResult, WaterfallResult, StepTimeResult),
-    limits={"min_step_ratio": Limit(0.05, "share of the step from which overlap counts as lost")},
+    limits={"min_step_ratio": Limit(0.05, "smallest share of the step that is worth reporting")},
 )
 def check(
     sharding: ShardingResult,
@@ -75,8 +75,8 @@ def check(
     where = " and ".join(moved_by(axis) for axis in sharding.axes)
     yield Draft(
         message=(
-            f"{_VARIABLE}=1, and {step.share(cost)} is exposed transfer of sharded parameters in "
-            f"{where}."
+            f"{_VARIABLE}=1, and the exposed transfer of sharded parameters in {where} takes "
+            f"{step.share(cost)}."
         ),
         fix=f"Unset {_VARIABLE}: the overlap of sharded parameters needs independent streams.",
         cost_ns_per_step=cost,

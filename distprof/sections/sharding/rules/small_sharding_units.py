@@ -15,7 +15,7 @@ provides the start-up cost.
 ## How the cost is computed
 Modelled: the share of gathers that units of the limit's size would avoid (1 − total bytes / (number
 · limit)), times their exposed transfer. With a fabric profile the cost is at most the start-up cost
-of the avoided gathers, from the fitted α. Where waiting for late members is unknown it counts as
+of the avoided gathers, from the fitted α. If waiting for late members is unknown, it counts as
 transfer, so the cost is an upper bound.
 
 ## How to fix
@@ -52,8 +52,8 @@ from distprof.units import format_bytes
     since="0.1.0",
     needs=(ShardingResult, WaterfallResult, StepTimeResult),
     limits={
-        "unit_bytes": Limit(4_000_000, "size in bytes from which a unit is large enough"),
-        "min_units": Limit(16, "units of a pass from which they count as many"),
+        "unit_bytes": Limit(4_000_000, "gather size from which a unit is large enough, in bytes"),
+        "min_units": Limit(16, "smallest number of units per pass that is worth merging"),
         "min_step_ratio": Limit(0.02, "smallest share of the step that is worth reporting"),
     },
 )

@@ -53,13 +53,13 @@ from distprof.units import format_bytes
     since="0.1.0",
     needs=(ShardingResult, WaterfallResult, StepTimeResult),
     limits={
-        "min_all_reduces": Limit(4, "all-reduces per step; a single layer has this number"),
+        "min_all_reduces": Limit(
+            4, "smallest number of all-reduces per step, that of a single layer"
+        ),
         "max_pair_ratio": Limit(
             0.2, "share of gathered or scattered bytes from which the sequence counts as sharded"
         ),
-        "min_step_ratio": Limit(
-            0.05, "smallest share of exposed time in the step that is worth reporting"
-        ),
+        "min_step_ratio": Limit(0.05, "smallest exposed share of the step that is worth reporting"),
     },
     costs_time=False,
 )

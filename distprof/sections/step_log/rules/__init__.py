@@ -1,1 +1,1 @@
-"""Rules on step log."""
+"""Rules on the step log."""

@@ -1,23 +1,23 @@
 """# late-rank-without-trace
 
 ## What it detects
-No trace compares the ranks, but the step log shows one or a few CPU ranks whose training thread
-computes for longer than that of its peers in nearly every step.
+No trace compares the ranks, but the step log shows one or a few CPU ranks whose training threads
+compute longer than those of their peers in nearly every step.
 
 ## Why it costs time
 All ranks wait for the last one at the next collective, so the slowest rank sets the length of
 every step.
 
 ## Evidence needed
-A run directory with the step log of two or more CPU ranks and 20 steps without a profiler, in which
-Linux counted the CPU time of each training thread. With traces of several ranks the stragglers'
-rules know more, and this one is silent. GPU ranks are left out: a CPU that runs ahead of its GPU
-may work longer and delay nothing.
+A run directory with the step logs of at least 2 CPU ranks, and at least 20 steps without a profiler
+for which Linux counted the CPU time of each training thread. If several ranks were traced, the
+straggler rules have better evidence and this rule stays silent. GPU ranks are left out, because a
+CPU that runs ahead of its GPU can work longer without delaying anything.
 
 ## How the cost is computed
-In each step, the late rank's CPU time less that of the slowest rank that is not late; the median of
-all steps. A rank is compared with the other ranks of its pipeline stage. It is late by what it
-exceeds, as a share of their median, in 65 % of the steps.
+The late rank's CPU time minus that of the slowest rank that is not late: median over all steps. A
+rank is compared with the other ranks of its pipeline stage. Its lateness is the excess over their
+median that it reaches in 65 % of the steps.
 
 ## How to fix
 Look for work that this rank does alone: logging, evaluation, checkpoints, a larger share of the
@@ -25,9 +25,9 @@ batch. If there is none, compare its core with the others': clock, pinning, a bu
 of all ranks (`distprof capture --profile-ranks all`) shows the operators that take longer.
 
 ## When it is wrong
-Libraries that wait for messages in a loop (MPI) count waiting as computing: then all ranks seem to
-compute equally long, and a late one is missed. On a busy machine ranks that share a core run
-slower, so the limit is higher there.
+If a library polls for messages (MPI), waiting counts as computing. All ranks then seem to compute
+equally long, and the rule misses a late one. On a busy machine, ranks that share a core run slower,
+so the limit is higher there.
 
 ## Sources
 Linux kernel documentation, "Scheduler Statistics" (schedstat). Formula sheet, "Measured from
@@ -47,10 +47,10 @@ from distprof.terms import Confidence, Severity
 from distprof.units import capitalized, format_duration, format_ratio, name_ranks
 
 _MOST_NAMED = 0.5
-"""Of all ranks: if more are late, no few ranks delay the others."""
+"""Largest share of ranks that may be late: above it, the job has no few stragglers to name."""
 
 _OF_INPUT = 0.5
-"""Of a rank's excess, from which it is late because of its input, which another rule reports."""
+"""Share of a rank's excess from which its input is the cause, which another rule reports."""
 
 
 @rule(
@@ -59,9 +59,11 @@ _OF_INPUT = 0.5
     since="0.1.0",
     needs=(StepLogResult, PausesResult, StragglersResult),
     limits={
-        "excess_ratio": Limit(0.1, "excess over the peers' CPU time in 65 % of the steps"),
-        "excess_ratio_if_busy": Limit(0.5, "the same where ranks wait for a free CPU"),
-        "busy_step_ratio": Limit(0.1, "share of the step that ranks wait on a busy machine"),
+        "excess_ratio": Limit(0.1, "smallest excess over the peers' CPU time in 65 % of the steps"),
+        "excess_ratio_if_busy": Limit(0.5, "the same if ranks wait for a free CPU"),
+        "busy_step_ratio": Limit(
+            0.1, "share of the step in the run queue from which a machine counts as busy"
+        ),
         "min_step_ratio": Limit(0.02, "smallest share of the step that is worth reporting"),
     },
 )
@@ -73,9 +75,11 @@ def check(
     if not step or len(stragglers.ranks) > 1:
         return
     is_busy = _queue_ns(pauses) > limits["busy_step_ratio"] * step
-    least = limits["excess_ratio_if_busy" if is_busy else "excess_ratio"]
+    min_ratio = limits["excess_ratio_if_busy" if is_busy else "excess_ratio"]
     late = [
-        one for one in step_log.late if one.often_ratio >= least and not _is_input(step_log, one)
+        one
+        for one in step_log.late
+        if one.often_ratio >= min_ratio and not _is_input(step_log, one)
     ]
     rest = [one for one in step_log.late if one not in late]
     if not late or len(late) > _MOST_NAMED * len(step_log.ranks):
@@ -99,19 +103,19 @@ def check(
 
 
 def _cost_ns(late: list[LateInLog], rest: list[LateInLog]) -> int:
-    """How much longer the latest rank takes than any that is not named."""
+    """Excess of the latest rank over the slowest rank that is not named."""
     if not rest:
         return max(one.gained_ns for one in late)
     return max(0, max(one.late_ns for one in late) - max(one.late_ns for one in rest))
 
 
 def _queue_ns(pauses: PausesResult) -> float:
-    """Time in which a rank waits for a free CPU, per step, in the median of the ranks."""
+    """Time per step for which a rank waits for a free CPU, median over ranks."""
     return median([rank.run_queue_ns_per_step or 0 for rank in pauses.ranks] or [0])
 
 
 def _is_input(step_log: StepLogResult, late: LateInLog) -> bool:
-    """Whether most of what the rank computes longer may be in the phase ``input``."""
+    """Whether the phase ``input`` may account for at least half of the rank's excess."""
     spent = {row.rank: row.phases.get("input", 0) for row in step_log.ranks}
     others = [ns for rank, ns in spent.items() if rank != late.rank]
     return spent[late.rank] - median(others) >= _OF_INPUT * late.late_ns

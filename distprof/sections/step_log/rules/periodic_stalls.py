@@ -1,20 +1,21 @@
 """# periodic-stalls
 
 ## What it detects
-Periodically one step takes much longer on all ranks at once: a checkpoint, an evaluation.
+At regular intervals one step takes much longer on all ranks at once, for example because of a
+checkpoint or an evaluation.
 
 ## Why it costs time
-While the state is written or the model evaluated, no rank trains. The mean step gets longer, but
+No rank trains while the state is written or the model is evaluated. The mean step gets longer, but
 a trace of a few steps hardly ever shows it.
 
 ## Evidence needed
-A step log of all ranks with four such steps or more. Traced steps and their neighbours do not
-count. Long steps must recur at equal distances, four of five due steps must be long, and the chance
-of this for the same number of long steps at random must be below 1 %.
+A step log of all ranks with at least 4 such steps. Traced steps and their neighbours do not count.
+Long steps must recur at regular intervals, 4 of 5 due steps must be long, and the probability that
+the same number of long steps at random positions does this must be below 1 %.
 
 ## How the cost is computed
-The time of these steps above the median step, on the rank with the least, over all compared steps.
-It is an upper bound: part of the work may be necessary.
+Time of these steps above the median step, on the fastest rank in each step, divided by the number
+of all compared steps. This is an upper bound, because part of the work may be necessary.
 
 ## How to fix
 Save asynchronously (`torch.distributed.checkpoint.async_save`): copy to pinned memory, continue
@@ -48,7 +49,9 @@ _FEWEST_STEPS = 12
     severity=Severity.WARNING,
     since="0.1.0",
     needs=(StepLogResult,),
-    limits={"stalled_ratio": Limit(0.01, "share of the mean step that periodic stalls may cost")},
+    limits={
+        "stalled_ratio": Limit(0.01, "smallest share of the mean step that is worth reporting")
+    },
 )
 def check(step_log: StepLogResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding per period."""
@@ -59,7 +62,7 @@ def check(step_log: StepLogResult, limits: Limits) -> Iterator[Draft]:
         raise InsufficientEvidenceError(why)
     if step_log.num_steps < _FEWEST_STEPS:
         raise InsufficientEvidenceError(
-            f"the step log has {step_log.num_steps} steps: too few to find periodic ones"
+            f"the step log has {step_log.num_steps} steps: too few to find periodic stalls"
         )
     for stall in step_log.stalls:
         mean = step_log.median_ns + stall.cost_ns_per_step
@@ -78,8 +81,8 @@ def _draft(stall: PeriodicStall, median_ns: int) -> Draft:
             f" {format_duration(mean)})."
         ),
         fix=(
-            "If it is a checkpoint, save asynchronously and in shards; if an evaluation or a log,"
-            " do it less often or without stopping training."
+            "Save checkpoints asynchronously and in shards. Evaluate and log less often, or "
+            "without stopping training."
         ),
         cost_ns_per_step=cost,
         evidence=("step_log.stalls",),
