@@ -27,8 +27,8 @@ _NEW_RANKS_EVERY_NS = 10**9
 class Watch:
     """Observes the ranks on this host while the program runs.
 
-    They are not child processes, so only the time of their end is visible, not the reason: a rank
-    that disappeared before any other rank had trouble was the first.
+    They are not child processes, so only the time of their end is visible, not the reason. A rank
+    that disappeared before any other rank had trouble counts as the first.
 
     Args:
         run_dir: The run directory.

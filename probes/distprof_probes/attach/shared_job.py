@@ -22,7 +22,7 @@ __all__ = ["SharedJob"]
 
 _OTHERS_S = 60.0
 _STAY_S = 10.0
-_INTERRUPTED_S = 2.0  # a launcher that ends a job does not wait long
+_INTERRUPTED_S = 2.0  # a launcher that ends a job does not wait for long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

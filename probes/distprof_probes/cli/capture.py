@@ -173,14 +173,15 @@ def capture(
 
 
 class _AfterTheProgram:
-    """What fails once the program has ended is said, and is not the program's failure.
+    """Reports errors after the end of the program, which are not failures of the program.
 
     Args:
         run_dir: The run directory.
-        passes_on: Whether a signal is passed on: the caller asked for a verdict, and has none.
+        passes_on: Whether an interruption is passed on, because the caller asked for a verdict and
+            gets none.
 
     Attributes:
-        verdict: Exit code for those who asked for one.
+        verdict: Exit code for callers that asked for a verdict.
     """
 
     def __init__(self, run_dir: Path, *, passes_on: bool) -> None:
@@ -335,7 +336,7 @@ def _complete(run_dir: Path, ending: Ending, watch: Watch, *, is_first: bool) ->
         known = {rank: end for rank, end in ends.items() if end.ended_ns is not None}
         try:
             conclude(run_dir, outcome=outcome, exits=known, failure=failure, notes=notes)
-        except InputError as error:  # a full disk: the files that exist can be reported
+        except InputError as error:  # a full disk: a report of the existing files is still possible
             _say(f"Error: {one_line(error)}")
     else:
         job.report_own_ending(ending, evidence)

@@ -24,7 +24,7 @@ MAX_LOADERS = 64
 MAX_EPOCHS = 1_000
 _MAX_TENSORS = 16
 _MAX_BYTES = 16_384  # of each tensor
-_FEWEST_BYTES = 64  # two ranks may agree on less by chance
+_FEWEST_BYTES = 64  # two ranks may agree on fewer bytes by chance
 _MAX_DEPTH = 4
 _MODULE = "torch.utils.data.dataloader"
 

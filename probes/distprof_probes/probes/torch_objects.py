@@ -63,7 +63,7 @@ def find() -> Found:
                 kinds.setdefault(one, set()).add(name)
     found = Found()
     for thing in gc.get_objects():
-        # isinstance would query each object, and some load modules to answer
+        # isinstance would query each object, and some of them would import modules to answer
         for name in kinds.get(type(thing), ()):
             getattr(found, name).append(thing)
     inner = {id(getattr(optimizer, "optim", None)) for optimizer in found.optimizers}
@@ -130,7 +130,9 @@ def fsdp_settings(found: Found) -> tuple[FsdpSettings, ...]:
 
 def _fully_sharded(modules: list[Any]) -> FsdpSettings | None:
     found = (_first(module._get_fsdp_state) for module in modules)
-    states = list({id(state): state for state in found if state}.values())  # a list shares one
+    states = list(
+        {id(state): state for state in found if state}.values()
+    )  # a list shares one state
     units = [(state, group) for state in states for group in _groups(state)]
     if not units:
         return None
