@@ -19,7 +19,7 @@ __all__ = ["Configuration"]
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """Everything that decides what a reference run does.
+    """Everything that determines a reference run.
 
     Args:
         workload: Its options; their class says which workload it is.
@@ -52,7 +52,8 @@ class Configuration:
         sections: Mapping[str, Mapping[str, Any]],
         faults: tuple[Fault, ...] = (),
     ) -> Configuration:
-        """The configuration that a TOML file or run.json describes; what is absent has its default.
+        """The configuration that a TOML file or run.json describes. Absent values have their
+        defaults.
 
         Args:
             workload: Name of the reference run.
