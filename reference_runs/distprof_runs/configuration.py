@@ -52,8 +52,7 @@ class Configuration:
         sections: Mapping[str, Mapping[str, Any]],
         faults: tuple[Fault, ...] = (),
     ) -> Configuration:
-        """The configuration that a TOML file or run.json describes. Absent values have their
-        defaults.
+        """The configuration in a TOML file or run.json, with defaults for absent values.
 
         Args:
             workload: Name of the reference run.

@@ -44,7 +44,7 @@ class PipelinePlan:
         return len(self.blocks)
 
     def rank_of(self, stage: int) -> int:
-        """The rank of a stage, round by round. In V-shaped schedules the second round is reversed."""
+        """The rank of a stage, by rounds. In V-shaped schedules the second round is reversed."""
         place = stage % self.ranks
         goes_back = self.schedule in _V_SHAPED and stage // self.ranks % 2
         return self.ranks - 1 - place if goes_back else place

@@ -17,7 +17,7 @@ __all__ = ["TopKState", "bf16_hook", "ordered_powersgd_hook", "topk_hook"]
 
 
 def ordered_powersgd_hook(state: PowerSGDState, bucket: GradBucket) -> Future[Tensor]:
-    """torch's PowerSGD, one bucket after the other.
+    """PowerSGD of torch, one bucket after the other.
 
     Its callbacks start further collectives when the first one ends, on a gloo thread. With several
     buckets in flight, ranks start them in different orders, and gloo pairs them by order. Waiting
