@@ -108,7 +108,7 @@ _PANELS: Sequence[tuple[str, str, str, Sequence[tuple[str, str]]]] = (
     ),
     (
         "Last report",
-        "What the plan gives back",
+        "Gain of the plan",
         "percentunit",
         ((f"distprof_report_planned_gain_ratio{{{_JOB}}}", "share of the simulated step"),),
     ),

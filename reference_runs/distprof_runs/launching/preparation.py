@@ -173,7 +173,7 @@ def described(settings: Settings, world_size: int) -> RunFile:
 
 
 def _typed() -> tuple[str, ...]:
-    """The user's command line, on emulated nodes too."""
+    """The user's command line, also on emulated nodes."""
     passed_on = os.environ.get(COMMAND_VARIABLE)
     return tuple(json.loads(passed_on)) if passed_on else ("distprof", *sys.argv[1:])
 

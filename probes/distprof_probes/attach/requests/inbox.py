@@ -66,7 +66,7 @@ class Inbox:
     def news(self) -> list[str]:
         """Names of new requests, from one check of the folder's time.
 
-        A missing folder is made, unless the run directory is missing too.
+        A missing folder is created, unless the run directory is also missing.
 
         Raises:
             RefusedError: If another user may write to the folder.
