@@ -86,10 +86,10 @@ def rank_ends(
         own: The rank of the program itself, None if it was not a rank.
         told: Reports of the captures of other ranks.
     """
-    words = {each.rank: each for each in told}
+    reports = {each.rank: each for each in told}
     found = {
         rank.rank: _evidence(run_dir, rank, watch) for rank in look(run_dir, at_steps=False)
-    } | words
+    } | reports
     if own is not None and own in found:
         end = structs.replace(ending.exit, by_launcher=ending.was_interrupted)
         told_ns = end.ended_ns if ending.was_interrupted else None

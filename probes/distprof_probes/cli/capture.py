@@ -325,11 +325,11 @@ def _complete(run_dir: Path, ending: Ending, watch: Watch, *, is_first: bool) ->
     remove_sockets(run_dir)
     diary = read_diary(run_dir)
     has_steps = any(rank.last_step is not None for rank in look(run_dir))
-    nothing = "" if has_steps else why_nothing(diary)
-    notes = notes_of(diary, ending.exit) + ([f"No step: {nothing}."] if nothing else [])
+    why_no_step = "" if has_steps else why_nothing(diary)
+    notes = notes_of(diary, ending.exit) + ([f"No step: {why_no_step}."] if why_no_step else [])
     job = SharedJob.of(run_dir)
-    own, told = job.own_rank(ending), job.other_endings(ending) if is_first else []
-    evidence = rank_ends(run_dir, ending, watch, own=own, told=told)
+    own, reports = job.own_rank(ending), job.other_endings(ending) if is_first else []
+    evidence = rank_ends(run_dir, ending, watch, own=own, told=reports)
     if is_first:
         outcome, failure = outcome_of(ending, evidence)
         ends = {each.rank: each.exit for each in evidence if each.exit is not None}
@@ -340,8 +340,8 @@ def _complete(run_dir: Path, ending: Ending, watch: Watch, *, is_first: bool) ->
             _say(f"Error: {one_line(error)}")
     else:
         job.report_own_ending(ending, evidence)
-    if nothing:
-        _say(_without_steps(ending.exit, nothing))
+    if why_no_step:
+        _say(_without_steps(ending.exit, why_no_step))
     return has_steps
 
 
@@ -357,8 +357,8 @@ def _report(run_dir: Path, format_name: str | None, fail_on: str | None) -> int:
     from distprof_probes.job.finish import page_of, report
 
     arguments = ["--fail-on", fail_on] if fail_on else []
-    is_told = _has_evidence(run_dir) and not _ended_before_a_step(run_dir)
-    reported = report(run_dir, arguments, format_name=format_name) if is_told else 0
+    has_content = _has_evidence(run_dir) and not _ended_before_a_step(run_dir)
+    reported = report(run_dir, arguments, format_name=format_name) if has_content else 0
     if reported not in _WITH_REPORT:
         _say(f"There is no report. It can be made with: {_analyze(run_dir)}")
     page = page_of(run_dir)

@@ -114,9 +114,9 @@ def ddp_settings(module: Any) -> DdpSettings:
 
 def unused_bytes(module: Any) -> int | None:
     """Bytes that torch's logger counted as unused in the last iteration that it sampled."""
-    said = _first(lambda: module._get_ddp_logging_data(), {})
-    size = said.get("unused_parameter_size")
-    return size if isinstance(size, int) and said.get("iteration", 0) > 0 else None
+    logged = _first(lambda: module._get_ddp_logging_data(), {})
+    size = logged.get("unused_parameter_size")
+    return size if isinstance(size, int) and logged.get("iteration", 0) > 0 else None
 
 
 # Fully sharded ------------------------------------------------------------------------------------
