@@ -8,8 +8,8 @@ The contestants (each in a separate process, without a cache, gz input):
 - ``hta-overlap``: HTA's ``TraceAnalysis(...)`` and its ``get_comm_comp_overlap``.
 
 With ``--steps kept`` the grown trace has the three profiler steps of the real one, which spares HTA
-its search of every step for every event; with ``--steps grown`` each repetition brings three more,
-as a longer recording would.
+its search of every step for every event. With ``--steps grown`` each repetition adds three more, as
+a longer recording would.
 
 Ratios are medians over the rounds of HTA's CPU seconds over the contestant's: of the work alone,
 and of the whole process with the interpreter's start and imports.
@@ -49,7 +49,7 @@ CONTESTANTS = ("distprof-full", "distprof-device", "distprof-analyze", HTA)
 
 
 def grown(folder: Path, megabytes: int, *, steps: str) -> Path:
-    """A trace of about that size, grown from a real one in the same text form."""
+    """A trace of about this size, grown from a real one in the same text format."""
     path = folder / f"grown-{megabytes}-{steps}.json.gz"
     if path.exists():
         return path

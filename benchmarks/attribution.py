@@ -41,7 +41,7 @@ def made_up(rank: Rank, wait_end: Int64Array, num_steps: int) -> RankAnalysis:
     table = rank.collectives
     start, duration = table["start_ns"], table["end_ns"] - table["start_ns"]
     wait = np.where(wait_end == ABSENT, ABSENT, np.clip((wait_end - start) * 9 // 10, 0, duration))
-    # Collectives are numbered from the end: windows start at different ones.
+    # Collectives are numbered from the end, because windows start at different ones.
     step = num_steps - 1 - np.arange(len(table))[::-1] // STEP_LENGTH
     zeros = np.zeros(num_steps, dtype=np.int64)
     times = dict.fromkeys(RankWaterfall.__struct_fields__, 0)

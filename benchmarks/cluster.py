@@ -1,9 +1,9 @@
 """Two Dask workers on this machine compared with two local processes, and the driver's share.
 
 Each rank is the same real trace (two A100, three steps) with its rank in the name of the file. The
-numbers to look at: wall and CPU time on the cluster over those of local processes, and how much of
-all CPU time is the driver's, the process that the user starts. The latter grows with the
-collectives of all ranks and not with their bytes, so it is smaller for longer traces.
+relevant numbers are wall and CPU time on the cluster relative to local processes, and the share of
+all CPU time that the driver takes, which is the process that the user starts. The latter grows with
+the collectives of all ranks and not with their bytes, so it is smaller for longer traces.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def make_job(folder: Path, num_ranks: int, megabytes: float) -> int:
     data = re.sub(r'"rank": 0,?\s*', "", text, count=1).encode()
     packed = gzip.compress(data, 6, mtime=0)
     for rank in range(num_ranks):
-        end = gzip.compress(b" " * (rank + 1), mtime=0)  # other bytes, the same trace
+        end = gzip.compress(b" " * (rank + 1), mtime=0)  # different bytes, the same trace
         (folder / f"rank{rank}.json.gz").write_bytes(packed + end)
     return num_ranks * len(data)
 
@@ -115,7 +115,7 @@ def analyze(folder: Path, executor: str) -> Cost:
 
 
 def import_once(cluster: Cluster, num_workers: int) -> None:
-    """Workers of a cluster outlive a command, so that what they import is no part of its time."""
+    """Import modules in the workers first: they outlive a command, so imports are not its time."""
     with tempfile.TemporaryDirectory() as name:
         make_job(Path(name), 4 * num_workers, 1)
         for executor in (f"process:{num_workers}", f"tcp://{cluster.place}"):

@@ -1,4 +1,4 @@
-"""What it costs a rank that its Flight Recorder is read while it trains.
+"""The cost of reading the Flight Recorder of a rank while it trains.
 
 ::
 
@@ -6,10 +6,10 @@
     python benchmarks/collective_times.py --entries 2000 20000 --rounds 20
 
 One process records operations of gloo, whose entries are as long as NCCL's, and reads them as the
-probe does, through torch's worker server. A thread works with Python and collectives all the time,
-as a training does, in turns while the recorder is read without a rest and while it is not. From its
-pace in both follows what the probe costs it, which rests 200 times as long as it reads. Limit:
-0.5 %.
+probe does, through torch's worker server. A thread runs Python and collectives all the time, like a
+training, alternately while the recorder is read without a pause and while it is not. Its pace in
+both cases gives the cost of the probe, which pauses for 200 times as long as it reads. Limit: 0.5
+%.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TURN_S = 1.0
 
 
 def main() -> None:
-    """Each ring in a process of its own: its size is fixed when the first group is made."""
+    """Run each ring in a separate process: its size is fixed when the first group is made."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -90,11 +90,11 @@ def measured(entries: int, rounds: int) -> list[str]:
     ]
     print(msgspec.json.encode(row).decode(), flush=True)
     del server
-    os._exit(0)  # torch's worker server waits for its clients otherwise
+    os._exit(0)  # otherwise torch's worker server waits for its clients
 
 
 class Reader:
-    """Reads and sorts as the probe does."""
+    """Reads and sorts like the probe."""
 
     def __init__(self, path: str) -> None:
         from distprof_probes.probes.collective_steps import CollectiveSteps, Dump, Window
@@ -116,7 +116,7 @@ class Reader:
 
 
 class Pace(threading.Thread):
-    """A thread that works all the time, and counts."""
+    """A thread that works all the time, and counts rounds."""
 
     def __init__(self, work: Callable[[], object]) -> None:
         super().__init__(daemon=True)
@@ -131,7 +131,7 @@ class Pace(threading.Thread):
             self._count += 1
 
     def during(self, activity: Callable[[], object]) -> float:
-        """Rounds per second while something is done again and again."""
+        """Rounds per second while an action is repeated."""
         began, count = time.perf_counter(), self._count
         while time.perf_counter() - began < TURN_S:
             activity()

@@ -1,7 +1,7 @@
 """One contestant of a benchmark, run in a separate process: ``contestant.py WHAT SOURCE``.
 
-Prints the CPU seconds of its work, without the interpreter's start and imports, and the overlap it
-found, in percent, so that a benchmark can show that all contestants did the same work.
+It prints the CPU seconds of its work, without interpreter start-up and imports, and the overlap
+that it found, in percent, so that a benchmark can show that all contestants did the same work.
 """
 
 from __future__ import annotations
@@ -86,10 +86,10 @@ def _hta(source: str) -> Any:
 
 
 def _import(what: str) -> None:
-    """Import what the contestant needs, so that its work can be separated from its start.
+    """Import the contestant's modules, so that its work can be separated from its start.
 
     All contestants, like the command ``distprof``, run without numpy's threads for linear algebra:
-    none uses them, and they spin for a tenth of a second, into the work.
+    none uses them, and they would spin for a tenth of a second during the work.
     """
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     if what.startswith("hta"):

@@ -5,9 +5,9 @@
     python -m benchmarks.cross_rank --without-seq
 
 The recording is generated with numpy (the simulator of the tests is too slow for millions of rows):
-one third of the collectives is of the whole job, the rest of groups of eight and of their
-orthogonal groups; nodes of eight ranks with clocks up to 10 ms and 20 ppm apart; windows that start
-up to ten collectives apart. Times are process CPU time of one core.
+one third of the collectives span the whole job, the rest groups of eight and their orthogonal
+groups. Nodes have eight ranks, with clocks up to 10 ms and 20 ppm apart, and windows start up to
+ten collectives apart. Times are CPU seconds of one core.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ JITTER_NS = 5_000
 
 @dataclass(frozen=True)
 class NoTables:
-    """Cross-rank work reads no other table."""
+    """Stands in for tables that cross-rank work does not read."""
 
     def load(self, *, every_host_row: bool = False) -> RankTables:
         """Empty tables."""
@@ -149,7 +149,7 @@ def _rank(
         step_source=StepSource.CAPTURE,
         step_note="",
         steps=Table(STEPS, window),
-        collectives=Table(COLLECTIVES, columns).compact(),  # as ingest keeps them
+        collectives=Table(COLLECTIVES, columns).compact(),  # as kept by ingest
         quality=Quality(),
         tables=NoTables(),
     )

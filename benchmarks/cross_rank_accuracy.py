@@ -3,8 +3,8 @@
     python -m benchmarks.cross_rank_accuracy --seeds 300
 
 Each job has four nodes of two ranks with clocks up to ±10 ms and ±20 ppm off, ends that are known
-to ±5 µs, and windows that start and stop up to ten collectives apart. Three readings of each: with
-sequence numbers, with step numbers only, with neither.
+to ±5 µs, and windows that start and stop up to ten collectives apart. Each is read three times:
+with sequence numbers, with step numbers only, and with neither.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ READINGS: dict[str, dict[str, bool]] = {
 
 COUNTS = {
     "jobs": "jobs read",
-    "wrong": "jobs with members joined that do not belong together",
-    "silently_incomplete": "jobs that lack a collective which every rank recorded, unannounced",
-    "announced": "jobs with ranks whose place is said to be unclear",
+    "wrong": "jobs with wrongly joined members",
+    "silently_incomplete": "jobs that silently lack a collective which every rank recorded",
+    "announced": "jobs with ranks reported as ambiguous",
     "whole": "collectives that every rank recorded",
     "whole_found": "those of them that were found",
     "above_residual": "jobs whose clocks are further off than their stated residual",
@@ -68,7 +68,7 @@ def clock_error_ns(clock: ClockAlignment, recording: Recording) -> int:
 
 
 def judge(seeds: Iterable[int]) -> dict[str, dict[str, int]]:
-    """Counts of what was wrong, by reading."""
+    """Counts of errors, by reading."""
     result = {name: dict.fromkeys(COUNTS, 0) for name in READINGS}
     for seed in seeds:
         recording = make_job(seed).run()
@@ -85,7 +85,7 @@ def judge(seeds: Iterable[int]) -> dict[str, dict[str, int]]:
             counts["announced"] += announced
             counts["whole"] += len(whole)
             counts["whole_found"] += len(whole & found)
-            if not announced:  # clocks that nothing relates are not compared
+            if not announced:  # clocks without any relation are not compared
                 error = clock_error_ns(run.clock, recording)
                 counts["above_residual"] += error > int(run.clock.residual_ns.max()) + 1
                 counts["largest_error_ns"] = max(counts["largest_error_ns"], error)

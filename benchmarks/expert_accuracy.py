@@ -6,9 +6,9 @@
 
 Two to sixteen ranks in one or two groups, two to four layers, up to three micro-batches, with and
 without checkpoints; clocks are off by up to 10 ms and the time of dense layers varies from rank to
-rank. Each job goes through matching, clock alignment and the rules on experts. What a hot expert
-costs is known: the same job is simulated with expert times that are even. Seeds below 1,000 are for
-tuning, those from 10,000 on for judging.
+rank. Each job goes through matching, clock alignment and the rules on experts. The true cost of a
+hot expert is known, because the same job is simulated with even expert times. Seeds below 1,000 are
+for tuning, those from 10,000 on for judging.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def findings_of(simulated: Simulated) -> tuple[Finding, ...]:
 
 
 def hot_trial(seed: int) -> tuple[bool, float | None]:
-    """Whether the expert is named in all layers, and by how much its cost is off."""
+    """Whether the expert is named in all layers, and the relative error of its cost."""
     random = np.random.default_rng(seed + 1_000_000)
     job, expert = job_of(seed), int(random.integers(16))
     job = replace(job, share=hot(job.layers, 16, expert, float(random.uniform(2.3, 5.0))))

@@ -1,10 +1,10 @@
-"""``distprof export perfetto`` next to reading the same traces: CPU as a ratio, memory, file size.
+"""``distprof export perfetto`` compared with reading the same traces: CPU ratio, memory, file size.
 
 Each rank is the same real trace (two A100, three steps, 10 MB of JSON) under another rank number.
 Nothing is cached. Contestants alternate: reading (``open_run``: traces to tables and Parquet),
 ``analyze``, which an export includes, and exports with everything and with collectives only. The
-last line compares the cost of one packet by objects of Google's protobuf package, where it is
-installed, and by distprof's own arrays.
+last line compares the cost of one packet with objects of Google's protobuf package, if it is
+installed, and with distprof's own arrays.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def packets_by_arrays() -> float:
 
 
 def packets_by_objects() -> float | None:
-    """The same with objects of the protobuf package; None where it is not installed."""
+    """The same with objects of the protobuf package; None if it is not installed."""
     try:
         from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
     except ImportError:

@@ -9,10 +9,10 @@
 Each trial is one ``distprof run`` on CPU ranks, recorded and analysed like any other job. For each
 fault and workload the table shows in how many trials the report named the affected rank, stage or
 expert, in how many it also named the cause, and how often it blamed another one. By default blocks
-sleep for given times, so that ranks need not share cores; with ``--compute real`` they compute, and
-other load on the machine affects the result. "First" counts reports whose first finding is it.
-Below a report that begins with something else stands what was ordered, and the median step: a busy
-machine makes steps longer, which leaves a fault less to be worth.
+sleep for given times, so that ranks need not share cores. With ``--compute real`` they compute, and
+other load on the machine affects the result. "First" counts reports whose first finding is the
+fault. For a report that begins with another finding, the injected delay and the median step follow:
+on a busy machine steps are longer, so the fault costs a smaller share.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ class Case:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Name in the table."""
         return f"{self.workload} x {self.ranks}"
 
 
 @dataclass(kw_only=True)
 class Score:
-    """Of one case."""
+    """Counts of one case."""
 
     trials: int = 0
     named: int = 0
@@ -81,7 +81,7 @@ USUAL_SHARE = 0.2
 
 
 def scaled(case: Case, share: float) -> Case:
-    """The same with a fault of another size; those of pipelines are scaled alike."""
+    """The same with a fault of another size; those of pipelines are scaled by the same factor."""
     fault, scale = case.fault, share / USUAL_SHARE
     if fault is None or fault.kind == "routing-skew":
         return case
@@ -101,7 +101,7 @@ def cases() -> Iterator[Case]:
         ("moe", 2),
         ("3d", 4),
     ):
-        # by default it also shards, which takes eight ranks: too many for sleeping on two cores
+        # by default it also shards, which takes eight ranks: too many for two cores, even asleep
         options = ("--fsdp", "1") if workload == "3d" else ()
         yield Case(workload=workload, ranks=ranks, options=options)
         last = ranks - 1
@@ -134,7 +134,7 @@ def pipelines() -> Iterator[Case]:
 
 
 def report_of(case: Case, folder: Path, compute: Sequence[str], seed: int) -> dict[str, Any] | None:
-    """The report of one trial; None where the job failed. A kept one is only analysed again."""
+    """The report of one trial; None if the job failed. A kept run is only analysed again."""
     if not (folder / RUN_FILE).is_file():
         command = command_of(case, folder, compute, seed)
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -175,7 +175,7 @@ def add(score: Score, case: Case, report: dict[str, Any] | None) -> None:
 
 
 def ordered_ms(case: Case) -> float:
-    """By how much the fault delays its rank, mean per step; NaN where nothing says so."""
+    """Mean delay of the faulty rank per step; NaN if it is unknown."""
     fault = case.fault
     if fault is None or fault.kind == "routing-skew":
         return math.nan  # experts do not sleep

@@ -1,4 +1,4 @@
-"""Broken inputs of every kind through the command line: each ends in a result or a sentence.
+"""Broken inputs of every kind through the command line: each must end in a result or a sentence.
 
 ::
 
@@ -6,10 +6,10 @@
     python -m benchmarks.fuzz --inputs 100000 --shard 1/4     # a quarter of them
     python -m benchmarks.fuzz --replay 4711                   # one input, with what it answered
 
-An input is a number: it says which seed is mutated how, and which command reads it. A process that
-has imported everything reads one input after another. It is replaced where an input takes too long
-or kills it. What fails is made smaller and kept in the folder of failures, one for each class of
-failure, with the command that shows it.
+An input is a number, which determines the seed, its mutations and the command that reads it. A
+process that has imported everything reads one input after another. It is replaced if an input takes
+too long or kills it. Failures are minimised and kept in the folder of failures, one for each class
+of failure, with the command that reproduces it.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ __all__ = ["Found", "Limits", "failures", "main", "smaller"]
 
 SCRATCH = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
 ADDRESS_SPACE = 8 << 30
-"""Beyond which a process gets no memory: a runaway input must not take the machine with it."""
+"""Memory limit of a process: a runaway input must not affect the machine."""
 
 LIFE = 3_000
-"""Inputs of a process: what one leaves behind does not reach many others."""
+"""Inputs per process, so that side effects of one input reach few others."""
 
 MOST_TRIALS = 400
 LONGEST_S = 60.0
-"""Runs and time that one failure may take to be made smaller."""
+"""Runs and time for minimising one failure."""
 
 SAVE_EVERY_S = 5.0
 
@@ -60,8 +60,8 @@ class Limits:
     """Limits of one input.
 
     Args:
-        seconds: CPU time, of processes that it started too; after three times as long by the clock
-            the process is ended. Time in which it waited for a CPU does not count.
+        seconds: CPU time, including processes that it started. After three times as long in wall
+            time the process is ended. Time spent waiting for a CPU does not count.
     """
 
     seconds: float = 10.0
@@ -74,7 +74,7 @@ class Found:
     Args:
         tried: The input.
         problem: Its class.
-        answer: What was answered; None where the process ended.
+        answer: The answer; None if the process ended.
     """
 
     tried: Input
@@ -84,10 +84,10 @@ class Found:
 
 @dataclass
 class State:
-    """How far a shard is; kept in a file.
+    """Progress of a shard, kept in a file.
 
     Args:
-        next: Position within the shard of the first input that was not tried.
+        next: Position within the shard of the first untried input.
         seconds: Time taken so far.
         problems: Class of failure to its number.
         first: Class of failure to the number of the first input that showed it.
@@ -125,7 +125,7 @@ def _serve(pipe: Connection, limits: Limits, stacks: Path) -> None:
 def _tried(
     tried: Input, files: Files | None, folder: Path, limits: Limits
 ) -> tuple[str, Answer | None]:
-    """The class of failure, and the answer where there is one."""
+    """The class of failure, and the answer if there is one."""
     answer = answer_of(tried, folder) if files is None else run_files(files, tried.words, folder)
     problem = problem_of(answer, limits.seconds)
     return problem, answer if problem else None
@@ -135,7 +135,7 @@ _FRAME = re.compile(r'File "[^"]*/(distprof/[^"]+)", line \d+ in (\w+)')
 
 
 class Child:
-    """A process that tries inputs, started again after each that it does not survive."""
+    """A process that tries inputs, restarted after each input that it does not survive."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -145,7 +145,7 @@ class Child:
         self._stacks = Path(tempfile.mkstemp(prefix="distprof-fuzz-", dir=SCRATCH)[1])
 
     def run(self, tried: Input, files: Files | None = None) -> tuple[str, Answer | None]:
-        """The class of failure, empty for none, and what was answered to a failing input."""
+        """The class of failure, empty for none, and the answer to a failing input."""
         pipe = self._fresh()
         pipe.send((tried, files))
         with suppress(EOFError, OSError):
@@ -159,7 +159,7 @@ class Child:
         return what, None
 
     def _answers(self, pipe: Connection) -> bool:
-        """Whether something arrives in time, apart from the time that others took the CPUs."""
+        """Whether an answer arrives in time, not counting time spent waiting for a CPU."""
         begun, waited = time.monotonic(), self._waited_s()
         while not pipe.poll(1.0):
             lasted = time.monotonic() - begun
@@ -168,12 +168,12 @@ class Child:
         return True
 
     def _waited_s(self) -> float:
-        """For how long its threads, and its own processes, have been ready to run, on no CPU."""
+        """How long its threads and child processes have been ready to run without a CPU."""
         pid = self._process.pid if self._process is not None else None
         return _run_queue_ns(pid) / 1e9 if pid is not None else 0.0
 
     def _show_stacks(self) -> None:
-        """Have the process say where it is."""
+        """Make the process print its stacks."""
         if self._process is not None and self._process.pid is not None:
             os.kill(self._process.pid, signal.SIGUSR1)
             time.sleep(0.2)
@@ -193,7 +193,7 @@ class Child:
         return self._pipe
 
     def close(self) -> None:
-        """End the process, and with it what it has written."""
+        """End the process, and delete its files."""
         self.stop()
         self._stacks.unlink(missing_ok=True)
 
@@ -210,7 +210,7 @@ class Child:
 
 
 def _run_queue_ns(pid: int) -> int:
-    """Of a process and those that it started; 0 where the system does not say (Linux does)."""
+    """Run-queue time of a process and its children; 0 if the system does not report it."""
     waited = 0
     for task in Path(f"/proc/{pid}/task").glob("*"):
         with suppress(OSError, ValueError, IndexError):
@@ -221,7 +221,7 @@ def _run_queue_ns(pid: int) -> int:
 
 
 def failures(numbers: Sequence[int] | range, limits: Limits) -> Iterator[Found | None]:
-    """For each number what is wrong with that input, None where nothing is."""
+    """The failure of each input, by number; None without a failure."""
     child = Child(limits)
     try:
         for number in numbers:
@@ -290,7 +290,7 @@ def _fewer_bytes(tried: Input, files: Files, name: str, fails: Fails) -> bytes:
 
 
 def keep(found: Found, folder: Path, limits: Limits) -> Path:
-    """Write a failure, made smaller, with the command that shows it; returns its folder."""
+    """Write a minimised failure with the command that reproduces it. Returns its folder."""
     tried, files = smaller(found, limits)
     name = hashlib.sha256(found.problem.encode()).hexdigest()[:12]
     place = folder / name
@@ -360,7 +360,7 @@ def _save(state: State, file: Path) -> None:
 
 
 def _replay(number: int, limits: Limits) -> None:
-    """Show one input and what is answered."""
+    """Show one input and its answer."""
     tried = input_of(number)
     print(f"seed: {all_seeds()[tried.seed].name}\nchanges: {list(tried.changes)}")
     print(f"distprof {' '.join(tried.words)}")
@@ -380,12 +380,14 @@ def _shard(text: str) -> tuple[int, int]:
 
 
 def main() -> None:
-    """Try inputs and print how many failed in which way."""
+    """Try inputs and print the number of failures by class."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--inputs", type=int, default=2_000, help="number of inputs, all shards")
     parser.add_argument("--first", type=int, default=0, help="number of the first input")
     parser.add_argument("--shard", type=_shard, default=(1, 1), metavar="I/N")
-    parser.add_argument("--minutes", type=float, help="stop after as many; a later call goes on")
+    parser.add_argument(
+        "--minutes", type=float, help="stop after this many minutes; a later call continues"
+    )
     parser.add_argument("--seconds", type=float, default=10.0, help="limit of one input")
     parser.add_argument("--folder", type=Path, default=Path("fuzz"), help="state and failures")
     parser.add_argument("--replay", type=int, metavar="NUMBER", help="show one input")

@@ -1,11 +1,11 @@
-"""Damaged chunks through the compiled kernel, built with sanitizers (address, undefined).
+"""Runs damaged chunks through the compiled kernel, built with sanitizers (address, undefined).
 
-Two parts, with one seed of chance each:
+Two parts, each with one random seed:
 
-- ``native/fuzz/mutate.cpp``, a program without Python, reads millions of chunks: what it reads must
-  hold together, and nothing outside a chunk may be touched.
+- ``native/fuzz/mutate.cpp``, a program without Python, reads millions of chunks: the results must
+  be consistent, and nothing outside a chunk may be touched.
 - This program loads the sanitized extension and compares it with the Python decoder on fewer
-  chunks: equal to the byte, or declined.
+  chunks: results must be identical to the byte, or declined.
 
 Needs a compiler with its sanitizers' libraries. Run::
 
@@ -41,7 +41,7 @@ def seeds() -> list[bytes]:
 
 
 def read_only(folder: Path, count: int, seed: int) -> None:
-    """Read chunks in a program of its own; raises where it finds something."""
+    """Read chunks in a separate program; raises if it finds an error."""
     program = folder / "mutate"
     source = "native/fuzz/mutate.cpp"
     compile_it = ["c++", "-std=c++17", *SANITIZED, source, "-o", str(program)]
@@ -54,20 +54,20 @@ def read_only(folder: Path, count: int, seed: int) -> None:
 
 
 def library_of_compiler(name: str) -> str:
-    """Path of one of its libraries."""
+    """Path of one of the compiler's libraries."""
     asked = ["c++", f"-print-file-name={name}"]
     return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def compare(count: int, seed: int) -> None:
-    """Compare with the Python decoder, in a process that has the sanitizer loaded first."""
+    """Compare with the Python decoder, in a process that loads the sanitizer first."""
     with tempfile.TemporaryDirectory() as made:
         extension = Path(made) / "_kernel.abi3.so"
         hatch_build.compile_extension(extension, *SANITIZED)
         libraries = [library_of_compiler(name) for name in ("libasan.so", "libstdc++.so")]
         environment = {
             **os.environ,
-            "LD_PRELOAD": " ".join(libraries),  # both before the interpreter
+            "LD_PRELOAD": " ".join(libraries),  # load both before the interpreter
             "ASAN_OPTIONS": "detect_leaks=0",  # the interpreter's own
             "PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", ""))),
         }
@@ -77,7 +77,7 @@ def compare(count: int, seed: int) -> None:
 
 
 def compared_here(extension: str, count: int, seed: int) -> None:
-    """Compare chunk after chunk; ends with the first difference."""
+    """Compare chunk after chunk, up to the first difference."""
     spec = importlib.util.spec_from_file_location("distprof._kernel", extension)
     assert spec is not None
     assert spec.loader is not None

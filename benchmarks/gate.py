@@ -5,8 +5,8 @@
     python -m benchmarks.gate --trials 2000
 
 The noise is described in ``tests/verbs/gate/noise.py``. ``own`` is the share of its variance that
-is not shared by two runs side by side. The rest of the lines is power that nothing can exceed:
-the normal test with known deviation, without outliers and without any tolerance.
+two adjacent runs do not have in common. The remaining lines show the best possible power: the
+normal test with known deviation, without outliers and without any tolerance.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ LOSS = 0.05
 
 
 def flagged(is_flagged: bool) -> str:
-    """The answer of a rule that has no third one."""
+    """The answer of a rule without an inconclusive state."""
     return "regressed" if is_flagged else "passed"
 
 
 def rows() -> dict[str, Trial]:
-    """Name to a function of true loss and seed."""
+    """Name of a rule to a function of true loss and seed."""
     quiet, calm, free = Noise(own=0.05), Noise(own=0.1), Noise(own=1.0)
     wild = Noise(noise=0.15, own=0.05)
     chaos = Noise(noise=0.15, own=1.0)
@@ -74,7 +74,7 @@ def rows() -> dict[str, Trial]:
 
 
 def best_power(deviation: float, repeats: int, false_alarms: float = 0.01) -> float:
-    """Most losses that any rule on independent runs catches (Neyman and Pearson)."""
+    """Largest share of losses that any rule on independent runs can catch (Neyman and Pearson)."""
     standard = NormalDist()
     distance = math.log1p(LOSS) / (deviation * math.sqrt(2 / repeats))
     return 1 - standard.cdf(standard.inv_cdf(1 - false_alarms) - distance)

@@ -1,8 +1,8 @@
-"""Grow a real trace to the size of a long recording, in the same text form.
+"""Grow a real trace to the size of a long recording, in the same text format.
 
-Events are repeated with times, correlation and event ids shifted, so that the result is what a
-longer recording of the same job would look like: names repeat, times and ids do not. The numbers
-of profiler steps continue too, unless ``--steps kept`` keeps them.
+Events are repeated with shifted times, correlation ids and event ids, so the result looks like a
+longer recording of the same job: names repeat, times and ids do not. The numbers of profiler steps
+also continue, unless ``--steps kept`` keeps them.
 
 Run::
 
@@ -27,7 +27,7 @@ _SOURCE = Path(__file__).parents[1] / "tests/golden/kineto/ddp-a100-2gpu-rank0/n
 
 
 def grow(trace: bytes, megabytes: float, *, number_steps: bool = True) -> Iterator[bytes]:
-    """Yield the text of ``trace`` with its events repeated until it has that many 10^6 bytes."""
+    """Yield the text of ``trace`` with its events repeated up to a size in 10^6 bytes."""
     start = _EVENTS.search(trace)
     end = _END.search(trace, start.end() if start else 0)
     if start is None or end is None:

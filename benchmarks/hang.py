@@ -1,7 +1,7 @@
 """``distprof hang`` on the dumps of 1,000 ranks with full rings: wall time, CPU and memory.
 
-Dumps are pickles in torch's form: 2,000 collectives each in a world group and groups of eight,
-one rank 40 operations behind. The answer is checked as well.
+Dumps are pickles in torch's format: 2,000 collectives each in a world group and groups of eight,
+with one rank 40 operations behind. The answer is also checked.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PER_GROUP = 8
 
 
 class Speller:
-    """Pickles plain data like torch's pickler: text is memoised, containers are not."""
+    """Pickles plain data like torch's pickler, which memoises text but not containers."""
 
     def __init__(self) -> None:
         self.known: dict[str, int] = {}
@@ -64,7 +64,7 @@ def _integer(value: int) -> bytes:
 
 
 def dump_of(rank: int, num_ranks: int, num_entries: int, *, is_behind: bool) -> dict[str, Any]:
-    """One rank's dump: every fourth collective is of the world."""
+    """One rank's dump, in which every fourth collective spans the world."""
     own = str(1 + rank // PER_GROUP)
     first = rank // PER_GROUP * PER_GROUP
     members = list(range(first, min(first + PER_GROUP, num_ranks)))

@@ -1,4 +1,4 @@
-"""Marks in a history: the rate of false marks, the rate of marked losses, and the time it takes.
+"""Marks in a history: the rates of false marks and of marked losses, and the time they take.
 
 ::
 
@@ -6,7 +6,7 @@
     python -m benchmarks.history --runs 10000     # reading, loose and put together
 
 A history has 30 commits; the loss begins with the sixteenth and stays. Runs of a commit share the
-deviation of its session; each run also deviates on its own.
+deviation of its session, and each run has its own deviation.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def reading(runs: int) -> None:
 
 
 def timed(name: str, work: Callable[[], object]) -> None:
-    """Print what it gives and how long it takes."""
+    """Print the result of a call and its time."""
     wall, cpu = time.perf_counter(), time.process_time()
     found = work()
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
@@ -120,7 +120,7 @@ def timed(name: str, work: Callable[[], object]) -> None:
 
 
 def main() -> None:
-    """Print both tables, or the one that is asked for."""
+    """Print both tables, or the requested one."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--histories", type=int, default=0)
     parser.add_argument("--runs", type=int, default=0)

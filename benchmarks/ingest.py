@@ -1,14 +1,14 @@
-"""How fast one trace becomes tables, compared with limits measured in the same run.
+"""Speed of converting one trace to tables, compared with limits measured in the same run.
 
 Contestants, in separate processes, alternating, from the same ``.json.gz``:
 
 - ``gunzip``: decompression alone; no reader of this file can be faster.
-- ``skip-all``: the same plus a JSON decoder that validates every byte and keeps nothing: the limit
+- ``skip-all``: the same plus a JSON decoder that validates every byte and keeps nothing, the limit
   of any reader without its own compiled code.
 - ``kernel``: chunks in memory to columns by the compiled kernel, without reading or unpacking.
 - ``full``: all rows to tables and Parquet.
 - ``device``: device rows only, and the union and overlap of communication and computation.
-- ``reload``: what an analysis loads from the Parquet files.
+- ``reload``: the tables that an analysis loads from the Parquet files.
 - ``analyze``: the whole command, start-up and report included.
 
 ``full``, ``device`` and ``analyze`` also run as ``…-python``, with the kernel switched off.
@@ -41,7 +41,7 @@ CONTESTANTS = (
     *(name + how for name in WITH_KERNEL for how in ("", PYTHON)),
 )
 COMMUNICATION = "nccl"
-BLOCK = 1 << 18  # as the reader asks for: larger ones are fresh memory each time
+BLOCK = 1 << 18  # as requested by the reader: larger ones are fresh memory each time
 
 
 def gunzip(trace: Path, _: Path) -> Callable[[], int]:
@@ -188,10 +188,10 @@ WORK: dict[str, Callable[[Path, Path], Callable[[], int]]] = {
 
 def run_one(name: str, trace: Path, folder: Path) -> None:
     os.environ["DISTPROF_KERNEL"] = "off" if name.endswith(PYTHON) else "on"
-    if not name.startswith("analyze"):  # the command line does this by itself
+    if not name.startswith("analyze"):  # the command line does this automatically
         from distprof.ingest.executor import import_numpy
 
-        import_numpy()  # threads for linear algebra would spin while reading begins
+        import_numpy()  # threads for linear algebra would spin at the beginning of reading
     work = WORK[name.removesuffix(PYTHON)](trace, folder)
     start = 0.0 if name.startswith("analyze") else time.process_time()  # with Python's own start
     answer = work()
@@ -219,7 +219,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, str(asked.trace), "--one"]
-        measure([*command, "full", folder])  # what reload reads
+        measure([*command, "full", folder])  # the input of reload
         contestants = {name: partial(measure, [*command, name, folder]) for name in CONTESTANTS}
         costs = rounds(contestants, asked.rounds)
     size = int(costs["gunzip"][0].output.split()[2]) / MB

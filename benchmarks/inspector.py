@@ -1,8 +1,8 @@
 """``distprof analyze`` on a folder of NCCL Inspector's records: MB per CPU second, and memory.
 
-Records are those of a generated job (``tests/inspector_records.py``), repeated with later numbers
-and times until the folder has the size that is asked for. One rank is late in the second quarter:
-the answer is checked as well.
+Records come from a generated job (``tests/inspector_records.py``), repeated with later numbers and
+times until the folder has the requested size. One rank is late in the second quarter. The answer is
+also checked.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def write(folder: Path, num_bytes: int) -> int:
 
 
 def _later(job: Job, rank: int, repeat: int) -> Iterator[str]:
-    """The job's records as those of a later time."""
+    """The job's records, moved to a later time."""
     shift = repeat * STEPS
     text = "\n".join(_lines(job, rank))
     text = _SEQ.sub(lambda m: f'"coll_sn":{int(m[1]) + shift}', text)
@@ -65,7 +65,7 @@ def _lines(job: Job, rank: int) -> list[str]:
 
 
 def check(cost: Cost) -> str:
-    """Who is named as late, and whether the time is right."""
+    """Check the rank that is named as late, and its time."""
     report = json.loads(cost.output[cost.output.index("{") :])
     log = report["collective_log"]
     spells = [one for one in log["spells"] if one["wait_ratio"] > 0.2]

@@ -1,4 +1,4 @@
-"""Each verb, ended or stopped by a signal at many moments: what is left, does the next call go on?
+"""Ends or stops each verb by a signal at many moments: what remains, and does the next call work?
 
 ::
 
@@ -6,13 +6,13 @@
     python -m benchmarks.interruptions --moments 10 --only "analyze,run"
     python -m benchmarks.interruptions --moments 50 --kept trials.jsonl --shard 1/4
 
-A job runs once undisturbed; then once for each signal and moment, from a fixed seed. With
-``--kept``, each trial is one line of a file, and trials that are in it are not run again: a call
-that was ended is resumed by the same call, and shards may share the file. Afterwards no
-process of it may run, no temporary file, socket or shared memory of ours may be left (after
-SIGKILL, or Ctrl-C twice: once the same command ran again), it may have shown no error of ours, and
-its next call must succeed. SIGSTOP is followed by SIGCONT a second later, and the job must end as
-if it had not been stopped.
+A job runs once undisturbed, then once for each signal and moment, from a fixed seed. With
+``--kept``, each trial is one line of a file, and trials in the file are not run again: the same
+call resumes a call that was ended, and shards may share the file. After a trial, none of its
+processes may run, no temporary file, socket or shared memory of distprof may be left (after
+SIGKILL, or Ctrl-C twice: once the same command has run again), it may not have shown an error in
+distprof, and its next call must succeed. SIGSTOP is followed by SIGCONT a second later, and the job
+must end as if it had not been stopped.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ SMALL = (
 SIGNALS = ("SIGINT", "SIGINT twice", "SIGTERM", "SIGKILL", "SIGSTOP")
 ENDS = {"SIGINT": {130, -2}, "SIGINT twice": {130, -2}, "SIGTERM": {143, -15}, "SIGKILL": {-9}}
 AT_ONCE = ("SIGKILL", "SIGINT twice")
-"""After these the next call tidies up."""
+"""After these signals, the next call cleans up."""
 OURS = re.compile(r"unexpected error in distprof|distprof/[^\n]*, line \d+[^/]*\Z")
-"""A bug of ours, caught or not: the last frame of a traceback is in one of our files."""
+"""A bug in distprof, caught or not: the last frame of a traceback is in one of its files."""
 TRAIN = """
 import os, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -69,14 +69,15 @@ dist.destroy_process_group()
 
 @dataclass(frozen=True, kw_only=True)
 class Verb:
-    """A command, and the one that must succeed after it was ended.
+    """A command, and the command that must succeed after it was ended.
 
     Args:
-        name: For people.
+        name: Name in the table.
         command: Arguments of distprof; ``{}`` is the folder that it may write to.
-        after: Arguments of the next call; empty for the same again.
-        may_fail: Exit codes of the next call besides 0: 3 where nothing may have been recorded yet.
-        ends: Exit codes of the program itself, if it is a user's, after a signal.
+        after: Arguments of the next call; empty for the same command.
+        may_fail: Allowed exit codes of the next call other than 0: 3 if nothing may have been
+            recorded.
+        ends: Exit codes of a user's program after a signal.
     """
 
     name: str
@@ -114,11 +115,11 @@ def verbs() -> Iterator[Verb]:
 
 
 class Trial:
-    """One job in a folder of its own.
+    """One job in a separate folder.
 
     Args:
-        verb: What runs.
-        folder: Where; it is also the place for its temporary files.
+        verb: The command.
+        folder: Its folder, which also holds its temporary files.
     """
 
     def __init__(self, verb: Verb, folder: Path) -> None:
@@ -143,7 +144,7 @@ class Trial:
         return time.monotonic() - began
 
     def troubles(self, how: str, after_s: float) -> Iterator[str]:
-        """What is wrong after the signal, one sentence each."""
+        """Failures after the signal, one sentence each."""
         process = self._start(self._verb.command)
         time.sleep(after_s)
         was_running = process.poll() is None
@@ -181,7 +182,7 @@ class Trial:
             yield f"shared memory is left{when}: {sorted(shared)[:3]}"
 
     def _shared_that_stays(self) -> set[str]:
-        """Shared memory that nobody deletes: other work on this machine makes some for moments."""
+        """Shared memory that is not deleted: other programs create some for moments."""
         if self._verb.ends:
             return set()
         limit, left = time.monotonic() + GRACE_S, set(_shared_memory()) - self._shared
@@ -204,7 +205,7 @@ class Trial:
             yield from self._files(" after the next call")
 
     def _age(self) -> None:
-        """Temporary files are as old as they will be when the next call comes."""
+        """Make temporary files as old as they will be at the next call."""
         old = time.time() - 100
         for path in (self._folder / "tmp").iterdir():
             os.utime(path, (old, old))
@@ -230,7 +231,7 @@ class Trial:
         )
 
     def _processes(self) -> list[int]:
-        """Those that were started with our mark and still run."""
+        """Processes that were started with our mark and still run."""
         mark, found = f"{MARK}={self._mark}".encode(), []
         for entry in Path("/proc").iterdir():
             try:
@@ -246,12 +247,12 @@ def _runs(process: Path) -> bool:
 
 
 def _shared_memory() -> Iterator[str]:
-    """What multiprocessing makes."""
+    """Shared memory of multiprocessing."""
     return (path.name for kind in ("sem.*", "psm_*") for path in Path("/dev/shm").glob(kind))
 
 
 def _is_mapped(name: str) -> bool:
-    """Whether a living process uses it: it belongs to other work on this machine."""
+    """Whether a running process uses it, so that it belongs to another program."""
     for entry in Path("/proc").iterdir():
         try:
             if f"/dev/shm/{name}" in (entry / "maps").read_text():
@@ -262,7 +263,7 @@ def _is_mapped(name: str) -> bool:
 
 
 def _tell(process: subprocess.Popen[str], how: str) -> None:
-    """Send what a terminal or a scheduler sends: Ctrl-C goes to the whole group."""
+    """Send the signals of a terminal or a scheduler: Ctrl-C goes to the whole group."""
     if process.poll() is not None:
         return
     if how.startswith("SIGINT"):
@@ -284,10 +285,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         verb: Its name.
         how: The signal.
-        seed: That of the moments.
-        number: Which moment.
-        after_s: When it was, seconds from the start.
-        troubles: What was wrong; none if nothing was.
+        seed: Seed of the moments.
+        number: Number of the moment.
+        after_s: Time of the signal, seconds from the start.
+        troubles: Failures; empty if there were none.
     """
 
     verb: str
@@ -299,7 +300,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> tuple[str, str, int, int]:
-        """What identifies it."""
+        """Its identity."""
         return self.verb, self.how, self.seed, self.number
 
 
@@ -328,7 +329,7 @@ def main() -> None:
 
 
 def _try(verb: Verb, options: argparse.Namespace, base: Path, kept: Kept[Outcome]) -> None:
-    """Every trial of this shard that is not done."""
+    """Run every remaining trial of this shard."""
     part, _, parts = options.shard.partition("/")
     known = {outcome.key for outcome in kept.results}
     trials = list(product(options.signals.split(","), range(options.moments)))
@@ -362,7 +363,7 @@ def _try(verb: Verb, options: argparse.Namespace, base: Path, kept: Kept[Outcome
 
 
 def _summarise(outcomes: Sequence[Outcome]) -> int:
-    """Print one line for each verb and signal; the number of trials with trouble."""
+    """Print one line for each verb and signal. Returns the number of trials with failures."""
     for verb, how in dict.fromkeys((each.verb, each.how) for each in outcomes):
         these = [each for each in outcomes if (each.verb, each.how) == (verb, how)]
         wrong = sum(bool(each.troubles) for each in these)

@@ -1,4 +1,4 @@
-"""Results of a long campaign, a line of a file each: a call that was ended can be resumed."""
+"""Results of a long campaign, one per line of a file, so that an ended call can be resumed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Kept(Generic[T]):
     """The results so far; each is written when it is added.
 
     Args:
-        file: Where they are kept; None for this call only.
-        kind: What they are.
+        file: The file that keeps them; None for this call only.
+        kind: Type of the results.
     """
 
     def __init__(self, file: Path | None, kind: type[T]) -> None:
@@ -26,7 +26,7 @@ class Kept(Generic[T]):
         self.results = [msgspec.json.decode(line, type=kind) for line in lines]
 
     def add(self, result: T) -> None:
-        """Keep one."""
+        """Add and write one result."""
         self.results.append(result)
         if self._file is not None:
             with self._file.open("ab") as file:

@@ -8,11 +8,11 @@
 A job has a known truth: the CPU of one rank launches late, the GPUs of two nodes are slower by
 12 %, and each node's clock is off by up to 10 ms and drifts by up to 20 ppm. Its ranks are
 simulated with numpy, all at once, and written straight into a cache in a temporary folder, as if
-``distprof analyze`` had read their traces before; a fresh process then analyses them from there.
-Collectives are those of a node, of the ranks at one place in every node, and of the whole job, with
-one kernel before each.
+``distprof analyze`` had read their traces before. A fresh process then analyses them from there.
+Collectives span a node, the ranks with the same index in every node, or the whole job, with one
+kernel before each.
 
-Growth is fitted to what a job takes beyond the smallest one, whose start-up all jobs share.
+Growth is fitted to the cost beyond that of the smallest job, whose start-up all jobs share.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ NODE = 8
 PER_STEP = 36
 COMPUTE_NS, LAUNCH_NS, GAP_NS = 1_000_000, 6_000, 2_000
 LATE_NS = 300_000
-"""How late the CPU of the slow rank launches each kernel that computes."""
+"""Delay of the slow rank's CPU in launching each computation kernel."""
 SLOW_NODES = 1.12
 AHEAD_NS = 3_000_000
 """How far CPUs run ahead of their GPUs."""
@@ -80,13 +80,13 @@ Int64 = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What is generated.
+    """A job to generate.
 
     Args:
         num_ranks: A multiple of eight.
         num_steps: Steps.
         per_step: Collectives of each rank in a step.
-        seed: Of the noise, the clocks and who is slow.
+        seed: Seed of the noise, the clocks and the choice of slow ranks.
     """
 
     num_ranks: int
@@ -96,12 +96,12 @@ class Job:
 
     @property
     def dice(self) -> np.random.Generator:
-        """Of who is slow, from its start."""
+        """Random numbers for the choice of slow ranks, from the start."""
         return np.random.default_rng(self.seed)
 
     @property
     def num_nodes(self) -> int:
-        """Of eight ranks each."""
+        """Number of nodes of eight ranks."""
         return self.num_ranks // NODE
 
     @property
@@ -122,7 +122,7 @@ class Job:
         return [node * NODE + place for node in self.slow_nodes for place in range(NODE)]
 
     def axis(self, number: int) -> int:
-        """Index into :data:`AXES` of a collective: mostly of a node; one of all ends a step."""
+        """Index into :data:`AXES` of a collective: mostly a node; a global one ends a step."""
         if number % self.per_step == self.per_step - 1:
             return 2
         return 1 if number % 4 == 3 else 0
@@ -130,14 +130,14 @@ class Job:
 
 @dataclass(kw_only=True)
 class Times:
-    """When each rank begins and ends each collective, ns since the job's start on its own clock."""
+    """Start and end of each collective on each rank, ns since the job's start on its own clock."""
 
     begin: Int64
     end: Int64
 
 
 def simulated(job: Job) -> Times:
-    """Shapes ``(ranks, collectives)``; data move once the last rank of the group is there."""
+    """Simulate times of shape ``(ranks, collectives)``: data move once a group is complete."""
     dice = np.random.default_rng([job.seed, 1])
     count = job.num_steps * job.per_step
     pace = np.ones(job.num_ranks)
@@ -160,7 +160,7 @@ def simulated(job: Job) -> Times:
 
 
 def generate(job: Job, folder: Path) -> tuple[Path, Path]:
-    """Write stubs of traces and the cache entries that go with them; where both are."""
+    """Write stubs of traces and their cache entries. Returns both folders."""
     traces, kept = folder / "traces", folder / "cache"
     traces.mkdir()
     times = simulated(job)
@@ -182,7 +182,7 @@ def generate(job: Job, folder: Path) -> tuple[Path, Path]:
 
     with ProcessPoolExecutor() as pool:
         every = jobs()
-        while some := list(itertools.islice(every, 256)):  # not all tables at once
+        while some := list(itertools.islice(every, 256)):  # one table at a time
             list(pool.map(_write, some, chunksize=16))
     return traces, kept
 
@@ -347,7 +347,7 @@ def tables_of(
 
 
 def wrongly_named(job: Job, report: dict[str, Any]) -> list[str]:
-    """What the report says of who is slow that is not so, or does not say."""
+    """Errors of the report on slow ranks: wrong statements and omissions."""
     sets = [set(one["ranks"]) for one in report["stragglers"]["sets"]]
     truth = [{job.slow_rank}, set(job.slow_ranks)]
     wrong = [f"{fold_ranks(sorted(one))} is not slow" for one in sets if one not in truth]
@@ -365,7 +365,7 @@ class Result:
 
     @property
     def collectives(self) -> int:
-        """Of all ranks."""
+        """Number of collectives of all ranks."""
         return self.job.num_ranks * self.job.num_steps * self.job.per_step
 
 
@@ -442,23 +442,23 @@ def show_growth(num_rounds: int) -> list[str]:
     return beyond
 
 
-# Memory of what crosses ranks ---------------------------------------------------------------------
+# Memory of the comparison of ranks ----------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class InMemory:
-    """Tables of one rank, made when they are asked for."""
+    """Tables of one rank, made on request."""
 
     tables: RankTables
 
     def load(self, *, every_host_row: bool = False) -> RankTables:
-        """As they are; there are no other host rows."""
+        """The tables unchanged; there are no other host rows."""
         del every_host_row
         return self.tables
 
 
 def run_of(job: Job) -> Run:
-    """The job as a run, as ingest leaves it."""
+    """The job as a run, in the form that ingest returns."""
     times, groups = simulated(job), _groups(job)
     ranks = []
     for rank, names in enumerate(_names(groups)):
@@ -513,7 +513,7 @@ def array_bytes(held: Any, seen: set[int]) -> int:
 
 
 def held_bytes(job: Job) -> dict[str, int]:
-    """Bytes of each summary that is kept of all ranks at once."""
+    """Bytes of each summary that is kept for all ranks at once."""
     run = run_of(job)
     analyses = measure_run(run)
     seen: set[int] = set()

@@ -1,8 +1,8 @@
 """One job of 1, 8 and 64 ranks of 10 MB each: CPU, wall time and memory as ranks grow.
 
-Each rank is the same real trace (two A100, three steps) under another rank number; all are analysed
-by ``distprof analyze`` with nothing cached, and loaded by HTA where it is installed. The numbers to
-look at: CPU grows in proportion to ranks, memory of the process tree does not grow.
+Each rank is the same real trace (two A100, three steps) under another rank number.
+``distprof analyze`` analyses all of them with nothing cached, and HTA loads them if it is
+installed. Expected: CPU grows in proportion to ranks, and memory of the process tree does not grow.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ def _descendants(pid: int) -> list[int]:
         try:
             children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
         except OSError:
-            continue  # it ended between two looks
+            continue  # it ended between two samples
         found += map(int, children)
     return found
 

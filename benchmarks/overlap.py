@@ -1,4 +1,4 @@
-"""Overlap of many kernels: distprof against HTA, or against its formulation where it is absent.
+"""Overlap of many kernels: distprof compared with HTA, or with HTA's formulation if it is missing.
 
 Both sides start from the same rows (start, duration, coded kernel name) and end at the share of
 communication that overlaps with computation. Times are CPU seconds of one process, both in the same
@@ -73,7 +73,7 @@ def timed(function: Callable[..., float], *args: np.ndarray) -> tuple[float, flo
 
 
 def with_distprof(start: np.ndarray, duration: np.ndarray, codes: np.ndarray) -> float:
-    """Names are judged once each; the rest is arithmetic on sets of intervals."""
+    """Classify each name once; the rest is arithmetic on sets of intervals."""
     kinds = [
         ActivityKind.COMMUNICATION if COMMUNICATION.match(name) else ActivityKind.COMPUTATION
         for name in NAMES

@@ -5,13 +5,14 @@
     python benchmarks/probe_cost.py
     python benchmarks/probe_cost.py --step-ms 200 --steps 200 --rounds 5
 
-A small model trains one rank in one thread and then sleeps, so that a step lasts as long as asked.
-Contestants run alternately, each in a fresh process. CPU time of all threads is the upper bound of
-the cost when every core is busy; that of the training thread is the cost when there is a core to
+A small model trains one rank in one thread and then sleeps, so that a step has the requested
+length. Contestants run alternately, each in a fresh process. CPU time of all threads is the upper
+bound of the cost if every core is busy. CPU time of the training thread is the cost with a core to
 spare, because the other threads then run there. ``no-attach`` is ``always-on`` without the socket
-and the thread that looks for requests of other nodes. Unlike the length of steps, both hardly
-depend on other programs on the machine. ``once`` is what the first steps cost more: probes look at
-the program's objects then. Limit: 1 % of a step of 200 ms, 0.5 % with a core to spare.
+and the thread that looks for requests from other nodes. Unlike the length of steps, both hardly
+depend on other programs on the machine. ``once`` is the additional cost of the first steps, in
+which probes inspect the program's objects. Limit: 1 % of a step of 200 ms, 0.5 % with a core to
+spare.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Contestant = Literal["without", "off", "no-attach", "always-on"]
 CONTESTANTS: tuple[Contestant, ...] = get_args(Contestant)
 WARM_UP = 20
 FIRST = 5
-"""Steps in which probes do what they do once."""
+"""Steps in which probes do their one-time work."""
 
 
 def train(contestant: Contestant, steps: int, step_ms: float) -> None:

@@ -8,19 +8,19 @@
 
 Each trial runs a program of ``tests/programs`` under ``distprof capture``, healthy or with one of
 five faults; a program's second trial comes after the first one of all others. "Named" counts
-reports that blame the struck rank alone, "explained" those that also name the cause, "others" those
-that blame another rank. The last columns are the probes' own measurement of their cost. ``--busy
-N`` adds N processes that compute for the whole time. With ``--kept``, each trial is one line of a
-file, and trials that are in it are not run again: a call that was ended is resumed by the same
-call. ``--wrong`` keeps the run directories of trials that were not judged right.
+reports that blame only the faulty rank, "explained" those that also name the cause, "others" those
+that blame another rank. The last columns are the probes' own measurement of their cost.
+``--busy N`` adds N processes that compute for the whole time. With ``--kept``, each trial is one
+line of a file, and trials in the file are not run again: the same call resumes a call that was
+ended. ``--wrong`` keeps the run directories of trials with a wrong report.
 
 ::
 
     python -m benchmarks.programs --overhead --steps 120 --trials 3 --ranks 1
 
-prints what always-on probes and tracing cost each healthy program: of its step, with the 95 %
-interval over alternating blocks of steps. Of several trials it shows the median one. The probes
-need six pairs of blocks: give enough steps, and leave a core free.
+prints the cost of always-on probes and tracing for each healthy program, as a share of its step,
+with the 95 % interval over alternating blocks of steps. With several trials it shows the median
+one. The probes need six pairs of blocks: give enough steps, and leave a core free.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ Case = tuple[Program, Fault | None]
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """What the probes cost, as shares of the step.
+    """Cost of the probes, as shares of the step.
 
     Args:
         ratio: The estimate.
         low: Lower end of its 95 % interval.
         high: Upper end.
-        num_pairs: Pairs of blocks that it is from; of the rank with the fewest.
+        num_pairs: Number of pairs of blocks, on the rank with the fewest.
         step_ns: Step without them.
     """
 
@@ -86,14 +86,14 @@ class Trial(msgspec.Struct, kw_only=True):
         program: Its name.
         fault: Kind of the fault; empty if healthy.
         number: Of the trial, from 0.
-        busy: Processes that computed next to it.
-        steps: How many it was to train.
+        busy: Number of other processes that computed at the same time.
+        steps: Number of steps to train.
         failed: Whether it ended badly or left no report.
-        steps_wrong: Whether the steps are not those of the program's log.
-        named: Whether the report blames the struck rank alone.
+        steps_wrong: Whether the steps differ from the program's log.
+        named: Whether the report blames only the faulty rank.
         explained: Whether it also names the cause.
         blamed_others: Whether it blames another rank.
-        said: What it said where that is not right.
+        said: The report's statements, if they are not right.
         unmeasured: Why a cost could not be measured.
         always_on: Cost of the probes without tracing.
         tracing: Cost of tracing.
@@ -116,13 +116,13 @@ class Trial(msgspec.Struct, kw_only=True):
 
     @property
     def is_right(self) -> bool:
-        """Whether the report says what it should, and nothing else."""
+        """Whether the report names the fault and nothing else."""
         found = self.explained or not self.fault
         return found and not (self.failed or self.steps_wrong or self.blamed_others)
 
 
 def judge(trial: Trial, program: Program, fault: Fault | None, ended: Ended) -> None:
-    """Fill in what became of a trial."""
+    """Fill in the result of a trial."""
     if ended.code != 0 or not (ended.folder / "report.json").is_file():
         errors = [one for one in ended.err.splitlines() if "Error" in one]
         said = (errors or ["no error was printed"])[0][:200]
@@ -159,7 +159,7 @@ def _same(one: Trial, other: Trial) -> bool:
 
 @contextlib.contextmanager
 def busy(number: int) -> Iterator[None]:
-    """That many processes which compute."""
+    """Run this many processes that compute."""
     code = "while True: sum(range(9999))"
     load = [subprocess.Popen([sys.executable, "-S", "-c", code]) for _ in range(number)]
     try:
@@ -171,7 +171,7 @@ def busy(number: int) -> Iterator[None]:
 
 
 def cases(only: str, *, healthy_only: bool, ranks: int | None = None) -> list[Case]:
-    """Each program healthy and with each of its faults; those whose name holds the text."""
+    """Each program healthy and with each of its faults, if the name contains the text."""
     found: list[Case] = []
     for usual in PROGRAMS.values():
         program = usual if ranks is None else replace(usual, ranks=ranks)
@@ -191,7 +191,7 @@ def _kind(fault: Fault | None) -> str:
     return fault.kind if fault else ""
 
 
-# What is printed ----------------------------------------------------------------------------------
+# Output -------------------------------------------------------------------------------------------
 
 
 def line(case: Case, trials: Sequence[Trial]) -> str:
@@ -212,7 +212,7 @@ def line(case: Case, trials: Sequence[Trial]) -> str:
 
 
 def totals(trials: Sequence[Trial]) -> str:
-    """Rates over all programs: of the faults, and of the healthy runs."""
+    """Rates over all programs, for faulty and for healthy runs."""
     struck = [trial for trial in trials if trial.fault]
     healthy = [trial for trial in trials if not trial.fault]
 
@@ -233,7 +233,7 @@ def _short(costs: list[Cost]) -> str:
 
 
 def median(costs: list[Cost]) -> Cost | None:
-    """The cost in the middle; None if no trial could measure one."""
+    """The median cost; None if no trial could measure one."""
     ordered = sorted(costs, key=lambda cost: cost.ratio)
     return ordered[len(costs) // 2] if costs else None
 
@@ -260,7 +260,7 @@ def _head(*, is_overhead: bool) -> str:
 
 
 def show(chosen: Sequence[Case], trials: Sequence[Trial], *, is_overhead: bool) -> None:
-    """Print a row for each case that was tried, then the rates."""
+    """Print a row for each tried case, then the rates."""
     print(_head(is_overhead=is_overhead))
     tried: list[Trial] = []
     for case in chosen:
@@ -276,7 +276,7 @@ def show(chosen: Sequence[Case], trials: Sequence[Trial], *, is_overhead: bool) 
 
 
 def _keep(folder: Path, place: Path) -> None:
-    """Keep a run directory, in place of one of the same name."""
+    """Keep a run directory, replacing one of the same name."""
     shutil.rmtree(place, ignore_errors=True)
     if folder.exists():
         place.parent.mkdir(parents=True, exist_ok=True)

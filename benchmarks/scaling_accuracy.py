@@ -37,7 +37,7 @@ LONG, SHORT = (1, 2, 4, 8, 16), (1, 2, 4, 8)
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One law with its parameters, and the sweep that is to find them."""
+    """One law with its parameters, and the sweep from which to estimate them."""
 
     law: Law
     truth: tuple[float, ...]
@@ -52,7 +52,7 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    """Inside and at the bounds of what the laws allow."""
+    """Cases inside and at the bounds of the parameters."""
     for noise in NOISES:
         for truth in ((0.05, 0.001), (0.0, 0.0005), (0.05, 0.0), (0.0, 0.0)):
             yield Case(law="usl", truth=truth, sizes=LONG, repeats=5, noise=noise)

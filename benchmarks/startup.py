@@ -1,8 +1,9 @@
 """Start-up: commands and small traces, compared with their imports, and with another version.
 
 Limits, in CPU time on a quiet core: ``distprof --help`` 100 ms, a first ``distprof analyze`` of a
-small trace 500 ms. On a busy machine compare with ``import numpy, msgspec``, measured in turn.
-``--against`` takes a checkout of another version: each command is then measured in both, in turn.
+small trace 500 ms. On a busy machine, compare with ``import numpy, msgspec``, measured alternately.
+``--against`` takes a checkout of another version: each command is then measured in both,
+alternately.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ FIRST, AGAIN = "first", "again"
 
 
 def environment(root: Path, cache: Path) -> dict[str, str]:
-    """Of a process that runs the checkout ``root``."""
+    """Environment of a process that runs the checkout ``root``."""
     places = (root, root / "probes", root / "reference_runs")
     return {"PYTHONPATH": os.pathsep.join(map(str, places)), "XDG_CACHE_HOME": str(cache)}
 
@@ -83,12 +84,12 @@ def main() -> None:
     parser.add_argument("--hta-python", default=sys.executable, help="a Python that has HTA")
     options = parser.parse_args()
 
-    os.environ.pop("DISTPROF_CACHE_DIR", None)  # as for somebody who names no cache
+    os.environ.pop("DISTPROF_CACHE_DIR", None)  # as for a user who sets no cache
     compile_as_installed()
     with tempfile.TemporaryDirectory() as folder:
         measured = contestants(options.hta_python, options.against, Path(folder))
         for run in measured.values():
-            run()  # once for the disk cache and the compiled files
+            run()  # a first run, for the disk cache and the compiled files
         costs = {name: medians(each) for name, each in rounds(measured, options.rounds).items()}
     print(machine())
     print(versions_of("distprof", "click", "numpy", "pandas"))

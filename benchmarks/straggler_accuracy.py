@@ -41,7 +41,7 @@ PATTERN, CAUSE = StragglerPattern, StragglerCause
 
 @dataclass(frozen=True)
 class Case:
-    """A job, and the expected result of the analysis; without a rank, none is responsible."""
+    """A job, and the expected result of the analysis. Without a rank, none is responsible."""
 
     job: SimulatedJob
     rank: int | None = None
@@ -107,7 +107,7 @@ def transient(seed: int) -> Case:
 
 
 def rotates(seed: int) -> Case:
-    """In each step another rank is slower by 40 %."""
+    """In each step a different rank is slower by 40 %."""
     job, _ = _with_rank(seed, num_steps=14, least=4)
     ranks = list(range(job.world_size))
     random.Random(seed).shuffle(ranks)
@@ -155,7 +155,7 @@ CASES: tuple[Callable[[int], Case], ...] = (
 
 
 def analyse(job: SimulatedJob) -> StragglersResult:
-    """From recording to stragglers."""
+    """Analyse a recording up to stragglers."""
     run = assemble_run("simulated", job.run().to_ranks())
     analyses = measure_run(run)
     return analyze_stragglers(run, analyses, analyze_step_time(run, analyses))

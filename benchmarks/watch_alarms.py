@@ -1,4 +1,4 @@
-"""How often ``distprof watch`` raises a false alarm, and how soon it tells of a straggler.
+"""How often ``distprof watch`` raises a false alarm, and how soon it reports a straggler.
 
 ::
 
@@ -6,18 +6,19 @@
     python benchmarks/watch_alarms.py --weeks 4 --seed 100 --trials 2000
     python benchmarks/watch_alarms.py --buckets 4
 
-Healthy training at 1,024 ranks and one step per second is simulated week after week, and the laws
-of ``distprof/verbs/watch`` decide. What is healthy: ranks that differ by 1 % for ever, drift by
-0.7 % for minutes, and vary by 2 % from step to step with heavy tails (Student's t, 4 degrees of
-freedom); garbage collections of single ranks; nodes that something disturbs for up to 15 steps
-once a day; steps that are slow for all ranks alike; a checkpoint every 500 steps, which takes rank
-0 longest. A straggler then is one rank whose own time is 10 % above that of its peers, with the
-same noise. The limit: less than one false alarm in a week, and a straggler told within 50 steps.
+Healthy training at 1,024 ranks and one step per second is simulated week after week, and the rules
+of ``distprof/verbs/watch`` decide. Healthy training includes ranks that differ by 1 % permanently,
+drift by 0.7 % for minutes, and vary by 2 % from step to step with heavy tails (Student's t, 4
+degrees of freedom), garbage collections of single ranks, nodes that are disturbed for up to 15
+steps once a day, steps that are slow for all ranks, and a checkpoint every 500 steps, which takes
+rank 0 longest. A straggler is then one rank whose own time is 10 % above that of its peers, with
+the same noise. The limit is less than one false alarm in a week, and a straggler reported within 50
+steps.
 
-With ``--buckets`` ranks work on GPUs, and the laws see only what their collectives took: gradients
-are reduced in so many parts during the last two thirds of a rank's work.
+With ``--buckets`` ranks work on GPUs, and the rules see only the times of their collectives:
+gradients are reduced in this number of parts during the last two thirds of a rank's work.
 
-No training runs here, and no clock is read: the figures depend on the seed alone.
+No training runs here, and no clock is read: the figures depend only on the seed.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Training:
     def _one_step(self, own: np.ndarray) -> None:
         random, keep = self._random, np.exp(-1 / MEMORY)
         renew = np.sqrt(1 - keep**2)
-        if self._step % 10 == 0:  # drifts are slow: a tenth of the numbers, the same process
+        if self._step % 10 == 0:  # drifts are slow: a tenth of the numbers gives the same process
             keep10, renew10 = keep**10, np.sqrt(1 - keep**20)
             self._drift = keep10 * self._drift + renew10 * self._drift_size * (
                 random.standard_normal(RANKS)
@@ -108,7 +109,7 @@ class Training:
 
 
 class Seen:
-    """Own times as the watcher knows them: exactly, or from the collectives of GPUs.
+    """Own times as seen by the watcher: exactly, or from the collectives of GPUs.
 
     Args:
         buckets: Parts in which gradients are reduced; 0 on CPU ranks.
@@ -122,7 +123,7 @@ class Seen:
 
     @property
     def is_slow(self) -> np.ndarray:
-        """Which ranks are slow."""
+        """Flags of the slow ranks."""
         return self._slow.state.is_on
 
     def observe(self, own: np.ndarray) -> None:
@@ -146,7 +147,7 @@ class Seen:
 
 
 def alarms_of(seed: int, steps: int, buckets: int) -> tuple[int, int]:
-    """False alarms of a healthy job: of single ranks, and of the job's speed."""
+    """False alarms of a healthy job: on single ranks, and on the job's speed."""
     training, seen, speed = Training(seed), Seen(buckets), JobSpeed(0.20)
     before, was_slow = np.zeros(RANKS, dtype=bool), False
     of_ranks = of_job = 0

@@ -1,4 +1,4 @@
-"""What ``distprof watch`` costs: CPU time of one look, and memory, by number of ranks.
+"""Cost of ``distprof watch``: CPU time of one look, and memory, by number of ranks.
 
 ::
 
@@ -67,7 +67,7 @@ def begin(folder: Path, ranks: int) -> list[Path]:
 
 
 def measure(ranks: int, looks: int) -> tuple[float, float]:
-    """CPU seconds of the first look, and of a later one."""
+    """CPU seconds of the first look and of a later one."""
     with tempfile.TemporaryDirectory() as folder:
         files = begin(Path(folder), ranks)
         live, job = GrowingRun(folder), JobWatch(folder, default_levels())
@@ -84,7 +84,7 @@ def measure(ranks: int, looks: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Measure, the smallest job first, so that the memory is that of each."""
+    """Measure the smallest job first, so that peak memory is that of each job."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[64, 1_024])
     parser.add_argument("--looks", type=int, default=30)

@@ -1,4 +1,4 @@
-"""What-if on operation tables: the whole program on published tables, and the simulation at scale.
+"""What-if on operation tables: the whole program on published tables, and large simulations.
 
 A fresh process analyses each table. This process generates, writes, reads and simulates a table of
 64 workers with 10,000 operations each. Times are CPU seconds of one core.
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def published(tables: list[Path], rounds: int) -> list[str]:
-    """Whole program on each table; names of those beyond a limit."""
+    """Run the whole program on each table. Returns the names of tables beyond a limit."""
     program = (sys.executable, "-m", "distprof", "analyze")
     rows, slow = [], []
     for table in tables:
@@ -71,7 +71,7 @@ def published(tables: list[Path], rounds: int) -> list[str]:
 
 
 def at_scale(folder: Path) -> list[str]:
-    """Parts of the work on 64 workers with 10,000 operations each."""
+    """Measure the parts of the work on 64 workers with 10,000 operations each."""
     rng = np.random.default_rng(0)
     log = log_of(pipeline_rows(lambda *_: int(rng.integers(10**6, 2 * 10**6)), **SHAPE), unit=1)
     path = write_table(folder / "many.parquet", log)

@@ -1,4 +1,4 @@
-"""Generates what follows from the code: reference pages, JSON Schemas, llms.txt, README's demo.
+"""Generates everything derived from the code: reference pages, schemas, llms.txt, README's demo.
 
 ::
 
@@ -130,7 +130,7 @@ entry of the cache beyond its limit is made again from the trace.
 
 
 def limits_page(bounds: Sequence[Bound]) -> str:
-    """The page of what every reader takes at most."""
+    """The page of the limits of every reader."""
     rows = (
         f"| {bound.reads.replace('|', ' ')} | {bound.num_bytes / 1e6:,.0f} | {_count(bound.rows)} "
         f"| {_count(bound.names)} | {_count(bound.depth)} | {bound.beyond} "

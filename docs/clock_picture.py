@@ -1,7 +1,7 @@
 """The picture of the how-to on merged time lines: one step of two nodes, naive and corrected.
 
-A simulated job, whose second node's clock is 6 ms behind, is read and aligned as any other. The
-upper half draws the times of its traces as they are, the lower half those of an export.
+A simulated job, in which the clock of the second node is 6 ms behind, is read and aligned like any
+other. The upper half draws the unchanged times of its traces, the lower half those of an export.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ def clock_picture() -> str:
 
 
 def _boxes(run: Run, times: _Times, waits: Mapping[int, Int64Array]) -> Iterator[_Box]:
-    """What both ranks did in the middle step, times by ``times``.
+    """Activities of both ranks in the middle step, at times given by ``times``.
 
     Args:
         run: The recording.
-        times: From own times of a rank to those to draw.
-        waits: When the last member of each collective started; empty draws them whole.
+        times: Converts a rank's own times to those to draw.
+        waits: Start of the last member of each collective; if empty, collectives are drawn whole.
     """
     for row, rank in enumerate(run.ranks):
         window = tuple(int(rank.steps[name][1]) for name in ("start_ns", "end_ns"))

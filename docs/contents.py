@@ -22,12 +22,12 @@ __all__ = [
 
 DOCS = Path(__file__).parent
 RULES = "reference/rules/README.md"
-"""The list of all rules. The index names it, and it names the rules."""
+"""The list of all rules. The index links to it, and it links to the rules."""
 
 OUTSIDE = "../"
-"""How the paths of pages begin that are not in ``docs/``."""
+"""Prefix of the paths of pages outside ``docs/``."""
 PROJECT = "project"
-"""Folder of the site for those."""
+"""Folder of the site for those pages."""
 
 _FAMILIES = {
     "CAP": "Recording",
@@ -75,7 +75,7 @@ def contents(index: str) -> tuple[Section, ...]:
 
 
 def place_of(page: str) -> str:
-    """Where the site has a page of the index."""
+    """Path on the site of a page of the index."""
     return page.replace(OUTSIDE, f"{PROJECT}/", 1) if page.startswith(OUTSIDE) else page
 
 
@@ -91,7 +91,7 @@ def rule_families() -> dict[str, list[str]]:
 def outside_code(
     pattern: re.Pattern[str], change: Callable[[re.Match[str]], str], text: str
 ) -> str:
-    """Replace what matches in Markdown, except in fenced blocks and between backticks."""
+    """Replace matches in Markdown, except in fenced blocks and between backticks."""
     done, end = [], 0
     for code in _CODE.finditer(text):
         done += [pattern.sub(change, text[end : code.start()]), code[0]]

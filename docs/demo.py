@@ -1,12 +1,12 @@
-"""What README shows of ``distprof demo``: the first lines in a terminal, and a picture of the page.
+"""README's view of ``distprof demo``: the first lines in a terminal, and a picture of the page.
 
 ::
 
     python -m docs.demo --check    # exit code 1 if the picture is not of today's page
     python -m docs.demo --write    # take the picture again, with a headless Chromium
 
-``docs.build`` writes the lines. The picture has a fingerprint of the part of the page that it shows
-inside, so that a change of the page is noticed where there is no browser.
+``docs.build`` writes the lines. The picture contains a fingerprint of the visible part of the page,
+so that a change of the page is noticed without a browser.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = [
 
 PICTURE = DOCS / "report.png"
 MAX_BYTES = 300_000
-"""README should open at once on a slow line too."""
+"""README should open at once even on a slow connection."""
 
 _SIZE = (1280, 785)
 _LINES, _WIDTH = 10, 100
@@ -57,7 +57,7 @@ _KEY = b"fingerprint\0"
 
 @cache
 def demo_report() -> Report:
-    """What the demo reports, wherever the repository is."""
+    """The demo's report, independent of the location of the repository."""
     report = analyze(open_run(FOLDER, use_cache=False, config=Config()), config=Config())
     return replace(report, run=replace(report.run, source=FOLDER.name))
 
@@ -104,7 +104,7 @@ def _chunks(picture: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def with_fingerprint(picture: bytes, value: str) -> bytes:
-    """A PNG file with a fingerprint, in a chunk of text before its last chunk, which is empty."""
+    """A PNG file with a fingerprint, in a text chunk before its last chunk, which is empty."""
     content = b"tEXt" + _KEY + value.encode("latin-1")
     size, checksum = struct.pack(">I", len(content) - 4), struct.pack(">I", zlib.crc32(content))
     return picture[:-12] + size + content + checksum + picture[-12:]

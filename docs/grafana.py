@@ -1,4 +1,4 @@
-"""The Grafana dashboard for what ``distprof export prometheus`` sends; generated, so that it fits.
+"""Generates the Grafana dashboard for the metrics of ``distprof export prometheus``.
 
 Panels are declared here in a line each. Metric names in their queries are checked against the
 exporter's by a test.
@@ -108,7 +108,7 @@ _PANELS: Sequence[tuple[str, str, str, Sequence[tuple[str, str]]]] = (
     ),
     (
         "Last report",
-        "What the plan gives back",
+        "Gain of the plan",
         "percentunit",
         ((f"distprof_report_planned_gain_ratio{{{_JOB}}}", "share of the simulated step"),),
     ),
@@ -143,7 +143,7 @@ def dashboard() -> dict[str, Any]:
 
 
 def dashboard_text() -> str:
-    """The same as the file that users import."""
+    """The dashboard as the file that users import."""
     return json.dumps(dashboard(), indent=1) + "\n"
 
 

@@ -196,7 +196,7 @@ def schema_of(format_: Format) -> dict[str, Any]:
 
 
 def schema_files() -> Iterator[tuple[Path, str]]:
-    """Every shipped schema: its path and its text."""
+    """Path and text of every shipped schema."""
     for format_ in SCHEMAS:
         yield SCHEMA_FOLDER / f"{format_.name}.schema.json", schema_text(schema_of(format_))
 

@@ -1,7 +1,7 @@
-"""What the documentation site adds to the pages in ``docs/``: hooks that ``mkdocs.yml`` names.
+"""Additions of the documentation site to the pages in ``docs/``: hooks for ``mkdocs.yml``.
 
-Pages stay as GitHub shows them. Here they get their order, the pages at the top of the repository
-join them, links that leave the site become text, and each page is also written as Markdown.
+The pages themselves stay as GitHub shows them. The hooks order them, add the pages at the top of
+the repository, turn links that leave the site into text, and also write each page as Markdown.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def anchor(heading: str, separator: str) -> str:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """The order of the pages, and a folder for each version."""
+    """Set the order of the pages, and a folder for each version."""
     config.site_dir = str(ROOT / "build" / "site" / __version__)
     if site := published_site():
         config.site_url = f"{site.rstrip('/')}/{__version__}/"
@@ -51,7 +51,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def _placed(pages: tuple[str, ...]) -> list[Any]:
-    """Pages of a section; the list of rules is followed by the rules, by family."""
+    """Pages of a section. The rules, by family, follow the list of rules."""
     placed: list[Any] = []
     for page in pages:
         families = [{name: rules} for name, rules in rule_families().items()]
@@ -60,7 +60,7 @@ def _placed(pages: tuple[str, ...]) -> list[Any]:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Pages at the top of the repository that the index names."""
+    """Add the pages at the top of the repository that the index links to."""
     sections = contents((DOCS / "index.md").read_text(encoding="utf-8"))
     for page in (page for section in sections for page in section.pages):
         if page.startswith(OUTSIDE):
@@ -70,21 +70,21 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, files: Files, **_: object) -> str:
-    """The page with links as the site has them."""
+    """Rewrite the links of a page for the site."""
     places = {file.src_uri for file in files if file.inclusion.is_included()}
     return rewritten(markdown, page.file.src_uri, places)
 
 
 def rewritten(markdown: str, uri: str, places: set[str]) -> str:
-    """A page whose links lead to other pages of the site.
+    """A page with its links rewritten to pages of the site.
 
     Args:
-        markdown: The page as it is in the repository.
+        markdown: The page in the repository.
         uri: Its place on the site.
         places: Every place on the site.
 
     Returns:
-        The same text; a link to a file that is in the repository only is its text.
+        The same text, with links to files that are only in the repository replaced by their text.
     """
     folder = Path(_source(uri)).parent
 
@@ -102,7 +102,7 @@ def rewritten(markdown: str, uri: str, places: set[str]) -> str:
 
 
 def _source(uri: str) -> str:
-    """Where the repository has a page of the site."""
+    """Path in the repository of a page of the site."""
     inside = uri.removeprefix(f"{PROJECT}/")
     return inside if inside != uri else f"docs/{uri}"
 

@@ -1,17 +1,16 @@
-// One chunk of a Kineto trace, a JSON array of events, to columns. Plain C++17, no Python.
+// Converts one chunk of a Kineto trace, a JSON array of events, to columns. Plain C++17, no Python.
 //
 // Contract
 // --------
-// - `read_chunk` gives exactly what distprof/ingest/kineto/decode.py gives for the same bytes, to
-//   the last nanosecond and in the same order, or it throws `Declined`: then that Python code
+// - `read_chunk` returns exactly the result of distprof/ingest/kineto/decode.py for the same bytes,
+//   to the last nanosecond and in the same order, or it throws `Declined`: then that Python code
 //   reads the chunk. Declining is always allowed, so everything unusual is declined.
-// - The text is untrusted. It is proved to be one JSON array of objects up to its last byte: a
+// - The text is untrusted. It is verified to be one JSON array of objects up to its last byte: a
 //   chunk that was cut in the wrong place never passes. Nothing outside [begin, end) is read.
-// - A call shares nothing with another one but `Settings`, which is constant: any number of
-//   threads may read chunks at once.
-// - Texts in the result are views of the chunk, which must outlive it.
+// - Calls share only `Settings`, which is constant: any number of threads may read chunks at once.
+// - Texts in the result are views of the chunk, which must outlive the result.
 //
-// What is kept and what words mean is declared once, in Python, and comes in `Settings`.
+// Python declares once, in `Settings`, which columns are kept and what the words of a trace mean.
 #pragma once
 
 #include <array>
@@ -29,7 +28,7 @@
 #include <emmintrin.h>
 #endif
 
-// Eight bytes are looked at as one number.
+// Whether eight bytes can be processed as one number.
 #if defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
 #define DISTPROF_WORDS 1
 #else
@@ -41,13 +40,13 @@ namespace distprof {
 using std::size_t;
 using std::string_view;
 
-/// Stands for an integer that the trace does not have.
+/// An integer that is missing from the trace.
 constexpr std::int64_t ABSENT = -1;
 
 /// How an unsigned writer prints stream -1.
 constexpr std::int64_t NO_STREAM = 4294967295;
 
-/// Thrown where the Python code shall read the chunk.
+/// Thrown if the Python code has to read the chunk.
 struct Declined {};
 
 #if defined(__GNUC__)
@@ -66,7 +65,7 @@ DISTPROF_INLINE void require(bool usual) {
 
 // Dictionaries ------------------------------------------------------------------------------------
 
-/// Hash of a text. The seed differs between processes: a trace cannot be made to collide.
+/// Hash of a text. The seed differs between processes, so nobody can craft a trace with collisions.
 inline std::uint64_t hash_of(string_view text, std::uint64_t seed) {
     constexpr std::uint64_t odd = 0x9E3779B97F4A7C15u;
     std::uint64_t hash = (seed ^ text.size()) * odd;
@@ -87,12 +86,12 @@ inline std::uint64_t hash_of(string_view text, std::uint64_t seed) {
     return hash ^ (hash >> 32);
 }
 
-/// Codes of texts, given out in order of first appearance.
+/// Codes of texts, assigned in order of first appearance.
 class Dictionary {
 public:
     explicit Dictionary(std::uint64_t seed) : seed_(seed), slots_(256, 0) {}
 
-    /// The code of `text`, and whether it was unknown until now.
+    /// The code of `text`, and whether it is new.
     std::pair<std::int32_t, bool> enter(string_view text) {
         const std::uint64_t hash = hash_of(text, seed_);
         size_t slot = find(text, hash);
@@ -111,11 +110,11 @@ public:
 
     const std::vector<string_view>& texts() const { return texts_; }
 
-    /// Let the text of a code live elsewhere.
+    /// Point a code to another copy of its text.
     void move_text(std::int32_t code, string_view text) { texts_[static_cast<size_t>(code)] = text; }
 
 private:
-    /// The slot that holds the text, or the empty one in which it belongs.
+    /// The slot that holds the text, or the empty slot for it.
     size_t find(string_view text, std::uint64_t hash) const {
         size_t slot = hash & (slots_.size() - 1);
         while (slots_[slot] != 0) {
@@ -144,24 +143,24 @@ private:
 
 // Settings ----------------------------------------------------------------------------------------
 
-/// What a category's rows are; other values are an ActivityKind of a device row.
+/// Kinds of rows by category. Any other value is the ActivityKind of a device row.
 constexpr std::int8_t HOST = -1;
 constexpr std::int8_t DROPPED = -2;
 
-/// Arguments that tables need of every event, in this order before those of collectives.
+/// Arguments that tables need from every event, in this order, before those of collectives.
 enum Argument : size_t { NAME, STREAM, CORRELATION, DEVICE, BYTES, GRID, COLLECTIVE, NUM_ALWAYS };
 
 constexpr size_t MOST_ARGUMENTS = 64;  // one bit each
 
-/// A column of a collective's arguments: the keys it may stand under, the first one preferred.
+/// A column of a collective's arguments: its possible keys, the preferred one first.
 struct CommColumn {
     size_t first;
-    size_t other;  // the same as `first` where there is one key only
+    size_t other;  // the same as `first` if there is only one key
 };
 
 struct Settings {
     std::uint64_t seed = 0;
-    std::vector<std::pair<std::string, std::int8_t>> categories;  // kinds of the trace's words
+    std::vector<std::pair<std::string, std::int8_t>> categories;  // word in the trace, and its kind
     std::string step_prefix;
     std::vector<std::string> comm_prefixes;  // of host rows that are communication
     std::string skipped_phases;
@@ -172,7 +171,7 @@ struct Settings {
     std::int64_t largest_ns = 0;
     std::int64_t exact_below_us = 0;
 
-    /// Make the table that `argument_of` looks into; call after `arguments` is filled.
+    /// Build the hash table of `argument_of`. Call it once `arguments` is filled.
     void index_arguments() {
         for (size_t number = 0; number < arguments.size(); ++number) {
             size_t slot = slot_of(arguments[number]);
@@ -221,7 +220,7 @@ private:
     std::array<Slot, 512> slots_{};
 };
 
-// Values as they stand in the text ----------------------------------------------------------------
+// Values as they appear in the text ---------------------------------------------------------------
 
 enum class Kind : std::uint8_t { String, Number, Null, Boolean, Array, Object };
 
@@ -242,7 +241,7 @@ struct Value {
     string_view raw;   // all of the text, quotes included
     Number number;
 
-    /// What a string holds, between its quotes.
+    /// The content of a string, between its quotes.
     string_view text() const { return raw.substr(1, raw.size() - 2); }
 };
 
@@ -285,7 +284,7 @@ inline bool is_ascii(string_view text) {
     return any < 0x80;
 }
 
-/// Walks JSON text; every function leaves the place after what it read, or declines.
+/// Walks JSON text. Every function stops after the text that it read, or declines.
 class Scanner {
 public:
     Scanner(const char* begin, const char* end) : at_(begin), end_(end) {}
@@ -293,10 +292,10 @@ public:
     const char* place() const { return at_; }
     bool is_done() const { return at_ == end_; }
 
-    /// Numbers with an exponent or too many digits met so far: their value may not be readable.
+    /// Numbers with an exponent or too many digits so far, whose value may not be readable.
     std::uint64_t num_odd_numbers() const { return num_odd_numbers_; }
 
-    /// Mostly there is none, or a single space after a colon.
+    /// Skip white space. Usually there is none, or a single space after a colon.
     DISTPROF_INLINE void skip_space() {
         if (end_ - at_ >= 2) {
             if (static_cast<unsigned char>(at_[0]) > ' ') return;
@@ -345,7 +344,7 @@ public:
         return key;
     }
 
-    /// Pass a text of known bytes, if that is what comes next.
+    /// Pass a text of known bytes, if it comes next.
     ///
     /// @param text  Its bytes, and any others up to `KNOWN` of them.
     /// @param mask  A bit for each byte of it, the first one lowest.
@@ -385,7 +384,7 @@ public:
         value.raw = string_view(begin, static_cast<size_t>(at_ - begin));
     }
 
-    /// Go to the end of a string; what it holds.
+    /// Go to the end of a string. Returns flags of what it contains.
     DISTPROF_INLINE unsigned pass_string() {
         expect('"');
         unsigned met = pass_plain_text() ? HIGH : 0;
@@ -402,7 +401,7 @@ public:
         return value;
     }
 
-    /// The same into a value that lives elsewhere: copies of it would be felt.
+    /// The same, into an existing value: copying it would be slow.
     void read_value(int depth, Value& value) {
         const char first = peek();
         const char* const begin = at_;
@@ -471,7 +470,7 @@ private:
         }
     }
 
-    /// Indents are several spaces: eight are compared at once.
+    /// Indents are several spaces, so eight are compared at once.
     void pass_spaces() {
 #if DISTPROF_WORDS
         while (end_ - at_ >= 8) {
@@ -492,11 +491,11 @@ private:
         return byte != '"' && byte != '\\' && static_cast<unsigned char>(byte) >= ' ';
     }
 
-    /// The rest of a string whose next character is no quote.
+    /// The rest of a string whose next character is not a quote.
     unsigned pass_escaped_text() {
         unsigned met = 0;
         do {
-            require(at_ < end_ && *at_ == '\\');  // else a control character
+            require(at_ < end_ && *at_ == '\\');  // otherwise a control character
             met |= ESCAPE;
             pass_escape();
             if (pass_plain_text()) met |= HIGH;
@@ -506,7 +505,7 @@ private:
         return met;
     }
 
-    /// Go to the next quote, backslash or control character; whether a byte beyond ASCII was met.
+    /// Go to the next quote, backslash or control character. Returns whether a byte was not ASCII.
     DISTPROF_INLINE bool pass_plain_text() {
         bool high = false;
 #if defined(__SSE2__)
@@ -535,8 +534,8 @@ private:
         return high;
     }
 
-    /// One escape. Halves of surrogate pairs are unusual, and so are pairs. So are escapes of ASCII
-    /// letters, which could spell a word that means something.
+    /// One escape. Surrogates, in pairs or alone, are unusual. So are escapes of ASCII letters,
+    /// which could spell a word that has a meaning.
     void pass_escape() {
         require(end_ - at_ >= 2);
         const char escaped = at_[1];
@@ -573,7 +572,7 @@ private:
 
     bool at_digit() const { return at_ < end_ && *at_ >= '0' && *at_ <= '9'; }
 
-    /// Digits into the mantissa, at least one; how many.
+    /// Read digits, at least one, into the mantissa. Returns how many.
     DISTPROF_INLINE std::uint32_t pass_digits(std::uint64_t& mantissa) {
         const char* const begin = at_;
 #if DISTPROF_WORDS
@@ -593,22 +592,22 @@ private:
     static constexpr std::array<std::uint64_t, 9> POWERS_OF_TEN{
         1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000};
 
-    /// Eight bytes less the code of 0 each. What they borrow is from bytes behind the first one that
-    /// is no digit.
+    /// Eight bytes, each minus the code of 0. Borrows only affect bytes after the first non-digit.
     static DISTPROF_INLINE std::uint64_t digits_at(const char* from) {
         std::uint64_t word;
         std::memcpy(&word, from, 8);
         return word - 0x3030303030303030u;
     }
 
-    /// How many of these are digits, up to the first that is none: neither it nor it plus 6 is
-    /// without its high four bits.
+    /// How many of these are digits, up to the first non-digit. For a digit, the high four bits of
+    /// both the value and the value plus 6 are zero.
     static DISTPROF_INLINE unsigned num_digits(std::uint64_t digits) {
         const std::uint64_t others = (digits | (digits + 0x0606060606060606u)) & 0xF0F0F0F0F0F0F0F0u;
         return others == 0 ? 8 : static_cast<unsigned>(__builtin_ctzll(others)) / 8;
     }
 
-    /// Values of eight digits, the first one lowest, to a number in three multiplications.
+    /// Convert the values of eight digits, the first one lowest, to a number in three
+    /// multiplications.
     static DISTPROF_INLINE std::uint64_t eight_digits(std::uint64_t digits) {
         const std::uint64_t pairs = digits * 10 + (digits >> 8);
         const std::uint64_t low = (pairs & 0x000000FF000000FFu) * 0x000F424000000064u;
@@ -617,7 +616,7 @@ private:
     }
 #endif
 
-    /// Pass an integer that nobody asks for, if it is a short one.
+    /// Pass an unused integer, if it is short.
     DISTPROF_INLINE bool passes_short_integer() {
 #if DISTPROF_WORDS
         if (end_ - at_ < 17) return false;
@@ -671,7 +670,7 @@ private:
 
 constexpr std::int64_t INT64_LARGEST = std::numeric_limits<std::int64_t>::max();
 
-/// An integer; ABSENT for one beyond int64.
+/// An integer, ABSENT if it does not fit into int64.
 inline std::int64_t as_integer(const Number& number) {
     require(!number.has_point && !number.has_exponent && number.digits <= 20);
     const bool is_small = number.digits <= 18;
@@ -684,7 +683,7 @@ inline std::int64_t as_integer(const Number& number) {
     return number.negative ? -magnitude : magnitude;
 }
 
-/// What a text says as a decimal integer; ABSENT for one with a letter, such as `0x0`.
+/// A text as a decimal integer, ABSENT if it contains a letter, such as `0x0`.
 inline std::int64_t text_as_integer(string_view text) {
     if (text.empty()) return ABSENT;
     bool all_digits = true;
@@ -701,7 +700,7 @@ inline std::int64_t text_as_integer(string_view text) {
     return value;
 }
 
-/// The same of a value that may be either.
+/// The same for a value of either kind.
 inline std::int64_t as_integer(const Value& value) {
     if (value.kind == Kind::Number) return as_integer(value.number);
     require(value.kind == Kind::String && value.ascii && !value.escaped);
@@ -711,8 +710,8 @@ inline std::int64_t as_integer(const Value& value) {
 constexpr std::array<std::int64_t, 4> POWERS{1, 10, 100, 1000};
 constexpr std::uint32_t DECIMALS_OF_NS = 3;
 
-/// Microseconds to ns, as the conversion by way of a double gives them: exact up to three decimals
-/// below `exact_below_us`, because a double is then nearer than half a nanosecond.
+/// Microseconds to ns, with the result of a conversion through a double: exact up to three decimals
+/// below `exact_below_us`, because the double is then within half a nanosecond.
 inline std::int64_t micros_to_ns(const Number& number, const Settings& settings) {
     require(!number.has_exponent && number.digits <= 18);
     const auto mantissa = static_cast<std::int64_t>(number.mantissa);
@@ -768,7 +767,7 @@ struct CommColumns {
     std::vector<std::int64_t> stream, correlation;
     std::vector<std::vector<std::int64_t>> integers;  // in the order of Settings::comm_integers
     std::vector<std::vector<std::int32_t>> texts;     // codes into `raw_texts`
-    std::vector<Dictionary> raw_texts;                // JSON values as they stand in the text
+    std::vector<Dictionary> raw_texts;                // JSON values as they appear in the text
 };
 
 /// The name that a metadata event gives a thread.
@@ -787,7 +786,7 @@ struct Chunk {
     Dictionary names;  // with their quotes and escapes
     Dictionary categories;
     Dictionary threads;  // as `process/thread`
-    std::deque<std::string> made_texts;  // of threads, which stand nowhere in the text
+    std::deque<std::string> made_texts;  // of threads, which do not occur in the text
     DeviceColumns device;
     HostColumns host;
     CommColumns comm;
@@ -805,17 +804,17 @@ struct Event {
     unsigned seen = 0;
     std::uint64_t seen_arguments = 0;
     std::array<Value, NUM_FIELDS> field;
-    std::array<Value, MOST_ARGUMENTS> argument;  // those that are not seen hold old values
+    std::array<Value, MOST_ARGUMENTS> argument;  // those not in the event hold old values
 
     bool has(Field which) const { return (seen >> which & 1u) != 0; }
     bool has_argument(size_t which) const { return (seen_arguments >> which & 1u) != 0; }
 };
 
-/// What stands between two values, `, "key": ` or a closing brace, mostly stood there in the event
-/// before too. It is compared as a whole, and read where it differs.
+/// The bytes between two values, `, "key": ` or a closing brace, are usually the same as in the
+/// previous event. They are compared as a whole, and parsed only if they differ.
 class Members {
 public:
-    /// Where an object has no more members.
+    /// The object has no more members.
     static constexpr std::uint32_t CLOSED = 1u << 31;
 
     Members() {
@@ -850,7 +849,7 @@ private:
         std::uint32_t mask = 0;
         std::uint32_t size = 0;
         std::uint32_t number = 0;
-        // what followed it, the latest first; START for none
+        // the steps that followed it, the latest first; START for none
         std::array<std::uint32_t, 2> next{START, START};
     };
 
@@ -1014,7 +1013,7 @@ private:
         }
     }
 
-    // Types that the usual decoder asks for --------------------------------------------------------
+    // Types that the Python decoder requires -------------------------------------------------------
 
     static void require_text(const Value& value) {
         require(value.kind == Kind::String && (value.ascii || is_utf8(value.raw)));
@@ -1039,7 +1038,7 @@ private:
         return value.kind == Kind::Number ? value.raw : value.text();
     }
 
-    /// An argument that is an integer, or where that is allowed one written as a text.
+    /// An integer argument, or one written as a text if that is allowed.
     std::int64_t integer_argument(Argument which, bool or_text) const {
         if (!event_.has_argument(which)) return ABSENT;
         const Value& value = event_.argument[which];
@@ -1047,7 +1046,7 @@ private:
         return as_integer(value);
     }
 
-    /// Thread blocks of a grid; ABSENT where there is none, or none that can be.
+    /// Thread blocks of a grid, ABSENT if there is no grid or an impossible one.
     std::int32_t blocks() const {
         if (!event_.has_argument(GRID) || event_.argument[GRID].kind == Kind::Null)
             return static_cast<std::int32_t>(ABSENT);
@@ -1071,7 +1070,7 @@ private:
 
     // Complete events ------------------------------------------------------------------------------
 
-    /// What all complete events have, types checked.
+    /// The members common to all complete events, with checked types.
     struct Row {
         std::int64_t start_ns, end_ns, correlation;
         std::int32_t name, category;
@@ -1115,7 +1114,7 @@ private:
         return micros_to_ns(value.number, settings_);
     }
 
-    /// A duration that cannot be becomes none, and is counted.
+    /// An impossible duration becomes none, and is counted.
     std::int64_t clamped(std::int64_t duration_ns) {
         const bool is_absurd = duration_ns < 0 || duration_ns > settings_.longest_ns;
         chunk_.num_clamped += is_absurd;
@@ -1193,14 +1192,14 @@ private:
             add_communication(row, thread, ABSENT);
     }
 
-    /// Profilers write thread by thread: few events begin another.
+    /// Profilers write thread by thread, so few events change the thread.
     std::int32_t thread_code(string_view process, string_view thread) {
         if (has_last_thread_ && process == last_process_ && thread == last_thread_)
             return last_thread_code_;
         made_.assign(process).append("/").append(thread);
         const auto [code, is_new] = chunk_.threads.enter(made_);
         if (is_new) {
-            chunk_.made_texts.push_back(made_);  // a deque never moves what it holds
+            chunk_.made_texts.push_back(made_);  // a deque never moves its elements
             chunk_.threads.move_text(code, chunk_.made_texts.back());
         }
         has_last_thread_ = true;
@@ -1212,7 +1211,7 @@ private:
 
     // Communication --------------------------------------------------------------------------------
 
-    /// All of such an event must be readable, because its arguments may be asked for later.
+    /// The whole event must be readable, because its arguments may be requested later.
     void add_communication(const Row& row, std::int32_t thread, std::int64_t stream) {
         require(!is_odd_);
         require(is_ascii(text_) || is_utf8(text_));
@@ -1230,7 +1229,7 @@ private:
             columns.texts[n].push_back(columns.raw_texts[n].code_of(comm_text(settings_.comm_texts[n])));
     }
 
-    /// The key under which a column stands in this event.
+    /// The key of a column in this event.
     size_t key_of(const CommColumn& column) const {
         return event_.has_argument(column.first) ? column.first : column.other;
     }
@@ -1247,7 +1246,7 @@ private:
         return event_.has_argument(key) ? event_.argument[key].raw : string_view("null");
     }
 
-    /// Codes of threads are given to host rows first, as the Python code does.
+    /// Codes of threads are assigned to host rows first, as in the Python code.
     void enter_threads_of_device_rows() {
         for (const Waiting& row : waiting_)
             chunk_.comm.thread[row.place] = thread_code(row.process, row.thread);
@@ -1298,8 +1297,8 @@ private:
 /// Columns of a chunk.
 ///
 /// @param exact        Whether times are converted from their text (see events.py).
-/// @param device_only  Keep device rows and step marks only.
-/// @throws Declined    Where the Python code shall read the chunk.
+/// @param device_only  Keep only device rows and step marks.
+/// @throws Declined    If the Python code has to read the chunk.
 inline Chunk read_chunk(string_view text, const Settings& settings, bool exact, bool device_only) {
     return ChunkReader(text, settings, exact, device_only).read();
 }

@@ -1,8 +1,9 @@
 // distprof._kernel: the hot loops of distprof in C++17, against CPython's limited API (abi3).
 //
-// Optional when distprof is installed and when it runs: distprof/kernel.py says when it is used,
-// and everything here has a Python twin that gives the same. See _kernel.pyi for the interface,
-// chunk.hpp, search.hpp and replay.hpp for what is computed; this file only converts objects.
+// Optional, both when distprof is installed and when it runs: distprof/kernel.py decides when to
+// use it, and everything here has a Python twin with the same results. See _kernel.pyi for the
+// interface, and chunk.hpp, search.hpp and replay.hpp for the computation. This file only converts
+// objects.
 //
 // No function here keeps a reference to an argument, and none holds the GIL while it computes.
 #define PY_SSIZE_T_CLEAN
@@ -40,7 +41,7 @@ Object owned(PyObject* object) {
     return Object(object);
 }
 
-/// Run a function that may throw; nullptr, with a Python error set, where it does.
+/// Run a function that may throw. Returns nullptr, with a Python error set, if it does.
 template <typename Function>
 PyObject* guarded(Function function) {
     try {
@@ -52,7 +53,7 @@ PyObject* guarded(Function function) {
     }
 }
 
-/// The bytes of an argument, for the time of a call.
+/// The bytes of an argument, for the duration of a call.
 class Buffer {
 public:
     explicit Buffer(PyObject* object, int flags = PyBUF_SIMPLE) {
@@ -106,7 +107,7 @@ Object to_raw(std::string_view text) {
     return owned(PyBytes_FromStringAndSize(text.data(), static_cast<Py_ssize_t>(text.size())));
 }
 
-/// A JSON string as text, or as it is where it holds escapes.
+/// A JSON string as text, or unchanged if it contains escapes.
 Object to_text_or_raw(std::string_view quoted) {
     const bool escaped = quoted.find('\\') != std::string_view::npos;
     return escaped ? to_raw(quoted) : to_text(quoted.substr(1, quoted.size() - 2));
@@ -323,7 +324,7 @@ void decoder_dealloc(PyObject* self) {
     Py_DECREF(type);
 }
 
-/// The chunk's columns, nothing where it is declined. Runs without the GIL.
+/// The chunk's columns, or nothing if it is declined. Runs without the GIL.
 std::optional<Chunk> read_unlocked(
     std::string_view text, const Settings& settings, bool exact, bool device_only) {
     const WithoutLock unlocked;
@@ -379,7 +380,7 @@ Object to_array(const distprof::EventSearch& search, const distprof::Found& foun
         nullptr, static_cast<Py_ssize_t>(search.size_of(found))));
     char* const bytes = PyBytes_AsString(array.get());
     if (bytes == nullptr) throw PythonError{};
-    const WithoutLock unlocked;  // nobody else knows the array yet
+    const WithoutLock unlocked;  // no other code knows the array yet
     search.write(found, bytes);
     return array;
 }

@@ -1,7 +1,7 @@
-// Simulation of dependency graphs: what distprof/replay.py does, addition by addition. No Python.
+// Simulation of dependency graphs, with the same additions as distprof/replay.py. No Python.
 //
-// Edges are given in the order of Graph.levels: all edges of a target stand together, after all
-// edges of what its sources wait for. Indices must have been checked (`are_below`).
+// Edges come in the order of Graph.levels: all edges of a target are adjacent, after all edges to
+// its sources. Indices must have been checked (`are_below`).
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@ inline bool are_below(const std::int64_t* values, size_t size, size_t limit) {
     });
 }
 
-/// Integers wrap as numpy's do; doubles are added as they are.
+/// Integers wrap around as in numpy; doubles are added normally.
 template <typename Time>
 Time sum(Time one, Time other) {
     if constexpr (std::is_integral_v<Time>) {
@@ -44,7 +44,7 @@ struct Rows {
     Time at(size_t row, size_t column) const { return values[width == 1 ? row : row * width + column]; }
 };
 
-/// When operations start and end, for `width` sets of durations at once.
+/// Start and end of each operation, for `width` sets of durations at once.
 ///
 /// @param number  Of each edge, its row in `delay`.
 /// @param start   In: the earliest start of each operation. Out: when it starts.
@@ -67,8 +67,8 @@ void simulate(const Edges& edges, const std::int64_t* number, size_t width, Rows
     }
 }
 
-/// Length of the longest chain that leads to each operation. Those of `waiting_for` that are not 0
-/// in the end wait for each other.
+/// Length of the longest chain that leads to each operation. Operations whose `waiting_for` is not
+/// 0 at the end wait for each other.
 struct Depths {
     std::vector<std::int64_t> depth;
     std::vector<std::int64_t> waiting_for;

@@ -1,7 +1,7 @@
-// A few events found among many by searching the text, without parsing the rest. No Python here.
+// Finds a few events among many by searching the text, without parsing the rest. No Python here.
 //
-// Does what DeviceSearch in distprof/ingest/kineto/device.py does, hit for hit. Nothing outside the
-// text is read, and each search is linear in it whatever it holds.
+// Finds the same events as DeviceSearch in distprof/ingest/kineto/device.py. Nothing outside the
+// text is read, and each search takes linear time for any text.
 #pragma once
 
 #include <algorithm>
@@ -28,8 +28,8 @@ public:
 
     /// Where it begins in `text` at or after `from`, npos if it does not.
     ///
-    /// Its first and last byte are compared at 16 places at once: rarer than one byte alone, and
-    /// several times faster than memmem.
+    /// Compares its first and last byte at 16 places at once, which match less often than one byte
+    /// alone. This is several times faster than memmem.
     size_t find_in(std::string_view text, size_t from) const {
         const size_t last = text_.size() - 1;
         size_t at = from;
@@ -52,7 +52,7 @@ public:
         return text.find(text_, at);
     }
 
-    /// The same, by its last byte: faster than `find_in` where that byte is rare in the text.
+    /// The same, by its last byte: faster than `find_in` if that byte is rare in the text.
     size_t find_by_end(std::string_view text, size_t from) const {
         const size_t last = text_.size() - 1;
         for (size_t end = from + last; end < text.size(); ++end) {
@@ -64,7 +64,7 @@ public:
         return std::string_view::npos;
     }
 
-    /// Where it begins last and ends at or before `until`, npos if it does not.
+    /// The last place where it begins, with its end at or before `until`; npos if there is none.
     size_t find_before(std::string_view text, size_t until) const {
         if (until < text_.size()) return std::string_view::npos;
         for (size_t place = until - text_.size() + 1; place-- > 0;)
@@ -90,12 +90,12 @@ private:
     std::uint64_t mask_ = ~std::uint64_t{0};
 };
 
-/// What to look for, as Boundary and DeviceSearch declare it.
+/// The patterns to search for, as declared by Boundary and DeviceSearch.
 struct Search {
-    std::string edge;                   // what stands between two events
+    std::string edge;                   // the text between two events
     size_t opening = 0;                 // where the next event begins in it
     std::string category;               // how the category of any event begins
-    std::vector<std::string> on_device; // how it goes on for a device row
+    std::vector<std::string> on_device; // how it continues for a device row
     std::string step;                   // how the name of a step mark begins
 };
 
@@ -214,7 +214,7 @@ private:
         return false;
     }
 
-    /// Events that a step mark is in. Marks after the first in an event give the same event again.
+    /// Events that contain a step mark. A second mark in an event gives the same event again.
     std::vector<Span> step_marks() const {
         const Needle step(search_.step);
         std::vector<Span> spans;
@@ -227,7 +227,8 @@ private:
         return spans;
     }
 
-    /// Start and end of the event between the last edge before `place` and the first from it on.
+    /// Start and end of the event between the last edge before `place` and the first one at or
+    /// after it.
     Span event_around(size_t place) const {
         const size_t before = edge_.find_before(text_, place);
         const size_t behind = edge_.find_in(text_, place);

@@ -1,6 +1,6 @@
-"""Chunks of traces, damaged at random, read with and without the compiled kernel.
+"""Randomly damaged chunks of traces, read with and without the compiled kernel.
 
-The kernel may decline a chunk; where it answers, it must say what Python says, to the byte.
+The kernel may decline a chunk. If it answers, the answer must be Python's, to the byte.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TOKENS: Final = (
     *(b"\xed\xa0\x80", b"\xf0\x9f\x98\x80", b"\xe2\x80\xa8", b"python_function", b"cuda_runtime"),
     *(b"gpu_memcpy", b"gpu_user_annotation", b"Kernel", b"thread_name", b'"s"', b'"M"', b'"X"'),
 )
-"""What a change puts into a chunk: what JSON is made of, and values at every limit."""
+"""Pieces that a change inserts: elements of JSON, and values at every limit."""
 
 
 def mutated_chunk(chunk: bytes, chance: Random) -> bytes:
@@ -52,7 +52,7 @@ def _changed(chunk: bytes, chance: Random) -> bytes:
     kind = chance.randrange(5)
     if kind == 0:
         return chunk[:place] + bytes((chance.randrange(256),)) + chunk[end:]
-    if kind == 1:  # a part of it once more, elsewhere
+    if kind == 1:  # repeat a part of it elsewhere
         other = chance.randrange(len(chunk) + 1)
         return chunk[:other] + chunk[place:end] + chunk[other:]
     if kind == 2:
@@ -63,7 +63,7 @@ def _changed(chunk: bytes, chance: Random) -> bytes:
 
 
 def _value_replaced(chunk: bytes, place: int, chance: Random) -> bytes:
-    """Another value for the next key: most changes elsewhere only break the JSON."""
+    """Replace the value of the next key: most changes elsewhere only break the JSON."""
     start = chunk.find(b":", place) + 1
     ends = [end for sign in b",}]" if (end := chunk.find(sign, start)) > 0]
     if not start or not ends:
@@ -86,7 +86,7 @@ def switched(on: bool) -> Iterator[None]:
 
 
 def answer_of(chunk: bytes, *, kernel: bool, exact: bool = False, device_only: bool = False) -> Any:
-    """Everything that follows from a chunk, as plain values that can be compared."""
+    """All results for a chunk, as plain values that can be compared."""
     state = DecodeState(exact=exact, device_only=device_only)
     with switched(kernel):
         try:

@@ -1,7 +1,7 @@
-"""One random change of a set of files, by what they hold: JSON, CSV, lines, pickle, Parquet, bytes.
+"""One random change of a set of files, by content: JSON, CSV, lines, pickle, Parquet, bytes.
 
-A change is drawn from one number, so that an input is a list of numbers: an input is reproduced
-from them, and made smaller by leaving some of them out.
+A change is drawn from one number, so an input is a list of numbers: they reproduce the input, and
+leaving some of them out minimises it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Files = dict[str, bytes]
 GZIP: Final = b"\x1f\x8b"
 PARQUET: Final = b"PAR1"
 MAX_BYTES: Final = 4 << 20
-"""What a file may grow to: heavy inputs are cases of ``tests/broken_inputs/heavy.py``."""
+"""Size limit of a mutated file: heavy inputs are cases of ``tests/broken_inputs/heavy.py``."""
 
 HOSTILE: Final = (
     "",
@@ -63,7 +63,7 @@ HOSTILE: Final = (
     "1970-01-01T00:00:00Z",
     "9999-12-31T23:59:59+99:99",
 )
-"""Texts that no program should write."""
+"""Texts that no output may contain."""
 
 NUMBERS: Final = (
     *("0", "-0", "-1", "1", "255", "65536", "2147483647", "2147483648", "4294967295"),
@@ -87,12 +87,12 @@ class _Key(str):
 
 
 def mutated(files: Files, number: int, others: list[bytes]) -> Files:
-    """The files after the change that a number stands for.
+    """The files after the change drawn from a number.
 
     Args:
         files: The input so far.
         number: The seed of the change.
-        others: Contents of other inputs, to take pieces from.
+        others: Contents of other inputs, as a source of pieces.
     """
     chance = Random(number)
     if not files:
@@ -105,7 +105,7 @@ def mutated(files: Files, number: int, others: list[bytes]) -> Files:
 
 
 def unpacked(data: bytes) -> bytes:
-    """What a gzip file holds, as far as it goes; other bytes as they are."""
+    """The readable content of a gzip file; other bytes unchanged."""
     if not data.startswith(GZIP):
         return data
     stream = zlib.decompressobj(wbits=31)
@@ -159,7 +159,7 @@ Way = Callable[[bytes, Random, list[bytes]], bytes]
 
 
 def _ways(data: bytes) -> tuple[Way, ...]:
-    """What may be done to a file, the structural ways more often."""
+    """Possible changes of a file, structural ones more often."""
     start = data[:64].lstrip()
     if start.startswith(PARQUET):
         return (_of_parquet, _of_parquet, _of_parquet, _of_bytes)
@@ -213,7 +213,7 @@ def _part_of(data: bytes, chance: Random) -> bytes:
 
 
 def _of_tokens(data: bytes, chance: Random, others: list[bytes]) -> bytes:
-    """A number or word, once or wherever it occurs, becomes another."""
+    """Replace a number or word, once or at every occurrence."""
     pattern = chance.choice((_NUMBER, _NUMBER, _WORD))
     found = list(pattern.finditer(data[:100_000]))
     if not found:
@@ -301,7 +301,7 @@ def _of_pickle(data: bytes, chance: Random, others: list[bytes]) -> bytes:
 
 
 def _changed_value(value: Any, chance: Random) -> Any:
-    """The same with one of its parts changed, each level of nesting as likely as the others."""
+    """The value with one of its parts changed, each level of nesting equally likely."""
     where = _places(value, chance)
     if not where:
         return _odd_value(value, chance)
@@ -314,7 +314,7 @@ def _changed_value(value: Any, chance: Random) -> Any:
 
 
 def _places(value: Any, chance: Random) -> list[tuple[Any, Any]]:
-    """A random way from the outside to the inside: containers and what was gone into."""
+    """A random path from the outside to the inside: containers and the keys into them."""
     way: list[tuple[Any, Any]] = []
     while isinstance(value, dict | list) and value:
         keys = list(value) if isinstance(value, dict) else range(len(value))
@@ -359,7 +359,7 @@ def _change_in_list(holder: list[Any], key: int, chance: Random) -> None:
 def _odd_value(value: Any, chance: Random) -> Any:
     draw = chance.random()
     if draw < 0.3 and isinstance(value, int | float):
-        value = min(max(value, -(10**300)), 10**300)  # it may be one of these already
+        value = min(max(value, -(10**300)), 10**300)  # it may already be one of these
         return chance.choice(
             (0, -1, 1, -value, value * 1e9, value + 0.5, 2**31, 2**53 + 1, 2**63 - 1, 2**63,
              -(2**63), 2**64, 2**100, 10**400, 1e18, 1e300, -1e300, 5e-324, float("nan"),

@@ -1,4 +1,4 @@
-"""What the command line may never do, whatever the input."""
+"""Checks for behaviour that the command line may never show, for any input."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import msgspec
 __all__ = ["ALLOWED", "Answer", "problem_of"]
 
 ALLOWED: Final = frozenset((0, 1, 2, 3))
-"""Exit codes of the contract, for commands that start nothing."""
+"""Allowed exit codes of commands that start nothing."""
 
 MAX_BYTES: Final = 400 * 2**20
-"""What an input may take, beyond the libraries, which are imported before."""
+"""Memory limit of an input, in addition to the libraries, which are imported before."""
 
 _MOVES = re.compile(
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -32,7 +32,7 @@ _CODE = re.compile(r"(`+)(?!`).*?(?<!`)\1(?!`)", re.DOTALL)
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What one command answered.
+    """The answer of one command.
 
     Args:
         words: Its arguments.
@@ -40,8 +40,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         out: Standard output.
         err: Standard error.
         seconds: CPU time.
-        peak_bytes: Largest resident set while it ran, beyond that before; 0 where it cannot be
-            known.
+        peak_bytes: Largest resident set while it ran, minus that before; 0 if it is unknown.
     """
 
     words: tuple[str, ...]
@@ -53,7 +52,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def problem_of(answer: Answer, limit_s: float) -> str:
-    """The class of what is wrong, with its place in the code where it is known; else empty."""
+    """The class of failure, with its place in the code if known; empty without a failure."""
     both = answer.out + answer.err
     if _POLITE.search(both) or "Traceback (most recent" in answer.err:
         return f"internal error: {_place(answer.err) or _POLITE.findall(both)[:1]}"
@@ -77,7 +76,7 @@ def _is_written(answer: Answer) -> bool:
 
 
 def _place(err: str) -> str:
-    """The last error's type and innermost place in distprof, of a traceback."""
+    """Type and innermost place in distprof of the last error in a traceback."""
     frames = _FRAME.findall(err)
     if not frames:
         return ""
@@ -88,7 +87,7 @@ def _place(err: str) -> str:
 
 
 def _malformed(answer: Answer) -> str:
-    """What makes the output no document of its format."""
+    """Why the output is not a valid document of its format."""
     words = answer.words
     name = words[words.index("--format") + 1] if "--format" in words else "text"
     checks = {"json": _of_json, "benchmark": _of_json, "junit": _of_xml, "md": _of_markdown}
@@ -123,7 +122,7 @@ def _of_markdown(text: str) -> str:
 
 
 class _Page(HTMLParser):
-    """A page of ours has one script and one style, loads nothing, and links to itself and rules."""
+    """A valid page has one script and one style, loads nothing, and links to itself and rules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -157,7 +156,7 @@ def _of_page(text: str) -> str:
 
 
 def _of_html(text: str) -> str:
-    """What a notebook shows: parts of a page, with one style at most and no script."""
+    """Notebook output: parts of a page, with at most one style and no script."""
     part = _Page()
     part.feed(text)
     part.close()

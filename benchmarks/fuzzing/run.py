@@ -1,4 +1,4 @@
-"""One input: how its number becomes files and a command, and what distprof answers."""
+"""One input: its files and command, derived from its number, and distprof's answer."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def input_of(number: int) -> Input:
-    """The input with a number: the same in every process and on every machine."""
+    """The input with this number, the same in every process and on every machine."""
     chance = Random(f"distprof {number}")
     seeds = all_seeds()
     seed = number % len(seeds)
@@ -69,7 +69,7 @@ def input_of(number: int) -> Input:
 
 
 def files_of(tried: Input) -> Files:
-    """The input's files, after its mutations and without those that stay as they are."""
+    """The input's files after its mutations, without the fixed ones."""
     seeds = all_seeds()
     files = seeds[tried.seed].files
     for change in tried.changes:
@@ -79,15 +79,15 @@ def files_of(tried: Input) -> Files:
 
 
 def answer_of(tried: Input, folder: Path) -> Answer:
-    """What the command line makes of an input."""
+    """The answer of the command line to an input."""
     return run_files({**all_seeds()[tried.seed].fixed, **files_of(tried)}, tried.words, folder)
 
 
 def run_files(files: Files, words: Sequence[str], folder: Path) -> Answer:
-    """What the command line makes of files.
+    """The answer of the command line to files.
 
     Args:
-        files: What is written into the folder before.
+        files: Files to write into the folder first.
         words: The command's arguments; ``{text}`` stands for the content of such a file.
         folder: A scratch folder, emptied first.
     """
@@ -97,7 +97,7 @@ def run_files(files: Files, words: Sequence[str], folder: Path) -> Answer:
     arguments = [text if word == "{text}" else word for word in words]
     out, err = _stream("strict"), _stream("backslashreplace")
     _forget_peak()
-    before = _peak_bytes()  # of whoever imported this: a test process is large
+    before = _peak_bytes()  # of the importing process: a test process is large
     start = _cpu_s()
     with _inside(folder), _captured(out, err):
         code = _called(arguments)
@@ -129,7 +129,7 @@ def _called(arguments: list[str]) -> int:
 
 
 def _write(files: Files, folder: Path) -> None:
-    """Write the files; one whose name is a folder by now, or impossible, is left out."""
+    """Write the files, except for those whose name is now a folder, or impossible."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
         path = folder / name
@@ -172,7 +172,7 @@ def _captured(out: io.TextIOWrapper, err: io.TextIOWrapper) -> Iterator[None]:
 
 
 def _cpu_s() -> float:
-    """CPU time of this process and of those that it waited for: a busy machine does not add."""
+    """CPU time of this process and its finished children, independent of other load."""
     return sum(os.times()[:4])
 
 
@@ -181,7 +181,7 @@ _RESET = Path("/proc/self/clear_refs")
 
 
 def _forget_peak() -> None:
-    """Let the peak be counted anew; Linux only."""
+    """Reset the peak; Linux only."""
     try:
         _RESET.write_text("5")
     except OSError:
@@ -189,7 +189,7 @@ def _forget_peak() -> None:
 
 
 def _peak_bytes() -> int:
-    """Largest resident set since then."""
+    """Largest resident set since the reset."""
     try:
         lines = _STATUS.read_text().splitlines()
     except OSError:

@@ -1,8 +1,8 @@
-"""Sound inputs that mutations start from, and the commands that read them.
+"""Valid inputs from which mutations start, and the commands that read them.
 
-What belongs to a registry is looked up there: each kind of :mod:`distprof.ingest.kinds` with its
-golden files, each document of :mod:`distprof.verbs.documents` with its sample. A new one is
-covered without being named here.
+Registered inputs come from their registries: each kind of :mod:`distprof.ingest.kinds` with its
+golden files, and each document of :mod:`distprof.verbs.documents` with its sample. A new one is
+covered automatically.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ __all__ = ["Seed", "all_seeds"]
 TESTS = Path(__file__).parents[2] / "tests"
 GOLDEN = TESTS / "golden"
 PER_KIND = 4
-"""Golden files of a kind, the smallest first: more of them are alike."""
+"""Number of golden files per kind, the smallest first: further ones are similar."""
 
 FORMS = ("nvidia-smi-q",)
-"""Beginnings of names of golden files that are in a form of their own, and larger than others."""
+"""Prefixes of names of golden files that have a separate format and are larger than others."""
 
 FEW = 24
-"""Items that are kept of a long list in JSON: inputs are small, so that many can be tried."""
+"""Items kept from a long JSON list: inputs are small, so that many can be tried."""
 
 FEW_LINES = 160
 SMALL_BYTES = 4_000
@@ -57,13 +57,13 @@ Command = tuple[str, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Seed:
-    """A sound input.
+    """A valid input.
 
     Args:
         name: For people.
-        files: What is mutated.
+        files: Files to mutate.
         commands: Arguments of commands that read it, from within its folder.
-        fixed: Files beside that stay as they are.
+        fixed: Other files, which stay unchanged.
     """
 
     name: str
@@ -130,7 +130,7 @@ def _size(path: Path) -> int:
 
 
 def _as_files(path: Path, folder: str) -> Files:
-    """A file, with what describes it beside it, or all files of a folder."""
+    """A file with its metadata file, or all files of a folder."""
     if path.is_dir():
         inner = sorted(file for file in path.rglob("*") if file.is_file())
         return {f"{folder}/{file.relative_to(path)}": file.read_bytes() for file in inner}
@@ -152,7 +152,7 @@ def _is_read(source: Source[Any], files: Files, name: str) -> bool:
 
 
 def _thinned(data: bytes) -> bytes:
-    """Less of the same: the first and every n-th of long lists, lines and steps."""
+    """A thinned copy: the first and every n-th of long lists, lines and steps."""
     inner = gzip.decompress(data) if data.startswith(GZIP) else data
     if len(inner) < SMALL_BYTES:
         return data
@@ -219,7 +219,7 @@ def _of_traces() -> Iterator[Seed]:
 
 
 def _cached(trace: bytes) -> Files:
-    """A trace with the tables that its first analysis has left."""
+    """A trace with the cached tables of its first analysis."""
     from distprof.api import open_run
 
     with tempfile.TemporaryDirectory() as name:
@@ -341,7 +341,7 @@ def _of_documents() -> Iterator[Seed]:
 
 
 def _readers(name: str, path: str) -> tuple[Command, ...]:
-    """Commands that read a document, or say that they do not."""
+    """Commands that read a document, or report that they do not."""
     known: dict[str, tuple[Command, ...]] = {
         "report": (
             ("report", path), ("report", path, "--full"), ("html", path), ("compare", path, path),
@@ -444,7 +444,7 @@ ARGUMENTS: tuple[tuple[str, Command], ...] = (
     ("8", ("scale", "--from", "runs.json", "--baseline-ranks", "{text}")),
     ("COM101", ("rule", "{text}")),
 )  # fmt: skip
-"""A sound argument, and the command with its place."""
+"""A valid argument, and the command with a place for it."""
 
 
 def _of_settings() -> Iterator[Seed]:

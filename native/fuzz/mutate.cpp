@@ -1,12 +1,12 @@
-// Reads randomly damaged chunks, in one process, for the sanitizers to watch:
+// Reads randomly damaged chunks in one process, under sanitizers:
 //
 //   c++ -std=c++17 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all
 //       native/fuzz/mutate.cpp -o mutate
 //   ./mutate COUNT SEED CHUNK…          (files that hold one JSON array of events each)
 //
-// Each chunk is copied to a block of exactly its size, so that a read beyond it is found. What is
-// read must also hold together: columns of equal length, codes that have a text. Whether it is
-// what Python reads is for benchmarks/fuzzing/kernel.py to say.
+// Each chunk is copied to a block of exactly its size, so that a read beyond it is found. The
+// result must also be consistent: columns of equal length, codes that have a text. Whether it
+// equals Python's result is checked by benchmarks/fuzzing/chunks.py.
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -131,14 +131,14 @@ std::string content_of(const char* path) {
 
 }  // namespace
 
-/// What is found is as long as it is said to be.
+/// Checks that the result has the announced length.
 void check_search(const distprof::EventSearch& search) {
     const distprof::Found found = search.select();
     const std::unique_ptr<char[]> array(new char[search.size_of(found)]);
     search.write(found, array.get());
 }
 
-/// A word is found where the standard library finds it.
+/// Checks that a word is found in the same place as by the standard library.
 void check_needle(distprof::string_view text, const std::string& word, size_t from) {
     check(distprof::Needle(word).find_in(text, from) == text.find(word, from), "a word is where it is");
 }

@@ -44,7 +44,7 @@ class HostCopy:
         self._buffer.copy_(values.flatten(), non_blocking=True)
 
     def is_ready(self) -> bool:
-        """Whether the values have arrived. Any thread may ask; this does not call CUDA."""
+        """Whether the values have arrived. Any thread may call this; it does not call CUDA."""
         if self._values is not None:
             return True
         torch = sys.modules["torch"]

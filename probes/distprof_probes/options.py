@@ -70,12 +70,12 @@ class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         bool, option("Save torch's Flight Recorder after the window and on errors.")
     ] = True
     flight_entries: Annotated[
-        int, option("Collectives that it keeps; a value that the user has set wins.", ge=1)
+        int, option("Collectives that it keeps; a value set by the user takes precedence.", ge=1)
     ] = 20_000
     collective_times: Annotated[
         bool,
         option(
-            "Record how long NCCL's operations take on the GPU, where TORCH_NCCL_ENABLE_TIMING=1"
+            "Record how long NCCL's operations take on the GPU, if TORCH_NCCL_ENABLE_TIMING=1"
             " is set."
         ),
     ] = True

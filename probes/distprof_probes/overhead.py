@@ -1,12 +1,12 @@
 """Measures the cost of the probes by comparing steps of one job with and without them.
 
 Always-on probes: adjacent blocks of steps, with the probes running or paused, in the order with,
-without, without, with. Another thread writes the records, and the rest of them between two steps,
-before the probes pause: without a core to spare, that costs steps too, and is not included. The
-estimate is the median of the paired differences. Its interval is distribution-free: two order
-statistics that enclose the true median with at least 95 % probability for any noise distribution
-(inverted sign test; Conover, Practical Nonparametric Statistics, 3.2). It needs six pairs; with
-fewer, no figure is given.
+without, without, with. Another thread writes the records, the last of them between two steps before
+the probes pause. Without a core to spare, writing also slows steps, which the estimate does not
+include. The estimate is the median of the paired differences. Its interval is distribution-free:
+two order statistics that enclose the true median with at least 95 % probability for any noise
+distribution (inverted sign test; Conover, Practical Nonparametric Statistics, 3.2). It needs six
+pairs; with fewer, no figure is given.
 
 Tracing: traced steps are compared with the untraced ones around them. The estimate is the median of
 all pairwise differences. The interval comes from the inverted rank-sum test (Hodges and Lehmann

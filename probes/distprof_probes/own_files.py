@@ -1,8 +1,9 @@
-"""Keeps distprof's open files apart from those of the program that it records.
+"""Keeps distprof's open files separate from those of the recorded program.
 
-A program may close every file that it did not open itself, as daemons do, or limit how many it may
-open. The numbers of closed files go to the next files that it opens, lowest first. So distprof's
-files have high numbers, and a number is used only while it still leads to the file that was opened.
+A program may close every file that it did not open itself, as daemons do, or limit its number of
+open files. The next files that it opens get the descriptors of closed files, lowest first. So
+distprof's files have high descriptors, and a descriptor is used only while it still refers to the
+file that was opened.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ __all__ = ["OwnFile", "high_numbers", "out_of_the_way"]
 
 _FIRST = 700
 _SPARE = 100
-"""Numbers that stay free above the first of ours: of 1,024, the usual limit."""
+"""Descriptors above the first of ours that must fit below the limit, usually 1,024."""
 
 _MOST_BYTES = 100
-"""Read for words: what the kernel says of a process or thread is shorter."""
+"""Bytes read for the words of a file: the kernel's files on a process or thread are shorter."""
 
 
 def out_of_the_way(number: int) -> int:
-    """The same open file under a high number; the old number is free again.
+    """Move an open file to a high descriptor and return it; the old one is free again.
 
-    Where the limit on open files allows no high number, it stays as it is.
+    If the limit on open files allows no high descriptor, the file keeps its own.
     """
     try:
         moved = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _FIRST)
@@ -38,7 +39,7 @@ def out_of_the_way(number: int) -> int:
 
 @contextmanager
 def high_numbers() -> Iterator[None]:
-    """Inside the block, a library that opens a file gets a high number for it."""
+    """Inside the block, files that a library opens get high descriptors."""
     taken: list[int] = []
     try:
         if resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= _FIRST + _SPARE:
@@ -52,7 +53,7 @@ def high_numbers() -> Iterator[None]:
 
 
 class OwnFile:
-    """An open file of ours whose number may go to a file of the program at any time.
+    """An open file of ours, whose descriptor the program may reuse for its own file at any time.
 
     Args:
         path: Its name.
@@ -60,7 +61,7 @@ class OwnFile:
         mode: Permissions of a new file.
 
     Attributes:
-        number: The number that was given to it, which :meth:`is_open` checks.
+        number: Its descriptor, which :meth:`is_open` checks.
 
     Raises:
         OSError: If it cannot be opened.
@@ -73,14 +74,14 @@ class OwnFile:
         self._identity = _identity(self.number)
 
     def is_open(self) -> bool:
-        """Whether its number still leads to it."""
+        """Whether its descriptor still refers to it."""
         try:
             return _identity(self.number) == self._identity
         except OSError:
             return False
 
     def is_usable(self) -> bool:
-        """Whether it is open, if need be again; not if it was replaced or deleted meanwhile."""
+        """Whether it is open, or could be reopened; False if it was replaced or deleted since."""
         return self.is_open() or self._reopen()
 
     def words(self) -> list[bytes]:
@@ -93,7 +94,7 @@ class OwnFile:
             return []
 
     def close(self) -> None:
-        """Close it, unless its number belongs to another file by now."""
+        """Close it, unless its descriptor belongs to another file by now."""
         if self.is_open():
             os.close(self.number)
 

@@ -25,8 +25,8 @@ State = Literal["on", "off", "unavailable", "yielded", "failed"]
 
 _log = logging.getLogger("distprof.probes")
 
-# Probe name, option, module. NCCL's environment must be set before anything else, and who asks
-# through the socket of attach is stopped before it.
+# Probe name, option, module. NCCL's environment must be set before anything else, and probes that
+# use the socket of attach must stop before it.
 _PROBES: tuple[tuple[str, str, str], ...] = (
     ("nccl_debug", "nccl_debug", "distprof_probes.probes.nccl_debug"),
     ("memory", "memory", "distprof_probes.probes.memory"),
@@ -96,7 +96,7 @@ class Panel:
         self._called: dict[str, tuple[_Slot, ...]] = {}
 
     def start(self) -> None:
-        """Create and start the probes; those that cannot run say why and are left out."""
+        """Create and start the probes. Those that cannot run report why and are left out."""
         if self._refusal:
             return
         log = _Slot(StepLog.name, StepLog())
@@ -163,7 +163,7 @@ class Panel:
             self._call(slot, "pause")
 
     def resume(self) -> None:
-        """Resume them."""
+        """Resume the paused probes."""
         for slot in self._watchers:
             self._call(slot, "resume")
 
@@ -238,7 +238,7 @@ class Panel:
             self.step_log = None
 
     def _assign(self, on: Sequence[_Slot]) -> None:
-        """Who is called at which moment: a call that does nothing would still cost time."""
+        """Assign probes to the moments at which they act: even an empty call would cost time."""
         self._tracers = tuple(slot for slot in on if isinstance(slot.probe, Tracer))
         self._watchers = tuple(slot for slot in on if not isinstance(slot.probe, Tracer))
         ordered = (*self._watchers, *self._tracers)
@@ -286,7 +286,7 @@ def _probe_in(module: str) -> Probe:
 
 
 def _has(slot: _Slot, moment: str) -> bool:
-    """Whether the probe of this slot does anything then; what only tracers do, others lack."""
+    """Whether the probe of this slot acts at that moment; only tracers have some of the methods."""
     nothing = getattr(Tracer, moment)
     return getattr(type(slot.probe), moment, nothing) is not nothing
 

@@ -20,7 +20,7 @@ __all__ = ["Plan", "make_plan", "steps_to_trace"]
 _FEWEST_STEPS = 4
 
 _FREEDOM = 12
-"""Ranks beyond the first times steps beyond the first, from which chance is known well enough to
+"""Least product of (ranks - 1) and (steps - 1) from which chance can be estimated well enough to
 name a slow rank (LEAST_FREEDOM of distprof/sections/stragglers/episodes.py)."""
 
 _ROUNDS_BEFORE = 2
@@ -55,7 +55,7 @@ class Plan:
 
 
 def steps_to_trace(num_ranks: int | None) -> int:
-    """Number of steps that can prove which rank is slow: 13 on 2 ranks, 7 on 3, 5 on 4, else 4.
+    """Number of steps needed to show which rank is slow: 13 on 2 ranks, 7 on 3, 5 on 4, else 4.
 
     Args:
         num_ranks: World size, None if it is unknown; one rank has no other to compare with.
@@ -73,7 +73,7 @@ def make_plan(
     Args:
         options: The same on all ranks.
         is_traced: Whether this rank is traced. The paused steps do not depend on it.
-        num_ranks: World size, for the number of traced steps where ``options`` leaves it open.
+        num_ranks: World size; determines the number of traced steps if ``options`` does not.
     """
     length = options.num_steps or steps_to_trace(num_ranks)
     window = _window(options, length) if options.mode == "window" else range(0)
@@ -90,7 +90,7 @@ def make_plan(
 
 
 def _window(options: ProbeOptions, length: int) -> range:
-    """Steps to trace: the requested ones, else after a few steps and two rounds if they fit."""
+    """Steps to trace: the requested ones, else soon after the first steps and two rounds."""
     if options.start_step >= 0:
         return range(options.start_step, options.start_step + length)
     earliest = max(options.warmup, 1) + 1

@@ -70,7 +70,7 @@ class Probe:
         """A step ends in which this probe recorded."""
 
     def phase_started(self, name: str) -> None:
-        """A phase of the step starts. Called only if the probe has :meth:`phase_ended` too."""
+        """A phase of the step starts. Called only if the probe also has :meth:`phase_ended`."""
 
     def phase_ended(self, name: str, start_ns: int, end_ns: int) -> None:
         """A phase of the step ended. Times are in ns since the epoch."""
@@ -98,7 +98,7 @@ class Probe:
         return self.writer
 
     def status(self) -> ProbeStatus:
-        """Its status so far, as it knows it; the session adds the failures it caught."""
+        """Its own view of its status; the session adds the failures that it caught."""
         if self.writer is None:
             return ProbeStatus(
                 name=self.name,

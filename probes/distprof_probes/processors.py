@@ -1,4 +1,4 @@
-"""The process's threads, the CPUs that it may use, and how busy they were."""
+"""The threads of the process, its allowed CPUs, and how busy they were."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ARM_FIELDS = ("CPU implementer", "CPU part")
 _MAX_MODEL = 80
 _IDLE = slice(3, 5)  # idle and iowait, of user, nice, system, idle, iowait, irq, softirq, steal
 _FIELDS = 8  # guest time is in user time already
-_FEWEST_TICKS = 10  # 10 ms each: fewer are too few to judge
+_FEWEST_TICKS = 10  # of 10 ms each: fewer give no reliable ratio
 
 
 class Processors:
@@ -42,7 +42,7 @@ class Processors:
         self._before = _ticks(stat, self._cpus)
 
     def settings(self) -> ThreadSettings:
-        """Thread and CPU settings, as known now."""
+        """Thread and CPU settings at this moment."""
         torch: Any = sys.modules.get("torch")
         return ThreadSettings(
             num_threads=int(torch.get_num_threads()) if torch is not None else None,

@@ -41,7 +41,7 @@ _MAX_TRACEBACK = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
-    """Size of each mesh axis, slowest first, and this rank's index along each."""
+    """Size of each mesh axis, slowest axis first, and this rank's index along each."""
 
     sizes: Mapping[str, int]
     coordinates: Mapping[str, int]
@@ -97,7 +97,7 @@ def write_rank_file(
 
 
 def write_error_file(rank_dir: Path, rank: int, error: BaseException, step: int | None) -> None:
-    """Write ``error.json``. The first error of a rank is kept: later ones follow from it.
+    """Write ``error.json``. Only the first error of a rank is kept: later ones follow from it.
 
     Raises:
         OSError: If the disk does not take it.

@@ -1,8 +1,8 @@
 """Writes records outside the training thread, which never waits for the disk.
 
 Records go into a bounded queue. One daemon thread per process writes the queues of all files, five
-times a second. If a queue or the disk is full, records are dropped and counted. A file holds whole
-lines only, as far as the file system permits: the remains of a failed write are cut off.
+times a second. If a queue or the disk is full, records are dropped and counted. A file holds only
+whole lines, as far as the file system permits: the remains of a failed write are cut off.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class RecordWriter:
                 self._lose(1, f"{self.path.name}: {type(error).__name__}: {error}")
                 line = b""
             if line is None:
-                break  # later records wait too, so that lines keep their order
+                break  # later records also wait, so that lines keep their order
             self._queue.popleft()
             if line:
                 lines.append(line)
@@ -233,7 +233,7 @@ class _Flusher(threading.Thread):
 
 
 def drain(timeout_s: float) -> None:
-    """Let the writer thread write all waiting records; return after ``timeout_s`` at the latest."""
+    """Make the writer thread write all waiting records; wait at most ``timeout_s`` for it."""
     current = _Flusher._current
     if current is not None and current.pid == os.getpid():
         current.done.clear()
@@ -242,7 +242,7 @@ def drain(timeout_s: float) -> None:
 
 
 def drain_when_this_thread_ends() -> None:
-    """Write what waits at the end of the calling thread, unless it is the main thread.
+    """Write waiting records when the calling thread ends, unless it is the main thread.
 
     A process that trains in another thread, as Ray's workers do, may be killed as soon as that
     thread has ended.
@@ -252,7 +252,7 @@ def drain_when_this_thread_ends() -> None:
 
 
 class _AtEnd:
-    """Deleted with its thread's own variables, which is while the thread still counts as alive."""
+    """Deleted with the thread-local variables, while the thread still counts as alive."""
 
     def __del__(self) -> None:
         drain(_AT_THREAD_END_S)

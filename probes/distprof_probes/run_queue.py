@@ -1,4 +1,4 @@
-"""How long a thread or a process ran on a CPU, and was ready to run but had none."""
+"""How long a thread or process ran on a CPU, and how long it was ready to run but had none."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _SCHEDSTAT = f"{_PROC}/thread-self/schedstat"
 """Linux: time on a CPU and time waiting for one in ns, and the number of time slices."""
 
 _MOST_FILES = 64
-_LOOK_AGAIN = 32  # reads, after which new threads are looked for
+_LOOK_AGAIN = 32  # look for new threads after this many reads
 
 
 class CpuTime(NamedTuple):
-    """Of one thread, ns; None where unknown."""
+    """Times of one thread in ns, None if unknown."""
 
     ran_ns: int | None = None
     waited_ns: int | None = None
 
 
 class RunQueue:
-    """Observes the thread that asks. Costs one read of a few bytes from memory each time.
+    """Observes the calling thread. Each call costs one read of a few bytes from memory.
 
     Args:
         file: File to read instead of Linux's.
@@ -45,7 +45,7 @@ class RunQueue:
         return spent(before, now)
 
     def total(self) -> CpuTime:
-        """The same since this thread began; :meth:`since_last` takes no notice of the call."""
+        """The same since this thread began. The call does not affect :meth:`since_last`."""
         if self._thread != threading.get_native_id():
             self._begin()
         return self._times()
@@ -54,11 +54,11 @@ class RunQueue:
         """Time for which this thread neither ran nor was ready to run.
 
         Args:
-            since: What :meth:`total` returned at the start of the time in question.
-            duration_ns: Its length.
+            since: The result of :meth:`total` at the start of the interval.
+            duration_ns: Length of the interval.
 
         Returns:
-            None where the system does not say.
+            None if the system does not report it.
         """
         passed = spent(since, self.total())
         if passed.ran_ns is None or passed.waited_ns is None:
@@ -72,7 +72,7 @@ class RunQueue:
         self._open, self._thread = None, 0
 
     def _begin(self) -> None:
-        """Observe this thread from now on: the name leads to the thread that opens it."""
+        """Observe this thread from now on: the file belongs to the thread that opens it."""
         self.close()
         self._thread, self._before = threading.get_native_id(), CpuTime()
         try:
@@ -85,7 +85,7 @@ class RunQueue:
 
 
 class ProcessTimes:
-    """Observes other processes, all threads of each together, by files that stay open.
+    """Observes other processes, as a sum over the threads of each, through files that stay open.
 
     Args:
         proc: Folder in which the system shows processes.
@@ -97,7 +97,7 @@ class ProcessTimes:
         self._num_reads = 0
 
     def total(self, number: int) -> CpuTime:
-        """Of a process, by its ID, since each of its threads began."""
+        """Times of the process with this ID, since each of its threads began."""
         self._num_reads += 1
         if number not in self._files or self._num_reads % _LOOK_AGAIN == 0:
             self._look_for_threads(number)
@@ -140,7 +140,7 @@ def _parsed(words: list[bytes]) -> CpuTime:
 
 
 def spent(before: CpuTime, now: CpuTime) -> CpuTime:
-    """What was spent between two totals of one thread, or of one process."""
+    """Times between two totals of one thread, or of one process."""
     if before.ran_ns is None or before.waited_ns is None:
         return CpuTime()
     if now.ran_ns is None or now.waited_ns is None:

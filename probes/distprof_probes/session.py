@@ -94,8 +94,8 @@ class SessionFiles:
             self.note(f"error.json could not be written: {failure.strerror}")
 
     def measured(self, probes: tuple[ProbeStatus, ...], overhead: tuple[Overhead, ...]) -> None:
-        """Write what is measured so far, during training; to be called from a thread of its own."""
-        with self._writing, suppress(OSError):  # the end writes it again
+        """Write the measurements so far, during training. Call this from a separate thread."""
+        with self._writing, suppress(OSError):  # end() writes it again
             if not self._has_ended:
                 self._write_rank_file(probes, overhead, None)
 
@@ -167,14 +167,14 @@ def session(
     mesh: Any = None,
     coordinates: Mapping[str, int] | None = None,
 ) -> Session:
-    """Start to record this process's training.
+    """Start recording the training of this process.
 
     Args:
         out: The run directory, the same for all ranks; created if it is missing.
         options: Which probes run and when, the same for all ranks; by default the options that
             a launcher passed in the environment.
         rank: Global rank; by default from torchrun, SLURM or MPI, else 0.
-        world_size: Number of ranks in the job; the same default.
+        world_size: Number of ranks in the job; by default from the same sources.
         mesh: Mesh axis to size, slowest varying first, or a torch ``DeviceMesh``.
         coordinates: This rank's index along each axis; not needed with a ``DeviceMesh``.
 
@@ -415,7 +415,7 @@ class Session:
             self._panel.step_ended(step)
         self._meter.record(step, self._timer() - self._mark)
         if self._meter.completes_always_on(step):
-            self._tell_cost()
+            self._publish_cost()
         self.current_step = step + 1
         took_long = self._switch_probes(step + 1)
         took_long |= self._panel.between_steps(step + 1)
@@ -424,16 +424,16 @@ class Session:
         if not self._is_paused:
             self._panel.step_started(step + 1)
 
-    def _tell_cost(self) -> None:
-        """Let whoever watches the job know what probes cost; a slow disk must not slow a step."""
+    def _publish_cost(self) -> None:
+        """Publish the cost of the probes for ``distprof watch``; a slow disk slows no step."""
 
-        def tell() -> None:
+        def publish() -> None:
             cost = self._meter.always_on()
             if not isinstance(cost, str):
                 self._files.measured(self.status(), (cost,))
 
-        with suppress(RuntimeError):  # no thread can be started: the end tells it
-            threading.Thread(target=tell, name="distprof-cost", daemon=True).start()
+        with suppress(RuntimeError):  # no thread can be started: end() writes it
+            threading.Thread(target=publish, name="distprof-cost", daemon=True).start()
 
     def _step_log_write(
         self,
@@ -458,12 +458,12 @@ class Session:
             )
 
     def _switch_probes(self, step: int) -> bool:
-        """Pause or resume where the plan says so; returns whether that took time."""
+        """Pause or resume the probes as planned; return whether that took time."""
         should_pause = step in self.plan.paused
         is_pausing = should_pause and not self._is_paused
         if is_pausing:
             self._panel.pause()
-            drain(_DRAIN_S)  # between steps: with a core to spare, writing costs no step
+            drain(_DRAIN_S)  # between steps: with a core to spare, writing slows no step
         elif self._is_paused and not should_pause:
             self._panel.resume()
         self._is_paused = should_pause
@@ -521,7 +521,7 @@ class Session:
         self._files.end(outcome, self.status(), overhead, self._now())
 
     def _overhead(self) -> tuple[Overhead, ...]:
-        """The measured overheads; the notes say why one is missing."""
+        """The measured overheads. The notes give the reason for a missing one."""
         asked = [self._meter.always_on()] if self.plan.pairs else []
         if self._panel.traced_steps:
             asked.append(self._meter.tracing(self._panel.traced_steps))

@@ -37,7 +37,7 @@ def close_on_sigterm(close: Callable[[], None], *, patience_s: float = _PATIENCE
 
     Args:
         close: Saves the records, or waits while the main thread does.
-        patience_s: Seconds that the main thread may take.
+        patience_s: Seconds that the main thread may take to exit.
     """
     reader, writer = socket.socketpair()
     writer.setblocking(False)
@@ -53,11 +53,11 @@ def close_on_sigterm(close: Callable[[], None], *, patience_s: float = _PATIENCE
 
 
 class _Children:
-    """Gives forked children the signals that they would have without distprof.
+    """Gives forked children the signal handling that they would have without distprof.
 
-    A child shares the wake-up file: a helper process that is terminated would look like this one's
-    end. SIGTERM is blocked around the fork, because Python drops what reaches a child before it is
-    ready.
+    A child shares the wake-up file, so terminating a helper process would look like the end of this
+    one. SIGTERM is blocked around the fork, because Python drops signals that reach a child before
+    it is ready.
 
     Args:
         wakeup: The wake-up file of this process.
@@ -74,11 +74,11 @@ class _Children:
         self._here.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
     def go_on(self) -> None:
-        """In the parent: as before."""
+        """In the parent: restore the signal mask."""
         signal.pthread_sigmask(signal.SIG_SETMASK, self._here.mask)
 
     def begin(self) -> None:
-        """In the child: forget what belongs to the parent."""
+        """In the child: drop the parent's wake-up file and handler."""
         with contextlib.suppress(OSError, ValueError, TypeError):
             current = signal.set_wakeup_fd(-1)
             if current not in (-1, self._wakeup):
@@ -89,7 +89,7 @@ class _Children:
 
 
 def not_in_children(wakeup: int, handler: object, before: Any) -> None:
-    """Let forked children have their signals to themselves; the arguments are those of the parent.
+    """Keep the parent's signal handling out of forked children.
 
     Args:
         wakeup: The wake-up file of this process.
@@ -105,12 +105,12 @@ def not_in_children(wakeup: int, handler: object, before: Any) -> None:
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # ignore further ones
     raise Terminated
 
 
 def _is_ours() -> bool:
-    """Whether the program has set no handler of its own since."""
+    """Whether the program has not set its own handler since."""
     return signal.getsignal(signal.SIGTERM) in (_terminate, signal.SIG_IGN)
 
 

@@ -189,7 +189,7 @@ def _other_options() -> list[click.Parameter]:
             ["--config"],
             type=click.Path(path_type=Path),
             metavar="FILE",
-            help="TOML file with the same options; the command line wins.",
+            help="TOML file with the same options; the command line overrides it.",
             section=report,
         ),
         GroupedOption(
@@ -236,14 +236,14 @@ def _other_options() -> list[click.Parameter]:
 
 
 def remember_debug(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    """Let the program that called know that errors shall show where they happened."""
+    """Tell the calling program to show the traceback of errors."""
     del param
-    if ctx.obj is not None:  # what the program `distprof` knows of this call
+    if ctx.obj is not None:  # the state of this call in the program `distprof`
         ctx.obj.debug = value
 
 
 def _given(params: Sequence[click.Parameter], values: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Takes what was typed of the configuration out of ``values``, by section."""
+    """Remove the typed configuration values from ``values``, and return them by section."""
     given: dict[str, dict[str, Any]] = {}
     for param in params:
         if isinstance(param, GroupedOption) and param.key is not None:

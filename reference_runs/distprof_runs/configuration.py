@@ -19,7 +19,7 @@ __all__ = ["Configuration"]
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """Everything that decides what a reference run does.
+    """Everything that determines a reference run.
 
     Args:
         workload: Its options; their class says which workload it is.
@@ -52,7 +52,7 @@ class Configuration:
         sections: Mapping[str, Mapping[str, Any]],
         faults: tuple[Fault, ...] = (),
     ) -> Configuration:
-        """The configuration that a TOML file or run.json describes; what is absent has its default.
+        """The configuration in a TOML file or run.json, with defaults for absent values.
 
         Args:
             workload: Name of the reference run.

@@ -43,7 +43,7 @@ class TpOptions(WorkloadOptions, frozen=True, kw_only=True):
         return "TP + sequence parallel" if self.sequence_parallel else "TP"
 
     def check(self, model: ModelOptions, training: TrainingOptions, world_size: int) -> None:
-        """Refuse sizes that do not divide, and an anti-pattern that has nothing to act on."""
+        """Refuse sizes that do not divide, and an anti-pattern that would have no effect."""
         super().check(model, training, world_size)
         _check_tensor_parallel(model, world_size)
         if self.sequence_parallel:
@@ -96,7 +96,7 @@ class PpOptions(WorkloadOptions, frozen=True, kw_only=True):
         )
 
     def check(self, model: ModelOptions, training: TrainingOptions, world_size: int) -> None:
-        """Refuse what the schedule cannot run."""
+        """Refuse options that the schedule cannot run."""
         super().check(model, training, world_size)
         self.plan(model, training, world_size)
 
@@ -122,7 +122,7 @@ class MoeOptions(WorkloadOptions, frozen=True, kw_only=True):
         return "MoE (EP)"
 
     def check(self, model: ModelOptions, training: TrainingOptions, world_size: int) -> None:
-        """Refuse experts that do not divide or do not suffice."""
+        """Refuse experts that do not divide or are too few."""
         super().check(model, training, world_size)
         _check_experts(self.experts, self.top_k, world_size)
         if self.capacity_factor < 0 or self.aux_loss_weight < 0:
@@ -189,7 +189,7 @@ class ThreeDOptions(WorkloadOptions, frozen=True, kw_only=True):
     top_k: Annotated[int, option("Experts per token.", le=100_000)] = 2
 
     def mesh(self, world_size: int) -> dict[str, int]:
-        """The axes in the order asked for; axes of size 1 are left out."""
+        """The axes in the requested order, without axes of size 1."""
         axes = {"pp": "pp", "dp": "dp_replicate", "fsdp": "dp_shard", "tp": "tp"}
         order = [part.strip() for part in self.order.split(",")]
         if sorted(order) != sorted(axes):
@@ -226,7 +226,7 @@ class ThreeDOptions(WorkloadOptions, frozen=True, kw_only=True):
         )
 
     def check(self, model: ModelOptions, training: TrainingOptions, world_size: int) -> None:
-        """Refuse what one of the axes cannot do."""
+        """Refuse options that one of the axes cannot run."""
         super().check(model, training, world_size)
         shards = self.mesh(world_size).get("dp_shard", 1)
         if self.pp > 1:

@@ -1,4 +1,4 @@
-"""Options of the reference runs. Free of torch: the command line and run.json are made from these.
+"""Options of the reference runs, without torch: the source of the command line and run.json.
 
 Every field becomes an option of the command line (``micro_batches`` → ``--micro-batches``), a key
 of the TOML file, and a value in run.json's ``config``.
@@ -47,7 +47,7 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     vocabulary: Annotated[int, option("Vocabulary size.", le=100_000_000)] = 0
 
     def resolved(self) -> ModelOptions:
-        """The same with every 0 filled in from the preset.
+        """The same sizes, with every 0 replaced by the preset's value.
 
         Raises:
             UsageError: If the preset is unknown, or the sizes do not fit each other.
@@ -146,11 +146,11 @@ class WorkloadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         raise NotImplementedError
 
     def strategy(self) -> str:
-        """Name of the parallelism, for people."""
+        """Name of the parallelism, as shown to users."""
         raise NotImplementedError
 
     def check(self, model: ModelOptions, training: TrainingOptions, world_size: int) -> None:
-        """Refuse what cannot run.
+        """Refuse options that cannot run.
 
         Raises:
             UsageError: With a fix.
@@ -252,7 +252,7 @@ class FsdpOptions(WorkloadOptions, frozen=True, kw_only=True):
     def notes(
         self, model: ModelOptions, training: TrainingOptions, world_size: int
     ) -> tuple[str, ...]:
-        """Says where shards are padded, so that the bytes exceed the formula's."""
+        """Say which shards are padded, so that the bytes exceed the formula's."""
         del training
         shards = self.mesh(world_size).get("dp_shard", 1)
         kv = model.kv_heads * model.hidden // model.heads

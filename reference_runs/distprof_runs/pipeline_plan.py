@@ -1,4 +1,4 @@
-"""Which blocks make which pipeline stage, and where each stage runs. Free of torch."""
+"""Assigns blocks to pipeline stages, and stages to ranks. Does not import torch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class PipelinePlan:
         return len(self.blocks)
 
     def rank_of(self, stage: int) -> int:
-        """Round by round; in V-shaped schedules the second round goes backwards."""
+        """The rank of a stage, by rounds. In V-shaped schedules the second round is reversed."""
         place = stage % self.ranks
         goes_back = self.schedule in _V_SHAPED and stage // self.ranks % 2
         return self.ranks - 1 - place if goes_back else place
@@ -58,7 +58,7 @@ class PipelinePlan:
         return sum(self.blocks[:stage])
 
     def crossings(self) -> Iterator[tuple[int, int]]:
-        """Pairs of ranks at each boundary between stages; none where a rank passes to itself."""
+        """Pairs of ranks at the boundaries between stages, without boundaries inside a rank."""
         places = [self.rank_of(stage) for stage in range(self.num_stages)]
         return ((left, right) for left, right in pairwise(places) if left != right)
 
@@ -72,18 +72,18 @@ def plan_pipeline(
     virtual_stages: int = 0,
     split: str = "",
 ) -> PipelinePlan:
-    """A plan that torch's schedule will accept.
+    """A plan that torch's schedule accepts.
 
     Args:
         schedule: One of :data:`SCHEDULES`.
         ranks: Of the pipeline.
         layers: Transformer blocks of the model.
         micro_batches: Per step.
-        virtual_stages: Stages per rank; 0: as few as the schedule takes.
-        split: Blocks per stage, separated by commas; empty: as even as can be.
+        virtual_stages: Stages per rank; 0: the fewest that the schedule allows.
+        split: Blocks per stage, separated by commas; empty: as even as possible.
 
     Raises:
-        UsageError: If the schedule cannot run this way; with a fix.
+        UsageError: If the schedule cannot run this way, with a fix.
     """
     if ranks < 2:
         raise UsageError("a pipeline needs at least 2 ranks: use --ranks 2")
@@ -116,7 +116,7 @@ def _check_micro_batches(schedule: str, ranks: int, stages: int, micro_batches: 
 
 
 def _even_split(stages: int, layers: int) -> tuple[int, ...]:
-    """Stages in the middle get what is left over: the ends have embedding and output to do."""
+    """Stages in the middle get the remainder: those at the ends also have embedding and output."""
     if layers < stages:
         raise UsageError(
             f"{layers} blocks do not fill {stages} stages: use --layers {stages} or fewer ranks"

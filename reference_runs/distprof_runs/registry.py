@@ -1,4 +1,4 @@
-"""The reference runs by name. Free of torch: a workload's module is imported when it is built."""
+"""The reference runs by name. Does not import torch: a workload's module is imported on use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The user's settings from a TOML file and the command line, and back. Free of torch."""
+"""The user's settings from a TOML file and the command line, and back. Does not import torch."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ __all__ = ["LaunchOptions", "Settings", "read_settings_file", "resolve", "to_tom
 
 Sections = Mapping[str, Mapping[str, Any]]
 MOST_ON_NODE = 1_024
-"""Ranks of one node: each is a process."""
+"""Most ranks on one node, each of which is a process."""
 
 _FIXED = ("model", "training", "launch", "probes", "faults")
-"""Sections of every workload's file, besides the one that has its name."""
+"""Sections of every workload's file, in addition to the one with its name."""
 
 
 class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -58,7 +58,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def is_emulating(self) -> bool:
-        """Whether this process makes the nodes; those it makes have a number."""
+        """Whether this process creates the nodes; the created ones have a number."""
         return self.emulate_nodes > 0 and self.node_rank < 0
 
     @property
@@ -110,10 +110,10 @@ class FaultOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def _check_one_per_node(nodes: int) -> None:
-    """Where SLURM numbers the nodes, it must have started as many launchers.
+    """If SLURM numbers the nodes, check that it started one launcher on each.
 
     Raises:
-        UsageError: If it has started others.
+        UsageError: If it started another number of them.
     """
     tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "")
     if tasks.isdecimal() and int(tasks) != nodes:
@@ -133,9 +133,9 @@ class Settings:
     """Everything about one reference run, checked.
 
     Args:
-        configuration: What it does; goes to run.json.
-        probes: What watches it.
-        launch: How many ranks, and where.
+        configuration: The configuration, as in run.json.
+        probes: Options of its probes.
+        launch: Number and placement of the ranks.
     """
 
     configuration: Configuration
@@ -143,7 +143,7 @@ class Settings:
     launch: LaunchOptions
 
     def on_device(self, device: Literal["cuda", "cpu"]) -> Settings:
-        """The same with ``auto`` decided."""
+        """The same with ``auto`` resolved."""
         training = msgspec.structs.replace(self.configuration.training, device=device)
         return replace(self, configuration=replace(self.configuration, training=training))
 
@@ -173,15 +173,15 @@ def read_settings_file(file: Path) -> dict[str, dict[str, Any]]:
 
 
 def resolve(workload: str, file: Sections, given: Sections) -> Settings:
-    """One set of options out of the file and the command line, which wins.
+    """One set of options from the file and the command line, which overrides the file.
 
     Args:
         workload: Name of the reference run.
         file: Sections of the TOML file.
-        given: The same from the command line, only what was typed.
+        given: The same from the command line, only typed options.
 
     Raises:
-        UsageError: If something is unknown, contradicts itself or cannot run.
+        UsageError: If an option is unknown, contradictory or cannot run.
     """
     sections = (*_FIXED, workload)
     for name in file:
@@ -202,7 +202,7 @@ def resolve(workload: str, file: Sections, given: Sections) -> Settings:
 
 
 def traced_steps(steps: int) -> int:
-    """Steps to trace: ten, if available, separate a straggler of two ranks from chance."""
+    """Steps to trace: ten, if available, to distinguish a straggler of two ranks from chance."""
     return min(10, max(4, steps // 3))
 
 

@@ -56,15 +56,15 @@ class Answers(Generic[_Answer]):
 
 
 class RanksHere:
-    """The ranks of this host, asked through their sockets.
+    """The ranks of this host, queried through their sockets.
 
     Args:
         run_dir: The run directory of the job.
-        ranks: All; those that can be asked are.
+        ranks: All of them; those that cannot be queried are skipped.
 
     Attributes:
         ranks: As given.
-        is_reached: Whether any can be asked.
+        is_reached: Whether any can be queried.
     """
 
     is_everywhere = False
@@ -137,7 +137,7 @@ class RanksHere:
 def _each(
     ranks: Sequence[LivingRank], question: Callable[[LivingRank], _Answer]
 ) -> Answers[_Answer]:
-    """Query all ranks in parallel, so that one that does not answer delays no other."""
+    """Query all ranks in parallel, so that an unresponsive rank delays no other."""
 
     def answer(rank: LivingRank) -> _Answer | NoAnswer:
         try:
@@ -218,7 +218,7 @@ def write(file: Path, content: bytes) -> None:
 
 
 def cannot_write(file: Path, error: OSError) -> InputError:
-    """The error for a file that the disk does not take."""
+    """The error for a file that cannot be written."""
     return InputError(
         str(file),
         expected="a writable folder",

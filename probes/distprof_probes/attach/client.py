@@ -26,8 +26,8 @@ def ask(path: str, question: str, *, pid: int | None, within_s: float) -> bytes:
     """Send a request to a rank and return its answer.
 
     Args:
-        path: Its socket. The path comes from a file of the run directory, which others may have
-            written: nothing is sent unless the rank's own process serves it.
+        path: Its socket. The path comes from a file of the run directory, which another user may
+            have written, so nothing is sent unless the rank's own process serves the socket.
         pid: The process of the rank.
         question: Name of a handler of torch's worker server, with parameters as in a URL.
         within_s: Seconds to wait for each part of the answer.
@@ -55,7 +55,7 @@ def fetch(
         pid: The process of the rank.
         question: As in :func:`ask`.
         within_s: Seconds to wait for each part of the answer.
-        take: Called with each part, of 1 MiB at most; what it raises is raised here.
+        take: Called with each part of at most 1 MiB. Its exceptions propagate.
 
     Raises:
         NoAnswer: If the rank is stopped, gone, or does not support the request.
@@ -70,7 +70,7 @@ def fetch(
 
 
 def _next(parts: Iterator[bytes], within_s: float) -> bytes:
-    """The next part of an answer, empty at its end; errors in the words of this module."""
+    """The next part of an answer, empty at its end. Turns errors into this module's messages."""
     try:
         return next(parts, b"")
     except TimeoutError:

@@ -69,7 +69,7 @@ def _never_closed(diary: Sequence[DiaryLine]) -> list[str]:
 
 
 def _few(notes: list[str], limit: int = 12) -> list[str]:
-    """The first notes, and a count of the rest: thousands of ranks may say the same."""
+    """The first notes, and a count of the rest: thousands of ranks may report the same."""
     if len(notes) <= limit:
         return notes
     return [*notes[:limit], f"capture.jsonl has {len(notes) - limit} more notes of this kind."]

@@ -75,15 +75,15 @@ def die_of_sigterm() -> None:
 
 
 def _last_exception() -> BaseException | None:
-    """The exception that ended the main program, even if another hook hid it from ours."""
+    """The exception that ended the main program, even if another hook kept it from ours."""
     last = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     return last if isinstance(last, BaseException) else None
 
 
 def _exception_in_flight() -> BaseException | None:
-    """The exception that ends a ``multiprocessing`` child, whose end precedes its handling.
+    """The exception that ends a ``multiprocessing`` child, which ends before it is handled.
 
-    Ranks that ``torch.multiprocessing`` spawns turn theirs into ``sys.exit(1)``.
+    Ranks spawned by ``torch.multiprocessing`` turn their exception into ``sys.exit(1)``.
     """
     error = sys.exception()
     return error.__context__ if isinstance(error, SystemExit) and error.code else error
@@ -146,7 +146,7 @@ class _OnTermination:
         is_ours = signal.getsignal(signal.SIGTERM) == self._in_main_thread
         if os.getpid() != self._pid:
             die_of_sigterm()
-        elif not is_ours:  # the program has since installed a handler, which called this one
+        elif not is_ours:  # the program has installed its own handler since, which called this one
             self._end(None)
         else:
             self._end.is_terminated = True

@@ -27,8 +27,8 @@ _NEW_RANKS_EVERY_NS = 10**9
 class Watch:
     """Observes the ranks on this host while the program runs.
 
-    They are not child processes, so only the time of their end is visible, not the reason: a rank
-    that disappeared before any other rank had trouble was the first.
+    They are not child processes, so only the time of their end is visible, not the reason. A rank
+    that disappeared before any other rank had trouble counts as the first.
 
     Args:
         run_dir: The run directory.
@@ -86,10 +86,10 @@ def rank_ends(
         own: The rank of the program itself, None if it was not a rank.
         told: Reports of the captures of other ranks.
     """
-    words = {each.rank: each for each in told}
+    reports = {each.rank: each for each in told}
     found = {
         rank.rank: _evidence(run_dir, rank, watch) for rank in look(run_dir, at_steps=False)
-    } | words
+    } | reports
     if own is not None and own in found:
         end = structs.replace(ending.exit, by_launcher=ending.was_interrupted)
         told_ns = end.ended_ns if ending.was_interrupted else None

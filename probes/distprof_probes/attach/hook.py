@@ -136,7 +136,7 @@ class Capture:
 
         Returns:
             None, or its arguments with a wrapped closure: a closure runs forward and backward of a
-            whole micro-batch, which is not the optimizer's work.
+            whole micro-batch, which is not work of the optimizer.
         """
         if self._session is None:
             self._open()
@@ -197,7 +197,7 @@ class Capture:
 
     @_never_raises
     def backward_begins(self) -> None:
-        """A backward pass begins; only those of the main thread are a phase."""
+        """A backward pass begins. Only those of the main thread are a phase."""
         if self.clock.new_gradients():
             self._is_due = True
             if self._is_training_thread():
@@ -233,7 +233,7 @@ class Capture:
             self.is_over = True
 
     def give_up(self, event: Any, why: str) -> None:
-        """Stop recording this process, and write down why."""
+        """Stop recording this process, and record the reason."""
         session, self._session = self._session, None
         self.is_over = True
         write_down(self.run_dir, event, detail=why, python=sys.executable)
@@ -261,7 +261,7 @@ class Capture:
 
         torch: Any = sys.modules["torch"]
 
-        # A compiled step also calls the hooks: they must run as they are, not be traced.
+        # A compiled step also calls the hooks, which must run unchanged instead of being traced.
         begins = torch.compiler.disable(self.step_begins)
         ends = torch.compiler.disable(self.step_ends)
         optimizer.register_optimizer_step_pre_hook(begins)

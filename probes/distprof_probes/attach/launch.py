@@ -28,7 +28,7 @@ _PASSED_ON = (
 _TURNED_OFF = frozenset("ISE")
 _SI_KERNEL = 0x80
 _LOOK_EVERY_S = 0.1
-_PAUSE_S = 0.02  # how much later a signal arrives, or the end is seen
+_PAUSE_S = 0.02  # delay until a signal, or the end, is noticed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,8 +142,8 @@ def _wait(pid: int, waited: set[signal.Signals], meanwhile: Callable[[], None]) 
 def _next(waited: set[signal.Signals]) -> signal.struct_siginfo | None:
     """The next signal, or None if none came within the time between looks.
 
-    CPython's ``sigtimedwait`` returns memory that nothing was written to if this process is stopped
-    and continued after its time limit.
+    CPython's ``sigtimedwait`` returns uninitialised memory if this process is stopped and continued
+    after the time limit.
     """
     limit = time.monotonic() + _LOOK_EVERY_S
     while not (pending := signal.sigpending() & waited):

@@ -1,4 +1,4 @@
-"""What one running rank can be asked: its stacks, its Flight Recorder, a trace."""
+"""Requests to one running rank: its stacks, its Flight Recorder, a trace."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def flight(rank: LivingRank) -> bytes:
 
 
 def trace(rank: LivingRank, seconds: float, file: Path) -> int:
-    """Trace it from now on, into a file that is compressed piece by piece.
+    """Trace it from now on, into a file that is compressed while it arrives.
 
     Returns:
         Size of the file in bytes.
@@ -78,7 +78,7 @@ def trace(rank: LivingRank, seconds: float, file: Path) -> int:
 
 
 def keep_neighbours(rank: LivingRank, folder: Path) -> None:
-    """Write what an analysis reads next to a trace: the Flight Recorder, and rank.json.
+    """Write the files that an analysis reads next to a trace: the Flight Recorder and rank.json.
 
     Raises:
         OSError: If the Flight Recorder cannot be written.
@@ -92,11 +92,11 @@ def keep_neighbours(rank: LivingRank, folder: Path) -> None:
 class _Packed:
     """A compressed trace that is whole or absent.
 
-    It may be written inside a rank, so it holds a MiB of the trace at a time, and its number is
-    checked before each write: the program may close files that it did not open.
+    It may be written inside a rank. So it holds one MiB of the trace at a time, and checks its file
+    descriptor before each write, because the program may close files that it did not open.
 
     Args:
-        file: Its name in the end.
+        file: Its final name.
     """
 
     def __init__(self, file: Path) -> None:

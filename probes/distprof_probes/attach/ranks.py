@@ -72,7 +72,7 @@ class LivingRank:
 
     @property
     def why_silent(self) -> str:
-        """Why a rank of this host cannot be asked, for people."""
+        """Why a rank of this host cannot be queried, as a message."""
         if self.process is None:
             return "it has ended" if self.has_ended else "its process is gone"
         if self.is_stopped:
@@ -88,8 +88,8 @@ def look(
     Args:
         run_dir: The run directory.
         at_steps: Whether to read the step logs, which are long in a long job.
-        only: Look at these ranks alone; the directory of the job, which may have thousands, is not
-            listed then.
+        only: Look only at these ranks, without listing the directory of the job, which may have
+            thousands.
     """
     if only is not None:
         folders = {rank: run_dir / RANK_DIR_FORMAT.format(rank=rank) for rank in sorted(only)}
@@ -150,7 +150,7 @@ def _look_at(folder: Path, rank: int, *, at_steps: bool) -> LivingRank:
 
 
 def _process(pid: int | None, attach: AttachFile | None) -> ProcessState | None:
-    """Its process; None if it is gone, even if another process has its number now."""
+    """Its process; None if it is gone, even if another process has its pid now."""
     state = process_state(pid) if pid is not None else None
     if state is None or state.letter == "Z":
         return None

@@ -38,7 +38,7 @@ _QUIET = 2  # c10's log level ERROR
 
 
 class WorkerServerProbe(Probe):
-    """Opens the socket, writes its path to ``attach.json``, and takes requests of other nodes."""
+    """Opens the socket, writes its path to ``attach.json``, and serves requests of other nodes."""
 
     name = "attach"
 
@@ -65,7 +65,7 @@ class WorkerServerProbe(Probe):
         _write(session, AttachFile(**_self(session.rank), socket=str(path), takes_requests=True))
 
     def pause(self) -> None:
-        """Look for no requests, unless the pause has no end."""
+        """Stop looking for requests, unless the pause never ends."""
         if self._poller is not None:
             self._poller.pause()
 

@@ -22,7 +22,7 @@ __all__ = ["SharedJob"]
 
 _OTHERS_S = 60.0
 _STAY_S = 10.0
-_INTERRUPTED_S = 2.0  # a launcher that ends a job does not wait long
+_INTERRUPTED_S = 2.0  # a launcher that ends a job does not wait for long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +60,8 @@ class SharedJob:
         patience_s = ANSWER_S if ending.exit.code or ending.exit.signal else _OTHERS_S
         patience_s = _INTERRUPTED_S if ending.was_interrupted else patience_s
         others = range(1, self.place.world_size or 1)
-        heard = evidence_of_others(self.run_dir, others, patience_s=patience_s)
-        return [each for each in heard if each.exit is not None]
+        evidence = evidence_of_others(self.run_dir, others, patience_s=patience_s)
+        return [each for each in evidence if each.exit is not None]
 
     def report_own_ending(self, ending: Ending, seen: Sequence[RankEvidence]) -> None:
         """On other ranks: report how this one ended, and wait for the report if it failed.

@@ -18,10 +18,10 @@ __all__ = ["MAX_SOCKET_PATH", "SOCKET_PREFIX", "local_ranks", "socket_folder", "
 
 MAX_SOCKET_PATH = 107  # bytes: sizeof(sockaddr_un.sun_path) - 1 on Linux
 SOCKET_PREFIX = "distprof-"
-_LONGEST_NAME = 60  # bytes that a folder's name, and a socket's in it, may take
+_LONGEST_NAME = 60  # bytes for the name of a folder and of a socket in it
 _MOST_ENTRIES = 100_000
 _MOST_RANKS = 1_024
-"""On one node; folders of any name may be in a folder for temporary files."""
+"""Limit per node, because a temporary folder may hold folders of any name."""
 
 
 def socket_folder(run_dir: Path, rank: int) -> Path:
@@ -41,8 +41,8 @@ def socket_folder(run_dir: Path, rank: int) -> Path:
 def local_ranks(run_dir: Path) -> set[int]:
     """Ranks of this node that opened a socket; some may be gone.
 
-    No other node can see these folders, so that each node finds its own ranks without a look at
-    the file system that all share.
+    No other node can see these folders, so each node finds its own ranks without reading the shared
+    file system.
     """
     name = re.compile(rf"{re.escape(_prefix(run_dir))}(\d{{1,8}})-")
     found: set[int] = set()
@@ -68,9 +68,9 @@ def _bases() -> Iterator[str]:
 
 
 def _prefix(run_dir: Path) -> str:
-    """Of the names of one job on one node.
+    """Prefix of the folder names of one job on one node.
 
-    Containers of one machine may share the folder, and cannot reach each other's ranks.
+    Containers on one machine may share the folder, but cannot reach each other's ranks.
     """
     processes = ""
     with contextlib.suppress(OSError):

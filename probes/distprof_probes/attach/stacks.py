@@ -32,7 +32,7 @@ class Frame:
     name: str
 
     def __str__(self) -> str:
-        """A short text for people."""
+        """A short text for the user."""
         where = self.file.rpartition("/")[2]
         return f"{self.name} ({where}:{'?' if self.line is None else self.line})"
 
@@ -85,7 +85,7 @@ def _is_library(file: str) -> bool:
 def fold(stacks: Mapping[int, Stack]) -> list[tuple[tuple[int, ...], Stack]]:
     """Ranks grouped by identical calls, smallest groups first.
 
-    The rank to look for is the one that is in a different call while all others wait.
+    The rank to look at is in a different call while all others wait.
     """
     groups: dict[tuple[Frame, ...], list[int]] = {}
     for rank in sorted(stacks):

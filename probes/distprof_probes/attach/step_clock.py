@@ -23,8 +23,8 @@ class StepClock:
     has not stepped for ``PATIENCE`` steps of the others.
 
     An update may take several calls of ``step``: DeepSpeed's ZeRO calls it once for each parameter
-    group. Calls with no new gradients between them, each for other parameters, are one update. How
-    many there will be is known only from the update before, so that is when the clock ticks.
+    group. Calls with no new gradients between them, each for other parameters, are one update.
+    Their number is known only from the previous update: the clock ticks after as many calls.
 
     Args:
         num_others: Steps of other optimizers, by class name.
@@ -45,7 +45,7 @@ class StepClock:
 
         Args:
             optimizer: The optimizer.
-            stepped: Marks of what it steps; a mark that comes again begins another update.
+            stepped: Marks of the parameters that it updates; a repeated mark begins another update.
 
         Returns:
             Whether an update had ended before its expected number of calls.
@@ -63,7 +63,7 @@ class StepClock:
         return was_short
 
     def new_gradients(self) -> bool:
-        """Gradients are about to be computed: the calls of the update before are over.
+        """Gradients are about to be computed, so the calls of the previous update are over.
 
         Returns:
             Whether it had ended before its expected number of calls.
@@ -72,7 +72,7 @@ class StepClock:
         return self._ends_update()
 
     def ticks(self, optimizer: object) -> bool:
-        """An optimizer's step ended; returns whether that ends a step of the training."""
+        """An optimizer's step has ended. Returns whether that ends a training step."""
         if self._owner is not None and self._owner() is optimizer:
             self._since = 0
             self._has_new_gradients = False
@@ -87,7 +87,7 @@ class StepClock:
         return True
 
     def _ends_update(self) -> bool:
-        """Forget the calls of an update; returns whether they were fewer than expected."""
+        """Reset the calls of an update. Returns whether they were fewer than expected."""
         num_calls, self._num_calls = self._num_calls, 0
         self._stepped.clear()
         if not num_calls:
@@ -106,7 +106,7 @@ class StepClock:
 
 
 def stepped_by(optimizer: Any) -> list[int]:
-    """Marks of what a call of ``step`` updates: of each group, the first tensor with a gradient.
+    """Marks of the parameters that a ``step`` updates: the first tensor with a gradient per group.
 
     One tensor per group is enough, and costs no more for a model with many parameters. Optimizers
     that need no gradients are marked by the first tensor of each group.
@@ -114,7 +114,7 @@ def stepped_by(optimizer: Any) -> list[int]:
     try:
         groups = [group["params"] for group in optimizer.param_groups if group["params"]]
         firsts = [next((p for p in tensors if p.grad is not None), None) for tensors in groups]
-    except (AttributeError, KeyError, TypeError):  # an optimizer that keeps them in its own way
+    except (AttributeError, KeyError, TypeError):  # an optimizer with its own data structure
         return []
     marked = [first for first in firsts if first is not None]
     return [id(tensor) for tensor in marked or [tensors[0] for tensors in groups]]

@@ -46,7 +46,7 @@ def _replace_in_torch(name: str, original: object, replacement: object) -> None:
 
 
 def _asked_place(function: Any, args: Any, kwargs: Any) -> tuple[int | None, int | None]:
-    """Rank and world size that the program passed; None where the environment decides."""
+    """Rank and world size that the program passed; None if the environment decides."""
     try:
         given = inspect.signature(function).bind(*args, **kwargs).arguments
     except TypeError:  # torch will report what is wrong with the call
@@ -66,7 +66,7 @@ def wrap_step(kind: type, capture: Capture) -> None:
 
     @functools.wraps(original)
     def step(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():  # leave the compiler's view of it as it is
+        if torch.compiler.is_compiling():  # do not change the compiler's view of it
             return original(*args, **kwargs)
         capture.call_begins()
         try:
@@ -95,7 +95,7 @@ def wrap_backward(torch: Any, capture: Capture) -> None:
 
     @functools.wraps(original)
     def backward(*args: Any, **kwargs: Any) -> None:
-        if torch.compiler.is_compiling():  # leave the compiler's view of it as it is
+        if torch.compiler.is_compiling():  # do not change the compiler's view of it
             original(*args, **kwargs)
             return
         capture.backward_begins()

@@ -29,7 +29,7 @@ _SECONDS = 2.0
 _MAX_FRAMES_SHOWN = 30
 _MAX_HOSTS_SHOWN = 5
 _LONG_WITHOUT_STEP_S = 10.0
-"""Longer than most steps; the message leaves it to the user whether it is long for this job."""
+"""Longer than most steps. The message lets the user judge whether it is long for this job."""
 
 
 @click.command()
@@ -123,27 +123,27 @@ def _everywhere(
 ) -> RanksEverywhere:
     from distprof_probes.attach.requests.asking import RanksEverywhere
 
-    tell = _Teller().tell
+    tell = _ProgressLine().tell
     folder = run_dir.resolve()
     return RanksEverywhere(folder, found, chosen=chosen, notice_s=notice_s, tell=tell)
 
 
-class _Teller:
-    """Says on stderr how far a request is: one line that changes, or a line for each stage."""
+class _ProgressLine:
+    """Reports the progress of a request on stderr: one changing line, or a line for each stage."""
 
     def __init__(self) -> None:
-        self._said = ""
+        self._text = ""
 
     def tell(self, progress: Progress) -> None:
-        """Say it, if it is news."""
+        """Print the progress, if it has changed."""
         text = _in_words(progress)
-        if text == self._said:
+        if text == self._text:
             return
         if sys.stderr.isatty():
-            click.echo(f"\r{text:<{len(self._said)}}", err=True, nl=progress.is_over)
-        elif text.split()[:2] != self._said.split()[:2]:
+            click.echo(f"\r{text:<{len(self._text)}}", err=True, nl=progress.is_over)
+        elif text.split()[:2] != self._text.split()[:2]:
             click.echo(text, err=True)
-        self._said = text
+        self._text = text
 
 
 def _in_words(progress: Progress) -> str:
@@ -286,7 +286,7 @@ def _show_profile(
 
 
 def _show_if_hung(run_dir: Path, traced: set[int]) -> None:
-    """If no step has ended for long: a profile shows little then, so name what shows more."""
+    """If no step has ended for long, a profile shows little: name the commands that show more."""
     last = [rank for rank in look(run_dir.resolve()) if rank.rank in traced]
     ends_ns = [rank.progressed_ns for rank in last if rank.progressed_ns is not None]
     if not ends_ns or time.time_ns() - max(ends_ns) < _LONG_WITHOUT_STEP_S * 1e9:
@@ -331,7 +331,7 @@ def _show_others(run_dir: Path, way: RanksHere | RanksEverywhere, *, verbose: bo
 
 
 def _show_unseen(run_dir: Path, way: RanksHere | RanksEverywhere) -> None:
-    """Ranks that can have seen no request, and where to look for the reason."""
+    """Ranks that cannot have seen the request, and where to look for the reason."""
     place = shlex.quote(str(run_dir))
     if way.unseen_hosts:
         hosts = ", ".join(way.unseen_hosts[:_MAX_HOSTS_SHOWN])
@@ -354,7 +354,7 @@ def _show_unseen(run_dir: Path, way: RanksHere | RanksEverywhere) -> None:
 
 
 def _short(folder: Path) -> Path:
-    """The path from the working directory, where that is shorter."""
+    """The path relative to the working directory, if it is below it."""
     with contextlib.suppress(OSError):  # the working directory may be gone
         here = Path.cwd()
         return folder.relative_to(here) if here in folder.parents else folder

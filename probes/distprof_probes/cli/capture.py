@@ -173,14 +173,15 @@ def capture(
 
 
 class _AfterTheProgram:
-    """What fails once the program has ended is said, and is not the program's failure.
+    """Reports errors after the end of the program, which are not failures of the program.
 
     Args:
         run_dir: The run directory.
-        passes_on: Whether a signal is passed on: the caller asked for a verdict, and has none.
+        passes_on: Whether an interruption is passed on, because the caller asked for a verdict and
+            gets none.
 
     Attributes:
-        verdict: Exit code for those who asked for one.
+        verdict: Exit code for callers that asked for a verdict.
     """
 
     def __init__(self, run_dir: Path, *, passes_on: bool) -> None:
@@ -324,23 +325,23 @@ def _complete(run_dir: Path, ending: Ending, watch: Watch, *, is_first: bool) ->
     remove_sockets(run_dir)
     diary = read_diary(run_dir)
     has_steps = any(rank.last_step is not None for rank in look(run_dir))
-    nothing = "" if has_steps else why_nothing(diary)
-    notes = notes_of(diary, ending.exit) + ([f"No step: {nothing}."] if nothing else [])
+    why_no_step = "" if has_steps else why_nothing(diary)
+    notes = notes_of(diary, ending.exit) + ([f"No step: {why_no_step}."] if why_no_step else [])
     job = SharedJob.of(run_dir)
-    own, told = job.own_rank(ending), job.other_endings(ending) if is_first else []
-    evidence = rank_ends(run_dir, ending, watch, own=own, told=told)
+    own, reports = job.own_rank(ending), job.other_endings(ending) if is_first else []
+    evidence = rank_ends(run_dir, ending, watch, own=own, told=reports)
     if is_first:
         outcome, failure = outcome_of(ending, evidence)
         ends = {each.rank: each.exit for each in evidence if each.exit is not None}
         known = {rank: end for rank, end in ends.items() if end.ended_ns is not None}
         try:
             conclude(run_dir, outcome=outcome, exits=known, failure=failure, notes=notes)
-        except InputError as error:  # a full disk: the files that exist can be reported
+        except InputError as error:  # a full disk: a report of the existing files is still possible
             _say(f"Error: {one_line(error)}")
     else:
         job.report_own_ending(ending, evidence)
-    if nothing:
-        _say(_without_steps(ending.exit, nothing))
+    if why_no_step:
+        _say(_without_steps(ending.exit, why_no_step))
     return has_steps
 
 
@@ -356,8 +357,8 @@ def _report(run_dir: Path, format_name: str | None, fail_on: str | None) -> int:
     from distprof_probes.job.finish import page_of, report
 
     arguments = ["--fail-on", fail_on] if fail_on else []
-    is_told = _has_evidence(run_dir) and not _ended_before_a_step(run_dir)
-    reported = report(run_dir, arguments, format_name=format_name) if is_told else 0
+    has_content = _has_evidence(run_dir) and not _ended_before_a_step(run_dir)
+    reported = report(run_dir, arguments, format_name=format_name) if has_content else 0
     if reported not in _WITH_REPORT:
         _say(f"There is no report. It can be made with: {_analyze(run_dir)}")
     page = page_of(run_dir)

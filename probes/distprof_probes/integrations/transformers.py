@@ -95,7 +95,7 @@ class DistprofCallback(TrainerCallback):  # type: ignore[misc]
         self._switch("optimizer")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The update is done; the step ends here, or with its loss."""
+        """The update is done. The step ends here, or with its loss."""
         self._switch(None)
         self._is_ending_step = True
         if not control.should_log:

@@ -1,4 +1,4 @@
-"""Informs all launchers of a job when a rank fails.
+"""Alerts all launchers of a job when a rank fails.
 
 The ranks find out by themselves, but late: NCCL waits for its timeout, and a rank that hangs makes
 only the others fail. A file in the run directory is faster, and needs no connection that could be
@@ -18,7 +18,7 @@ from distprof_probes.job.supervise import Phase, Supervisor
 __all__ = ["ANSWER_S", "Alarm"]
 
 ANSWER_S = 15.0
-"""Within this time after the alarm, a running launcher has ended its ranks and written how."""
+"""Time after the alarm within which running launchers end their ranks and write exit.json."""
 
 _LISTEN_EVERY_S = 1.0
 _LOOK_S = 0.1
@@ -35,7 +35,7 @@ class Alarm:
 
     run_dir: Path
     _listened_s: float = field(default=-_LISTEN_EVERY_S, init=False)
-    _is_told: bool = field(default=False, init=False)
+    _has_rung: bool = field(default=False, init=False)
 
     @property
     def _file(self) -> Path:
@@ -44,7 +44,7 @@ class Alarm:
     def serve(self, supervisor: Supervisor) -> None:
         """Report local trouble to the other launchers, and theirs to the supervisor."""
         if supervisor.phase is not Phase.RUNNING:
-            if not (self._is_told or supervisor.is_sound or supervisor.is_interrupted):
+            if not (self._has_rung or supervisor.is_sound or supervisor.is_interrupted):
                 self.ring()
             return
         now_s = time.monotonic()
@@ -60,7 +60,7 @@ class Alarm:
 
     def ring(self) -> None:
         """Alert the other launchers, unless the job is complete."""
-        self._is_told = True
+        self._has_rung = True
         if self._is_running():
             try:
                 self._file.touch()

@@ -101,7 +101,7 @@ def write_run_file(run_dir: Path, run: RunFile, *, is_new: bool = False) -> None
     Args:
         run_dir: The run directory.
         run: What to write.
-        is_new: Whether a job begins here: of two that found the folder empty, only one may.
+        is_new: Whether a job begins here: if two find the folder empty, only one may begin.
 
     Raises:
         UsageError: If another job has begun here.
@@ -131,16 +131,16 @@ def write_run_file(run_dir: Path, run: RunFile, *, is_new: bool = False) -> None
 
 
 def _claim(temporary: Path, file: Path) -> None:
-    """Give a file its name, unless that is taken.
+    """Give a file its name, unless the name is taken.
 
     Raises:
-        FileExistsError: If it is.
+        FileExistsError: If it is taken.
     """
     try:
         file.hardlink_to(temporary)
     except FileExistsError:
         raise
-    except OSError:  # a file system without links: check, and hope that no other job is as quick
+    except OSError:  # a file system without links: check, with a race that another job could win
         if file.exists():
             raise FileExistsError(file) from None
         temporary.replace(file)

@@ -17,7 +17,7 @@ from distprof_probes.job.supervise import Supervisor
 __all__ = ["JOB_FAILED", "ReportOptions", "end_job"]
 
 JOB_FAILED = 4
-"""Exit code of a job in which a rank failed, whatever the report finds."""
+"""Exit code of a job in which a rank failed, for any findings of the report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What a launcher knows about each rank when it determines which failed first."""
+"""A launcher's evidence about each rank, from which it determines which failed first."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class RankEvidence:
 
 
 def rank_evidence(run_dir: Path, rank: int, **seen: Any) -> RankEvidence:
-    """Evidence from the rank's directory and from what the launcher has ``seen`` itself.
+    """Evidence from the rank's directory and from the launcher's own observations, ``seen``.
 
     Args:
         run_dir: The run directory.

@@ -73,7 +73,7 @@ def first_cause(
     if is_interrupted or not any(_suffered(each) for each in evidence):
         return None
     still = _lost(evidence) or _standing_still(evidence, detected_ns)
-    return _failure(still, detected_ns) if still else _untold(evidence, detected_ns)
+    return _failure(still, detected_ns) if still else _unattributed(evidence, detected_ns)
 
 
 def _failure(cause: Suspicion, detected_ns: int | None) -> Failure:
@@ -93,14 +93,14 @@ def _own_trouble(each: RankEvidence) -> Iterable[Suspicion]:
 
 
 def _raised(each: RankEvidence) -> Suspicion | None:
-    """An exception that neither another rank's absence nor our request to end explains."""
+    """An exception not explained by another rank's absence or by our request to end."""
     error = each.error
     if error is None or error.is_peer_loss or is_peer_loss(error.message):
         return None
     if each.told_to_end_ns is not None and error.time_ns >= each.told_to_end_ns:
         return None
     text = _one_line(error.message)
-    if _speaks_of_memory(error.kind, error.message):
+    if _mentions_memory(error.kind, error.message):
         kind: FailureKind = "out_of_memory"
         message = f"rank {each.rank} ran out of memory {_when(each)}: {error.kind}: {text}"
     else:
@@ -161,7 +161,7 @@ def _quit(each: RankEvidence) -> Suspicion | None:
     last = _last_line(each.output)
     is_traceback = "Traceback (most recent call last)" in each.output
     kind: FailureKind = "exception" if is_traceback else "exited"
-    if is_traceback and _speaks_of_memory(last, last):
+    if is_traceback and _mentions_memory(last, last):
         kind = "out_of_memory"
     words = f": {last}" if last else " without printing an error"
     return Suspicion(
@@ -303,8 +303,8 @@ def _for_how_long(each: RankEvidence, detected_ns: int | None) -> str:
     return f" for {(detected_ns - each.progressed_ns) / 1e9:.0f} s"
 
 
-def _untold(evidence: Sequence[RankEvidence], detected_ns: int | None) -> Failure:
-    """A failure for which no rank's evidence is stronger than another's."""
+def _unattributed(evidence: Sequence[RankEvidence], detected_ns: int | None) -> Failure:
+    """A failure without evidence that singles out a rank."""
     steps = {each.last_step for each in evidence}
     lost = any(_lost_a_peer(each) for each in evidence)
     if lost:
@@ -320,7 +320,7 @@ def _untold(evidence: Sequence[RankEvidence], detected_ns: int | None) -> Failur
     )
 
 
-def _speaks_of_memory(kind: str, text: str) -> bool:
+def _mentions_memory(kind: str, text: str) -> bool:
     return any(name in kind for name in _OUT_OF_MEMORY) or any(
         words in text for words in _OUT_OF_MEMORY_TEXTS
     )

@@ -97,7 +97,7 @@ def analyze_command(run_dir: Path, arguments: Sequence[str] = ()) -> list[str]:
 
 
 def page_of(run_dir: Path) -> Path | None:
-    """The report as a page, where one was written."""
+    """The report's HTML page, if one was written."""
     page = run_dir / REPORT_PAGE_FILE
     return page if page.is_file() else None
 
@@ -105,14 +105,14 @@ def page_of(run_dir: Path) -> Path | None:
 def report(run_dir: Path, arguments: Sequence[str] = (), *, format_name: str | None = None) -> int:
     """Analyse the run and show the report on this terminal.
 
-    It runs in a separate process. Analysis and measurement share no code, so a fault in one cannot
-    harm the other.
+    The analysis runs in a separate process and shares no code with the measurement, so a fault in
+    one cannot harm the other.
 
     Args:
         run_dir: The run directory.
         arguments: Further arguments for ``distprof analyze``.
-        format_name: Format of the report, None for text. A page of HTML is not for a
-            terminal: it becomes a file in the run directory.
+        format_name: Format of the report, None for text. An HTML page becomes a file in the run
+            directory.
 
     Returns:
         Its exit code.

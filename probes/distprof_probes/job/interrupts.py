@@ -22,8 +22,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class _Interrupted(KeyboardInterrupt):
     """An interruption that Python does not remember once it is caught.
 
-    ``python -m`` ends by SIGINT where a ``KeyboardInterrupt`` itself has left the ``exec`` of a
-    string, as there is in many an import, even if it was caught.
+    ``python -m`` ends by SIGINT if a ``KeyboardInterrupt`` proper has left the ``exec`` of a
+    string, which many imports contain, even if it was caught.
     """
 
 
@@ -58,13 +58,13 @@ class Interrupts:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Restore the previous handlers; a SIGTERM that ended the block is theirs."""
+        """Restore the previous handlers, and pass on a SIGTERM that ended the block."""
         self.release()
         if isinstance(error, KeyboardInterrupt) and self.signal is signal.SIGTERM:
             signal.raise_signal(signal.SIGTERM)
 
     def release(self) -> None:
-        """Restore the handlers now: what follows may be interrupted like any program."""
+        """Restore the handlers now: from here on, interruptions work as in any program."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before = {}
@@ -72,7 +72,7 @@ class Interrupts:
     def install(self) -> None:
         """Install the handlers (again): torch's launcher sets its own when it starts.
 
-        What was ignored stays ignored: SIGHUP under nohup, SIGINT of a script's background jobs.
+        Ignored signals stay ignored: SIGHUP under nohup, SIGINT of a script's background jobs.
         """
         for number in _SIGNALS:
             is_ignored = self._before[number] is signal.SIG_IGN

@@ -51,7 +51,7 @@ def _rose(before: int | None, after: int | None) -> bool:
 
 
 def _group_files() -> list[str]:
-    """Paths at which this group's counter may be, for versions 2 and 1, in containers too."""
+    """Possible paths of this group's counter, for versions 2 and 1, including containers."""
     names = []
     try:
         lines = Path("/proc/self/cgroup").read_text("utf-8", "replace").splitlines()

@@ -74,7 +74,7 @@ def _is_described(folder: Path) -> bool:
 
 
 def _own_directory(folder: Path) -> Path:
-    """A folder that the first host does not see; ranks of this host may have written there."""
+    """A folder that the first host does not see, in which ranks of this host may have written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         known = any(folder.glob("rank[0-9]*"))
@@ -84,11 +84,11 @@ def _own_directory(folder: Path) -> Path:
 
 
 def report_endings(run_dir: Path, ranks: Sequence[RankEvidence]) -> None:
-    """Report to the first launcher how ranks of this host ended; a full disk prints a message.
+    """Report to the first launcher how ranks of this host ended. A full disk only prints a message.
 
     Args:
         run_dir: The run directory.
-        ranks: Evidence about each; those that have not ended are left out.
+        ranks: Evidence about each; ranks that have not ended are left out.
     """
     for each in ranks:
         if each.exit is None:
@@ -97,13 +97,13 @@ def report_endings(run_dir: Path, ranks: Sequence[RankEvidence]) -> None:
         temporary = file.with_suffix(".partial")
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_bytes(msgspec.json.encode(_word(each, each.exit)))
+            temporary.write_bytes(msgspec.json.encode(_exit_file(each, each.exit)))
             temporary.replace(file)
         except OSError as error:
             say(f"the exit status of rank {each.rank} could not be written: {error.strerror}")
 
 
-def _word(each: RankEvidence, end: Exit) -> ExitFile:
+def _exit_file(each: RankEvidence, end: Exit) -> ExitFile:
     return ExitFile(
         **msgspec.structs.asdict(end),
         alive_until_ns=each.alive_until_ns,
@@ -123,36 +123,38 @@ def evidence_of_others(
         ranks: Their numbers.
         patience_s: Seconds to wait for reports that are still missing.
     """
-    missing, words = set(ranks), dict[int, ExitFile]()
-    everybody = sorted(missing)
+    missing, exit_files = set(ranks), dict[int, ExitFile]()
+    all_ranks = sorted(missing)
     until = time.monotonic() + patience_s
     while missing and time.monotonic() < until:
         for rank in sorted(missing):
-            word = _read_word(run_dir, rank)
-            if word is not None:
-                words[rank] = word
-        missing -= words.keys()
+            exit_file = _read_exit_file(run_dir, rank)
+            if exit_file is not None:
+                exit_files[rank] = exit_file
+        missing -= exit_files.keys()
         time.sleep(_LOOK_S)
-    return [_evidence(run_dir, rank, words.get(rank)) for rank in everybody]
+    return [_evidence(run_dir, rank, exit_files.get(rank)) for rank in all_ranks]
 
 
-def _evidence(run_dir: Path, rank: int, word: ExitFile | None) -> RankEvidence:
-    if word is None:
-        # The rank's folder shows that it writes here, so its launcher would write here, too.
+def _evidence(run_dir: Path, rank: int, exit_file: ExitFile | None) -> RankEvidence:
+    if exit_file is None:
+        # The rank's folder shows that it writes here, so its launcher would also write here.
         return rank_evidence(run_dir, rank, is_lost=rank_directory(run_dir, rank).is_dir())
-    told = word.told_to_end_ns or (word.ended_ns if word.by_launcher else None)
+    told_to_end_ns = exit_file.told_to_end_ns or (
+        exit_file.ended_ns if exit_file.by_launcher else None
+    )
     return rank_evidence(
         run_dir,
         rank,
-        exit=Exit(**{name: getattr(word, name) for name in Exit.__struct_fields__}),
-        alive_until_ns=word.alive_until_ns,
-        told_to_end_ns=told,
-        state=word.state,
-        struck_by=word.struck_by,
+        exit=Exit(**{name: getattr(exit_file, name) for name in Exit.__struct_fields__}),
+        alive_until_ns=exit_file.alive_until_ns,
+        told_to_end_ns=told_to_end_ns,
+        state=exit_file.state,
+        struck_by=exit_file.struck_by,
     )
 
 
-def _read_word(run_dir: Path, rank: int) -> ExitFile | None:
+def _read_exit_file(run_dir: Path, rank: int) -> ExitFile | None:
     try:
         content = (rank_directory(run_dir, rank) / EXIT_FILE).read_bytes()
         return msgspec.json.decode(content, type=ExitFile)
@@ -161,7 +163,7 @@ def _read_word(run_dir: Path, rank: int) -> ExitFile | None:
 
 
 def job_name() -> str:
-    """The name of the job, common to all its ranks; empty if its launcher has none."""
+    """The name of the job, common to all its ranks; empty if its launcher sets none."""
     job, step = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_STEP_ID", "")
     if job:
         return f"{job}.{step}" if step else job

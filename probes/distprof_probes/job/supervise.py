@@ -47,9 +47,9 @@ class Patience:
 
     Args:
         suspicion_s: Time without a step on any rank until stacks are taken; the job continues.
-        stall_s: Time until a job is ended in which no rank completes a step and none computes;
-            ten times as long if a rank computes.
-        first_step_s: The same before the first step, in which much is built.
+        stall_s: Time without a step on any rank until the job is ended, if no rank computes; ten
+            times as long if one does.
+        first_step_s: The same before the first step, which includes set-up and compilation.
         drain_s: Time for the others to notice a rank's failure and write their evidence.
         end_s: Time between SIGTERM and SIGKILL.
     """
@@ -64,7 +64,7 @@ class Patience:
     def of(cls, group_timeout_s: float) -> Patience:
         """Limits for a job whose collectives time out after ``group_timeout_s``.
 
-        The ranks' own timeout comes first, so that they report for whom they waited.
+        The ranks' own timeout comes first, so that they report which rank they waited for.
         """
         return cls(
             suspicion_s=group_timeout_s / 2,
@@ -282,7 +282,7 @@ class Supervisor:
             return False
         if each.exit.signal or each.exit.code:
             return True
-        if each.tail.is_lost:  # how far it came is unknown
+        if each.tail.is_lost:  # its last step is unknown
             return False
         last = each.tail.last_step
         return self.num_steps is not None and (last is None or last + 1 < self.num_steps)

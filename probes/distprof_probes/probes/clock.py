@@ -41,7 +41,7 @@ class ClockProbe(Probe):
     """Writes ``clock.jsonl`` on every rank that sends requests.
 
     Args:
-        environment: In place of ``os.environ``.
+        environment: Used instead of ``os.environ``.
     """
 
     name = "clock"
@@ -64,7 +64,7 @@ class ClockProbe(Probe):
         self._begin()
 
     def step_ended(self, step: int) -> None:  # noqa: ARG002
-        """Start if the process group was created since."""
+        """Start if the process group has been created since the last step."""
         if self._answerer is None and self._asker is None:
             self._begin()
 
@@ -87,7 +87,7 @@ class ClockProbe(Probe):
         self._session = None
 
     def status(self) -> ProbeStatus:
-        """``unavailable`` as long as there is no rank to compare with."""
+        """``unavailable`` while there is no rank to compare with."""
         if self._asker is None and self._answerer is None:
             reason = "there is no process group, so no rank to compare clocks with"
             return ProbeStatus(name=self.name, state="unavailable", reason=reason)

@@ -22,7 +22,7 @@ from distprof_probes.records import RecordWriter
 __all__ = ["Answerer", "Asker"]
 
 PERIOD_S = 30.0
-_SOON_S = 3.0  # until the second set of stamps: a short job gets two sets, too
+_SOON_S = 3.0  # until the second set of stamps: even a short job gets two sets
 _QUESTIONS = 16  # each time
 _KEPT = 4
 _INVITED_WITHIN_S = 120.0
@@ -138,7 +138,7 @@ class Asker(threading.Thread):
                 self.running.wait()
                 if not self._ended.is_set():
                     self._write(self._ask())
-        except Exception as error:  # an unusual store or network: no stamps, no harm
+        except Exception as error:  # an unusual store or network: go without stamps
             self.trouble = f"{type(error).__name__}: {error}"
 
     def end(self, within_s: float) -> None:
@@ -222,7 +222,7 @@ def own_addresses(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def network_identity() -> str:
-    """A text that is equal for processes that share a loopback interface; empty when unknown."""
+    """A text that is equal for processes that share a loopback interface; empty if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path('/proc/self/ns/net').readlink()}"

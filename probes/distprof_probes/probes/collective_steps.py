@@ -1,4 +1,4 @@
-"""Which operations of torch's Flight Recorder belong to which step, and how long they took."""
+"""Assigns operations of torch's Flight Recorder to steps, with their durations."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from distprof.artefacts.records import CollectivesRecord, GroupTimes
 __all__ = ["MOST_PARTS", "CollectiveSteps", "Dump", "Entry", "Window"]
 
 MOST_PARTS: Final = 64
-"""Durations that are kept of a group and step."""
+"""Most durations kept for a group and step."""
 
 MOST_WINDOWS: Final = 10_000
 """Steps that may wait for the recorder."""
 
 PATIENCE: Final = 16
-"""Later steps that may be complete before an operation counts as one that never gets a duration."""
+"""Number of later complete steps after which a missing duration counts as final."""
 
 _MOST_NS = 1 << 53
 _MOST_NAME = 100
@@ -32,11 +32,10 @@ _MOST_NAME = 100
 _FOR_ALL = re.compile(
     r"\w+:(?:all_?reduce|all_reduce_barrier|barrier|_?all_?gather|_?reduce_scatter)(?!.*sparse)",
 )
-"""Operations that no member leaves before all have arrived."""
+"""Operations that no member leaves before all members have arrived."""
 
 _COMPOSITE = "coalesced"
-"""How the name of an operation ends that may stand for several, which are recorded too, without
-times."""
+"""Suffix of an operation that may stand for others, which are recorded without times."""
 
 _Kind = Literal["all", "some", "messages"]
 _Batch = tuple[tuple[str, ...], int, int]
@@ -52,8 +51,9 @@ class Entry(msgspec.Struct, frozen=True):
         p2p_seq_id: Counts messages of the group.
         profiling_name: For example ``nccl:all_reduce``.
         time_created_ns: When it was enqueued, ns since the epoch.
-        duration_ms: Between two events on its stream; None without NCCL's timing, or not yet.
-        retired: Whether NCCL's watchdog has seen that it is complete: the duration is final.
+        duration_ms: Between two events on its stream; None without NCCL's timing, or before the
+            end.
+        retired: Whether NCCL's watchdog has seen its completion, so the duration is final.
         is_p2p: Whether it is a message.
     """
 
@@ -74,7 +74,7 @@ class Entry(msgspec.Struct, frozen=True):
 
     @property
     def batch(self) -> _Batch:
-        """Equal for the operations of one batch, and for the one that stands for them."""
+        """Key of the batch, the same for its operations and for the one that stands for them."""
         return self.process_group, self.collective_seq_id, self.p2p_seq_id
 
 
@@ -112,9 +112,9 @@ class CollectiveSteps:
     """Sorts operations into steps.
 
     Attributes:
-        windows: Steps that wait. The training thread adds to it, any other thread calls
+        windows: Waiting steps. The training thread appends to it; any other thread calls
             :meth:`take`.
-        num_lost: Steps of which the ring has lost operations.
+        num_lost: Steps with operations that the ring has lost.
         has_times: Whether an operation had a duration; None before the first complete one.
     """
 
@@ -124,11 +124,11 @@ class CollectiveSteps:
         self.has_times: bool | None = None
 
     def take(self, dump: Dump, *, asked_ns: int) -> list[CollectivesRecord]:
-        """The steps that are complete by now, ascending, each once.
+        """The steps that are complete, in ascending order, each once.
 
         Args:
-            dump: What the recorder holds.
-            asked_ns: When it was asked, ns since the epoch: steps that ended later wait.
+            dump: The contents of the recorder.
+            asked_ns: Time of the dump, ns since the epoch: steps that ended later wait.
         """
         entries = sorted(dump.entries, key=attrgetter("time_created_ns"))
         created = [entry.time_created_ns for entry in entries]
@@ -173,14 +173,14 @@ class CollectiveSteps:
 
 
 def _complete_since(entries: Sequence[Entry]) -> int:
-    """From when on the dump holds every operation, ns since the epoch."""
+    """Time from which the dump holds every operation, ns since the epoch."""
     if not entries or entries[0].record_id == 0:
         return 0
     return entries[0].time_created_ns + 1
 
 
 def _batches(entries: Sequence[Entry]) -> dict[_Batch, list[Entry]]:
-    """The operations that another one stands for, by batch."""
+    """The operations represented by another one, by batch."""
     found: dict[_Batch, list[Entry]] = {entry.batch: [] for entry in entries if entry.is_composite}
     for entry in entries:
         if _is_stood_for(entry, found):
@@ -189,21 +189,21 @@ def _batches(entries: Sequence[Entry]) -> dict[_Batch, list[Entry]]:
 
 
 def _are_final(entries: Sequence[Entry]) -> bool:
-    """Whether all that ever get a duration have it."""
+    """Whether all operations that will get a duration have it."""
     batches = _batches(entries)
     return all(entry.retired or _is_stood_for(entry, batches) for entry in entries)
 
 
 def _is_stood_for(entry: Entry, batches: Mapping[_Batch, object]) -> bool:
-    """Whether another operation stands for this one."""
+    """Whether this operation is represented by another one."""
     return entry.batch in batches and not entry.is_composite
 
 
 def _operations(entries: Sequence[Entry]) -> Iterator[tuple[Entry, _Kind]]:
-    """Operations that have a duration of their own, and what they are.
+    """Operations with a duration of their own, and their kinds.
 
-    Collectives in a batch run on the caller's stream if they are synchronous, and torch records the
-    batch's events on another: such a duration is not one.
+    Synchronous collectives in a batch run on the caller's stream, but torch records the batch's
+    events on another stream, so their duration is not valid.
     """
     batches = _batches(entries)
     for entry in entries:
@@ -247,14 +247,14 @@ def _times(
 
 
 def _duration_ns(entry: Entry) -> int | None:
-    """How long it took; None where that is unknown, or makes no sense."""
+    """Its duration; None if it is unknown or impossible."""
     if entry.duration_ms is None or not 0 <= entry.duration_ms * 1e6 < _MOST_NS:
         return None
     return round(entry.duration_ms * 1e6)
 
 
 def _members(group: _Group | None) -> list[int]:
-    """Global ranks of a group, from text such as ``[0, 1]``; none where unknown."""
+    """Global ranks of a group, from text such as ``[0, 1]``; none if unknown."""
     return [int(number) for number in re.findall(r"\d{1,9}", group.ranks)] if group else []
 
 

@@ -1,8 +1,8 @@
-"""How long NCCL's operations take on the GPU in each step, from torch's Flight Recorder.
+"""GPU times of NCCL's operations in each step, from torch's Flight Recorder.
 
-The recorder is asked through the socket of torch's worker server, which answers from a C++ thread.
-The call that torch has for Python holds the interpreter's lock for all of the time, and so would
-stop the training thread.
+The recorder is read through the socket of torch's worker server, which answers from a C++ thread.
+torch's Python call would hold the interpreter lock for the whole dump, and so would stop the
+training thread.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ TIMING_VARIABLE = "TORCH_NCCL_ENABLE_TIMING"
 
 PERIOD_S = 5.0
 REST = 200
-"""Times as long as a reading took, nothing is read after it: a reading takes a core 19 us for each
-entry of the ring, and this keeps that at 0.5 % of one."""
+"""Pause after a reading, as a multiple of its duration: a reading takes 19 us of a core for each
+entry of the ring, and the pause limits that to 0.5 % of a core."""
 
 MOST_BYTES = 64 << 20
-"""Of a dump: about 100,000 entries."""
+"""Limit of a dump: about 100,000 entries."""
 
 _WITHIN_S = 30.0
 _STOP_WITHIN_S = 2.0
 _MOST_FAILURES = 5  # in a row
 _HANDLER = "dump_nccl_trace_json"
-_YES = frozenset({"1", "y", "yes", "t", "true"})  # as torch reads its variables
+_YES = frozenset({"1", "y", "yes", "t", "true"})  # the values that torch accepts
 _ALSO_TIMES = "TORCH_NCCL_DESYNC_DEBUG"
 
 Read = Callable[[], bytes]
@@ -57,7 +57,7 @@ class CollectiveTimes(Probe):
     Args:
         read: Used in place of the worker server: returns a dump as JSON, raises NoAnswer.
         clock: Returns nanoseconds since the epoch.
-        period_s: Seconds between two readings at least.
+        period_s: Minimum seconds between two readings.
     """
 
     name = "collective_times"
@@ -99,8 +99,8 @@ class CollectiveTimes(Probe):
         self._began = step, self._clock()
 
     def step_ended(self, step: int) -> None:
-        """Note when it ended; the rest is done by another thread."""
-        # Before there is a group, asking would make a recorder, and steps have no collectives
+        """Note when it ended. Another thread does the rest."""
+        # Before there is a group, a dump would create a recorder, and steps have no collectives
         self._has_recorder = self._has_recorder or has_process_group()
         if self._reader is None or not self._has_recorder:
             return
@@ -124,7 +124,7 @@ class CollectiveTimes(Probe):
             self._reader.end(_STOP_WITHIN_S)
 
     def status(self) -> ProbeStatus:
-        """What could not be read, and why."""
+        """The status, with the reason for missing readings."""
         if self._reader is not None:
             self.remark = self._reader.remarks()
         own = super().status()
@@ -142,12 +142,12 @@ class _Reader(threading.Thread):
         read: Returns a dump as JSON, raises NoAnswer.
         writer: Writes the records.
         clock: Returns nanoseconds since the epoch.
-        period_s: Seconds between two readings at least.
+        period_s: Minimum seconds between two readings.
 
     Attributes:
         running: Cleared while nothing may be read.
-        steps: What is known of the steps so far.
-        trouble: Why nothing is read any more; empty while it is.
+        steps: The steps so far.
+        trouble: Why reading has stopped; empty while it continues.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class _Reader(threading.Thread):
         self._why = ""
 
     def remarks(self) -> str:
-        """Steps that were lost, readings that failed, and what the recorder does not hold."""
+        """Lost steps, failed readings and missing durations, in one sentence."""
         parts = []
         if self.steps.has_times is False:
             parts.append("no operation has a duration: was NCCL's timing on when groups were made?")
@@ -183,7 +183,7 @@ class _Reader(threading.Thread):
         return "; ".join(parts)
 
     def run(self) -> None:
-        """Read until ended, or until it fails again and again."""
+        """Read until ended, or until reading fails repeatedly."""
         pause_s = self._period_s
         while not self._ended.wait(pause_s) and not self.trouble:
             self.running.wait()
@@ -200,7 +200,7 @@ class _Reader(threading.Thread):
         self.join(within_s)
 
     def _read(self) -> float:
-        """One reading: what is complete is written, a failure is counted; seconds that it took."""
+        """Read once: write complete steps, or count a failure. Returns the duration in seconds."""
         if not self.steps.windows:
             return 0.0
         began = time.monotonic()
@@ -212,7 +212,7 @@ class _Reader(threading.Thread):
             self._num_in_a_row = 0
         except Unavailable as error:
             self.trouble = error.reason
-        except Exception as error:  # whatever a recorder of another version says
+        except Exception as error:  # any answer of a recorder of another version
             self._num_failed += 1
             self._num_in_a_row += 1
             self._why = str(error) if isinstance(error, NoAnswer) else _sentence(error)
@@ -229,7 +229,7 @@ def _sentence(error: Exception) -> str:
 
 
 class _Socket:
-    """Asks the recorder of this process through its own socket.
+    """Reads the recorder of this process through the process's own socket.
 
     Args:
         file: ``attach.json``, which names the socket.
@@ -243,8 +243,8 @@ class _Socket:
         """A dump, as JSON.
 
         Raises:
-            NoAnswer: If there is none now.
-            Unavailable: If there never will be.
+            NoAnswer: If there is no dump now.
+            Unavailable: If there will never be one.
         """
         self._path = self._path or self._find()
         return _fetched(self._path, os.getpid())

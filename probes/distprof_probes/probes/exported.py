@@ -1,6 +1,6 @@
 """Keeps the first trace that the program's own profiler exports, for the report.
 
-Where the program profiles itself, distprof records no trace of its own.
+If the program profiles itself, distprof records no trace of its own.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Any
 __all__ = ["MOST_BYTES", "ExportWatch"]
 
 MOST_BYTES = 1 << 30
-"""Size of a trace from which it is not copied: the program's own file remains."""
+"""Size from which a trace is not copied: the program's own file remains."""
 
 _ENTRANCE = "export_chrome_trace"
 
 
 class ExportWatch:
-    """Copies one exported trace, in a thread of its own, and never in the way of the program.
+    """Copies one exported trace in a separate thread, without getting in the way of the program.
 
     Args:
-        target: Where the copy goes, ending in ``.json.gz``. A trace that is there already stays.
+        target: Path of the copy, ending in ``.json.gz``. An existing trace stays.
         is_wanted: Whether the program's traces are wanted now.
     """
 
@@ -66,9 +66,9 @@ class ExportWatch:
         return watched
 
     def _copy(self, path: Any) -> None:
-        """The program may move or delete its file at any time: it is opened here and now.
+        """Copy the file, opened at once because the program may move or delete it at any time.
 
-        The process ends only after the copy has: its thread is none that a program's end kills.
+        The process ends only after the copy, because the thread is not a daemon.
         """
         self.remove()
         try:
@@ -88,7 +88,7 @@ class ExportWatch:
                 source.seek(0)
                 with part.open("wb") if is_packed else _packing(part) as copy:
                     shutil.copyfileobj(source, copy, 1 << 20)
-            os.link(part, self._target)  # unless a trace is there by now
+            os.link(part, self._target)  # unless a trace exists by now
         except OSError:
             return
         finally:
@@ -96,5 +96,5 @@ class ExportWatch:
 
 
 def _packing(path: Path) -> gzip.GzipFile:
-    """Fast: the file is large, and the program may wait for its end."""
+    """Compress quickly: the file is large, and the end of the program may have to wait."""
     return gzip.GzipFile(path, "wb", compresslevel=1)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["FlightRecorder", "has_process_group", "join_dumps", "merge_dumps"]
 
 _DUMPERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
-"""Groups on NCCL have a recorder of their own; those of other backends share the second one."""
+"""Groups on NCCL have a separate recorder; those of all other backends share the second one."""
 
 _SIZE_VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
@@ -27,8 +27,8 @@ _SIZE_VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 class FlightRecorder(Tracer):
     """Writes ``flight.json`` in torch's own format: after the window, on errors, or at the end.
 
-    The recorder is a ring buffer. Entries that a later dump no longer holds are kept from the dump
-    after the window, so that the file covers both the traced steps and the end.
+    The recorder is a ring buffer. Entries missing from a later dump are kept from the dump after
+    the window, so that the file covers both the traced steps and the end.
     """
 
     name = "flight_recorder"
@@ -40,7 +40,7 @@ class FlightRecorder(Tracer):
         self._had_group = False
 
     def start(self, session: Session) -> None:
-        """Make the ring large enough for the window; only works before the first process group."""
+        """Make the ring large enough for the window, which only works before the first group."""
         self._session = session
         if not any(name in os.environ for name in _SIZE_VARIABLES):
             os.environ[_size_variable()] = str(session.options.flight_entries)
@@ -84,7 +84,7 @@ def join_dumps(dumps: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One dump with the groups and entries of several recorders of a process.
 
     Args:
-        dumps: At least one; the first one decides everything but groups and entries.
+        dumps: At least one. Everything but groups and entries comes from the first one.
     """
     joined = dict(dumps[0])
     for dump in dumps[1:]:

@@ -24,7 +24,7 @@ MAX_LOADERS = 64
 MAX_EPOCHS = 1_000
 _MAX_TENSORS = 16
 _MAX_BYTES = 16_384  # of each tensor
-_FEWEST_BYTES = 64  # two ranks may agree on less by chance
+_FEWEST_BYTES = 64  # two ranks may agree on fewer bytes by chance
 _MAX_DEPTH = 4
 _MODULE = "torch.utils.data.dataloader"
 
@@ -121,11 +121,11 @@ class _Entry:
             self._epochs[step] = _number(epoch)
 
     def settings(self) -> LoaderSettings:
-        is_told = self._described.num_replicas is not None and None not in self._epochs.values()
+        is_known = self._described.num_replicas is not None and None not in self._epochs.values()
         return msgspec.structs.replace(
             self._described,
             num_epochs=len(self._epochs),
-            num_orders=len(set(self._epochs.values())) if is_told else None,
+            num_orders=len(set(self._epochs.values())) if is_known else None,
             first_batch=self.first_batch,
         )
 
@@ -197,7 +197,7 @@ def checksum_of(batch: Any) -> str:
 
 
 def _checksum(batch: Any) -> str:
-    code, told = 0, 0
+    code, num_bytes = 0, 0
     for number, tensor in enumerate(_tensors(batch, _MAX_DEPTH)):
         if number == _MAX_TENSORS:
             break
@@ -206,8 +206,8 @@ def _checksum(batch: Any) -> str:
         code = zlib.crc32(data, code)
         size = tensor.element_size()
         if data != data[:size] * (len(data) // size):  # a constant carries no information
-            told += len(data)
-    return f"{code:08x}" if told >= _FEWEST_BYTES else ""
+            num_bytes += len(data)
+    return f"{code:08x}" if num_bytes >= _FEWEST_BYTES else ""
 
 
 def _start_of(tensor: Any) -> bytes:

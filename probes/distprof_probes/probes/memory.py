@@ -28,7 +28,7 @@ class ResidentMemory:
             return
 
     def num_bytes(self) -> int | None:
-        """How much it is now; None if the system does not report it (not Linux)."""
+        """Its present size; None if the system does not report it (not Linux)."""
         words = [] if self._open is None else self._open.words()
         return None if len(words) < 2 else int(words[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -40,7 +40,7 @@ class ResidentMemory:
 
 
 def resident_bytes() -> int | None:
-    """The same, for who asks rarely."""
+    """The same, for occasional calls."""
     memory = ResidentMemory()
     try:
         return memory.num_bytes()
@@ -70,7 +70,7 @@ class MemoryProbe(Probe):
         self._resident = ResidentMemory()
 
     def stop(self) -> None:
-        """Close what resident memory is read from."""
+        """Close the file of resident memory."""
         if self._resident is not None:
             self._resident.close()
 
@@ -83,7 +83,7 @@ class MemoryProbe(Probe):
 
     def _device(self) -> dict[str, int | None]:
         torch = sys.modules.get("torch")
-        if torch is None or not torch.cuda.is_initialized():  # never so where there is no GPU
+        if torch is None or not torch.cuda.is_initialized():  # never, without a GPU
             return {}
         stats = torch.cuda.memory_stats_as_nested_dict()
         allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]

@@ -30,7 +30,7 @@ class NcclDebugProbe(Probe):
     """Sets NCCL_DEBUG and related variables during the session.
 
     Args:
-        environment: In place of ``os.environ``.
+        environment: Used instead of ``os.environ``.
     """
 
     name = "nccl_debug"
@@ -82,7 +82,7 @@ class NcclDebugProbe(Probe):
         self._set = {}
 
     def status(self) -> ProbeStatus:
-        """``unavailable`` as long as NCCL has written nothing."""
+        """``unavailable`` while NCCL has written nothing."""
         own_target = self._file is not None and not self.remark
         if own_target and not _has_text(self._file):
             reason = (
@@ -116,7 +116,7 @@ def _has_text(file: Path | None) -> bool:
 
 
 def backends() -> tuple[str, str]:
-    """Backend of each kind of device, and its name in a sentence; empty without a process group."""
+    """Backend of each kind of device, and a name for messages; empty without a process group."""
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return "", ""

@@ -1,7 +1,7 @@
 """Samples the GPU's sensors on a separate thread: clocks, power, memory, links, errors.
 
 The sampled GPU is the one on which the training thread uses CUDA. Sampling starts when this is
-known, at the end of the first step at the latest, so that no sample comes from another job's GPU. A
+known, at the latest at the end of the first step, so that no sample comes from another job's GPU. A
 process that never uses CUDA records nothing, and the probe says so.
 """
 
@@ -73,7 +73,7 @@ class NvmlProbe(Probe):
         self._begin()
 
     def step_ended(self, step: int) -> None:  # noqa: ARG002
-        """Start to sample if CUDA is in use since this step."""
+        """Start to sample if CUDA is in use by now."""
         if self._sampler is None:
             self._begin()
 

@@ -1,14 +1,14 @@
-"""Records time that training loses to Python's garbage collector and to waiting for data loaders.
+"""Records time lost to Python's garbage collector and to waiting for data loaders.
 
 Garbage collections shorter than 0.1 ms are counted and summed, not listed: there are hundreds per
 second and none matters. Waits for a ``DataLoader`` are those of the training thread, from the
 request for a batch until it arrives, including the start of an epoch (where workers start). Waits
-inside ``session.phase("input")`` say so, because ``steps.jsonl`` holds the phase. So the input time
-of a step is the sum of its phases and of the other waits.
+inside ``session.phase("input")`` are marked, because ``steps.jsonl`` holds the phase. So the input
+time of a step is the sum of its phases and of the other waits.
 
-A loader waits for a free CPU as training does. So, on a busy machine, each wait also says how long
-those who load the batch ran, and were ready to run but had no CPU: the training thread, and the
-worker that owes it.
+Loaders also wait for a free CPU. So, on a busy machine, each wait also records how long the
+training thread, and the worker that owes the batch, ran and how long they were ready to run but had
+no CPU.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ __all__ = ["SHORTEST_NS", "PausesProbe"]
 SHORTEST_NS = 100_000
 
 BUSY = 0.02
-"""Of the time for which the training thread is ready to run, the share without a CPU from which on
-those who load batches are observed: that takes 0.2 ms of a step."""
+"""Loading is observed if the training thread lacks a CPU for this share of the time for which it is
+ready to run. Observing takes 0.2 ms of a step."""
 
 _LOOK_EVERY = 8  # waits
 
@@ -107,7 +107,7 @@ class PausesProbe(Probe):
             self._write_waits(self._session.current_step)
 
     def _on_collection(self, phase: str, info: dict[str, int]) -> None:
-        """Called by the interpreter before and after each collection, in whichever thread it runs.
+        """Called by the interpreter before and after each collection, in any thread.
 
         It may run between any two bytecodes, so it must not take a lock (``put`` takes none).
         """
@@ -195,7 +195,7 @@ class _LoaderWaits:
         self._installed.clear()
 
     def close(self) -> None:
-        """Close what those who load were observed by."""
+        """Close the files through which loading is observed."""
         self._queue.close()
         self._workers.close()
 
@@ -219,7 +219,7 @@ class _LoaderWaits:
         return timed
 
     def _observed(self, loader: Any) -> _Loading | None:
-        """Those who load, if the machine is busy; that is asked again now and then."""
+        """An observer of the loading, if the machine is busy, which is checked periodically."""
         if self._num_waits % _LOOK_EVERY == 0:
             now = self._queue.total()
             ran_ns, waited_ns = spent(self._before, now)
@@ -231,12 +231,12 @@ class _LoaderWaits:
 
 
 class _Loading:
-    """Observes those who load a batch while training waits for it.
+    """Observes the training thread and the worker that load a batch while training waits for it.
 
     Args:
         queue: Observes the training thread.
         workers: Observes processes.
-        loader: The iterator that is asked for a batch, or a loader.
+        loader: The iterator that provides the batch, or a loader.
     """
 
     def __init__(self, queue: RunQueue, workers: ProcessTimes, loader: Any) -> None:
@@ -246,7 +246,7 @@ class _Loading:
         self._before = self._totals()
 
     def completed(self, wait: Pause) -> Pause:
-        """The wait, with what they did meanwhile."""
+        """The wait, with their CPU times during it."""
         passed = [spent(*totals) for totals in zip(self._before, self._totals(), strict=True)]
         ran = [time.ran_ns for time in passed if time.ran_ns is not None]
         waited = [time.waited_ns for time in passed if time.waited_ns is not None]
@@ -266,7 +266,7 @@ class _Loading:
 def _owing(iterator: Any) -> int | None:
     """Process ID of the worker that loads the next batch.
 
-    None for loaders without workers, where the batch has arrived, and for another torch version.
+    None for loaders without workers, if the batch has arrived, and for other torch versions.
     """
     try:
         (worker,) = iterator._task_info[iterator._rcvd_idx]

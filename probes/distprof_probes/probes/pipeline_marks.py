@@ -3,7 +3,7 @@
 torch's own ``PP:`` annotations start before the wait for a stage's input, so they hide most of the
 bubble, and the 1F1B schedule has none. Every schedule uses the same three stage methods that
 compute and the same function that waits: each gets a mark (``record_function``) while the probe is
-on. They are private; the probe is unavailable in a torch without them.
+on. They are private to torch. If a version lacks them, the probe is unavailable.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Wrap:
     marked: _Function
 
     def install(self) -> None:
-        """Install the mark, unless it is installed."""
+        """Install the mark, unless it is installed already."""
         if getattr(self.owner, self.name) is self.original:
             setattr(self.owner, self.name, self.marked)
 
@@ -151,7 +151,7 @@ class PipelineMarksProbe(Probe):
     def _name(
         self, label: Callable[..., str], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> str:
-        """Name of the mark; empty for none. Never raises, whatever the arguments are."""
+        """Name of the mark; empty for none. Never raises, for any arguments."""
         if not self._active:  # other code still holds the wrapped function
             return ""
         try:

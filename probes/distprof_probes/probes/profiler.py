@@ -47,7 +47,7 @@ _CUPTI_TOOLS = {
 
 
 def is_profiler_running() -> bool:
-    """Whether a torch profiler records in this thread, or in any if torch knows."""
+    """Whether a torch profiler records in this thread, or in any thread if torch can tell."""
     torch = sys.modules["torch"]
     enabled = getattr(torch._C._autograd, "_profiler_enabled", None)
     if enabled is not None and enabled():
@@ -63,14 +63,14 @@ def tool_that_holds_cupti() -> str:
 class UserProfilerWatch:
     """Calls back before the program prepares or starts its own profiler.
 
-    A trace on demand is none: ``distprof attach`` asked for it, and comes after the window.
+    A trace on demand does not count: ``distprof attach`` requested it, and waits for the window.
 
     Args:
         give_way: Must stop distprof's profiler; it must not raise.
         is_in_use: Whether distprof's profiler is prepared or records.
 
     Attributes:
-        is_on_demand: Whether the latest profiler that was not distprof's was one on demand.
+        is_on_demand: Whether the latest profiler other than distprof's was one on demand.
     """
 
     def __init__(self, give_way: Callable[[], None], is_in_use: Callable[[], bool]) -> None:
@@ -113,7 +113,7 @@ class UserProfilerWatch:
         """Another profiler begins.
 
         Raises:
-            RuntimeError: If it is one on demand, and distprof's is in use.
+            RuntimeError: If it is one on demand while distprof's is in use.
         """
         self.is_on_demand = _is_asked_by_attach()
         if not self.is_on_demand:
@@ -274,7 +274,7 @@ class ProfilerProbe(Tracer):
             self._watch_exports()
 
     def _watch_exports(self) -> None:
-        """What the program's own profiler exports is kept where distprof traced nothing."""
+        """Keep an export of the program's own profiler if distprof traced nothing."""
         if self._exports is None:
             target = self._session.rank_dir / TRACE_FILE
             self._exports = ExportWatch(
@@ -361,7 +361,8 @@ class ProfilerProbe(Tracer):
         self._thread = threading.get_ident()
         self._profile = _make_profile(self._session)
         with self._watch.ours(), warnings.catch_warnings():
-            # torch 2.11 says so of a first cycle too, on the stderr of a program that asked nothing
+            # torch 2.11 also warns about a first cycle, on the stderr of a program that did not ask
+            # for it
             warnings.filterwarnings("ignore", "Warning: Profiler clears events")
             self._profile.prepare_trace()
 
@@ -474,7 +475,7 @@ def _make_profile(session: Session) -> Any:
 
 
 def _trace_only() -> Any:
-    """Ask torch (newer versions) not to build its own events: halves the time to stop."""
+    """Ask torch (newer versions) not to build its own events, which halves the time to stop."""
     from torch._C._profiler import _ExperimentalConfig
 
     try:

@@ -75,7 +75,7 @@ class SettingsProbe(Tracer):
         return is_first
 
     def stop(self) -> None:
-        """Write what has been found since."""
+        """Write the settings found since."""
         self._loaders.remove()
         if self._file is None:
             self._gather()
@@ -139,7 +139,7 @@ class SettingsProbe(Tracer):
 
 
 class _Ddp:
-    """A ``DistributedDataParallel`` module, which may go at any time.
+    """A ``DistributedDataParallel`` module, which may disappear at any time.
 
     Args:
         module: Reference to it.
@@ -181,7 +181,7 @@ def _allows_tf32(matmul: Any) -> bool:
 
 
 def _asked(ask: Callable[[], Any]) -> bool | None:
-    """The answer, None if this torch has none."""
+    """The answer, None if this torch lacks the function."""
     try:
         return bool(ask())
     except (AttributeError, RuntimeError):

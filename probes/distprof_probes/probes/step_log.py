@@ -16,7 +16,7 @@ from distprof_probes.run_queue import CpuTime, RunQueue
 __all__ = ["StepLog"]
 
 INPUT = "input"
-"""The phase in which a rank that sleeps waits for its own data, and for no other rank."""
+"""The phase in which a sleeping rank waits for its own data, not for another rank."""
 
 
 class StepLog(Probe):
@@ -36,11 +36,11 @@ class StepLog(Probe):
         self.open_writer(session, STEPS_FILE, "distprof.steps/1")
 
     def stop(self) -> None:
-        """Close what the thread was observed by."""
+        """Close the file through which the thread is observed."""
         self._queue.close()
 
     def phase_started(self, name: str) -> None:
-        """Note how long the thread has run, where it will be asked whether it slept."""
+        """Note how long the thread has run, for phases in which its sleep is recorded."""
         if name == INPUT:
             self._input_began = self._queue.total()
 
@@ -128,7 +128,7 @@ class _LossToCome:
         self._copy = copy
 
     def resolve(self, *, is_last_chance: bool) -> StepRecord | None:
-        """The record, when the loss has arrived; without it at the last chance."""
+        """The record once the loss has arrived, or without the loss at the last chance."""
         if self._copy.is_ready():
             return self._log._finite(self._record, self._copy.values()[0])
         return self._record if is_last_chance else None

@@ -63,7 +63,7 @@ def find() -> Found:
                 kinds.setdefault(one, set()).add(name)
     found = Found()
     for thing in gc.get_objects():
-        # isinstance would query each object, and some load modules to answer
+        # isinstance would query each object, and some of them would import modules to answer
         for name in kinds.get(type(thing), ()):
             getattr(found, name).append(thing)
     inner = {id(getattr(optimizer, "optim", None)) for optimizer in found.optimizers}
@@ -114,9 +114,9 @@ def ddp_settings(module: Any) -> DdpSettings:
 
 def unused_bytes(module: Any) -> int | None:
     """Bytes that torch's logger counted as unused in the last iteration that it sampled."""
-    said = _first(lambda: module._get_ddp_logging_data(), {})
-    size = said.get("unused_parameter_size")
-    return size if isinstance(size, int) and said.get("iteration", 0) > 0 else None
+    logged = _first(lambda: module._get_ddp_logging_data(), {})
+    size = logged.get("unused_parameter_size")
+    return size if isinstance(size, int) and logged.get("iteration", 0) > 0 else None
 
 
 # Fully sharded ------------------------------------------------------------------------------------
@@ -130,7 +130,9 @@ def fsdp_settings(found: Found) -> tuple[FsdpSettings, ...]:
 
 def _fully_sharded(modules: list[Any]) -> FsdpSettings | None:
     found = (_first(module._get_fsdp_state) for module in modules)
-    states = list({id(state): state for state in found if state}.values())  # a list shares one
+    states = list(
+        {id(state): state for state in found if state}.values()
+    )  # a list shares one state
     units = [(state, group) for state in states for group in _groups(state)]
     if not units:
         return None

@@ -50,7 +50,7 @@ class Showing:
     quiet: bool = False
 
     def check(self) -> None:
-        """Check before the measurement what would fail after it.
+        """Find errors before the measurement that would otherwise show after it.
 
         Raises:
             UsageError: If the file exists or its folder does not.
@@ -101,7 +101,7 @@ def run_bench(settings: Settings, plan: Plan, showing: Showing) -> int:
     )
     with scratch("bench") as folder:
         code = _launched(folder, settings, plan, showing)
-        if code == JOB_FAILED:  # which needs the output of the ranks
+        if code == JOB_FAILED:  # to show the output of the ranks
             keep_scratch(folder)
         return code
 

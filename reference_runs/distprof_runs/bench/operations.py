@@ -13,7 +13,7 @@ from distprof.terms import CollectiveKind
 __all__ = ["Ranks", "operation"]
 
 Operation = Callable[[int], None]
-"""Called with the number of the iteration."""
+"""An operation, called with the number of the iteration."""
 
 _ELEMENT = torch.float32
 
@@ -26,7 +26,7 @@ class Ranks:
         group: torch's handle, None for all ranks.
         members: Global ranks, ascending.
         num_nodes: Nodes that they span.
-        rank: This one, global.
+        rank: Global rank of this process.
     """
 
     group: dist.ProcessGroup | None
@@ -89,12 +89,13 @@ def _broadcast(whole: torch.Tensor, ranks: Ranks) -> Operation:
 def _send_recv(whole: torch.Tensor, ranks: Ranks) -> Operation:
     """Ping-pong between each rank of the first half and its counterpart in the second.
 
-    One direction at a time, each message waiting for the one before: what the formula sheet's
-    time of a message is. Halves rather than neighbours, so that pairs cross nodes where ranks do.
+    One direction at a time, each message waiting for the previous one, as the formula sheet defines
+    the time of a message. Pairs connect halves rather than neighbours, so that they cross nodes if
+    ranks span nodes.
     """
     half = len(ranks.members) // 2
     is_first = ranks.place < half
-    if ranks.place >= 2 * half:  # an odd one out
+    if ranks.place >= 2 * half:  # the odd one out
         return lambda _: None
     partner = ranks.members[ranks.place + (half if is_first else -half)]
 

@@ -1,4 +1,4 @@
-"""What a benchmark measures. Does not import torch."""
+"""The plan of a benchmark. Does not import torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from distprof.terms import CollectiveKind
 __all__ = ["KINDS", "PLAN_VARIABLE", "Plan", "parse_kinds", "parse_size"]
 
 PLAN_VARIABLE = "DISTPROF_BENCH"
-"""Holds the plan, as JSON, for each rank."""
+"""Environment variable with the plan, as JSON, for each rank."""
 
 KINDS = {
     kind.label: kind
@@ -28,12 +28,12 @@ KINDS = {
 _SIZE = re.compile(r"(\d{1,12})\s*(?:([kmg])(?:i?b)?|b)?", re.IGNORECASE | re.ASCII)
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _ELEMENT = 4
-_MOST_BYTES = 1 << 40  # more than a GPU or a rank's share of a host has
+_MOST_BYTES = 1 << 40  # more than the memory of a GPU, or of a rank's share of a host
 _MAX_DEFAULT = {"cuda": 1 << 30, "cpu": 64 << 20}
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What is measured, and how.
+    """What to measure, and how.
 
     Args:
         kinds: Labels of collectives, in order.
@@ -41,8 +41,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         max_bytes: Largest size, 0 for the default of the device.
         factor: Ratio of successive sizes.
         rounds: Number of measurements of each size.
-        iterations: Operations in each round; 0 for as many as take ``round_s``.
-        round_s: See there.
+        iterations: Operations in each round; 0 for as many as fit into ``round_s``.
+        round_s: Length of a round in seconds, if ``iterations`` is 0.
         device: ``auto``, ``cuda`` or ``cpu``.
         timeout_s: How long an operation may wait for a rank.
         result: File that rank 0 writes the profile to.

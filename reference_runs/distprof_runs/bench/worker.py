@@ -75,7 +75,7 @@ def _hosts_and_nodes(job: Job) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _groups(job: Job, nodes: tuple[str, ...]) -> list[Ranks]:
-    """All ranks, and where they span nodes of several ranks, those of each node."""
+    """All ranks and, if they span nodes of several ranks, the ranks of each node."""
     everybody = tuple(range(job.world_size))
     names = list(dict.fromkeys(nodes))
     groups = [Ranks(group=None, members=everybody, num_nodes=len(names), rank=job.rank)]
@@ -84,7 +84,7 @@ def _groups(job: Job, nodes: tuple[str, ...]) -> list[Ranks]:
         return groups
     for name in names:
         members = tuple(rank for rank in everybody if nodes[rank] == name)
-        group = dist.new_group(list(members), timeout=job.timeout)  # each rank makes every one
+        group = dist.new_group(list(members), timeout=job.timeout)  # each rank creates every group
         if job.rank in members:
             groups.append(Ranks(group=group, members=members, num_nodes=1, rank=job.rank))
     return groups
@@ -141,7 +141,7 @@ def _repeat(job: Job, run: object, iterations: int) -> None:
 
 
 def _meet(job: Job) -> None:
-    """All ranks leave at about the same time."""
+    """Synchronise: all ranks leave at about the same time."""
     token = torch.zeros(1, device=job.device)
     dist.all_reduce(token)
     if job.device.type == "cuda":

@@ -25,12 +25,12 @@ GC_EVERY = 3
 
 
 class Injection:
-    """The faults of this rank. Without faults, it changes nothing.
+    """The faults of this rank. Without faults, this changes nothing.
 
     Args:
         faults: All of the job's.
         job: This rank's place.
-        trainer: Its modules get what they need.
+        trainer: Its modules get the hooks of the faults.
     """
 
     def __init__(self, faults: Sequence[Fault], job: Job, trainer: Trainer) -> None:
@@ -82,7 +82,7 @@ class Injection:
                 block.register_forward_pre_hook(_before(lambda: _pause(delay_ms)))
         if collection_ms and blocks:
             gc.collect()
-            gc.freeze()  # so that a collection takes as long as asked, not that of torch's modules
+            gc.freeze()  # so that torch's modules do not add to the time of a collection
             block = blocks[len(blocks) // 2]
             block.register_forward_pre_hook(_before(lambda: self._collect(collection_ms)))
 
@@ -93,7 +93,7 @@ class Injection:
 
 
 class Garbage:
-    """Refers to itself, so that only the collector frees it, and takes its time to go."""
+    """Refers to itself, so that only the collector frees it, and is slow to delete."""
 
     def __init__(self, milliseconds: float) -> None:
         self._seconds = milliseconds / 1e3
@@ -106,7 +106,7 @@ class Garbage:
 
 
 def hang_on_purpose() -> None:
-    """Never return. The name is for readers of the stack."""
+    """Never return. The name explains the hang to readers of the stack."""
     while True:
         time.sleep(3600)
 
@@ -136,7 +136,7 @@ def _skew_routers(modules: Sequence[nn.Module], fault: Fault) -> None:
 
 
 def _before(action: Callable[[], None]) -> Callable[[nn.Module, object], None]:
-    """A forward pre-hook that does ``action``."""
+    """A forward pre-hook that calls ``action``."""
 
     def hook(module: nn.Module, inputs: object) -> None:  # noqa: ARG001  # as torch wants it
         action()

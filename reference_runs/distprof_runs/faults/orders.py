@@ -23,7 +23,7 @@ class FaultKind:
     Args:
         target: Kind of target: ``rank``, ``stage`` or ``expert``.
         amount: Unit of the amount: ``factor``, ``ms``, ``logit`` or ``step``.
-        summary: One line for people.
+        summary: One line for the user.
         example: A typical one.
     """
 
@@ -114,7 +114,7 @@ def _parse_link(text: str) -> Fault:
 
 
 def link_of(fault: Fault) -> tuple[float, float]:
-    """Rate in Mbit/s and one-way delay in milliseconds that a ``slow-link`` fault asks for."""
+    """Rate in Mbit/s and one-way delay in milliseconds of a ``slow-link`` fault."""
     delay = fault.text.partition(":")[2]
     return fault.amount, float(delay or 0)
 

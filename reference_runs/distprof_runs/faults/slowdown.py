@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 __all__ = ["Slowdown"]
 
 _CALIBRATION_ROUNDS = 9
-_LEAST_SPIN_NS = 5_000  # shorter ones would mostly be looking at the clock
+_LEAST_SPIN_NS = 5_000  # shorter spins would mostly read the clock
 _COMPUTES = frozenset(("aten", "fsdp"))  # not c10d: a slow GPU does not make a slow link
 _REPEATABLE = frozenset(("mm", "addmm", "bmm", "baddbmm"))  # without side effects
 
@@ -29,15 +29,15 @@ class Slowdown(TorchDispatchMode):
 
     Args:
         factor: 1 or more.
-        work: How many times as much work there is, 1 or more: matrix products are repeated, on a
-            CPU until they have taken the time asked, as more layers would.
+        work: Factor of the amount of work, 1 or more: matrix products are repeated, as more layers
+            would do; on a CPU until they have taken the requested time.
     """
 
     def __init__(self, factor: float = 1.0, *, work: float = 1.0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._extra = factor - 1
         self._more = work - 1
-        self._owed_ns = 0.0  # negative: so much was spun ahead
+        self._owed_ns = 0.0  # negative: this much was spun ahead
         self._owed_work_ns = 0.0
         self._owed_repeats = 0.0
         self._num_operators = 0
@@ -72,7 +72,7 @@ class Slowdown(TorchDispatchMode):
     def _add_work(
         self, took_ns: int, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
-        """Repeat a matrix product as often as it fits into what is owed."""
+        """Repeat a matrix product as often as it fits into the outstanding time."""
         if func.overloadpacket.__name__ not in _REPEATABLE:
             return
         while self._owed_work_ns >= max(took_ns, 1):

@@ -1,8 +1,8 @@
 """``distprof run`` started once per rank, by torchrun, srun, mpirun or Kubernetes' PyTorchJob.
 
-There is nothing to launch: each process is a rank already. It starts the worker below itself and
-watches it, so that what the rank prints and how it ends are kept as elsewhere; rank 0 writes
-run.json, waits for the others, and reports.
+There is nothing to launch: each process is already a rank. It starts the worker as a child and
+watches it, so that the rank's output and its end are recorded as usual. Rank 0 writes run.json,
+waits for the others, and reports.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def run_as_rank(settings: Settings, report_options: ReportOptions, place: Placem
         place: Placement of this process.
 
     Returns:
-        On rank 0 the exit code of the whole job, elsewhere that of the rank.
+        On rank 0 the exit code of the whole job, on other ranks that of the rank.
 
     Raises:
         UsageError: If the ranks cannot agree on a folder or a rendezvous address.
@@ -165,7 +165,7 @@ def _first_of(nodes: str) -> str:
 def _port() -> int:
     """A port that is the same on each rank of a job and rarely used by another on the host.
 
-    Below the ports that Linux gives to outgoing connections.
+    It is below the ports that Linux uses for outgoing connections.
     """
     job, step = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_STEP_ID", "")
     if not job.isdecimal():
@@ -178,7 +178,7 @@ def _agreed_directory(settings: Settings, report_options: ReportOptions, place: 
     """The run directory, the same on each rank; rank 0 describes the run in it.
 
     Raises:
-        UsageError: If nothing here names it.
+        UsageError: If neither the user nor the launcher names it.
     """
     name = job_name()
     if report_options.out is None and not name:

@@ -1,8 +1,8 @@
-"""Nodes on one machine: network namespaces joined by a link of given delay and rate.
+"""Nodes on one machine: network namespaces joined by a link with a given delay and rate.
 
-Ranks of one node talk through its loopback, ranks of different nodes through the link, as on a
-real cluster with a slow network. Needs root, ``ip`` and ``tc``. The rate comes from a token bucket
-on each node's device; the delay from netem where the kernel has it, else from
+Ranks of one node communicate through its loopback, ranks of different nodes through the link, as on
+a real cluster with a slow network. This needs root, ``ip`` and ``tc``. A token bucket on each
+node's device limits the rate. The delay comes from netem if the kernel has it, else from
 :mod:`distprof_runs.launching.link_relay`.
 """
 
@@ -26,8 +26,8 @@ __all__ = ["EmulatedNodes", "Link", "why_not"]
 
 DEVICE = "dplink"
 _HOSTS = Path("/etc/netns")  # files here replace those of /etc inside `ip netns exec`
-_BURST_BYTES = 131_072  # of the token bucket: two packets of a TUN device
-_SUBNET = "10.77.0"  # seen by these namespaces alone
+_BURST_BYTES = 131_072  # size of the token bucket: two packets of a TUN device
+_SUBNET = "10.77.0"  # visible only in these namespaces
 _numbers = count()
 _START = 'hostname "$0" && exec "$@"'  # in a namespace of host names, so that traces differ
 
@@ -37,7 +37,7 @@ class Link:
     """The link between two nodes.
 
     Args:
-        delay_ms: One way, added to what the machine itself takes.
+        delay_ms: One-way delay, in addition to the machine's own.
         mbit_per_s: Rate at which each node can send; 0 for no limit.
     """
 
@@ -108,7 +108,7 @@ class EmulatedNodes:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that programs on the nodes need: which device to talk through."""
+        """Variables for programs on the nodes, which select the network device."""
         return {"GLOO_SOCKET_IFNAME": DEVICE, "NCCL_SOCKET_IFNAME": DEVICE}
 
     def command(self, node: int, program: Sequence[str]) -> list[str]:
@@ -141,7 +141,7 @@ class EmulatedNodes:
             self._shape(node, with_delay=not use_relay)
 
     def _join_by_bridge(self) -> None:
-        """A virtual Ethernet cable from each node to a switch in a namespace of its own."""
+        """A virtual Ethernet cable from each node to a switch in a separate namespace."""
         hub = f"{self._prefix}-hub"
         _run("ip", "netns", "add", hub)
         _run("ip", "-n", hub, "link", "add", "switch", "type", "bridge")
@@ -175,7 +175,7 @@ class EmulatedNodes:
             self._inside(node, "ip", "link", "set", DEVICE, "mtu", str(MTU))
 
     def _shape(self, node: int, *, with_delay: bool) -> None:
-        """Rate, and delay where netem does it, on what a node sends."""
+        """Limit the rate of a node's outgoing traffic, and delay it if netem is available."""
         add = ["tc", "qdisc", "add", "dev", DEVICE]
         at = ["root"]
         if with_delay and self.link.delay_ms > 0:
@@ -200,7 +200,7 @@ class EmulatedNodes:
 
 
 def _has_netem() -> bool:
-    """Whether the kernel has netem, tried on the loopback of a namespace that is thrown away."""
+    """Whether the kernel has netem, tried on the loopback of a temporary namespace."""
     probe = f"distprof-{os.getpid()}-probe"
     _run("ip", "netns", "add", probe)
     try:

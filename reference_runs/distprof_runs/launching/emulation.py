@@ -1,7 +1,8 @@
 """A run on nodes that are emulated on this machine: one ``distprof run`` in each namespace.
 
-Each node runs what it would run on a real cluster (``--nodes N --node-rank I --rdzv-endpoint …``),
-so nothing of the run itself knows of the emulation. The first node reports.
+Each node runs the same command as on a real cluster
+(``--nodes N --node-rank I --rdzv-endpoint …``), so the run itself is unaware of the emulation. The
+first node reports.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ from distprof_runs.settings import LaunchOptions, Settings, to_toml
 
 __all__ = ["run_on_emulated_nodes"]
 
-_QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # the addresses have no names, and torch warns of it
+_QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # the addresses have no names, and torch warns about it
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PORT = 29500  # each node has all ports of its own
 
 
 def run_on_emulated_nodes(settings: Settings, report_options: ReportOptions) -> int:
-    """Make the nodes, run the job on them, and take the nodes away.
+    """Create the nodes, run the job on them, and remove the nodes.
 
     Args:
-        settings: What is run; ``launch.emulate_nodes`` says on how many nodes.
-        report_options: How it is reported.
+        settings: The run; ``launch.emulate_nodes`` is the number of nodes.
+        report_options: Options of the report.
 
     Returns:
         The first node's exit code.
@@ -74,7 +75,7 @@ def run_on_emulated_nodes(settings: Settings, report_options: ReportOptions) -> 
 
 
 def _link(faults: tuple[Fault, ...]) -> Link:
-    """The link that a ``slow-link`` fault asks for; as fast as the machine without one."""
+    """The link of a ``slow-link`` fault; without one, as fast as the machine."""
     slow = [fault for fault in faults if fault.kind == SLOW_LINK]
     if len(slow) > 1:
         raise UsageError(
@@ -106,7 +107,7 @@ def _typed() -> str:
 
 @contextmanager
 def _signals_forwarded(children: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
-    """Interruptions are for the nodes, once each: they end in order, and this process with them."""
+    """Forward each interruption to the nodes once: they end cleanly, and this process with them."""
 
     def forward(number: int, frame: FrameType | None) -> None:
         del frame

@@ -42,8 +42,8 @@ def run_job(settings: Settings, report_options: ReportOptions) -> int:
     """Run, watch, complete run.json, report.
 
     Args:
-        settings: What is run.
-        report_options: How it is reported.
+        settings: The run.
+        report_options: Options of the report.
 
     Returns:
         The exit code: 0, 1 for findings, 4 for a failed job, 130 or 143 when interrupted.
@@ -133,7 +133,7 @@ def _run_in(run_dir: Path, settings: Settings, report_options: ReportOptions) ->
 def _leave(
     run_dir: Path, supervisor: Supervisor, interrupts: Interrupts, alarm: Alarm, problem: str
 ) -> int:
-    """On another node than the first, which reports: how the ranks of this one ended."""
+    """On nodes other than the first: report to the first node how the ranks of this one ended."""
     report_endings(run_dir, supervisor.evidence())
     failure = supervisor.failure()
     if failure is not None:

@@ -25,7 +25,7 @@ __all__ = ["Place", "arrange", "coordinates_of", "join"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Place of this process from torchrun's variables; a single rank without them."""
+    """Place of this process, from torchrun's variables. Without them, it is a single rank."""
 
     rank: int = 0
     world_size: int = 1
@@ -52,7 +52,7 @@ def join(place: Place, training: TrainingOptions, options: WorkloadOptions) -> J
     Raises:
         UsageError: If there is no device, or the mesh is impossible.
     """
-    options.mesh(place.world_size)  # refuse before others wait for this rank
+    options.mesh(place.world_size)  # fail before other ranks wait for this one
     device = _device(place, training)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -69,7 +69,7 @@ def join(place: Place, training: TrainingOptions, options: WorkloadOptions) -> J
 
 
 def arrange(place: Place, training: TrainingOptions, options: WorkloadOptions) -> Job:
-    """Make the mesh of a workload; the default process group is there already.
+    """Make the mesh of a workload. The default process group already exists.
 
     Args:
         place: Of this rank.
@@ -84,7 +84,7 @@ def arrange(place: Place, training: TrainingOptions, options: WorkloadOptions) -
     mesh = init_device_mesh(
         device.type, tuple(mesh_sizes.values()), mesh_dim_names=tuple(mesh_sizes)
     )
-    for axis in mesh_sizes:  # a mesh gives its groups the default of half an hour
+    for axis in mesh_sizes:  # a mesh gives its groups the default timeout of half an hour
         _set_pg_timeout(timeout, mesh.get_group(axis))
     return Job(
         rank=place.rank,
@@ -138,11 +138,11 @@ def _backend(place: Place, device: torch.device, store: Store) -> str:
 
 
 def gpu_names(place: Place, own: str, store: Store) -> list[str]:
-    """What all ranks call their GPUs, by rank.
+    """The GPU names of all ranks, by rank.
 
     Args:
         place: Of this rank.
-        own: Name of its GPU, the same on all ranks that use it and on no others.
+        own: Name of its GPU, the same on all ranks that use this GPU and on no others.
         store: Shared by all ranks.
     """
     store.set(str(place.rank), own)

@@ -1,8 +1,9 @@
 """Starts ranks on this host with torch's elastic agent, and watches them with our supervisor.
 
 As under torchrun, the agent connects the ranks of all nodes and sets their environment. It does not
-decide which rank failed: it blames the first process to end, which is often a victim. So the agent
-sees a change only after :class:`distprof_probes.job.supervise.Supervisor` has ended the job.
+decide which rank failed, because it would blame the first process to end, which is often a victim.
+So the agent sees a change only after :class:`distprof_probes.job.supervise.Supervisor` has ended
+the job.
 """
 
 from __future__ import annotations
@@ -52,13 +53,13 @@ def start_ranks(
 
     Args:
         program: Command of one rank, with its arguments.
-        run_dir: Where each rank's directory is made and its output goes.
-        environment: Added to what the ranks inherit.
+        run_dir: The folder for each rank's directory, which holds its output.
+        environment: Variables in addition to the inherited ones.
         num_ranks: Ranks on this host.
         meeting: How nodes meet.
-        supervisor: Is given the ranks to watch.
+        supervisor: Watches the ranks.
         interrupts: Served at each look.
-        on_look: Called at each look, some twenty times a second.
+        on_look: Called at each look, about twenty times a second.
 
     Raises:
         KeyboardInterrupt: If interrupted before any rank was started.
@@ -79,7 +80,7 @@ def start_ranks(
 
 
 class _Agent(LocalElasticAgent):
-    """torch's agent, which learns of the ranks' end from the supervisor."""
+    """torch's agent, which learns about the end of the ranks from the supervisor."""
 
     def __init__(
         self,
@@ -99,7 +100,7 @@ class _Agent(LocalElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._interrupts.has_ranks = True
         pids: dict[int, Any] = super()._start_workers(worker_group)
-        self._interrupts.install()  # starting has put torch's own handlers in place
+        self._interrupts.install()  # the start has installed torch's own handlers
         for worker in worker_group.workers:
             self._supervisor.watch(worker.global_rank, pids[worker.local_rank])
         return pids
@@ -115,22 +116,22 @@ class _Agent(LocalElasticAgent):
 
 
 class _NoLogs(LogsSpecs):
-    """Leaves ranks' streams alone: :mod:`distprof_probes.job.rank_process` writes output.log."""
+    """Does not redirect streams: :mod:`distprof_probes.job.rank_process` writes output.log."""
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Nowhere else, for each of the ranks."""
+        """No redirection for any rank."""
         empty = dict.fromkeys(envs, "")
         return LogsDest(stdouts=dict(empty), stderrs=dict(empty), error_files=dict(empty))
 
     @property
     def root_log_dir(self) -> str:
-        """There is none."""
+        """None."""
         return ""
 
 
 @contextmanager
 def _environment(added: Mapping[str, str]) -> Iterator[None]:
-    """The process's environment with some variables more: ranks inherit it."""
+    """Add variables to the environment of the process, which ranks inherit."""
     before = {name: os.environ.get(name) for name in added}
     os.environ.update(added)
     try:

@@ -1,8 +1,8 @@
 """A link with a delay, for kernels without netem: TUN devices joined by one process.
 
-Packets wait in memory until they are due. The rate is the kernel's business (a token bucket on each
-device), so this only adds time. Run as ``python -m distprof_runs.launching.link_relay``; it prints
-``ready`` when the devices exist, and ends with its standard input.
+Packets wait in memory until they are due. The kernel limits the rate (a token bucket on each
+device), so this only adds the delay. Run it as ``python -m distprof_runs.launching.link_relay``. It
+prints ``ready`` when the devices exist, and ends when its standard input ends.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CLONE_NEWNET = 0x4000_0000
 _TUNSETIFF = 0x4004_54CA
 _IFF_TUN, _IFF_NO_PI = 0x0001, 0x1000
 _PR_SET_TIMERSLACK = 29
-_MAX_WAITING = 4096  # packets; more are dropped, as a full switch would
+_MAX_WAITING = 4096  # packets; further ones are dropped, as by a full switch
 
 
 def main(arguments: list[str]) -> int:
@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
     device = arguments[1]
     places = dict(part.split("=", 1) for part in arguments[2:])
     libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)  # default slack is a quarter of a short delay
+    libc.prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)  # the default slack is a quarter of a short delay
     files = {
         ipaddress.ip_address(address).packed: _open_tun(libc, namespace, device)
         for namespace, address in places.items()
@@ -64,7 +64,7 @@ def _open_tun(libc: ctypes.CDLL, namespace: str, device: str) -> int:
 
 def _relay(files: Mapping[bytes, int], delay_ns: int) -> None:
     """Pass packets on until standard input ends."""
-    waiting: deque[tuple[int, int, bytes]] = deque()  # due, where to, packet: in order of due
+    waiting: deque[tuple[int, int, bytes]] = deque()  # due time, destination, packet
     sources = [sys.stdin.fileno(), *files.values()]
     while True:
         timeout = max(0, waiting[0][0] - time.monotonic_ns()) / 1e9 if waiting else None
@@ -81,7 +81,7 @@ def _relay(files: Mapping[bytes, int], delay_ns: int) -> None:
 def _take(
     tun: int, files: Mapping[bytes, int], waiting: deque[tuple[int, int, bytes]], delay_ns: int
 ) -> None:
-    """Put one packet of a device in the queue; drop what is not for a node, or too much."""
+    """Queue one packet of a device. Drop packets that are not for a node or exceed the limit."""
     try:
         packet = os.read(tun, MTU + 64)
     except BlockingIOError:
@@ -92,7 +92,7 @@ def _take(
 
 
 def _write(target: int, packet: bytes) -> None:
-    """Deliver; a device that is down or full loses the packet, and TCP sends it again."""
+    """Deliver a packet. A device that is down or full loses it, and TCP sends it again."""
     try:
         os.write(target, packet)
     except OSError:

@@ -35,10 +35,10 @@ class Meeting(RendezvousHandler):
     """How the nodes of a job find each other.
 
     Args:
-        nodes: How many.
+        nodes: Number of nodes.
         node_rank: Number of this one.
-        endpoint: ``HOST:PORT`` on the first node; empty for a job on this host alone, which takes
-            a free port.
+        endpoint: ``HOST:PORT`` on the first node; empty for a job on this host alone, which uses a
+            free port.
         timeout_s: How long to wait for the other nodes.
     """
 
@@ -49,7 +49,7 @@ class Meeting(RendezvousHandler):
     _store: TCPStore | None = None
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Meet.
+        """Wait for all nodes.
 
         Raises:
             UsageError: If nodes are missing at the time limit; the message names them.
@@ -121,12 +121,12 @@ class Meeting(RendezvousHandler):
         return "distprof"
 
     def shutdown(self) -> bool:
-        """Nothing to close: the store goes with the process."""
+        """Nothing to close: the store ends with the process."""
         return True
 
     @property
     def use_agent_store(self) -> bool:
-        """Ranks meet in the same store, so that no second port is needed."""
+        """Ranks use the same store, so no second port is needed."""
         return True
 
 

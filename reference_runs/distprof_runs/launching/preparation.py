@@ -42,17 +42,17 @@ __all__ = [
 ]
 
 COMMAND_VARIABLE = "DISTPROF_COMMAND"
-"""Holds, as JSON, the command line that created an emulated node."""
+"""Environment variable with the command line, as JSON, that created an emulated node."""
 
 WORKER = (sys.executable, "-m", "distprof_probes.job.rank_main", "distprof_runs.launching.worker")
 """Command of one rank."""
 
 
 def is_rank_already(settings: Settings, place: Placement) -> bool:
-    """Whether torchrun, srun or mpirun has started this very process as one rank of a job.
+    """Whether torchrun, srun or mpirun has started this process as one rank of a job.
 
     Raises:
-        UsageError: If it has, and the options ask for ranks below it.
+        UsageError: If so, and the options request ranks below it.
     """
     launch = settings.launch
     asked = bool(launch.ranks or launch.gpus)
@@ -104,7 +104,7 @@ def check_port(endpoint: str) -> None:
 
 
 def on_this_machine(settings: Settings, *, quiet: bool) -> Settings:
-    """Decide between CUDA and CPU, and say so where the user left it open.
+    """Decide between CUDA and CPU, and say so if the user left it open.
 
     Raises:
         UsageError: If there are fewer GPUs than requested.
@@ -131,7 +131,7 @@ def on_this_machine(settings: Settings, *, quiet: bool) -> Settings:
 
 
 def say_of_few_cores(settings: Settings, *, quiet: bool) -> None:
-    """Say that CPU ranks take turns, before they do."""
+    """Warn before the start that CPU ranks share cores."""
     training, num_ranks = settings.configuration.training, settings.launch.ranks_per_node
     cores = available_processors()
     takes_turns = training.device == "cpu" and training.compute != "sleep"
@@ -173,7 +173,7 @@ def described(settings: Settings, world_size: int) -> RunFile:
 
 
 def _typed() -> tuple[str, ...]:
-    """The user's command line, on emulated nodes too."""
+    """The user's command line, also on emulated nodes."""
     passed_on = os.environ.get(COMMAND_VARIABLE)
     return tuple(json.loads(passed_on)) if passed_on else ("distprof", *sys.argv[1:])
 

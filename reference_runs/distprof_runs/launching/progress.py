@@ -1,4 +1,4 @@
-"""A bar over the job's steps: on stderr, only for a terminal, and it leaves no trace."""
+"""A progress bar of the job's steps on stderr, only on a terminal, and erased at the end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def job_progress(num_steps: int, *, quiet: bool) -> Iterator[Callable[[Progress]
     """Yield a function that draws the job's progress, or does nothing without a terminal.
 
     Args:
-        num_steps: Steps each rank is to make.
+        num_steps: Number of steps of each rank.
         quiet: Draw nothing.
     """
     if quiet or not sys.stderr.isatty():

@@ -17,14 +17,13 @@ __all__ = ["run_and_leave"]
 def run_and_leave(
     work: Callable[[], None], *, note: Callable[[Exception], None] | None = None
 ) -> NoReturn:
-    """Do a rank's work and leave by ``os._exit``: 0, 1 after an error, 128 + a signal's number.
+    """Do a rank's work and exit by ``os._exit``: 0, 1 after an error, 128 + a signal's number.
 
-    gloo's threads may abort an interpreter that is being torn down, when all work is done and
-    written.
+    gloo's threads may abort an interpreter during its shutdown, after all work is done and written.
 
     Args:
         work: All of it.
-        note: Told of an error before the process ends.
+        note: Called with an error before the process ends.
     """
     code = 1
     try:
@@ -44,14 +43,14 @@ def run_and_leave(
 
 
 def _flush() -> None:
-    """Write out what was printed; the streams may be closed, replaced, or on a full disk."""
+    """Flush the output streams, which may be closed, replaced, or on a full disk."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
 
 
 def _say(error: Exception) -> int:
-    """The error on stderr, with its traceback unless it is the user's; returns the exit code."""
+    """Print an error, with its traceback unless it is a usage error; return the exit code."""
     if isinstance(error, UsageError):
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code

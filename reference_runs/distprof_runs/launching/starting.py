@@ -54,7 +54,7 @@ def run_ranks(
         return ""
     except DistprofError:
         raise
-    except Exception as error:  # torch's rendezvous raises many kinds
+    except Exception as error:  # torch's rendezvous raises many kinds of errors
         supervisor.kill()
         return f"the ranks could not be started ({type(error).__name__}: {error})"
     return ""

@@ -32,7 +32,7 @@ __all__ = ["Log", "main", "train"]
 
 
 class Log(Phases, Protocol):
-    """Receives the progress of training; :class:`distprof_probes.Session` is one."""
+    """Receives the progress of training, as :class:`distprof_probes.Session` does."""
 
     def step(
         self,
@@ -48,7 +48,7 @@ class Log(Phases, Protocol):
 def train(
     job: Job, trainer: Trainer, configuration: Configuration, log: Log, injection: Injection
 ) -> None:
-    """All steps.
+    """Run all steps.
 
     Args:
         job: This rank's place.
@@ -80,9 +80,10 @@ def _batches(configuration: Configuration, trainer: Trainer, step: int) -> Seque
 
 
 def _share(of_part: int, job: Job, trainer: Trainer) -> int:
-    """What counts for this rank, so that the ranks' sum is that of the global batch.
+    """The share of tokens to log for this rank, so that the sum over ranks is the global batch.
 
-    Ranks that work on the same tokens (tensor, pipeline, context parallel) count a part of them.
+    Ranks that work on the same tokens (tensor, pipeline, context parallel) each count a part of
+    them.
     """
     each, rest = divmod(of_part * trainer.num_data_parts, job.world_size)
     return each + (job.rank < rest)
@@ -90,7 +91,7 @@ def _share(of_part: int, job: Job, trainer: Trainer) -> int:
 
 def _work(run_dir: Path, place: Place) -> None:
     """Join, train under probes, leave."""
-    from distprof_probes import session  # here, because tests train without probes
+    from distprof_probes import session  # imported here, because tests train without probes
 
     run = msgspec.json.decode((run_dir / RUN_FILE).read_bytes(), type=RunFile)
     configuration = Configuration.from_run_file(run)
@@ -119,7 +120,7 @@ def _leave(job: Job) -> None:
 
 
 def _write_error(run_dir: Path, place: Place, error: BaseException) -> None:
-    """error.json, unless the session wrote one: this is for what happens before it opens."""
+    """Write error.json for errors before the session opens, unless the session wrote one."""
     file = run_dir / RANK_DIR_FORMAT.format(rank=place.rank) / ERROR_FILE
     if file.exists():
         return

@@ -1,4 +1,4 @@
-"""All-to-all with a gradient: what arrives is sent back the way it came."""
+"""All-to-all with a gradient, which travels back the same way."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def all_to_all(
     sent: Sequence[int] | None = None,
     received: Sequence[int] | None = None,
 ) -> Tensor:
-    """Rows of ``x`` exchanged among the ranks of ``group``; autograd sends gradients back.
+    """Exchange rows of ``x`` among the ranks of ``group``; autograd sends gradients back.
 
     Args:
-        x: Rows for rank 0, then for rank 1, and so on; of equal number unless ``sent`` is given.
-        group: Who takes part.
+        x: Rows for rank 0, then for rank 1, and so on; equally many unless ``sent`` is given.
+        group: The group of ranks that take part.
         sent: Rows for each rank.
         received: Rows from each rank.
 

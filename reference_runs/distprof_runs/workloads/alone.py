@@ -1,7 +1,8 @@
-"""The same training in one process: what every parallel run must agree with.
+"""The same training in one process, with which every parallel run must agree.
 
-The global batch is walked through part by part, as data-parallel ranks would share it, so that what
-depends on a rank's own tokens (a router's load-balancing loss, an expert's capacity) is the same.
+The global batch is processed part by part, as data-parallel ranks would share it, so that
+quantities that depend on a rank's own tokens (a router's load-balancing loss, an expert's capacity)
+are the same.
 """
 
 from __future__ import annotations
@@ -54,9 +55,10 @@ def losses_alone(
     Args:
         model: Resolved sizes.
         training: Common options; precision and device are not used.
-        num_data_parts: As the trainer of the parallel run says.
+        num_data_parts: The same as for the trainer of the parallel run.
         moe: Routing of mixture-of-experts blocks.
-        aux_loss_weight: Of the load-balancing loss, which is minimised too but not reported.
+        aux_loss_weight: Weight of the load-balancing loss, which is also minimised but not
+            reported.
     """
     transformer = Transformer(model, moe)
     initialise(transformer, training.seed)

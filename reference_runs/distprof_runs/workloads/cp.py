@@ -1,8 +1,8 @@
 """Context parallelism: every rank holds all weights and a share of each sequence.
 
-Only attention looks beyond a rank's own tokens: keys and values go around a ring, or heads are
+Only attention looks beyond a rank's own tokens: keys and values travel around a ring, or heads are
 exchanged for tokens (:mod:`distprof_runs.workloads.sequence_attention`). DistributedDataParallel
-averages the gradients over the ranks, as each minimises the mean loss of its own tokens.
+averages the gradients over the ranks, because each minimises the mean loss of its own tokens.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class CpTrainer:
         return [self._model]
 
     def train_step(self, micro_batches: Sequence[Batch], phases: Phases) -> Tensor | None:
-        """Forward and backward of each micro-batch, then the update; the loss is of own tokens."""
+        """Forward and backward of each micro-batch, then the update. The loss is of own tokens."""
         loss = accumulate(micro_batches, phases, self._losses, self._replicated.no_sync)
         with phases.phase("optimizer"):
             clip_gradients(self._model.parameters(), self._training.clip_grad_norm)

@@ -1,4 +1,4 @@
-"""Synthetic tokens: the same for a given seed, step and part, however the job is split."""
+"""Synthetic tokens, the same for a given seed, step and part, for any split of the job."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class DdpTrainer:
         self._ddp = replicate(job, model, training, options)
         _register_hook(self._ddp, job, options)
         self._optimizer = make_optimizer(self._ddp.parameters(), training, job.device)
-        # A static graph is learnt in the first step, which therefore cannot leave gradients alone.
+        # torch learns a static graph in the first step, which therefore has to reduce gradients.
         self._learns_graph = options.static_graph
 
     @property

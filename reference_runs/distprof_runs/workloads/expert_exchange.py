@@ -1,7 +1,7 @@
 """Expert parallelism: each rank holds some experts of every layer, and tokens travel to them.
 
 Per layer and forward: one small all-to-all of counts, one of tokens to their experts (dispatch),
-one of results back (combine). Backward: the last two again, the other way round.
+one of results back (combine). Backward: the last two again, in the reverse direction.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ __all__ = ["ExpertExchange", "apply_expert_parallel", "expert_parameters", "moe_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ticket:
-    order: Tensor  # of what arrived, by local expert
+    order: Tensor  # of the received tokens, by local expert
     sent: list[int]
     received: list[int]
 
 
 class ExpertExchange:
-    """All-to-all in place of :class:`distprof_runs.workloads.model.LocalExchange`.
+    """All-to-all, used instead of :class:`distprof_runs.workloads.model.LocalExchange`.
 
     Args:
         group: Ranks that the experts are spread over, in order.
@@ -40,7 +40,7 @@ class ExpertExchange:
         self._dtype = dtype
 
     def dispatch(self, tokens: Tensor, counts: Tensor) -> tuple[Tensor, list[int], object]:
-        """Tokens, sorted by global expert, to the ranks of their experts; see Exchange."""
+        """Send tokens, sorted by global expert, to the ranks of their experts; see Exchange."""
         wanted = counts.view(self._group.size(), -1)
         with record_function("distprof:ep op=counts"):
             offered = all_to_all(wanted, self._group)  # row: rank, column: local expert
@@ -53,7 +53,7 @@ class ExpertExchange:
         return arrived[order], offered.sum(0).tolist(), ticket
 
     def combine(self, out: Tensor, ticket: object) -> Tensor:
-        """Results back to the ranks that sent the tokens, in the order that they had."""
+        """Send results back to the ranks that sent the tokens, in the original order."""
         if not isinstance(ticket, _Ticket):
             raise TypeError(f"a ticket of dispatch is needed, not {type(ticket).__name__}")
         unsorted = out[torch.argsort(ticket.order)]

@@ -1,8 +1,8 @@
 """Fully sharded data parallelism: each rank keeps its share of weights, gradients and optimizer.
 
-- ZeRO-3: weights are gathered for a block's forward, given back, gathered again for its backward,
+- ZeRO-3: weights are gathered for a block's forward, freed, gathered again for its backward,
   and gradients reduce-scattered: 3(P-1)/P · N · bytes per micro-batch and rank. The root
-  (embedding, norm, output) gives its weights back too, so the formula holds exactly.
+  (embedding, norm, output) also frees its weights, so the formula holds exactly.
 - ZeRO-2: weights stay gathered between forward and backward: 2(P-1)/P · N · bytes.
 - HSDP: the same inside each replica, and an all-reduce of the shards across replicas.
 - ZeRO-1: DDP with a sharded optimizer; the updated weights are broadcast: 2(P-1)/P · N · 4 bytes
@@ -52,8 +52,8 @@ def shard(
 ) -> Transformer:
     """The model with each block, and the rest, as one sharding group.
 
-    It is made on torch's meta device and filled block by block, so that no rank ever holds the
-    whole model, only a block (and with the first or last of them the embedding or output).
+    The model is built on torch's meta device and filled block by block, so that no rank ever holds
+    the whole model, only a block (and with the first or last block the embedding or output).
 
     Args:
         job: This rank's place; the mesh has the axis ``dp_shard``, and for HSDP ``dp_replicate``.
@@ -85,8 +85,8 @@ def _plan_prefetch(
 ) -> None:
     """Choose which weights are gathered early.
 
-    By default fully_shard prefetches in backward by itself. A module that is set to prefetch
-    itself, which it has just gathered, prefetches nothing.
+    By default fully_shard prefetches in backward. A module that is set to prefetch itself, which is
+    already gathered, prefetches nothing.
     """
     order = [module for module in (root, *blocks) if isinstance(module, FSDPModule)]
     for module in order:
@@ -101,7 +101,7 @@ def _plan_prefetch(
 
 
 def _fill(transformer: Transformer, training: TrainingOptions) -> None:
-    """Give the sharded weights the values that one process would give the whole model."""
+    """Fill the sharded weights with the values that a single process would use."""
     sharded = dict(transformer.named_parameters())
     for index in range(transformer.options.layers):
         part = Transformer(transformer.options, first=index, count=1)
@@ -118,7 +118,7 @@ def _assign(shards: Tensor, full: Tensor) -> None:
         full.detach().to(shards.device),
         shards.device_mesh,
         shards.placements,
-        src_data_rank=None,  # every rank has drawn the whole: nothing to send
+        src_data_rank=None,  # every rank has drawn the whole weight: nothing to send
     )
     with torch.no_grad():
         shards.copy_(placed)

@@ -1,9 +1,10 @@
-"""DDP communication hooks: what goes over the wire in place of a bucket of gradients.
+"""DDP communication hooks: what is sent instead of a bucket of gradients.
 
-Each makes one collective per bucket, or keeps its collectives in order: gloo pairs them by order.
+Each makes one collective per bucket, or keeps its collectives in order, because gloo pairs them by
+order.
 """
 
-# Annotations are not postponed here: DDP compares those of its hooks with classes.
+# No postponed annotations here: DDP compares the annotations of its hooks with classes.
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -16,11 +17,11 @@ __all__ = ["TopKState", "bf16_hook", "ordered_powersgd_hook", "topk_hook"]
 
 
 def ordered_powersgd_hook(state: PowerSGDState, bucket: GradBucket) -> Future[Tensor]:
-    """PowerSGD as torch has it, one bucket after the other.
+    """PowerSGD of torch, one bucket after the other.
 
-    Its callbacks start further collectives when the first one ends, on a thread of gloo's: with
-    several buckets under way, ranks start them in another order, and gloo pairs by order. Waiting
-    for each bucket keeps the order, at the price of the overlap with backward.
+    Its callbacks start further collectives when the first one ends, on a gloo thread. With several
+    buckets in flight, ranks start them in different orders, and gloo pairs them by order. Waiting
+    for each bucket keeps the order, at the cost of overlap with backward.
     """
     reduced: Future[Tensor] = powerSGD_hook(state, bucket)
     reduced.wait()
@@ -28,7 +29,7 @@ def ordered_powersgd_hook(state: PowerSGDState, bucket: GradBucket) -> Future[Te
 
 
 def bf16_hook(group: ProcessGroup, bucket: GradBucket) -> Future[Tensor]:
-    """All-reduce in bfloat16: half the bytes. torch's own wants CUDA and NCCL."""
+    """All-reduce in bfloat16: half the bytes. torch's own hook needs CUDA and NCCL."""
     gradients = bucket.buffer()
     sent = gradients.to(torch.bfloat16).div_(group.size())
 
@@ -41,7 +42,7 @@ def bf16_hook(group: ProcessGroup, bucket: GradBucket) -> Future[Tensor]:
 
 
 class TopKState:
-    """What top-k compression remembers: the part of the gradients that was not sent yet.
+    """State of top-k compression: the part of the gradients that has not been sent yet.
 
     Args:
         group: Ranks that reduce.
@@ -62,7 +63,7 @@ class TopKState:
 
 
 def topk_hook(state: TopKState, bucket: GradBucket) -> Future[Tensor]:
-    """Send the largest k elements of the gradients plus what was left unsent before.
+    """Send the largest k elements of the gradients plus the unsent remainder of earlier steps.
 
     On the wire: one all-gather per bucket of 2k int32 elements per rank, the first k the bits of
     the float32 values, the other k their positions in the bucket. So a step gathers 8 · k · P bytes

@@ -40,7 +40,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Attention of each token to itself and those before; shapes ``(batch, heads, tokens, d)``."""
+    """Attention of each token to itself and earlier ones; shapes ``(batch, heads, tokens, d)``."""
     grouped = query.shape[1] != key.shape[1]
     return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
 
@@ -95,7 +95,7 @@ class FeedForward(nn.Module):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoeSettings:
-    """How tokens are routed: experts, experts per token, capacity factor (0: none), router bias."""
+    """Routing of tokens: experts, experts per token, capacity factor (0: none), router bias."""
 
     experts: int
     top_k: int
@@ -105,13 +105,13 @@ class MoeSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """Where the tokens of one micro-batch go, for those who watch.
+    """Routing of the tokens of one micro-batch, for watchers.
 
     Args:
         tokens_per_expert: int64, shape ``(experts,)``, assignments before drops.
         num_tokens: Tokens routed.
         top_k: Experts per token.
-        capacity: Most assignments an expert takes; None without a limit.
+        capacity: Maximum number of assignments per expert; None without a limit.
         dropped: int64 scalar tensor, assignments over capacity.
         aux_loss: Scalar, Switch Transformer's E · Σ f·P, f the share of all picks (1 when uniform).
     """
@@ -137,7 +137,7 @@ class Router(nn.Module):
         self.bias: Tensor
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Weights and experts, shapes ``(tokens, top_k)``, and the load-balancing loss, scalar."""
+        """Weights and experts, shapes ``(tokens, top_k)``, and the scalar load-balancing loss."""
         probability = (self.gate(x).float() + self.bias).softmax(-1)
         weights, experts = probability.topk(self.settings.top_k, dim=-1)
         weights = weights / weights.sum(-1, keepdim=True)
@@ -159,7 +159,7 @@ class Experts(nn.Module):
             nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
 
     def forward(self, x: Tensor, counts: Sequence[int]) -> Tensor:
-        """``x`` holds the tokens of the first expert, then of the second, as many as ``counts``."""
+        """``x`` holds the tokens of the first expert, then of the second, in numbers ``counts``."""
         out = []
         for index, tokens in enumerate(torch.split(x, list(counts))):
             inner = F.silu(tokens @ self.w1[index]) * (tokens @ self.w3[index])
@@ -184,12 +184,12 @@ class Exchange(Protocol):
         ...
 
     def combine(self, out: Tensor, ticket: object) -> Tensor:
-        """Bring results back in the order that ``dispatch`` got."""
+        """Bring results back in the order of the tokens given to ``dispatch``."""
         ...
 
 
 class LocalExchange:
-    """All experts are here."""
+    """The exchange of a rank that holds all experts."""
 
     def dispatch(self, tokens: Tensor, counts: Tensor) -> tuple[Tensor, list[int], object]:
         """Nothing to send."""
@@ -279,7 +279,7 @@ class Transformer(nn.Module):
         options: Resolved sizes.
         moe: Routing of mixture-of-experts blocks; None for dense ones.
         first: Index of the first block to have.
-        count: How many; None for all the rest.
+        count: Number of blocks; None for all remaining ones.
     """
 
     def __init__(
@@ -320,13 +320,13 @@ class Transformer(nn.Module):
 def initialise(module: nn.Module, seed: int, prefix: str = "") -> None:
     """Draw every parameter on the CPU from a separate generator, seeded by its name.
 
-    So a weight is the same on each rank and device, whichever parts of the model are built there
-    and in whatever order: normal with standard deviation fan-in^-1/2, norms one.
+    So a weight is the same on each rank and device, for any parts of the model that are built
+    there, in any order: normal with standard deviation fan-in^-1/2, norms one.
 
     Args:
         module: Materialised; parameters may be on any device, plain or DTensor.
         seed: Of the job.
-        prefix: Of the names, where ``module`` is a part of the model, for example ``blocks.3.``.
+        prefix: Prefix of the names if ``module`` is a part of the model, for example ``blocks.3.``.
     """
     with torch.no_grad():
         for name, parameter in module.named_parameters(prefix.rstrip(".")):
@@ -342,7 +342,7 @@ def _drawn(shape: torch.Size, seed: int, name: str) -> Tensor:
 
 
 def _assign(parameter: Tensor, full: Tensor) -> None:
-    if isinstance(parameter, DTensor):  # every rank has drawn the whole: nothing to send
+    if isinstance(parameter, DTensor):  # every rank has drawn the whole weight: nothing to send
         full = distribute_tensor(
             full.to(parameter.device),
             parameter.device_mesh,

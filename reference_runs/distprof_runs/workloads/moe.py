@@ -2,7 +2,7 @@
 
 Tokens go to their experts and back by all-to-all (:mod:`distprof_runs.workloads.expert_exchange`).
 All other weights are the same on every rank and DistributedDataParallel averages their gradients;
-those of experts stay where they are.
+the experts' gradients stay on their rank.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class MoeTrainer:
         return loss + self._options.aux_loss_weight * total, loss
 
     def _replicate(self) -> DistributedDataParallel:
-        """DDP over what is not an expert's; the router's bias is left alone too, a constant."""
+        """DDP over all parameters but those of experts and the router's constant bias."""
         own = [name for name, weight in self._model.named_parameters() if weight in self._experts]
         own += [name for name, _ in self._model.named_buffers()]
         leave_out = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model

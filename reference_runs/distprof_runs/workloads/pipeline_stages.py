@@ -51,7 +51,8 @@ class Pipeline:
         training: Common options.
         plan: Which blocks go where.
         group: Ranks of the pipeline, in order.
-        make_part: Gives the transformer's part with these blocks (first, count), ready to train.
+        make_part: Returns the part of the transformer with these blocks (first, count), ready to
+            train.
     """
 
     def __init__(
@@ -73,10 +74,10 @@ class Pipeline:
         self._schedule = _schedule(plan.schedule, stages, training.micro_batches)
 
     def step(self, micro_batches: Sequence[Batch]) -> Tensor | None:
-        """Forward and backward of all micro-batches; gradients are those of their mean loss.
+        """Forward and backward of all micro-batches, with the gradients of their mean loss.
 
         Returns:
-            That loss, detached, on the rank that has the last stage; None elsewhere.
+            That loss, detached, on the rank that has the last stage; None on other ranks.
         """
         device = self._job.device
         arguments: tuple[Tensor, ...] = ()
@@ -92,11 +93,11 @@ class Pipeline:
         return torch.stack(losses).detach().mean() if losses else None
 
     def parameters(self) -> list[nn.Parameter]:
-        """Of all stages on this rank."""
+        """Parameters of all stages on this rank."""
         return [weight for part in self.parts for weight in part.parameters()]
 
     def _narrow(self, _part: nn.Module, _inputs: tuple[Tensor, ...], out: Tensor) -> Tensor:
-        """The residual stream is float32 under autocast; on the wire it has the job's dtype."""
+        """Send the residual stream, float32 under autocast, in the job's dtype."""
         return out.to(self._job.dtype)
 
     def _stage(
@@ -128,7 +129,7 @@ class Pipeline:
 
 
 def widen_inputs(part: Transformer) -> None:
-    """Continue the residual stream of the stage before in float32, as autocast has it."""
+    """Continue the residual stream of the previous stage in float32, as under autocast."""
 
     def widen(_part: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return tuple(x.float() if x.is_floating_point() else x for x in inputs)

@@ -1,8 +1,8 @@
 """Pipeline parallelism: each rank has some of the blocks; micro-batches flow through the ranks.
 
-Traffic is small (:mod:`distprof_runs.workloads.pipeline_stages`); what costs is waiting: the
-pipeline fills and drains once per step. With ``--compute sleep`` the bubble of each schedule can be
-seen exactly.
+Traffic is small (:mod:`distprof_runs.workloads.pipeline_stages`). The cost is waiting, because the
+pipeline fills and drains once per step. ``--compute sleep`` shows the exact bubble of each
+schedule.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class PpTrainer:
                 self._pipeline.parameters(),
                 self._training.clip_grad_norm,
                 group=self._group,
-                parts=lambda _: self._group.size(),  # each rank has weights of its own
+                parts=lambda _: self._group.size(),  # each rank has its own weights
             )
             self._optimizer.step()
             self._optimizer.zero_grad()

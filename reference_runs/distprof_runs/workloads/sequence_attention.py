@@ -2,11 +2,11 @@
 
 In a ring, each rank keeps the queries of its own tokens. Key and value blocks make P - 1 hops, so
 that every rank meets every block once; the parts are merged exactly through their log-sum-exps.
-Backward, the same blocks go around again and their gradients follow one hop behind, so a gradient
-block also makes P - 1 hops and ends at home: forward P - 1 messages per rank, backward 2 (P - 1),
-each of 2 · batch · key/value heads · tokens/P · head size elements.
+In backward, the same blocks travel around again and their gradients follow one hop behind, so a
+gradient block also makes P - 1 hops and ends on its own rank: forward P - 1 messages per rank,
+backward 2 (P - 1), each of 2 · batch · key/value heads · tokens/P · head size elements.
 
-Scores of one pair of blocks are held at a time, in float32.
+Only the scores of one pair of blocks are held at a time, in float32.
 
 Source: Liu et al. 2023, "Ring Attention with Blockwise Transformers"; the merge and the backward by
 blocks are those of Dao 2023, "FlashAttention-2", section 3.1.
@@ -27,11 +27,11 @@ from distprof_runs.workloads.model import Attend, causal_attention
 
 __all__ = ["RingAttention", "UlyssesAttention", "chunk_numbers", "local_positions"]
 
-_KEY_VALUE, _GRADIENT = 0, 1  # tags: the two kinds of messages are under way at the same time
+_KEY_VALUE, _GRADIENT = 0, 1  # tags: both kinds of messages are in flight at the same time
 
 
 def chunk_numbers(rank: int, size: int, *, zigzag: bool) -> tuple[int, ...]:
-    """Which equal chunks of the sequence a rank holds, in order.
+    """The equal chunks of the sequence that a rank holds, in order.
 
     Contiguous: one of ``size`` chunks. Zigzag: one from each end of ``2 · size`` chunks, so that
     all ranks have the same number of (query, key) pairs under a causal mask.
@@ -56,7 +56,7 @@ class _Ring:
         return chunk_numbers(rank % self.size, self.size, zigzag=self.zigzag)
 
     def start_hop(self, block: Tensor, tag: int) -> tuple[Tensor, list[dist.Work]]:
-        """Send to the next rank while the previous one's block comes in."""
+        """Send to the next rank while receiving the previous one's block."""
         incoming = torch.empty_like(block)
         after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
         works = dist.batch_isend_irecv(
@@ -68,7 +68,7 @@ class _Ring:
         return incoming, works
 
     def blocks(self, block: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Every rank's block, own first, with its owner; the next hop runs while one is used."""
+        """Every rank's block with its owner, own first. The next hop runs while a block is used."""
         for hop in range(self.size):
             is_last = hop == self.size - 1
             incoming, works = (block, []) if is_last else self.start_hop(block, _KEY_VALUE)
@@ -83,18 +83,18 @@ def _finish(works: list[dist.Work]) -> None:
 
 
 class RingAttention:
-    """Ring attention in place of :attr:`distprof_runs.workloads.model.Attention.attend`.
+    """Ring attention, used as :attr:`distprof_runs.workloads.model.Attention.attend`.
 
     Args:
         group: The context-parallel ranks.
-        zigzag: How the sequence is split, see :func:`chunk_numbers`.
+        zigzag: Whether the sequence is split in zigzag order, see :func:`chunk_numbers`.
     """
 
     def __init__(self, group: dist.ProcessGroup, *, zigzag: bool) -> None:
         self._ring = _Ring(group=group, rank=group.rank(), size=group.size(), zigzag=zigzag)
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attention of this rank's tokens to all before them.
+        """Attention of this rank's tokens to all earlier tokens.
 
         Args:
             query: Shape ``(batch, heads, tokens / P, d)``.
@@ -142,12 +142,12 @@ def _merge_blocks(query: Tensor, key_value: Tensor, ring: _Ring) -> tuple[Tensor
 def _pass_gradients(
     query: Tensor, key_value: Tensor, out: Tensor, log_sum: Tensor, gradient: Tensor, ring: _Ring
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of ``query`` and ``key_value``; those of other ranks' blocks are passed on."""
+    """Gradients of ``query`` and ``key_value``. Those of other ranks' blocks are passed on."""
     gradient = gradient.float()
     saved = (gradient, log_sum, (gradient * out.float()).sum(-1))
     of_query = torch.zeros_like(query, dtype=torch.float32)
     of_own = torch.zeros_like(key_value)
-    passing: Tensor | None = None  # gradient of the block that is here, so far
+    passing: Tensor | None = None  # gradient so far of the present block
     works: list[dist.Work] = []
     for owner, block in ring.blocks(key_value):
         here = torch.zeros_like(key_value, dtype=torch.float32)
@@ -168,7 +168,7 @@ def _pass_gradients(
 
 
 def _visible_parts(ring: _Ring, owner: int, tokens: int) -> Iterator[tuple[slice, slice, bool]]:
-    """Pairs of (own queries, owner's keys) that the mask leaves, and whether it cuts them."""
+    """Pairs of (own queries, owner's keys) left by the mask, and whether the mask cuts them."""
     own_chunks, other_chunks = ring.chunks(ring.rank), ring.chunks(owner)
     length = tokens // len(own_chunks)
     for i, own in enumerate(own_chunks):
@@ -233,7 +233,7 @@ class UlyssesAttention:
     """Ulysses: from tokens of all heads to heads of all tokens, and back.
 
     Four all-to-alls per attention forward (query, key, value, output) and four backward, each of
-    this rank's share of that tensor. Takes the place of
+    this rank's share of that tensor. Used as
     :attr:`distprof_runs.workloads.model.Attention.attend`.
 
     Source: Jacobs et al. 2023, "DeepSpeed Ulysses".

@@ -1,9 +1,9 @@
 """Blocks that sleep for given times: exact ground truth with more ranks than cores.
 
 A block's backward has two halves, one for the gradient of its input and one for those of its
-weights. They are two autograd Functions, because a schedule that runs the halves apart (zero
-bubble) would run one Function that has both in each of them. The first pipeline stage has no input
-gradient, so there both halves run together.
+weights. They are two autograd Functions, because a schedule that runs the halves separately (zero
+bubble) would run a single Function in both. The first pipeline stage has no input gradient, so
+there both halves run together.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["SleepBlock", "Sleeper", "add_sleep", "make_blocks_sleep"]
 
 
 class Sleeper:
-    """The times of one block. ``slowdown`` multiplies them: that is how faults reach them.
+    """The times of one block, multiplied by ``slowdown``, which faults set.
 
     Args:
         training: ``forward_ms`` and ``backward_ms``.
@@ -48,7 +48,7 @@ def _spin(cycles: int) -> None:
 
 @cache
 def _cycles_per_ms(device: torch.device) -> float:
-    """Measured: the clock under load is not the nominal one."""
+    """Measured, because the clock under load differs from the nominal one."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     cycles = 20_000_000
     for _ in range(2):  # the first one wakes the device
@@ -89,7 +89,7 @@ class _ForWeight(torch.autograd.Function):
 
 
 class SleepBlock(nn.Module):
-    """Takes the place of a Block: sleeps, and has one small weight, so that collectives exist.
+    """Replaces a Block: sleeps, and has one small weight, so that collectives exist.
 
     Args:
         hidden: The weight has shape ``(hidden, hidden)``.
@@ -109,17 +109,17 @@ class SleepBlock(nn.Module):
 
 
 def make_blocks_sleep(model: Transformer, training: TrainingOptions) -> None:
-    """Replace each block of ``model``, if ``--compute sleep`` was asked for. Before sharding."""
+    """Replace each block of ``model``, before sharding, if ``--compute sleep`` was given."""
     if training.compute == "sleep":
         for name in model.blocks:
             model.blocks[name] = SleepBlock(model.options.hidden, training)
 
 
 def add_sleep(model: Transformer, training: TrainingOptions) -> None:
-    """Let each block sleep before its own computation, if ``--compute sleep`` was asked for.
+    """Make each block sleep before its own computation, if ``--compute sleep`` was given.
 
-    For parallelism inside of blocks: their own collectives stay. Make the model small, so that its
-    own computation does not count. Both halves of backward run together.
+    This is for parallelism inside blocks, whose own collectives stay. Make the model small, so that
+    its own computation is negligible. Both halves of backward run together.
     """
     if training.compute != "sleep":
         return

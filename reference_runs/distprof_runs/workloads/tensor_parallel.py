@@ -80,7 +80,7 @@ def apply_tensor_parallel(
 
 
 def _block_plan(block: nn.Module, sequence_parallel: bool) -> dict[str, ParallelStyle]:
-    """One redistribution at the entrance of each half, so that its gradients are summed once."""
+    """One redistribution at the input of each half, so that its gradients are summed once."""
     outside = Shard(1) if sequence_parallel else Replicate()
     plan: dict[str, ParallelStyle] = {
         "attention": PrepareModuleInput(
@@ -106,7 +106,7 @@ def _block_plan(block: nn.Module, sequence_parallel: bool) -> dict[str, Parallel
 
 
 def _ends_of_sequence(model: Transformer) -> dict[str, ParallelStyle]:
-    """Where the split of the sequence starts and ends."""
+    """Start and end of the split along the sequence."""
     plan: dict[str, ParallelStyle] = {}
     if model.embedding is not None:
         plan["embedding"] = PrepareModuleOutput(
@@ -118,10 +118,10 @@ def _ends_of_sequence(model: Transformer) -> dict[str, ParallelStyle]:
 
 
 def reduce_partial_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Sum gradients of which each rank has its share of tokens: one all-reduce for all of them.
+    """Sum gradients that each rank has for its share of tokens, in one all-reduce.
 
-    With sequence parallelism a norm sees a share of the tokens. Left as they are, its gradients
-    would be reduced inside the optimizer, each of them several times.
+    With sequence parallelism a norm sees a share of the tokens. Otherwise, its gradients would be
+    reduced inside the optimizer, each of them several times.
     """
     found: list[tuple[nn.Parameter, Tensor, DeviceMesh]] = []
     for weight in parameters:
@@ -159,7 +159,7 @@ class MeshPart:
         self._job, self._model, self._training, self._options = job, model, training, options
         names = job.mesh.mesh_dim_names or ()
         self._sizes = dict(zip(names, job.mesh.shape, strict=True))
-        # Parameters spread over ranks, not sharded; in the same order on each rank.
+        # Parameters that are spread over ranks but not sharded, in the same order on each rank.
         self.own_experts: list[nn.Parameter] = []
 
     def size(self, axis: str) -> int:

@@ -1,9 +1,9 @@
 """Several kinds of parallelism at once on a mesh: PP × DP × FSDP × TP, experts over FSDP ranks.
 
-Each axis does what its own workload does: blocks are split by tensor parallelism first, then
-sharded (fully_shard; with replicas, hybrid sharding), then put into pipeline stages. Replicas
-without sharding average their gradients once per step. Weights stay gathered through a step
-(ZeRO-2): a pipeline would otherwise gather them for every micro-batch.
+Each axis works as in its own workload: blocks are split by tensor parallelism first, then sharded
+(fully_shard; with replicas, hybrid sharding), then assigned to pipeline stages. Replicas without
+sharding average their gradients once per step. Weights stay gathered during a step (ZeRO-2),
+because a pipeline would otherwise gather them for every micro-batch.
 
 With ``--ep`` the experts of a layer are spread over the sharding ranks instead of being sharded.
 Tensor-parallel ranks each have a rank's experts whole and give them the same tokens.
@@ -74,7 +74,7 @@ class ThreeDTrainer:
         return self._maker.size("dp_replicate") * self._maker.size("dp_shard")
 
     def train_step(self, micro_batches: Sequence[Batch], phases: Phases) -> Tensor | None:
-        """All micro-batches, then the update; ranks with the last stage have the loss."""
+        """All micro-batches, then the update. Ranks with the last stage have the loss."""
         if self._pipeline is not None:
             with phases.phase("pipeline"):
                 loss = self._pipeline.step(micro_batches)
@@ -113,7 +113,7 @@ class ThreeDTrainer:
                 part.set_reshard_after_backward(True)
 
     def _average_what_is_left(self) -> None:
-        """Gradients that fully_shard does not reduce: without it all, with it those of experts."""
+        """Average gradients that fully_shard does not reduce: all without it, else the experts'."""
         own_experts = self._maker.own_experts
         left = own_experts if self._options.fsdp > 1 else self._parameters
         if self._options.dp > 1:

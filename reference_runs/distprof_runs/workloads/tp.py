@@ -62,7 +62,7 @@ class TpTrainer:
         return [self._model]
 
     def train_step(self, micro_batches: Sequence[Batch], phases: Phases) -> Tensor | None:
-        """Forward and backward of each micro-batch, then the update; every rank has the loss."""
+        """Forward and backward of each micro-batch, then the update. Every rank has the loss."""
         with self._loss_context():
             loss = accumulate(micro_batches, phases, self._losses)
         with phases.phase("optimizer"):

@@ -32,14 +32,14 @@ __all__ = [
 
 
 def autocast(job: Job) -> AbstractContextManager[object]:
-    """Computation in ``job.dtype``; nothing to do for float32."""
+    """Context for computation in ``job.dtype``; empty for float32."""
     if job.dtype == torch.float32:
         return nullcontext()
     return torch.autocast(job.device.type, dtype=job.dtype)
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """``batch`` where the model is."""
+    """``batch`` on the device of the model."""
     return Batch(
         tokens=batch.tokens.to(device, non_blocking=True),
         targets=batch.targets.to(device, non_blocking=True),
@@ -66,7 +66,7 @@ def _first_and_second_pass(
 class _Unwatched(AbstractContextManager[None]):
     """Disables watchers while activations are recomputed, which routes tokens again.
 
-    Can be entered again: a backward in two halves recomputes twice.
+    It is reentrant, because a backward in two halves recomputes twice.
     """
 
     def __init__(self, block: nn.Module) -> None:
@@ -93,9 +93,9 @@ def accumulate(
 
     Args:
         micro_batches: Of one step.
-        phases: Told of each forward and backward.
-        losses_of: Forward pass; gives what to minimise, and the loss to report.
-        unsynchronised: Context for all but the last, in which gradients are not reduced.
+        phases: Notified of each forward and backward.
+        losses_of: Forward pass; returns the loss to minimise and the loss to report.
+        unsynchronised: Context without gradient reduction, for all micro-batches but the last.
 
     Returns:
         Mean of the losses to report, detached.
@@ -115,12 +115,12 @@ def accumulate(
 def average_gradients(
     parameters: Iterable[nn.Parameter], group: dist.ProcessGroup, bucket_bytes: int = 25_000_000
 ) -> None:
-    """Replace gradients by their means over ``group``, a bucket of them at a time.
+    """Replace gradients by their means over ``group``, a bucket at a time.
 
     Args:
-        parameters: Of one dtype.
+        parameters: Parameters of one dtype.
         group: Ranks with the same parameters.
-        bucket_bytes: Most that is sent at once, unless one gradient is larger.
+        bucket_bytes: Maximum size of a bucket, unless a single gradient is larger.
     """
     gradients = [local_part(p.grad) for p in parameters if p.grad is not None]
     while gradients:
@@ -136,12 +136,12 @@ def average_gradients(
 
 
 def local_part(x: Tensor) -> Tensor:
-    """This rank's share of a distributed tensor; any other as it is."""
+    """This rank's share of a distributed tensor; any other tensor unchanged."""
     return x.to_local() if isinstance(x, DTensor) else x
 
 
 def shards_of(weight: Tensor) -> int:
-    """In how many different parts a tensor is spread over the ranks of its own mesh."""
+    """Number of different parts of a tensor over the ranks of its own mesh."""
     if not isinstance(weight, DTensor):
         return 1
     sizes = zip(weight.placements, weight.device_mesh.shape, strict=True)
@@ -160,14 +160,14 @@ def clip_gradients(
 ) -> None:
     """Scale gradients so that the norm of the whole model's is at most ``max_norm``.
 
-    One all-reduce of one number, however the model is split; no wait for the device.
+    One all-reduce of one number, for any split of the model, without waiting for the device.
 
     Args:
         parameters: This rank's.
-        max_norm: 0: do nothing.
-        group: All ranks that hold a part of the model; None where each holds all of it.
-        parts: In how many different parts a parameter is spread over ``group``. Each part is held
-            by an equal number of ranks.
+        max_norm: Maximum norm; 0: do nothing.
+        group: All ranks that hold a part of the model; None if each holds all of it.
+        parts: Number of different parts of a parameter over ``group``. Each part is held by an
+            equal number of ranks.
     """
     if not max_norm:
         return
@@ -185,7 +185,7 @@ def clip_gradients(
 def make_optimizer(
     parameters: Iterable[nn.Parameter], training: TrainingOptions, device: torch.device
 ) -> torch.optim.AdamW:
-    """AdamW. Parameters on different meshes are kept in groups of their own.
+    """AdamW. Parameters on different meshes are kept in separate groups.
 
     One call of a multi-tensor kernel takes tensors of one mesh only.
     """

@@ -34,15 +34,15 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What a rank knows about its job.
+    """A rank's job.
 
     Args:
         rank: Global rank.
         world_size: Ranks of the job.
         local_rank: Index on this node.
-        device: Where this rank computes.
+        device: Device on which this rank computes.
         dtype: Of computation; weights and optimizer state stay float32.
-        timeout: Of collectives; groups made later need it too.
+        timeout: Timeout of collectives; groups that are made later also need it.
         mesh: Device mesh with the axes of ``options.mesh(world_size)``; also for one rank.
     """
 
@@ -61,7 +61,7 @@ class Job:
 
 
 class Phases(Protocol):
-    """Marks parts of a step; :class:`distprof_probes.Session` is one."""
+    """Marks parts of a step, as :class:`distprof_probes.Session` does."""
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Time inside belongs to ``input``, ``forward``, ``backward`` or ``optimizer``."""
@@ -78,20 +78,20 @@ class Trainer(Protocol):
 
     @property
     def data_index(self) -> int:
-        """Which part of the global batch this rank trains on."""
+        """Index of the part of the global batch that this rank trains on."""
         ...
 
     @property
     def num_data_parts(self) -> int:
-        """In how many parts the global batch is split (data-parallel size)."""
+        """Number of parts of the global batch (data-parallel size)."""
         ...
 
     def train_step(self, micro_batches: Sequence[Batch], phases: Phases) -> Tensor | None:
         """One optimizer update.
 
         Returns:
-            Mean loss over this rank's own tokens, detached; None where this rank has no loss (a
-            pipeline's other stages). No collective is made for it.
+            Mean loss over this rank's own tokens, detached; None if this rank has no loss (a
+            pipeline's other stages). It needs no collective.
         """
         ...
 

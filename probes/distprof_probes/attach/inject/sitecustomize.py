@@ -38,7 +38,7 @@ def _write_down(event: str, **about: str) -> None:
 
 
 def _quoted(text: str) -> str:
-    """``text`` as JSON; importing the module json would take longer than all else here."""
+    """``text`` as JSON. Importing the module json would take longer than everything else here."""
     return '"{}"'.format("".join(_escaped(letter) for letter in text[:500]))
 
 
@@ -83,7 +83,7 @@ class _OurPackages:
             self._folders[name.split(".")[0]] = folder
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """As the import system asks."""
+        """Called by the import system."""
         if path is not None or name not in self._folders:
             return None
         return _find_in(name, [self._folders[name]], target)
@@ -92,13 +92,13 @@ class _OurPackages:
 class _AfterTorch:
     """Calls back once torch has been imported, then removes itself without a trace.
 
-    Many libraries ask whether torch is there long before they import it
-    (``importlib.util.find_spec("torch")``), so being looked for is not enough: this finder stays
-    until a module has been executed.
+    Many libraries check for torch long before they import it
+    (``importlib.util.find_spec("torch")``), so a search for it is not enough: this finder stays
+    until the module has been executed.
     """
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """As the import system asks."""
+        """Called by the import system."""
         if name != "torch" or path is not None:
             return None
         spec = self._found_by_others(name, target)

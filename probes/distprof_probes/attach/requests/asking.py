@@ -1,8 +1,9 @@
 """Asks the ranks of all nodes through the run directory, and waits for their answers.
 
 All ranks begin at one time of the wall clock, a few seconds ahead. A step number would need the
-training thread of each rank to act on it, which a job that hangs does not, and clocks of a cluster
-agree to far less than the length of a trace; an analysis aligns them by the collectives anyway.
+training thread of each rank to act on it, which a hung job cannot do. The clocks of a cluster
+differ by far less than the length of a trace, and an analysis aligns them by the collectives
+anyway.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ from distprof_probes.job.process import ProcessState
 __all__ = ["NOTICE_S", "Progress", "RanksEverywhere"]
 
 NOTICE_S = 5.0
-"""From a request to the start of a trace: more than the longest time between two looks."""
+"""From a request to the start of a trace: more than the longest time between two checks."""
 _TAKEOVER_S = 10.0
-"""How much longer a node may be silent: its rank that looks may be gone, and another takes over."""
+"""Additional time for a silent node, whose polling rank may be gone until another takes over."""
 _MARGIN_S = 5.0
 _LOOK_S = 0.25
 _MAX_ANSWER_BYTES = 2**30
@@ -63,12 +64,12 @@ _WITHIN_S = {"profile": EXPORT_WITHIN_S, "stacks": STACKS_WITHIN_S, "flight": FL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a request is.
+    """Progress of a request.
 
     Args:
         asked: Ranks that may answer.
         seen: Those whose node has seen the request.
-        answered: Those that have answered, or said why not.
+        answered: Those that have answered, or given a reason why not.
         starts_in_s: Seconds until they begin; negative once they have begun.
         is_over: Whether no more answers are awaited.
     """
@@ -81,13 +82,13 @@ class Progress:
 
 
 @dataclass(slots=True)
-class _Heard:
-    """What the nodes have answered so far.
+class _Replies:
+    """The answers of the nodes so far.
 
     Args:
-        folder: Where they write.
+        folder: The folder in which they write.
         ranks: Rank to its latest reply.
-        refusals: Host to why its node does nothing.
+        refusals: Host to the reason why its node does nothing.
     """
 
     folder: Path
@@ -95,8 +96,8 @@ class _Heard:
     refusals: dict[str, str] = field(default_factory=dict)
     _final: set[str] = field(default_factory=set)
 
-    def listen(self) -> None:
-        """Read the files of nodes that have not said their last word."""
+    def read(self) -> None:
+        """Read the files of nodes whose reply is not final yet."""
         with contextlib.suppress(OSError):
             for file in list(self.folder.glob("*.json")):
                 if file.name not in self._final:
@@ -115,14 +116,14 @@ class _Heard:
 
 
 class RanksEverywhere:
-    """The ranks of all nodes, asked through the run directory.
+    """The ranks of all nodes, queried through the run directory.
 
     Args:
         run_dir: The run directory of the job, as this host sees it.
-        ranks: Those that are asked.
-        chosen: Whether they are only some of the job's ranks.
+        ranks: The ranks to query.
+        chosen: Whether they are only a part of the job's ranks.
         notice_s: Seconds until a trace begins.
-        tell: Called now and then while answers are awaited.
+        tell: Called periodically with the progress while answers are awaited.
 
     Attributes:
         ranks: As given; after an answer, with the state of processes on other hosts.
@@ -208,13 +209,13 @@ class RanksEverywhere:
     def _asked(
         self, kind: Literal["profile", "stacks", "flight"], seconds: float = 0.0
     ) -> Iterator[tuple[Path, Answers[int]]]:
-        """Ask, wait, and take the request back, whatever happens; traces stay."""
+        """Post the request, wait, and always withdraw it. Traces stay."""
         request = self._request(kind, seconds)
         folder = self._post(request)
         self._keep = False
         try:
-            heard = self._wait(request, folder)
-            yield folder, self._answers(heard)
+            replies = self._wait(request, folder)
+            yield folder, self._answers(replies)
         finally:
             folder.with_suffix(".json").unlink(missing_ok=True)
             shutil.rmtree(folder / REPLIES_DIR if self._keep else folder, ignore_errors=True)
@@ -262,18 +263,18 @@ class RanksEverywhere:
             ) from error
         return folder
 
-    def _wait(self, request: RequestFile, folder: Path) -> _Heard:
+    def _wait(self, request: RequestFile, folder: Path) -> _Replies:
         """Wait until all ranks that may answer have, or no more answers can come."""
-        heard = _Heard(folder / REPLIES_DIR)
+        replies = _Replies(folder / REPLIES_DIR)
         may_answer = {rank.rank for rank in self.ranks if _may_answer(rank)}
         patience_ns = request.asked_ns + round((self._notice_s + _TAKEOVER_S) * 1e9)
         is_over = False
         while not is_over:
-            heard.listen()
-            seen = may_answer & heard.ranks.keys()
-            answered = {rank for rank in seen if heard.ranks[rank].state != "accepted"}
+            replies.read()
+            seen = may_answer & replies.ranks.keys()
+            answered = {rank for rank in seen if replies.ranks[rank].state != "accepted"}
             refused = {
-                rank.rank for rank in self.ranks if rank.host in heard.refusals
+                rank.rank for rank in self.ranks if rank.host in replies.refusals
             } & may_answer - seen
             now_ns = time.time_ns()
             awaited = seen | refused if now_ns > patience_ns else may_answer
@@ -289,35 +290,35 @@ class RanksEverywhere:
             )
             if not is_over:
                 time.sleep(_LOOK_S)
-        return heard
+        return replies
 
-    def _answers(self, heard: _Heard) -> Answers[int]:
+    def _answers(self, replies: _Replies) -> Answers[int]:
         """Which ranks answered, and why the others did not."""
         given, missing, unseen = {}, {}, dict[str, None]()
-        self._look_again(heard)
+        self._look_again(replies)
         for place, rank in enumerate(self.ranks):
-            reply = heard.ranks.get(rank.rank)
+            reply = replies.ranks.get(rank.rank)
             self.ranks[place] = _with_process(rank, reply)
             if reply is not None and reply.state == "done":
                 given[rank.rank] = reply.num_bytes
                 continue
-            missing[rank.rank] = self._why_missing(rank, reply, heard)
-            if reply is None and _may_answer(rank) and rank.host not in heard.refusals:
+            missing[rank.rank] = self._why_missing(rank, reply, replies)
+            if reply is None and _may_answer(rank) and rank.host not in replies.refusals:
                 unseen[rank.host] = None
         self.unseen_hosts = list(unseen)
         self.is_reached = self.is_reached or bool(given)
-        begun = [heard.ranks[rank].began_ns for rank in given]
+        begun = [replies.ranks[rank].began_ns for rank in given]
         times = [began_ns for began_ns in begun if began_ns is not None]
         self.spread_s = (max(times) - min(times)) / 1e9 if times else None
         return Answers(given=given, missing=missing)
 
-    def _look_again(self, heard: _Heard) -> None:
+    def _look_again(self, replies: _Replies) -> None:
         """Ranks that were not seen may have ended in the meantime."""
-        silent = {rank.rank for rank in self.ranks if rank.rank not in heard.ranks}
+        silent = {rank.rank for rank in self.ranks if rank.rank not in replies.ranks}
         now = {rank.rank: rank for rank in look(self._run_dir, only=silent)}
         self.ranks = [now.get(rank.rank, rank) for rank in self.ranks]
 
-    def _why_missing(self, rank: LivingRank, reply: RankReply | None, heard: _Heard) -> str:
+    def _why_missing(self, rank: LivingRank, reply: RankReply | None, replies: _Replies) -> str:
         if reply is not None:
             place = f" on {rank.host}" if reply.letter in ("T", "t") and not rank.is_here else ""
             return f"{reply.reason or _NO_ANSWER}{place}"
@@ -325,33 +326,33 @@ class RanksEverywhere:
             return rank.why_silent
         if not rank.takes_requests:
             return rank.why_not or "its probes are of an older version and take no requests"
-        if rank.host in heard.refusals:
-            return f"its node refused: {heard.refusals[rank.host]}"
+        if rank.host in replies.refusals:
+            return f"its node refused: {replies.refusals[rank.host]}"
         return f"{rank.host} has not seen the request"
 
 
 def _absent(ranks: Sequence[LivingRank]) -> Sequence[int]:
-    """Ranks of the job that have no folder, as far as the others know its size."""
+    """Ranks of the job that have no folder, if the others recorded its size."""
     there = {rank.rank for rank in ranks}
     size = max((rank.world_size or 0 for rank in ranks), default=0)
     return [rank for rank in range(min(size, MAX_RANK)) if rank not in there]
 
 
 def _may_answer(rank: LivingRank) -> bool:
-    """Whether an answer is worth waiting for; a stopped rank's node answers in its place."""
+    """Whether to wait for an answer. The node of a stopped rank answers on its behalf."""
     is_gone = rank.is_here and rank.process is None
     return rank.takes_requests and not rank.has_ended and not is_gone
 
 
 def _with_process(rank: LivingRank, reply: RankReply | None) -> LivingRank:
-    """The rank with the state of its process, where its node reports it."""
+    """The rank with the state of its process, if its node reports it."""
     if rank.is_here or reply is None or not reply.letter:
         return rank
     return replace(rank, process=ProcessState(letter=reply.letter, cpu_s=0.0, started_ticks=0))
 
 
 def _check_free(place: Path) -> None:
-    """Refuse while another request is being served; remove those that are over.
+    """Refuse while another request is being served, and remove finished requests.
 
     Raises:
         UsageError: If there is one.
@@ -361,7 +362,7 @@ def _check_free(place: Path) -> None:
             continue
         try:
             other = read_request(file)
-        except RefusedError:  # over, or no rank obeys it
+        except RefusedError:  # finished, or no rank obeys it
             file.unlink(missing_ok=True)
             continue
         except OSError:
@@ -374,7 +375,7 @@ def _check_free(place: Path) -> None:
 
 
 def _hand_over(folders: Sequence[Path], *, to: Path) -> None:
-    """What root makes belongs to the user of the job, whose ranks answer."""
+    """Give files that root makes to the user of the job, whose ranks answer."""
     if os.geteuid() == 0:
         owner = to.stat()
         for folder in folders:
@@ -382,7 +383,7 @@ def _hand_over(folders: Sequence[Path], *, to: Path) -> None:
 
 
 def _keep_traced(folder: Path, traced: set[int]) -> None:
-    """Remove the folders of ranks that gave nothing."""
+    """Remove the folders of ranks that gave no trace."""
     names = {RANK_DIR_FORMAT.format(rank=rank) for rank in traced}
     for each in folder.iterdir():
         if each.name.startswith("rank") and each.name not in names:

@@ -1,9 +1,9 @@
 """New requests in a run directory, and which of them a rank obeys.
 
-A request makes ranks do something, so it counts only if this user or root wrote it, no other user
-could have, and it has not expired. One look opens one folder. On a network file system, opening
-asks the server for the time of the last change, so that a file from another node is seen within the
-poll period, although attributes are cached for longer (Linux: ``nfs_lookup_verify_inode``).
+A request makes ranks act, so it counts only if this user or root wrote it, no other user could
+have, and it has not expired. One check opens one folder. On a network file system, opening asks the
+server for the time of the last change. So a file from another node is seen within the poll period,
+although attributes are cached for longer (Linux: ``nfs_lookup_verify_inode``).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class RefusedError(Exception):
-    """A request that no rank obeys; the text says why, as the end of a sentence on it."""
+    """A request that no rank obeys. The text gives the reason, as the end of a sentence."""
 
 
 class Inbox:
@@ -64,9 +64,9 @@ class Inbox:
             self.folder.mkdir(mode=0o700)
 
     def news(self) -> list[str]:
-        """Names of requests that were not there before; one look at the folder's time.
+        """Names of new requests, from one check of the folder's time.
 
-        A missing folder is made, unless the run directory is missing too.
+        A missing folder is created, unless the run directory is also missing.
 
         Raises:
             RefusedError: If another user may write to the folder.
@@ -97,10 +97,10 @@ class Inbox:
         return new
 
     def _has_changed(self, changed_ns: int) -> bool:
-        """Whether the folder may hold news.
+        """Whether the folder may hold a new request.
 
-        Two changes may have one time, where the file system counts in seconds: after a change the
-        next look counts as one too.
+        On a file system that counts in seconds, two changes may have the same time, so the check
+        after a change also counts as a change.
         """
         is_new = changed_ns != self._changed_ns
         look_again, self._look_again = self._look_again, is_new
@@ -141,7 +141,7 @@ def check_start(request: RequestFile, *, now_ns: int | None = None) -> None:
 
 
 def is_our_folder(folder: Path) -> bool:
-    """Whether a folder is one, no link, and only this user or root writes to it."""
+    """Whether it is a folder, not a link, that only this user or root may write to."""
     try:
         found = folder.lstat()
         _check_owner(found)
@@ -175,7 +175,7 @@ def _content(file: Path) -> bytes:
 
 
 def _check_owner(found: os.stat_result) -> None:
-    """Only this user, and root, may have written it."""
+    """Check that only this user or root can have written it."""
     if found.st_uid not in (os.geteuid(), 0):
         raise RefusedError(f"belongs to user {found.st_uid}, and the job to {os.geteuid()}")
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):

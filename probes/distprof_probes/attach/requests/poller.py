@@ -1,9 +1,10 @@
-"""Looks for requests: one rank of each node does, on a thread that sleeps between two looks.
+"""Looks for requests, in one rank of each node, on a thread that sleeps between two checks.
 
-A thread of its own, because a file system that hangs would otherwise hold up the thread that
-writes records. The ranks of a node agree by a file on that node: whoever looks renews its time.
-Where it grows old, because the rank is gone, stopped, or holds the interpreter lock for good, the
-next rank takes over. Two ranks that look at once do no harm: each rank is claimed once per request.
+The thread is separate, because a hanging file system would otherwise hold up the thread that writes
+records. The ranks of a node coordinate through a file on that node: the polling rank renews its
+time. If the time grows old, because the rank is gone, stopped, or never releases the interpreter
+lock, the next rank takes over. Two ranks that poll at once do no harm: each rank is claimed once
+per request.
 """
 
 from __future__ import annotations
@@ -32,23 +33,23 @@ from distprof_probes.own_files import OwnFile
 __all__ = ["PERIOD_S", "Poller", "Turn"]
 
 PERIOD_S = 2.0
-"""Mean time between two looks; each lasts a quarter more or less, so that nodes look at different
+"""Mean time between two checks. Each varies by up to a quarter, so that nodes check at different
 times."""
 _JITTER = 0.25
 _SILENT_S = 3 * PERIOD_S
-"""A rank that has not looked for so long has lost its turn."""
+"""A rank that has not checked for this long has lost its turn."""
 _NEXT_RANK_S = 0.5
 _LAST_RANK = 8
 _LONGEST_PAUSE_S = 30.0
-"""Pauses last a few steps; a job that hangs in one must still take requests."""
+"""Pauses last a few steps. A job that hangs in one must still serve requests."""
 _TOKEN_BYTES = 16
 
 
 class Turn:
-    """Whose turn it is to look, among the ranks of this node.
+    """Which rank of this node polls.
 
     Args:
-        file: The file by which they agree, in a folder of this node.
+        file: The file through which they coordinate, in a folder of this node.
         local_rank: The lowest comes first.
     """
 
@@ -58,7 +59,7 @@ class Turn:
         self._patience_s = _SILENT_S + _NEXT_RANK_S * min(local_rank, _LAST_RANK)
 
     def is_ours(self) -> bool:
-        """Whether this process looks now; take the turn where no rank has it."""
+        """Whether this process polls now; takes the turn if no rank has it."""
         try:
             file = OwnFile(self._file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:
@@ -69,7 +70,7 @@ class Turn:
             file.close()
 
     def give_back(self) -> None:
-        """The next rank need not wait."""
+        """Give the turn back, so that the next rank need not wait."""
         with contextlib.suppress(OSError):
             if self._file.read_bytes()[:_TOKEN_BYTES] == self._token.encode():
                 self._file.unlink()
@@ -77,7 +78,7 @@ class Turn:
     def _decide(self, file: OwnFile) -> bool:
         found = os.fstat(file.number)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
-            return self._take()  # of another user: it binds no rank
+            return self._take()  # of another user: ignore it
         if os.read(file.number, _TOKEN_BYTES) == self._token.encode():
             os.utime(file.number)
             return True
@@ -85,14 +86,14 @@ class Turn:
         return False if abs(age_s) < self._patience_s else self._take()
 
     def _take(self) -> bool:
-        """Take the turn, even where that cannot be told to the others."""
+        """Take the turn, even if the file cannot be written for the others."""
         with contextlib.suppress(OSError):
             write_atomically(self._file, self._token.encode(), mode=0o600)
         return True
 
 
 class Poller(threading.Thread):
-    """The thread that looks.
+    """The thread that polls.
 
     Args:
         run_dir: The run directory.
@@ -112,19 +113,19 @@ class Poller(threading.Thread):
         self._serving: Serving | None = None
 
     def pause(self) -> None:
-        """Look no more until :meth:`resume`, or until the pause is longer than any."""
+        """Stop polling until :meth:`resume`, or until the pause exceeds any regular one."""
         self._paused_s = time.monotonic()
 
     def resume(self) -> None:
-        """Look again."""
+        """Resume polling."""
         self._paused_s = None
 
     def end(self) -> None:
-        """End the thread soon; a request that is being served is given up."""
+        """End the thread soon. A request that is being served is abandoned."""
         self._ended.set()
 
     def run(self) -> None:
-        """Look until the end; an error costs one look."""
+        """Poll until the end. An error costs one check."""
         delay_s = 0.0 if self._is_first else PERIOD_S
         while not self._ended.wait(delay_s):
             delay_s = PERIOD_S * random.uniform(1 - _JITTER, 1 + _JITTER)
@@ -137,7 +138,7 @@ class Poller(threading.Thread):
         self._turn.give_back()
 
     def look(self) -> None:
-        """Look once, if it is this rank's turn."""
+        """Check once, if it is this rank's turn."""
         if not self._turn.is_ours():
             return
         try:

@@ -1,6 +1,6 @@
-"""Serves one request in one rank: asks the ranks of its node, and writes what they give.
+"""Serves one request in one rank: queries the ranks of its node, and writes their answers.
 
-Nothing here waits for another node, and every thread is a daemon: a rank that ends waits for none.
+Nothing here waits for another node, and every thread is a daemon, so an ending rank waits for none.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _UNSAFE = str.maketrans({"/": "_", "\0": "_"})
 
 
 def refuse(run_dir: Path, request: str, why: str) -> None:
-    """Answer that this node does nothing about a request, where it can be answered safely."""
+    """Answer that this node refuses a request, if the answer can be written safely."""
     reply = ReplyFile(id=request, host=socket.gethostname(), refusal=why, is_final=True)
     _Answer(run_dir, request).write(reply)
 
 
 class _Answer:
-    """The reply of this node to one request; lost where it cannot be written.
+    """The reply of this node to one request, lost if it cannot be written.
 
     Args:
         run_dir: The run directory.
@@ -71,7 +71,7 @@ class Serving(threading.Thread):
 
     Args:
         run_dir: The run directory.
-        request: What is asked; it may be obeyed.
+        request: The request, which has passed all checks.
         ended: Set when the probes of this rank end.
     """
 
@@ -88,26 +88,26 @@ class Serving(threading.Thread):
 
     @property
     def is_busy(self) -> bool:
-        """Whether it keeps the node from serving another; not if it is withdrawn in time."""
+        """Whether it keeps the node from serving another request. False if withdrawn in time."""
         self._gives_way = not self._has_begun and self._is_withdrawn()
         return self.is_alive() and not self._gives_way
 
     def run(self) -> None:
-        """Serve it; whoever asked learns of an error, and training does not."""
+        """Serve it. Errors are reported to the requester and never reach training."""
         with contextlib.suppress(Exception):
             self._serve()
 
     def _serve(self) -> None:
         able = self._claimed()
         if not self._replies:
-            return  # no rank here is asked, or another rank of this node asks them
-        self._tell()
+            return  # no rank here is queried, or another rank of this node queries them
+        self._report()
         if able and self._waited_for_start():
             self._ask(able)
-        self._tell(is_final=True)
+        self._report(is_final=True)
 
     def _claimed(self) -> list[LivingRank]:
-        """The ranks of this node that are asked and have not been asked for this request."""
+        """The ranks of this node that the request is for and that no other rank has claimed."""
         if not is_our_folder(self._folder):
             return []
         wanted, able = self.request.ranks, []
@@ -128,7 +128,7 @@ class Serving(threading.Thread):
         return able
 
     def _claim(self, rank: int) -> bool:
-        """Make the folder for its answer; whoever makes it asks the rank."""
+        """Make the folder for its answer. The process that makes it queries the rank."""
         try:
             self._place(rank).mkdir(mode=0o777)
         except OSError:
@@ -154,7 +154,7 @@ class Serving(threading.Thread):
         return False
 
     def _ask(self, ranks: Sequence[LivingRank]) -> None:
-        """Ask all at once, and report each answer; a rank that gives none holds up no other."""
+        """Query all at once, and report each answer. An unresponsive rank holds up no other."""
         answers: queue.SimpleQueue[RankReply] = queue.SimpleQueue()
         turns = threading.Semaphore(_MOST_AT_ONCE)
         for rank in ranks:
@@ -169,7 +169,7 @@ class Serving(threading.Thread):
                 reply = answers.get(timeout=min(left_s, _SLICE_S))
                 self._replies[reply.rank] = reply
                 missing.discard(reply.rank)
-                self._tell()
+                self._report()
         self._give_up(missing)
 
     def _give_up(self, missing: set[int]) -> None:
@@ -200,7 +200,7 @@ class Serving(threading.Thread):
         else:
             answers.put(reply(state="done", num_bytes=num_bytes))
 
-    def _tell(self, *, is_final: bool = False) -> None:
+    def _report(self, *, is_final: bool = False) -> None:
         ranks = tuple(self._replies[rank] for rank in sorted(self._replies))
         host = socket.gethostname()
         reply = ReplyFile(id=self.request.id, host=host, ranks=ranks, is_final=is_final)
@@ -208,7 +208,7 @@ class Serving(threading.Thread):
 
 
 def _trace(rank: LivingRank, request: RequestFile, folder: Path) -> int:
-    """A trace, and next to it what an analysis reads too."""
+    """A trace, and next to it the other files that an analysis reads."""
     size = questions.trace(rank, request.seconds, folder / TRACE_FILE)
     questions.keep_neighbours(rank, folder)
     return size
