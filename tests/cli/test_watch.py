@@ -110,7 +110,7 @@ def test_without_a_terminal_each_look_is_a_line_and_the_end_of_the_job_ends_it(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "no folder of this name"),
+        (["nowhere"], "no folder with this name"),
         (["http://127.0.0.1:9/metrics"], "distprof watch DIR --listen PORT"),
         (["x\x1b[2Jy"], "x\\x1b[2Jy"),
     ],
