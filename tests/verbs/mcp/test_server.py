@@ -133,7 +133,7 @@ def test_tools_are_said_to_read_only_and_describe_their_arguments(place):
         ("analyze", {"path": "broken.json"}, "broken.json: expected "),
         ("explain_rule", {"rule": "nothing\n\x1b[31m"}, "no rule 'nothing"),
         ("list_findings", {"path": "slow.json", "severity": "fatal"}, "not one of info, warning"),
-        ("list_findings", {"path": "slow.json", "limit": 0}, "limit 1 to 50"),
+        ("list_findings", {"path": "slow.json", "limit": 0}, "limit from 1 to 50"),
         ("list_findings", {"path": "slow.json", "offset": -1}, "offset must be at least 0"),
     ],
 )
