@@ -177,7 +177,7 @@ class Sender:
         return observe
 
     def _made(self, steps: Iterable[tuple[int, StepRecord]]) -> Sequence[ReadableSpan]:
-        """One span per step, each in a separate trace: a trace of a whole training would not end."""
+        """One span per step, each in a separate trace: a trace of the whole run would never end."""
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import SimpleSpanProcessor
         from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter

@@ -103,28 +103,28 @@ class InternedData(IntEnum):
 
 
 class EventName(IntEnum):
-    """Fields of an entry of such a table; those of categories and arguments are the same."""
+    """Fields of an entry in a table of names; categories and arguments have the same fields."""
 
     IID = 1
     NAME = 2
 
 
 class ClockSnapshot(IntEnum):
-    """Fields of a relation between clocks."""
+    """Fields of a snapshot, which relates clocks to each other."""
 
     CLOCKS = 1
     PRIMARY_TRACE_CLOCK = 2
 
 
 class Clock(IntEnum):
-    """Fields of a clock in such a relation."""
+    """Fields of a clock in a snapshot."""
 
     CLOCK_ID = 1
     TIMESTAMP = 2
 
 
 class Type(IntEnum):
-    """What an event is."""
+    """Type of an event."""
 
     SLICE_BEGIN = 1
     SLICE_END = 2

@@ -111,7 +111,7 @@ def export_perfetto(
 def _cannot_write(file: Path, error: BaseException | None) -> InputError:
     return InputError(
         str(file),
-        expected="a place where a file can be written",
+        expected="a path that can be written",
         found=getattr(error, "strerror", None) or str(error),
         fix="choose another file with -o, or write less: --ranks, --steps, --only collectives",
     )

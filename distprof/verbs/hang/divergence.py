@@ -56,7 +56,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
         silent: Members that left no dump.
         example: A member that launched it, and the row of its entry; None if no ring holds it.
         first_ns: When the first rank launched it; a time far in the future if unknown.
-        others: What the missing ranks did instead, one sentence each.
+        others: Operations that the missing ranks launched instead, one sentence each.
     """
 
     group: JobGroup

@@ -64,7 +64,7 @@ class JobGroup(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         name: Name of the group.
-        description: Description given by the program; empty where there is none.
+        description: Description given by the program; empty if it gave none.
         ranks: Global ranks of all members, ascending.
         members: Members that left a dump, by rank.
         knows_ranks: Whether a dump lists the members; otherwise ``ranks`` are those with a dump.

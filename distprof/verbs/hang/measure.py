@@ -215,8 +215,8 @@ def _stuck(
 def _stopped_before(point: Point, roots: Sequence[Root]) -> list[Root]:
     """Ranks whose GPU stopped in an operation before the first root's, which others finished.
 
-    An operation that was never launched later on cannot be the reason. A collective that is not
-    symmetric may complete early on some ranks, so it is no evidence.
+    A launch that is missing after that operation cannot be the reason. A collective that is not
+    symmetric may complete early on some ranks, so it is not evidence.
     """
     first = roots[0].point
     if point.kind is HangKind.LAUNCHED_NOT_STARTED or None in (point.seq, first.seq):

@@ -126,7 +126,7 @@ class StuckOperation(_Record, frozen=True, kw_only=True):
         launched_ns: When the first rank launched it, on that rank's clock.
         timeout_ms: Timeout of the group.
         frame: The call that launched it; empty if no stacks were recorded.
-        others: What the missing ranks launched instead, one sentence each.
+        others: Operations that the missing ranks launched instead, one sentence each.
     """
 
     group: str
@@ -274,7 +274,7 @@ class HangReport(Displayed, _Record, frozen=True, kw_only=True):
         hosts: Hosts of the culprits, if known.
         why: Evidence, one sentence each.
         alternatives: Other causes with the same symptoms.
-        next_steps: What to do, most useful first.
+        next_steps: Next steps, most useful first.
         dumps: Ranks whose dumps were read.
         missing_dumps: Ranks that exist but left no dump.
         num_other_dumps: Dumps that were left out because the same ranks left newer ones. They may

@@ -73,7 +73,7 @@ class ConfigurationFinding(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
         code: Code of the rule, never reused, for example ``CFG111``.
         severity: ``error`` if the configuration cannot run.
         message: The problem, with its numbers.
-        fix: What to do about it.
+        fix: How to fix it.
     """
 
     code: str

@@ -63,12 +63,12 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         exit_code: Exit code of the process; 128 plus the signal number if a signal ended it.
-        said: The last lines that it wrote to stderr.
+        errors: The last lines that it wrote to stderr.
         took_s: Duration in seconds.
     """
 
     exit_code: int
-    said: str
+    errors: str
     took_s: float
 
 
@@ -107,7 +107,7 @@ def run_child(
     lines = errors.strip().splitlines()[-_MAX_ERROR_LINES:]
     return Ended(
         exit_code=code if code >= 0 else 128 - code,
-        said="\n".join(lines),
+        errors="\n".join(lines),
         took_s=time.monotonic() - started,
     )
 
@@ -342,7 +342,7 @@ def make_runs(folder: Path, sweep: SweepFile, *, say: Callable[[Progress], None]
             sweep = replace(sweep, runs=(*sweep.runs[:number], changed, *sweep.runs[number + 1 :]))
             save_sweep(folder, sweep)
             if not is_done:
-                return Outcome(sweep=sweep, exit_code=ended.exit_code or 3, why=ended.said)
+                return Outcome(sweep=sweep, exit_code=ended.exit_code or 3, why=ended.errors)
     return Outcome(sweep=sweep)
 
 
