@@ -60,12 +60,13 @@ def watch_verdict(report: WatchReport) -> str:
     slow = [late for late in report.late if late.is_slow]
     if slow:
         worst = max(slow, key=lambda late: late.late_ratio)
-        others = f", and {counted(len(slow) - 1, 'other rank')}" if len(slow) > 1 else ""
+        more = len(slow) - 1
+        others = f" {counted(more, 'other rank')} {'is' if more == 1 else 'are'} also slow."
         return (
             f"Rank {worst.rank} is late by {_at_least(worst)}{format_duration(worst.late_ns)} "
             "in each step, "
-            f"{format_ratio(worst.late_ratio)} of its peers' own time{others}; "
-            f"it {_CAUSES[worst.cause]}."
+            f"{format_ratio(worst.late_ratio)} of its peers' own time. "
+            f"It {_CAUSES[worst.cause]}.{others if more else ''}"
         )
     if report.alerts:
         return f"{report.alerts[0].message}."

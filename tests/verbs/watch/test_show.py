@@ -60,7 +60,7 @@ def test_what_is_known_between_bounds_is_called_so() -> None:
     report = on_gpus()
     page = text(report, 100)
     assert page.startswith(
-        "Rank 2 is late by at least 12.0 ms in each step, 11.9 % of its peers' own time; it works"
+        "Rank 2 is late by at least 12.0 ms in each step, 11.9 % of its peers' own time. It works"
     )
     assert "at least 80.5 % of the step, from the durations of collectives on the GPU" in page
     assert "own time compared with peers, per step, at least" in page
