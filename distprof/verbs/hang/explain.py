@@ -170,7 +170,7 @@ def _sentence(root: Root, evidence: HangEvidence) -> str:
         return f"Deadlock: {who} wait for each other, first in {what}."
     if point.kind in _MISMATCHES:
         if not point.waiting:
-            return f"{who} disagree on {what}: they launched different operations."
+            return f"{who} disagree on {what}: their operations, sizes or data types differ."
         return f"in {what}, {who} {_MISMATCHES[point.kind]} the others."
     if point.kind is not HangKind.NEVER_LAUNCHED:
         return _unfinished_sentence(root, what)
