@@ -20,8 +20,8 @@ def text(report, width: int) -> str:
 def test_the_page_says_first_who_is_late_by_how_much_and_why() -> None:
     lines = text(running(), 100).splitlines()
     assert lines[0] == (
-        "Rank 2 is late by 16.0 ms in each step, 20.0 % of its peers' own time; "
-        "it computes for longer."
+        "Rank 2 is late by 16.0 ms in each step, 20.0 % of its peers' own time. "
+        "It computes for longer."
     )
     page = "\n".join(lines)
     assert "10 steps/s, 100 ms per step; before: 100 ms (+0 %)" in page
