@@ -55,7 +55,7 @@ def test_a_cause_that_takes_more_than_is_lost_is_said_so():
     bubble = parts(computation=80, bubble=40, other=5)
     report = report_scaling([*runs(1, 100, ALONE), *runs(8, 125, bubble)], source="x")
     text = flat(report)
-    assert "pipeline bubble: +40.0 ms, while other parts shrank." in text
+    assert "pipeline bubble, +40.0 ms, while other parts shrank." in text
     assert "pipeline bubble takes more than that, while other parts shrank (40.0 ms)" in text
 
 

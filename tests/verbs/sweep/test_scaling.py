@@ -51,7 +51,7 @@ def test_the_baseline_may_be_any_size():
     assert result.sizes[1].efficiency_low is None
     assert analyze_scaling(sweep).baseline_ranks == 2
     assert analyze_scaling(sweep, baseline_ranks=3).unavailable == (
-        "No run has 3 ranks, the requested baseline. Sizes are 2, 4, 8.",
+        "No run has 3 ranks, the requested baseline. The sizes are 2, 4, 8.",
     )
 
 
