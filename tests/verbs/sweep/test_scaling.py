@@ -177,8 +177,8 @@ def test_too_few_sizes_for_a_law_is_a_sentence():
 @pytest.mark.parametrize(
     ("sweep", "why"),
     [
-        ([], "found no run with steps and a size"),
-        (runs(4, 100), "found only 4 ranks"),
+        ([], "Found: no run with steps and a size"),
+        (runs(4, 100), "Found: only 4 ranks"),
         ([*runs(1, 100, tokens=10), *runs(2, 100, tokens=15)], "neither constant nor proportional"),
         ([*runs(1, 100, tokens=0), *runs(2, 100, tokens=0)], "Choose --weak or --strong"),
         ([*runs(1, 100), *runs(1, 100, tokens=50), *runs(2, 100)], "differ in work"),
