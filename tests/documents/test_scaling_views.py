@@ -45,7 +45,7 @@ def test_the_first_line_says_how_much_is_lost_and_to_what():
     assert text.startswith("8 ranks reach 80.0 %")
     assert (
         "of the efficiency of 1 (weak scaling): a step takes 125 ms instead of 100 ms at full "
-        "efficiency;" in text
+        "efficiency. Main cause:" in text
     )
     assert "exposed transfer, +20.0 ms of the +25.0 ms lost." in text
     assert "runs/mine" in text
@@ -155,7 +155,7 @@ def test_no_sweep_is_a_sentence_in_every_format():
     for summaries in ([], runs(2, 100)):
         report = report_scaling(summaries, source="x")
         assert shown(report).startswith("Not a sweep: Scaling needs runs of at least two sizes")
-        assert shown(report, "md").startswith("### No sweep")
+        assert shown(report, "md").startswith("### Not a sweep")
         assert json.loads(shown(report, "json"))["scaling"]["sizes"] == []
 
 
