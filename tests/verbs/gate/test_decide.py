@@ -97,7 +97,7 @@ def test_a_stored_session_cannot_be_blamed_on_a_change_unless_sessions_are_known
 def test_what_is_far_beyond_any_session_needs_no_second_one(factor, state):
     found = decide(CALM, factor * CALM, tolerance=0.02)
     assert found.state == state
-    assert "15%" in found.assumes
+    assert "15 %" in found.assumes
     assert decide(CALM, CALM, tolerance=0.02).assumes.startswith("there was no drift")
 
 

@@ -126,7 +126,11 @@ def test_tools_are_said_to_read_only_and_describe_their_arguments(place):
 @pytest.mark.parametrize(
     ("name", "arguments", "said"),
     [
-        ("analyze", {"path": "absent"}, "absent: expected a path inside ROOT, found nothing of"),
+        (
+            "analyze",
+            {"path": "absent"},
+            "absent: expected a path inside ROOT, found no file or folder with",
+        ),
         ("analyze", {"path": "../secret"}, "found a path that leads out of it"),
         ("hang", {"path": "/etc"}, "found a path that leads out of it"),
         ("compare", {"first": "fast.json", "second": "s3://b/x"}, "found a URL; try: copy the"),
