@@ -149,7 +149,7 @@ def test_verbs_are_functions() -> None:
     found = distprof.plan("llama3-8b", gpus=16, most=3)
     assert found.fitting > 0
     assert len(found.best) == 3
-    with pytest.raises(distprof.UsageError, match="unknown parts of a shape: depth"):
+    with pytest.raises(distprof.UsageError, match="unknown keys in shape: depth"):
         distprof.plan(gpus=16, shape={"depth": 3})
 
 

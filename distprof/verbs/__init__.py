@@ -1,1 +1,1 @@
-"""What commands do besides analysing one recording, one folder each."""
+"""Commands other than the analysis of one recording, one folder each."""

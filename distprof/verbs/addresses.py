@@ -1,4 +1,4 @@
-"""Addresses that a user types: of a server, or to listen on."""
+"""Addresses that the user enters: of a server, or to listen on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_PORT = 65_535
 
 
 def is_web_address(text: str) -> bool:
-    """Whether it is a complete ``http`` or ``https`` URL."""
+    """Whether a text is a complete ``http`` or ``https`` URL."""
     try:
         parts = urlsplit(text)
         is_fine = parts.scheme in ("http", "https") and bool(parts.hostname)
@@ -25,7 +25,7 @@ def is_web_address(text: str) -> bool:
 
 
 def listen_address(text: str) -> tuple[str, int]:
-    """Host and port of a typed ``HOST:PORT`` or ``PORT``; loopback without a host.
+    """Parse ``HOST:PORT`` or ``PORT`` into host and port; the host defaults to loopback.
 
     Raises:
         UsageError: If it is neither.
@@ -38,17 +38,17 @@ def listen_address(text: str) -> tuple[str, int]:
 
 
 def cannot_listen(host: str, port: int, error: Exception) -> InputError:
-    """What to say where the operating system refuses an address."""
+    """The error for an address that the operating system refuses."""
     return InputError(
         f"{host}:{port}",
-        expected="an address of this machine that is free",
+        expected="a free address of this machine",
         found=getattr(error, "strerror", None) or str(error),
         fix="choose another port with --listen",
     )
 
 
 def direct_opener() -> urllib.request.OpenerDirector:
-    """Opens an address that the user gave, and follows no redirect away from it."""
+    """An opener for addresses from the user, which does not follow redirects."""
     return urllib.request.build_opener(_NoRedirect)
 
 

@@ -1,4 +1,4 @@
-"""Lists what every reader takes at most, wherever it is declared."""
+"""Collects the declared input limits of all readers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["all_bounds"]
 
 
 def all_bounds() -> tuple[Bound, ...]:
-    """Every bound: of kinds of sources, of documents, and the constants ``BOUND``, by subject."""
+    """Every bound by subject: of source kinds, of documents, and the ``BOUND`` constants."""
     declared = [source.bound for source in known_sources()]
     declared += [document.bound for document in all_documents()]
     declared += _constants()
@@ -23,7 +23,7 @@ def all_bounds() -> tuple[Bound, ...]:
 
 
 def _constants() -> Iterator[Bound]:
-    """Constants of all modules but those of rules, which read nothing."""
+    """``BOUND`` constants of all modules except those of rules, which do not read input."""
     for found in pkgutil.walk_packages(distprof.__path__, "distprof."):
         if ".rules." in found.name or found.name.endswith("__main__"):
             continue

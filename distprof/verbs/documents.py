@@ -1,4 +1,4 @@
-"""Lists all documents: the report, and those declared by the modules of verbs."""
+"""Lists all documents: the report, and those that the modules of verbs declare."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def all_documents() -> tuple[Document[Any], ...]:
 
 
 def _modules() -> Iterator[str]:
-    """Documents of each verb; rules, in a deeper folder, declare none."""
+    """Modules that may declare documents; those of rules, one folder deeper, declare none."""
     for verb in pkgutil.iter_modules(verbs.__path__, "distprof.verbs."):
         if verb.ispkg:
             folder = import_module(verb.name).__path__

@@ -50,7 +50,7 @@ def hang(
 
     Args:
         source: A folder of dumps of torch's Flight Recorder, a run directory, or one dump.
-        executor: Where dumps are read when there are many: ``process``, ``process:N``, ``serial``.
+        executor: How to read the dumps if there are many: ``process``, ``process:N``, ``serial``.
         progress: Called with the number of dumps read and the total number.
 
     Raises:
@@ -72,17 +72,17 @@ def check(
     config: Config | Source | None = None,
     allow_unlike: bool = False,
 ) -> CheckResult:
-    """Check whether runs are slower than a baseline, beyond chance and tolerance.
+    """Check whether runs are slower than a baseline by more than chance and tolerance.
 
     Args:
         runs: Repeats of one job: run directories, saved reports, summaries or a sweep's folder.
-        baseline: File of the baseline; alternatively give ``against``.
+        baseline: Baseline file; alternatively pass ``against``.
         against: Runs to compare with, instead of a baseline.
         config: Metrics and tolerances; None for the nearest ``distprof.toml``.
         allow_unlike: Allow differences in hardware, job or software.
 
     Raises:
-        InputError: If something cannot be read, or is not comparable.
+        InputError: If an input cannot be read, or is not comparable.
         UsageError: If neither or both of ``baseline`` and ``against`` are given.
     """
     from distprof.config import Config, load_config
@@ -145,7 +145,7 @@ def plan(
         shape: ``layers``, ``hidden``, ``heads`` and others of
             :data:`distprof.verbs.plan.question.SHAPE`, for a model without a name.
         compute_efficiency: Share of the dense peak that kernels reach.
-        link_efficiency: Share of their nominal bandwidth that links reach.
+        link_efficiency: Share of nominal bandwidth that links reach.
         reserve: Share of GPU memory that stays free.
         fp32_gradients: Whether gradients are accumulated in fp32.
         most: Number of layouts to list.
@@ -160,7 +160,7 @@ def plan(
     unknown = sorted(set(given) - set(SHAPE))
     if unknown:
         raise UsageError(
-            f"unknown parts of a shape: {', '.join(unknown)}; choose from {', '.join(SHAPE)}"
+            f"unknown keys in shape: {', '.join(unknown)}. Choose from {', '.join(SHAPE)}"
         )
     options = {
         "model": model,
@@ -182,7 +182,7 @@ def plan(
 
 
 def plan_of(options: Mapping[str, Any], *, most: int) -> Plan:
-    """The plan for the options of ``distprof plan``, given by name.
+    """Make a plan from the options of ``distprof plan``, by name.
 
     Raises:
         UsageError: As :func:`distprof.verbs.plan.question.question_of`.

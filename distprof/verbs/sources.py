@@ -1,4 +1,4 @@
-"""Checks of the user's source before any work: does it exist, and is it a trace at all?"""
+"""Checks the user's source before any work starts: whether it exists and can be a trace."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_ENTRIES = 10_000
 
 
 def single_source(sources: tuple[str, ...]) -> str:
-    """The only source; several mean that the shell has expanded a pattern.
+    """The only source; if there are several, the shell has probably expanded a pattern.
 
     Raises:
         UsageError: If there are several.
@@ -34,15 +34,16 @@ def single_source(sources: tuple[str, ...]) -> str:
 
 
 def check_source(source: str) -> None:
-    """Refuse a local path that does not exist, is not a file or folder, or is a saved report.
+    """Reject a local path that does not exist, is not a file or folder, or is a saved report.
 
     The reader checks URLs and globs when it opens them.
 
     Raises:
-        InputError: If so; the message suggests similar names, or the command that shows a report.
+        InputError: If the path is rejected; the message suggests similar names, or the command that
+            shows a report.
     """
     _check_path(source, expected="a trace, a folder or glob of traces, or a run directory")
-    _refuse_saved_report(source)
+    _reject_saved_report(source)
 
 
 def check_comparable(source: str) -> None:
@@ -55,7 +56,7 @@ def check_comparable(source: str) -> None:
 
 
 def summaries_of(sources: Sequence[str]) -> tuple[SummaryFile, ...]:
-    """Summaries of the user's sources; every name is checked before any work.
+    """Summaries of the user's sources; all names are checked before any work starts.
 
     Raises:
         InputError: If a source does not exist or cannot be read.
@@ -75,12 +76,12 @@ def _check_path(source: str, *, expected: str) -> None:
         return
     path = Path(source)
     if _exists(path):
-        _refuse_what_cannot_be_read_twice(path, source)
+        _reject_pipe_or_device(path, source)
         return
     raise InputError(
         source,
         expected=expected,
-        found="nothing of that name",
+        found="no file or folder with that name",
         fix=_near_names(path) or "check the path; a URL needs its scheme, such as s3://",
     )
 
@@ -88,22 +89,22 @@ def _check_path(source: str, *, expected: str) -> None:
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except (OSError, ValueError):  # a name that is too long or holds a null character
+    except (OSError, ValueError):  # the name is too long or contains a null character
         return False
 
 
-def _refuse_what_cannot_be_read_twice(path: Path, source: str) -> None:
-    """Refuse a pipe or device: reading a pipe without a writer would block forever."""
+def _reject_pipe_or_device(path: Path, source: str) -> None:
+    """Reject a pipe or device: reading a pipe without a writer would block forever."""
     if not (path.is_file() or path.is_dir()):
         raise InputError(
             source,
             expected="a file or a folder",
             found="a pipe or a device",
-            fix="write the trace to a file first: it is read more than once",
+            fix="write the trace to a file first: distprof reads it more than once",
         )
 
 
-def _refuse_saved_report(source: str) -> None:
+def _reject_saved_report(source: str) -> None:
     from distprof.ingest.recognise import Kind, kind_of
 
     if kind_of(source) is Kind.REPORT:

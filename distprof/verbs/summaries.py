@@ -35,10 +35,10 @@ BOUND = Bound(reads="a file of summaries", num_bytes=1 << 26, depth=1_000, beyon
 
 
 def load_summaries(sources: Sequence[str | os.PathLike[str]]) -> tuple[SummaryFile, ...]:
-    """One summary per run that the sources hold, in their order.
+    """One summary per run in the sources, in their order.
 
     Args:
-        sources: Each a saved report, a run directory, a folder of run directories, a trace or
+        sources: Each one a saved report, a run directory, a folder of run directories, a trace or
             folder of traces, a file of summaries (one, or a list), or a table of ranks and
             times (:mod:`distprof.ingest.measurements`).
 
@@ -58,7 +58,7 @@ def open_report(
 
     Args:
         source: A saved report, a run directory, or any other input of :func:`distprof.analyze`.
-        cache_dir: Where parsed tables are cached; None for the default folder.
+        cache_dir: Folder that caches parsed tables; None for the default folder.
 
     Raises:
         InputError: If it cannot be read.
@@ -72,7 +72,7 @@ def open_report(
     if fresh is not None:
         try:
             return load_report(fresh)
-        except DistprofError:  # of another version: analyse the run itself
+        except DistprofError:  # from another version: analyse the run itself
             pass
     return analyze(open_run(source, cache_dir=cache_dir))
 
@@ -113,7 +113,7 @@ def summarize_report(report: Report, *, label: str = "") -> SummaryFile:
 
     Args:
         report: Report of one run.
-        label: Label for people; may be empty.
+        label: Label that identifies the run to users; may be empty.
     """
     job, log, printed = report.job, report.step_log, report.training_log
     plain, traced = log.plain_ns, _traced_steps(report)
@@ -157,12 +157,12 @@ def _fingerprint(report: Report) -> Fingerprint:
 
 
 def _known(logged: float | None, printed: float | None) -> float | None:
-    """The value that probes recorded, else the one that the training program printed."""
+    """The value that the probes recorded, or else the one that the training program printed."""
     return printed if logged is None else logged
 
 
 def _device(report: Report) -> str:
-    """Device of the ranks; with the CPU model for CPU ranks, to distinguish machines."""
+    """Device of the ranks; for CPU ranks with the CPU model, which distinguishes machines."""
     device = report.run.device
     if device != _CPU:
         return device

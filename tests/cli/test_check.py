@@ -124,7 +124,7 @@ def test_too_few_repeats_pass_unless_told(baseline, capsys):
 def test_one_stored_session_condemns_only_what_no_session_explains(capsys):
     accept(table("run.csv"))
     assert main(["check", table("new.csv", 1.1), "--baseline", "perf.json"]) == 0
-    assert "any two sessions may" in " ".join(capsys.readouterr().out.split())
+    assert "so may any two sessions" in " ".join(capsys.readouterr().out.split())
     assert main(["check", table("new.csv", 2.0), "--baseline", "perf.json"]) == 1
     calm = ["--session-noise", "0.01"]
     assert main(["check", table("new.csv", 1.1), "--baseline", "perf.json", *calm]) == 1
@@ -185,7 +185,7 @@ def test_accepting_runs_of_another_machine_begins_anew(capsys):
     accept(summaries("old.json", CALM, every_ns=1))
     new = summaries("new.json", CALM, every_ns=1, device="B200")
     assert main(["check", new, "--baseline", "perf.json", "--update-baseline"]) == 0
-    assert "it starts again because device is H200" in capsys.readouterr().err
+    assert "started again because device is H200" in capsys.readouterr().err
     assert len(json.loads(Path("perf.json").read_text())["sessions"]) == 1
 
 
@@ -297,7 +297,7 @@ def test_a_file_of_summaries_without_steps_is_refused(baseline, capsys):
         msgspec.json.encode([SummaryFile(distprof_version="1", created_ns=1)])
     )
     assert main(["check", "new.json", "--baseline", baseline]) == 3
-    assert "without any" in capsys.readouterr().err
+    assert "without steps" in capsys.readouterr().err
 
 
 def test_machines_get_files_and_the_page_of_a_step(baseline, monkeypatch, capsys):
@@ -442,7 +442,7 @@ def test_a_folder_with_other_runs_is_not_touched(program, capsys):
     Path("letters").mkdir()
     Path("letters/mine.txt").touch()
     assert made("--sweep", "letters") == 2
-    assert "holds other files" in capsys.readouterr().err
+    assert "contains files that are not runs" in capsys.readouterr().err
 
 
 def test_what_is_written_fits_its_schema_and_nothing_else_does(baseline, capsys):

@@ -63,7 +63,7 @@ def test_names_that_a_terminal_would_obey_are_harmless(capsys, tmp_path):
     ("arguments", "code", "says"),
     [
         ([FSDP], 2, "SECOND"),
-        ([FSDP, "nowhere"], 3, "nothing of that name"),
+        ([FSDP, "nowhere"], 3, "no file or folder with that name"),
         ([FSDP, PP, "--format", "xml"], 2, "xml"),
     ],
 )

@@ -239,7 +239,7 @@ def test_files_are_put_together(capsys, history):
     ("arguments", "code", "says"),
     [
         (["add"], 2, "RUN"),
-        (["add", "nowhere"], 3, "nothing of that name"),
+        (["add", "nowhere"], 3, "no file or folder with that name"),
         (["add", RUN, "--history", RUN], 3, "other files"),
         (["show", "--history", "nowhere"], 3, "distprof history add"),
         (["show", "--history", ""], 2, "empty"),

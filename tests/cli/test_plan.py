@@ -90,7 +90,7 @@ def test_a_gpu_from_the_configuration(tmp_path, monkeypatch, capsys):
     ("options", "message"),
     [
         (["--model", "llama9"], "no model 'llama9'"),
-        (["--model", "llama2-7b", "--layers", "3"], "has its own shape"),
+        (["--model", "llama2-7b", "--layers", "3"], "has a fixed shape"),
         (["--layers", "3"], "lacks hidden, heads"),
         (["--model", "llama2-7b", "--gpu", "h1000"], "no GPU 'h1000'"),
         (["--model", "llama2-7b", "--inter-node", "pigeon"], "no link 'pigeon'"),

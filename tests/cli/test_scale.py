@@ -102,7 +102,7 @@ def test_efficiency_below_target_can_fail_a_job(stand_in, capsys):
 
 def test_one_repeat_is_shown_and_its_interval_is_called_that_of_steps(stand_in, capsys):
     report = scaled(capsys, "ddp", "--ranks", "1,2", "--repeats", "1", "--sweep", "s")
-    assert any("A single run on 1 and 2 ranks" in why for why in report["scaling"]["unavailable"])
+    assert any("only one run on 1 and 2 ranks" in why for why in report["scaling"]["unavailable"])
 
 
 def test_a_run_that_fails_ends_it_with_4_and_nothing_is_lost(stand_in, capsys):

@@ -61,7 +61,7 @@ def test_gpu_ranks_are_compared_by_their_collectives(
     probe = ProbeStatus(name="collective_times", state="unavailable", reason=reason)
     made.rank_file(1, device="NVIDIA H100", probes=(probe,))
     assert main(["watch", str(folder), "--once", "--alert", "slow-rank"]) == 0
-    assert f"Own time of ranks 0-2 is not known: {reason}." in capsys.readouterr().out
+    assert f"Own time of ranks 0-2 is unknown: {reason}." in capsys.readouterr().out
     times = {"group": "0:1", "kind": "all", "num_ranks": 3, "num": 1}
     for rank in range(3):
         took_ns = ((5 if rank == 1 else 25) * MS,)
@@ -110,7 +110,7 @@ def test_without_a_terminal_each_look_is_a_line_and_the_end_of_the_job_ends_it(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "no folder of this name"),
+        (["nowhere"], "no folder with this name"),
         (["http://127.0.0.1:9/metrics"], "distprof watch DIR --listen PORT"),
         (["x\x1b[2Jy"], "x\\x1b[2Jy"),
     ],

@@ -97,7 +97,7 @@ def test_a_loss_is_explained_by_the_parts_that_grew():
                  change_ns=8_000_000),
     )  # fmt: skip
     text = shown(result(metric(), parts=parts))
-    assert "The traced step takes +8.00 ms: exposed transfer +8.00 ms." in text
+    assert "The traced step changed by +8.00 ms: exposed transfer +8.00 ms." in text
 
 
 @pytest.mark.parametrize(

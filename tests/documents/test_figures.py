@@ -476,7 +476,7 @@ def test_groups_of_one_axis_share_a_column_and_ranks_stand_by_host() -> None:
     assert {len(row) for row in rows} == {3}
     assert rows[13] == ["blamed: others wait for it", "behind the others", "behind the others"]
     assert rows[77][1:] == ["left no dump"] * 2
-    assert rows[5] == ["", "launched what the others did", "waits in it"]
+    assert rows[5] == ["", "launched the same as the others", "waits in it"]
 
 
 @pytest.mark.parametrize(("num_ranks", "megabytes"), [(64, 1.5), (1_024, 4.0), (8_192, 4.0)])

@@ -45,9 +45,9 @@ def test_the_first_line_says_how_much_is_lost_and_to_what():
     assert text.startswith("8 ranks reach 80.0 %")
     assert (
         "of the efficiency of 1 (weak scaling): a step takes 125 ms instead of 100 ms at full "
-        "efficiency;" in text
+        "efficiency. Main cause:" in text
     )
-    assert "exposed transfer: +20.0 ms of the +25.0 ms lost." in text
+    assert "exposed transfer, +20.0 ms of the +25.0 ms lost." in text
     assert "runs/mine" in text
 
 
@@ -55,7 +55,7 @@ def test_a_cause_that_takes_more_than_is_lost_is_said_so():
     bubble = parts(computation=80, bubble=40, other=5)
     report = report_scaling([*runs(1, 100, ALONE), *runs(8, 125, bubble)], source="x")
     text = flat(report)
-    assert "pipeline bubble: +40.0 ms, while other parts shrank." in text
+    assert "pipeline bubble, +40.0 ms, while other parts shrank." in text
     assert "pipeline bubble takes more than that, while other parts shrank (40.0 ms)" in text
 
 
@@ -95,14 +95,14 @@ def test_repeats_that_differ_much_are_called_so():
     assert "Runs differ widely" not in calm
     wild = [*runs(1, 100, repeats=(1, 1, 3.4)), *runs(2, 110)]
     text = flat(report_scaling(wild, source="x"))
-    assert "a step on 1 rank took 100 ms in one and 340 ms in another" in text
-    assert "too wide to mean anything" in text
+    assert "a step on 1 rank took 100 ms in one run and 340 ms in another" in text
+    assert "too wide to be meaningful" in text
 
 
 def test_a_law_that_misses_the_largest_size_is_not_continued():
     bent = [run for i in range(7) for run in runs(2**i, 100 + 9 * i)]
     text = flat(report_scaling(bent, source="x"))
-    assert "No law fits these runs: the measured efficiency is 64.9 % on 64 ranks" in text
+    assert "No law fits these runs: on 64 ranks, the measured efficiency is 64.9 %" in text
     assert "If scaling continues by" not in text
     assert "Beyond the measured sizes" not in text
 
@@ -110,16 +110,16 @@ def test_a_law_that_misses_the_largest_size_is_not_continued():
 def test_an_extrapolation_that_may_be_anything_is_not_made():
     certain = flat(report_scaling(HEALTHY, source="x"))
     assert "If scaling continues by" in certain
-    assert "do not predict more than" not in certain
+    assert "do not predict the efficiency on more than" not in certain
     vague = [*runs(1, 100, repeats=(0.8, 1, 1.3)), *runs(2, 150, repeats=(0.8, 1, 1.3))]
     text = flat(report_scaling(vague, source="x"))
-    assert "These runs do not predict more than 2 ranks" in text
+    assert "These runs do not predict the efficiency on more than 2 ranks" in text
     assert "If scaling continues by" not in text
 
 
 def test_ranks_that_shared_processors_are_told_and_only_then():
     sweep = of_cpus([*runs(1, 100), *runs(2, 101), *runs(4, 200)])
-    assert "From 4 ranks on they share 2 processors" in flat(
+    assert "From 4 ranks on, ranks share 2 CPUs" in flat(
         report_scaling(sweep, source="x", num_cpus=2)
     )
     assert "share" not in flat(report_scaling(sweep, source="x", num_cpus=4))
@@ -154,8 +154,8 @@ def test_commands_that_differ_in_the_number_of_ranks_are_the_same(first, second,
 def test_no_sweep_is_a_sentence_in_every_format():
     for summaries in ([], runs(2, 100)):
         report = report_scaling(summaries, source="x")
-        assert shown(report).startswith("No sweep: Scaling needs runs of at least two sizes")
-        assert shown(report, "md").startswith("### No sweep")
+        assert shown(report).startswith("Not a sweep: Scaling needs runs of at least two sizes")
+        assert shown(report, "md").startswith("### Not a sweep")
         assert json.loads(shown(report, "json"))["scaling"]["sizes"] == []
 
 

@@ -1,4 +1,4 @@
-"""A comparison drawn: both steps by part, what each part adds, the uncertainty of the medians."""
+"""Figures of a comparison: both steps by part, the change of each part, and both medians."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ KINDS = {
     "input": "input",
     "copy": "exposed_copy",
 }
-"""Part of a step to its colour and hatching in the style sheet; ``other`` for the rest."""
+"""Colours and hatching in the style sheet by part of the step; ``other`` for the rest."""
 
 _MARGIN = 0.08
-"""Share of the width that stays free on both sides of the medians."""
+"""Share of the width that stays free on either side of the medians."""
 
 
 @figure(place=10)
 def step_figures(comparison: Comparison) -> Part | None:
-    """Both steps, and from the first to the second part by part."""
+    """The traced step of both runs by part, and their medians."""
     content = joined((pair_figure(comparison.parts), medians_figure(comparison.step)))
     if not content:
         return None
@@ -73,7 +73,7 @@ def _step_row(name: str, parts: Sequence[tuple[str, int]], most: int) -> Markup:
 
 
 def change_figure(found: Sequence[tuple[str, int]]) -> Markup:
-    """What each part adds to the step, one after another; empty where nothing changed.
+    """The change of each part of the step, one after another; empty if no part changed.
 
     Args:
         found: Key of each part and its change, ns.
@@ -82,14 +82,14 @@ def change_figure(found: Sequence[tuple[str, int]]) -> Markup:
     if not changed:
         return EMPTY
     caption = (
-        "Change of the mean traced step by part. Each bar begins where the one before it ends; "
-        "the line is no change, and bars to its right make the step longer."
+        "Change of the mean traced step by part. Each bar begins where the previous one ends. The "
+        "line marks no change, and bars that extend to the right make the step longer."
     )
     return captioned(caption, changes(changed))
 
 
 def medians_figure(step: StepChange) -> Markup:
-    """Median step of both runs with intervals; empty where steps are too few for any."""
+    """Median step of both runs with intervals; empty if there are too few steps for intervals."""
     found = {
         "first": (step.first_ns, step.first_low_ns, step.first_high_ns),
         "second": (step.second_ns, step.second_low_ns, step.second_high_ns),

@@ -66,7 +66,7 @@ def compare_kernels(
 
 
 def state_of(first_ns: float | None, second_ns: float | None) -> State:
-    """The state of something that takes time; None marks a run without it."""
+    """The state of a kernel or class of collectives by its time; None marks a run without it."""
     if first_ns is None:
         return "appeared"
     if second_ns is None:
@@ -109,7 +109,7 @@ def _change(
     )
 
 
-# Collectives whose exposed time grew or shrank, and those that appeared or disappeared -----------
+# Collectives whose exposed time grew or shrank, and those that appeared or disappeared ------------
 
 _Key = tuple[str, str, int | None]
 
@@ -119,8 +119,8 @@ def compare_collectives(
 ) -> tuple[CollectiveChange, ...]:
     """Every class of either run, largest change of exposed time first.
 
-    Where the groups of an axis have different sizes in the two runs, the classes of all message
-    sizes are added up, because shards have other sizes in other groups.
+    If the groups of an axis have different sizes in the two runs, the classes of all message sizes
+    are added up, because the size of a shard depends on the size of its group.
     """
     resized = _resized(first, second)
     mine, theirs = _by_key(first, resized), _by_key(second, resized)
@@ -189,7 +189,7 @@ def _class_change(
 
 
 def _total(rows: Sequence[CollectiveClass], field: str) -> int | None:
-    """Sum per step; None where it is unknown for any class."""
+    """Sum per step; None if it is unknown for any class."""
     values = [getattr(row, f"{field}_per_step") for row in rows]
     return None if not values or None in values else sum(values)
 
@@ -202,7 +202,7 @@ def _bandwidth(rows: Sequence[CollectiveClass]) -> float | None:
     return rows[0].busbw_bytes_per_s if len(rows) == 1 else None
 
 
-# Whether one run's steps are longer, or chance explains the difference ---------------------------
+# Whether the steps of one run are longer, or chance explains the difference -----------------------
 
 _CONFIDENCE = 0.95
 
@@ -210,20 +210,19 @@ _ALPHA = 0.05
 """Two-sided level of the test on steps."""
 
 _STRICT_ALPHA = 0.01
-"""The level for changes below :data:`ALIKE_RATIO`, which slow drift within a run may cause too."""
+"""The level for changes below :data:`ALIKE_RATIO`, which slow drift within a run may also cause."""
 
 
 def compare_steps(first: Sequence[int], second: Sequence[int]) -> StepChange:
     """Medians, their intervals, and whether chance explains the difference.
 
-    The test is by ranks, so that one slow step on either side does not hide a change, as it would
-    if intervals of few values had to be apart. Steps of one run are treated as independent. Neither
-    test nor intervals contain differences between runs: ``distprof check`` repeats runs to measure
-    these.
+    A rank test decides: a single slow step does not hide a change, as it would if the intervals of
+    few values had to be disjoint. Steps of one run are treated as independent. Neither the test nor
+    the intervals cover differences between runs, which ``distprof check`` measures with repeats.
 
     Args:
-        first: Durations of steps, ns.
-        second: The same for the other run.
+        first: Durations of the steps of the first run, ns.
+        second: Durations of the steps of the second run, ns.
     """
     mine, theirs = _median(first), _median(second)
     low, high = median_interval(first) or (None, None)
@@ -244,7 +243,7 @@ def compare_steps(first: Sequence[int], second: Sequence[int]) -> StepChange:
 
 
 def median_interval(values: Sequence[int]) -> tuple[int, int] | None:
-    """The 95 % interval of the median by order statistics; None with fewer than six values.
+    """The 95 % interval of the median from order statistics; None with fewer than six values.
 
     Args:
         values: Independent measurements of any distribution.
@@ -276,7 +275,7 @@ def part_changes(first: StepParts, second: StepParts) -> tuple[tuple[str, int, i
 
 @lru_cache(maxsize=1024)
 def _place(count: int) -> int | None:
-    """How many values may be outside on each side while the interval still covers 95 %."""
+    """Maximum number of values outside the interval on each side that still covers 95 %."""
     if count > _LARGE:
         spread = _NORMAL * np.sqrt(count) / 2
         return int(np.floor(count / 2 - spread))
@@ -305,7 +304,7 @@ def _p_value(first: Sequence[int], second: Sequence[int]) -> float | None:
 
 
 def _trend(first: Sequence[int], second: Sequence[int], change: int | None) -> Trend:
-    """Whether ranks and medians both say that the second run's steps are longer, or shorter."""
+    """The direction of the change, if the rank test and the medians agree."""
     if change is None or not _can_tell(len(first), len(second)):
         return "unknown"
     if not change:
@@ -318,7 +317,7 @@ def _trend(first: Sequence[int], second: Sequence[int], change: int | None) -> T
 
 
 def _can_tell(first: int, second: int) -> bool:
-    """Whether steps that all differ would show it: with few, the best p-value is too large."""
+    """Whether there are enough steps for the smallest possible p-value to be significant."""
     return 2 / comb(first + second, first) <= _ALPHA
 
 
@@ -341,7 +340,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
         kernels: Its kernel table.
         num_windows: Ranks times steps that the kernel table sums over.
         collectives: Its classes of collectives.
-        problems: Findings by rule.
+        problems: Its findings, with the code of their rule.
     """
 
     summary: SummaryFile
@@ -394,21 +393,21 @@ def compare(first: Side, second: Side, *, version: str) -> Comparison:
 def _comparable_steps(
     first: SummaryFile, second: SummaryFile
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """Steps of both runs, never traced steps of one with plain steps of the other."""
+    """Steps of both runs, never traced steps of one and plain steps of the other."""
     if first.is_traced == second.is_traced:
         return first.step_ns, second.step_ns
     return _traced(first), _traced(second)
 
 
 def _traced(summary: SummaryFile) -> Sequence[int]:
-    """The mean traced step, the only time that every run with a trace has."""
+    """The mean traced step, which every run with a trace has."""
     if summary.parts is None:
         return summary.step_ns if summary.is_traced else ()
     return (summary.parts.span_ns,)
 
 
 def _run(summary: SummaryFile, steps: Sequence[int], *, is_mixed: bool) -> ComparedRun:
-    """One side; ``is_mixed``: one run has plain steps and the other traced ones only."""
+    """One side; ``is_mixed`` if one run has plain steps and the other only traced ones."""
     unit, per_step = "tokens", summary.tokens_per_step
     if per_step is None:
         unit, per_step = "samples", summary.samples_per_step
@@ -440,7 +439,7 @@ def _parts(first: SummaryFile, second: SummaryFile) -> tuple[PartChange, ...]:
 def _findings(
     first: Sequence[FoundProblem], second: Sequence[FoundProblem]
 ) -> tuple[FindingChange, ...]:
-    """Findings by rule: new, common, then gone ones; each group most expensive first."""
+    """Findings by rule: new, common, then gone, each group with the most expensive first."""
     costs = _costs(first), _costs(second)
     names = {problem.code: problem.name for problem in (*first, *second)}
     changes = [
@@ -458,7 +457,7 @@ def _findings(
 
 
 def _costs(problems: Sequence[FoundProblem]) -> dict[str, int | None]:
-    """Cost by rule: that of its most expensive finding, as findings of a rule may overlap."""
+    """Cost by rule: that of its most expensive finding, because findings of a rule may overlap."""
     costs: dict[str, int | None] = {}
     for problem in problems:
         known = [c for c in (costs.get(problem.code), problem.cost_ns_per_step) if c is not None]
@@ -474,12 +473,12 @@ def _missing(first: SummaryFile, second: SummaryFile) -> tuple[str, ...]:
     found = []
     if first.is_traced != second.is_traced:
         found.append(
-            "One run has steps without a profiler, the other has only traced steps: "
-            "the comparison uses the traced steps of both."
+            "One run has steps without a profiler, but the other has only traced steps: the "
+            "comparison uses the traced steps of both."
         )
     without = [one.source for one in (first, second) if one.parts is None]
     if without:
         found.append(
-            f"{' and '.join(without)} has no traced steps, so the change has no split by part."
+            f"No traced steps in {' and '.join(without)}: the change cannot be split by part."
         )
     return tuple(found)

@@ -31,16 +31,16 @@ class ComparedRun(Record, frozen=True, kw_only=True):
     """One of the two runs.
 
     Args:
-        source: As the user named it.
+        source: The input, as the user named it.
         world_size: Number of ranks.
         device: Device of its ranks.
-        workload: What was trained.
-        git_commit: Commit of the code; empty where unknown.
-        num_steps: Steps that its step time is computed from.
+        workload: The workload, or the command of the program.
+        git_commit: Commit of the code; empty if unknown.
+        num_steps: Number of steps that its step time is computed from.
         is_traced: Whether a profiler was active during these steps.
         throughput_per_s: Throughput of all ranks, in ``throughput_unit``.
-        throughput_unit: ``tokens`` or ``samples``; empty where neither is known.
-        peak_memory_bytes: Peak memory, highest of all ranks.
+        throughput_unit: ``tokens`` or ``samples``; empty if neither is known.
+        peak_memory_bytes: Peak memory, maximum over all ranks.
     """
 
     source: str
@@ -56,7 +56,7 @@ class ComparedRun(Record, frozen=True, kw_only=True):
 
 
 class FingerprintChange(Record, frozen=True, kw_only=True):
-    """A fact that differs; ``forbids`` means that the runs are no longer like for like."""
+    """A fact that differs; ``forbids`` means that the runs are not like for like because of it."""
 
     field: str
     group: str
@@ -70,17 +70,17 @@ class StepChange(Record, frozen=True, kw_only=True):
 
     Args:
         first_ns: Median of the first run; None without steps.
-        first_low_ns: Lower end of its 95 % interval; None where there are too few steps for one.
-        first_high_ns: Upper end.
+        first_low_ns: Lower end of its 95 % interval; None if there are too few steps for one.
+        first_high_ns: Upper end of the interval.
         second_ns: Median of the second run.
-        second_low_ns: Lower end.
-        second_high_ns: Upper end.
+        second_low_ns: Lower end of its 95 % interval.
+        second_high_ns: Upper end of the interval.
         change_ns: Second minus first.
-        change_ratio: Change over the first; 0.1 is 10 % slower.
-        trend: ``alike`` where chance explains the difference, ``unknown`` where there are too few
-            steps to tell.
-        p_value: Two-sided p-value of the test of Mann and Whitney on the steps; None without steps
-            on either side.
+        change_ratio: Change divided by the first median; 0.1 is 10 % slower.
+        trend: ``alike`` if chance explains the difference, ``unknown`` if there are too few steps
+            to decide.
+        p_value: Two-sided p-value of the Mann-Whitney test on the steps; None if a side has no
+            steps.
     """
 
     first_ns: int | None
@@ -96,7 +96,7 @@ class StepChange(Record, frozen=True, kw_only=True):
 
 
 class PartChange(Record, frozen=True, kw_only=True):
-    """A part of the mean traced step; the changes of all parts add up to that of the step."""
+    """A part of the mean traced step; the changes of all parts add up to the change of the step."""
 
     part: str
     first_ns: int
@@ -107,7 +107,7 @@ class PartChange(Record, frozen=True, kw_only=True):
 class KernelChange(Record, frozen=True, kw_only=True):
     """One kernel name; times and counts per rank and step.
 
-    ``unlisted``: the other run's table ends in a folded row, which may contain the kernel.
+    ``unlisted``: the table of the other run ends in a folded row, which may contain the kernel.
     """
 
     name: str
@@ -127,16 +127,17 @@ class CollectiveChange(Record, frozen=True, kw_only=True):
 
     Args:
         kind: Operation.
-        axis: Mesh axis, else the group's description or name.
-        bytes: Size; None where classes of all sizes are added up because the runs' groups differ.
+        axis: Mesh axis, or else the description or name of the group.
+        bytes: Size; None if classes of all sizes are added up because the groups of the runs
+            differ in size.
         state: State by exposed time.
-        first_exposed_ns: Exposed time in the first run; None where it was not measured.
+        first_exposed_ns: Exposed time in the first run; None if it was not measured.
         second_exposed_ns: The same in the second run.
         first_wait_ns: The part of it spent waiting for late ranks.
         second_wait_ns: The same in the second run.
         first_count: Instances per step in the first run.
         second_count: The same in the second run.
-        first_busbw_bytes_per_s: Bus bandwidth in the first run; None where sizes are added up.
+        first_busbw_bytes_per_s: Bus bandwidth in the first run; None if sizes are added up.
         second_busbw_bytes_per_s: The same in the second run.
         change_ns: Change of exposed time.
     """
@@ -177,7 +178,7 @@ class Comparison(Displayed, Result, frozen=True, kw_only=True):
         is_alike: Whether hardware and job are the same, as far as both runs record them.
         differences: Facts that differ, hardware first.
         step: Step time.
-        parts: Change of the traced step by part, an exact sum; empty without traces.
+        parts: Change of the traced step by part, which add up exactly; empty without traces.
         kernels: Kernels, largest change first.
         collectives: Classes of collectives, largest change first.
         findings: Findings by rule, new ones first.

@@ -1,4 +1,4 @@
-"""A comparison's verdict, sentences and tables, ready to render."""
+"""Verdict, sentences and tables of a comparison, ready to render."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ from distprof.documents.page import Page
 from distprof.formats import RenderOptions
 from distprof.sections.report import Report
 from distprof.sections.table import Column, TableView, counted
-from distprof.units import format_bandwidth, format_bytes, format_duration, format_ratio, signed
+from distprof.units import (
+    capitalized,
+    format_bandwidth,
+    format_bytes,
+    format_duration,
+    format_ratio,
+    signed,
+)
 from distprof.verbs.compare.measure import FoundProblem, Side, compare
 from distprof.verbs.compare.result import (
     COMPARISON_SCHEMA,
@@ -50,7 +57,7 @@ PARTS = {
     "copy": "exposed copies",
     "other": "other",
 }
-"""Part of a step to its name in reports."""
+"""Names of the parts of a step in reports."""
 
 T = TypeVar("T")
 
@@ -72,11 +79,15 @@ def comparison_verdict(comparison: Comparison) -> str:
     if doubt and first == second:
         return f"Both runs take {first} per step{doubt}."
     cause = _main_cause(comparison) if _is_traced(comparison) else ""
-    return f"The second run is {ratio} {word}{doubt}: {took}{cause and f'; {cause}'}."
+    return f"The second run is {ratio} {word}{doubt}: {took}. {_sentence(cause)}".rstrip()
+
+
+def _sentence(cause: str) -> str:
+    return f"{capitalized(cause)}." if cause else ""
 
 
 def _is_traced(comparison: Comparison) -> bool:
-    """Whether the compared step times are of the steps that the parts describe."""
+    """Whether the compared step times belong to the traced steps, which the parts describe."""
     return comparison.first.is_traced and comparison.second.is_traced
 
 
@@ -97,8 +108,8 @@ def _sign(step: StepChange) -> str:
 def _main_cause(comparison: Comparison) -> str:
     """The part that explains most of the change, if it explains at least a third.
 
-    Empty where the step changed in the other direction than its parts together: a mean and a median
-    may disagree.
+    Empty if the step changed in the opposite direction to the sum of its parts, because a mean and
+    a median may disagree.
     """
     whole = sum(part.change_ns for part in comparison.parts)
     if whole * (comparison.step.change_ns or 0) <= 0:
@@ -110,13 +121,14 @@ def _main_cause(comparison: Comparison) -> str:
     name = PARTS.get(most.part, most.part)
     if abs(most.change_ns) > abs(whole):
         return (
-            f"{name} takes {signed(most.change_ns)}, other parts {signed(whole - most.change_ns)}"
+            f"{name} accounts for {signed(most.change_ns)}, other parts for"
+            f" {signed(whole - most.change_ns)}"
         )
     return f"{name} accounts for {signed(most.change_ns)} of {signed(whole)}"
 
 
 def _traced_change(comparison: Comparison) -> str:
-    """What the traced steps add where the compared ones were not traced; empty otherwise."""
+    """Main cause in the traced steps, if the compared steps were not traced; otherwise empty."""
     parts = comparison.parts
     if not parts or _is_traced(comparison):
         return ""
@@ -129,14 +141,14 @@ def _traced_change(comparison: Comparison) -> str:
         return f"In traced steps ({span}), {cause}."
     if comparison.step.trend != "alike" and (second - first) * (comparison.step.change_ns or 0) < 0:
         return (
-            f"Traced steps changed the other way ({span}): they contain the profiler's own cost, "
-            "so their parts do not explain the change."
+            f"Traced steps changed in the opposite direction ({span}): they include the overhead "
+            "of the profiler, so their parts do not explain the change."
         )
     return ""
 
 
 def comparison_headline(comparison: Comparison) -> str:
-    """Names and facts of both runs, in half a sentence."""
+    """One line with the names and facts of both runs."""
     return f"first: {_named(comparison.first)} · second: {_named(comparison.second)}"
 
 
@@ -175,7 +187,7 @@ def _certainty(comparison: Comparison) -> str:
     step, runs = comparison.step, (comparison.first, comparison.second)
     traced = "traced steps" if any(run.is_traced for run in runs) else "steps without a profiler"
     if _is_mixed(comparison):
-        return "The comparison has one mean traced step per run, so chance cannot be ruled out."
+        return "There is one mean traced step per run, so chance cannot be ruled out."
     if step.trend == "unknown":
         return f"Medians of {runs[0].num_steps} and {runs[1].num_steps} {traced}."
     intervals = (
@@ -189,20 +201,20 @@ def _certainty(comparison: Comparison) -> str:
     )
     return (
         f"Medians of {runs[0].num_steps} and {runs[1].num_steps} {traced}, {intervals}"
-        f"{_odds(step)}. One run each, so this does not cover differences between runs; "
+        f"{_odds(step)}. With one run each, this does not cover differences between runs. "
         "distprof check repeats runs."
     )
 
 
 def _odds(step: StepChange) -> str:
-    """How likely chance alone puts steps in such an order (Mann and Whitney)."""
+    """The p-value of the Mann-Whitney test."""
     if step.p_value is None:
         return "no test"
     return "p < 0.001" if step.p_value < 0.001 else f"p = {step.p_value:.2g}"
 
 
 def _is_mixed(comparison: Comparison) -> bool:
-    """Whether one run has plain steps and the other traced ones only."""
+    """Whether one run has plain steps and the other only traced ones."""
     return (
         _is_traced(comparison)
         and comparison.first.num_steps == 1
@@ -420,7 +432,7 @@ def _page(comparison: Comparison, options: RenderOptions) -> Page:
 
 
 def _commands(comparison: Comparison) -> Iterator[tuple[str, str]]:
-    """What explains the first problem that only the second run has."""
+    """The command that explains the first problem that only the second run has."""
     new = next((one.code for one in comparison.findings if one.state == "new"), None)
     if new is not None:
         yield f"distprof rule {shlex.quote(new)}", "what it means and how to fix it"

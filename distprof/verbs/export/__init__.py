@@ -1,1 +1,1 @@
-"""A run as a file of another program: one merged time line for Perfetto."""
+"""Exports runs to other programs: Perfetto, OpenTelemetry and Prometheus."""

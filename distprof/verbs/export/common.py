@@ -1,4 +1,4 @@
-"""What all ranks of a merged time line share: its clock, and who came last in each collective."""
+"""Data shared by all ranks of a merged timeline: its clock, and the last rank per collective."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["Arrivals", "CommonClock", "arrivals_of", "clock_text", "inside"]
 
 
 class CommonClock(msgspec.Struct, frozen=True, kw_only=True):
-    """The clock of the file: the common clock of the ranks, moved where it starts below 0.
+    """The clock of the file: the common clock of the ranks, shifted if it starts below 0.
 
     Args:
-        alignment: How the clocks of the ranks relate.
-        shift_ns: Added to all times, because times in a file have no sign.
-        first_ns: When the first rank's recording begins.
-        last_ns: When the last one ends.
+        alignment: Alignment of the clocks of the ranks.
+        shift_ns: Shift added to all times, because times in the file are unsigned.
+        first_ns: Start of the first recording.
+        last_ns: End of the last recording.
     """
 
     alignment: ClockAlignment
@@ -48,17 +48,17 @@ class CommonClock(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def times(self, rank: int, own_ns: Int64Array) -> Int64Array:
-        """Own times of a rank on the clock of the file."""
+        """Convert times on a rank's own clock to the clock of the file."""
         return self.alignment.to_common(rank, own_ns) + self.shift_ns
 
     def spans(self, rank: int, own: Intervals) -> Intervals:
-        """Own intervals of a rank on the clock of the file."""
+        """Convert intervals on a rank's own clock to the clock of the file."""
         return Intervals(self.times(rank, own.start), self.times(rank, own.end))
 
     def error_between(self, rank: int, others: Int64Array) -> Int64Array:
-        """For each other rank (ABSENT for none) the uncertainty of times to this one, ns.
+        """Uncertainty of times between this rank and each other rank (or ABSENT), ns.
 
-        ABSENT where they cannot be compared.
+        ABSENT if their times cannot be compared.
         """
         known: dict[int, int] = {ABSENT: ABSENT}
         for other in {*others.tolist()} - {ABSENT}:
@@ -68,7 +68,7 @@ class CommonClock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def clock_text(clock: ClockAlignment, ranks: Collection[int]) -> str:
-    """How well the clock of these ranks is known, for example ``clock ±5.2 µs``."""
+    """Accuracy of the clock of these ranks, for example ``clock ±5.2 µs``."""
     domains = sorted({clock.domain_of(rank) for rank in ranks})
     if (clock.component != clock.component[0]).any():
         return "clock not comparable with the others'"
@@ -81,12 +81,12 @@ def clock_text(clock: ClockAlignment, ranks: Collection[int]) -> str:
 
 
 class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's collectives among those of the other members; arrays per row of COLLECTIVES.
+    """Arrivals of all members at the collectives of one rank; arrays per row of COLLECTIVES.
 
     Args:
-        instance: int64, number of the matched instance, from 1; 0 where it was not matched.
-        last_rank: int64, the member that started last; ABSENT where not matched.
-        others_ns: int64, when the last of the other members started, clock of the run.
+        instance: int64, number of the matched instance, from 1; 0 if it was not matched.
+        last_rank: int64, the member that started last; ABSENT if it was not matched.
+        others_ns: int64, when the last of the other members started, on the clock of the run.
     """
 
     instance: Int64Array
@@ -95,7 +95,7 @@ class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def arrivals_of(run: Run) -> Mapping[int, Arrivals]:
-    """The members of every matched collective, by rank."""
+    """Arrivals at every matched collective, by rank."""
     lengths = [len(rank.collectives) for rank in run.ranks]
     instance = np.zeros(sum(lengths), np.int64)
     last_rank = np.full(sum(lengths), ABSENT, np.int64)
@@ -113,7 +113,7 @@ def arrivals_of(run: Run) -> Mapping[int, Arrivals]:
 
 
 def _of_members(run: Run) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Per member: number of the instance, its last rank, when the last of the others started."""
+    """For each member: instance number, its last rank, and start of the last of the others."""
     matches = run.matches
     domain = domain_of_ranks(run.clock, matches.member_rank)
     start = member_to_common(run.clock, domain, member_column(matches, run.ranks, "start_ns"))
@@ -127,11 +127,11 @@ def _of_members(run: Run) -> tuple[Int64Array, Int64Array, Int64Array]:
 
 
 def inside(rows: Intervals, windows: Intervals | None) -> Int64Array:
-    """Indices of the rows that are, at least in part, in one of the windows; all without windows.
+    """Indices of the rows that overlap one of the windows.
 
     Args:
-        rows: In any order.
-        windows: A set; None for no limit.
+        rows: Intervals in any order.
+        windows: Disjoint windows in order; None selects all rows.
     """
     if windows is None:
         return np.arange(rows.size)

@@ -1,9 +1,9 @@
-"""What exporters send, declared once: families of numbers, from a report and from a live run.
+"""Declares the metric families that exporters send, from a report and from a live run.
 
 Names follow the conventions of Prometheus and OpenMetrics: base units, ``_total`` for counters,
-``_ratio`` for shares. The only labels are ``rank`` (at most :data:`MAX_RANKS` of them; above, only
-the job's own numbers are sent), ``phase`` (five values) and ``state`` (three), so the number of
-series is bounded.
+``_ratio`` for shares. The only labels are ``rank`` (at most :data:`MAX_RANKS` values; larger jobs
+send only metrics of the whole job), ``phase`` (five values) and ``state`` (three values). The
+number of series is therefore bounded.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ __all__ = [
 ]
 
 MAX_RANKS = 256
-"""Ranks that have series of their own."""
+"""Maximum number of ranks in a job for separate series per rank."""
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):
-    """A kind of number.
+    """A metric family.
 
     Args:
-        name: With its unit; counters end in ``_total``.
-        kind: ``counter`` only grows while the job runs.
-        meaning: One sentence.
+        name: Name with its unit; names of counters end in ``_total``.
+        kind: ``counter`` for values that only grow while the job runs.
+        meaning: Description, one sentence.
         labels: Names of its labels.
     """
 
@@ -51,11 +51,11 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """A number of a family, now.
+    """A current value of a family.
 
     Args:
-        labels: Values of the family's labels.
-        value: In base units.
+        labels: Values of the labels of the family.
+        value: Value in base units.
     """
 
     labels: tuple[str, ...]
@@ -69,7 +69,7 @@ Found: TypeAlias = Mapping[Family, Sequence[Sample]]
 
 
 def families_of_report(report: Report) -> Found:
-    """The metrics of a report; what is unknown is not sent."""
+    """The metrics of a report; unknown metrics are not sent."""
     known = report.metrics()
     return {
         family: (Sample(labels=(), value=known[name]),)
@@ -126,7 +126,7 @@ _OF_RANK: Mapping[Family, Read] = {
     _rank(
         "collective_seconds_total",
         "counter",
-        "Time of collectives and messages on the GPU, waits for other ranks included.",
+        "Time of collectives and messages on the GPU, including waits for other ranks.",
     ): lambda r: _seconds(r.collectives_ns),
     _rank("memory_allocated_bytes", "gauge", "Memory of tensors on the GPU."): _of_memory(
         "allocated_bytes"
@@ -156,24 +156,26 @@ _THREAD = Family(
     kind="counter",
     meaning=(
         "Time of the training thread in the steps: running on a CPU, waiting_for_cpu, or "
-        "waiting_for_input. On CPU ranks the sum is the rank's own time."
+        "waiting_for_input. On CPU ranks, the sum is the rank's own time."
     ),
     labels=("rank", "state"),
 )
 
 _JOB_RANKS = Family(name="distprof_job_ranks", kind="gauge", meaning="Ranks that completed a step.")
 _JOB_STEPS = Family(
-    name="distprof_job_steps_total", kind="counter", meaning="Steps that all these completed."
+    name="distprof_job_steps_total",
+    kind="counter",
+    meaning="Steps that all of these ranks completed.",
 )
 _JOB_MEDIAN = Family(
     name="distprof_job_step_median_seconds",
     kind="gauge",
-    meaning="Median over ranks of the median of their last steps.",
+    meaning="Median over ranks of the median duration of their last steps.",
 )
 _JOB_SLOWEST = Family(
     name="distprof_job_step_slowest_seconds",
     kind="gauge",
-    meaning="Slowest rank's median of its last steps.",
+    meaning="Median duration of the last steps on the slowest rank.",
 )
 _JOB_BAD = Family(
     name="distprof_job_bad_lines_total",
@@ -183,7 +185,7 @@ _JOB_BAD = Family(
 
 
 def families_of_run(run: LiveRun) -> Found:
-    """What the ranks of a live run have done, as of its last look."""
+    """The families of a live run, as of the last look at it."""
     begun = [rank for rank in run.ranks.values() if rank.num_steps]
     found = _of_job(begun, list(run.ranks.values()))
     return found if len(run.ranks) > MAX_RANKS else {**found, **dict(_of_ranks(begun))}

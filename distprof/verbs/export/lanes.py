@@ -1,9 +1,8 @@
-"""Slices that overlap in part cannot share a track: which sub-track each one goes to.
+"""Assigns slices to lanes, because slices that partly overlap cannot share a track.
 
-On a track of Perfetto slices are opened and closed like brackets. Two slices are fine one after
-another or one inside the other; two that overlap in part are not. Kernels on a stream and calls of
-a thread nearly always are fine, so that is checked for all slices at once, and only a track that
-fails is walked slice by slice.
+Slices on a Perfetto track open and close like brackets. Two slices may follow or contain each
+other, but must not partly overlap. Kernels on a stream and calls of a thread almost never do. All
+slices are therefore checked at once, and only a track that fails is processed slice by slice.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ __all__ = ["bracket_order", "lanes_of"]
 
 
 def lanes_of(slices: Intervals) -> NDArray[np.int64]:
-    """For each slice the number of its lane, from 0; slices of one lane nest properly.
+    """The lane of each slice, from 0; slices in one lane nest properly.
 
     Args:
-        slices: In any order; each starts no later than it ends.
+        slices: Slices in any order; each starts no later than it ends.
     """
     lanes = np.zeros(slices.size, np.int64)
     order = _outer_first(slices)
@@ -35,7 +34,7 @@ def lanes_of(slices: Intervals) -> NDArray[np.int64]:
 
 
 def _place(lanes: list[list[int]], start: int, end: int) -> int:
-    """The first lane in which the slice fits; ``lanes`` holds the ends of open slices of each."""
+    """The first lane in which the slice fits; ``lanes`` holds the ends of the open slices."""
     for number, ends in enumerate(lanes):
         while ends and ends[-1] <= start:
             ends.pop()
@@ -47,13 +46,13 @@ def _place(lanes: list[list[int]], start: int, end: int) -> int:
 
 
 def bracket_order(slices: Intervals) -> Int64Array:
-    """The place of every bracket, the opening ones of all slices first, then the closing ones.
+    """Position of every bracket: the opening brackets of all slices, then the closing ones.
 
-    At one moment slices close before others open, an inner one closes before its outer one, an
-    outer one opens before its inner one, and a slice without length closes at once.
+    At the same time, slices close before others open, inner slices close before outer ones, outer
+    slices open before inner ones, and an empty slice closes right after it opens.
 
     Args:
-        slices: All in one lane, in any order.
+        slices: Slices of one lane, in any order.
     """
     size = slices.size
     turn = np.empty(size, np.int64)
@@ -73,7 +72,7 @@ def _outer_first(slices: Intervals) -> Int64Array:
 
 
 def _nests(slices: Intervals, order: Int64Array) -> bool:
-    """Whether no two slices overlap in part."""
+    """Whether no two slices partly overlap."""
     start, end = slices.start[order], slices.end[order]
     if (start[1:] >= end[:-1]).all():
         return True
@@ -83,7 +82,8 @@ def _nests(slices: Intervals, order: Int64Array) -> bool:
     step[place[:size]], step[place[size:]] = 1, -1
     depth = np.cumsum(step)
     opened, closed = depth[place[:size]], depth[place[size:]] + 1
-    # at one depth brackets open and close alternately: the k-th that opens, the k-th that closes
+    # Brackets of one depth open and close alternately, so the k-th closing one matches the k-th
+    # opening one
     of_open = np.lexsort((place[:size], opened))
     of_close = np.lexsort((place[size:], closed))
     return bool((of_open == of_close).all())

@@ -1,4 +1,4 @@
-"""What exporters send, read anew each time: of a report, of a live run, or of both."""
+"""Reads the current metrics for exporters, from a report, a live run, or both."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ __all__ = ["Observed"]
 
 
 class Observed:
-    """A source of numbers.
+    """A source of metrics.
 
     Args:
-        source: A saved report, or a run directory: its records, and its report once there is one.
+        source: A saved report, or a run directory. A run directory provides its records, and its
+            report once there is one.
 
     Raises:
         InputError: If it is neither.
     """
 
     def __init__(self, source: str) -> None:
-        self._turns = threading.Lock()  # scrapers come in threads of their own
+        self._lock = threading.Lock()  # scrapers call from separate threads
         self._live: LiveRun | None = None
         self._report = Path(source)
         if kind_of(source) is Kind.REPORT:
@@ -39,18 +40,18 @@ class Observed:
 
     @property
     def name(self) -> str:
-        """Of the run directory, or of the report's file."""
+        """Name of the run directory, or of the report file."""
         path = self._report if self._live is None else self._live.path
         return path.absolute().name
 
     def on_step(self, take: Callable[[int, StepRecord], None]) -> None:
-        """Hand over each step of a live run that is read from now on, with its rank."""
+        """Call ``take`` with the rank and record of each step of a live run from now on."""
         if self._live is not None:
             self._live.on_step = take
 
     def found(self) -> Found:
-        """All families that are known now."""
-        with self._turns:
+        """All families with known values."""
+        with self._lock:
             found = dict(self._of_report())
             if self._live is not None:
                 self._live.look()
@@ -58,7 +59,7 @@ class Observed:
         return found
 
     def _of_report(self) -> Found:
-        """Of the report; a run that still trains has none."""
+        """Families of the report; a run that is still training has none."""
         if self._live is not None and not self._report.is_file():
             return {}
         try:

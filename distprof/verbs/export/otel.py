@@ -1,7 +1,7 @@
-"""Metrics and a span per step for OpenTelemetry, sent to a collector by OTLP over HTTP.
+"""Sends metrics and one span per step to an OpenTelemetry collector, by OTLP over HTTP.
 
-``opentelemetry-sdk`` makes and sends them, from a process of its own: a collector that is slow or
-absent delays this process, and no rank.
+``opentelemetry-sdk`` creates and sends them from a separate process. A collector that is slow or
+unreachable delays this process, but no rank.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["MAX_WAITING", "Sender", "base_of", "name_of", "send", "unit_of"]
 
 MAX_WAITING = 10_000
-"""Steps that wait for a collector that is away; older ones are dropped, and counted."""
+"""Maximum number of steps that wait for an unreachable collector; older ones are dropped and
+counted."""
 
 _BATCH = 512
 _UNITS = {
@@ -42,10 +43,10 @@ _UNITS = {
 
 
 def base_of(endpoint: str) -> str:
-    """The address of a collector, checked.
+    """Check the address of a collector, and remove trailing slashes.
 
     Raises:
-        UsageError: If it is no ``http`` or ``https`` address.
+        UsageError: If it is not an ``http`` or ``https`` address.
     """
     try:
         parts = urlsplit(endpoint)
@@ -59,27 +60,27 @@ def base_of(endpoint: str) -> str:
 
 
 def name_of(family: Family) -> str:
-    """The name in OpenTelemetry: in a namespace, without the ``_total`` that Prometheus adds."""
+    """The OpenTelemetry name: with a namespace, and without Prometheus's suffix ``_total``."""
     return family.name.replace("distprof_", "distprof.", 1).removesuffix("_total")
 
 
 def unit_of(family: Family) -> str:
-    """The unit as UCUM spells it; empty for counts."""
+    """The unit in UCUM notation; empty for counts."""
     name = family.name.removesuffix("_total")
     return next((unit for ending, unit in _UNITS.items() if name.endswith(ending)), "")
 
 
 class Sender:
-    """Sends what there is to one collector.
+    """Sends metrics and spans to one collector.
 
     Args:
-        observed: What to send.
+        observed: Source of the metrics.
         endpoint: Base address of the collector.
-        rank: Whose steps become spans; None for the lowest rank.
-        timeout_s: How long one request may take, retries included.
+        rank: Rank whose steps become spans; None for the lowest rank.
+        timeout_s: Timeout of one request, including retries.
 
     Attributes:
-        num_dropped: Steps that were given up because the collector was away for too long.
+        num_dropped: Number of steps dropped because the collector was unreachable for too long.
 
     Raises:
         MissingExtraError: If the packages are not installed.
@@ -96,7 +97,8 @@ class Sender:
             from opentelemetry.sdk.resources import Resource
         except ImportError as error:
             raise MissingExtraError("distprof export otel", "otel") from error
-        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # failures are said by us
+        # distprof reports failures itself
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         self._observed, self._rank = observed, rank
         self._waiting: deque[tuple[int, StepRecord]] = deque()
         self.num_dropped = 0
@@ -117,7 +119,7 @@ class Sender:
         self._spans = OTLPSpanExporter(endpoint=f"{base}/v1/traces", timeout=timeout_s)
 
     def send(self) -> bool:
-        """Send all metrics as of now, and the steps since the last success; whether all arrived."""
+        """Send all current metrics and the unsent steps; return whether all of them arrived."""
         from opentelemetry.sdk.metrics.export import MetricExportResult
         from opentelemetry.sdk.trace.export import SpanExportResult
 
@@ -134,7 +136,7 @@ class Sender:
         return True
 
     def forget_steps(self) -> None:
-        """Send no spans of steps that were there before."""
+        """Skip spans of the steps recorded so far."""
         self._observed.found()
         self._waiting.clear()
 
@@ -149,7 +151,7 @@ class Sender:
             self.num_dropped += 1
 
     def _declare(self) -> None:
-        """An instrument for every family; what is unknown is not observed."""
+        """Create an instrument for every family; unknown values are not observed."""
         meter = self._meters.get_meter("distprof", __version__)
         for family in all_families():
             make = (
@@ -175,7 +177,7 @@ class Sender:
         return observe
 
     def _made(self, steps: Iterable[tuple[int, StepRecord]]) -> Sequence[ReadableSpan]:
-        """A span per step, each a trace of its own: a training would be a trace without end."""
+        """One span per step, each in a separate trace: a trace of the whole run would never end."""
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import SimpleSpanProcessor
         from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -193,7 +195,7 @@ class Sender:
 
 
 def _attributes(rank: int, step: StepRecord) -> dict[str, Any]:
-    """What is known of a step; what is not is left out."""
+    """Attributes of a step, without unknown ones."""
     known = {"tokens": step.tokens, "samples": step.samples, "loss": step.loss}
     return {
         "distprof.rank": rank,
@@ -211,14 +213,14 @@ def send(
     failed: Callable[[str], None],
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Send once, or again and again.
+    """Send once, or periodically.
 
     Args:
-        sender: What sends.
-        endpoint: The collector, for messages.
-        every_s: Seconds between two times, without end; None for once.
-        failed: Called with a sentence where the collector took nothing and is asked again.
-        sleep: Waits for that number of seconds.
+        sender: The sender.
+        endpoint: Address of the collector, for messages.
+        every_s: Seconds between two attempts, forever; None to send once.
+        failed: Called with a sentence if the collector did not accept data and is tried again.
+        sleep: Waits for this many seconds.
 
     Raises:
         InputError: If the only attempt fails.
@@ -230,12 +232,12 @@ def send(
             if every_s is None:
                 raise InputError(
                     endpoint,
-                    expected="a collector that takes OTLP over HTTP",
-                    found="none, or one that took nothing in time",
+                    expected="a collector that accepts OTLP over HTTP",
+                    found="no collector, or one that did not accept the data in time",
                     fix="check the address; collectors listen on port 4318",
                 )
             dropped = f"; {sender.num_dropped:,} steps dropped" if sender.num_dropped else ""
-            failed(f"{endpoint} took nothing{dropped}")
+            failed(f"{endpoint} did not accept data{dropped}")
         if every_s is None:
             return
         sleep(every_s)

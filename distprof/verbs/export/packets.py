@@ -1,8 +1,8 @@
-"""Packets of a Perfetto trace: descriptions of tracks, slices, arrows, marks and counters.
+"""Writes the packets of a Perfetto trace: track descriptors, slices, flows, instants and counters.
 
-Field numbers are those of ``perfetto_trace.proto``; a test compares each of them with Perfetto's
-own definitions. A file is a row of packets without a header, so packets are written as they come.
-Each sequence of packets has its own table of names, written before their first use.
+Field numbers are those of ``perfetto_trace.proto``, and a test compares each of them with
+Perfetto's own definitions. A file is a series of packets without a header, so packets are written
+immediately. Each sequence of packets has its own table of names, which are written before use.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from distprof.verbs.export.wire import Rows, field, fixed64, message, number, te
 __all__ = ["MAX_NAME", "PacketFile", "PacketSequence", "Slices", "WriteError", "shown_name"]
 
 MAX_NAME = 4_096
-"""Characters of a name that are kept: templates make names of kernels long, none this long."""
+"""Maximum number of characters of a name: C++ templates make kernel names long, but not this long.
+"""
 
 _CHUNK = 1 << 15
-"""Events that are encoded at a time: enough for arrays to be fast, few enough to need little memory
+"""Number of events encoded at a time: enough for fast arrays, but few enough to need little memory
 (about 100 bytes each)."""
 
 _FIRST_TRACK, _FIRST_NAME = 1 << 21, 1 << 7
-"""With numbers from here on, numbers of tracks all take four bytes and nearly all names two; equal
-lengths are encoded faster."""
+"""Starting from these numbers, all track numbers take four bytes and nearly all name numbers two.
+Equal lengths are faster to encode."""
 
 
 class Trace(IntEnum):
@@ -102,28 +103,28 @@ class InternedData(IntEnum):
 
 
 class EventName(IntEnum):
-    """Fields of an entry of such a table; those of categories and arguments are the same."""
+    """Fields of an entry in a table of names; categories and arguments have the same fields."""
 
     IID = 1
     NAME = 2
 
 
 class ClockSnapshot(IntEnum):
-    """Fields of a relation between clocks."""
+    """Fields of a snapshot, which relates clocks to each other."""
 
     CLOCKS = 1
     PRIMARY_TRACE_CLOCK = 2
 
 
 class Clock(IntEnum):
-    """Fields of a clock in such a relation."""
+    """Fields of a clock in a snapshot."""
 
     CLOCK_ID = 1
     TIMESTAMP = 2
 
 
 class Type(IntEnum):
-    """What an event is."""
+    """Type of an event."""
 
     SLICE_BEGIN = 1
     SLICE_END = 2
@@ -138,7 +139,7 @@ _REALTIME, _BOOTTIME = 1, 6  # BuiltinClock
 
 
 class WriteError(Exception):
-    """The file cannot be written; its cause is the OSError that says why."""
+    """The file cannot be written; the cause is the OSError with the reason."""
 
 
 class Slices(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,10 +147,10 @@ class Slices(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         spans: Start and end, ns on the clock of the file.
-        name: What is shown.
-        category: What one can search for.
-        flow: int64, number of the arrows that go through each; 0 for none. None for no arrows.
-        numbers: Name of an argument to its values, ABSENT where a slice has none.
+        name: Displayed names.
+        category: Searchable categories.
+        flow: int64, ID of the flow (arrows) through each slice, or 0. None without flows.
+        numbers: Values of integer arguments by name; ABSENT if a slice does not have it.
     """
 
     spans: Intervals
@@ -160,7 +161,7 @@ class Slices(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def shown_name(name: str) -> str:
-    """A name from a trace as valid text of bounded length, control characters spelled out."""
+    """A name from a trace as valid text of bounded length, with control characters escaped."""
     return plain(shorten(name, MAX_NAME))
 
 
@@ -168,8 +169,8 @@ class PacketFile:
     """A file that packets are appended to.
 
     Args:
-        file: Open for writing.
-        epoch_ns: The time of the first event, if times count from 1970: viewers then show dates.
+        file: File that is open for writing.
+        epoch_ns: Time of the first event, if times are since the epoch: viewers then show dates.
     """
 
     def __init__(self, file: IO[bytes], epoch_ns: int | None) -> None:
@@ -188,11 +189,10 @@ class PacketFile:
         return next(self._tracks)
 
     def write(self, data: bytes) -> None:
-        """Append packets that are encoded already.
+        """Append encoded packets.
 
         Raises:
-            WriteError: If they cannot be written, which is not to be confused with what cannot be
-                read.
+            WriteError: If they cannot be written. It differs from the OSError of a failed read.
         """
         try:
             self._file.write(data)
@@ -204,7 +204,7 @@ class PacketFile:
         self.write(text(Trace.PACKET, b"".join(fields)))
 
     def _write_clock(self, at_ns: int) -> None:
-        """Say that the trace's clock is that of the calendar."""
+        """Declare that the clock of the trace is the real-time clock."""
         both = b"".join(
             text(
                 ClockSnapshot.CLOCKS,
@@ -240,11 +240,11 @@ class PacketSequence:
         """Describe a new track and return its number.
 
         Args:
-            name: What is shown.
-            parent: Number of the track that it belongs to; None at the top.
-            place: Where it is among the tracks of its parent, lowest first.
-            about: A sentence on it.
-            unit: Of its values if it is a counter; None for slices and marks.
+            name: Displayed name.
+            parent: Number of its parent track; None at the top level.
+            place: Position among the tracks of its parent, lowest first.
+            about: Description, one sentence.
+            unit: Unit of its values if it is a counter; None for slices and instants.
         """
         uuid = self._file.new_track()
         fields = [number(TrackDescriptor.UUID, uuid), text(TrackDescriptor.NAME, shown_name(name))]
@@ -263,7 +263,7 @@ class PacketSequence:
         return uuid
 
     def slices(self, track: int, slices: Slices) -> None:
-        """Write slices that nest properly; their packets come in order of time."""
+        """Write slices that nest properly, with their packets in order of time."""
         size = slices.spans.size
         if size == 0:
             return
@@ -274,7 +274,7 @@ class PacketSequence:
             self._file.write(self._encoded(track, slices, coded, order[first : first + _CHUNK]))
 
     def marks(self, track: int, at_ns: Iterable[int], name: str, words: Mapping[str, str]) -> None:
-        """Write moments with one name and the same arguments."""
+        """Write instants that share a name and arguments."""
         (iid,) = self._interned(InternedData.EVENT_NAMES, (name,))
         keys = self._interned(InternedData.DEBUG_ANNOTATION_NAMES, tuple(words))
         arguments = b"".join(
@@ -298,7 +298,7 @@ class PacketSequence:
             self._write(stamp, text(TracePacket.TRACK_EVENT, event))
 
     def counter(self, track: int, at_ns: Int64Array, values: np.ndarray) -> None:
-        """Write the values of a counter: integers, or floating-point numbers."""
+        """Write the values of a counter, integers or floating-point numbers."""
         if len(at_ns) == 0:
             return
         is_float = values.dtype.kind == "f"
@@ -316,7 +316,7 @@ class PacketSequence:
     def _encoded(
         self, track: int, slices: Slices, coded: _CodedNames, brackets: Int64Array
     ) -> bytes:
-        """Brackets as packets: below N the one that opens that slice, above the one that closes."""
+        """Encode brackets as packets: i below N opens slice i, and N + i closes it."""
         size = slices.spans.size
         row, opens = brackets % size, brackets < size
         at_ns = np.where(opens, slices.spans.start[row], slices.spans.end[row])
@@ -340,18 +340,18 @@ class PacketSequence:
 
     def _packets(self, at_ns: Int64Array, event: Rows) -> Rows:
         if len(at_ns) and int(at_ns.min()) < 0:
-            raise ValueError("a time before the clock of the file begins")
-        alike = np.ones(len(at_ns), np.int64)
+            raise ValueError("a time before the start of the file's clock")
+        ones = np.ones(len(at_ns), np.int64)
         return message(
             Trace.PACKET,
             field(TracePacket.TIMESTAMP, at_ns),
-            field(TracePacket.TRUSTED_PACKET_SEQUENCE_ID, alike * self._id),
-            field(TracePacket.SEQUENCE_FLAGS, alike * _NEEDS_NAMES),
+            field(TracePacket.TRUSTED_PACKET_SEQUENCE_ID, ones * self._id),
+            field(TracePacket.SEQUENCE_FLAGS, ones * _NEEDS_NAMES),
             event,
         )
 
     def _write(self, *fields: bytes) -> None:
-        """Write one packet; the first one of a sequence says that no names are known yet."""
+        """Write one packet; the first one of a sequence clears the table of names."""
         self._file.write_packet(
             number(TracePacket.TRUSTED_PACKET_SEQUENCE_ID, self._id),
             number(TracePacket.SEQUENCE_FLAGS, self._flags),
@@ -372,7 +372,7 @@ class PacketSequence:
         )
 
     def _interned(self, kind: InternedData, names: tuple[str, ...]) -> Int64Array:
-        """Numbers of names; those that are new are written first. Empty ones, unused, get 0."""
+        """Numbers of names; new names are written first, and empty, unused names get 0."""
         known, new = self._known[kind], []
         for name in names:
             if name and name not in known:
@@ -385,7 +385,7 @@ class PacketSequence:
 
 
 class _CodedNames(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers of names: per slice, per slice, per argument."""
+    """Numbers of names and categories per slice, and of argument names."""
 
     name: Int64Array
     category: Int64Array
@@ -393,7 +393,7 @@ class _CodedNames(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _used(column: Coded) -> tuple[str, ...]:
-    """Values that some row has; the others, and empty ones, are given as ``(no name)``."""
+    """Values in use, with ``(no name)`` for empty ones; values not in use become empty."""
     used = np.zeros(len(column.values), np.bool_)
     used[column.codes] = True
     return tuple(

@@ -1,6 +1,6 @@
-"""A run as one merged Perfetto trace: all ranks on one clock, with what distprof found out.
+"""Exports a run as one merged Perfetto trace: all ranks on one clock, with distprof's results.
 
-Ranks are written one after another, from one rank's tables in memory at a time.
+Ranks are written one after another, so the tables of only one rank are in memory at a time.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ __all__ = ["Choice", "Exported", "export_perfetto"]
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a run is written.
+    """The parts of a run to write.
 
     Args:
         ranks: Global ranks; None for all.
-        steps: Numbers of steps; None for all time.
-        only: ``collectives``: no kernels and no CPU threads. ``gpu``: no CPU threads.
+        steps: Numbers of steps; None for the whole recording.
+        only: ``collectives``: no kernels and no CPU threads. ``gpu``: no CPU threads. None for
+            everything.
     """
 
     ranks: frozenset[int] | None = None
@@ -46,14 +47,14 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Exported(msgspec.Struct, frozen=True, kw_only=True):
-    """What was written.
+    """The written file.
 
     Args:
-        path: The file.
+        path: Path of the file.
         ranks: Global ranks in it.
-        num_slices: Slices in it.
-        num_bytes: Its size; 0 for a pipe.
-        notes: What is missing or doubtful, one sentence each.
+        num_slices: Number of slices in it.
+        num_bytes: Size of the file; 0 for a pipe.
+        notes: Missing or uncertain data, one sentence each.
     """
 
     path: str
@@ -73,13 +74,13 @@ def export_perfetto(
     """Write a run as a Perfetto trace.
 
     Args:
-        examined: The run, measured and judged (:func:`distprof.api.examine`).
-        path: The file to write; it appears when it is whole.
-        choice: What to write; None for everything.
+        examined: The run with its analysis (:func:`distprof.api.examine`).
+        path: The file to write; it appears when it is complete.
+        choice: The parts to write; None for everything.
         progress: Called after each rank.
 
     Returns:
-        What was written.
+        Facts about the written file.
 
     Raises:
         InputError: If the run has no traces, or the file cannot be written.
@@ -110,9 +111,9 @@ def export_perfetto(
 def _cannot_write(file: Path, error: BaseException | None) -> InputError:
     return InputError(
         str(file),
-        expected="a place where a file can be written",
+        expected="a path that can be written",
         found=getattr(error, "strerror", None) or str(error),
-        fix="name another file with -o, or write less: --ranks, --steps, --only collectives",
+        fix="choose another file with -o, or write less: --ranks, --steps, --only collectives",
     )
 
 
@@ -120,7 +121,7 @@ def _chosen_ranks(run: Run, choice: Choice) -> tuple[Rank, ...]:
     if not run.ranks:
         raise InputError(
             run.source,
-            expected="traces of torch.profiler, of at least one rank",
+            expected="torch.profiler traces of at least one rank",
             found=run.origin or "no trace of any rank",
             fix="name a folder of traces or a run directory whose ranks were traced",
         )
@@ -144,19 +145,22 @@ def _check_steps(ranks: Iterable[Rank], wanted: frozenset[int] | None) -> None:
 
 
 def _epoch(run: Run) -> int | None:
-    """When the recording begins, if its times are since 1970 on every rank."""
+    """Start of the recording, if the times of every rank are since the epoch."""
     return CommonClock.of(run).first_ns if all(rank.has_epoch for rank in run.ranks) else None
 
 
 def _doubts(run: Run) -> tuple[str, ...]:
-    """What a reader of the merged time line has to know of its clocks."""
+    """Notes on clocks that readers of the merged timeline must know about."""
     if len(set(run.clock.component.tolist())) < 2:
         return ()
-    return ("Some clocks could not be aligned: their ranks keep their own, and the tracks say so.",)
+    return (
+        "Some clocks could not be aligned: their ranks keep their own clock, and the track names"
+        " say so.",
+    )
 
 
 class _TimeLine:
-    """Writes tracks of all ranks, and those of the run as a whole."""
+    """Writes the tracks of all ranks and of the run as a whole."""
 
     def __init__(self, examined: Examined, choice: Choice, file: PacketFile) -> None:
         self.num_slices = 0
@@ -181,10 +185,11 @@ class _TimeLine:
 
     def _about(self) -> str:
         clock = self._clock
-        moved = f" {clock.shift_ns} ns were added to all times." if clock.shift_ns else ""
-        of = clock.alignment.names[0] if clock.alignment.names else ""
+        shift = f" {clock.shift_ns} ns were added to all times." if clock.shift_ns else ""
+        reference = clock.alignment.names[0] if clock.alignment.names else ""
         return (
-            f"Times are those of the clock of {of}; every other clock was corrected to it.{moved}"
+            f"Times are on the clock of {reference}, and every other clock was aligned with"
+            f" it.{shift}"
         )
 
     # Ranks ----------------------------------------------------------------------------------------
@@ -218,14 +223,14 @@ class _TimeLine:
         return np.full(len(rank.collectives), ABSENT, np.int64) if known is None else known
 
     def _rank_name(self, rank: Rank) -> str:
-        """With how well its clock is known, where that is not said of its node."""
+        """Name of a rank, with the accuracy of its clock unless the node's name has it."""
         clock, node = self._clock.alignment, self._examined.run.topology.node_of(rank.rank)
         if node is not None and node in clock.names:
             return f"rank {rank.rank}"
         return f"rank {rank.rank}, {clock_text(clock, (rank.rank,))}"
 
     def _node(self, rank: Rank) -> int | None:
-        """The track of a rank's node; None where its node is not known."""
+        """The track of a rank's node; None if its node is unknown."""
         topology, clock = self._examined.run.topology, self._clock.alignment
         node = topology.node_of(rank.rank)
         if node is None:
@@ -233,15 +238,15 @@ class _TimeLine:
         if node not in self._nodes:
             present = {one.rank for one in self._examined.run.ranks}
             ranks = [one for one in topology.nodes[node] if one in present]
-            said = clock_text(clock, ranks) if node in clock.names else "a clock per rank"
+            accuracy = clock_text(clock, ranks) if node in clock.names else "a clock per rank"
             place = len(self._nodes) + 1
-            self._nodes[node] = self._shared.track(f"node {node}, {said}", None, place=place)
+            self._nodes[node] = self._shared.track(f"node {node}, {accuracy}", None, place=place)
         return self._nodes[node]
 
     # The run as a whole ---------------------------------------------------------------------------
 
     def _critical_path(self, parent: int) -> None:
-        """What the step's end waited for, at the times at which it was measured."""
+        """Write the operations that determined the end of the step, at their measured times."""
         simulation = self._examined.simulation
         if simulation is None or not isinstance(simulation.model, TraceModel):
             return
@@ -249,7 +254,7 @@ class _TimeLine:
         track = self._shared.track(
             "critical path",
             parent,
-            about="The chain of work and transfers that the end of the last step waited for.",
+            about="The chain of work and transfers that determined the end of the last step.",
         )
         self._shared.slices(track, found)
         self.num_slices += found.spans.size
@@ -273,9 +278,9 @@ class _TimeLine:
     def _measured(
         self, graph: TraceGraph, path: Int64Array, simulated: Int64Array, end: int
     ) -> Int64Array:
-        """When each operation of the path began, and when the last ended, as measured.
+        """Measured start of each operation on the path, and end of the last one.
 
-        Of segments that is known. Transfers between them get their share of the time between.
+        Starts of segments were measured. Transfers between segments are interpolated.
         """
         analyses = self._examined.analyses
         begins = [
@@ -294,7 +299,7 @@ class _TimeLine:
         return ordered
 
     def _chosen_windows(self) -> Intervals | None:
-        """The steps to write, of whichever rank, clock of the file."""
+        """Windows of the steps to write on all ranks, on the clock of the file."""
         steps = self._choice.steps
         if steps is None:
             return None
@@ -305,7 +310,7 @@ class _TimeLine:
         return union(Intervals(*map(np.concatenate, zip(*windows, strict=True))))
 
     def _findings(self, parent: int, ranks: tuple[Rank, ...]) -> None:
-        """A track per finding, with a mark at the start of every step that it is about."""
+        """A track per finding, with an instant at the start of every step that it concerns."""
         findings = self._examined.report.findings
         if not findings:
             return
@@ -317,7 +322,7 @@ class _TimeLine:
             self._shared.marks(track, self._moments(finding, starts), name, _words(finding))
 
     def _step_starts(self, ranks: tuple[Rank, ...]) -> Mapping[int, int]:
-        """Analysed step to when its first rank began it, clock of the file."""
+        """Earliest start of each analysed step on any rank, on the clock of the file."""
         starts: dict[int, int] = {}
         for rank in ranks:
             at_ns = self._clock.times(rank.rank, rank.steps["start_ns"])
@@ -347,7 +352,7 @@ def _slow(sets: Iterable[StragglerSet], rank: int) -> list[StragglerSet]:
 
 
 def _words(finding: Finding) -> dict[str, str]:
-    """Arguments of a finding's marks."""
+    """Arguments of the instants of a finding."""
     cost = finding.cost_ns_per_step
     words = {
         "message": finding.message,

@@ -1,7 +1,7 @@
 """Metrics for Prometheus: as text, in a file for node_exporter, or over HTTP.
 
-``prometheus-client`` writes the formats. A process of its own reads what the probes wrote, so
-nothing here can reach the training: not a scraper that hangs, nor a full disk.
+``prometheus-client`` writes the formats. The exporter is a separate process that reads the files of
+the probes. Neither a scraper that hangs nor a full disk can therefore affect the training.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ __all__ = ["Exposition", "keep_file", "serve", "text_of"]
 
 
 class Exposition:
-    """What there is to scrape, for ``prometheus-client``.
+    """The metrics of a source as a collector for ``prometheus-client``.
 
     Args:
-        source: As :class:`~distprof.verbs.export.observed.Observed` takes it.
+        source: As for :class:`~distprof.verbs.export.observed.Observed`.
 
     Raises:
-        InputError: If nothing can be observed there.
+        InputError: If the source is neither a saved report nor a run directory.
         MissingExtraError: If ``prometheus-client`` is not installed.
     """
 
     def __init__(self, source: str) -> None:
         try:
-            import prometheus_client  # noqa: F401 - before anything is read
+            import prometheus_client  # noqa: F401 - checked before the source is read
         except ImportError as error:
             raise MissingExtraError("distprof export prometheus", "prometheus") from error
         self._observed = Observed(source)
 
     def collect(self) -> Iterator[Any]:
-        """The families as ``prometheus-client`` wants them."""
+        """The families as objects of ``prometheus-client``."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         kinds = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
@@ -52,7 +52,7 @@ class Exposition:
             yield made
 
     def registry(self) -> CollectorRegistry:
-        """A registry of this exposition alone, without numbers on this process."""
+        """A registry with only this exposition, without metrics of this process."""
         from prometheus_client import CollectorRegistry
 
         registry = CollectorRegistry(auto_describe=False)
@@ -61,7 +61,7 @@ class Exposition:
 
 
 def text_of(exposition: Exposition) -> str:
-    """The text format of Prometheus."""
+    """The metrics in the text format of Prometheus."""
     from prometheus_client import generate_latest
 
     return generate_latest(exposition.registry()).decode()
@@ -75,14 +75,14 @@ def keep_file(
     failed: Callable[[str], None],
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Write a file for node_exporter's textfile collector, whole at any time.
+    """Write a file for node_exporter's textfile collector, atomically.
 
     Args:
-        exposition: What to write.
-        file: Its name should end in ``.prom``.
-        every_s: Seconds between two writes, without end; None for one write.
-        failed: Called with the reason where a write fails and there will be another.
-        sleep: Waits for that number of seconds.
+        exposition: The metrics to write.
+        file: File to write; its name should end in ``.prom``.
+        every_s: Seconds between two writes, forever; None to write once.
+        failed: Called with the reason if a write fails and there will be another.
+        sleep: Waits for this many seconds.
 
     Raises:
         InputError: If the only write fails.
@@ -103,10 +103,10 @@ def serve(exposition: Exposition, host: str, port: int) -> tuple[Callable[[], No
     """Answer scrapers in threads of this process.
 
     Returns:
-        What ends it, and the port, which is chosen here where 0 was asked for.
+        A function that stops the server, and its port, which is a free one if ``port`` is 0.
 
     Raises:
-        InputError: If nothing can listen there.
+        InputError: If the address or port cannot be used.
     """
     from prometheus_client import start_http_server
 

@@ -1,4 +1,4 @@
-"""The tracks of one rank: steps, collectives, pipeline slots, streams, CPU threads, sensors."""
+"""Writes the tracks of one rank: steps, collectives, pipeline slots, streams, threads, sensors."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ __all__ = ["ONLY", "Only", "RankTracks", "windows_of_steps"]
 
 Only = Literal["collectives", "gpu"]
 ONLY: tuple[Only, ...] = ("collectives", "gpu")
-"""What of a rank can be written instead of everything."""
+"""Choices to write only part of a rank."""
 
 WAITS = "waits for rank {}"
-WITHIN_ERROR = "waits, for less than the clock's error"
+WITHIN_ERROR = "wait shorter than the clock error"
 TRANSFERS = "transfer"
-LATE = "every other member waits for this rank"
+LATE = "all other members wait for this rank"
 
 _STEPS, _COLLECTIVES, _LATE, _SLOTS, _STREAMS, _THREADS, _SENSORS = range(7)
 _PLACES = 10_000  # tracks of each of these kinds that keep their order
@@ -43,14 +43,15 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
         run: The recording.
         rank: The rank.
         clock: The clock of the file.
-        arrivals: Its collectives among those of other ranks.
-        wait_end_ns: Per row of COLLECTIVES when the last member started, own clock; ABSENT unknown.
-        analysis: Its measurements; None where it was not measured.
-        slow: Stragglers that it belongs to.
+        arrivals: Arrivals of all members at its collectives.
+        wait_end_ns: When the last member started, per row of COLLECTIVES, on the rank's own clock;
+            ABSENT if unknown.
+        analysis: Its analysis; None if it was not analysed.
+        slow: Straggler sets that it belongs to.
         steps: Numbers of the steps to write; None for all.
-        only: What to write; None for everything.
-        packets: Where to write.
-        parent: The track of the rank.
+        only: Part to write; None for everything.
+        packets: Sequence of packets to write to.
+        parent: Track of the rank.
     """
 
     run: Run
@@ -66,7 +67,7 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
     parent: int
 
     def write(self) -> int:
-        """Write them; returns the number of slices.
+        """Write the tracks and return the number of slices.
 
         Raises:
             InputError, OSError, ValueError: If the rank's tables cannot be read.
@@ -74,7 +75,7 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
         return sum((self._steps(), self._collectives(), self._late(), self._slots(),
                     self._tables(), self._sensors()))  # fmt: skip
 
-    # Our own tracks -------------------------------------------------------------------------------
+    # Tracks with results of distprof --------------------------------------------------------------
 
     def _steps(self) -> int:
         table = self.rank.steps.take(inside(intervals_of(self.rank.steps), self._windows))
@@ -89,7 +90,7 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
         return self._write("steps", _STEPS, own, Coded.encode(names), "step")
 
     def _collectives(self) -> int:
-        """Each collective, and in it the wait for its last member and the transfer."""
+        """Each collective, and inside it the wait for its last member and the transfer."""
         table = self.rank.collectives
         kept = inside(intervals_of(table), self._windows)
         own = intervals_of(table.take(kept))
@@ -104,10 +105,11 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
                 "last rank": self.arrivals.last_rank[kept],
             },
         )
-        return self._write_lanes("collectives", _COLLECTIVES, whole, self._halves(own, kept))
+        inner = self._waits_and_transfers(own, kept)
+        return self._write_lanes("collectives", _COLLECTIVES, whole, inner)
 
-    def _halves(self, own: Intervals, kept: Int64Array) -> Slices:
-        """The waits, then the transfers, of those whose last member is known."""
+    def _waits_and_transfers(self, own: Intervals, kept: Int64Array) -> Slices:
+        """The waits, then the transfers, of collectives whose last member is known."""
         until = self.wait_end_ns[kept]
         known = np.flatnonzero((until != ABSENT) & (own.end > own.start))
         middle = np.clip(until[known], own.start[known], own.end[known])
@@ -154,7 +156,7 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
         return Coded.merged(code.ravel().astype(np.int32), names)
 
     def _late(self) -> int:
-        """Steps in which the rank is a straggler, and when all others waited for it alone."""
+        """Steps in which the rank is a straggler, and times when only it was missing."""
         if not self.slow:
             return 0
         rank, table = self.rank.rank, self.rank.collectives
@@ -175,12 +177,12 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
         return self._write_lanes("straggler", _LATE, slices)
 
     def _largest_error(self) -> int:
-        """Of the clocks of all ranks relative to this one's, ns."""
+        """Largest error of any rank's clock relative to this rank's, ns."""
         others = np.array([rank.rank for rank in self.run.ranks], np.int64)
         return int(self.clock.error_between(self.rank.rank, others).max())
 
     def _slow_steps(self) -> tuple[Intervals, list[str]]:
-        """Steps in which the rank is slow, clock of the file, and why."""
+        """Steps in which the rank is slow, on the clock of the file, and the reasons."""
         chosen: list[Intervals] = []
         names: list[str] = []
         table, rank = self.rank.steps, self.rank.rank
@@ -214,7 +216,7 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
         own = Intervals(own.start[kept], own.end[kept])
         return self._write("pipeline slots", _SLOTS, own, Coded.encode(names), "pipeline")
 
-    # What the trace has ---------------------------------------------------------------------------
+    # Tracks from the trace ------------------------------------------------------------------------
 
     def _tables(self) -> int:
         if self.only == "collectives":
@@ -224,7 +226,7 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
         return written if self.only is not None else written + self._threads(tables)
 
     def _streams(self, tables: RankTables) -> int:
-        """One track per stream, one more for the ranges that a program marked on it."""
+        """One track per stream, and another for ranges that the program annotated on it."""
         table = tables.activity.take(inside(intervals_of(tables.activity), self._windows))
         ranged = (table["kind"] == ActivityKind.ANNOTATION).astype(np.int64)
         several = len(distinct(table["device"])) > 1
@@ -264,7 +266,7 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
     # Sensors --------------------------------------------------------------------------------------
 
     def _sensors(self) -> int:
-        """Counters of what the probes, or files of sensors, recorded during the capture."""
+        """Counters of the values that probes or sensor files recorded during the capture."""
         source = self.run.records.get(self.rank.rank)
         if source is None:
             return 0
@@ -293,7 +295,7 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def _windows(self) -> Intervals | None:
-        """The rank's steps that are written, own clock; None for all time."""
+        """Windows of the steps to write, on the rank's own clock; None for the whole recording."""
         return None if self.steps is None else windows_of_steps(self.rank, self.steps)
 
     def _write(self, title: str, kind: int, own: Intervals, name: Coded, category: str) -> int:
@@ -307,7 +309,7 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
     def _write_lanes(
         self, title: str, kind: int, slices: Slices, inner: Slices | None = None, *, nth: int = 0
     ) -> int:
-        """Write slices on as many tracks as they need; ``inner`` are parts of some of them."""
+        """Write slices on as many tracks as needed; ``inner`` slices are parts of some of them."""
         if slices.spans.size == 0:
             return 0
         parts = slices if inner is None else _with_parts(slices, inner)
@@ -321,7 +323,7 @@ class RankTracks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def windows_of_steps(rank: Rank, steps: frozenset[int]) -> Intervals:
-    """A rank's windows of these steps, own clock, as a set."""
+    """Windows of these steps on a rank's own clock, as disjoint intervals."""
     rows = np.isin(rank.steps["step"], list(steps))
     return union(intervals_of(rank.steps.take(rows)))
 
@@ -335,7 +337,7 @@ def _size(num_bytes: int) -> str:
 
 
 def _groups(*columns: np.ndarray) -> Iterator[tuple[tuple[int, ...], Int64Array]]:
-    """Rows that are equal in all columns, with the values that they share, ascending."""
+    """Groups of rows with equal values in all columns: the values, ascending, and the rows."""
     order = np.lexsort(columns[::-1]).astype(np.int64)
     ordered = [column[order] for column in columns]
     differs = [np.flatnonzero(column[1:] != column[:-1]) + 1 for column in ordered]
@@ -357,7 +359,7 @@ def _constant(text: str, size: int) -> Coded:
 
 
 def _series(schema: TableSchema, table: Table) -> Iterator[tuple[str, str, Int64Array, np.ndarray]]:
-    """Name, unit, times and values of each numeric column that has any."""
+    """Name, unit, times and values of each numeric column with known values."""
     for column in schema:
         if column.dtype not in ("int64", "float64") or column.name in ("t_ns", "step"):
             continue
@@ -368,14 +370,14 @@ def _series(schema: TableSchema, table: Table) -> Iterator[tuple[str, str, Int64
 
 
 def _sensor_name(column: Column) -> str:
-    """Without the unit, which the viewer shows: ``power`` for ``power_w``."""
+    """Name without the unit, which the viewer shows: ``power`` for ``power_w``."""
     last = column.name.rpartition("_")[2] if column.unit else ""
     endings = {"B": "bytes", "B/s": "bytes_per_s"}
     return column.name.removesuffix(f"_{endings.get(column.unit, last)}").replace("_", " ")
 
 
 def _with_parts(slices: Slices, inner: Slices) -> Slices:
-    """Both together; the inner ones have no arrows and no arguments."""
+    """Both sets of slices in one; inner slices have no flows and no arguments."""
     more = inner.spans.size
 
     def joined(first: Coded, second: Coded) -> Coded:

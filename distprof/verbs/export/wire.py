@@ -1,8 +1,9 @@
-"""Protobuf's wire format, for columns: one message per row of arrays, encoded all at once.
+"""Protobuf's wire format for columns: one message per row of arrays, all encoded at once.
 
 Python objects of the protobuf package take 4 to 12 µs per event, several times the cost of reading
-it. Arrays take less than 1 µs. What is needed of the format fits here: varints, 64-bit fields,
-strings, messages in messages (https://protobuf.dev/programming-guides/encoding).
+it. Arrays take less than 1 µs. This module supports the parts of the format that distprof needs:
+varints, 64-bit fields, strings and nested messages
+(https://protobuf.dev/programming-guides/encoding).
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ class Rows(msgspec.Struct, frozen=True):
     """Encoded bytes of N messages, or parts of messages, of up to W bytes.
 
     Args:
-        values: uint8, shape ``(W, N)``: byte by byte, because joining parts is then fast.
-        kept: bool, the same shape: which of them count; None for all.
+        values: uint8, shape ``(W, N)``: bytes in rows, because this makes joining parts fast.
+        kept: bool, the same shape: whether each byte is part of the message; None for all.
     """
 
     values: NDArray[np.uint8]
@@ -38,49 +39,49 @@ class Rows(msgspec.Struct, frozen=True):
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Bytes of each row, shape ``(N,)``."""
+        """Number of bytes of each message, shape ``(N,)``."""
         if self.kept is None:
             return np.full(len(self), len(self.values), np.int64)
         counts: NDArray[np.int64] = self.kept.sum(axis=0, dtype=np.int64)
         return counts
 
     def to_bytes(self) -> bytes:
-        """All rows, one after another."""
+        """All messages, one after another."""
         rows = self.values.T
         return (rows if self.kept is None else rows[self.kept.T]).tobytes()
 
     def where(self, mask: Kept) -> Rows:
-        """The same with nothing in the rows that the mask leaves out."""
+        """The same messages, with empty ones where the mask is False."""
         kept = np.broadcast_to(mask, self.values.shape)
         return Rows(self.values, kept if self.kept is None else kept & self.kept)
 
 
 def field(field_number: int, values: NDArray[Any]) -> Rows:
-    """A field of integers per row; negative ones take ten bytes, as protobuf's int64 does."""
+    """An integer field per row; negative values take ten bytes, as in protobuf's int64."""
     return _joined((_constant(_key(field_number, _VARINT), len(values)), _varints(values)))
 
 
 def fixed64(field_number: int, values: NDArray[Any]) -> Rows:
-    """A field of 64 bits per row: unsigned integers, or floating-point numbers as they are."""
+    """A 64-bit field per row: unsigned integers, or floating-point numbers."""
     little = np.ascontiguousarray(values.astype(values.dtype.newbyteorder("<")))
     raw = little.view(np.uint8).reshape(len(values), 8).T
     return _joined((_constant(_key(field_number, _FIXED64), len(values)), Rows(raw)))
 
 
 def message(field_number: int, *parts: Rows) -> Rows:
-    """A field that holds a message made of parts, per row."""
+    """A field per row with a message that consists of ``parts``."""
     body = _joined(parts)
     lengths = _varints(body.lengths)
     return _joined((_constant(_key(field_number, _LENGTH), len(body)), lengths, body))
 
 
 def number(field_number: int, value: int) -> bytes:
-    """A field that holds one integer."""
+    """A field with one integer."""
     return _key(field_number, _VARINT) + _varint(value)
 
 
 def text(field_number: int, content: str | bytes) -> bytes:
-    """A field that holds a string, or a message that is encoded already."""
+    """A field with a string, or with an encoded message."""
     data = content.encode() if isinstance(content, str) else content
     return _key(field_number, _LENGTH) + _varint(len(data)) + data
 
@@ -103,7 +104,7 @@ def _constant(data: bytes, count: int) -> Rows:
 
 
 def _varints(values: NDArray[Any]) -> Rows:
-    """Integers in groups of seven bits, lowest first; all but the last have the highest bit set."""
+    """Integers in groups of seven bits, lowest first, with the high bit set in all but the last."""
     left = values.astype(np.int64).view(np.uint64) if values.dtype.kind == "i" else values
     left = left.astype(np.uint64)
     width = max((int(left.max()).bit_length() + 6) // 7, 1) if len(left) else 1
@@ -119,7 +120,7 @@ def _varints(values: NDArray[Any]) -> Rows:
 
 
 def _joined(parts: Sequence[Rows]) -> Rows:
-    """Parts of each row next to each other."""
+    """Concatenate the parts of each row."""
     values = np.concatenate([part.values for part in parts])
     if all(part.kept is None for part in parts):
         return Rows(values)

@@ -1,4 +1,4 @@
-"""A fabric profile's verdict, headline and tables, ready to render."""
+"""Verdict, headline and tables of a fabric profile, ready to render."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def fabric_verdict(profile: FabricFile) -> str:
     """The most informative curve in one sentence."""
     measured = [curve for curve in profile.curves if curve.points]
     if not measured:
-        return "Nothing was measured."
+        return "The profile has no measurements."
     curve = min(measured, key=_rank_of)
     best = _best(curve)
     reaches = (
         f"{curve.kind} over {_where(curve)} reaches {format_bandwidth(best.busbw_bytes_per_s)}"
     )
-    at = f" bus bandwidth, at {format_bytes(best.bytes)}"
+    at = f" bus bandwidth at {format_bytes(best.bytes)}"
     if curve.fit is None:
         return f"{reaches}{at}."
-    return f"{reaches}{at}; below {format_bytes(curve.fit.crossover_bytes)} it is latency-bound."
+    return f"{reaches}{at}. Below {format_bytes(curve.fit.crossover_bytes)}, it is latency-bound."
 
 
 def _rank_of(curve: FabricCurve) -> tuple[int, int]:
@@ -53,7 +53,7 @@ def _best(curve: FabricCurve) -> FabricPoint:
 
 
 def fabric_headline(profile: FabricFile) -> str:
-    """Where the profile comes from, in half a sentence."""
+    """One line with the origin of the profile."""
     ranks = counted(profile.world_size, "rank") if profile.world_size is not None else ""
     hosts = counted(len(set(profile.hosts)), "host") if profile.hosts else ""
     parts = (profile.origin, profile.device, profile.backend, ranks, hosts, profile.source)
@@ -76,9 +76,10 @@ def fabric_words(profile: FabricFile) -> Iterator[str]:
 
 def _loose(curve: FabricCurve, fit: FabricFit) -> str:
     return (
-        f"No straight line fits {_name(curve)}: times are {format_ratio(fit.residual_ratio)} "
-        f"off in the median, {format_ratio(fit.worst_ratio)} at {format_bytes(fit.worst_bytes)}. "
-        "Protocols that change with the size cause this, and so do other jobs on the machine."
+        f"No straight line fits {_name(curve)}: the median deviation of times is "
+        f"{format_ratio(fit.residual_ratio)}, and {format_ratio(fit.worst_ratio)} at "
+        f"{format_bytes(fit.worst_bytes)}. Possible causes are protocols that change with the "
+        "size, and other jobs on the machine."
     )
 
 
@@ -189,7 +190,7 @@ def _point_table(curve: FabricCurve) -> TableView:
 
 
 def _off(curve: FabricCurve, p: FabricPoint) -> str:
-    """Deviation from the fit, for example ``+7 %``; minus where shorter."""
+    """Deviation from the fit, for example ``+7 %``; negative if the time is shorter."""
     fit = curve.fit
     if fit is None:
         return "–"

@@ -1,4 +1,4 @@
-"""Baselines: read and write them, add sessions, acknowledge losses."""
+"""Reads and writes baselines, adds sessions to them, and acknowledges losses."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ __all__ = [
 ]
 
 MOST_REPEATS = 100
-"""Repeats per session; the file stays small enough to review."""
+"""Maximum number of repeats per session, which keeps the file small enough to review."""
 MOST_SESSIONS = 100
-"""Sessions per baseline, for the same reason; the bootstrap over all of them stays fast."""
+"""Maximum number of sessions per baseline, for the same reason and for a fast bootstrap."""
 
-_DIGITS = 9  # significant digits; more only make a review longer
+_DIGITS = 9  # significant digits; more would only make a review longer
 
 
 BASELINE = Document(
@@ -55,7 +55,7 @@ BASELINE = Document(
     file="a baseline as distprof check --update-baseline writes it",
     again="write it again with distprof check … --update-baseline, or restore it from version"
     " control",
-    absent="make one from good runs: distprof check RUN --baseline FILE --update-baseline",
+    absent="create one from good runs: distprof check RUN --baseline FILE --update-baseline",
     order="sorted",
     max_bytes=4 << 20,
 )
@@ -104,8 +104,8 @@ def session_of(
 
     Args:
         repeats: Repeats of the guarded run.
-        small: Repeats of a run on fewer ranks, for the scaling efficiency. The two are paired;
-            unpaired repeats do not enter the efficiency.
+        small: Repeats of a run on fewer ranks, for the scaling efficiency. Repeats of both are
+            paired, and unpaired ones do not enter the efficiency.
 
     Raises:
         ValueError: If there are no repeats, too many, or they differ in job or hardware.
@@ -115,8 +115,8 @@ def session_of(
     for repeat in repeats[1:]:
         wrong = unlike(repeats[0].fingerprint, repeat.fingerprint, is_gate=True)
         if wrong:
-            told = "; ".join(difference.sentence for difference in wrong)
-            raise ValueError(f"the repeats are not of the same run: {told}")
+            differences = "; ".join(difference.sentence for difference in wrong)
+            raise ValueError(f"the runs are not repeats of the same run: {differences}")
     ordered = sorted(repeats, key=lambda repeat: repeat.created_ns)
     each = [values_of(repeat) for repeat in ordered]
     _add_efficiency(each, sorted(small, key=lambda repeat: repeat.created_ns), ordered)
@@ -130,13 +130,13 @@ def session_of(
 
 
 def mean_parts(repeats: Sequence[SummaryFile]) -> StepParts | None:
-    """The mean traced step of repeats; its parts add up exactly. None without traces."""
-    found = [repeat.parts for repeat in repeats if repeat.parts is not None]
-    if not found:
+    """The mean traced step of repeats, whose parts add up exactly; None without traces."""
+    traced = [repeat.parts for repeat in repeats if repeat.parts is not None]
+    if not traced:
         return None
     names = [name for name in StepParts.__struct_fields__ if name not in ("span_ns", "other_ns")]
-    mean = {name: sum(getattr(parts, name) for parts in found) // len(found) for name in names}
-    span = sum(parts.span_ns for parts in found) // len(found)
+    mean = {name: sum(getattr(parts, name) for parts in traced) // len(traced) for name in names}
+    span = sum(parts.span_ns for parts in traced) // len(traced)
     return StepParts(span_ns=span, other_ns=span - sum(mean.values()), **mean)
 
 
@@ -198,8 +198,8 @@ def accept_runs(
     new = accepted(old, repeats, small, distprof_version=__version__, window=window)
     BASELINE.save(new, file)
     wrong = unlike_baseline(old, repeats, small)
-    anew = f"; it starts again because {wrong[0]}" if wrong else ""
-    return f"{len(new.sessions)} of {new.window} sessions{anew}"
+    restart = f" (started again because {wrong[0]})" if wrong else ""
+    return f"{len(new.sessions)} of {new.window} sessions{restart}"
 
 
 def accepted(
@@ -210,10 +210,10 @@ def accepted(
     distprof_version: str,
     window: int | None = None,
 ) -> BaselineFile:
-    """The baseline with one more session; the oldest beyond its window are dropped.
+    """The baseline with one more session; the oldest ones beyond its window are dropped.
 
-    Expired acknowledged losses are dropped too. Repeats of another job or machine start a new
-    baseline: figures of different machines do not mix.
+    Expired acknowledged losses are dropped too. Repeats of a different job or machine start a new
+    baseline, because figures of different machines do not mix.
 
     Args:
         baseline: The previous baseline.
@@ -244,18 +244,19 @@ def accepted(
 def unlike_baseline(
     baseline: BaselineFile, repeats: Sequence[SummaryFile], small: Sequence[SummaryFile] = ()
 ) -> tuple[str, ...]:
-    """Differences that forbid comparing repeats with a baseline, each as half a sentence."""
+    """Differences that forbid comparing repeats with a baseline, each as a clause."""
     return unlike_job(baseline, repeats[-1].fingerprint, _world_size(small))
 
 
 def unlike_job(baseline: BaselineFile, job: Fingerprint, after: int | None) -> tuple[str, ...]:
-    """The same for one job, made or only planned; ``after`` is the smaller of two sizes."""
-    found = unlike(baseline.fingerprint, job, is_gate=True)
-    told = [difference.sentence for difference in found]
+    """As :func:`unlike_baseline`, for a finished or planned job; ``after``: its smaller size."""
+    clauses = [
+        difference.sentence for difference in unlike(baseline.fingerprint, job, is_gate=True)
+    ]
     before = baseline.small_world_size
     if before is not None and after is not None and before != after:
-        told.append(f"the smaller size is {before} in one and {after} in the other")
-    return tuple(told)
+        clauses.append(f"the smaller size is {before} in one and {after} in the other")
+    return tuple(clauses)
 
 
 def _world_size(small: Sequence[SummaryFile]) -> int | None:
@@ -280,7 +281,7 @@ def acknowledge(baseline: BaselineFile, loss: Acknowledged) -> BaselineFile:
 
 
 def acknowledgement(baseline: BaselineFile, metric: str, now_ns: int) -> Acknowledged | None:
-    """The currently accepted loss of a metric: a loss up to ``up_to`` does not fail."""
+    """The currently acknowledged loss of a metric: a loss up to ``up_to`` does not fail."""
     for each in baseline.acknowledged:
         if each.metric == metric and (each.until_ns is None or now_ns < each.until_ns):
             return each
@@ -288,7 +289,7 @@ def acknowledgement(baseline: BaselineFile, metric: str, now_ns: int) -> Acknowl
 
 
 def baseline_values(baseline: BaselineFile, metric: str) -> tuple[list[float], list[int]]:
-    """Values of all sessions, each with the number of its session, as ``decide`` takes them."""
+    """Values of all sessions, and the number of the session of each value, for ``decide``."""
     values: list[float] = []
     sessions: list[int] = []
     for number, session in enumerate(baseline.sessions):
@@ -299,5 +300,5 @@ def baseline_values(baseline: BaselineFile, metric: str) -> tuple[list[float], l
 
 
 def _short(value: float) -> float:
-    """The value with nine digits (1 ns in 1 s), without decimals where it is whole."""
+    """The value rounded to nine significant digits (1 ns in 1 s)."""
     return float(f"{value:.{_DIGITS}g}")

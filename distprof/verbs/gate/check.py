@@ -1,4 +1,4 @@
-"""The gate's result for a run: every metric against its baseline, and the causes of a loss."""
+"""Compares every metric of a run with its baseline, and the parts of the step."""
 
 from __future__ import annotations
 
@@ -38,22 +38,24 @@ class MetricCheck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         metric: Name of the metric.
         label: Name in reports.
         unit: ``ns``, ``B`` or ``ratio``.
-        state: As in :class:`~distprof.verbs.gate.decide.Decision`; ``acknowledged`` where the
-            baseline accepts the loss.
-        scale: ``ratio``: ``change`` is candidate over baseline; ``difference``: their difference.
+        state: As in :class:`~distprof.verbs.gate.decide.Decision`; ``acknowledged`` if the baseline
+            accepts the loss.
+        scale: ``ratio``: ``change`` is candidate over baseline; ``difference``: candidate minus
+            baseline.
         baseline: Median of the baseline's repeats.
         candidate: Median of the candidate's repeats.
         change: Estimated change.
-        low: Lower end of its 95 % interval; None where there are too few repeats for one.
+        low: Lower end of its 90 % interval; None if there are too few repeats for one.
         high: Upper end of the interval.
         p: p-value of the rank test.
         tolerance: Accepted loss.
         num_baseline: Repeats of the baseline.
         num_candidate: Repeats of the candidate.
-        needed_repeats: Further repeats that would settle it; None where settled, or none would.
+        needed_repeats: Number of further repeats that would settle it; None if it is settled, or if
+            no reasonable number would settle it.
         is_gated: Whether it decides the outcome; other metrics are informational.
         why: Reason for the state, one sentence.
-        assumes: Assumption of the decision; empty if none.
+        assumes: Assumption of the decision; empty if there is none.
         reason: Why the loss is accepted; empty unless acknowledged.
     """
 
@@ -79,7 +81,7 @@ class MetricCheck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class PartLoss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A part of the mean traced step; the changes of all parts add up to that of the step."""
+    """A part of the mean traced step; the changes of all parts add up to the change of the step."""
 
     part: str
     baseline_ns: int
@@ -95,14 +97,14 @@ class CheckResult(Displayed, msgspec.Struct, frozen=True, kw_only=True, forbid_u
         distprof_version: Version of distprof that wrote it.
         state: The worst state of the gated metrics.
         baseline: File of the baseline, or the runs compared with.
-        baseline_commit: Newest commit of the baseline; empty where unknown.
+        baseline_commit: Newest commit of the baseline; empty if unknown.
         candidate_commit: Commit of the code that ran.
         fingerprint: Fingerprint of the candidate.
-        unlike: Differences that forbid the comparison but that the user allowed.
+        unlike: Differences that would forbid the comparison, but which the user allowed.
         metrics: The metrics that both sides have.
-        parts: Change of the traced step by part; empty without traces of both.
-        needed_repeats: Further repeats that would settle all gated metrics; None where they are
-            settled, or no reasonable number would.
+        parts: Change of the traced step by part; empty without traces of both sides.
+        needed_repeats: Number of further repeats that would settle all gated metrics; None if they
+            are settled, or if no reasonable number would settle them.
         not_checked: Requested metrics that one side lacks, with the reason.
         notes: Assumptions and other notes, one sentence each.
         inconclusive_fails: Whether an inconclusive check counts as a failure.
@@ -139,10 +141,10 @@ class GateSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         metrics: Metrics to gate; empty for those gated by default.
-        tolerance: Metric to its tolerance, where it differs from the default.
+        tolerance: Tolerances that differ from the default, by metric.
         session_noise: Known spread of step time and efficiency between sessions, as a relative
-            standard deviation; None if unknown. Used while the baseline has too few sessions to
-            estimate it.
+            standard deviation; None if unknown. It is used while the baseline has too few sessions
+            to estimate it.
         is_paired: Whether repeats of both sides were measured alternately.
         inconclusive_fails: Whether an inconclusive check counts as a failure.
         alpha: Significance level of the rank test.
@@ -176,8 +178,8 @@ def judge(
         fingerprint: Fingerprint of the candidate.
         version: Version of distprof.
         now_ns: Current time, ns since the epoch; acknowledged losses expire.
-        settings: None for the defaults.
-        unlike: Differences that forbid the comparison but were allowed.
+        settings: Settings of the check; None for the defaults.
+        unlike: Differences that would forbid the comparison, but which the user allowed.
     """
     settings = settings or GateSettings()
     wanted = settings.metrics or [metric.name for metric in METRICS if metric.decides]
@@ -280,11 +282,11 @@ def _has(baseline: BaselineFile, metric: str) -> bool:
 
 
 def _as_acknowledged(found: Decision, accepting: Decision) -> State:
-    """Accept an acknowledged loss, unless the loss is clearly larger than acknowledged.
+    """The state after accepting an acknowledged loss, unless the loss is clearly larger than it.
 
     Args:
         found: Decision with the usual tolerance.
-        accepting: Decision with the accepted loss as tolerance.
+        accepting: Decision with the acknowledged loss as tolerance.
     """
     if found.state in ("passed", "improved") or accepting.state == "regressed":
         return found.state
@@ -293,7 +295,7 @@ def _as_acknowledged(found: Decision, accepting: Decision) -> State:
 
 
 def _parts(baseline: BaselineFile, candidate: BaselineSession) -> tuple[PartLoss, ...]:
-    """Parts of the newest session with traces, compared with the candidate's."""
+    """Parts of the newest session with traces, compared with those of the candidate."""
     before = next((s.parts for s in reversed(baseline.sessions) if s.parts is not None), None)
     after = candidate.parts
     if before is None or after is None:

@@ -1,8 +1,8 @@
-"""Decides from repeats whether a change made a run slower, or how many more repeats it takes.
+"""Decides from repeats whether a change made a run slower, or how many more repeats are needed.
 
 A difference counts when two tests agree: the whole bootstrap interval of the change is beyond the
 tolerance, and a rank test finds an order of repeats that chance rarely produces. The interval shows
-how large the change is; the rank test protects against few or noisy repeats.
+the size of the change, and the rank test protects against few or noisy repeats.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ __all__ = [
 Floats = NDArray[np.float64]
 
 _MOST_EXACT = 60
-"""Total number of values up to which all orders are counted."""
+"""Maximum number of values for the exact test, which counts all orders."""
 
 
 def mann_whitney(first: ArrayLike, second: ArrayLike) -> float:
     """One-sided p-value of ``second`` ranking this high if both have the same distribution.
 
-    It counts all ways to choose which of the values belong to ``second``; ties have their mean
-    rank. Above 60 values it uses the normal approximation with correction for ties.
+    It counts all ways to choose which of the values belong to ``second``. Ties have their mean
+    rank. Above 60 values, it uses the normal approximation with correction for ties.
 
     Args:
         first: One value per repeat.
-        second: The same; where a side is empty, the result is 1.0.
+        second: One value per repeat; if a side is empty, the result is 1.0.
 
     Source:
         Mann and Whitney, "On a test of whether one of two random variables is stochastically
@@ -77,16 +77,16 @@ def mann_whitney(first: ArrayLike, second: ArrayLike) -> float:
 
 
 def aligned_ranks(first: ArrayLike, second: ArrayLike) -> float:
-    """p-value of ``second`` ranking this high if the two of each pair are exchangeable.
+    """p-value of ``second`` ranking this high if the two values of each pair are exchangeable.
 
-    One-sided and exact: it counts all ways to exchange the two of each pair. It first removes
-    drift, the median of the means of the five nearest pairs, which such exchanges do not change.
-    Then it ranks all values together, so that a pair with one disturbed run weighs less than the
-    others. Among signed ranks it would outvote them.
+    The test is one-sided and exact: it counts all ways to exchange the values within pairs. It
+    first removes drift, the median of the means of the five nearest pairs, which exchanges do not
+    change. Then it ranks all values together, so a pair with one disturbed run has little weight.
+    Among signed ranks, that pair would outvote the others.
 
     Args:
         first: One value per pair, in order of time.
-        second: The same number of values; for none, the result is 1.0.
+        second: The same number of values; if there are none, the result is 1.0.
 
     Source:
         Hodges and Lehmann, "Rank methods for combination of independent experiments in analysis of
@@ -122,8 +122,10 @@ def least_repeats(alpha: float, fixed: int | None = None) -> int:
 
     Args:
         alpha: Significance level.
-        fixed: Repeats of the side that gets no more; None where both get the same number. The
-            result is a million where no number suffices.
+        fixed: Repeats of the side that gets no more; None if both get the same number.
+
+    Returns:
+        The number; a million if no number suffices.
     """
     for count in range(1, 1_000):
         if 1 / math.comb(count + (fixed or count), count) <= alpha:
@@ -137,14 +139,14 @@ def least_pairs(alpha: float) -> int:
 
 
 def _doubled_ranks(values: Floats) -> NDArray[np.int64]:
-    """Twice the ranks, counted from 1, so that mean ranks of ties are whole."""
+    """Twice the ranks, counted from 1, so mean ranks of ties are integers."""
     ordered = np.sort(values)
     below = np.searchsorted(ordered, values, side="left")
     return np.asarray(below + np.searchsorted(ordered, values, side="right") + 1, np.int64)
 
 
 def _ways_to_choose(ranks: NDArray[np.int64], count: int) -> Floats:
-    """Number of ways in which ``count`` of the ranks have each sum; float64 suffices for shares."""
+    """For each sum, the number of ways to choose ``count`` ranks with that sum, as float64."""
     ways = np.zeros((count + 1, int(np.sort(ranks)[-count:].sum()) + 1))
     ways[0, 0] = 1
     for rank in ranks.tolist():
@@ -167,7 +169,7 @@ def _upper_tail(z: float) -> float:
     return math.erfc(z / math.sqrt(2)) / 2
 
 
-# The decision from repeats, or how many more it takes -----------------------------------------
+# The decision from repeats, or how many more are needed -------------------------------------------
 
 State = Literal["passed", "regressed", "improved", "inconclusive"]
 
@@ -176,68 +178,73 @@ Better = Literal["lower", "higher"]
 Scale = Literal["ratio", "difference"]
 
 ALPHA = 0.01
-"""Level of the one-sided rank test. The test is exact, so false alarms of one look stay below it
-for any noise. A look that can only pass a change, and not fail it, adds none."""
+"""Level of the one-sided rank test. The test is exact, so the false alarm rate of one look stays
+below it for any noise. A look that can only pass a change, and not fail it, adds none."""
 
 EARLY_ALPHA = 0.001
 """Level of interim looks, strict enough for the last look to keep ``ALPHA`` (the Haybittle-Peto
-rule). Each interim look adds no more than this to the false alarms."""
+rule). Each interim look adds no more than this to the false alarm rate."""
 
 LEVEL: Level = 90
-"""Level of the interval in %: chance passes each end in 5 of 100 cases, and one end counts."""
+"""Level of the interval in %: each end is exceeded by chance in 5 of 100 cases, and only one end
+matters."""
 
 FEWEST_SESSIONS = 3
-"""Number of sessions from which a baseline's spread between sessions is known well enough."""
+"""Minimum number of sessions in a baseline to estimate the spread between sessions."""
 
 UNKNOWN_NOISE = 0.15
-"""Assumed standard deviation between sessions where it is unknown. Only a loss far beyond it counts
-as a change; shared machines are rarely worse."""
+"""Assumed standard deviation between sessions if it is unknown. Only a loss far beyond it counts as
+a change. Shared machines are rarely worse."""
 
 UNKNOWN_SESSIONS = (
-    "The repeats differ by more than the tolerance, but any two sessions may: measure both sides"
+    "The repeats differ by more than the tolerance, but so may any two sessions: measure both sides"
     f" alternately, collect {FEWEST_SESSIONS} sessions in the baseline, or set the session noise."
 )
 """Why a clear difference from one or two stored sessions is inconclusive."""
 
 SHORT_BASELINE = (
-    "The baseline has a single repeat, which shows nothing about noise: add more repeats to it."
+    "The baseline has a single repeat, which does not show the noise: add more repeats to it."
 )
-"""Why no number of repeats settles a comparison with it."""
+"""Why no number of candidate repeats settles a comparison with this baseline."""
 
 SESSIONS_DIFFER = (
-    "Sessions differ by as much, for any number of repeats: measure both sides alternately, or"
-    " accept more sessions into the baseline."
+    "The change is no larger than differences between sessions, and more repeats do not help:"
+    " measure both sides alternately, or accept more sessions into the baseline."
 )
-"""Why no number of repeats in one session settles it."""
+"""Why no number of repeats in one session settles the comparison."""
 
 NOT_BY_REPEATS = (SHORT_BASELINE, UNKNOWN_SESSIONS, SESSIONS_DIFFER)
-"""Reasons that more repeats do not remove; each says what does."""
+"""Reasons that more candidate repeats do not remove; each one says what does."""
 
-_ASSUMES_CALM = "nothing drifted between the baseline's session and this one."
+_ASSUMES_CALM = "there was no drift between the session of the baseline and this one."
 
-_ASSUMES_NOISE = f"sessions of this machine differ by {UNKNOWN_NOISE:.0%} at most (one deviation)."
+_ASSUMES_NOISE = (
+    "sessions on this machine differ by a standard deviation of at most"
+    f" {100 * UNKNOWN_NOISE:.0f} %."
+)
 
-_MOST_NEEDED = 200  # more repeats than is practical: then no number is given
+_MOST_NEEDED = 200  # more repeats than this are not practical, so no number is given
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """The decision from the repeats.
 
     Args:
-        state: ``passed``: any loss is within tolerance. ``regressed`` and ``improved``: beyond it.
-            ``inconclusive``: the interval contains the tolerance, or the rank test disagrees.
+        state: ``passed``: any loss is within the tolerance. ``regressed`` and ``improved``: the
+            change is beyond it. ``inconclusive``: the interval contains the tolerance, the rank
+            test disagrees, or sessions may differ as much.
         change: Candidate over baseline, or candidate minus baseline on the scale ``difference``.
-        low: Lower end of its 90 % interval; None where there are too few repeats for one.
+        low: Lower end of its 90 % interval; None if there are too few repeats for one.
         high: Upper end of the interval.
         p: p-value of the rank test in the direction of the change.
         tolerance: Tolerance that was requested.
         num_baseline: Repeats of the baseline.
         num_candidate: Repeats of the candidate.
-        needed_repeats: Further repeats of the candidate (and of the baseline, where both can be
-            run) that would settle it at the present spread; None where settled, or where no
-            reasonable number would.
+        needed_repeats: Number of further repeats of the candidate (and of the baseline, if both can
+            be run) that would settle it at the current spread; None if it is settled, or if no
+            reasonable number would settle it.
         why: Reason for the state, one sentence.
-        assumes: Assumption of the decision, one sentence; empty if none.
+        assumes: Assumption of the decision, one sentence; empty if there is none.
     """
 
     state: State
@@ -257,10 +264,10 @@ class _Sessions(msgspec.Struct, frozen=True):
     """Sessions of the baseline's repeats, and how far another session may differ from them.
 
     Args:
-        keys: One per repeat.
+        keys: Session of each repeat.
         noise: Known standard deviation; None if unknown.
-        can_blame: Whether a change can be separated from differences between sessions: there are
-            pairs, enough sessions, or a known noise. Otherwise only a change beyond
+        can_blame: Whether a change can be separated from differences between sessions, because
+            there are pairs, enough sessions, or a known noise. Otherwise, only a change far beyond
             ``UNKNOWN_NOISE`` can.
     """
 
@@ -278,7 +285,7 @@ class _Sessions(msgspec.Struct, frozen=True):
         is_paired: bool,
     ) -> _Sessions:
         if is_paired and (keys is not None or noise is not None):
-            raise ValueError("pairs are measured side by side: they take no sessions")
+            raise ValueError("pairs are measured alternately and have no sessions")
         if keys is not None and len(keys) != count:
             raise ValueError(f"{len(keys)} sessions for {count} repeats of the baseline")
         if noise is not None and not 0 <= noise < math.inf:
@@ -303,9 +310,10 @@ class _Sessions(msgspec.Struct, frozen=True):
         return student_quantile(1e9, 98) * UNKNOWN_NOISE * math.sqrt(1 + 1 / count)
 
     def spread(self, centres: Floats) -> float:
-        """How far one more session may be from these by chance, exceeded in 1 of 100 either way.
+        """How far one more session may be from these by chance, exceeded in 1 % on either side.
 
-        The rank test does not protect here, as repeats of one session are not independent.
+        The rank test does not protect against this, because repeats of one session are not
+        independent.
         """
         count = len(centres)
         if count >= FEWEST_SESSIONS:
@@ -316,7 +324,7 @@ class _Sessions(msgspec.Struct, frozen=True):
 
 
 class _Evidence(msgspec.Struct, frozen=True):
-    """Changes on an additive scale on which worse is positive: logarithms for ratios."""
+    """Changes on an additive scale (logarithms for ratios), on which worse is positive."""
 
     worse: Interval
     p_worse: float
@@ -347,22 +355,21 @@ def decide(
     """Compare repeats of a candidate with those of a baseline.
 
     Args:
-        baseline: One array per repeat: its steps, or the one figure kept of it. The median of the
-            steps counts. Steps are not resampled, as steps of one run are not independent.
-        candidate: The same.
-        tolerance: Accepted loss: 0.02 for 2 %, or on the scale ``difference`` in the unit
-            of the values.
+        baseline: One array per repeat: its steps, or a single figure. The median of the steps
+            counts. Steps are not resampled, because steps of one run are not independent.
+        candidate: The same for the candidate.
+        tolerance: Accepted loss: 0.02 for 2 %, or in the unit of the values on the scale
+            ``difference``.
         better: Which direction is an improvement.
         scale: ``ratio`` for times and sizes; ``difference`` for shares, which may be near 0.
-        is_paired: Whether repeat i of both was measured side by side, alternating, so that drift
-            cancels.
-        sessions: A key per repeat of the baseline for when or where it was measured. From three
+        is_paired: Whether repeats of both sides were measured alternately, so that drift cancels.
+        sessions: For each repeat of the baseline, a key of the session that measured it. From three
             sessions on, differences between sessions do not count as a change: the candidate is
             treated as one more session. None for a single session. Not with ``is_paired``.
         session_noise: Known standard deviation between sessions (relative on the scale ``ratio``),
-            used where the baseline has fewer than three; 0 for a machine that is known to be
-            stable. None if unknown: then a change may be due to the session, and is inconclusive
-            unless far beyond ``UNKNOWN_NOISE``. Not with ``is_paired``.
+            used if the baseline has fewer than three; 0 for a machine that is known to be stable.
+            None if unknown: then a change may be due to the session and is inconclusive, unless it
+            is far beyond ``UNKNOWN_NOISE``. Not with ``is_paired``.
         can_repeat_baseline: Whether further repeats of the baseline are possible too.
         alpha: Significance level of the rank test.
         seed: Seed of the bootstrap; the same input gives the same decision.
@@ -420,11 +427,11 @@ def _values(repeats: Sequence[ArrayLike], scale: Scale, name: str) -> Floats:
     """One value per repeat."""
     arrays = [np.atleast_1d(np.asarray(repeat, np.float64)) for repeat in repeats]
     if not arrays or any(not array.size for array in arrays):
-        raise ValueError(f"the {name} has no repeats, or one without values")
+        raise ValueError(f"the {name} has no repeats, or a repeat without values")
     if not all(np.isfinite(array).all() for array in arrays):
-        raise ValueError(f"the {name} holds values that are not finite")
+        raise ValueError(f"the {name} has values that are not finite")
     if scale == "ratio" and any((array <= 0).any() for array in arrays):
-        raise ValueError(f"the {name} holds values that are not positive and have no ratio")
+        raise ValueError(f"the {name} has values that are not positive, so there is no ratio")
     return np.array([float(np.median(array)) for array in arrays])
 
 
@@ -436,7 +443,7 @@ def _check(tolerance: float, scale: Scale, a: Floats, b: Floats, *, is_paired: b
 
 
 def _limit(tolerance: float, better: Better, scale: Scale) -> float:
-    """The tolerance on the additive scale: 5 % slower is a time × 1.05, or a rate × 0.95."""
+    """The tolerance on the additive scale: a loss of 5 % is a time × 1.05, or a rate × 0.95."""
     if scale == "difference":
         return tolerance
     return math.log1p(tolerance) if better == "lower" else -math.log1p(-tolerance)
@@ -457,7 +464,7 @@ def _interval(
 
 
 def _ranks(below: Floats, above: Floats, *, is_paired: bool) -> tuple[float, float]:
-    """p-values of a loss and of a gain of this size if nothing changed."""
+    """p-values of a loss and of a gain of this size if there is no change."""
     if is_paired:
         return aligned_ranks(below, above), aligned_ranks(above, below)
     return mann_whitney(below, above), mann_whitney(above, below)
@@ -501,9 +508,9 @@ def _judge(evidence: _Evidence) -> tuple[State, int | None, str]:
 
 
 def _needed(evidence: _Evidence) -> int | None:
-    """Repeats that would move the tolerance out of the interval, which narrows with their root.
+    """Further repeats until the interval, which narrows with their root, excludes the tolerance.
 
-    Below the number from which the rank test can decide, the estimate never says "never".
+    As long as the rank test has too few repeats to decide, this is a number and not None.
     """
     now, worse = evidence.num_growing, evidence.worse
     lacking = max(evidence.fewest - now, 0)
@@ -522,5 +529,5 @@ def _shown(end: float, scale: Scale) -> float | None:
 
 
 def _plain(value: float, scale: Scale) -> float:
-    """The change as a ratio again, where it is a logarithm; a float holds at most e^709."""
+    """Convert a logarithm back to a ratio; a float holds at most e^709."""
     return math.exp(min(max(value, -700.0), 700.0)) if scale == "ratio" else value

@@ -1,4 +1,4 @@
-"""A check drawn: the change of each metric against its tolerance, and that of each part."""
+"""Figures of a check: the change of each metric and its tolerance, and the change of each part."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from distprof.verbs.gate.show import amount, change_text
 __all__ = ["metrics_figure", "tolerances_worse"]
 
 _NARROWEST, _WIDEST = 2.0, 12.0
-"""Tolerances from no change to the edge of the picture, at least and at most."""
+"""Minimum and maximum distance from no change to the edge of the figure, in tolerances."""
 
 
 @figure(place=10)
@@ -26,12 +26,12 @@ def metric_figures(result: CheckResult) -> Part | None:
     """Gated metrics first, the others under them."""
     gated = metrics_figure(
         [check for check in result.metrics if check.is_gated],
-        f"Gated metrics: the estimated change with its {LEVEL} % interval. The lines are no change "
-        "and the tolerance; the shaded changes are within it. Right is worse.",
+        f"Gated metrics: the estimated change with its {LEVEL} % interval. The lines mark no "
+        "change and the tolerance. The shaded area is within the tolerance. Right is worse.",
     )
     others = metrics_figure(
         [check for check in result.metrics if not check.is_gated],
-        "Informational metrics, drawn in the same way; they do not decide the outcome.",
+        "Informational metrics, drawn in the same way. They do not decide the outcome.",
     )
     if not gated and not others:
         return None
@@ -40,19 +40,19 @@ def metric_figures(result: CheckResult) -> Part | None:
 
 @figure(place=20)
 def part_figures(result: CheckResult) -> Part | None:
-    """What each part adds to the step."""
+    """The change of each part of the step."""
     drawn = change_figure([(part.part, part.change_ns) for part in result.parts])
     return Part(anchor="changes", title="What changed", content=drawn) if drawn else None
 
 
 def metrics_figure(checks: Sequence[MetricCheck], caption: str) -> Markup:
-    """A row per metric, in units of its tolerance; empty without any."""
+    """A row per metric, in units of its tolerance; empty if there is no metric to draw."""
     furthest = [abs(place) for check in checks for place in _places(check) if place is not None]
     if not furthest:
         return EMPTY
     widest = min(max(_NARROWEST, 1.1 * max(furthest)), _WIDEST)
     if max(furthest) > widest:
-        caption += " A mark at the edge is a larger change."
+        caption += " A mark at the edge stands for a larger change."
     lines = [_metric_row(check, widest) for check in checks]
     return captioned(caption, rows(lines))
 
@@ -64,11 +64,11 @@ def _places(check: MetricCheck) -> list[float | None]:
 
 
 def tolerances_worse(change: float, check: MetricCheck) -> float | None:
-    """How many tolerances worse a change is, negative where it is better.
+    """How much worse a change is, in tolerances; negative if it is better.
 
-    On the scale that the decision uses: differences as they are, quotients as logarithms, so that
-    1 is exactly where a loss is no longer accepted. None where that is unknown: the metric is of
-    another version, or nothing is tolerated.
+    The scale is that of the decision: differences are unchanged and ratios are logarithms, so 1 is
+    exactly the largest loss that is accepted. None if the metric is from another version, or if its
+    tolerance is 0.
     """
     metric = find_metric(check.metric)
     if metric is None or not check.tolerance > 0 or (check.scale == "ratio" and change <= 0):
@@ -83,7 +83,7 @@ def tolerances_worse(change: float, check: MetricCheck) -> float | None:
 
 
 def _metric_row(check: MetricCheck, widest: float) -> Markup:
-    """A metric's name, its change and interval, and both in words; empty where unknown."""
+    """Name of a metric, its change and interval as a bar and as text; empty if unknown."""
     middle, *ends = (None if at is None else _share(at, widest) for at in _places(check))
     if middle is None:
         return EMPTY
@@ -101,6 +101,6 @@ def _metric_row(check: MetricCheck, widest: float) -> Markup:
 
 
 def _share(tolerances: float, widest: float) -> float:
-    """Share of the width; what is beyond the picture is drawn at its edge."""
+    """Position as a share of the width; values outside the figure are drawn at its edge."""
     kept = min(max(tolerances, -widest), widest)
     return 0.02 + 0.96 * (kept + widest) / (2 * widest)

@@ -18,14 +18,14 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
     """One metric of a run.
 
     Args:
-        name: Name in configuration, baselines and reports.
-        label: Name for people.
+        name: Name in configuration, baselines and JSON.
+        label: Name in reports.
         better: Which direction is an improvement.
         scale: ``ratio`` for times and sizes; ``difference`` for shares, which may be near 0.
         tolerance: Loss that is accepted by default.
-        read: Its value in a summary, None where unknown.
+        read: Returns its value in a summary, or None if unknown.
         decides: Whether it is gated by default. The parts of a step explain its time, but each is
-            noisier than the whole, and all of them together raise more false alarms.
+            noisier than the whole, and gating all of them would raise more false alarms.
     """
 
     name: str
@@ -105,12 +105,12 @@ METRICS = (
 
 
 def find_metric(name: str) -> Metric | None:
-    """The metric with this name."""
+    """The metric with this name; None if there is none."""
     return next((metric for metric in METRICS if metric.name == name), None)
 
 
 def values_of(summary: SummaryFile) -> dict[str, float]:
-    """Metric to value, without unknown and impossible values."""
+    """Values by metric, without unknown and impossible values."""
     found = ((metric, metric.read(summary)) for metric in METRICS)
     return {
         metric.name: float(value)
@@ -124,8 +124,9 @@ def values_of(summary: SummaryFile) -> dict[str, float]:
 def efficiency_ratio(small: SummaryFile, large: SummaryFile) -> float | None:
     """Work per rank and time of the large run, divided by that of the small run.
 
-    Work is tokens, else samples. Where neither is known, every rank is assumed to have the same
-    work in both runs (weak scaling). None where a step time or a size is unknown, or impossible.
+    Work is measured in tokens, or else in samples. If neither is known, every rank is assumed to
+    have the same work in both runs (weak scaling). None if a step time or a size is unknown or
+    impossible.
     """
     before, after = (_rank_rate(run, _work_field(small, large)) for run in (small, large))
     ratio = after / before if before and after else 0.0
@@ -140,7 +141,7 @@ def _work_field(small: SummaryFile, large: SummaryFile) -> str:
 
 
 def _rank_rate(summary: SummaryFile, field: str) -> float | None:
-    """Work per rank and ns; the work of a rank is 1 where it is unknown."""
+    """Work per rank and ns; the work of a rank is 1 if it is unknown."""
     step, ranks = _step_time(summary), summary.fingerprint.world_size
     if not step or step <= 0 or not ranks:
         return None

@@ -1,4 +1,4 @@
-"""The repeats that a check compares, and whether they are comparable."""
+"""Collects the repeats that a check compares, and checks that they are comparable."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ __all__ = [
 
 Runs: TypeAlias = tuple[SummaryFile, ...]
 Sizes: TypeAlias = tuple[Runs, Runs]
-"""Runs of the smaller size (none where there is one size), and of the larger, guarded size."""
+"""Runs of the smaller size (empty if there is only one size), and of the larger, guarded size."""
 
 
 def sizes_of(runs: Runs) -> Sizes:
@@ -53,10 +53,10 @@ def sizes_of(runs: Runs) -> Sizes:
         raise InputError(
             without or "the runs",
             expected="repeats with steps",
-            found="a run without any" if runs else "no run",
+            found="a run without steps" if runs else "no run",
             fix="check repeats of the same job, for example those of distprof check --run",
         )
-    _refuse_twice(runs)
+    _reject_duplicates(runs)
     sizes = sorted({run.fingerprint.world_size or 0 for run in runs})
     if len(sizes) > 2:
         raise InputError(
@@ -69,8 +69,8 @@ def sizes_of(runs: Runs) -> Sizes:
     return tuple(run for run in runs if run not in large), large
 
 
-def _refuse_twice(runs: Runs) -> None:
-    """Refuse a run that is named twice: it would make noise look smaller than it is."""
+def _reject_duplicates(runs: Runs) -> None:
+    """Reject a run that is named twice: it would make the noise look smaller than it is."""
     seen: dict[tuple[int, ...], str] = {}
     for run in runs:
         if len(run.step_ns) < 2:  # a row of a table: equal figures are possible
@@ -80,8 +80,8 @@ def _refuse_twice(runs: Runs) -> None:
             raise InputError(
                 run.source,
                 expected="every run once",
-                found=f"the run of {seen[key]} again",
-                fix="name each run, or the folder that holds it, once",
+                found=f"the same run as {seen[key]}",
+                fix="name each run, or its folder, only once",
             )
         seen[key] = run.source
 
@@ -90,7 +90,7 @@ def session_of_sizes(sizes: Sizes) -> BaselineSession:
     """The repeats as one session.
 
     Raises:
-        InputError: If they are not of the same run.
+        InputError: If they are not repeats of the same run.
     """
     try:
         return session_of(sizes[1], sizes[0])
@@ -99,10 +99,10 @@ def session_of_sizes(sizes: Sizes) -> BaselineSession:
 
 
 def baseline_of(sizes: Sizes) -> BaselineFile:
-    """The repeats as a baseline of one session, to compare others with.
+    """The repeats as a baseline with one session, to compare other runs with.
 
     Raises:
-        InputError: If they are not of the same run.
+        InputError: If they are not repeats of the same run.
     """
     try:
         return make_baseline(sizes[1], sizes[0], distprof_version=__version__)
@@ -120,7 +120,7 @@ def _not_repeats(sizes: Sizes, error: ValueError) -> InputError:
 
 
 def are_in_turns(first: Runs, second: Runs) -> bool:
-    """Whether runs of both sides ended in alternating pairs: only then does drift cancel."""
+    """Whether the runs of both sides ended in alternating pairs: only then does drift cancel."""
     if len(first) != len(second):
         return False
     ended = sorted([(run.created_ns, 0) for run in first] + [(run.created_ns, 1) for run in second])
@@ -144,11 +144,12 @@ def judge_runs(
         against: A baseline, or other runs. Other runs count as pairs if both sides were measured
             alternately; otherwise a note says that they were not.
         source: Name of the baseline or runs in reports.
-        settings: Settings of the check; this function finds out whether repeats are paired.
-        allow_unlike: Compare other hardware, jobs or software too.
+        settings: Settings of the check; this function determines whether repeats are paired.
+        allow_unlike: Allow differences in hardware, job or software.
 
     Raises:
-        InputError: If the runs are not of the same run, or not comparable with the baseline.
+        InputError: If the runs are not repeats of the same run, or not comparable with the
+            baseline.
     """
     others = None if isinstance(against, BaselineFile) else against
     baseline = against if isinstance(against, BaselineFile) else baseline_of(against)
@@ -182,18 +183,18 @@ def _unlike_error(source: str, found: tuple[str, ...]) -> InputError:
         source,
         expected="a baseline of the same hardware, job and software",
         found="; ".join(found[:4]) + more,
-        fix="make a baseline here (--update-baseline with a new FILE), or --allow-unlike",
+        fix="create a baseline here (--update-baseline with a new FILE), or use --allow-unlike",
     )
 
 
 def refuse_unlike_plan(sweep: SweepFile, baseline: BaselineFile, source: str) -> None:
-    """Before the first run: refuse runs whose plan already shows that they are unlike a baseline.
+    """Before the first run, reject a plan whose runs cannot be comparable with a baseline.
 
-    What only a run shows (GPU, versions, variables) is compared when the runs are judged.
+    Facts that only a run shows (GPU, versions, variables) are compared when the runs are judged.
 
     Args:
         sweep: The planned runs.
-        baseline: What they will be compared with.
+        baseline: The baseline that they will be compared with.
         source: Name of the baseline in the message.
 
     Raises:
@@ -208,10 +209,10 @@ def refuse_unlike_plan(sweep: SweepFile, baseline: BaselineFile, source: str) ->
 
 
 def _planned_fingerprint(
-    sweep: SweepFile, world_size: int, told: dict[str, Any], baseline: BaselineFile
+    sweep: SweepFile, world_size: int, configuration: dict[str, Any], baseline: BaselineFile
 ) -> Fingerprint:
-    """What is known of runs that are not made yet; options only where the baseline has them too."""
-    known, options = baseline.fingerprint.config, flat_config(told)
+    """Fingerprint of planned runs, with only those options that the baseline also has."""
+    known, options = baseline.fingerprint.config, flat_config(configuration)
     return Fingerprint(
         world_size=world_size,
         workload=sweep.workload,
@@ -220,28 +221,25 @@ def _planned_fingerprint(
 
 
 def _with_drift_note(result: CheckResult) -> CheckResult:
-    said = (
-        "The times show that the runs of both sides did not alternate, so drift between them may"
-        " look like a change."
-    )
-    return msgspec.structs.replace(result, notes=(*result.notes, said))
+    note = "The runs of both sides did not alternate, so drift between them may look like a change."
+    return msgspec.structs.replace(result, notes=(*result.notes, note))
 
 
 def planned_repeats(text: str, place: Path, *, repeats: int) -> SweepFile:
     """The runs of a workload that a check makes, including those already done.
 
     Args:
-        text: The workload as it was typed, for example ``ddp --ranks 2``.
+        text: The workload as the user wrote it, for example ``ddp --ranks 2``.
         place: Folder of the runs; an interrupted series in it continues.
         repeats: Number of runs per size.
 
     Raises:
         InputError: If the folder cannot be read.
-        UsageError: If the workload is wrong, or the folder holds something else.
+        UsageError: If the workload is wrong, or the folder holds other files or other runs.
     """
     try:
         workload, device, sizes, arguments = parse_workload(text)
-    except ValueError as error:  # a quotation that does not end
+    except ValueError as error:  # an unclosed quote
         raise UsageError(f"--run {text!r}: {str(error)[:1].lower()}{str(error)[1:]}") from error
     planned = plan_workload(
         workload,
@@ -252,7 +250,7 @@ def planned_repeats(text: str, place: Path, *, repeats: int) -> SweepFile:
         device=device,
         configuration=configuration_of,
     )
-    return _taken_up(place, planned)
+    return _resumed(place, planned)
 
 
 def num_repeats(sweep: SweepFile) -> int:
@@ -260,16 +258,18 @@ def num_repeats(sweep: SweepFile) -> int:
     return max(run.repeat for run in sweep.runs) + 1
 
 
-def _taken_up(place: Path, planned: SweepFile) -> SweepFile:
-    """The series begun in the folder, if it matches; it may have more repeats."""
+def _resumed(place: Path, planned: SweepFile) -> SweepFile:
+    """The series in the folder, if it matches the plan; it may have more repeats."""
     found = load_sweep(place) if place.is_dir() else None
     if found is None:
         if place.is_dir() and any(place.iterdir()):
-            raise UsageError(f"{place} holds other files than runs of a check: name a new folder")
+            raise UsageError(
+                f"{place} contains files that are not runs of a check: choose a new folder"
+            )
         return planned
     count = len(planned.runs)
     if [run.arguments for run in found.runs[:count]] == [run.arguments for run in planned.runs]:
         return found
     raise UsageError(
-        f"{place} holds runs of another workload, or with other options: name a new folder"
+        f"{place} contains runs of another workload, or with other options: choose a new folder"
     )

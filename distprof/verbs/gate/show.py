@@ -1,4 +1,4 @@
-"""A gate's verdict, sentences and tables, ready to render."""
+"""Verdict, sentences and tables of a check, ready to render."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ def check_verdict(result: CheckResult) -> str:
     if not deciding:
         return "Inconclusive: the runs and the baseline have no gated metric in common."
     worst = [check for check in deciding if check.state == result.state]
-    said = "; ".join(f"{check.label} {change_text(check)}" for check in worst[:3])
+    changes = "; ".join(f"{check.label} {change_text(check)}" for check in worst[:3])
     advice = f" {_advice(result, worst)}" if result.state == "inconclusive" else ""
-    return f"{_WORDS[result.state]}: {said}.{advice}"
+    return f"{_WORDS[result.state]}: {changes}.{advice}"
 
 
 def _advice(result: CheckResult, undecided: list[MetricCheck]) -> str:
-    """What would settle an inconclusive check."""
+    """Advice on how to settle an inconclusive check."""
     for reason in NOT_BY_REPEATS:
         if any(check.why == reason for check in undecided):
             return reason
     if result.needed_repeats is None:
-        return "No reasonable number of repeats would settle it: make the runs steadier."
+        return "No reasonable number of repeats would settle it: reduce the noise of the runs."
     return f"Run {counted(result.needed_repeats, 'more repeat')}."
 
 
@@ -71,7 +71,7 @@ def change_text(check: MetricCheck) -> str:
 
 
 def _is_narrow(check: MetricCheck) -> bool:
-    """Whether the interval is narrow enough to mean something; wide ones mean too few repeats."""
+    """Whether the interval is narrow enough to be meaningful; few repeats make it wide."""
     low, high = check.low or 0.0, check.high or 0.0
     return high <= 4 * low if check.scale == "ratio" else high - low <= 1
 
@@ -88,7 +88,7 @@ def amount(value: float | None, scale: str) -> str:
 
 
 def check_headline(result: CheckResult) -> str:
-    """The two sides of the comparison, in half a sentence."""
+    """One line that describes the two sides of the comparison."""
     known = [check for check in result.metrics if check.is_gated] or list(result.metrics)
     repeats = (
         f"{counted(known[0].num_candidate, 'repeat')} against {known[0].num_baseline}"
@@ -107,13 +107,13 @@ def check_headline(result: CheckResult) -> str:
 
 
 def check_sentences(result: CheckResult) -> Iterator[str]:
-    """Causes of a loss, assumptions, and what could not be checked."""
+    """Causes of a loss, assumptions, and metrics that could not be checked."""
     whole = sum(part.change_ns for part in result.parts)
     if result.state in ("regressed", "inconclusive", "acknowledged") and whole > 0:
         causes = sorted(result.parts, key=lambda part: -part.change_ns)
         named = [part for part in causes if part.change_ns > 0.1 * whole][:3]
-        told = ", ".join(f"{PARTS[part.part]} {signed(part.change_ns)}" for part in named)
-        yield f"The traced step takes {signed(whole)}: {told}."
+        changes = ", ".join(f"{PARTS[part.part]} {signed(part.change_ns)}" for part in named)
+        yield f"The traced step changed by {signed(whole)}: {changes}."
     for check in result.metrics:
         if check.state == "acknowledged":
             yield f"The loss of {check.label} is acknowledged: {check.reason.rstrip('.')}."
@@ -125,7 +125,7 @@ def check_sentences(result: CheckResult) -> Iterator[str]:
 
 
 def check_tables(result: CheckResult, *, show_all: bool) -> Iterator[TableView]:
-    """Gated metrics, informational metrics, then the change of the traced step by part."""
+    """Tables of gated metrics, informational metrics, and the traced step by part."""
     del show_all
     deciding = [check for check in result.metrics if check.is_gated]
     others = [check for check in result.metrics if not check.is_gated]
@@ -240,7 +240,7 @@ def _page(result: CheckResult, options: RenderOptions) -> Page:
 
 
 def _cases(result: CheckResult, _: RenderOptions) -> Cases:
-    """A case per gated metric; inconclusive ones that do not fail are skipped."""
+    """One case per gated metric; inconclusive metrics that do not fail are skipped."""
     deciding = [check for check in result.metrics if check.is_gated]
     left = result.not_checked.items()
     return Cases(

@@ -1,8 +1,8 @@
 """Finds where ranks diverge: operations that some ranks launched and others did not.
 
 A collective that one member never launched cannot complete on the others. The first such operation
-of each group is a point, where the ranks that launched it wait for those that did not. The hang
-began with ranks that others wait for and that wait for no rank themselves. Members may also launch
+of a group is its point: the ranks that launched it wait for those that did not. The hang began on
+the ranks that others wait for and that wait for no rank themselves. Members may also launch
 different operations, sizes or data types under one sequence number.
 """
 
@@ -51,11 +51,12 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
         kind: How they diverge.
         seq: Its sequence number; None for messages.
         waiting: Ranks that launched it and wait.
-        missing: Ranks that dumped and did not launch it, did not finish it, or launched another.
+        missing: Ranks that left a dump and did not launch it, did not finish it, or launched a
+            different operation.
         silent: Members that left no dump.
-        example: A member that launched it, and its entry's row; None where no ring holds it.
-        first_ns: When the first rank launched it; a very late time where unknown.
-        others: What the missing ranks did instead, one sentence each.
+        example: A member that launched it, and the row of its entry; None if no ring holds it.
+        first_ns: When the first rank launched it; a time far in the future if unknown.
+        others: Operations that the missing ranks launched instead, one sentence each.
     """
 
     group: JobGroup
@@ -70,7 +71,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def blamed(self) -> tuple[int, ...]:
-        """Ranks that others wait for: the missing ranks, else those without a dump."""
+        """Ranks that others wait for: the missing ranks, or else those without a dump."""
         return self.missing or self.silent
 
 
@@ -92,17 +93,17 @@ def behind_point(group: JobGroup) -> Point | None:
 
 
 def _front(members: Iterable[Member], known: dict[int, int]) -> int:
-    """The latest collective according to the entries, or to the counts if there are none."""
-    seen = [int(member.seq.max()) for member in members if len(member.seq)]
-    return max(seen, default=max(known.values()))
+    """The latest collective in the entries, or in the counts if there are no entries."""
+    latest = [int(member.seq.max()) for member in members if len(member.seq)]
+    return max(latest, default=max(known.values()))
 
 
 def has_moved_on(point: Point) -> bool:
     """Whether a rank has completed an operation that others seem not to have launched.
 
-    That is impossible in a hang: the others launched it after they dumped, so the job was running.
-    Only collectives in which all ranks wait for all show this. The root of a broadcast may finish
-    early.
+    This cannot happen in a hang: the others launched it after they wrote their dumps, so the job
+    was running. Only symmetric collectives, in which every rank waits for all others, show this.
+    The root of a broadcast may finish early.
     """
     if point.seq is None:
         return False
@@ -118,14 +119,14 @@ def _waits_for_all(member: Member, seq: int) -> bool:
 
 
 def waits_for_all(point: Point) -> bool:
-    """Whether the operation is known to end on no rank before all have taken part."""
+    """Whether the operation is known to complete on a rank only after every rank has joined it."""
     if point.example is None or point.seq is None:
         return False
     return _waits_for_all(point.example[0], point.seq)
 
 
 def silent_point(group: JobGroup) -> Point | None:
-    """The operation in which members with a dump wait, where others left no dump."""
+    """The operation in which members with a dump wait while other members left no dump."""
     if not group.silent or not group.members:
         return None
     latest = [(_waits_in(member), member) for member in group.members.values()]
@@ -154,25 +155,25 @@ def _never_launched(
 
 
 def _waits_in(member: Member) -> int | None:
-    """The first pending collective; for gloo, which does not record completion, the latest."""
+    """The first pending collective, or the last one for gloo, which does not record completion."""
     pending = member.seq[member.pending]
     if not len(pending):
         return None
-    return int(pending.min() if member.tells_completion else pending.max())
+    return int(pending.min() if member.records_completion else pending.max())
 
 
 def unfinished_point(group: JobGroup) -> Point | None:
-    """The first collective that every member launched and that some did not finish."""
-    told = [m for m in group.members.values() if m.tells_completion]
-    waits_in = {m.rank: seq for m in told if (seq := _waits_in(m)) is not None}
+    """The first collective that every member launched and some did not finish."""
+    recording = [m for m in group.members.values() if m.records_completion]
+    waits_in = {m.rank: seq for m in recording if (seq := _waits_in(m)) is not None}
     if not waits_in:
         return None
     seq = min(waits_in.values())
     at = tuple(sorted(rank for rank, first in waits_in.items() if first == seq))
-    if any(m.enqueued is None or m.enqueued < seq for m in told):
+    if any(m.enqueued is None or m.enqueued < seq for m in recording):
         return None  # a rank has not even launched it
     states = {rank: _state(group.members[rank], seq) for rank in at}
-    finished = [m.rank for m in told if m.completed is not None and m.completed >= seq]
+    finished = [m.rank for m in recording if m.completed is not None and m.completed >= seq]
     example, first_ns = _example(group, seq, at)
     kind, missing = _how_unfinished(states, is_finished_by_some=bool(finished))
     return Point(
@@ -195,7 +196,7 @@ def _state(member: Member, seq: int) -> int:
 def _how_unfinished(
     states: dict[int, int], *, is_finished_by_some: bool
 ) -> tuple[HangKind, tuple[int, ...]]:
-    """How it is unfinished, and the ranks that differ; none where all are in the same state."""
+    """How it is unfinished, and the ranks that differ; none if all are in the same state."""
     started = {rank for rank, state in states.items() if state == FlightState.STARTED}
     odd = tuple(sorted(states)) if is_finished_by_some else ()
     if not started:
@@ -209,37 +210,38 @@ def _how_unfinished(
 def _example(
     group: JobGroup, seq: int, ranks: Sequence[int]
 ) -> tuple[tuple[Member, int] | None, int]:
-    """The member that launched it first, the row of its entry, and the time."""
-    found = []
+    """The member that launched it first, the row of its entry, and the launch time."""
+    launches = []
     for rank in ranks:
         member = group.members[rank]
         row = member.row_of(seq)
         if row is not None:
             created = int(member.dump.entries["created_ns"][row])
-            found.append((created if created > 0 else _LATEST, rank, member, row))
-    if not found:
+            launches.append((created if created > 0 else _LATEST, rank, member, row))
+    if not launches:
         return None, _LATEST
-    first = min(found, key=lambda item: item[:2])
+    first = min(launches, key=lambda item: item[:2])
     return (first[2], first[3]), first[0]
 
 
 def message_points(group: JobGroup) -> list[Point]:
-    """Messages that one side posted and the other did not, from the counts in flight."""
+    """Messages that one side posted and the other did not, by the number in flight on each side."""
     posted: dict[tuple[int, int], dict[str, list[tuple[Member, int]]]] = defaultdict(
         lambda: {"send": [], "recv": []}
     )
     for member in group.members.values():
         names = member.dump.entries.coded("name")
         for row in member.messages.tolist():
-            way = _direction(names.values[names.codes[row]], group)
-            if way is not None:
-                posted[way[1]][way[0]].append((member, row))
+            parsed = _direction(names.values[names.codes[row]], group)
+            if parsed is not None:
+                side, pair = parsed
+                posted[pair][side].append((member, row))
     points = (_unmatched(group, pair, sides) for pair, sides in sorted(posted.items()))
     return [point for point in points if point is not None]
 
 
 def _direction(name: str, group: JobGroup) -> tuple[str, tuple[int, int]] | None:
-    """``recv 3<-0`` as its side, and sender and receiver by global rank."""
+    """Parse ``recv 3<-0`` into its side and the global ranks of sender and receiver."""
     match = _MESSAGE.search(name)
     if match is None or not group.knows_ranks:
         return None
@@ -274,19 +276,19 @@ def _unmatched(
 
 def waits(points: Iterable[Point]) -> dict[int, set[int]]:
     """For each waiting rank, the ranks it waits for."""
-    found: dict[int, set[int]] = defaultdict(set)
+    graph: dict[int, set[int]] = defaultdict(set)
     for point in points:
         blamed = set(point.blamed)
         for rank in point.waiting:
-            found[rank] |= blamed - {rank}
-    return {rank: blamed for rank, blamed in found.items() if blamed}
+            graph[rank] |= blamed - {rank}
+    return {rank: blamed for rank, blamed in graph.items() if blamed}
 
 
 def roots_of(points: Sequence[Point]) -> tuple[tuple[int, ...], bool]:
-    """Ranks that others wait for and that wait for no rank; else the ranks of a deadlock.
+    """Ranks that others wait for and that wait for no rank, or else the ranks of a deadlock.
 
     Returns:
-        The ranks, and whether they wait for each other in a circle.
+        The ranks, and whether they wait for each other in a cycle.
     """
     graph = waits(points)
     waited = {rank for blamed in graph.values() for rank in blamed}
@@ -316,7 +318,7 @@ _EQUAL_IN_ONE_TENSOR = (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
 
 _ONE_TENSOR = ("_base", "tensor", "single")
 
-_GLOO_LOOKS_BACK = 64  # gloo fails soon after, but does not record completion
+_GLOO_LOOKBACK = 64  # gloo does not record completion, but it fails soon after a mismatch
 
 _MOST_NAMED = 3
 
@@ -324,8 +326,8 @@ _MOST_NAMED = 3
 def mismatch_point(group: JobGroup) -> Point | None:
     """The first collective in flight whose kind, size or data type differs between members.
 
-    It compares sizes only where they must agree: not in all-to-all, gather and scatter, nor in
-    gathers of lists, whose parts may be uneven.
+    Sizes are compared only if they must agree: not in all-to-all, gather and scatter, nor in
+    gathers of tensor lists, whose parts may be uneven.
     """
     members = [member for member in group.members.values() if len(member.seq)]
     if len(members) < 2:
@@ -343,7 +345,7 @@ def mismatch_point(group: JobGroup) -> Point | None:
 
 
 class _Rows:
-    """Collectives of all members sorted by number, the first for each rank and number."""
+    """Collectives of all members by sequence number, keeping the first per rank and number."""
 
     def __init__(self, members: Sequence[Member]) -> None:
         self.members = members
@@ -361,7 +363,7 @@ class _Rows:
         self.starts = np.flatnonzero(np.r_[True, np.diff(self.seq) != 0])
 
     def first_difference(self, values: Int64Array) -> int | None:
-        """The first number in flight at which known values differ."""
+        """The first sequence number in flight at which the known values differ."""
         known = values != ABSENT
         low = np.minimum.reduceat(np.where(known, values, np.iinfo(np.int64).max), self.starts)
         high = np.maximum.reduceat(np.where(known, values, ABSENT), self.starts)
@@ -370,9 +372,9 @@ class _Rows:
         return int(self.seq[self.starts[differs[0]]]) if len(differs) else None
 
     def _may_be_pending(self) -> NDArray[np.bool_]:
-        tells = np.array([member.tells_completion for member in self.members])[self.which]
-        recent = self.seq >= self.seq.max() - _GLOO_LOOKS_BACK
-        may: NDArray[np.bool_] = self.pending & (tells | recent)
+        is_recorded = np.array([member.records_completion for member in self.members])[self.which]
+        recent = self.seq >= self.seq.max() - _GLOO_LOOKBACK
+        may: NDArray[np.bool_] = self.pending & (is_recorded | recent)
         return may
 
     def at(self, seq: int, values: Int64Array) -> list[tuple[Member, int]]:
@@ -401,13 +403,13 @@ def _elements(member: Member) -> Int64Array:
 
 
 def _dtypes(members: Sequence[Member]) -> Int64Array:
-    """Codes of data types, the same across all dumps."""
+    """Codes of data types, consistent across all dumps."""
     codes: dict[str, int] = {"": ABSENT}
     parts = []
     for member in members:
-        told = member.dump.entries.coded("in_dtype").take(member.collectives)
-        table = [codes.setdefault(value, len(codes)) for value in told.values]
-        parts.append(np.array(table or [0], dtype=np.int64)[told.codes])
+        dtypes = member.dump.entries.coded("in_dtype").take(member.collectives)
+        table = [codes.setdefault(value, len(codes)) for value in dtypes.values]
+        parts.append(np.array(table or [0], dtype=np.int64)[dtypes.codes])
     joined: Int64Array = np.concatenate(parts)
     return joined
 
@@ -433,7 +435,7 @@ def _point(group: JobGroup, kind: HangKind, seq: int, found: list[tuple[Member, 
 
 
 def _others(odd: Sequence[Member], seq: int) -> list[str]:
-    """What the differing ranks launched under that number, with equal ones in one sentence."""
+    """The operations that the differing ranks launched instead, one sentence per variant."""
     by_what: dict[str, list[int]] = {}
     for member in odd:
         row = member.row_of(seq)
@@ -445,7 +447,7 @@ def _others(odd: Sequence[Member], seq: int) -> list[str]:
 
 
 def described(member: Member, row: int) -> str:
-    """An operation in a few words: name, sizes and data type."""
+    """Name, sizes and data type of an operation."""
     entries = member.dump.entries
     name, shape, dtype = (
         (column := entries.coded(of)).values[column.codes[row]]

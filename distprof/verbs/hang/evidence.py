@@ -1,7 +1,7 @@
 """Finds the dumps of a job in a folder, and the logs and stacks next to them.
 
-The content of a file shows that it is a dump. Its rank follows from the folder of the rank or from
-the last number in the file's name: ``_dump_3``, ``nccl_trace_rank_3``, ``fr_rank3.gz``,
+A file is recognised as a dump by its content. Its rank is taken from the rank's folder or from the
+last number in the file name: ``_dump_3``, ``nccl_trace_rank_3``, ``fr_rank3.gz``,
 ``rank00003/flight.json``.
 """
 
@@ -102,13 +102,13 @@ _NOISE = re.compile(rb"NCCL INFO|NCCL TRACE|DEBUG")
 
 
 class LogFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A log to scan, picklable so that another process can read it.
+    """A log to scan; picklable, so another process can read it.
 
     Args:
         folder: Folder of the file.
         name: Name of the file in the folder.
         shown: Name in reports.
-        rank: Rank that wrote it; None where its path does not show it.
+        rank: Rank that wrote it; None if its path does not show one.
     """
 
     folder: Folder
@@ -118,10 +118,10 @@ class LogFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def scan_log(log: LogFile) -> tuple[LogLine, ...]:
-    """Lines that report trouble, without repetitions; of a large file, its head and tail only.
+    """Lines that report trouble, without repetitions. Of a large file, only head and tail are read.
 
     Returns:
-        The first such lines, in order; none where the file cannot be read.
+        The first ``MAX_LINES`` of them, in order; none if the file cannot be read.
     """
     found: list[LogLine] = []
     seen: set[tuple[str, bytes]] = set()
@@ -141,7 +141,7 @@ def scan_log(log: LogFile) -> tuple[LogLine, ...]:
 
 
 def _lines(log: LogFile) -> Iterator[tuple[int, bytes]]:
-    """Numbered lines, without those between head and tail of a large file."""
+    """Numbered lines that may report trouble, skipping the middle of a large file."""
     size = log.folder.size(log.name) or 0
     number = 0
     try:
@@ -174,8 +174,8 @@ def _rank(line: bytes, rank: int | None) -> int | None:
 def calls_of_stacks(text: str) -> tuple[str, ...]:
     """The training thread's calls in a dump of Python's fault handler, innermost first.
 
-    Python prints the main thread last. Threads without Python code are left out, and so are calls
-    inside libraries where there are others.
+    Python prints the main thread last. Threads without Python code are left out. Calls inside
+    libraries are left out too, unless there are no others.
     """
     calls: list[tuple[str, bool]] = []
     for line in main_stack(text.splitlines())[:MAX_CALLS]:
@@ -199,7 +199,7 @@ MAX_WORLD = 1 << 20
 
 _HEAD_BYTES = 4_096
 
-_FEW = 8  # fewer dumps are read in this process: starting a pool would cost more than it saves
+_FEW = 8  # up to this many dumps are read in this process: a pool would cost more than it saves
 
 _MOST_NAMED = 5
 
@@ -221,7 +221,7 @@ _SKIPPED = frozenset(("cache", ".git", "__pycache__"))
 
 
 class DumpFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that may be a dump, picklable so that another process can read it.
+    """A file that may be a dump; picklable, so another process can read it.
 
     Args:
         folder: Folder of the file.
@@ -245,7 +245,7 @@ def read_evidence(
 
     Args:
         source: A folder of dumps, a run directory, or one dump.
-        executor: Where dumps are read when there are many.
+        executor: Kind of executor that reads the dumps if there are many.
         progress: Called with the number of dumps read and the total number.
 
     Raises:
@@ -258,16 +258,16 @@ def read_evidence(
         outcomes = map_each(pool, read_dump, dumps, progress)
     notes: list[str] = []
     good = _chosen(dumps, outcomes, source, notes)
-    of_nccl, unread = lines_of_ras(
+    ras_lines, ras_notes = lines_of_ras(
         (log.folder.child(log.name).path, log.shown) for log in logs if NAME.search(log.name)
     )
-    notes += unread
+    notes += ras_notes
     return _with_run(
         HangEvidence(
             source=source,
             dumps=good,
-            log_lines=(*of_nccl, *_scanned(logs)),
-            failed=dead_ranks(of_nccl),
+            log_lines=(*ras_lines, *_scanned(logs)),
+            failed=dead_ranks(ras_lines),
             stacks={rank: calls for rank, calls in _stacks(stacks) if calls},
             notes=tuple(notes),
             num_other_dumps=sum(one.result is not None for one in outcomes) - len(good),
@@ -279,7 +279,7 @@ def read_evidence(
 def find_files(
     source: str,
 ) -> tuple[Folder, list[DumpFile], list[LogFile], list[tuple[int, Folder]]]:
-    """The folder, and its dumps, logs, and folders of ranks with stacks."""
+    """The folder, its dumps, its logs, and the rank folders that hold stacks."""
     path = source.rstrip("/") or source
     home = expanded(path)
     root = Folder(path if "://" in path else home)
@@ -289,7 +289,7 @@ def find_files(
     if not root.names() and "://" not in path and Path(root.path).is_file():
         file = Path(root.path)
         dump = _dump_file(Folder(str(file.parent)), file.name, file.name, None)
-        return Folder(str(file.parent)), [dump or _alone(file)], [], []
+        return Folder(str(file.parent)), [dump or _single_dump(file)], [], []
     for folder, name, shown in _walk(root):
         rank = _folder_rank(folder)
         if name == STACKS_FILE and rank is not None:
@@ -306,8 +306,8 @@ def find_files(
 def _walk(root: Folder) -> Iterator[tuple[Folder, str, str]]:
     """Every file, with its folder and its path within the source; bounded in depth and number.
 
-    Left out is what ``distprof attach --all-nodes`` asked for in a run directory: the same ranks at
-    another time. Answers about the hang itself are copied into the folders of the ranks.
+    In a run directory, the requests folder of ``distprof attach --all-nodes`` is skipped: it holds
+    the same ranks at another time. Answers about the hang itself are copied into the rank folders.
     """
     ahead: list[tuple[Folder, str, int]] = [(root, "", 0)]
     count = 0
@@ -337,7 +337,7 @@ def _log_rank(folder: Folder, name: str) -> int | None:
 
 
 def _dump_file(folder: Folder, name: str, shown: str, rank: int | None) -> DumpFile | None:
-    """A dump, known by its name, or by a number in its name and the start of its content."""
+    """A dump, recognised by its name, or by a number in its name and the start of its content."""
     if rank is not None and name in (FLIGHT_FILE, f"{FLIGHT_FILE}.gz"):
         return DumpFile(folder=folder, name=name, shown=shown, rank=rank, is_certain=True)
     if _NOT_DUMPS.search(name):
@@ -350,7 +350,7 @@ def _dump_file(folder: Folder, name: str, shown: str, rank: int | None) -> DumpF
     return DumpFile(folder=folder, name=name, shown=shown, rank=number)
 
 
-def _alone(file: Path) -> DumpFile:
+def _single_dump(file: Path) -> DumpFile:
     return DumpFile(
         folder=Folder(str(file.parent)), name=file.name, shown=file.name, rank=0, is_certain=True
     )
@@ -471,12 +471,12 @@ def _stacks(folders: Sequence[tuple[int, Folder]]) -> Iterator[tuple[int, tuple[
 
 
 def _sane(world_size: int | None) -> int | None:
-    """The size of a job; None where the value cannot be one."""
+    """The world size; None if the value is out of range."""
     return world_size if world_size is not None and 0 < world_size <= MAX_WORLD else None
 
 
 def _with_run(evidence: HangEvidence, root: Folder) -> HangEvidence:
-    """The job's size, its hosts, and how its ranks ended, from a run directory."""
+    """Add the world size, the hosts and how ranks ended, if the folder is a run directory."""
     try:
         found = find_run_directory(root.path)
     except InputError:
@@ -490,11 +490,11 @@ def _with_run(evidence: HangEvidence, root: Folder) -> HangEvidence:
         ended = entry.exit
         if ended and ended.signal and not ended.by_launcher and entry.rank not in failed:
             failed[entry.rank] = f"{ended.signal} ended its process"
-    told = {line.rank for line in evidence.log_lines if line.about in ("peer", "timeout")}
+    logged = {line.rank for line in evidence.log_lines if line.about in ("peer", "timeout")}
     lost = tuple(
         LogLine(rank=e.rank, file="error.json", line=1, about="peer", text=e.message[:300])
         for e in job.errors
-        if e.is_peer_loss and e.rank not in told
+        if e.is_peer_loss and e.rank not in logged
     )
     for rank, why in (*_exited(job).items(), *evidence.failed.items()):
         failed.setdefault(rank, why)
@@ -510,7 +510,7 @@ def _with_run(evidence: HangEvidence, root: Folder) -> HangEvidence:
 
 
 def _exited(job: RunDirectory) -> dict[int, str]:
-    """Ranks whose process exited by itself while others continued, and how."""
+    """Ranks whose process failed, or exited while others continued, and how it exited."""
     ends = {entry.rank: entry.exit for entry in job.job.ranks if entry.exit is not None}
     own = {rank: end for rank, end in ends.items() if end.code is not None and not end.by_launcher}
     last = max((end.ended_ns or 0 for end in ends.values()), default=0)
@@ -523,7 +523,7 @@ def _exited(job: RunDirectory) -> dict[int, str]:
 
 
 def _with_steps(evidence: HangEvidence, job: RunDirectory) -> HangEvidence:
-    """Without stacks that are older than a step or an exit, and with the end of all steps."""
+    """Drop stacks older than their rank's last step, and add the stop of the job, if any."""
     folders = {rank: Folder(records.path) for rank, records in job.records.items()}
     steps = {rank: last for rank, at in folders.items() if (last := last_step(at)) is not None}
     taken = {rank: modified_ns(at, STACKS_FILE) for rank, at in folders.items()}
@@ -540,13 +540,23 @@ def _with_steps(evidence: HangEvidence, job: RunDirectory) -> HangEvidence:
         evidence,
         stacks={rank: calls for rank, calls in evidence.stacks.items() if rank not in stale},
         stop=None if job.job.outcome == "completed" else find_stop(steps, seen, ends),
-        notes=(*evidence.notes, *_of_age("stacks", "are", stale), *_of_age("dump", "is", old)),
+        notes=(*evidence.notes, *_stale_stacks_note(stale), *_stale_dumps_note(old)),
     )
 
 
-def _of_age(what: str, verb: str, ranks: Sequence[int]) -> Iterator[str]:
+def _stale_stacks_note(ranks: Sequence[int]) -> Iterator[str]:
     if ranks:
-        used = "distprof does not use them" if what == "stacks" else "it may not show the hang"
         yield (
-            f"The {what} of {name_ranks(ranks)} {verb} older than a later step of the rank: {used}."
+            f"The stacks of {name_ranks(ranks)} were taken before the rank's last step: distprof "
+            "does not use them."
+        )
+
+
+def _stale_dumps_note(ranks: Sequence[int]) -> Iterator[str]:
+    if ranks:
+        dumps = "dumps" if len(ranks) > 1 else "dump"
+        were = "were" if len(ranks) > 1 else "was"
+        yield (
+            f"The {dumps} of {name_ranks(ranks)} {were} written before the rank's last step and "
+            "may not show the hang."
         )

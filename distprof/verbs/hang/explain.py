@@ -1,8 +1,8 @@
-"""A diagnosis in sentences: verdict, evidence, alternatives and next steps."""
+"""Writes a diagnosis as sentences: verdict, evidence, alternatives and next steps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,7 +20,7 @@ __all__ = ["Explanation", "explain"]
 
 _MOST_NAMED = 4
 _MOST_ROOTS = 3  # in the verdict; the table lists all
-_LEFT_OUT = {
+_MISMATCHES = {
     HangKind.KIND_MISMATCH: "launched a different operation from",
     HangKind.SIZE_MISMATCH: "launched it with a different size from",
     HangKind.DTYPE_MISMATCH: "launched it with a different data type from",
@@ -44,8 +44,8 @@ def explain(
 
     Args:
         found: The diagnosis.
-        evidence: What it was made from.
-        suspects: Ranks without a dump that are no culprits.
+        evidence: The evidence that it is based on.
+        suspects: Ranks without a dump that are not culprits.
     """
     if found.state is HangState.NO_HANG:
         return _no_hang(found, evidence)
@@ -68,42 +68,43 @@ def _no_hang(found: Diagnosis, evidence: HangEvidence) -> Explanation:
         why = "The job ended normally."
     elif any(len(group.members) > 1 for group in found.groups):
         why = (
-            "In every group, the ranks that dumped launched the same, and no operation is pending."
+            "In every group, the ranks that left a dump launched the same operations, and none is "
+            "pending."
         )
         if any(len({m.enqueued for m in g.members.values()}) > 1 for g in found.groups):
             why = (
-                "Some ranks have completed operations that others had not launched when they "
-                "dumped: the job was running, and ranks dumped one after another."
+                "Some ranks have completed operations that others had not launched when they wrote "
+                "their dumps: the job was running, and the ranks dumped at different times."
             )
     else:
-        why = "No operation in these dumps is pending. The dumps of one rank cannot show more."
+        why = "No operation in these dumps is pending. Dumps of a single rank cannot show more."
     return Explanation(verdict="These dumps show no hang.", why=(why,))
 
 
 def _stopped(evidence: HangEvidence, stop: Stop, suspects: Sequence[int]) -> Explanation:
-    """Steps have stopped, and the recorder shows no operation: gloo's messages are not in it."""
+    """Steps have stopped, but the recorder shows no operation: it does not record gloo messages."""
     exited = tuple(f"Rank {rank}: {why}." for rank, why in sorted(evidence.failed.items()))
     who = f" {exited[0]}" if exited else ""
     return Explanation(
         verdict=(
-            f"Stuck: no step has ended for {format_duration(stop.for_ns)} after step {stop.step}; "
-            f"steps took {format_duration(stop.usual_ns)}. The dumps do not show in which "
-            f"operation.{who}"
+            f"Stuck: no step has completed for {format_duration(stop.for_ns)} after step "
+            f"{stop.step}. Steps usually took {format_duration(stop.usual_ns)}. The dumps do not "
+            f"show the operation.{who}"
         ),
         why=(*exited, *_places(evidence)),
         alternatives=(
             "A long evaluation, checkpoint or download between two steps looks the same.",
         ),
         next_steps=(
-            "Look at the lines of code where the ranks are: distprof attach RUN --stacks.",
-            "gloo does not record sends and receives: match those of the ranks by hand.",
-            *([f"Look at {name_ranks(suspects)}, which left no dump."] if suspects else []),
+            "Find the line of code that each rank is in: distprof attach RUN --stacks.",
+            "Match the sends and receives of the ranks by hand: gloo does not record them.",
+            *([f"Check {name_ranks(suspects)}, which left no dump."] if suspects else []),
         ),
     )
 
 
 def _places(evidence: HangEvidence) -> Iterator[str]:
-    """Where the training threads are, ranks of one place together."""
+    """Where the training threads are, one sentence per place."""
     by_call: dict[str, list[int]] = {}
     for rank, calls in sorted(evidence.stacks.items()):
         by_call.setdefault(calls[0] if calls else "", []).append(rank)
@@ -118,22 +119,22 @@ def _in_flight(found: Diagnosis) -> Explanation:
     return Explanation(
         verdict=f"No rank is behind: operations are in flight{what}, as in a running job.",
         why=(
-            "Every rank launched the same, or the dumps were written within half a second of the "
-            "operation.",
+            "Every rank launched the same operations, or the dumps were written within half a "
+            "second of the launch.",
         ),
         alternatives=(
             "If the job has made no progress for minutes, the operation itself does not finish: "
             "suspect the network or a GPU.",
         ),
         next_steps=(
-            "Dump again a minute later: if the same operation is still in flight, it is stuck.",
+            "Dump again a minute later. If the same operation is still in flight, it is stuck.",
             "Look for NCCL warnings, Xid errors and failed links on the group's hosts.",
         ),
     )
 
 
 def operation_text(point: Point | None) -> str:
-    """An operation in text: ``all_to_all 20537 of EXPERT_MODEL_PARALLEL_GROUP``."""
+    """Text for an operation: ``all_to_all 20537 of EXPERT_MODEL_PARALLEL_GROUP``."""
     if point is None:
         return ""
     name = "operation"
@@ -146,19 +147,19 @@ def operation_text(point: Point | None) -> str:
 
 
 def _verdict(roots: Sequence[str], suspects: Sequence[int]) -> str:
-    """All roots in one text, and the ranks that nothing can clear."""
+    """All roots in one text, followed by the ranks without a dump."""
     first, *others = roots
     parts = [first if first.startswith("Deadlock") else f"Stuck: {first}"]
-    parts += [f"Independently of that, {_uncapital(other)}" for other in others[: _MOST_ROOTS - 1]]
+    parts += [f"Independently, {_uncapitalized(other)}" for other in others[: _MOST_ROOTS - 1]]
     if len(others) >= _MOST_ROOTS:
         parts.append(f"{len(others) - _MOST_ROOTS + 1} more independent causes are listed below.")
     if suspects:
-        also = "suspects too" if len(suspects) > 1 else "a suspect too"
-        parts.append(f"{capitalized(name_ranks(suspects))} left no dump: {also}.")
+        also = "are also suspects" if len(suspects) > 1 else "is also a suspect"
+        parts.append(f"{capitalized(name_ranks(suspects))} left no dump and {also}.")
     return " ".join(parts)
 
 
-def _uncapital(text: str) -> str:
+def _uncapitalized(text: str) -> str:
     return text[:1].lower() + text[1:]
 
 
@@ -167,22 +168,23 @@ def _sentence(root: Root, evidence: HangEvidence) -> str:
     point, who, what = root.point, name_ranks(root.ranks), operation_text(root.point)
     if root.in_circle:
         return f"Deadlock: {who} wait for each other, first in {what}."
-    if point.kind in _LEFT_OUT:
+    if point.kind in _MISMATCHES:
         if not point.waiting:
-            return f"{who} disagree in {what}: each launched something different."
-        return f"in {what}, {who} {_LEFT_OUT[point.kind]} the others."
+            return f"{who} disagree on {what}: their operations, sizes or data types differ."
+        return f"in {what}, {who} {_MISMATCHES[point.kind]} the others."
     if point.kind is not HangKind.NEVER_LAUNCHED:
         return _unfinished_sentence(root, what)
+    waiting = f"{name_ranks(point.waiting)} {_verb(point.waiting, 'wait')}"
     if root.has_dump:
-        return f"{who} never launched {what}; {name_ranks(point.waiting)} wait{_s(point)}."
-    why = "gone, or too stuck to write one"
+        return f"{who} never launched {what}, and {waiting}."
+    why = "dead, or too stuck to write one"
     if set(root.ranks) <= evidence.failed.keys():
         why = evidence.failed[root.ranks[0]]
-    return f"{name_ranks(point.waiting)} wait{_s(point)} in {what}, and {who} left no dump: {why}."
+    return f"{waiting} in {what}, and {who} left no dump: {why}."
 
 
-def _s(point: Point) -> str:
-    return "s" if len(point.waiting) == 1 else ""
+def _verb(ranks: Collection[int], plural: str) -> str:
+    return f"{plural}s" if len(ranks) == 1 else plural
 
 
 def _unfinished_sentence(root: Root, what: str) -> str:
@@ -190,7 +192,7 @@ def _unfinished_sentence(root: Root, what: str) -> str:
     members = name_ranks(point.group.members)
     if point.kind is HangKind.LAUNCHED_NOT_STARTED:
         return (
-            f"all launched {what}, but on {name_ranks(point.missing)} it has not started: "
+            f"all ranks launched {what}, but on {name_ranks(point.missing)} it has not started: "
             "an earlier kernel blocks the stream there."
         )
     started = "started" if point.kind is HangKind.STARTED_NOT_FINISHED else "launched"
@@ -203,13 +205,13 @@ def _why(found: Diagnosis, first: Root, evidence: HangEvidence) -> Iterator[str]
     point = first.point
     if point.seq is not None:
         yield from _positions(point)
-    yield from (f"{capitalized(told)}." for told in point.others)
+    yield from (f"{capitalized(other)}." for other in point.others)
     yield from _roots(found)
     if found.unfinished is not None:
         yield (
             f"{capitalized(name_ranks(found.unfinished.missing))} did not finish "
-            f"{operation_text(found.unfinished)} and later ones, which the others finished: "
-            "their GPUs had stopped before."
+            f"{operation_text(found.unfinished)} and later operations, which the others finished: "
+            "their GPUs had stopped earlier."
         )
     for rank in found.culprits[:_MOST_NAMED]:
         if rank in evidence.failed:
@@ -230,12 +232,12 @@ def _positions(point: Point) -> Iterator[str]:
     if len(latest) < 2:
         yield (
             f"{capitalized(name_ranks(point.waiting))} of {point.group.label} "
-            f"launched up to {max(latest, default=point.seq or 0)}."
+            f"launched up to number {max(latest, default=point.seq or 0)}."
         )
         return
-    told = [f"{name_ranks(latest[seq])} to {seq}" for seq in sorted(latest)[:4]]
-    more = f", and {len(latest) - 4} more positions" if len(latest) > 4 else ""
-    yield f"In {point.group.label}, the latest launched: {', '.join(told)}{more}."
+    positions = [f"{seq} on {name_ranks(latest[seq])}" for seq in sorted(latest)[:4]]
+    more = f"; {len(latest) - 4} more positions" if len(latest) > 4 else ""
+    yield f"Latest collective launched in {point.group.label}: {'; '.join(positions)}{more}."
 
 
 def _roots(found: Diagnosis) -> Iterator[str]:
@@ -245,8 +247,9 @@ def _roots(found: Diagnosis) -> Iterator[str]:
     others = sorted(behind & graph.keys())
     if others and first is not None and not first.in_circle:
         yield (
-            f"{capitalized(name_ranks(others))} lag too, but they wait for others; "
-            f"{name_ranks(found.culprits)} wait for no rank."
+            f"{capitalized(name_ranks(others))} also {_verb(others, 'lag')}, but "
+            f"{_verb(others, 'wait')} for others. {capitalized(name_ranks(found.culprits))} "
+            f"{_verb(found.culprits, 'wait')} for no rank."
         )
 
 
@@ -272,7 +275,7 @@ def _messages(found: Diagnosis) -> Iterator[str]:
     senders = sorted({rank for point in mine for rank in point.missing} - set(found.culprits))
     if senders and found.unfinished is None:
         yield (
-            f"{capitalized(name_ranks(found.culprits))} may itself be waiting for a message from "
+            f"{capitalized(name_ranks(found.culprits))} may in turn wait for a message from "
             f"{name_ranks(senders)}."
         )
 
@@ -283,14 +286,14 @@ def _alternatives(found: Diagnosis, first: Root, evidence: HangEvidence) -> Iter
         suspects = sorted(set(found.unfinished.missing) - set(found.culprits))
         if suspects:
             yield (
-                f"{capitalized(name_ranks(suspects))} may be at fault as well: "
-                "nothing has finished there since, although the CPU continued."
+                f"{capitalized(name_ranks(suspects))} may also be at fault: no operation has "
+                "finished there since, although the CPU continued."
             )
     agrees = evidence.log_lines or set(found.culprits) & evidence.stacks.keys()
     if point.kind is HangKind.NEVER_LAUNCHED and first.has_dump and not agrees:
         yield (
-            "If the job was running while ranks dumped, differences of a few operations are "
-            "normal. Dump twice and compare."
+            "If the job was still running when the ranks dumped, differences of a few operations "
+            "are normal. Dump twice and compare."
         )
     unknown = sorted(set(point.silent) - set(found.culprits))
     if unknown:
@@ -298,13 +301,13 @@ def _alternatives(found: Diagnosis, first: Root, evidence: HangEvidence) -> Iter
     if point.example is None:
         yield "No ring holds the operation any more. Set a larger TORCH_FR_BUFFER_SIZE to keep it."
     if not point.group.knows_ranks:
-        yield "The dumps do not list the group's members: distprof counts only those it saw."
+        yield "The dumps do not list the group's members: distprof counts only ranks with a dump."
 
 
 def _all_steps(
     found: Diagnosis, suspects: tuple[int, ...], evidence: HangEvidence
 ) -> Iterator[str]:
-    """What to do about each root, then about ranks without a dump; no step twice."""
+    """Next steps for each root, then for ranks without a dump, without repetitions."""
     checked = set(found.unfinished.missing) if found.unfinished else set()
     for number, root in enumerate(found.roots[:_MOST_ROOTS]):
         if number and root.ranks and checked.issuperset(root.ranks):
@@ -312,8 +315,8 @@ def _all_steps(
         yield from _next_steps(root, None if number else found.unfinished, evidence)
     if suspects:
         yield (
-            f"Find out what became of {name_ranks(suspects)}, which left no dump: read the end of "
-            "their logs, and add their dumps."
+            f"Find out what happened to {name_ranks(suspects)}, which left no dump: read the end "
+            "of their logs, and add their dumps."
         )
     if not evidence.log_lines and not evidence.stacks:
         yield "Add the ranks' logs to the folder of dumps: distprof reads their warnings."
@@ -321,10 +324,10 @@ def _all_steps(
 
 def _next_steps(root: Root, unfinished: Point | None, evidence: HangEvidence) -> Iterator[str]:
     kind = root.point.kind
-    if kind in _LEFT_OUT:
+    if kind in _MISMATCHES:
         yield (
-            f"Compare the code paths of {name_ranks(root.ranks)} with the others': a branch that "
-            "depends on data or rank, or batches of unequal shape."
+            f"Compare the code path of {name_ranks(root.ranks)} with that of the others: look for "
+            "a branch that depends on data or rank, or for batches of different shapes."
         )
         return
     if unfinished is not None or kind is not HangKind.NEVER_LAUNCHED:
@@ -338,18 +341,18 @@ def _next_steps(root: Root, unfinished: Point | None, evidence: HangEvidence) ->
 
 
 def _steps_on(ranks: Sequence[int], evidence: HangEvidence) -> Iterator[str]:
-    """What to do where ranks never launched an operation."""
+    """Next steps for ranks that never launched an operation."""
     who, hosts = name_ranks(ranks), _hosts(ranks, evidence.hosts)
     at = f" on {', '.join(hosts)}" if hosts else ""
     stacks = [evidence.stacks[rank][0] for rank in ranks if rank in evidence.stacks]
     if stacks:
         yield f"Find out why {stacks[0]} does not return on {who}{at}."
-    told = evidence.stacks.keys() | evidence.failed.keys()
-    if not told & set(ranks):
+    explained = evidence.stacks.keys() | evidence.failed.keys()
+    if not explained & set(ranks):
         yield f"Get the Python stack of {who}{at}: distprof attach --stacks, or py-spy dump."
     yield f"Read the end of the log of {who}{at}."
     if any("SIGKILL" in evidence.failed.get(rank, "") for rank in ranks):
-        yield "Check dmesg for the out-of-memory killer, the scheduler for an enforced limit."
+        yield "Check dmesg for the out-of-memory killer, and the scheduler for an enforced limit."
 
 
 def _hosts(ranks: Sequence[int], hosts: Mapping[int, str]) -> list[str]:

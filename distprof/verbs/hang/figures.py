@@ -1,4 +1,4 @@
-"""A hang drawn: where each rank is in each kind of group, and how far groups have come."""
+"""Figures of a hang: where each rank is in each kind of group, and the progress of each group."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["places_figure", "progress_figure"]
 
 _KINDS = ("g0", "g1", "g2", "g3", "g4")
 _WORDS = (
-    "launched what the others did",
+    "launched the same as the others",
     "waits in it",
     "behind the others",
     "left no dump",
@@ -30,14 +30,14 @@ _LAUNCHED, _WAITS, _BEHIND, _SILENT, _BLAMED = range(5)
 _EMPTY = "not a member, or not blamed"
 _UNKNOWN = "zz"
 _MAX_ROWS = 2_048
-"""More ranks than that share rows, of which the worst state is drawn."""
+"""With more ranks than this, several share a row, which shows the worst of their states."""
 _MAX_COLUMNS = 48
 _MOST_GROUPS = 32
 _MAX_NAME = 60
 
 
 class _Column(msgspec.Struct):
-    """Groups that share no rank, such as those of one mesh axis, in one column."""
+    """Groups that share no rank and fit in one column, such as those of one mesh axis."""
 
     name: str
     groups: list[GroupProgress]
@@ -63,7 +63,7 @@ def progress_figures(report: HangReport) -> Part | None:
 
 
 def places_figure(report: HangReport) -> Markup:
-    """Ranks by kinds of groups: who launched, waits, is behind, left no dump or is blamed."""
+    """Map of ranks by group: which launched, wait, are behind, left no dump or are blamed."""
     columns = list(_columns(report.groups))[:_MAX_COLUMNS]
     hosts = {position.rank: position.host for position in report.ranks}
     ranks = sorted({rank for each in columns for rank in each.ranks}, key=_by_host(hosts))
@@ -91,23 +91,23 @@ def places_figure(report: HangReport) -> Markup:
 
 
 def _columns(groups: Sequence[GroupProgress]) -> Iterator[_Column]:
-    """Groups of one description side by side as long as they share no rank."""
-    found: dict[str, list[_Column]] = {}
+    """Columns of groups with the same description; groups that share a rank get separate ones."""
+    by_name: dict[str, list[_Column]] = {}
     for group in groups:
         name = group.description or group.group or "(unnamed)"
-        same = found.setdefault(name, [])
+        same = by_name.setdefault(name, [])
         free = next((each for each in same if each.ranks.isdisjoint(group.ranks)), None)
         if free is None:
             free = _Column(name=name, groups=[], ranks=set())
             same.append(free)
         free.groups.append(group)
         free.ranks |= set(group.ranks)
-    for same in found.values():
+    for same in by_name.values():
         yield from same
 
 
 def _by_host(hosts: dict[int, str]) -> Callable[[int], tuple[int, int]]:
-    """Ranks of one host together, hosts in the order of their first rank."""
+    """Sort key that keeps ranks of one host together, with hosts in order of their first rank."""
     first: dict[str, int] = {}
     for rank in sorted(hosts):
         first.setdefault(hosts[rank], rank)
@@ -115,7 +115,7 @@ def _by_host(hosts: dict[int, str]) -> Callable[[int], tuple[int, int]]:
 
 
 def _states(report: HangReport, column: _Column, ranks: Sequence[int]) -> np.ndarray:
-    """The state of each rank in the groups of a column, -1 for those in none."""
+    """The state of each rank in the groups of a column, or -1 if it is in none."""
     at = dict.fromkeys(column.ranks, _LAUNCHED)
     waiting = {p.rank for p in report.ranks if p.waits_for and p.last_group == column.name}
     at |= dict.fromkeys(waiting & column.ranks, _WAITS)
@@ -146,13 +146,13 @@ def _grid(
 
 def _caption(report: HangReport) -> str:
     return (
-        f"A row per rank, a column per kind of process group. {_summary(report)} "
+        f"One row per rank and one column per kind of process group. {_summary(report)} "
         "The first column marks the ranks at fault."
     )
 
 
 def _summary(report: HangReport) -> str:
-    """The roots in words."""
+    """One sentence that names the blamed ranks."""
     if not report.culprits:
         return "No rank is blamed."
     causes = counted(max(len(report.roots), 1), "independent cause")
@@ -160,9 +160,9 @@ def _summary(report: HangReport) -> str:
 
 
 def progress_figure(groups: Sequence[GroupProgress]) -> Markup:
-    """How many collectives the last member of each group is behind its first; empty without any.
+    """Bars that show how many collectives the last member of each group is behind the first.
 
-    Groups that are furthest apart come first.
+    The largest differences come first. Empty if there are no groups to draw.
     """
     apart = [(group, *ends) for group in groups if (ends := _ends(group))]
     apart.sort(key=lambda each: each[1] - each[2])
@@ -173,8 +173,8 @@ def progress_figure(groups: Sequence[GroupProgress]) -> Markup:
     lines = [_progress_row(group, low, high, most) for group, low, high in shown]
     left_out = len(apart) - len(shown)
     caption = (
-        "Latest collective that members of each group launched, by sequence number. The bar is how "
-        "far the last member is behind the first."
+        "Latest collective that the members of each group launched, by sequence number. The bar "
+        "shows how far the last member is behind the first."
     )
     if left_out:
         caption += f" {counted(left_out, 'other group')} not drawn."

@@ -1,9 +1,9 @@
 """Process groups across ranks: their members, and the progress of each member.
 
 A group is identified by its name and its members, because split groups share a name. The recorder
-counts progress by the number that a group has within a process. Both these numbers and numeric
-names follow the order in which groups are created, which joins the two on a rank whose ring holds
-no entry of a group.
+counts progress under the number that a group has within a process. These numbers and numeric names
+both follow the order in which groups are created. That order maps one to the other on a rank whose
+ring holds no entry of a group.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
         dump: Its dump.
         collectives: int64, rows of its entries for collectives of this group, in order of launch.
         seq: int64, their sequence numbers.
-        pending: bool, whether each had not completed when the rank dumped.
+        pending: bool, whether each was still incomplete when the rank wrote its dump.
         messages: int64, rows of messages that had not completed.
         enqueued: Latest collective launched; None where unknown.
         completed: Latest collective known to have completed; None where unknown.
-        tells_completion: Whether its backend records completion; gloo does not.
+        records_completion: Whether its backend records completion; gloo does not.
     """
 
     rank: int
@@ -45,16 +45,16 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     messages: Int64Array
     enqueued: int | None
     completed: int | None
-    tells_completion: bool
+    records_completion: bool
 
     @property
     def is_whole(self) -> bool:
-        """Whether its ring covers the job from its start, so that nothing is missing from it."""
+        """Whether its ring still holds the first operation of the job, so none is missing."""
         record = self.dump.entries["record"]
         return len(record) > 0 and int(record[0]) == 0
 
     def row_of(self, seq: int) -> int | None:
-        """The row of its collective ``seq``; None where the ring does not hold it."""
+        """The row of its collective ``seq``; None if the ring does not hold it."""
         at = np.flatnonzero(self.seq == seq)
         return int(self.collectives[at[0]]) if len(at) else None
 
@@ -64,10 +64,10 @@ class JobGroup(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         name: Name of the group.
-        description: Description given by the program; empty where there is none.
+        description: Description given by the program; empty if it gave none.
         ranks: Global ranks of all members, ascending.
-        members: Members that dumped, by rank.
-        knows_ranks: Whether a dump lists the members; otherwise they are the ranks seen.
+        members: Members that left a dump, by rank.
+        knows_ranks: Whether a dump lists the members; otherwise ``ranks`` are those with a dump.
     """
 
     name: str
@@ -83,7 +83,7 @@ class JobGroup(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """Name in reports: the description, else the name."""
+        """Name in reports: the description, or else the name."""
         return self.description or f"group {self.name or '(unnamed)'}"
 
 
@@ -95,7 +95,7 @@ def job_groups(dumps: Sequence[FlightDump], world_size: int | None = None) -> li
 
     Args:
         dumps: One per rank.
-        world_size: Size of the job, where known from elsewhere; it reveals missing ranks.
+        world_size: World size of the job, if another source gives it; it reveals missing ranks.
     """
     parts: dict[_Key, list[tuple[FlightDump, str]]] = {}
     loose: dict[str, list[FlightDump]] = {}
@@ -118,17 +118,20 @@ def job_groups(dumps: Sequence[FlightDump], world_size: int | None = None) -> li
 
 
 def _names(dump: FlightDump) -> dict[str, str]:
-    """For each group of a rank, name to description."""
-    told = {group.name: group.description for group in dump.groups}
+    """Description of each group of a rank, by group name."""
+    descriptions = {group.name: group.description for group in dump.groups}
     names, texts = dump.entries.coded("group"), dump.entries.coded("description")
     if len(dump.entries):
         codes, first = np.unique(names.codes, return_index=True)
         for code, row in zip(codes.tolist(), first.tolist(), strict=True):
             name = names.values[code]
-            told[name] = told.get(name) or texts.values[texts.codes[row]]
-    if "" in told and any(told.get(name) == "default_pg" or name == "0" for name in told):
-        del told[""]  # gloo uses this name of the default group in one place and "0" in another
-    return told
+            descriptions[name] = descriptions.get(name) or texts.values[texts.codes[row]]
+    if "" in descriptions and any(
+        descriptions.get(name) == "default_pg" or name == "0" for name in descriptions
+    ):
+        # gloo calls the default group "" in one place and "0" in another
+        del descriptions[""]
+    return descriptions
 
 
 def _ranks_of(
@@ -147,7 +150,7 @@ def _settle(
     descriptions: Mapping[tuple[str, int], str],
     world_size: int | None,
 ) -> None:
-    """Groups whose members no dump lists: the ranks seen, or all ranks for the default group."""
+    """Set the members of groups that no dump lists: ranks with a dump, or all for the default."""
     for name, dumps in list(loose.items()):
         left = []
         for dump in dumps:
@@ -160,14 +163,14 @@ def _settle(
             del loose[name]
             continue
         seen = {dump.rank for dump in left}
-        told = [descriptions[name, dump.rank] for dump in left]
-        if world_size and any(text in _DEFAULT[:1] for text in told):
+        texts = [descriptions[name, dump.rank] for dump in left]
+        if world_size and any(text in _DEFAULT[:1] for text in texts):
             seen |= set(range(world_size))
-        parts[name, tuple(sorted(seen))] = list(zip(left, told, strict=True))
+        parts[name, tuple(sorted(seen))] = list(zip(left, texts, strict=True))
 
 
 def _names_of_numbers(dumps: Sequence[FlightDump]) -> dict[int, dict[int, str]]:
-    """For each rank, the number of a group within the process to the group's name."""
+    """For each rank, a mapping from a group's number within the process to its name."""
     by_entry = {dump.rank: _from_entries(dump) for dump in dumps}
     result = {}
     for dump in dumps:
@@ -192,7 +195,7 @@ def _from_entries(dump: FlightDump) -> dict[int, str]:
 
 
 def _from_order(dump: FlightDump) -> dict[int, str]:
-    """Numbers joined to names in the order of creation; empty where counts differ."""
+    """Map numbers to names in order of creation; empty if there are not as many of each."""
     names = [group.name for group in dump.groups]
     if len(names) != len(dump.status) or not all(name.isdecimal() for name in names):
         return {}
@@ -209,6 +212,7 @@ def _job_group(
 ) -> JobGroup:
     name, ranks = key
     rows = {dump.rank: _rows(dump, name) for dump, _ in found}
+    # In a group that also sends messages, the recorder's count mixes two sequences
     has_messages = any(bool(dump.entries["is_p2p"][rows[dump.rank]].any()) for dump, _ in found)
     members = {
         dump.rank: _member(
@@ -232,10 +236,7 @@ def _rows(dump: FlightDump, name: str) -> Int64Array:
 
 
 def _status(dump: FlightDump, name: str, names: Mapping[int, str]) -> GroupStatus | None:
-    """Progress by the recorder's own count.
-
-    In a group that also sends messages, the count mixes two sequences and is not used.
-    """
+    """Progress counted by the recorder; None if the group has no count, or more than one."""
     numbers = [number for number, known in names.items() if known == name]
     found = [dump.status[number] for number in numbers if number in dump.status]
     return found[0] if len(found) == 1 else None
@@ -264,30 +265,30 @@ def _member(dump: FlightDump, rows: Int64Array, status: GroupStatus | None) -> M
         messages=messages[~done[messages]],
         enqueued=_most(status.enqueued, seq) if status else latest,
         completed=completed,
-        tells_completion=not is_gloo,
+        records_completion=not is_gloo,
     )
 
 
-def _most(told: int | None, seen: Int64Array) -> int | None:
-    known = [told] if told is not None else []
-    known += [int(seen.max())] if len(seen) else []
+def _most(counted: int | None, recorded: Int64Array) -> int | None:
+    known = [counted] if counted is not None else []
+    known += [int(recorded.max())] if len(recorded) else []
     return max(known, default=None)
 
 
-# How often the same collective recurs: what a recorder shows of a healthy job --------------------
+# Cadence: how often the same collective recurs ----------------------------------------------------
 
 _MOST_GROUPS = 200
 
-_LEAST = 3  # two intervals
+_MIN_LAUNCHES = 3  # two intervals
 
 
 def cadence(groups: Sequence[JobGroup]) -> tuple[Cadence, ...]:
-    """For each group, the most frequent collective, and the time from one to the next."""
-    found = (_of_group(group) for group in groups[:_MOST_GROUPS])
-    return tuple(item for item in found if item is not None)
+    """For each group, its most frequent collective and the time between its launches."""
+    cadences = (_group_cadence(group) for group in groups[:_MOST_GROUPS])
+    return tuple(item for item in cadences if item is not None)
 
 
-def _of_group(group: JobGroup) -> Cadence | None:
+def _group_cadence(group: JobGroup) -> Cadence | None:
     counts: dict[tuple[str, str], int] = {}
     for member in group.members.values():
         for spelling, rows in _classes(member).items():
@@ -297,7 +298,7 @@ def _of_group(group: JobGroup) -> Cadence | None:
     name, shape = max(counts, key=lambda key: (counts[key], key))
     gaps = [_gaps(member, (name, shape)) for member in group.members.values()]
     joined = np.concatenate(gaps)
-    if counts[name, shape] < _LEAST or len(joined) < _LEAST - 1:
+    if counts[name, shape] < _MIN_LAUNCHES or len(joined) < _MIN_LAUNCHES - 1:
         return None
     return Cadence(
         group=group.name,
@@ -311,7 +312,7 @@ def _of_group(group: JobGroup) -> Cadence | None:
 
 
 def _classes(member: Member) -> dict[tuple[str, str], Int64Array]:
-    """Collectives of one rank by name and sizes, as rows."""
+    """Rows of one rank's collectives, by name and sizes."""
     entries, rows = member.dump.entries, member.collectives
     names, shapes = entries.coded("name"), entries.coded("shape")
     keys = names.codes[rows].astype(np.int64) * (len(shapes.values) + 1) + shapes.codes[rows]
@@ -326,7 +327,7 @@ def _classes(member: Member) -> dict[tuple[str, str], Int64Array]:
 
 
 def _gaps(member: Member, spelling: tuple[str, str]) -> Int64Array:
-    """Times from one launch to the next, where the ring holds both and the times are known."""
+    """Times between consecutive launches in the ring, skipping launches of unknown time."""
     rows = _classes(member).get(spelling, np.empty(0, np.int64))
     created = np.sort(member.dump.entries["created_ns"][rows])
     return np.diff(created[created > 0])

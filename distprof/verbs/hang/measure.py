@@ -1,4 +1,4 @@
-"""Diagnoses a hang from each rank's recorder: the operation, and the ranks that cause it."""
+"""Diagnoses a hang from the flight recorder of each rank: the operation and the ranks at fault."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
         point: The first divergent operation.
         points: The first point of each group.
         groups: Every group.
-        unfinished: An operation of the same group that all launched and some did not finish.
+        unfinished: An operation of the first root's group that all ranks launched and some did not
+            finish.
         messages: Messages that one side has not posted.
     """
 
@@ -86,14 +87,14 @@ def diagnose(evidence: HangEvidence, *, version: str) -> HangReport:
         version: Version of distprof, for the report.
     """
     groups = job_groups(evidence.dumps, evidence.world_size)
-    found = _with_stop(_concluded(groups, evidence), evidence)
+    found = _with_stop(_diagnosis(groups, evidence), evidence)
     is_stuck = found.state is HangState.STUCK
     missing = _missing(evidence, groups)
     suspects = tuple(rank for rank in missing if rank not in found.culprits)
-    said = explain(found, evidence, suspects)
+    explanation = explain(found, evidence, suspects)
     graph = _graph(found)
 
-    def of_root(root: Root, sentence: str) -> HangRoot:
+    def hang_root(root: Root, sentence: str) -> HangRoot:
         return HangRoot(
             kind=root.kind,
             ranks=root.ranks,
@@ -107,17 +108,17 @@ def diagnose(evidence: HangEvidence, *, version: str) -> HangReport:
         distprof_version=version,
         source=evidence.source,
         state=found.state,
-        verdict=said.verdict,
+        verdict=explanation.verdict,
         kind=_kind(found),
         confidence=_confidence(found, evidence),
         operation=None if found.point is None else _operation(found.point),
         culprits=found.culprits,
-        roots=tuple(map(of_root, found.roots, said.roots)) if is_stuck else (),
+        roots=tuple(map(hang_root, found.roots, explanation.roots)) if is_stuck else (),
         suspects=suspects if is_stuck else (),
         hosts=_hosts(found.culprits, evidence.hosts),
-        why=said.why,
-        alternatives=said.alternatives,
-        next_steps=said.next_steps,
+        why=explanation.why,
+        alternatives=explanation.alternatives,
+        next_steps=explanation.next_steps,
         dumps=tuple(dump.rank for dump in evidence.dumps),
         missing_dumps=missing,
         num_other_dumps=evidence.num_other_dumps,
@@ -131,7 +132,7 @@ def diagnose(evidence: HangEvidence, *, version: str) -> HangReport:
 
 
 def _graph(found: Diagnosis) -> dict[int, set[int]]:
-    """For each rank, the ranks it waits for; messages count only where no collective shows it."""
+    """For each rank, the ranks it waits for; messages count only if no collective shows a wait."""
     if found.state is not HangState.STUCK:
         return {}
     graph = waits(found.points)
@@ -140,8 +141,8 @@ def _graph(found: Diagnosis) -> dict[int, set[int]]:
     return graph | {rank: blamed for rank, blamed in by_message.items() if rank not in settled}
 
 
-def _concluded(groups: Sequence[JobGroup], evidence: HangEvidence) -> Diagnosis:
-    """The first point that explains why ranks wait, from the most to the least certain kind."""
+def _diagnosis(groups: Sequence[JobGroup], evidence: HangEvidence) -> Diagnosis:
+    """Diagnose from the points that explain why ranks wait, the most certain kinds first."""
     mismatches = _found(mismatch_point(group) for group in groups)
     behind = _found(behind_point(group) for group in groups)
     unfinished = _found(unfinished_point(group) for group in groups)
@@ -150,35 +151,35 @@ def _concluded(groups: Sequence[JobGroup], evidence: HangEvidence) -> Diagnosis:
         return Diagnosis(state=HangState.NO_HANG, groups=tuple(groups))
     silent = _found(silent_point(group) for group in groups if _may_wait(group, evidence))
     shown = [*behind, *mismatches]
-    sure = [point for point in silent if _tells_completion(point.group)]
+    sure = [point for point in silent if _records_completion(point.group)]
     sure = [point for point in sure if all(point.group is not other.group for other in shown)]
     for points in ((*shown, *sure), silent, messages):
-        roots = _fresh_ones_last(independent_roots(points, mismatches, messages), evidence)
+        roots = _fresh_roots_last(independent_roots(points, mismatches, messages), evidence)
         if roots:
             return _stuck(roots, points, groups, unfinished, messages, evidence)
     return _all_launched(unfinished, groups, evidence)
 
 
 def _with_stop(found: Diagnosis, evidence: HangEvidence) -> Diagnosis:
-    """A job whose steps have stopped hangs, also where dumps do not show in what."""
+    """Call a job stuck if its steps have stopped, even if the dumps do not show the operation."""
     if evidence.stop is None or found.state is HangState.STUCK:
         return found
     return replace(found, state=HangState.STUCK, point=None)
 
 
 def _may_wait(group: JobGroup, evidence: HangEvidence) -> bool:
-    """Whether members that dumped may wait for those that did not.
+    """Whether members that left a dump may be waiting for those that did not.
 
     Gloo does not record completion, so other evidence must show that the job has stopped.
     """
     if evidence.has_ended_well:
         return False
     known = evidence.failed or evidence.world_size or evidence.stop or _has_trouble(evidence)
-    return _tells_completion(group) or bool(known)
+    return _records_completion(group) or bool(known)
 
 
-def _tells_completion(group: JobGroup) -> bool:
-    return any(member.tells_completion for member in group.members.values())
+def _records_completion(group: JobGroup) -> bool:
+    return any(member.records_completion for member in group.members.values())
 
 
 def _found(points: object) -> tuple[Point, ...]:
@@ -193,7 +194,7 @@ def _stuck(
     messages: tuple[Point, ...],
     evidence: HangEvidence,
 ) -> Diagnosis:
-    """The hang with its roots, and further facts about the first one's group."""
+    """A stuck job, with its roots and the unfinished operation of the first root's group."""
     if _is_fresh(roots[0].point, evidence):
         return Diagnosis(state=HangState.IN_FLIGHT, groups=tuple(groups))
     group = roots[0].point.group
@@ -212,10 +213,10 @@ def _stuck(
 
 
 def _stopped_before(point: Point, roots: Sequence[Root]) -> list[Root]:
-    """Ranks whose GPU stopped in an operation that others finished, before the first root's.
+    """Ranks whose GPU stopped in an operation before the first root's, which others finished.
 
-    What was never launched later cannot be the reason. A collective in which not all wait for all
-    may end early on some ranks, and shows nothing.
+    A launch that is missing after that operation cannot be the reason. A collective that is not
+    symmetric may complete early on some ranks, so it is not evidence.
     """
     first = roots[0].point
     if point.kind is HangKind.LAUNCHED_NOT_STARTED or None in (point.seq, first.seq):
@@ -227,13 +228,13 @@ def _stopped_before(point: Point, roots: Sequence[Root]) -> list[Root]:
     return [Root(point=point, ranks=ranks)] if ranks else []
 
 
-def _fresh_ones_last(roots: Sequence[Root], evidence: HangEvidence) -> list[Root]:
-    """An operation launched just before the dump explains nothing that had been stuck before."""
+def _fresh_roots_last(roots: Sequence[Root], evidence: HangEvidence) -> list[Root]:
+    """Sort operations launched just before the dump last: they cannot explain an earlier hang."""
     return sorted(roots, key=lambda root: _is_fresh(root.point, evidence))
 
 
 def _is_fresh(point: Point, evidence: HangEvidence) -> bool:
-    """Whether ranks dumped right after the operation began, before any rank had to wait."""
+    """Whether the ranks dumped so soon after the launch that a wait would be normal."""
     if point.example is None or evidence.failed or _has_trouble(evidence):
         return False
     if point.kind is not HangKind.NEVER_LAUNCHED:
@@ -251,7 +252,7 @@ def _has_trouble(evidence: HangEvidence) -> bool:
 def _all_launched(
     unfinished: Sequence[Point], groups: Sequence[JobGroup], evidence: HangEvidence
 ) -> Diagnosis:
-    """All ranks launched the same: a running job, unless an operation has waited for long."""
+    """All ranks launched the same: the job runs, unless an operation has been pending for long."""
     if not unfinished or evidence.has_ended_well:
         return Diagnosis(state=HangState.NO_HANG, groups=tuple(groups))
     first = min(unfinished, key=when)
@@ -268,15 +269,15 @@ def _all_launched(
 
 
 def _unfinished_roots(points: Sequence[Point]) -> list[Root]:
-    """The earliest operation of each set of ranks that share none with the others."""
-    found: list[Root] = []
+    """The earliest operations that have no ranks in common."""
+    roots: list[Root] = []
     stuck: set[int] = set()
     for point in sorted(points, key=when):
         ranks = {*point.waiting, *point.missing}
         if not ranks & stuck:
-            found.append(Root(point=point, ranks=point.missing))
+            roots.append(Root(point=point, ranks=point.missing))
         stuck |= ranks
-    return found
+    return roots
 
 
 def _newest(dump: FlightDump) -> int:
@@ -289,11 +290,11 @@ def _kind(found: Diagnosis) -> HangKind | None:
 
 
 def _confidence(found: Diagnosis, evidence: HangEvidence) -> Confidence | None:
-    """``measured`` where dumps show who is missing and a log, an exit or a stack agrees."""
+    """``measured`` if dumps show the missing ranks and a log, an exit or a stack agrees."""
     if found.first is None:
         return Confidence.MEASURED if found.state is HangState.STUCK else None
-    told = evidence.failed.keys() | evidence.stacks.keys()
-    agrees = _has_trouble(evidence) or bool(set(found.first.ranks) & told)
+    confirmed = evidence.failed.keys() | evidence.stacks.keys()
+    agrees = _has_trouble(evidence) or bool(set(found.first.ranks) & confirmed)
     is_seen = bool(found.first.point.missing) and not found.first.in_circle
     return Confidence.MEASURED if agrees and is_seen else Confidence.INFERRED
 
@@ -312,28 +313,28 @@ def _operation(point: Point) -> StuckOperation:
     group, launched = point.group, set(point.waiting)
     if point.kind not in (HangKind.NEVER_LAUNCHED,):
         launched |= set(point.missing)
-    told = _Entry(point)
+    entry = _Entry(point)
     return StuckOperation(
         group=group.name,
         description=group.description,
         group_ranks=group.ranks,
         seq=point.seq,
-        name=told.text("name"),
-        kind=CollectiveKind(told.number("kind") or 0).label,
-        shape=told.text("shape"),
-        dtype=told.text("in_dtype"),
+        name=entry.text("name"),
+        kind=CollectiveKind(entry.number("kind") or 0).label,
+        shape=entry.text("shape"),
+        dtype=entry.text("in_dtype"),
         launched=tuple(sorted(launched)),
         missing=point.missing,
         unknown=point.silent,
-        launched_ns=told.number("created_ns"),
-        timeout_ms=told.number("timeout_ms"),
-        frame=told.text("frame"),
+        launched_ns=entry.number("created_ns"),
+        timeout_ms=entry.number("timeout_ms"),
+        frame=entry.text("frame"),
         others=point.others,
     )
 
 
 class _Entry:
-    """The entry of a point, column by column; empty where no ring holds it."""
+    """The entry of a point, column by column; empty if no ring holds it."""
 
     def __init__(self, point: Point) -> None:
         self.member: Member | None = None
@@ -342,14 +343,14 @@ class _Entry:
             self.member, self.row = point.example
 
     def text(self, name: str) -> str:
-        """A name; empty where unknown."""
+        """A text column; empty if unknown."""
         if self.member is None:
             return ""
         column = self.member.dump.entries.coded(name)
         return str(column.values[column.codes[self.row]])
 
     def number(self, name: str) -> int | None:
-        """A number; None where unknown."""
+        """An integer column; None if unknown."""
         if self.member is None:
             return None
         value = int(self.member.dump.entries[name][self.row])
@@ -372,7 +373,9 @@ def _one_progress(group: JobGroup, point: Point | None) -> GroupProgress:
     behind = [m.rank for m in group.members.values() if m.enqueued is not None and high is not None
               and m.enqueued < high]  # fmt: skip
     pending = sum(
-        int(m.pending.sum()) + len(m.messages) for m in group.members.values() if m.tells_completion
+        int(m.pending.sum()) + len(m.messages)
+        for m in group.members.values()
+        if m.records_completion
     )
     return GroupProgress(
         group=group.name,
@@ -418,20 +421,23 @@ def _position(
 
 
 def _folded(stacks: Mapping[int, tuple[str, ...]]) -> tuple[StackOfRanks, ...]:
-    """Ranks grouped by equal stacks, the rarest first."""
+    """Ranks grouped by identical stacks, the rarest first."""
     by_stack: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for rank in sorted(stacks):
         by_stack[stacks[rank]].append(rank)
-    found = [StackOfRanks(ranks=tuple(ranks), calls=calls) for calls, ranks in by_stack.items()]
-    return tuple(sorted(found, key=lambda item: (len(item.ranks), item.ranks)))
+    stacks_of_ranks = [
+        StackOfRanks(ranks=tuple(ranks), calls=calls) for calls, ranks in by_stack.items()
+    ]
+    return tuple(sorted(stacks_of_ranks, key=lambda item: (len(item.ranks), item.ranks)))
 
 
 def _notes(evidence: HangEvidence) -> tuple[str, ...]:
-    """Notes on dumps, with equal ones in one sentence."""
+    """Notes on evidence and dumps, with identical notes on several ranks in one sentence."""
     by_note: dict[str, list[int]] = defaultdict(list)
     for dump in evidence.dumps:
         for note in dump.notes:
             by_note[note].append(dump.rank)
-    told = [f"{name_ranks(ranks)}: {note}" for note, ranks in by_note.items()]
-    more = (f"{len(told) - _MOST_NOTES:,} more notes on dumps.",) if len(told) > _MOST_NOTES else ()
-    return (*evidence.notes, *told[:_MOST_NOTES], *more)
+    notes = [f"{name_ranks(ranks)}: {note}" for note, ranks in by_note.items()]
+    num_more = len(notes) - _MOST_NOTES
+    more = (f"{num_more:,} more notes on dumps.",) if num_more > 0 else ()
+    return (*evidence.notes, *notes[:_MOST_NOTES], *more)

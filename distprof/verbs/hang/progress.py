@@ -1,7 +1,7 @@
-"""What the step logs of a run directory say about a hang: since when no step has ended.
+"""Finds out from the step logs of a run directory whether, and since when, a job has stopped.
 
-Dumps and stacks are snapshots. A snapshot older than the last step of its rank shows nothing of a
-hang, and one taken long after the last step of all ranks shows that the job has stopped.
+Dumps and stacks are snapshots. A snapshot taken before its rank's last step is no evidence of a
+hang. One taken long after the last step of all ranks shows that the job has stopped.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ __all__ = ["LastStep", "Stop", "find_stop", "is_stale", "last_step", "modified_n
 MAX_TAIL_BYTES = 1 << 16
 
 MIN_STOP_NS = 30 * NS_PER_S
-"""A checkpoint or an evaluation may take this long between two steps."""
+"""A checkpoint or an evaluation between two steps may take this long."""
 
 MIN_STOP_STEPS = 20
-"""The same in steps of usual length."""
+"""The same limit in steps of usual length."""
 
 LATE_WRITE_NS = 30 * NS_PER_S
-"""A log is written within seconds of its last step; a later time of the file is that of a copy."""
+"""A log is written within seconds of its last step. A file with a later time is a copy."""
 
 
 class LastStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +36,7 @@ class LastStep(msgspec.Struct, frozen=True, kw_only=True):
         step: Number of the last step.
         ended_ns: Its end, ns since the epoch.
         usual_ns: Median length of the last steps.
-        has_own_time: Whether the times of the rank's files are those at which it wrote them.
+        has_own_time: Whether the modification times of the rank's files are its own, not a copy's.
     """
 
     step: int
@@ -46,10 +46,10 @@ class LastStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True):
-    """A job in which no step ends any more.
+    """A job that no longer completes steps.
 
     Args:
-        step: The last step that any rank ended.
+        step: The last step that any rank completed.
         for_ns: Time from its end to the newest evidence.
         usual_ns: Usual length of a step.
     """
@@ -60,7 +60,7 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def last_step(folder: Folder) -> LastStep | None:
-    """The last step of a rank's log; None without a log that can be read."""
+    """The last step in a rank's log; None if no log can be read."""
     ended = sorted(_tail(folder), key=lambda record: record.end_ns)
     if not ended:
         return None
@@ -86,7 +86,7 @@ def _tail(folder: Folder) -> list[StepRecord]:
 
 
 def _record(line: bytes) -> StepRecord | None:
-    """A record; None of a header, or of a line that is cut."""
+    """The record on a line; None for a header or a truncated line."""
     try:
         record = msgspec.json.decode(line, type=StepRecord)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError):
@@ -95,7 +95,7 @@ def _record(line: bytes) -> StepRecord | None:
 
 
 def modified_ns(folder: Folder, name: str) -> int | None:
-    """When a local file was written; None of others."""
+    """Modification time of a local file; None for other files."""
     from pathlib import Path
 
     if not folder.is_local:
@@ -107,19 +107,22 @@ def modified_ns(folder: Folder, name: str) -> int | None:
 
 
 def is_stale(taken_ns: int | None, last: LastStep | None) -> bool:
-    """Whether a rank ended a step after a snapshot of it was taken."""
+    """Whether a rank completed a step after its snapshot was taken."""
     return taken_ns is not None and last is not None and taken_ns < last.ended_ns
 
 
 def find_stop(
     steps: Mapping[int, LastStep], taken_ns: Mapping[int, int], ended_ns: Iterable[int]
 ) -> Stop | None:
-    """Whether the newest evidence is so much newer than any step that the job has stopped.
+    """Find a stop: evidence that is much newer than the last step of any rank.
 
     Args:
-        steps: By rank, the end of its step log.
-        taken_ns: By rank, when its newest snapshot was taken.
-        ended_ns: When a launcher saw ranks end.
+        steps: End of the step log, by rank.
+        taken_ns: When the newest snapshot was taken, by rank.
+        ended_ns: When the launcher saw ranks exit.
+
+    Returns:
+        None if the steps have not stopped, or none is known.
     """
     if not steps:
         return None

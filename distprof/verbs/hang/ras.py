@@ -1,4 +1,4 @@
-"""Output of ncclras in the folder of a hung job: what NCCL itself says about ranks."""
+"""Reads ncclras output in the folder of a hung job: NCCL's own view of the ranks."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from distprof.verbs.hang.result import LogLine
 __all__ = ["NAME", "dead_ranks", "lines_of_ras"]
 
 NAME = re.compile(r"ras[^/]*\.(?:txt|json|log|out)$")
-"""Names under which such output is looked for."""
+"""File names that may hold ncclras output."""
 
 MAX_LINES = 50
 _DEAD = "NCCL considers its process dead"
 
 
 def lines_of_ras(files: Iterable[tuple[str, str]]) -> tuple[list[LogLine], list[str]]:
-    """What is said of ranks, and notes on files that cannot be read.
+    """Lines about ranks in trouble, and notes on files that cannot be read.
 
     Args:
-        files: Path and name in reports of files that may be such output.
+        files: Path and name in reports of each file that may hold ncclras output.
     """
-    found: list[LogLine] = []
+    lines: list[LogLine] = []
     notes: list[str] = []
     for path, shown in files:
         if not fits_nccl_ras(path):
@@ -36,8 +36,8 @@ def lines_of_ras(files: Iterable[tuple[str, str]]) -> tuple[list[LogLine], list[
         except InputError as error:
             notes.append(f"{shown} cannot be read: {error.found}.")
             continue
-        found += _lines(shown, in_trouble(status))
-    return found, notes
+        lines += _lines(shown, in_trouble(status))
+    return lines, notes
 
 
 def dead_ranks(lines: Iterable[LogLine]) -> dict[int, str]:
@@ -50,11 +50,11 @@ def dead_ranks(lines: Iterable[LogLine]) -> dict[int, str]:
 
 
 def _lines(shown: str, troubled: Iterable[TroubledRank]) -> Iterator[LogLine]:
-    for number, one in enumerate(troubled, 1):
+    for number, rank in enumerate(troubled, 1):
         if number > MAX_LINES:
             return
-        what = f": {one.text}" if one.text else ""
-        where = f" ({one.place})" if one.place else ""
+        what = f": {rank.text}" if rank.text else ""
+        where = f" ({rank.place})" if rank.place else ""
         yield LogLine(
-            rank=one.rank, file=shown, line=number, about="ras", text=f"{one.kind}{what}{where}"
+            rank=rank.rank, file=shown, line=number, about="ras", text=f"{rank.kind}{what}{where}"
         )

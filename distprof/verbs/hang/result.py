@@ -1,4 +1,4 @@
-"""Evidence and result of a hang's diagnosis."""
+"""Evidence for a hang, and the report on its diagnosis."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """A line of a rank's log that reports trouble.
 
     Args:
-        rank: Rank that wrote it; None where unknown.
+        rank: Rank that wrote it; None if unknown.
         file: Log file.
         line: Line number, from 1.
         about: ``timeout``, ``nccl``, ``device``, ``peer`` (another rank was lost), ``error``, or
-            ``ras`` for what ncclras says of the rank.
+            ``ras`` for a rank in trouble according to ncclras.
         text: The line, truncated.
     """
 
@@ -50,15 +50,15 @@ class HangEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """All evidence about a job that may hang.
 
     Args:
-        source: As the user named it.
+        source: The input, as the user named it.
         dumps: One dump per rank, by rank.
-        world_size: Size of the job; None where unknown.
-        hosts: Host of each rank, where known.
+        world_size: World size of the job; None if unknown.
+        hosts: Host of each rank, if known.
         log_lines: Trouble in logs, by rank and line.
         stacks: Calls of each rank's training thread, innermost first.
-        failed: Why a rank's own code stopped; losing a peer does not count.
+        failed: Why each failed rank's own code stopped; losing a peer does not count.
         has_ended_well: Whether the job is known to have completed.
-        stop: Since when no step has ended; None where steps continued, or are unknown.
+        stop: The stop of the job's steps; None if steps continued, or are unknown.
         notes: Damaged or omitted input, one sentence each.
         num_other_dumps: Older dumps of the same ranks, left out.
     """
@@ -113,20 +113,20 @@ class StuckOperation(_Record, frozen=True, kw_only=True):
 
     Args:
         group: Name of its process group.
-        description: Description given by the program; empty where there is none.
+        description: Description given by the program; empty if it gave none.
         group_ranks: All members of the group.
         seq: Sequence number in the group; None for messages.
-        name: Recorded name, for example ``nccl:all_to_all``; empty where no ring holds it.
+        name: Recorded name, for example ``nccl:all_to_all``; empty if no ring holds it.
         kind: Normalised kind, for example ``all_to_all``.
         shape: Sizes of its inputs on one of the ranks that launched it.
         dtype: Data type of its inputs.
         launched: Ranks that launched it.
-        missing: Ranks that did not launch it, or launched another.
+        missing: Ranks that did not launch it, or launched a different operation.
         unknown: Members that left no dump.
         launched_ns: When the first rank launched it, on that rank's clock.
         timeout_ms: Timeout of the group.
-        frame: The call that launched it, where stacks were recorded.
-        others: What the missing ranks launched instead, one sentence each.
+        frame: The call that launched it; empty if no stacks were recorded.
+        others: Operations that the missing ranks launched instead, one sentence each.
     """
 
     group: str
@@ -147,14 +147,14 @@ class StuckOperation(_Record, frozen=True, kw_only=True):
 
 
 class HangRoot(_Record, frozen=True, kw_only=True):
-    """One independent cause: ranks that others wait for, and where.
+    """One independent cause: ranks that others wait for, and the operation in which they wait.
 
     Args:
         kind: How the operation diverges.
-        ranks: The ranks at fault; empty where the operation itself does not finish.
-        hosts: Their hosts, where known.
+        ranks: The ranks at fault; empty if the operation itself does not finish.
+        hosts: Their hosts, if known.
         operation: The first operation in which others wait for them.
-        has_dump: Whether the ranks left dumps; without one they are suspects, not proven.
+        has_dump: Whether the ranks left dumps; without dumps they are suspected, not proven.
         sentence: The root in one sentence.
     """
 
@@ -173,12 +173,12 @@ class GroupProgress(_Record, frozen=True, kw_only=True):
         group: Name of the group.
         description: Description given by the program.
         ranks: All members.
-        lowest_seq: Latest collective launched by the member that is furthest behind.
-        highest_seq: Latest collective launched by the member that is furthest ahead.
+        lowest_seq: Latest collective launched by the member furthest behind.
+        highest_seq: Latest collective launched by the member furthest ahead.
         behind: Members that have not launched a collective that others have.
         unknown: Members that left no dump.
-        pending: Operations in flight on a member.
-        waits_on: Name of the operation that the group waits in; empty where there is none.
+        pending: Number of operations in flight, summed over the members.
+        waits_on: Name of the operation that the group waits in; empty if there is none.
         waits_seq: Its sequence number.
     """
 
@@ -199,15 +199,15 @@ class RankPosition(_Record, frozen=True, kw_only=True):
 
     Args:
         rank: Global rank.
-        host: Host of the rank; empty where unknown.
+        host: Host of the rank; empty if unknown.
         source: File of its dump.
         entries: Number of operations in the dump.
         last_name: Latest operation launched.
         last_group: Its group.
         last_seq: Its sequence number.
         last_ns: Time of its launch, on the rank's clock.
-        waits_for: Ranks it waits for; empty where there are none.
-        call: Where its Python code is, from a stack or from the latest operation.
+        waits_for: Ranks it waits for; empty if there are none.
+        call: Where its Python code is, from its stack or else from the latest operation.
     """
 
     rank: int
@@ -243,8 +243,8 @@ class Cadence(_Record, frozen=True, kw_only=True):
         name: Name of the operation.
         shape: Sizes of its inputs.
         count: Number of occurrences.
-        period_ns: Median time from one to the next.
-        longest_ns: Longest such time.
+        period_ns: Median time from one launch to the next.
+        longest_ns: Longest time from one launch to the next.
     """
 
     group: str
@@ -264,21 +264,21 @@ class HangReport(Displayed, _Record, frozen=True, kw_only=True):
         distprof_version: Version of distprof that wrote it.
         source: The input, as the user named it.
         state: ``stuck``, ``in_flight`` or ``no_hang``.
-        verdict: The verdict in one sentence.
-        kind: How the first divergent operation diverges; None where nothing diverges.
-        confidence: Measured where a log, an exit or a stack agrees with the dumps, else inferred.
+        verdict: The verdict in words.
+        kind: How the first divergent operation diverges; None if no operation diverges.
+        confidence: Measured if a log, an exit or a stack agrees with the dumps, else inferred.
         operation: The first divergent operation.
         culprits: Ranks that others wait for and that wait for no rank, of all roots.
-        roots: Every independent cause, earliest first; the first one is ``operation``'s.
-        suspects: Further ranks that left no dump, so that nothing can clear them.
-        hosts: Hosts of the culprits, where known.
+        roots: Every independent cause, earliest first; ``operation`` is that of the first.
+        suspects: Further ranks that left no dump, so no evidence can clear them.
+        hosts: Hosts of the culprits, if known.
         why: Evidence, one sentence each.
         alternatives: Other causes with the same symptoms.
-        next_steps: What to do, most useful first.
+        next_steps: Next steps, most useful first.
         dumps: Ranks whose dumps were read.
-        missing_dumps: Ranks that must exist but left no dump.
-        num_other_dumps: Dumps that were left out because the same ranks left newer ones, perhaps
-            those of another job.
+        missing_dumps: Ranks that exist but left no dump.
+        num_other_dumps: Dumps that were left out because the same ranks left newer ones. They may
+            be those of another job.
         groups: Progress per group, waiting groups first.
         ranks: Position of each rank.
         log_lines: Trouble in logs next to the dumps, by rank and line.

@@ -1,4 +1,4 @@
-"""Independent causes of a hang: every web of waiting has its own, and one web may have several."""
+"""Independent causes of a hang: each set of ranks connected by waits has at least one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Root(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         point: The first operation in which others wait for them.
-        ranks: The ranks; empty where an operation was launched by all and finished by none.
+        ranks: The ranks; empty if all ranks launched the operation and none finished it.
         in_circle: Whether they wait for each other.
     """
 
@@ -48,14 +48,14 @@ def independent_roots(
 
     Args:
         points: Operations in which ranks wait for others, mismatches included.
-        mismatches: Those in which ranks launched different operations.
+        mismatches: Those points in which ranks launched different operations.
         messages: Messages that one side has not posted. A rank that waits for one may lag because
             of another root.
     """
-    found = [root for web in _webs(points) for root in _roots_in(web, mismatches)]
+    roots = [root for web in _webs(points) for root in _roots_in(web, mismatches)]
     graph = waits([*points, *messages])
-    kept = [root for root in found if not _waits_for_another(root, found, graph)]
-    return sorted(kept or found, key=lambda root: when(root.point))
+    kept = [root for root in roots if not _waits_for_another(root, roots, graph)]
+    return sorted(kept or roots, key=lambda root: when(root.point))
 
 
 def _waits_for_another(root: Root, roots: Sequence[Root], graph: Mapping[int, set[int]]) -> bool:
@@ -65,7 +65,7 @@ def _waits_for_another(root: Root, roots: Sequence[Root], graph: Mapping[int, se
 
 
 def _webs(points: Iterable[Point]) -> list[list[Point]]:
-    """Points joined where they share a rank."""
+    """Points grouped into connected components: those that share a rank are in one web."""
     webs: list[tuple[set[int], list[Point]]] = []
     for point in points:
         ranks, joined = {*point.waiting, *point.blamed}, [point]
@@ -81,7 +81,7 @@ def _webs(points: Iterable[Point]) -> list[list[Point]]:
 
 
 def _roots_in(web: Sequence[Point], mismatches: Sequence[Point]) -> list[Root]:
-    """The root where the hang of one web began, then others that it does not explain."""
+    """The first root of one web, then the roots that it does not explain."""
     differing = [point for point in web if point in mismatches]
     roots, in_circle = roots_of([point for point in web if point not in differing])
     first = _first_root(web, differing, roots, in_circle=in_circle)
@@ -90,7 +90,7 @@ def _roots_in(web: Sequence[Point], mismatches: Sequence[Point]) -> list[Root]:
     stuck = set(first.ranks)
     if first.point in differing:
         stuck |= {*first.point.waiting, *first.point.missing}
-    return [first, *_further(web, differing, [rank for rank in roots if rank not in stuck])]
+    return [first, *_further_roots(web, differing, [rank for rank in roots if rank not in stuck])]
 
 
 def _first_root(
@@ -105,8 +105,10 @@ def _first_root(
     return Root(point=point, ranks=ranks or point.blamed, in_circle=in_circle)
 
 
-def _further(web: Sequence[Point], differing: Sequence[Point], roots: Sequence[int]) -> list[Root]:
-    """Other ranks that wait for no rank, each at the first operation that waits for it."""
+def _further_roots(
+    web: Sequence[Point], differing: Sequence[Point], roots: Sequence[int]
+) -> list[Root]:
+    """Other ranks that wait for no rank, at the first operation in which others wait for them."""
     ranks_at: dict[int, list[int]] = {}
     at = sorted((point for point in web if point not in differing), key=when)
     for rank in roots:

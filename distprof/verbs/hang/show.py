@@ -1,4 +1,4 @@
-"""A hang report's headline and tables, and its document."""
+"""Headline, tables and document of a hang report."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _FEW_CADENCES = 5
 _FEW_CALLS = 6
 
 _FEW_SENTENCES = 3
-"""Of the evidence, in the short text."""
+"""Sentences of evidence in the short text."""
 
 _ALL = 1_000_000
 
 
 def headline(report: HangReport) -> str:
-    """What was read, in half a sentence."""
+    """One line that counts the dumps, operations and groups read."""
     entries = sum(position.entries for position in report.ranks)
     parts = [f"{counted(len(report.dumps), 'dump')} ({short_ranks(report.dumps)})"]
     parts.append(f"{counted(entries, 'operation')} in {counted(len(report.groups), 'group')}")
@@ -48,7 +48,7 @@ def headline(report: HangReport) -> str:
 
 
 def hang_tables(report: HangReport, *, show_all: bool) -> Iterator[TableView]:
-    """Tables of the operation, groups, ranks, logs, stacks and cadence, where there are any."""
+    """Tables of the operation, causes, groups, ranks, logs, stacks and cadence, if any."""
     if report.operation is not None and report.state is not HangState.NO_HANG:
         yield _operation_table(report)
     if len(report.roots) > 1:
@@ -67,7 +67,7 @@ def hang_tables(report: HangReport, *, show_all: bool) -> Iterator[TableView]:
 
 def _operation_table(report: HangReport) -> TableView:
     operation = report.operation
-    assert operation is not None  # asked for before
+    assert operation is not None  # checked by the caller
     seq = "a message" if operation.seq is None else f"number {operation.seq}"
     inside = " ".join(part for part in (operation.shape, operation.dtype) if part)
     rows = [
@@ -283,9 +283,9 @@ def _page(report: HangReport, options: RenderOptions) -> Page:
 
 
 def _text(report: HangReport, options: RenderOptions) -> str:
-    """The page for a terminal; by default at most :data:`MAX_BRIEF` lines on 80 columns.
+    """The page for a terminal; by default at most :data:`MAX_BRIEF` lines.
 
-    What to do comes before where it was seen: tables go first, then further evidence.
+    A page that is too long loses its tables first, then further evidence, and last its next steps.
     """
     whole = page_text(_page(report, options), options)
     if options.full or options.show_all or rows_of(whole, options.width) <= MAX_BRIEF:
@@ -298,13 +298,15 @@ def _text(report: HangReport, options: RenderOptions) -> str:
 
 
 def _shorter(page: Page) -> Iterator[Page]:
-    """The same page with less and less on it."""
+    """Shorter and shorter versions of the page."""
     more = replace(page, remarks=("Groups, ranks, logs and stacks: --full.",))
     yield from (replace(more, tables=page.tables[:number]) for number in (2, 1, 0))
-    steps = tuple(one for one in page.listings if one.is_numbered)
+    steps = tuple(listing for listing in page.listings if listing.is_numbered)
     few = replace(more, tables=(), sentences=page.sentences[:_FEW_SENTENCES])
     yield replace(few, listings=steps)
-    short = tuple(replace(one, sentences=one.sentences[:_FEW_SENTENCES]) for one in steps)
+    short = tuple(
+        replace(listing, sentences=listing.sentences[:_FEW_SENTENCES]) for listing in steps
+    )
     yield replace(few, listings=short)
     yield replace(few, listings=short, sentences=page.sentences[:1])
     yield replace(few, listings=(), sentences=())

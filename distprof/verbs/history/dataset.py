@@ -1,6 +1,6 @@
-"""The dataset: a Parquet file per appended summary, under any folder or fsspec URL.
+"""Stores a history: one Parquet file per appended summary, in any folder or fsspec URL.
 
-A file is named after its content and never changes. Concurrent writers therefore lose nothing, and
+A file is named after its content and never changes. Concurrent writers therefore lose no data, and
 a run that is added twice is stored once. :func:`compact` merges many files into one.
 """
 
@@ -43,10 +43,10 @@ __all__ = [
 DEFAULT_FOLDER = ".distprof/history"
 
 MANY_FILES = 2_000
-"""Number of files from which merging them pays off."""
+"""Minimum number of files for which merging pays off."""
 
 _SETTINGS = {
-    "autoinstall_known_extensions": "false",  # no query can fetch anything
+    "autoinstall_known_extensions": "false",  # a query must not download extensions
     "autoload_known_extensions": "false",
     "memory_limit": "4GB",
 }
@@ -57,11 +57,11 @@ def append(folder: str, summaries: Iterable[SummaryFile]) -> int:
     """Add summaries and return how many were new.
 
     Args:
-        folder: Local folder, made where it is missing, or fsspec URL.
+        folder: Local folder, created if it is missing, or fsspec URL.
         summaries: Summaries of runs.
 
     Raises:
-        InputError: If it cannot be written, or holds other files than a history.
+        InputError: If it cannot be written, or contains files other than a history.
     """
     store = Store.at(folder)
     mine, others = store.names()
@@ -70,7 +70,7 @@ def append(folder: str, summaries: Iterable[SummaryFile]) -> int:
             folder,
             expected="a history, or an empty or new folder",
             found=f"a folder with other files, for example {others[0]}",
-            fix="name another folder with --history",
+            fix="choose another folder with --history",
         )
     known = _in_merged(store, mine)
     added = 0
@@ -82,7 +82,7 @@ def append(folder: str, summaries: Iterable[SummaryFile]) -> int:
 
 
 def read(folder: str) -> tuple[tuple[SummaryFile, ...], tuple[str, ...]]:
-    """Every summary, oldest first, and a sentence for each file that cannot be read.
+    """Every summary, oldest first, and a note on each file that cannot be read.
 
     Raises:
         InputError: If there is no history.
@@ -104,7 +104,7 @@ def read(folder: str) -> tuple[tuple[SummaryFile, ...], tuple[str, ...]]:
 
 
 def query(folder: str, sql: str) -> tuple[list[str], list[tuple[Any, ...]], tuple[str, ...]]:
-    """Run a query on the table ``history``: columns, rows, and notes on damaged files.
+    """Run a query on the table ``history`` and return columns, rows, and notes on damaged files.
 
     The query can access only that table: no files, no network, no variables of distprof.
 
@@ -123,7 +123,7 @@ def query(folder: str, sql: str) -> tuple[list[str], list[tuple[Any, ...]], tupl
         except (duckdb.Error, ValueError, OverflowError) as error:
             raise InputError(
                 folder,
-                expected="SQL of DuckDB over the table history",
+                expected="DuckDB SQL on the table history",
                 found=str(error).partition("\n")[0],
                 fix=f"columns: {', '.join(COLUMNS)}",
             ) from error
@@ -133,7 +133,7 @@ def query(folder: str, sql: str) -> tuple[list[str], list[tuple[Any, ...]], tupl
 def _asked(
     connection: Any, sql: str, parameters: dict[str, Any] | None = None
 ) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Columns and rows, from a thread: DuckDB blocks signals while it works."""
+    """Columns and rows of a query. It runs on a thread, because DuckDB blocks signals meanwhile."""
     found: Future[tuple[list[str], list[tuple[Any, ...]]]] = Future()
 
     def ask() -> tuple[list[str], list[tuple[Any, ...]]]:
@@ -163,7 +163,7 @@ def compact(folder: str) -> tuple[int, int]:
     """Merge all files into one and return the number of files and of summaries.
 
     It writes the new file before it removes the old ones, and a summary in two files counts once.
-    Processes that add, read or compact at the same time, or are killed, therefore lose nothing.
+    Processes that add, read or compact at the same time, or are killed, therefore lose no data.
 
     Raises:
         InputError: If there is no history, or a file may not be removed.
@@ -177,7 +177,7 @@ def compact(folder: str) -> tuple[int, int]:
         try:
             rows.setdefault(text, {**row_of(_decoded(text)), "summary": text})
         except (msgspec.MsgspecError, ValueError, RecursionError):
-            whole[file] = False  # stays in place, so that it can be repaired
+            whole[file] = False  # stays in place, so it can be repaired
             continue
         whole.setdefault(file, True)
     ordered = sorted(rows.values(), key=lambda row: (row["created_ns"] or 0, row["summary"]))
@@ -192,7 +192,7 @@ def compact(folder: str) -> tuple[int, int]:
 
 
 def count_files(folder: str) -> int:
-    """Number of files of a history.
+    """Number of files in a history.
 
     Raises:
         InputError: If the folder cannot be listed.
@@ -221,7 +221,7 @@ def _in_merged(store: Store, names: Sequence[str]) -> set[str]:
 def _texts(store: Store) -> tuple[list[tuple[str, str]], list[str]]:
     """Each summary as JSON with the name of its file, and notes.
 
-    It reads only that column: the others follow from it, and each takes time in each file.
+    Only the column ``summary`` is read: the others follow from it and would take time to read.
     """
     with _connection(store) as connection:
         for attempt in range(_ATTEMPTS):
@@ -234,7 +234,7 @@ def _texts(store: Store) -> tuple[list[tuple[str, str]], list[str]]:
 
 
 def _fill(connection: Any, summaries: Iterable[SummaryFile]) -> None:
-    """Make the table ``history`` from summaries, with the columns of this version of distprof."""
+    """Create the table ``history`` from summaries, with the columns of this distprof version."""
     table = table_of([row_of(summary) for summary in summaries])
     connection.register("summaries", table)
     connection.execute("CREATE TABLE history AS SELECT * FROM summaries")
@@ -256,8 +256,8 @@ def _names(store: Store) -> tuple[list[str], list[str]]:
     if not mine:
         raise InputError(
             store.folder,
-            expected="a history: a folder that distprof history add has written",
-            found=f"other files, for example {others[0]}" if others else "nothing",
+            expected="a history: a folder written by distprof history add",
+            found=f"other files, for example {others[0]}" if others else "no files",
             fix="add runs: distprof history add RUN…",
         )
     if not others:

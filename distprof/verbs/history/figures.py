@@ -1,4 +1,4 @@
-"""A history drawn: a metric over commits with intervals, and the commits where it changed."""
+"""Figures of a history: a metric over commits with intervals, and the commits that changed it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ __all__ = ["series_figure"]
 
 _MOST_SERIES = 6
 _MOST_POINTS = 400
-"""More do not fit in the width of the picture; the newest are drawn."""
+"""Maximum number of points that fit into the width of the figure; the newest are drawn."""
 _MOST_TICKS = 8
 _MOST_NAMED = 8
 _WIDEST = 2.0
-"""An interval that ends above twice the value means nothing: two repeats, for example."""
+"""Maximum ratio of the upper end of a meaningful interval to the value; two repeats exceed it."""
 _MARGIN = 0.08
 _KINDS = {"regressed": "worse", "improved": "better", "open": "open"}
 
@@ -45,13 +45,14 @@ def history_figures(history: History) -> Part | None:
 
 
 def series_figure(history: History, series: HistorySeries) -> Markup:
-    """The points of one series in order of time; empty without any."""
+    """The points of one series in order of time; empty without points."""
     points = series.points[-_MOST_POINTS:]
     if not points:
         return EMPTY
     chart = _chart(points)
     changes = [i for i, point in enumerate(points) if point.state in ("regressed", "improved")]
-    label = f"{history.label} over {counted(len(points), 'point')}, " + _said(points, changes)
+    label = f"{history.label} over {counted(len(points), 'point')}, "
+    label += _changes_text(points, changes)
     drawn = chart.drawn(
         chart.axes(_x_ticks(points), _y_ticks(chart, history.unit), "commits by time"),
         chart.curve([(i, point.value) for i, point in enumerate(points)], "thin"),
@@ -70,13 +71,13 @@ def _chart(points: Sequence[HistoryPoint]) -> Chart:
 
 
 def _interval(point: HistoryPoint) -> tuple[float, float] | None:
-    """The interval of a point's centre, where it is narrow enough to mean something."""
+    """The interval of the centre of a point; None if it is too wide to be meaningful."""
     if point.low is None or point.high is None or point.high > _WIDEST * point.value:
         return None
     return point.low, point.high
 
 
-def _said(points: Sequence[HistoryPoint], changes: Sequence[int]) -> str:
+def _changes_text(points: Sequence[HistoryPoint], changes: Sequence[int]) -> str:
     if not changes:
         return "no change"
     named = [f"{points[i].state} at {point_name(points[i])}" for i in changes[-_MOST_NAMED:]]
@@ -86,9 +87,9 @@ def _said(points: Sequence[HistoryPoint], changes: Sequence[int]) -> str:
 def _caption(history: History, series: HistorySeries, num_points: int) -> str:
     name = shorten(series_name(series.fingerprint), 120)
     text = (
-        f"{name}: median of the repeats at each commit with the 95 % interval of its centre; "
-        f"{history.better} is better. A dashed line marks a change that is neither chance nor "
-        "within the tolerance. The axis does not begin at 0."
+        f"{name}: median of the repeats at each commit with the 95 % interval of its centre. "
+        f"{capitalized(history.better)} is better. A dashed line marks a change beyond chance and "
+        "tolerance. The axis does not begin at 0."
     )
     left_out = len(series.points) - num_points
     return f"{text} {counted(left_out, 'earlier point')} not drawn." if left_out > 0 else text

@@ -1,4 +1,4 @@
-"""A metric over commits as a file, with the commits where it changed. Extra ``plot``."""
+"""Plots a metric over commits to a file, with the commits that changed it. Extra ``plot``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_NAMED = 8
 
 
 def draw_history(history: History, file: str) -> None:
-    """Medians with their intervals over commits in order of time; changes in colour.
+    """Plot medians with their intervals over commits in order of time, with changes in colour.
 
     Args:
         history: A history with at least one point; the plot shows the newest three series.
@@ -30,7 +30,7 @@ def draw_history(history: History, file: str) -> None:
     Raises:
         UsageError: If the extension is not a plot format.
         MissingExtraError: If matplotlib is not installed.
-        InputError: If there is nothing to draw, or the file cannot be written.
+        InputError: If no run has the metric, or the file cannot be written.
     """
     drawn = [series for series in history.series if series.points][:_MOST_PANELS]
     if not drawn:
@@ -78,7 +78,7 @@ def _marker(state: str, better: str) -> str:
 
 
 def _name_changes(panel: Any, history: History, series: HistorySeries) -> None:
-    """Labels of the newest changes with their commits, as ticks omit some."""
+    """Label the newest changes with their commits, because the ticks omit some."""
     changed = [
         (i, point)
         for i, point in enumerate(series.points)
@@ -115,12 +115,12 @@ def _label(panel: Any, history: History, series: HistorySeries) -> None:
 
 
 def _text(name: str) -> str:
-    """Text that is safe to draw and that matplotlib does not read as a formula."""
+    """Text that is safe to draw and that matplotlib does not parse as a formula."""
     return plain(name).replace("$", r"\$")
 
 
 def _errors(points: Sequence[HistoryPoint]) -> list[list[float]]:
-    """Distances to both ends of the interval; none where it is unknown or too wide."""
+    """Distances to both ends of the interval; zero if it is unknown or too wide."""
     below, above = [], []
     for point in points:
         low, high = point.low, point.high

@@ -61,14 +61,14 @@ COLUMNS: dict[str, str] = {
     "versions": "string",
     "summary": "string",
 }
-"""Columns and their types; ``step_ns`` is the median step, ``summary`` the whole as JSON.
+"""Columns and their types; ``step_ns`` is the median step, ``summary`` the whole summary as JSON.
 
 ``series`` is the same for comparable runs: the same job on the same hardware.
 """
 
 _LARGEST = 2**63 - 1
 
-_HALVES = re.compile("[\ud800-\udfff]")
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def row_of(summary: SummaryFile) -> dict[str, Any]:
@@ -93,16 +93,16 @@ def row_of(summary: SummaryFile) -> dict[str, Any]:
 
 
 def _json(summary: SummaryFile) -> str:
-    """The whole summary; lone surrogates, from names that are not UTF-8, are escaped."""
+    """The summary as JSON; lone surrogates, from names that are not UTF-8, are escaped."""
     try:
         return msgspec.json.encode(summary).decode()
     except UnicodeEncodeError:
         text = json.dumps(msgspec.to_builtins(summary), ensure_ascii=False)
-        return _HALVES.sub(lambda half: f"\\\\u{ord(half.group()):04x}", text)
+        return _SURROGATES.sub(lambda found: f"\\\\u{ord(found.group()):04x}", text)
 
 
 def _storable(value: Any) -> Any:
-    """A value that Parquet can hold: no lone surrogate, no number beyond 64 bits."""
+    """A value that Parquet can store: without lone surrogates, None for integers over 64 bits."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, int) and not -_LARGEST <= value <= _LARGEST:
@@ -111,12 +111,12 @@ def _storable(value: Any) -> Any:
 
 
 def file_name(row: dict[str, Any]) -> str:
-    """Name of the file with this row alone, from its time and content."""
+    """Name of a file with only this row, from its time and content."""
     return f"{max(row['created_ns'] or 0, 0):020d}-{_digest([row['summary']])}.parquet"
 
 
 def merged_name(rows: Iterable[dict[str, Any]]) -> str:
-    """Name of the file with these rows."""
+    """Name of a file with these rows, from their content."""
     return f"merged-{_digest(row['summary'] for row in rows)}.parquet"
 
 
@@ -129,7 +129,7 @@ def _digest(texts: Iterable[str]) -> str:
 
 
 def table_of(rows: list[dict[str, Any]]) -> Any:
-    """Rows as a table of pyarrow with :data:`COLUMNS`."""
+    """Rows as a pyarrow table with :data:`COLUMNS`."""
     import pyarrow as pa
 
     types = {
@@ -145,8 +145,8 @@ def table_of(rows: list[dict[str, Any]]) -> Any:
 def parquet_of(rows: list[dict[str, Any]]) -> bytes:
     """Bytes of a Parquet file.
 
-    It has no statistics and dictionaries, which would take most of a file of one row and most of
-    the time to read it.
+    It has no statistics or dictionaries. In a file of one row, these would take most of the space
+    and most of the time to read it.
     """
     import pyarrow.parquet as pq
 
@@ -163,7 +163,7 @@ def parquet_of(rows: list[dict[str, Any]]) -> bytes:
 
 
 def summaries_in(data: bytes) -> set[str]:
-    """The column ``summary`` of a file; empty where it is damaged, which readers report."""
+    """The column ``summary`` of a file; empty if the file is damaged, which readers report."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -174,13 +174,13 @@ def summaries_in(data: bytes) -> set[str]:
     return set(column.to_pylist())
 
 
-# Where a history is stored: a folder, or any URL that fsspec supports ----------------------------
+# Where a history is stored: a folder, or any URL that fsspec supports -----------------------------
 
 FILE_NAME = re.compile(r"\d{20}-[0-9a-f]{24}\.parquet")
-"""Name of the file of one summary: when it ended, and its content."""
+"""Name of a file with one summary: end of the run, and digest of the content."""
 
 MERGED_NAME = re.compile(r"merged-[0-9a-f]{24}\.parquet")
-"""Name of a file of merged summaries."""
+"""Name of a file with merged summaries."""
 
 BOUND = Bound(reads="a file of a history", num_bytes=1 << 28, beyond="refused")
 
@@ -192,8 +192,8 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         folder: Folder or URL, as the user named it.
-        path: Path within ``system``; a local path without one.
-        system: File system of fsspec; None for local folders.
+        path: Path within ``system``, or a local path.
+        system: fsspec file system; None for local folders.
     """
 
     folder: str
@@ -202,10 +202,11 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def at(cls, folder: str) -> Store:
-        """Find the location that a user names.
+        """Find the location that the user named.
 
         Raises:
-            UsageError: If the package for this kind of URL is missing; names the install command.
+            UsageError: If the package for this kind of URL is missing; the message names the
+                install command.
             InputError: If fsspec does not support this kind of URL.
         """
         if "://" not in folder:
@@ -224,7 +225,7 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
         return cls(folder=folder, path=str(path).rstrip("/"), system=system)
 
     def names(self) -> tuple[list[str], list[str]]:
-        """Files of a history in order of their names, and all other files.
+        """Files of the history in order of their names, and all other files.
 
         Raises:
             InputError: If the folder cannot be listed.
@@ -257,7 +258,7 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
         return True
 
     def get(self, name: str) -> bytes | None:
-        """Content of a file; None where it is gone, as other processes may merge files.
+        """Content of a file; None if it is gone, because other processes may merge files.
 
         Raises:
             InputError: If it cannot be read.
@@ -273,7 +274,7 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
             raise _unusable(self.folder, error) from error
 
     def remove(self, name: str) -> None:
-        """Remove one file; another process may have done so.
+        """Remove one file, unless another process has already done so.
 
         Raises:
             InputError: If it may not be removed.
@@ -289,7 +290,7 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
             raise _unusable(self.folder, error) from error
 
     def address(self, name: str) -> str:
-        """The file as DuckDB opens it."""
+        """The path or URL under which DuckDB opens a file."""
         if self.system is None:
             return str(Path(self.path, name))
         return str(self.system.unstrip_protocol(f"{self.path}/{name}"))

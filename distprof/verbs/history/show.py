@@ -1,4 +1,4 @@
-"""A history's verdict, sentences and tables, ready to render."""
+"""Verdict, sentences and tables of a history, ready to render."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _MARKED = ("regressed", "improved")
 _STATES = {
     "regressed": "a regression",
     "improved": "an improvement",
-    "open": "beyond the tolerance, but it may be chance",
+    "open": "beyond the tolerance, but may be chance",
 }
 
 _MOST_SHOWN = 5
@@ -53,7 +53,7 @@ _MAX_NAME = 24
 
 _MAX_JOB = 48
 
-_WIDEST = 4.0  # a wider interval means nothing: two repeats, for example
+_WIDEST = 4.0  # maximum ratio of the ends of a meaningful interval; two repeats exceed it
 
 
 def history_verdict(history: History) -> str:
@@ -63,12 +63,12 @@ def history_verdict(history: History) -> str:
         return f"No run in this history has the metric {history.label}."
     counts = [sum(point.state == state for point in points) for state in _MARKED]
     commits = counted(len(points), "point")
-    told = [
+    found = [
         counted(count, noun)
         for count, noun in zip(counts, ("regression", "improvement"), strict=True)
         if count
     ]
-    changes = " and ".join(told) if told else "no change beyond chance and tolerance"
+    changes = " and ".join(found) if found else "no change beyond chance and tolerance"
     if all(point.state == "first" for point in points):
         return f"{history.label}: {commits}, and no earlier point to compare with."
     if len(history.series) > 1:
@@ -79,11 +79,12 @@ def history_verdict(history: History) -> str:
 def _newest(history: History, point: HistoryPoint) -> str:
     value = f"The newest, {point_name(point)}, has {metric_text(point.value, history.unit)}"
     if point.state == "first":
-        return f"{value}; there is no earlier point."
-    said = _STATES.get(state_shown(history, point), "no change seen, with too few repeats")
+        return f"{value}. There is no earlier point."
+    outcome = _STATES.get(state_shown(history, point), "no change seen, but too few repeats")
     if point.state == "passed":
-        said = "within tolerance"
-    return f"{value}, {_change(history, point)} against the points before it: {said}."
+        outcome = "within the tolerance"
+    change = _change(history, point)
+    return f"{value}, {change} compared with the points before it: {outcome}."
 
 
 def state_shown(history: History, point: HistoryPoint) -> str:
@@ -105,9 +106,9 @@ def history_sentences(history: History) -> Iterator[str]:
         last = series.points[-1] if series.points else None
         if last is not None and state_shown(history, last) == "open":
             more = last.needed_repeats
-            needs = f"; {counted(more, 'more repeat')} would settle it" if more else ""
+            needs = f" {counted(more, 'more repeat')} would settle it." if more else ""
             why = _lower_first(last.why)
-            yield f"{point_name(last)} is open{_of(history, series)}: {why}{needs}."
+            yield f"{point_name(last)} is open{_of(history, series)}: {why}.{needs}"
     lacking = sum(series.num_without for series in history.series)
     if lacking:
         yield f"{counted(lacking, 'run')} {'does' if lacking == 1 else 'do'} not have the metric."
@@ -193,16 +194,14 @@ def _scale_notes(history: History, series: HistorySeries) -> tuple[str, ...]:
     low, high = (metric_text(end, history.unit) for end in _ends(series.points))
     notes = [f"drawn from {low} at the left to {high} at the right"] if low != high else []
     if any(state_shown(history, point) == "open" for point in series.points):
-        notes.append(
-            "open: beyond the tolerance, but it may be chance; more repeats would settle it"
-        )
+        notes.append("open: beyond the tolerance, but may be chance; more repeats would settle it")
     if series.num_earlier:
         notes.append(f"{counted(series.num_earlier, 'earlier point')} not shown: --last N or --all")
     return tuple(notes)
 
 
 def _ends(points: Sequence[HistoryPoint]) -> tuple[float, float]:
-    """Range of the drawing: medians, and intervals that are narrow enough."""
+    """Range of the drawing: medians, and intervals that are narrow enough to draw."""
     values = [point.value for point in points]
     for point in points:
         if point.low is not None and point.high is not None and _is_narrow(point):
@@ -259,7 +258,7 @@ def _percent(history: History) -> str:
 
 
 def series_name(print_: Fingerprint) -> str:
-    """Name of a series in reports: job, ranks, device."""
+    """Name of a series in reports: job, ranks and device."""
     job = print_.strategy or print_.workload or "unknown job"
     ranks = counted(print_.world_size, "rank") if print_.world_size else ""
     where = " of ".join(part for part in (ranks, print_.device) if part)
@@ -267,7 +266,7 @@ def series_name(print_: Fingerprint) -> str:
 
 
 def point_name(point: HistoryPoint) -> str:
-    """The commit's first digits, with a plus where it was modified; else its label, or its time."""
+    """First digits of the commit, with a plus if modified; or else the label, or the time."""
     if not point.commit:
         return shorten(point.label, _MAX_NAME) or _time(point.created_ns, "run of %H:%M")
     digits, _, dirty = point.commit.partition("+")
@@ -301,7 +300,7 @@ def metric_text(value: float, unit: str) -> str:
     return f"{number}{unit}" if unit == "/s" else f"{number} {unit}"
 
 
-# A history, and answers to queries of it, as text, Markdown, JSON and CSV ------------------------
+# A history, and answers to queries on it, as text, Markdown, JSON and CSV -------------------------
 
 ANSWER_SCHEMA = "distprof.history-answer/1"
 
@@ -313,7 +312,7 @@ _LARGEST = 2**63 - 1
 
 
 class HistoryAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The answer to a query in SQL.
+    """The answer to an SQL query.
 
     Args:
         schema: Schema id of this document.
@@ -353,7 +352,7 @@ def answer_of(
 
 
 def _simple(value: Any) -> Any:
-    """The value as JSON represents it."""
+    """The value as JSON can represent it."""
     if value is None or isinstance(value, bool | str | float):
         return value
     if isinstance(value, int):
@@ -386,7 +385,7 @@ def _answer_page(answer: HistoryAnswer, options: RenderOptions) -> Page:
 
 def _answer_table(answer: HistoryAnswer, *, show_all: bool) -> TableView:
     some = answer.rows if show_all else answer.rows[:_FEW_ROWS]
-    width = len(answer.columns)  # of a row from elsewhere, cells may be missing or too many
+    width = len(answer.columns)  # rows from other writers may have too few or too many cells
     rows = [(*row, *[None] * width)[:width] for row in some]
     left = [not _is_number(column) for column in zip(*rows, strict=True)]
     more = len(answer.rows) - len(rows)

@@ -1,11 +1,11 @@
-"""A metric over commits: repeats of a commit form a point, and points show where it changed.
+"""Follows a metric over commits: the repeats of a commit form a point, and points show changes.
 
-Each point is compared with the points before it as a run is with its baseline; every commit is a
-session. A change starts a new level, and later points are compared with that level. A loss is
-therefore marked once, at the commit that caused it, and so is its fix.
+Each point is compared with the points before it, as a run is compared with its baseline. Every
+commit is a session. A change starts a new level, and later points are compared with that level. A
+loss is therefore marked once, at the commit that caused it, and so is its fix.
 
-Later commits can confirm a commit with too few repeats, as long as each of them is beyond the
-tolerance in the same direction. The comparison then uses commits instead of repeats.
+Later commits can confirm a commit with too few repeats, if each of them is beyond the tolerance in
+the same direction. The comparison then uses commits instead of repeats.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ __all__ = [
 HISTORY_SCHEMA = "distprof.history/1"
 
 State = Literal["first", "passed", "regressed", "improved", "inconclusive"]
-_LEAD = 3  # windows judged before the first point shown
+_LEAD = 3  # number of windows that are judged before the first point shown
 _UNITS = {"step_time": "ns", "memory": "B", "throughput": "/s", "energy": "J"}
 
 
 def _throughput(summary: SummaryFile) -> float | None:
-    """Tokens, else samples, per second of the median step, over all ranks."""
+    """Tokens, or else samples, of all ranks per second in the median step."""
     work = summary.tokens_per_step or summary.samples_per_step
     if not work or not summary.step_ns:
         return None
@@ -89,24 +89,25 @@ class HistoryPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """All runs of one commit.
 
     Args:
-        commit: Commit of the code; empty where unknown, with one point per label, or per run.
+        commit: Commit of the code; empty if unknown: then there is one point per label, or per run.
         label: Label of its newest run.
         created_ns: When its first run ended, ns since the epoch.
         num_runs: Number of repeats.
-        value: Their median, in the unit of the metric.
+        value: Median of the repeats, in the unit of the metric.
         low: Lower end of the 95 % interval of their centre; None with fewer than two repeats.
         high: Upper end of the interval.
-        state: ``first`` where no point precedes it; else as
-            in :class:`~distprof.verbs.gate.decide.Decision`.
+        state: ``first`` if no point precedes it; otherwise as in
+            :class:`~distprof.verbs.gate.decide.Decision`.
         change: Change from the points before it, a ratio or a difference; None for the first.
-        change_low: Lower end of its 90 % interval; None where there are too few repeats.
+        change_low: Lower end of its 90 % interval; None if there are too few repeats.
         change_high: Upper end of that interval.
-        num_before: Points that it is compared with.
-        num_after: Later points that confirmed it.
-        needed_repeats: Further repeats that would settle it; None where settled, or none would.
+        num_before: Number of points that it is compared with.
+        num_after: Number of later points that confirmed it.
+        needed_repeats: Number of further repeats that would settle it; None if it is settled, or if
+            no reasonable number would settle it.
         why: Reason for the state, one sentence.
-        software: Versions and variables that differ from the previous point; only where the
-            state is ``regressed`` or ``improved``.
+        software: Versions and variables that differ from the previous point; only if the state is
+            ``regressed`` or ``improved``.
     """
 
     commit: str
@@ -131,11 +132,11 @@ class HistorySeries(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """One job on one kind of hardware.
 
     Args:
-        key: Same for comparable runs; 12 hexadecimal digits.
+        key: 12 hexadecimal digits, the same for comparable runs.
         fingerprint: Fingerprint of its newest run.
         points: Points in order of time.
-        num_earlier: Earlier points, not shown.
-        num_without: Runs that do not have the metric.
+        num_earlier: Number of earlier points that are not shown.
+        num_without: Number of runs that do not have the metric.
     """
 
     key: str
@@ -156,7 +157,7 @@ class History(Displayed, msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         label: Name in reports.
         unit: ``ns``, ``B``, ``/s``, ``J`` or ``ratio``.
         better: Which direction is an improvement: ``lower`` or ``higher``.
-        scale: ``ratio`` where changes are quotients, ``difference`` where they are differences.
+        scale: ``ratio`` if changes are ratios, ``difference`` if they are differences.
         tolerance: Accepted loss.
         window: Maximum number of points that a point is compared with.
         series: Series, the one with the newest run first.
@@ -191,12 +192,12 @@ class _Judged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_history_metric(name: str) -> Metric | None:
-    """The metric with this name."""
+    """The metric with this name; None if there is none."""
     return next((metric for metric in HISTORY_METRICS if metric.name == name), None)
 
 
 def unit_of(metric: Metric) -> str:
-    """``ns``, ``B``, ``/s``, ``J`` or ``ratio``."""
+    """Unit of a metric: ``ns``, ``B``, ``/s``, ``J`` or ``ratio``."""
     return _UNITS.get(metric.name, "ratio")
 
 
@@ -238,7 +239,7 @@ def trace_metric(
         version: Version of distprof.
         tolerance: Accepted loss; None for the metric's default.
         window: Maximum number of points that a point is compared with.
-        last: Newest points of each series to show; None for all.
+        last: Number of newest points of each series to show; None for all.
         notes: Notes to pass on.
 
     Raises:
@@ -317,7 +318,7 @@ def _judged(
 ) -> list[_Judged | None]:
     """Decision for each commit against those before it; None for the first.
 
-    For the first ``num_unshown`` commits only changes matter; others are None too.
+    For the first ``num_unshown`` commits, only changes matter, so commits without one are None too.
     """
     found: list[_Judged | None] = []
     start, noise = 0, None
@@ -330,12 +331,12 @@ def _judged(
         found.append(judged)
         if judged.decision.state in ("regressed", "improved"):
             noise = _noise(before, metric) if len(before) >= FEWEST_SESSIONS else noise
-            start = i  # a new level, as noisy as the previous one
+            start = i  # a new level, with the noise of the previous one
     return found
 
 
 def _is_near(before: Sequence[_Commit], this: _Commit, metric: Metric, tolerance: float) -> bool:
-    """Whether it is within the tolerance for any choice of centre, so that it is not a change."""
+    """Whether a commit is within the tolerance for any choice of centre, so it is not a change."""
     centre = pseudo_median(_additive(this.values, metric))
     pooled = [value for commit in before for value in commit.values]
     middles = (pooled, [_centre(commit, metric) for commit in before])
@@ -352,7 +353,7 @@ def _judge(
     tolerance: float,
     noise: float | None,
 ) -> _Judged:
-    """Decision for the first of ``these``, with later ones where they confirm an open change."""
+    """Decision for the first of ``these``, together with later ones if they confirm a change."""
     alone = _decide(before, these[0], metric, tolerance, noise)
     direction = _direction(alone, metric, tolerance)
     if alone.state == "inconclusive" and direction:
@@ -373,7 +374,7 @@ def _decide(
     tolerance: float,
     noise: float | None,
 ) -> Decision:
-    """Decision by repeats: earlier commits are sessions, and this commit is one more."""
+    """Decision by repeats: earlier commits are sessions, and this commit is another one."""
     return decide(
         [value for commit in before for value in commit.values],
         this.values,
@@ -402,7 +403,7 @@ def _decide_commits(
 
 
 def _direction(decision: Decision, metric: Metric, tolerance: float) -> int:
-    """1 where the estimate is worse by more than the tolerance, −1 where it is better, else 0."""
+    """1 if the estimate is worse by more than the tolerance, −1 if it is better, otherwise 0."""
     change = math.log(decision.change) if metric.scale == "ratio" else decision.change
     worse = change if metric.better == "lower" else -change
     limit = math.log1p(tolerance) if metric.scale == "ratio" else tolerance
@@ -410,7 +411,7 @@ def _direction(decision: Decision, metric: Metric, tolerance: float) -> int:
 
 
 def _noise(commits: Sequence[_Commit], metric: Metric) -> float:
-    """Standard deviation of the centres; relative where changes are quotients."""
+    """Standard deviation of the centres; relative if changes are ratios."""
     centres = [_centre(commit, metric) for commit in commits]
     return float(np.std(_additive(centres, metric), ddof=1))
 

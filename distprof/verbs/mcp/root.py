@@ -1,4 +1,4 @@
-"""The folder that a server may read, and the only way to a path in it."""
+"""The folder that a server may read, and the only way to get a path inside it."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from distprof.errors import InputError, UsageError
 __all__ = ["MAX_ENTRIES", "Root"]
 
 MAX_ENTRIES = 100_000
-"""Files and folders below a path that are looked at for links that lead out of the root."""
+"""Maximum number of files and folders below a path that are checked for links out of the root."""
 
 _PATTERN = "*?["
 _SCHEMES = ("://", "::")
 
 
 class Root:
-    """A folder that was given when the server started; nothing outside it is ever opened.
+    """The folder that was given when the server started; no file outside it is ever opened.
 
     Args:
         folder: An existing folder.
 
     Raises:
-        UsageError: If it is none.
+        UsageError: If it is not a folder.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -36,14 +36,15 @@ class Root:
             raise UsageError(f"--root {os.fspath(folder)}: not a folder")
 
     def find(self, name: str) -> str:
-        """The absolute path, without links, of what a caller names.
+        """Resolve the path that a caller names to an absolute path without links.
 
         Args:
-            name: A path, absolute or below the root.
+            name: A path, absolute or relative to the root.
 
         Raises:
-            InputError: If it is a URL or a pattern, does not exist, or it or any link below it
-                leads out of the root. Outside the root the message never depends on what exists.
+            InputError: If it is a URL or a pattern, does not exist, or if it or any link below it
+                leads out of the root. For paths outside the root, the message does not depend on
+                which files exist.
         """
         if any(sign in name for sign in _SCHEMES):
             raise self._refusal(name, "a URL", "copy the files below the root first")
@@ -55,27 +56,27 @@ class Root:
             raise self._refusal(name, _reason(error)) from None
         if not path.is_relative_to(self.folder):
             raise self._refusal(name, "a path that leads out of it")
-        if not os.path.exists(path):  # noqa: PTH110 - a name too long for a file is none
-            raise self._refusal(name, "nothing of that name")
+        if not os.path.exists(path):  # noqa: PTH110 - False if the name is too long for a file
+            raise self._refusal(name, "no file or folder with that name")
         # A dump or run.json is read together with the files next to it
         self._check_links(path if path.is_dir() else path.parent, name)
         return str(path)
 
     def _check_links(self, folder: Path, name: str) -> None:
-        """Refuse a folder with a link out of the root, wherever in it."""
+        """Reject a folder with a link out of the root at any depth."""
         for number, target in enumerate(_found_below(folder)):
             if number >= MAX_ENTRIES:
                 found = f"more than {MAX_ENTRIES:,} files in {folder}"
                 raise self._refusal(name, found, "name a folder with fewer files")
             if target is not None and not target.is_relative_to(self.folder):
-                raise self._refusal(name, "a link in it that leads out of the root")
+                raise self._refusal(name, "a link inside it that leads out of the root")
 
     def _refusal(self, name: str, found: str, fix: str = "") -> InputError:
         return InputError(name, expected=f"a path inside {self.folder}", found=found, fix=fix)
 
 
 def _found_below(folder: Path) -> Iterator[Path | None]:
-    """For each entry below a folder None, or where it leads if it is a link; links are followed."""
+    """For each entry below a folder, its target if it is a link, or else None; follows links."""
     waiting, known = [folder], {folder}
     while waiting:
         for entry in _entries(waiting.pop()):
@@ -94,7 +95,7 @@ def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
             yield from entries
-    except OSError:  # what cannot be listed cannot be read either
+    except OSError:  # a folder that cannot be listed cannot be read either
         return
 
 

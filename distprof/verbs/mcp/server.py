@@ -1,4 +1,4 @@
-"""The server: the official SDK around :class:`~distprof.verbs.mcp.tools.Tools`, over stdio."""
+"""MCP server over stdio: :class:`~distprof.verbs.mcp.tools.Tools` in the official SDK."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _MAX_ERROR = 600
 
 _INSTRUCTIONS = (
     "Diagnoses distributed PyTorch training from recordings below {root}. Start with analyze; "
-    "list_findings and explain_rule go deeper. Unknown is said to be unknown and is never 0."
+    "list_findings and explain_rule go deeper. Unknown values are reported as unknown, never as 0."
 )
 
 
 def make_server(root: Root) -> MCPServer[Any]:
-    """A server whose tools read what is below ``root`` and write nothing there.
+    """A server whose tools read files below ``root`` and do not write any.
 
     Raises:
         MissingExtraError: If the package ``mcp`` is not installed.
@@ -44,29 +44,29 @@ def make_server(root: Root) -> MCPServer[Any]:
         instructions=_INSTRUCTIONS.format(root=root.folder),
         log_level="ERROR",
     )
-    says = ToolAnnotations(
+    annotations = ToolAnnotations(
         read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False
     )
-    # Calls come in threads of their own; two analyses at once would need twice the memory
-    turns = threading.Lock()
+    # Calls arrive on separate threads, and two analyses at once would need twice the memory
+    lock = threading.Lock()
     for tool in Tools(root).all:
         server.add_tool(
-            _answering(tool, turns),
+            _answering(tool, lock),
             description=inspect.getdoc(tool),
-            annotations=says,
+            annotations=annotations,
             structured_output=False,
         )
     return server
 
 
-def _answering(tool: Callable[..., str], turns: threading.Lock) -> Callable[..., str]:
-    """The tool, one call at a time, with every failure as the SDK's own error in one sentence."""
+def _answering(tool: Callable[..., str], lock: threading.Lock) -> Callable[..., str]:
+    """Wrap a tool: one call at a time, and every failure as an SDK error of one sentence."""
     from mcp.server.mcpserver.exceptions import ToolError
 
     @functools.wraps(tool)
     def answer(**arguments: Any) -> str:
         try:
-            with turns:
+            with lock:
                 return bounded(tool(**arguments))
         except Exception as error:
             raise ToolError(one_sentence(error)) from error
@@ -75,12 +75,12 @@ def _answering(tool: Callable[..., str], turns: threading.Lock) -> Callable[...,
 
 
 def one_sentence(error: Exception) -> str:
-    """What went wrong, on one line of bounded length."""
+    """Message of an error, on one line of bounded length."""
     if isinstance(error, InputError):
-        way_out = f"; try: {error.fix}" if error.fix else ""
-        said = f"{error.source}: expected {error.expected}, found {error.found}{way_out}"
+        fix = f"; try: {error.fix}" if error.fix else ""
+        message = f"{error.source}: expected {error.expected}, found {error.found}{fix}"
     elif isinstance(error, DistprofError):
-        said = str(error)
+        message = str(error)
     else:
-        said = f"unexpected error in distprof ({type(error).__name__}: {error})"
-    return shorten(plain(" ".join(said[: 4 * _MAX_ERROR].split())), _MAX_ERROR)
+        message = f"unexpected error in distprof ({type(error).__name__}: {error})"
+    return shorten(plain(" ".join(message[: 4 * _MAX_ERROR].split())), _MAX_ERROR)

@@ -1,7 +1,7 @@
-"""What assistants may ask: five questions, each answered in text of bounded length.
+"""Five tools for assistants, each of which answers in text of bounded length.
 
-Nothing is written below the root: tables that were parsed are cached in the user's own cache. The
-docstrings are what a client shows to its model.
+They write no files below the root: parsed tables are cached in the user's cache folder. A client
+shows the docstrings to its model.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 __all__ = ["MAX_CHARACTERS", "MAX_FINDINGS", "Tools", "bounded"]
 
 MAX_CHARACTERS = 24_000
-"""Of any answer."""
+"""Maximum length of an answer."""
 
 MAX_FINDINGS = 50
-"""Of one answer; the next ones are asked for with ``offset``."""
+"""Maximum number of findings in one answer; ``offset`` selects the next ones."""
 
-_MAX_SAID = 600
+_MAX_TEXT = 600
 _SEVERITIES = ("info", "warning", "error")
 
 
@@ -37,7 +37,7 @@ class Tools:
     """The tools of one server.
 
     Args:
-        root: What may be read.
+        root: The folder that may be read.
     """
 
     def __init__(self, root: Root) -> None:
@@ -45,14 +45,14 @@ class Tools:
 
     @property
     def all(self) -> Sequence[Callable[..., str]]:
-        """Every tool; its name is that of the function."""
+        """Every tool; a tool has the name of its function."""
         return (self.analyze, self.list_findings, self.explain_rule, self.compare, self.hang)
 
     def analyze(self, path: str) -> str:
-        """Say where each training step's time goes, what causes it and what to do first.
+        """Say where the time of a training step goes, what causes it and what to fix first.
 
-        The answer has at most 1,500 tokens: verdict, plan, findings, evidence, what is unknown,
-        next commands. Large recordings take minutes the first time.
+        The answer has at most 1,500 tokens: verdict, plan, findings, evidence, unknown values and
+        next commands. The first analysis of a large recording takes minutes.
 
         Args:
             path: Kineto trace, folder of traces (one per rank), run directory, saved report.json,
@@ -63,21 +63,21 @@ class Tools:
     def list_findings(
         self, path: str, severity: str = "info", offset: int = 0, limit: int = 20
     ) -> str:
-        """List what rules found in a recording, most important first, as JSON.
+        """List the findings of the rules on a recording, most important first, as JSON.
 
         Times are nanoseconds per step; null means unknown, never 0. ``next_offset`` is null at
         the end.
 
         Args:
             path: As for analyze.
-            severity: Least severity: info, warning or error.
-            offset: Findings to skip.
-            limit: Findings to return, at most 50.
+            severity: Minimum severity: info, warning or error.
+            offset: Number of findings to skip.
+            limit: Number of findings to return, at most 50.
         """
         if severity not in _SEVERITIES:
             raise UsageError(f"severity {severity!r} is not one of {', '.join(_SEVERITIES)}")
         if offset < 0 or not 1 <= limit <= MAX_FINDINGS:
-            raise UsageError(f"offset must be at least 0, limit 1 to {MAX_FINDINGS}")
+            raise UsageError(f"offset must be at least 0, and limit from 1 to {MAX_FINDINGS}")
         least = _SEVERITIES.index(severity)
         report = self._report(path)
         chosen = [f for f in report.findings if _SEVERITIES.index(f.severity.value) >= least]
@@ -110,8 +110,8 @@ class Tools:
         """Say in which operation a job is stuck, and which ranks the others wait for.
 
         Args:
-            path: Folder of dumps of torch's Flight Recorder, one per rank, with logs and Python
-                stacks where there are any; or a run directory.
+            path: Folder with dumps of torch's Flight Recorder, one per rank, and logs and Python
+                stacks if there are any; or a run directory.
         """
         from distprof.verbs.functions import hang
         from distprof.verbs.hang.show import HANG
@@ -119,7 +119,7 @@ class Tools:
         return HANG.reporter("brief")(hang(self._root.find(path)), RenderOptions())
 
     def _report(self, path: str) -> Report:
-        """The saved report of a run, else a new analysis."""
+        """The saved report of a run, or else a new analysis."""
         from distprof.artefacts.cache_place import cache_root
         from distprof.verbs.summaries import open_report
 
@@ -151,19 +151,19 @@ def _row(finding: Finding) -> dict[str, Any]:
         "name": finding.name,
         "severity": finding.severity.value,
         "confidence": finding.confidence.value,
-        "message": _said(finding.message),
-        "fix": _said(finding.fix),
-        "ranks": _said(fold_ranks(finding.ranks)) if finding.ranks else "all",
+        "message": _bounded_text(finding.message),
+        "fix": _bounded_text(finding.fix),
+        "ranks": _bounded_text(fold_ranks(finding.ranks)) if finding.ranks else "all",
         "cost_ns_per_step": finding.cost_ns_per_step,
         "recoverable_ns_per_step": finding.recoverable_ns,
         "remaining_ns_per_step": finding.remaining_ns,
     }
 
 
-def _said(text: str) -> str:
-    return shorten(plain(text[: 4 * _MAX_SAID]), _MAX_SAID)
+def _bounded_text(text: str) -> str:
+    return shorten(plain(text[: 4 * _MAX_TEXT]), _MAX_TEXT)
 
 
 def bounded(text: str) -> str:
-    """An answer without control characters, and never longer than :data:`MAX_CHARACTERS`."""
+    """The text without control characters, with at most :data:`MAX_CHARACTERS` characters."""
     return shorten(plain_lines(text[: 2 * MAX_CHARACTERS]), MAX_CHARACTERS)

@@ -1,4 +1,4 @@
-"""A layout before its launch: the evidence that the rules on configurations check.
+"""A layout before launch: the evidence that the rules on configurations check.
 
 The rules are in ``distprof/verbs/plan/rules``; :mod:`distprof.verbs.plan.lint` runs them.
 """
@@ -40,18 +40,18 @@ _CAN_RUN = frozenset(
 class ConfigurationResult(
     msgspec.Struct, Evidence, frozen=True, kw_only=True, forbid_unknown_fields=True
 ):
-    """A layout, the objections to it and its costs, all modelled: nothing has run.
+    """A layout, the objections to it and its costs. All are modelled: no step has run.
 
     Args:
         layout: The layout.
-        objections: What forbids it, except memory.
+        objections: Reasons against it, except memory.
         usable_bytes: Memory of a GPU that the layout may fill.
-        memory: Memory of the fullest GPU; None where the layout cannot run.
-        estimate: Its costs; None where it cannot run.
-        larger: The same with half as many micro-batches of twice the size; None with pipeline
-            stages, or where the number of micro-batches is odd.
+        memory: Memory of the fullest GPU; None if the layout cannot run.
+        estimate: Its costs; None if it cannot run.
+        larger: The same layout with half as many micro-batches of twice the size; None with
+            pipeline stages, or if the number of micro-batches is odd.
         larger_bytes: Memory that ``larger`` takes.
-        plain_bytes: Memory with nothing sharded; None where weights are not sharded now.
+        plain_bytes: Memory without any sharding; None if the layout does not shard weights.
     """
 
     subject: ClassVar[Subject] = Subject.CONFIGURATION
@@ -67,13 +67,13 @@ class ConfigurationResult(
 
 
 class ConfigurationFinding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One problem of a configuration, modelled: nothing has run.
+    """One problem of a configuration. It is modelled: no step has run.
 
     Args:
         code: Code of the rule, never reused, for example ``CFG111``.
-        severity: ``error`` where the configuration cannot run.
+        severity: ``error`` if the configuration cannot run.
         message: The problem, with its numbers.
-        fix: What to do about it.
+        fix: How to fix it.
     """
 
     code: str
@@ -92,7 +92,7 @@ class Lint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         kind: Program that the configuration is for.
         layout: The layout that it describes.
         findings: Problems, errors first.
-        estimate: Costs of the layout; None where it cannot run.
+        estimate: Costs of the layout; None if it cannot run.
         not_read: Keys that distprof does not use.
         assumptions: Assumptions of the estimate, one sentence each.
     """
@@ -109,11 +109,11 @@ class Lint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def configured(question: Question, layout: Layout) -> ConfigurationResult:
-    """The evidence that rules judge a layout by.
+    """The evidence by which the rules judge a layout.
 
     Args:
         question: The model and the cluster.
-        layout: The layout; memory and times are left out where it cannot run.
+        layout: The layout; memory and times are left out if it cannot run.
     """
     from distprof.verbs.plan.estimate import estimate, footprint
 

@@ -1,4 +1,4 @@
-"""Costs of a layout: memory of the fullest GPU, and the time of a step."""
+"""Estimates the costs of a layout: memory of the fullest GPU, and the time of a step."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from distprof.verbs.plan.result import AxisCost, Estimate, MemoryParts, TierPosi
 
 __all__ = ["estimate", "footprint", "stage_parameters"]
 
-_LOGIT = 6  # fp32, and a gradient in bf16
+_LOGIT = 6  # bytes: the logit in fp32, and its gradient in bf16
 
-_WEIGHT = 2
+_WEIGHT = 2  # bytes
 
 
 def stage_parameters(model: Transformer, layout: Layout, *, last: bool) -> tuple[float, float]:
@@ -51,7 +51,7 @@ def footprint(question: Question, layout: Layout) -> MemoryParts:
 
 
 def _layers(model: Transformer, layout: Layout, *, last: bool) -> int:
-    """Layers of a rank's stages; where they do not divide, the first stages have one more."""
+    """Layers of a rank's stages; if they do not divide evenly, the first stages have one more."""
     if last and layout.pp > 1:
         return model.layers // layout.pp
     return math.ceil(model.layers / layout.pp)
@@ -65,14 +65,14 @@ def _stage(question: Question, layout: Layout, *, last: bool) -> MemoryParts:
         "fp32_gradients": question.fp32_gradients,
     }
     shards = layout.num_shards
-    ours = model_state_bytes(dense, shards=shards, **how)
-    theirs = model_state_bytes(experts, shards=max(1, shards // layout.ep), **how)
+    of_dense = model_state_bytes(dense, shards=shards, **how)
+    of_experts = model_state_bytes(experts, shards=max(1, shards // layout.ep), **how)
     tokens = layout.micro_batch * question.sequence / layout.cp
     logits = tokens * model.vocabulary * _LOGIT / layout.tp if last else 0.0
     return MemoryParts(
-        weights_bytes=round(ours.weights + theirs.weights),
-        gradients_bytes=round(ours.gradients + theirs.gradients),
-        optimizer_bytes=round(ours.optimizer + theirs.optimizer),
+        weights_bytes=round(of_dense.weights + of_experts.weights),
+        gradients_bytes=round(of_dense.gradients + of_experts.gradients),
+        optimizer_bytes=round(of_dense.optimizer + of_experts.optimizer),
         gathered_bytes=round(_gathered_bytes(model, layout)),
         activations_bytes=round(tokens * _kept_per_token(question, layout, last=last)),
         logits_bytes=round(logits),
@@ -80,7 +80,7 @@ def _stage(question: Question, layout: Layout, *, last: bool) -> MemoryParts:
 
 
 def _gathered_bytes(model: Transformer, layout: Layout) -> float:
-    """Weights of the two largest blocks, which prefetching gathers at the same time."""
+    """Weights of two of the largest blocks: with prefetching, two are gathered at a time."""
     if layout.zero_stage < 3 or layout.num_shards == 1:
         return 0.0
     block = model.shared_parameters / model.layers
@@ -108,11 +108,11 @@ def _kept_per_token(question: Question, layout: Layout, *, last: bool) -> float:
     )
 
 
-_ELEMENT = 2
+_ELEMENT = 2  # bytes
 
 _OPTIMIZER_BYTES = 30
-"""Per parameter. Read: gradient 2, master 4, moments 8. Written: master 4, moments 8, weight 2. The
-gradient's norm reads the gradient once more, 2."""
+"""Bytes per parameter. Read: gradient 2, master weight 4, moments 8. Written: master weight 4,
+moments 8, weight 2. The gradient norm reads the gradient again, 2."""
 
 _NS = 1e9
 
@@ -146,9 +146,9 @@ def estimate(question: Question, layout: Layout, memory: MemoryParts | None = No
     """Estimate the costs of a layout.
 
     Args:
-        question: Model, cluster, batch.
+        question: Model, cluster and batch.
         layout: A layout without objections.
-        memory: Its footprint, if already known.
+        memory: Its footprint, if already computed.
     """
     work = _work(question, layout)
     axes = tuple(_axes(question, layout, work))
@@ -180,7 +180,7 @@ def estimate(question: Question, layout: Layout, memory: MemoryParts | None = No
 
 
 def _flop_per_token(question: Question) -> float:
-    """FLOP of forward and backward of the whole model, attention causal, without embedding."""
+    """FLOP of forward and backward of the whole model, with causal attention and no embedding."""
     model = question.model
     blocks = model.layers * _block_flop_per_token(question)
     return blocks + 6 * model.head_parameters
@@ -193,7 +193,7 @@ def _block_flop_per_token(question: Question) -> float:
 
 
 def _work(question: Question, layout: Layout) -> _Work:
-    """Work of the first stages, or of the last with its logits, whichever takes longer."""
+    """Work of the first stage or of the last stage with its logits, whichever takes longer."""
     model = question.model
     layers = math.ceil(model.layers / layout.pp)
     last = layers if layout.pp == 1 else model.layers // layout.pp
@@ -227,7 +227,7 @@ def _axes(question: Question, layout: Layout, work: _Work) -> Iterator[_Axis]:
 
 
 def _tensor(question: Question, layout: Layout, work: _Work) -> _Axis:
-    """Tensor axis; full recomputation repeats a block's forward with its two all-reduces."""
+    """Tensor axis; full recomputation repeats the forward of a block with its two all-reduces."""
     path = question.cluster.path(layout.tp, 1)
     tokens = question.sequence // layout.cp
     hidden = question.model.hidden
@@ -268,13 +268,13 @@ def _context(question: Question, layout: Layout, work: _Work) -> _Axis:
 
 
 def _kv_width(question: Question, layout: Layout) -> int:
-    """Width of one rank's keys and values; repeated where there are fewer heads than ranks."""
+    """Width of one rank's keys and values; heads are repeated if there are fewer than ranks."""
     model = question.model
     return max(1, model.kv_heads // layout.tp) * model.size_of_head
 
 
 def _experts(question: Question, layout: Layout, work: _Work) -> _Axis:
-    """Expert axis; traffic out of the fast domain uses each GPU's own link, in parallel."""
+    """Expert axis; traffic that leaves the fast domain uses the links of all GPUs in parallel."""
     model = question.model
     path = question.cluster.path(layout.ep, layout.tp * layout.cp)
     tokens = layout.micro_batch * question.sequence / layout.cp / layout.tp
@@ -315,7 +315,7 @@ def _pipeline(question: Question, layout: Layout) -> _Axis:
 
 
 def _data(question: Question, layout: Layout, work: _Work) -> Iterator[_Axis]:
-    """Data axes: gradients, and weights where they are sharded, dense and expert."""
+    """Data axes: gradients and sharded weights, of dense and expert parameters."""
     dense, experts = stage_parameters(question.model, layout, last=False)
     stride = layout.tp
     groups = [(layout.replicas, stride, dense)]
@@ -330,7 +330,7 @@ def _data(question: Question, layout: Layout, work: _Work) -> Iterator[_Axis]:
 
 
 def _together(parts: list[_Axis]) -> _Axis:
-    """Dense, then expert parameters; the axis describes the larger group."""
+    """Sum of dense and expert parameters; the axis describes the larger group."""
     largest = max(parts, key=lambda part: part.ranks)
     return replace(
         largest,
@@ -349,7 +349,7 @@ def _synchronised(
         return
     path = question.cluster.path(ranks, stride)
     one_way = _time(CollectiveKind.REDUCE_SCATTER, ranks, parameters * _ELEMENT, path)
-    # sharded gradients do not wait for the last micro-batch
+    # Sharded gradients are reduced after every micro-batch, not only after the last
     times = layout.micro_batches if layout.zero_stage == 2 else 1
     behind = max(0.0, one_way - work.backward_s)
     if layout.zero_stage == 0:
@@ -399,7 +399,7 @@ def _gathered(
     group: tuple[int, int],
     parameters: float,
 ) -> _Axis:
-    """Every micro-batch gathers twice and scatters once; the first gather is exposed."""
+    """Each micro-batch has two all-gathers and one reduce-scatter; the first gather is exposed."""
     shards, stride = group
     path = question.cluster.path(shards, stride)
     size = parameters * _ELEMENT / work.layers
@@ -417,7 +417,7 @@ def _gathered(
 
 
 def _optimizer_s(question: Question, layout: Layout) -> float:
-    """Time of the optimizer, bound by memory: it reads and writes all state once."""
+    """Time of the optimizer, which is memory-bound: it reads and writes its whole state once."""
     dense, experts = stage_parameters(question.model, layout, last=False)
     shards = layout.num_shards
     own = dense / shards + experts / max(1, shards // layout.ep)
@@ -448,7 +448,7 @@ def _cost(axis: _Axis, layout: Layout) -> AxisCost:
 
 
 def _tiers(axes: tuple[_Axis, ...], flop: float, peak: float) -> Iterator[TierPosition]:
-    """Roofline position of each tier, with the bandwidth that its axes get."""
+    """Roofline position of each tier, at the bandwidth that its axes reach."""
     for tier in ("scale-up", "inter-node"):
         on_it = [axis for axis in axes if axis.path.tier == tier and axis.sent > 0]
         if on_it:

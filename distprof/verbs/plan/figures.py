@@ -1,4 +1,4 @@
-"""A plan drawn: the step of each layout by part, and its memory against the limit."""
+"""Figures of a plan: the step of each layout by part, and its memory next to the limit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distprof.verbs.plan.show import MEMORY, layout_name
 __all__ = ["memory_figure", "steps_figure"]
 
 _MOST = 32
-"""Layouts drawn: beyond, they differ by less than the model's own error."""
+"""Maximum number of layouts drawn: further ones differ by less than the error of the model."""
 _PARTS = {
     "compute_ns": ("computation", "computation"),
     "exposed_ns": ("exposed_transfer", "exposed communication"),
@@ -39,7 +39,7 @@ def memory_figures(plan: Plan) -> Part | None:
 
 
 def steps_figure(found: Sequence[Estimate]) -> Markup:
-    """Modelled steps on one scale, fastest first; empty without any."""
+    """Modelled steps on one scale, fastest first; empty if there are none."""
     most = max((one.step_ns for one in found), default=0)
     if most <= 0:
         return EMPTY
@@ -80,7 +80,7 @@ def _name(one: Estimate) -> str:
 
 
 def memory_figure(found: Sequence[Estimate], usable_bytes: int) -> Markup:
-    """Memory of the fullest GPU by part, with a line at the limit; empty without any."""
+    """Memory of the fullest GPU by part, with a line at the limit; empty if there is no layout."""
     most = max([usable_bytes, *(one.memory.total_bytes for one in found)])
     if not found or most <= 0:
         return EMPTY
@@ -89,7 +89,7 @@ def memory_figure(found: Sequence[Estimate], usable_bytes: int) -> Markup:
     kinds = {key: f"k-m{number}" for number, key in enumerate(MEMORY)}
     named = legend([(kinds[key], MEMORY[key]) for key in used])
     caption = (
-        f"Memory of the fullest GPU of each layout; the line is what may be used, "
+        "Memory of the fullest GPU of each layout. The line marks the usable memory, "
         f"{format_bytes(usable_bytes)}."
     )
     return captioned(caption, rows(lines), named)

@@ -1,8 +1,9 @@
 """Reads the model, batch and layout from a job's configuration file.
 
-It reads distprof's own TOML, torchtitan's configurations (a launch command, a function of Python,
-the JSON that torchtitan writes, TOML of older versions), Megatron's arguments (a command line or
-script) and DeepSpeed's JSON. It names the keys that it does not use, and guesses nothing from them.
+It reads distprof's own TOML, torchtitan's configurations (a launch command, a Python function, the
+JSON that torchtitan writes, TOML of older versions), Megatron's arguments (a command line or
+script) and DeepSpeed's JSON. It lists the keys that it does not use, and makes no guesses from
+them.
 """
 
 from __future__ import annotations
@@ -132,7 +133,8 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         source: The configuration file.
         kind: Program that the configuration is for.
-        values: By distprof's names: layout keys, ``batch``, ``sequence``, ``gpus``, ``shape.*``.
+        values: Values by distprof's names: layout keys, ``batch``, ``sequence``, ``gpus``,
+            ``shape.*``.
         not_read: Keys that distprof does not use.
     """
 
@@ -142,16 +144,16 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True):
     not_read: tuple[str, ...] = ()
 
     def number(self, name: str) -> int | None:
-        """A number of the file; None where it has none."""
+        """An integer value; None if the file does not have it."""
         value = self.values.get(name)
         return value if isinstance(value, int) else None
 
 
 def read_job_file(path: Path) -> JobFile:
-    """Read a configuration; its content decides its kind.
+    """Read a configuration, whose kind is detected from its content.
 
     Raises:
-        InputError: If it cannot be read, or is not of a known kind.
+        InputError: If it cannot be read, or its kind is unknown.
     """
     source = str(path)
     if names_function(source):
@@ -187,7 +189,7 @@ def _parse(text: str, source: str) -> tuple[str, Mapping[str, str], dict[str, An
 
 
 def _without_modules(flat: dict[str, Any]) -> dict[str, Any]:
-    """Without the model's tree of modules: its name and flavor say which model it is."""
+    """Drop the model's tree of modules: name and flavor identify the model."""
     return {key: value for key, value in flat.items() if not key.startswith("model_spec.model.")}
 
 
@@ -202,7 +204,7 @@ def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def _arguments(text: str, source: str) -> dict[str, Any]:
-    """Options of a command line; the last one wins, and a flag is True."""
+    """Options of a command line; the last occurrence wins, and a flag is True."""
     try:
         words = shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:
@@ -234,7 +236,7 @@ def _taken(source: str, kind: str, keys: Mapping[str, str], found: Mapping[str, 
 
 
 def _is_sound(name: str, value: object) -> bool:
-    """A word where one is expected, else a number; ``auto`` and shell variables are neither."""
+    """Whether a value has the expected type; ``auto`` and shell variables do not."""
     if name in _WORDS:
         return isinstance(value, str) and "$" not in value and value != UNKNOWN
     if name in _FLAGS:
@@ -247,7 +249,7 @@ def _is_sound(name: str, value: object) -> bool:
 
 
 def _ours(kind: str, values: dict[str, Any]) -> dict[str, Any]:
-    """The same in the terms of distprof's layouts."""
+    """Translate the values of another program into those of distprof's layouts."""
     if kind == "torchtitan":
         return _of_torchtitan(values)
     if kind == "Megatron arguments":
@@ -292,8 +294,8 @@ def _of_megatron(values: dict[str, Any]) -> dict[str, Any]:
 def _unreadable(source: str, found: str) -> InputError:
     return InputError(
         source,
-        expected="a layout: own TOML with [layout], a torchtitan launch, function, JSON or TOML,"
-        " Megatron arguments or DeepSpeed JSON",
+        expected="a layout: distprof's TOML with [layout], a torchtitan launch, function, JSON or"
+        " TOML, Megatron arguments or DeepSpeed JSON",
         found=found[:200],
     )
 
@@ -302,11 +304,11 @@ def _unreadable(source: str, found: str) -> InputError:
 
 
 def num_gpus_of(file: JobFile) -> int | None:
-    """Ranks that the file sets or implies; None where the launcher decides."""
-    said = file.number("gpus")
+    """World size that the file sets or implies; None if the launcher decides."""
+    gpus = file.number("gpus")
     batch, micro = file.number("batch"), file.number("micro-batch")
-    if said is not None or batch is None or micro is None or file.kind != "DeepSpeed":
-        return said
+    if gpus is not None or batch is None or micro is None or file.kind != "DeepSpeed":
+        return gpus
     steps = file.number("micro-batches")
     if steps is None or batch % (micro * steps):
         return None
@@ -319,10 +321,10 @@ def layout_of(file: JobFile, *, num_gpus: int, batch: int | None = None) -> tupl
     Args:
         file: The configuration as read.
         num_gpus: GPUs of the cluster.
-        batch: Replaces the file's batch; where neither is given, it follows from micro-batches.
+        batch: Replaces the batch of the file; without either, it follows from the micro-batches.
 
     Raises:
-        UsageError: If a layout cannot have one of the values.
+        UsageError: If a value is not valid in a layout.
     """
     values = {key: file.values[key] for key in LAYOUT_KEYS if key in file.values}
     others = 1
@@ -337,7 +339,7 @@ def layout_of(file: JobFile, *, num_gpus: int, batch: int | None = None) -> tupl
 
 
 def _torchtitan(file: JobFile, rest: int) -> dict[str, int | str]:
-    """Sharding of a mesh of replicas × shards: one shard is DDP, several replicas are HSDP."""
+    """Sharding of a mesh of replicas × shards: DDP for one shard, HSDP for several replicas."""
     replicas = file.number("replicate") or 1
     shards = file.number("shard") or max(1, rest // replicas)
     divided = shards * (file.number("cp") or 1)

@@ -1,4 +1,4 @@
-"""How a layout divides a job among ranks, and what forbids a layout."""
+"""Layouts, which divide a job among ranks, and the objections to a layout."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _NUMBERS = {
     "stages": "virtual_stages",
 }
 LAYOUT_KEYS = (*_NUMBERS, "sharding", "recomputation")
-"""Keys of a layout as a user writes it."""
+"""Keys of a layout on the command line."""
 
-_LONG_ENOUGH = 8192
+_MIN_TOKENS_PER_RANK = 8192
 _MOST = 10**7
 
 
@@ -44,7 +44,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         pp: Pipeline-parallel ranks.
         cp: Ranks that share a sequence (ring attention).
         ep: Ranks that share the experts, taken from the data-parallel ranks.
-        sharding: Part of the model's state that data- and context-parallel ranks divide.
+        sharding: Which part of the model state is divided among data- and context-parallel ranks.
         shards: Ranks that divide the state, for ``hsdp``; 0 for all of them.
         micro_batch: Sequences per micro-batch.
         micro_batches: Micro-batches per step.
@@ -66,24 +66,24 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def num_gpus(self) -> int:
-        """Ranks that the layout takes."""
+        """Number of ranks of the layout."""
         return self.dp * self.tp * self.pp * self.cp
 
     @property
     def replicas(self) -> int:
-        """Ranks that hold the same part of the dense model."""
+        """Number of ranks that process different data with the same part of the dense model."""
         return self.dp * self.cp
 
     @property
     def num_shards(self) -> int:
-        """Ranks that divide the sharded state."""
+        """Number of ranks that divide the sharded state."""
         if self.sharding == "ddp":
             return 1
         return self.shards if self.sharding == "hsdp" and self.shards else self.replicas
 
     @property
     def zero_stage(self) -> int:
-        """Stage of ZeRO that the sharding corresponds to."""
+        """ZeRO stage that the sharding corresponds to."""
         return _STAGE[self.sharding]
 
     @property
@@ -110,7 +110,7 @@ class Objection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Why a layout cannot run, or should not.
 
     Args:
-        kind: The reason in a few words, the same for every layout.
+        kind: The reason in a few words, without the numbers of the layout.
         message: The reason with this layout's numbers.
     """
 
@@ -139,9 +139,9 @@ def parse_layout(text: str, *, num_gpus: int, batch: int) -> Layout:
     per_batch = int(values["dp"]) * int(values.get("micro_batch", 1))
     values.setdefault("micro_batches", max(1, batch // per_batch))
     if values.get("sharding") == "hsdp" and "shards" not in values:
-        raise UsageError("sharding=hsdp needs shards=N, the ranks that divide the state")
+        raise UsageError("sharding=hsdp needs shards=N, the number of ranks that divide the state")
     if "shards" in values and values.get("sharding") != "hsdp":
-        raise UsageError("shards=N is for sharding=hsdp: other shardings use all ranks")
+        raise UsageError("shards=N works only with sharding=hsdp: other shardings use all ranks")
     return msgspec.convert(values, Layout)
 
 
@@ -162,7 +162,7 @@ def _value(key: str, value: str) -> dict[str, int | str]:
 def objections(
     layout: Layout, model: Transformer, cluster: Cluster, *, batch: int, sequence: int
 ) -> list[Objection]:
-    """What forbids a layout, except memory; the first is the one to name."""
+    """Reasons against a layout, except memory, the most important first."""
     checks = (
         _ranks(layout, cluster),
         *_tensor(layout, model, cluster),
@@ -195,7 +195,7 @@ def _tensor(layout: Layout, model: Transformer, cluster: Cluster) -> tuple[_Reas
     if model.heads % tp:
         heads = ("heads not divisible", f"tp {tp} does not divide {model.heads} heads")
     elif model.latent is None and kv % tp and tp % kv:
-        message = f"tp {tp} neither divides {kv} key/value heads nor is a multiple of them"
+        message = f"tp {tp} neither divides {kv} key/value heads nor is a multiple of {kv}"
         heads = ("heads not divisible", message)
     across: _Reason = None
     if tp > cluster.per_node or cluster.per_node % tp:
@@ -215,7 +215,7 @@ def _stages(layout: Layout, model: Transformer) -> _Reason:
 
 def _sequence(layout: Layout, sequence: int) -> _Reason:
     cp = layout.cp
-    if cp > 1 and (sequence % (2 * cp) or sequence // cp < _LONG_ENOUGH):
+    if cp > 1 and (sequence % (2 * cp) or sequence // cp < _MIN_TOKENS_PER_RANK):
         kind = "sequence too short to share"
         return kind, f"cp {cp} leaves each rank {sequence // cp:,} of {sequence:,} tokens"
     return None
@@ -253,7 +253,8 @@ def _micro_batches(layout: Layout) -> tuple[_Reason, ...]:
     few: _Reason = None
     if layout.micro_batches < layout.pp:
         kind = "too few micro-batches"
-        few = (kind, f"{layout.pp} stages need at least as many, not {layout.micro_batches}")
+        message = f"{layout.pp} stages need at least {layout.pp}, not {layout.micro_batches}"
+        few = (kind, message)
     uneven: _Reason = None
     if layout.virtual_stages > 1 and (layout.pp < 2 or layout.micro_batches % layout.pp):
         message = "interleaving needs at least 2 ranks"

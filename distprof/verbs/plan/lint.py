@@ -1,4 +1,4 @@
-"""Checks a configuration with rules before anything is launched, and shows the result."""
+"""Checks a configuration with rules before the job is launched, and shows the result."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def check_layout(
     version: str = "",
     limits: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Lint:
-    """Problems of a layout, found by the rules on configurations.
+    """Check a layout with the rules on configurations.
 
     Args:
         question: The model and the cluster.
         layout: The layout that the file describes.
         file: The configuration as read.
         version: Version of distprof.
-        limits: The user's limits: a rule's code or name to limit name to value.
+        limits: The user's limits: rule code or name → name of the limit → value.
 
     Returns:
         The problems, errors first, then by code.
@@ -117,7 +117,7 @@ def _page(lint: Lint, options: RenderOptions) -> Page:
 
 
 def _cases(lint: Lint, _: RenderOptions) -> Cases:
-    """A case per problem; those that keep the configuration from running fail."""
+    """A test case per problem; a case fails if the problem keeps the configuration from running."""
     names = {rule.code: rule.name for rule in all_rules()}
     return Cases(
         command="distprof plan --lint",

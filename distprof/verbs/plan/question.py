@@ -20,7 +20,7 @@ SHAPE = ModelShape.__struct_fields__
 """Options of ``distprof plan`` that describe a model's shape."""
 
 LEAST_EFFICIENCY = 1e-6
-"""Below it a step takes longer than a float of seconds, or ns as an integer, can hold."""
+"""Below this, a step would be too long to represent in float seconds or integer ns."""
 
 _DEFAULT_LATENCY_S = 5e-6
 _TOKENS = 4 * 2**20
@@ -29,7 +29,7 @@ _GPU, _PER_NODE, _LINK = "h100", 8, "ndr"
 
 
 class Path(msgspec.Struct, frozen=True, kw_only=True):
-    """How the members of a group reach each other.
+    """The links between the members of a group.
 
     Args:
         tier: ``scale-up`` within the fast domain, else ``inter-node``.
@@ -68,8 +68,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError("a cluster and a node need at least one GPU each")
         if self.num_gpus > self.per_node and self.num_gpus % self.per_node:
             raise UsageError(
-                f"{self.num_gpus} GPUs do not fill nodes of {self.per_node}: give a multiple, or"
-                " --gpus-per-node"
+                f"{self.num_gpus} GPUs do not fill nodes of {self.per_node}: choose a multiple, or"
+                " set --gpus-per-node"
             )
         if not LEAST_EFFICIENCY <= self.link_efficiency <= 1:
             raise UsageError(f"the efficiency of links must be from {LEAST_EFFICIENCY:g} to 1")
@@ -80,10 +80,10 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
         return -(-self.num_gpus // self.per_node)
 
     def path(self, size: int, stride: int) -> Path:
-        """The path between the members of groups of ``size`` ranks, ``stride`` ranks apart.
+        """The path between the members of groups of ``size`` ranks with a stride of ``stride``.
 
-        A ring through several nodes uses the ports of all members in a node. The first group
-        decides: where groups do not fit evenly, it is one of the most spread out.
+        A ring through several nodes uses the ports of all members in a node. If groups do not fit
+        evenly into nodes, the path is that of the first group, one of the most spread out.
         """
         domain = min(self.per_node, self.num_gpus)
         reach = 1 + (size - 1) * stride
@@ -108,7 +108,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def inter_node_link(text: str, sheet: Sheet) -> Link:
-    """A link by name (``ndr``) or by its bandwidth (``50GB/s``, ``400Gb/s``).
+    """The link with a name (``ndr``) or a bandwidth (``50GB/s``, ``400Gb/s``).
 
     Raises:
         UsageError: If it is neither a name nor a bandwidth.
@@ -124,10 +124,10 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         model: Shape of the model.
-        cluster: Where it runs.
+        cluster: The cluster that it runs on.
         batch: Sequences per step, over all ranks.
         sequence: Tokens per sequence.
-        compute_efficiency: Share of the dense peak that running kernels reach.
+        compute_efficiency: Share of the dense peak that kernels reach while they run.
         reserve_ratio: Share of a GPU's memory that stays free for contexts, communication buffers
             and fragmentation.
         fp32_gradients: Whether gradients are accumulated in fp32.
@@ -158,30 +158,35 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 def assumptions(question: Question) -> tuple[str, ...]:
     """Assumptions of an estimate, one sentence each."""
     cluster = question.cluster
-    said = [
+    sentences = [
         f"Kernels reach {100 * question.compute_efficiency:.0f} % of the dense bf16 peak, links"
         f" {100 * cluster.link_efficiency:.0f} % of their bandwidth.",
         f"{100 * question.reserve_ratio:.0f} % of memory stays free for contexts, buffers and"
-        " fragments.",
-        f"Adam in mixed precision, {18 if question.fp32_gradients else 16} bytes of state per"
-        " parameter; flash attention, causal.",
-        "Tensor and expert parallelism are fully exposed, with sequence parallelism where tp > 1;"
-        " data parallelism overlaps with forward and backward, ring attention with attention.",
-        "1F1B, interleaved where a rank holds several stages; messages overlap except at fill and"
-        " drain.",
-        "Small matrices are as efficient as large ones; this favours high tp and ep too much.",
-        "Every GPU has its own link between nodes; nothing fails, waits for input or lags.",
+        " fragmentation.",
+        "The optimizer is Adam in mixed precision, with"
+        f" {18 if question.fp32_gradients else 16} bytes of state per parameter. Attention is"
+        " causal flash attention.",
+        "Communication of tensor parallelism (with sequence parallelism) and expert parallelism is"
+        " fully exposed. Data parallelism overlaps with forward and backward, ring attention with"
+        " attention.",
+        "The pipeline schedule is 1F1B, interleaved if a rank holds several stages. Messages"
+        " overlap except at fill and drain.",
+        "Small matrices are as efficient as large ones, which favours high tp and ep too much.",
+        "Every GPU has its own link between nodes. No rank fails, waits for input or lags.",
     ]
     if question.model.experts:
-        said.append("Tokens are routed evenly; every expert is divided like a dense MLP by tp.")
-    return tuple(said)
+        sentences.append("Tokens are routed evenly, and tp divides every expert like a dense MLP.")
+    return tuple(sentences)
 
 
 def question_of(options: Mapping[str, Any]) -> Question:
-    """The question that options of ``distprof plan`` ask, by name; None where not given.
+    """Build the question from the options of ``distprof plan``.
+
+    Args:
+        options: Values by option name; None if an option was not given.
 
     Raises:
-        UsageError: If they contradict each other, or leave out the number of GPUs.
+        UsageError: If options contradict each other, or the number of GPUs is missing.
     """
     model, sequence = _model(options)
     sequence = options["sequence"] or sequence
@@ -197,7 +202,7 @@ def question_of(options: Mapping[str, Any]) -> Question:
 
 
 def _model(options: Mapping[str, Any]) -> tuple[Transformer, int]:
-    """The shape, and the model's sequence length."""
+    """The shape of the model, and its default sequence length."""
     shape = {key: options[key] for key in SHAPE}
     given = [key for key in (*SHAPE, "params") if options[key] is not None]
     if options["model"] is None:
@@ -205,8 +210,10 @@ def _model(options: Mapping[str, Any]) -> tuple[Transformer, int]:
         model = shape_from(shape, params=options["params"], is_gated=is_gated)
         return model, _DEFAULT_SEQUENCE
     if given:
-        spelled = given[0].replace("_", "-")
-        raise UsageError(f"--model and --{spelled}: a published model has its own shape")
+        option = given[0].replace("_", "-")
+        raise UsageError(
+            f"--model and --{option} exclude each other: a published model has a fixed shape"
+        )
     return preset(options["model"]), preset_sequence(options["model"])
 
 

@@ -33,7 +33,7 @@ class MemoryParts(_Record, frozen=True, kw_only=True):
         weights_bytes: Weights, in bf16.
         gradients_bytes: Gradients, in bf16, or in fp32 if requested.
         optimizer_bytes: Master weights and Adam's two moments, fp32.
-        gathered_bytes: Blocks whose weights are unsharded at the same time.
+        gathered_bytes: Gathered weights of the blocks that are unsharded at the same time.
         activations_bytes: Activations of all micro-batches in flight.
         logits_bytes: Logits of one micro-batch, in fp32 and bf16.
     """
@@ -59,8 +59,8 @@ class AxisCost(_Record, frozen=True, kw_only=True):
         ranks: Ranks per group.
         tier: ``scale-up`` or ``inter-node``.
         sent_bytes: Bytes that each rank sends.
-        time_ns: Time on the wire.
-        exposed_ns: The part of it that does not overlap with computation.
+        time_ns: Communication time.
+        exposed_ns: The part of ``time_ns`` that does not overlap with computation.
     """
 
     axis: str
@@ -76,8 +76,8 @@ class TierPosition(_Record, frozen=True, kw_only=True):
 
     Args:
         tier: ``scale-up`` or ``inter-node``.
-        flop_per_byte: FLOP computed per byte sent over it.
-        ridge: FLOP per byte at which both take equally long.
+        flop_per_byte: FLOP computed per byte sent over the tier.
+        ridge: FLOP per byte at which computation and communication take equally long.
         regime: Which of the two limits the step.
     """
 
@@ -93,15 +93,15 @@ class Estimate(_Record, frozen=True, kw_only=True):
     Args:
         layout: The layout.
         memory: Memory of the fullest GPU.
-        step_ns: One step: the sum of all times below except those on the wire.
-        compute_ns: Computation of the slowest stage, all micro-batches.
+        step_ns: Time of one step: computation, bubble, optimizer and exposed communication.
+        compute_ns: Computation of the slowest stage over all micro-batches.
         bubble_ns: Idle time while the pipeline fills and drains.
-        optimizer_ns: Reading and writing of the state by the optimizer.
-        bubble_fraction: Idle over total time of the pipeline, by formula.
-        axes: Communication by axis, without axes of one rank.
-        tiers: Roofline position by tier of links in use.
-        mfu: Model FLOP over dense peak.
-        hfu: The same with recomputed FLOP.
+        optimizer_ns: Time in which the optimizer reads and writes the state.
+        bubble_fraction: Theoretical idle share of the pipeline's time.
+        axes: Communication of each axis with more than one rank.
+        tiers: Roofline position of each tier of links in use.
+        mfu: Model FLOP utilisation: share of the dense peak.
+        hfu: Hardware FLOP utilisation, which includes recomputed FLOP.
         tokens_per_s: Tokens per second of the whole job.
     """
 
@@ -125,12 +125,12 @@ class Estimate(_Record, frozen=True, kw_only=True):
 
 
 class Rejection(_Record, frozen=True, kw_only=True):
-    """Layouts that were refused for one reason.
+    """Layouts that were rejected for the same reason.
 
     Args:
         reason: The reason in a few words.
-        count: How many; a choice that already fails counts once, without its variants.
-        example: One of them, with its numbers.
+        count: Number of layouts; a choice that already fails counts once, without its variants.
+        example: The reason with the numbers of one of the layouts.
     """
 
     reason: str
@@ -164,7 +164,7 @@ class ClusterFacts(_Record, frozen=True, kw_only=True):
 
 
 class Plan(Displayed, _Record, frozen=True, kw_only=True):
-    """A plan: layouts by step time, and why others were refused.
+    """A plan: layouts by step time, and why others were rejected.
 
     Args:
         schema: Schema id of this document.
@@ -175,7 +175,7 @@ class Plan(Displayed, _Record, frozen=True, kw_only=True):
         sequence: Tokens per sequence.
         considered: Number of layouts evaluated.
         fitting: Number of feasible layouts.
-        best: The fastest layouts, fastest first; only the requested layout where there is one.
+        best: The fastest layouts, fastest first; only the requested layout if there is one.
         rejections: Reasons for rejection, most frequent first.
         objections: Objections to the requested layout.
         assumptions: Assumptions of the estimate, one sentence each.

@@ -1,4 +1,4 @@
-"""All layouts of a job: the feasible ones by step time, and why the others fail."""
+"""Evaluates all layouts of a job: feasible ones by step time, and why the others fail."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SHARDINGS = ("ddp", "zero-1", "zero-2", "fsdp", "hsdp")
 _RECOMPUTATIONS = ("selective", "full")
 
 
-class _Refused(msgspec.Struct):
+class _Rejections(msgspec.Struct):
     """Counts the reasons for rejection and keeps the first example of each."""
 
     count: dict[str, int] = msgspec.field(default_factory=dict)
@@ -53,20 +53,20 @@ def make_plan(question: Question, *, version: str = "", most: int = 10) -> Plan:
     """Evaluate every layout of a job.
 
     Args:
-        question: Model, cluster, batch.
+        question: Model, cluster and batch.
         version: Version of distprof.
-        most: How many of the fastest layouts to keep.
+        most: Maximum number of layouts to keep.
     """
-    refused = _Refused()
-    found = list(_fitting(question, refused))
+    rejections = _Rejections()
+    found = list(_fitting(question, rejections))
     found.sort(key=_by_time)
     return _plan(
         question,
         version,
         best=tuple(found[:most]),
-        considered=len(found) + sum(refused.count.values()),
+        considered=len(found) + sum(rejections.count.values()),
         fitting=len(found),
-        rejections=refused.ranked(),
+        rejections=rejections.ranked(),
     )
 
 
@@ -112,18 +112,19 @@ def _too_large(question: Question, layout: Layout, memory: MemoryParts) -> Objec
         return None
     where = layout.text.replace(",", ", ")
     needed, free = format_bytes(memory.total_bytes), format_bytes(question.usable_bytes)
-    return Objection(kind="memory", message=f"{where} needs {needed} per GPU, {free} are usable")
+    message = f"{where} needs {needed} per GPU, but only {free} are usable"
+    return Objection(kind="memory", message=message)
 
 
-def _fitting(question: Question, refused: _Refused) -> Iterator[Estimate]:
-    for bare in _meshes(question, refused):
-        for layout in _variants(question, bare, refused):
+def _fitting(question: Question, rejections: _Rejections) -> Iterator[Estimate]:
+    for bare in _meshes(question, rejections):
+        for layout in _variants(question, bare, rejections):
             memory = footprint(question, layout)
             objection = _too_large(question, layout, memory)
             if objection is None:
                 yield estimate(question, layout, memory)
             else:
-                refused.add(objection)
+                rejections.add(objection)
 
 
 def _divisors(number: int) -> list[int]:
@@ -131,8 +132,8 @@ def _divisors(number: int) -> list[int]:
     return sorted({*small, *(number // size for size in small)})
 
 
-def _meshes(question: Question, refused: _Refused) -> Iterator[Layout]:
-    """Parallel degrees alone; impossible ones are refused before anything else is varied."""
+def _meshes(question: Question, rejections: _Rejections) -> Iterator[Layout]:
+    """Degrees of parallelism; impossible ones are rejected before other choices are varied."""
     model, cluster = question.model, question.cluster
     gpus = cluster.num_gpus
     for tp in (size for size in _divisors(gpus) if size <= _TENSOR_LIMIT * cluster.per_node):
@@ -149,7 +150,7 @@ def _meshes(question: Question, refused: _Refused) -> Iterator[Layout]:
                     if not against:
                         yield mesh
                         continue
-                    refused.add(against[0])
+                    rejections.add(against[0])
                     if against[0].kind in _OF_STAGES:
                         break
 
@@ -163,9 +164,9 @@ _OF_STAGES = (
 _OF_MESH = (*_OF_STAGES, "experts not divisible")
 
 
-def _variants(question: Question, mesh: Layout, refused: _Refused) -> Iterator[Layout]:
+def _variants(question: Question, mesh: Layout, rejections: _Rejections) -> Iterator[Layout]:
     """Every choice of micro-batches, stages, sharding and recomputation for one mesh."""
-    for layout in _batches(question, mesh, refused):
+    for layout in _batches(question, mesh, rejections):
         for sharding, shards in _shardings(question, layout):
             for recomputation in _RECOMPUTATIONS:
                 yield _replace(
@@ -173,7 +174,7 @@ def _variants(question: Question, mesh: Layout, refused: _Refused) -> Iterator[L
                 )
 
 
-def _batches(question: Question, mesh: Layout, refused: _Refused) -> Iterator[Layout]:
+def _batches(question: Question, mesh: Layout, rejections: _Rejections) -> Iterator[Layout]:
     for micro_batch in _MICRO_BATCHES:
         number = max(1, question.batch // (mesh.dp * micro_batch))
         for stages in _VIRTUAL if mesh.pp > 1 else (1,):
@@ -184,11 +185,11 @@ def _batches(question: Question, mesh: Layout, refused: _Refused) -> Iterator[La
             if not against:
                 yield layout
             else:
-                refused.add(against[0])
+                rejections.add(against[0])
 
 
 def _shardings(question: Question, layout: Layout) -> Iterator[tuple[str, int]]:
-    """Sharding needs replicas. Hybrid sharding divides one fast domain and needs several."""
+    """Possible shardings with their shards; hybrid sharding divides one of several fast domains."""
     within = min(question.cluster.per_node // layout.tp, layout.replicas)
     for sharding in _SHARDINGS:
         if sharding == "ddp" or (layout.replicas > 1 and sharding != "hsdp"):

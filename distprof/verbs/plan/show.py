@@ -1,4 +1,4 @@
-"""A plan's verdict, sentences and tables, ready to render."""
+"""Verdict, sentences and tables of a plan, ready to render."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MEMORY = {
     "activations_bytes": "activations",
     "logits_bytes": "logits",
 }
-"""Part of a GPU's memory to its name in reports."""
+"""Names of the parts of a GPU's memory in reports."""
 
 
 _SHARDING = {
@@ -53,7 +53,7 @@ def verdict(plan: Plan) -> str:
 
 
 def layout_name(layout: Layout) -> str:
-    """A layout as people name it, for example ``dp=128 × tp=4, FSDP``."""
+    """Short name of a layout, for example ``dp=128 × tp=4, FSDP``."""
     degrees = {axis: getattr(layout, axis) for axis in ("dp", "tp", "pp", "cp", "ep")}
     kept = [f"{axis}={size}" for axis, size in degrees.items() if size > 1 or axis == "dp"]
     sharding = _SHARDING[layout.sharding]
@@ -94,16 +94,16 @@ def reasons(plan: Plan) -> Iterator[str]:
     yield f"The step is {', '.join(shares)}."
     for position in best.tiers:
         yield (
-            f"Each byte over {position.tier} links comes with {position.flop_per_byte:,.0f} FLOP;"
-            f" the ridge point is {position.ridge:,.0f}: {position.regime}."
+            f"The job does {position.flop_per_byte:,.0f} FLOP per byte over {position.tier}"
+            f" links (ridge point {position.ridge:,.0f}): {position.regime}."
         )
     if plan.considered > 1:
         yield f"{plan.fitting:,} of {counted(plan.considered, 'layout')} are feasible."
-        yield f"To judge the fastest one alone: --layout {best.layout.text}."
+        yield f"To see the fastest one alone: --layout {best.layout.text}."
 
 
 def plan_tables(plan: Plan, *, show_all: bool) -> Iterator[TableView]:
-    """Tables of layouts, memory, communication and rejections, where there are any."""
+    """Tables of layouts, memory, communication and rejections, if there are any."""
     if len(plan.best) > 1:
         yield _layout_table(plan, show_all=show_all)
     if plan.best:
@@ -165,7 +165,7 @@ def _memory_table(found: Estimate) -> TableView:
         title="Memory",
         caption="the fullest GPU, in the first or the last stage",
         columns=(Column(title="part", left=True), Column(title="size")),
-        rows=(*shown, ("all", format_bytes(memory.total_bytes))),
+        rows=(*shown, ("total", format_bytes(memory.total_bytes))),
         strong=frozenset({len(shown)}),
     )
 

@@ -1,9 +1,9 @@
 """Resolves torchtitan's configurations, which are Python functions, without running them.
 
 A launch command names a function (``--module llama3 --config llama3_8b``) and overrides single
-values (``--parallelism.tensor_parallel_degree 8``). The function lives in the checkout. It is read
-as a syntax tree: configurations come from untrusted folders, and importing one needs torch. Only
-straight-line code is followed; a value that anything else sets is unknown, and reported so.
+values (``--parallelism.tensor_parallel_degree 8``). The function is in the checkout. It is read as
+a syntax tree, because configurations come from untrusted folders and importing one needs torch.
+Only straight-line code is followed. Values set by other code are unknown and reported as such.
 
 Source:
     torchtitan: ``torchtitan/config/manager.py`` (how the command line is read),
@@ -39,12 +39,12 @@ Values = dict[str, Any]
 
 
 class _Place(msgspec.Struct, frozen=True):
-    """Where names of a module are looked up.
+    """A module in which names are looked up.
 
     Args:
         file: The module.
         root: Top folder of the checkout.
-        most_bytes: Largest file that is read.
+        most_bytes: Maximum size of a file that is read.
     """
 
     file: Path
@@ -65,12 +65,12 @@ def names_function(source: str) -> bool:
 
 
 def launch_values(text: str, path: Path, most_bytes: int) -> Values:
-    """Values of a launch: those of its function, then those of its command line.
+    """Values of a launch: those of its function, overridden by its command line.
 
     Args:
         text: Content of ``path``.
         path: The script, inside the checkout or in the folder from which it is started.
-        most_bytes: Largest file that is read.
+        most_bytes: Maximum size of a file that is read.
 
     Raises:
         InputError: If the command names no function, or the function is not found.
@@ -108,7 +108,7 @@ _LAUNCHER = {"NGPU": "nproc-per-node", "MODULE": "module", "CONFIG": "config"}
 
 
 def _typed(words: list[str]) -> Iterator[tuple[str, str]]:
-    """Options, and the variables of ``run_train.sh`` before them: options win."""
+    """The variables of ``run_train.sh``, then the options, which take precedence."""
     variables = (re.fullmatch(r"(NGPU|MODULE|CONFIG)=(.+)", word) for word in words)
     yield from ((_LAUNCHER[found[1]], found[2]) for found in variables if found)
     for word, after in zip(words, [*words[1:], ""], strict=True):
@@ -132,7 +132,7 @@ def _overrides(typed: Mapping[str, str]) -> Values:
 
 
 def _module_file(module: str, script: Path) -> tuple[Path, Path]:
-    """The file of a module, and the top of its checkout: above the script or this folder."""
+    """The file of a module and the root of its checkout, above the script or the working folder."""
     if not re.fullmatch(r"\w+(\.\w+)*", module):
         raise _unresolved(str(script), f"--module {module[:80]}")
     path = module.replace(".", "/")
@@ -144,7 +144,7 @@ def _module_file(module: str, script: Path) -> tuple[Path, Path]:
                 return root / name, root
     raise _unresolved(
         str(script),
-        f"--module {module}, but no {wanted[0]} in or above its folder or this one",
+        f"--module {module}, but no {wanted[0]} in or above its folder or the working folder",
     )
 
 
@@ -152,7 +152,7 @@ def _unresolved(source: str, found: str) -> InputError:
     return InputError(
         source,
         expected="a torchtitan launch whose configuration can be resolved: keep the script inside"
-        " the checkout, name FILE.py:FUNCTION, or give the JSON of --debug.save_config_file",
+        " the checkout, name FILE.py:FUNCTION, or pass the JSON of --debug.save_config_file",
         found=found[:200],
     )
 
@@ -163,7 +163,9 @@ def _unresolved(source: str, found: str) -> InputError:
 def _configured(place: _Place, function: str) -> Values:
     found = _Reader(place).called(function)
     if not isinstance(found, dict):
-        raise _unresolved(f"{place.file}:{function}", "a function that returns no configuration")
+        raise _unresolved(
+            f"{place.file}:{function}", "a function that does not return a configuration"
+        )
     return found
 
 
@@ -172,7 +174,7 @@ class _Reader:
 
     Args:
         place: The module.
-        calls: Functions that are being followed.
+        calls: Number of functions on the call stack.
     """
 
     def __init__(self, place: _Place, calls: int = 0) -> None:
@@ -185,10 +187,10 @@ class _Reader:
         self._imports = dict(_imports(self._tree))
 
     def called(self, name: str) -> Any:
-        """What a function of this module returns, as far as it can be followed.
+        """The value that a function of this module returns, as far as it can be followed.
 
         Raises:
-            InputError: If the module has no function of this name.
+            InputError: If the module has no function with this name.
         """
         if name not in self._functions:
             known = ", ".join(sorted(n for n in self._functions if not n.startswith("_"))[:20])
@@ -206,7 +208,7 @@ class _Reader:
         if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
             _set(local, statement.targets[0], self._value(statement.value, local))
             return
-        for node in ast.walk(statement):  # loops and branches: what they set is unknown
+        for node in ast.walk(statement):  # variables set in loops and branches are unknown
             if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 for target in targets:
@@ -264,11 +266,11 @@ def _parsed(place: _Place) -> ast.Module:
     except (OSError, UnicodeDecodeError) as error:
         raise _unresolved(str(place.file), str(error)) from error
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        raise _unresolved(str(place.file), f"no Python: {error}") from error
+        raise _unresolved(str(place.file), f"not valid Python: {error}") from error
 
 
 def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Names that are imported from modules, and those modules, relative ones with their dots."""
+    """Imported names with their modules; relative modules keep their leading dots."""
     for node in tree.body:
         if isinstance(node, ast.ImportFrom):
             module = "." * node.level + (node.module or "")
@@ -276,7 +278,7 @@ def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def _set(local: Values, target: ast.expr, value: Any) -> None:
-    """Assign to a name, or to a part of a configuration that a name holds."""
+    """Assign to a name, or to part of the configuration that a name holds."""
     path: list[str] = []
     while isinstance(target, ast.Attribute):
         path.insert(0, target.attr)
@@ -296,7 +298,7 @@ def _set(local: Values, target: ast.expr, value: Any) -> None:
 
 
 def _flat(values: Mapping[str, Any], before: str = "") -> Values:
-    """The sections that decide a layout, each value by its dotted name."""
+    """Values of the sections that decide a layout, by dotted name."""
     found: Values = {}
     for key, value in values.items():
         if not before and key not in _SECTIONS:

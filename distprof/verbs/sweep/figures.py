@@ -1,4 +1,4 @@
-"""A sweep drawn: efficiency over ranks with its laws, and losses stacked by cause."""
+"""Figures of a sweep: efficiency over ranks with fitted laws, and losses stacked by cause."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ __all__ = ["curve_figure", "losses_figure"]
 
 _MOST_TICKS = 10
 _HIGHEST = 1.5
-"""The axis ends there at the latest, however fast a single run was."""
+"""Maximum end of the axis for single runs."""
 _LEAST_SHARE = 0.002
-"""Share of the step: thinner pieces are invisible."""
+"""Minimum share of the step: thinner pieces are invisible."""
 _WIDEST = 4.0
-"""An interval of more than four times its lower end means nothing: two repeats, for example."""
+"""Maximum ratio of the ends of a meaningful interval: two repeats, for example, give wider ones."""
 _KINDS = {cause: KINDS.get(part.removesuffix("_ns"), "other") for part, cause in CAUSES.items()}
 
 
@@ -69,7 +69,7 @@ def curve_figure(scaling: ScalingResult) -> Markup:
     )
     caption = (
         f"Efficiency over {counted(scaling.baseline_ranks or 1, 'rank')}, {scaling.mode} scaling. "
-        "Marks are measured, with 95 % intervals; the dashed line at 100 % is ideal scaling."
+        "Marks are measurements with 95 % intervals. The dashed line at 100 % is ideal scaling."
     )
     return captioned(caption, drawn, _named(scaling.laws))
 
@@ -86,7 +86,7 @@ def _beyond(scaling: ScalingResult) -> Iterator[int]:
 
 
 def _top(sizes: Sequence[ScalingSize]) -> float:
-    """Upper end of the axis: every size is seen, and single runs unless one is far off."""
+    """Upper end of the axis: it shows every size, and single runs unless one is far off."""
     runs = [_of_run(size, ns) for size in sizes for ns in size.run_step_ns]
     return 1.05 * max(
         1.05, *(size.efficiency for size in sizes), min(max(runs, default=0), _HIGHEST)
@@ -108,7 +108,7 @@ def _y_ticks(top: float) -> Iterator[Tick]:
 
 
 def _laws(chart: Chart, scaling: ScalingResult) -> Iterator[Markup]:
-    """Each law with its interval; dashed beyond the measurements, and only where it fits them."""
+    """Each law with its interval; a law that fits is extrapolated with a dashed line."""
     for number, law in enumerate(scaling.laws):
         known = [one for one in law.predictions if not one.is_extrapolated]
         shown = law.predictions if follows(law, scaling.sizes[-1]) else known
@@ -123,7 +123,7 @@ def _laws(chart: Chart, scaling: ScalingResult) -> Iterator[Markup]:
 
 
 def _runs(chart: Chart, sizes: Sequence[ScalingSize]) -> Iterator[Markup]:
-    """A small mark for every run, where a size has several."""
+    """A small mark for every run of sizes with several runs."""
     for size in sizes:
         if len(size.run_step_ns) < 2:
             continue
@@ -152,7 +152,7 @@ def _named(laws: Sequence[ScalingLaw]) -> Markup:
 
 
 def losses_figure(sizes: Sequence[ScalingSize]) -> Markup:
-    """For each size its losses stacked by cause, gains to the left; empty without any."""
+    """Losses of each size stacked by cause, with gains to the left; empty without losses."""
     lossy = [size for size in sizes if any(_is_seen(loss.ratio) for loss in size.losses)]
     if not lossy:
         return EMPTY
@@ -164,8 +164,8 @@ def losses_figure(sizes: Sequence[ScalingSize]) -> Markup:
     used = {loss.cause for size in lossy for loss in size.losses if _is_seen(loss.ratio)}
     named = legend([(f"k-{_KINDS[cause]}", cause) for cause in _KINDS if cause in used])
     caption = (
-        "Share of the step lost at each size, by cause; what is left of the line got shorter. "
-        "Losses less gains are 100 % minus the efficiency."
+        "Share of the step lost at each size, by cause. Parts to the left of the line got shorter. "
+        "Losses minus gains are 100 % minus the efficiency."
     )
     return captioned(caption, rows(lines), named)
 

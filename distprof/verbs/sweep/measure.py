@@ -1,8 +1,8 @@
-"""Efficiency over the number of ranks: its uncertainty, losses by cause, and fitted laws.
+"""Analyses efficiency over the number of ranks: uncertainty, losses by cause, and fitted laws.
 
 Formula sheet, "Scaling": throughput X is the work of all ranks per time. The speed-up over the
-baseline of b ranks is X_N / X_b, and the efficiency is the speed-up divided by N / b. For the same
-total work this is t_b·b/(t_N·N), for the same work per rank t_b/t_N.
+baseline of b ranks is X_N / X_b, and the efficiency is the speed-up divided by N / b. With step
+times t, this is t_b·b/(t_N·N) for the same total work, and t_b/t_N for the same work per rank.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ __all__ = ["analyze_scaling", "mean_parts", "report_scaling", "scaled", "split_l
 
 
 def mean_parts(runs: Sequence[SummaryFile]) -> StepParts | None:
-    """Sum of the parts of all traced repeats; None where no repeat has valid parts."""
-    found = [run.parts for run in runs if run.parts is not None and _is_sound(run.parts)]
-    if not found:
+    """Sum of the parts of all traced repeats; None if no repeat has valid parts."""
+    traced = [run.parts for run in runs if run.parts is not None and _is_sound(run.parts)]
+    if not traced:
         return None
     fields = StepParts.__struct_fields__
-    return StepParts(**{field: sum(getattr(part, field) for part in found) for field in fields})
+    return StepParts(**{field: sum(getattr(parts, field) for parts in traced) for field in fields})
 
 
 def scaled(parts: StepParts, step_ns: int) -> StepParts:
-    """The parts scaled to another step, in whole ns that add up to it exactly."""
+    """The parts scaled to another step time, in whole ns that add up to it exactly."""
     factor = Fraction(step_ns, parts.span_ns)
     values = {field: int(getattr(parts, field) * factor) for field in CAUSES}
     values["other_ns"] += step_ns - sum(values.values())
@@ -84,9 +84,9 @@ def split_loss(
 
 
 def transfer_ns(runs: Sequence[SummaryFile], parts: StepParts) -> int | None:
-    """Transfer time of a step, overlapped or not; None where unknown, or nothing was exposed.
+    """Transfer time of a step, overlapped or not; None if unknown, or if no transfer was exposed.
 
-    Exposed communication is the share 1 − overlap of all communication, waiting included.
+    Exposed communication is the share 1 − overlap of all communication, including waits.
     """
     overlaps = [run.overlap_ratio for run in runs if run.parts is not None]
     known = [overlap for overlap in overlaps if overlap is not None and 0 <= overlap < 1]
@@ -120,12 +120,12 @@ def analyze_scaling(
     """Compare runs of several sizes.
 
     Args:
-        summaries: One per run, several per size where it was repeated.
+        summaries: One per run; several per size if its run was repeated.
         mode: Weak or strong; None to infer it from the work per step.
         baseline_ranks: Size with efficiency 1; None for the smallest size.
 
     Returns:
-        The result; where the runs are not a sweep, only a sentence in ``unavailable``.
+        The result; if the runs are not a sweep, only the reasons in ``unavailable``.
     """
     try:
         sweep = gather(summaries, mode)
@@ -134,7 +134,7 @@ def analyze_scaling(
     base = min(sweep.runs) if baseline_ranks is None else baseline_ranks
     if base not in sweep.runs:
         found = ", ".join(map(str, sweep.runs))
-        why = f"No run has {base} ranks, the requested baseline. Sizes are {found}."
+        why = f"No run has {base} ranks, the requested baseline. The sizes are {found}."
         return ScalingResult(unavailable=(why,))
     sizes = tuple(_size(sweep, base, ranks) for ranks in sweep.runs)
     laws, refused = _laws(sweep, base)
@@ -202,7 +202,7 @@ def _step(runs: Sequence[SummaryFile]) -> tuple[Interval, bool]:
 
 
 def _efficiency_ends(sweep: Sweep, base: int, ranks: int) -> tuple[float | None, float | None]:
-    """95 % interval of the efficiency: ratio of steps times ratio of work per rank."""
+    """95 % interval of the efficiency: ratio of step times multiplied by ratio of work per rank."""
     before, after = sweep.runs[base], sweep.runs[ranks]
     share = sweep.work[ranks] * base / (sweep.work[base] * ranks)
     if min(len(before), len(after)) > 1:
@@ -253,7 +253,7 @@ def _is_data_parallel(runs: Sequence[SummaryFile]) -> bool | None:
 
 
 def _laws(sweep: Sweep, base: int) -> tuple[tuple[ScalingLaw, ...], list[str]]:
-    """Fitted laws, and why others were not fitted."""
+    """Fitted laws, and the reasons why others were not fitted."""
     ranks: list[int] = []
     throughput: list[float] = []
     for number, runs in sweep.runs.items():
@@ -324,12 +324,12 @@ def _lacking(sweep: Sweep, sizes: Sequence[ScalingSize]) -> list[str]:
     single = [str(size.num_ranks) for size in sizes if not size.is_between_runs]
     if single:
         lacking.append(
-            f"A single run on {_ranks(single)}: its intervals cover steps only, and other runs"
-            " may differ by more."
+            f"There is only one run on {_ranks(single)}: its intervals cover the scatter of steps,"
+            " and other runs may differ by more."
         )
     bare = [str(ranks) for ranks, runs in sweep.runs.items() if mean_parts(runs) is None]
     if bare:
-        lacking.append(f"No traced parts on {_ranks(bare)}: the loss has no causes there.")
+        lacking.append(f"No traced steps on {_ranks(bare)}: the causes of that loss are unknown.")
     return lacking
 
 
@@ -343,16 +343,16 @@ def report_scaling(
     site: str = "",
     num_cpus: int | None = None,
 ) -> ScalingReport:
-    """Analyse a sweep and judge it.
+    """Analyse a sweep and run the rules on it.
 
     Args:
         summaries: One per run.
-        source: As the user named it.
+        source: The input, as the user named it.
         mode: Weak or strong; None to infer it.
         baseline_ranks: Size with efficiency 1; None for the smallest size.
-        limits: Code or name of a rule to limit name to value.
+        limits: Limits by code or name of the rule, then by name of the limit.
         site: Documentation site that findings link to; empty for none.
-        num_cpus: CPUs of the machine, if all runs were made on one; None if unknown.
+        num_cpus: CPUs of the machine, if one machine made all runs; None if unknown.
     """
     result = analyze_scaling(summaries, mode=mode, baseline_ranks=baseline_ranks)
     outcome = run_rules([result], limits, site=site)
@@ -369,7 +369,7 @@ def report_scaling(
 
 
 def _crowded(summaries: Sequence[SummaryFile], num_cpus: int | None) -> Iterator[str]:
-    """A note on sizes at which CPU ranks had to share CPUs."""
+    """A note on sizes with more CPU threads than CPUs."""
     if num_cpus is None or not all(one.fingerprint.device.startswith("cpu") for one in summaries):
         return
     needed = {
@@ -379,22 +379,22 @@ def _crowded(summaries: Sequence[SummaryFile], num_cpus: int | None) -> Iterator
     }
     crowded = [ranks for ranks in sorted(needed) if needed[ranks] > num_cpus]
     if crowded:
-        where = "1 processor" if num_cpus == 1 else f"{num_cpus} processors"
+        where = "1 CPU" if num_cpus == 1 else f"{num_cpus} CPUs"
         yield (
-            f"From {crowded[0]} ranks on they share {where}: the loss there is the machine's "
-            "limit, shown as computation that grew. It says little about how the job would scale "
-            "with separate devices."
+            f"From {crowded[0]} ranks on, ranks share {where}: the loss there is a limit of the "
+            "machine and appears as computation that grew. It says little about how the job would "
+            "scale with one device per rank."
         )
 
 
 def _threads(summary: SummaryFile) -> int:
-    told = summary.fingerprint.config.get("training.threads", "1")
+    threads = summary.fingerprint.config.get("training.threads", "1")
     is_asleep = summary.fingerprint.config.get("training.compute") == "sleep"
-    return 0 if is_asleep else int(told) if told.isdecimal() else 1
+    return 0 if is_asleep else int(threads) if threads.isdecimal() else 1
 
 
 def _notes(summaries: Sequence[SummaryFile]) -> tuple[str, ...]:
-    """Differences between runs other than their size."""
+    """Differences between the runs other than their size."""
     if not summaries:
         return ()
     first = summaries[0].fingerprint
@@ -408,7 +408,7 @@ def _notes(summaries: Sequence[SummaryFile]) -> tuple[str, ...]:
 
 
 def _is_same_command(first: Fingerprint, other: Fingerprint) -> bool:
-    """Whether commands differ only in one number, which is the number of ranks in both."""
+    """Whether two commands differ only in their numbers of ranks."""
     pieces = [re.split(r"(\d+)", one.workload) for one in (first, other)]
     ranks = (str(first.world_size), str(other.world_size))
     return len(pieces[0]) == len(pieces[1]) and all(

@@ -1,4 +1,4 @@
-"""The runs of a sweep, their order, and their arguments."""
+"""Plans the runs of a sweep: their order and their arguments."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ RANKS = "{ranks}"
 """Placeholder for the number of ranks in the command of a user's program."""
 
 WORKLOADS = ("ddp", "fsdp", "tp", "pp", "moe", "cp", "3d")
-"""Workloads of ``distprof run``; a sweep distinguishes them from a user's program."""
+"""Workloads of ``distprof run``; any other first word is the user's own program."""
 
 _BATCH_PER_RANK = ("ddp", "fsdp", "moe")
 """Workloads in which every rank has its own sequences; in the others, ranks share them."""
@@ -48,11 +48,11 @@ _QUICK = (
     ("--measure-overhead", ("--no-measure-overhead",)),
     ("--profile-steps", ("--profile-steps", "4")),
 )
-"""A sweep measures steps without a profiler; single runs measure the overhead of probes."""
+"""Defaults for runs of a sweep, which only needs step times and a short trace."""
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """Parse numbers of ranks, for example ``1,2,4,8``, ascending and each once.
+    """Parse numbers of ranks such as ``1,2,4,8`` into ascending, distinct numbers.
 
     Raises:
         UsageError: If it is not a list of positive numbers.
@@ -88,7 +88,7 @@ def with_more_repeats(sweep: SweepFile, more: int) -> SweepFile:
     """The sweep with further repeats of every size appended."""
     per_size = {run.ranks: run.arguments for run in sweep.runs}
     first = max(run.repeat for run in sweep.runs) + 1
-    added = [run for run in _in_turns(per_size, first + more) if run.repeat >= first]
+    added = [run for run in _alternating(per_size, first + more) if run.repeat >= first]
     if len(sweep.runs) + len(added) > MAX_RUNS:
         raise UsageError(f"a sweep has at most {MAX_RUNS:,} runs")
     return replace(sweep, runs=(*sweep.runs, *added))
@@ -111,8 +111,8 @@ def plan_workload(
         sizes: Numbers of ranks.
         arguments: Further arguments for ``distprof run``.
         repeats: Runs per size.
-        scaling: ``weak`` keeps the sequences of a rank, ``strong`` those of all ranks together.
-        device: Kind of device that sizes count.
+        scaling: ``weak`` keeps the number of sequences per rank, ``strong`` that of all ranks.
+        device: Kind of device that the sizes count.
         configuration: Resolves the arguments through the workload, which also checks them.
 
     Raises:
@@ -122,8 +122,8 @@ def plan_workload(
         *arguments,
         *(word for flag, words in _QUICK if not _has(arguments, flag) for word in words),
     ]
-    told = configuration(["run", workload, f"--{device}", str(sizes[0]), *fixed])
-    batch = int(told["training"]["batch"])
+    resolved = configuration(["run", workload, f"--{device}", str(sizes[0]), *fixed])
+    batch = int(resolved["training"]["batch"])
     per_size = {
         size: (
             "run",
@@ -152,7 +152,7 @@ def plan_program(
         command: Command with ``{ranks}`` in place of the number of ranks.
         sizes: Numbers of ranks.
         repeats: Runs per size.
-        device: Kind of device that sizes count.
+        device: Kind of device that the sizes count.
         scaling: Kind of scaling of the program, if the user gives it.
 
     Raises:
@@ -160,8 +160,8 @@ def plan_program(
     """
     if len(sizes) > 1 and not any(RANKS in word for word in command):
         raise UsageError(
-            f"the command has no place for the number of ranks: write {RANKS} there, as "
-            f"in torchrun --nproc-per-node {RANKS} train.py"
+            f"the command has no placeholder for the number of ranks: insert {RANKS}, as in "
+            f"torchrun --nproc-per-node {RANKS} train.py"
         )
     per_size = {
         size: ("capture", "--", *(word.replace(RANKS, str(size)) for word in command))
@@ -175,13 +175,12 @@ def _batch(
 ) -> tuple[str, ...]:
     """Arguments that make the workload divide the work as requested.
 
-    The user's batch is per rank under weak scaling, and for all ranks together under strong
-    scaling.
+    The user's batch is per rank in weak scaling, and that of all ranks in strong scaling.
     """
     is_own = workload in _BATCH_PER_RANK
     if scaling == "as_given" or (scaling == "weak") == is_own:
         return ()
-    if scaling == "weak":  # ranks share the sequences, so their number must grow
+    if scaling == "weak":  # ranks share the sequences, so the batch must grow
         return ("--batch", str(batch * size // sizes[0]))
     if batch % size:
         least = math.lcm(*sizes) * -(-batch // math.lcm(*sizes))
@@ -207,16 +206,16 @@ def _sweep(
         workload=workload,
         scaling=scaling,
         device=device,
-        runs=tuple(_in_turns(per_size, repeats)),
+        runs=tuple(_alternating(per_size, repeats)),
         started_ns=time.time_ns(),
         num_cpus=available_processors(),
     )
 
 
-def _in_turns(per_size: dict[int, tuple[str, ...]], repeats: int) -> Iterator[SweepRun]:
-    """Sizes descending, ascending, descending: a steady drift affects all of them equally.
+def _alternating(per_size: dict[int, tuple[str, ...]], repeats: int) -> Iterator[SweepRun]:
+    """Alternate descending and ascending sizes, so a steady drift affects all of them equally.
 
-    The largest is first, so that a size that cannot run here fails before time is spent.
+    The largest size is first: if it cannot run on this machine, it fails before time is spent.
     """
     for repeat in range(repeats):
         sizes = sorted(per_size, reverse=repeat % 2 == 0)

@@ -1,4 +1,4 @@
-"""Plots of a sweep as files. Needs matplotlib (extra ``plot``)."""
+"""Plots a sweep to files. Needs matplotlib (extra ``plot``)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LAW_COLORS = ("#2471a3", "#ca6f1e")
 
 _MOST_TICKS = 10
 
-_LEAST_SHARE = 0.002  # share of the step: thinner bars are invisible
+_LEAST_SHARE = 0.002  # minimum share of the step: thinner bars are invisible
 
 
 def draw_scaling(scaling: ScalingResult, file: str) -> None:
@@ -118,7 +118,7 @@ def _draw_laws(panel: Any, scaling: ScalingResult) -> None:
 
 
 def _draw_runs(panel: Any, sizes: Sequence[ScalingSize]) -> None:
-    """A small dot for every run, where a size has several."""
+    """A small dot for every run of sizes with several runs."""
     dots = [
         (size.num_ranks, _efficiency(size, step))
         for size in sizes
@@ -144,7 +144,7 @@ def _ticks(scaling: ScalingResult) -> list[int]:
 
 
 def _errors(sizes: Sequence[ScalingSize]) -> list[list[float]]:
-    """Distances to both ends of the interval; none where it is unknown or too wide."""
+    """Distances to both ends of the interval; zero if it is unknown or too wide."""
     below, above = [], []
     for size in sizes:
         low, high = size.efficiency_low, size.efficiency_high
@@ -156,7 +156,7 @@ def _errors(sizes: Sequence[ScalingSize]) -> list[list[float]]:
 
 
 def _draw_losses(panel: Any, sizes: Sequence[ScalingSize]) -> None:
-    """Causes stacked upwards where they cost, downwards where they gain."""
+    """Causes stacked upwards if they cost time, downwards if they gain time."""
     places = range(len(sizes))
     above, below = [0.0] * len(sizes), [0.0] * len(sizes)
     for cause in CAUSES.values():

@@ -39,7 +39,7 @@ CAUSES = {
     "computation_ns": "computation grew",
     "other_ns": "other",
 }
-"""Part of a step to the cause of a loss, in the order of display."""
+"""Causes of a loss by part of the step, in the order of display."""
 
 
 class ScalingLoss(Record, frozen=True, kw_only=True):
@@ -47,8 +47,8 @@ class ScalingLoss(Record, frozen=True, kw_only=True):
 
     Args:
         cause: A value of :data:`CAUSES`.
-        lost_ns: Time lost per step; negative where that part shrank.
-        ratio: The same as a share of the step: its part of 1 − efficiency.
+        lost_ns: Time lost per step; negative if that part shrank.
+        ratio: The same as a share of the step: its contribution to 1 − efficiency.
     """
 
     cause: str
@@ -62,29 +62,31 @@ class ScalingSize(Record, frozen=True, kw_only=True):
     Args:
         num_ranks: Number of ranks, N.
         num_repeats: Number of runs.
-        num_steps: Steady steps of all runs.
+        num_steps: Number of steady steps of all runs.
         step_ns: Centre of the runs' median steps.
-        step_low_ns: Lower end of its 95 % interval; None where unknown.
+        step_low_ns: Lower end of its 95 % interval; None if unknown.
         step_high_ns: Upper end of that interval.
         work_per_step: Work of all ranks, in the unit of the result; None if only steps are known.
         throughput_per_s: Work of all ranks per second.
         speedup: Speed-up over the baseline.
         ideal_speedup: N divided by the baseline's N.
         efficiency: Speed-up divided by the ideal speed-up.
-        efficiency_low: Lower end of its 95 % interval; None where unknown.
+        efficiency_low: Lower end of its 95 % interval; None if unknown.
         efficiency_high: Upper end of that interval.
         is_between_runs: Whether the intervals come from repeats. Otherwise they come from the steps
             of one run, and other runs may differ by more.
         is_traced: Whether a profiler was active, which makes times longer.
-        ideal_step_ns: The step at the efficiency of the baseline.
-        lost_ns: Step minus the ideal step; negative where it is shorter.
+        ideal_step_ns: Step time at the efficiency of the baseline.
+        lost_ns: Step time minus the ideal step time; negative if it is shorter.
         losses: Losses by cause, which add up to ``lost_ns``. Empty without traces of both sizes.
-        traced_ratio: Traced step over the step, by which parts are scaled; None without traces.
-        computation_ns: Computation of a traced step, scaled to the step.
-        transfer_ns: Transfers of the step, overlapped or not, scaled too; None where unknown.
-        exposed_transfer_ns: Exposed transfers, including waiting that could not be separated.
-        is_data_parallel: Whether only data-parallel mesh axes have several ranks; None where the
-            mesh is unknown.
+        traced_ratio: Traced step time over step time, by which parts are scaled; None without
+            traces.
+        computation_ns: Computation of a traced step, scaled to the step time.
+        transfer_ns: Transfers of a traced step, overlapped or not, scaled to the step time; None if
+            unknown.
+        exposed_transfer_ns: Exposed transfers, including waits that cannot be separated.
+        is_data_parallel: Whether only data-parallel mesh axes have several ranks; None if the mesh
+            is unknown.
         run_step_ns: Median step of each run, in order of time.
     """
 
@@ -115,7 +117,7 @@ class ScalingSize(Record, frozen=True, kw_only=True):
 
 
 class ScalingParameter(Record, frozen=True, kw_only=True):
-    """A parameter of a law with its 95 % interval; None where it has no upper end."""
+    """A parameter of a law with its 95 % interval; ``high`` is None if it has no upper end."""
 
     name: str
     value: float
@@ -129,8 +131,9 @@ class ScalingPrediction(Record, frozen=True, kw_only=True):
     Args:
         num_ranks: Number of ranks, N.
         efficiency: Predicted efficiency.
-        low: Lower end of the 95 % interval: measurement error, without that of the law.
-        high: Upper end.
+        low: Lower end of the 95 % interval, which covers measurement error but not the error of the
+            law.
+        high: Upper end of the interval.
         is_extrapolated: Whether N is beyond the measured sizes.
     """
 
@@ -150,9 +153,9 @@ class ScalingLaw(Record, frozen=True, kw_only=True):
         residual_ratio: Median relative deviation of a throughput from the fit.
         peak_ranks: Number of ranks with the highest throughput by the law; None without a peak.
         peak_low: Lower end of its interval.
-        peak_high: Upper end; None where there may be no peak.
-        predictions: At measured sizes, and at two, four and eight times the largest.
-        notes: Why it does not describe the sweep, one sentence each.
+        peak_high: Upper end of its interval; None if there may be no peak.
+        predictions: Predictions at measured sizes, and at two, four and eight times the largest.
+        notes: Reasons why the law does not describe the sweep, one sentence each.
     """
 
     law: str
@@ -169,9 +172,9 @@ class ScalingResult(Result, frozen=True, kw_only=True):
     """Efficiency over the number of ranks.
 
     Args:
-        mode: ``weak`` where every rank keeps its work, ``strong`` where all ranks share the same
-            work. None where there is nothing to compare.
-        how: How the mode is known, one sentence.
+        mode: ``weak`` if the work per rank is constant, ``strong`` if the work of all ranks is
+            constant. None if there are no runs to compare.
+        how: How the mode was determined, one sentence.
         unit: Unit of work: ``tokens``, ``samples`` or ``steps``.
         baseline_ranks: Size whose efficiency is 1.
         sizes: Results by number of ranks.
@@ -199,11 +202,11 @@ class ScalingReport(
     Args:
         schema: Schema id of this document.
         distprof_version: Version of distprof that wrote it.
-        source: As the user named it.
+        source: The input, as the user named it.
         fingerprint: Fingerprint of the smallest run.
-        scaling: Speed-up, efficiency, losses, laws.
-        findings: Findings of rules.
-        not_checked: Rules without the evidence that they need.
+        scaling: Speed-up, efficiency, losses and laws.
+        findings: Findings of the rules.
+        not_checked: Rules that lack the evidence they need.
         notes: Differences between the compared runs, and sizes too large for the machine.
     """
 

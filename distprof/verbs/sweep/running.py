@@ -1,8 +1,8 @@
 """Makes the runs of a sweep, each in a separate ``distprof`` process, and resumes where it stopped.
 
-Each run has its own process group, so that Ctrl-C reaches it once, from here, and not a second time
-from the terminal: a second signal means "stop immediately", and the run would save nothing. Only
-one program makes the runs of a sweep at a time.
+Each run has its own process group, so it receives Ctrl-C only once, from this process, and not a
+second time from the terminal. A second signal means "stop immediately", and the run would save no
+data. Only one program makes the runs of a sweep at a time.
 """
 
 from __future__ import annotations
@@ -50,25 +50,25 @@ __all__ = [
 _BEAT_S = 1.0
 
 _PATIENCE_S = 60.0
-"""Time for an orderly end, in which ranks write their traces, before the process is killed."""
+"""Time for an orderly shutdown, in which ranks write their traces, before the process is killed."""
 
-_TOLD_LINES = 12
+_MAX_ERROR_LINES = 12
 
 _STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
-"""The page of a CI step shows what a sweep or gate says, not the report of each of its runs."""
+"""Hidden from the runs: the summary page of a CI step shows the sweep or gate, not each run."""
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
     """How a process ended.
 
     Args:
-        exit_code: Exit code of the process; 128 plus the signal that ended it, as in shells.
-        said: The last lines that it wrote to stderr.
+        exit_code: Exit code of the process; 128 plus the signal number if a signal ended it.
+        errors: The last lines that it wrote to stderr.
         took_s: Duration in seconds.
     """
 
     exit_code: int
-    said: str
+    errors: str
     took_s: float
 
 
@@ -84,7 +84,7 @@ def run_child(
 
     Raises:
         KeyboardInterrupt: If the user stops it. This and any other exception is raised after the
-            process has ended in order.
+            process has shut down.
     """
     started = time.monotonic()
     with subprocess.Popen(
@@ -99,20 +99,20 @@ def run_child(
         process_group=0,
     ) as process:
         try:
-            said = _listen(process, started, beat)
+            errors = _wait(process, started, beat)
         except BaseException:
-            _end(process)
+            _shut_down(process)
             raise
     code = process.returncode
-    lines = said.strip().splitlines()[-_TOLD_LINES:]
+    lines = errors.strip().splitlines()[-_MAX_ERROR_LINES:]
     return Ended(
         exit_code=code if code >= 0 else 128 - code,
-        said="\n".join(lines),
+        errors="\n".join(lines),
         took_s=time.monotonic() - started,
     )
 
 
-def _listen(process: subprocess.Popen[str], started: float, beat: Callable[[float], None]) -> str:
+def _wait(process: subprocess.Popen[str], started: float, beat: Callable[[float], None]) -> str:
     while True:
         try:
             return process.communicate(timeout=_BEAT_S)[1]
@@ -120,8 +120,8 @@ def _listen(process: subprocess.Popen[str], started: float, beat: Callable[[floa
             beat(time.monotonic() - started)
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    """Ask it to end in order, again if the user insists, and finally kill it."""
+def _shut_down(process: subprocess.Popen[str]) -> None:
+    """Interrupt the process, again if the user insists, and finally kill it."""
     for patience_s in (_PATIENCE_S, _PATIENCE_S / 4):
         process.send_signal(signal.SIGINT)
         try:
@@ -132,7 +132,7 @@ def _end(process: subprocess.Popen[str]) -> None:
             break
         else:
             return
-    with contextlib.suppress(ProcessLookupError):  # it had children that outlived it, or none
+    with contextlib.suppress(ProcessLookupError):  # its group is empty unless children outlive it
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
@@ -145,11 +145,11 @@ def locked(folder: Path) -> Iterator[tuple[int, ...]]:
     """Hold the lock of a sweep's folder.
 
     Yields:
-        File descriptors that a run's process must keep open; none where the file system has no
-        locks.
+        File descriptors that the process of each run must keep open; none if the file system does
+        not support locks.
 
     Raises:
-        InputError: If another process holds it, or the folder cannot be written.
+        InputError: If another process holds the lock, or the folder cannot be written.
     """
     try:
         handle = os.open(folder / _FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -167,10 +167,10 @@ def locked(folder: Path) -> Iterator[tuple[int, ...]]:
 
 
 def _take(handle: int, folder: Path) -> bool:
-    """Whether this process got the lock."""
+    """Take the lock; False if locks are not supported."""
     try:
         import fcntl
-    except ImportError:  # not on this system
+    except ImportError:  # not available on this system
         return False
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -179,7 +179,7 @@ def _take(handle: int, folder: Path) -> bool:
             str(folder),
             expected="a sweep without a running process",
             found="one of its runs is still in progress",
-            fix="wait for its end, or end it; then the same command resumes the sweep",
+            fix="wait until it ends, or stop it, then repeat the command to resume the sweep",
         ) from error
     except OSError:  # a file system without locks
         return False
@@ -194,7 +194,7 @@ _FOLDER = re.compile(r"[\w\-]{1,100}", re.ASCII)
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a sweep has come.
+    """Progress of a sweep.
 
     Args:
         number: Number of the current run, from 1.
@@ -244,10 +244,10 @@ SWEEP = Document(
 
 
 def load_sweep(folder: Path) -> SweepFile | None:
-    """The sweep in a folder; None where there is none.
+    """The sweep in a folder; None if there is none.
 
     Raises:
-        InputError: If its file cannot be read, or is of another version.
+        InputError: If its file cannot be read, or is from another version.
     """
     file = folder / SWEEP_FILE
     if not file.exists():
@@ -260,7 +260,10 @@ def load_sweep(folder: Path) -> SweepFile | None:
 
 
 def _impossible_value(sweep: SweepFile) -> str:
-    """Why distprof cannot have written this sweep, or empty: it removes folders, runs commands."""
+    """Why distprof cannot have written this sweep, or an empty string.
+
+    The check is strict because distprof removes the folders of a sweep and runs its commands.
+    """
     for run in sweep.runs:
         if not _FOLDER.fullmatch(run.folder):
             return f"a run in the folder {run.folder[:60]!r}"
@@ -280,7 +283,7 @@ def save_sweep(folder: Path, sweep: SweepFile) -> None:
             str(folder / SWEEP_FILE),
             expected="a folder that can be written",
             found=error.strerror or str(error),
-            fix="free some space, or name another folder with --sweep; finished runs are kept",
+            fix="free some space, or choose another folder with --sweep (finished runs are kept)",
         ) from error
 
 
@@ -288,14 +291,16 @@ def configuration_of(arguments: Sequence[str]) -> dict[str, Any]:
     """The full configuration that arguments of ``distprof run`` select.
 
     Raises:
-        UsageError: If the workload rejects the arguments; with its message.
+        UsageError: If the workload rejects the arguments; the message is that of the workload.
     """
     done = subprocess.run(
         [*_DISTPROF, *arguments, "--dry-run"], capture_output=True, text=True, check=False
     )
     if done.returncode != 0:
-        said = done.stderr.strip().removeprefix("Error: ").partition("\nTry:")[0]
-        raise UsageError(said or f"distprof {' '.join(arguments)} ends with {done.returncode}")
+        text = done.stderr.strip().removeprefix("Error: ").partition("\nTry:")[0]
+        raise UsageError(
+            text or f"distprof {' '.join(arguments)} exits with code {done.returncode}"
+        )
     return tomllib.loads(done.stdout)
 
 
@@ -307,13 +312,13 @@ def finished_runs(folder: Path, sweep: SweepFile) -> tuple[Path, ...]:
 def make_runs(folder: Path, sweep: SweepFile, *, say: Callable[[Progress], None]) -> Outcome:
     """Make every run that is not done yet.
 
-    It repeats an interrupted run. A failed run ends the sweep, and the sweep tries it again when it
-    is resumed. Finished runs are kept, even if the sweep's process was killed before it could
+    Interrupted runs are repeated. A failed run ends the sweep, and is repeated when the sweep is
+    resumed. Finished runs are kept, even if the process of the sweep was killed before it could
     record them.
 
     Args:
         folder: Folder of the sweep, which exists.
-        sweep: Its plan, or its present state.
+        sweep: Its plan, or its current state.
         say: Called before each run, and about every second during it.
 
     Raises:
@@ -321,12 +326,12 @@ def make_runs(folder: Path, sweep: SweepFile, *, say: Callable[[Progress], None]
         KeyboardInterrupt: If the user stops it; finished runs are kept.
     """
     with locked(folder) as lock:
-        sweep = _with_what_is_done(folder, sweep)
+        sweep = _with_states(folder, sweep)
         save_sweep(folder, sweep)
         for number, run in enumerate(sweep.runs):
             if run.state == "done":
                 continue
-            ended = _make(folder / run.folder, run, lock, _teller(sweep, number, say))
+            ended = _make(folder / run.folder, run, lock, _reporter(sweep, number, say))
             is_done = ended.exit_code in _FINE and _is_complete(folder / run.folder)
             changed = replace(
                 run,
@@ -337,35 +342,35 @@ def make_runs(folder: Path, sweep: SweepFile, *, say: Callable[[Progress], None]
             sweep = replace(sweep, runs=(*sweep.runs[:number], changed, *sweep.runs[number + 1 :]))
             save_sweep(folder, sweep)
             if not is_done:
-                return Outcome(sweep=sweep, exit_code=ended.exit_code or 3, why=ended.said)
+                return Outcome(sweep=sweep, exit_code=ended.exit_code or 3, why=ended.errors)
     return Outcome(sweep=sweep)
 
 
 _DISTPROF = (sys.executable, "-m", "distprof")
 
 
-def _with_what_is_done(folder: Path, sweep: SweepFile) -> SweepFile:
-    """States from the content of the folder: lost runs wait, completed runs are done."""
+def _with_states(folder: Path, sweep: SweepFile) -> SweepFile:
+    """Set the state of each run from the folder: complete runs are done, all others waiting."""
     written = load_sweep(folder)
     before = {run.folder: run for run in written.runs} if written else {}
     return replace(
-        sweep, runs=tuple(_as_found(folder, run, before.get(run.folder)) for run in sweep.runs)
+        sweep, runs=tuple(_with_state(folder, run, before.get(run.folder)) for run in sweep.runs)
     )
 
 
-def _as_found(folder: Path, run: SweepRun, before: SweepRun | None) -> SweepRun:
-    if before is None or before.arguments != run.arguments:  # the folder holds another run
+def _with_state(folder: Path, run: SweepRun, before: SweepRun | None) -> SweepRun:
+    if before is None or before.arguments != run.arguments:  # the folder holds a different run
         return replace(run, state="waiting")
     is_done = before.state != "failed" and _is_complete(folder / run.folder)
     return replace(before, state="done" if is_done else "waiting")
 
 
-def _teller(
+def _reporter(
     sweep: SweepFile, number: int, say: Callable[[Progress], None]
 ) -> Callable[[float], None]:
-    """Reports the progress of the sweep during a run."""
+    """A callback that reports the progress of the sweep during a run."""
 
-    def tell(elapsed_s: float) -> None:
+    def report(elapsed_s: float) -> None:
         say(
             Progress(
                 number=number + 1,
@@ -376,7 +381,7 @@ def _teller(
             )
         )
 
-    return tell
+    return report
 
 
 def _left_s(sweep: SweepFile, number: int, elapsed_s: float) -> float | None:
@@ -400,13 +405,13 @@ def _named(run: SweepRun) -> str:
 
 
 def _make(
-    run_dir: Path, run: SweepRun, lock: Sequence[int], tell: Callable[[float], None]
+    run_dir: Path, run: SweepRun, lock: Sequence[int], report: Callable[[float], None]
 ) -> Ended:
-    """One run, to its end."""
+    """Make one run and wait for its end."""
     _clear(run_dir)
-    tell(0.0)
+    report(0.0)
     verb, *others = run.arguments
-    return run_child([*_DISTPROF, verb, *_into(verb, run_dir, others)], keep_open=lock, beat=tell)
+    return run_child([*_DISTPROF, verb, *_into(verb, run_dir, others)], keep_open=lock, beat=report)
 
 
 def _clear(run_dir: Path) -> None:
@@ -421,15 +426,15 @@ def _clear(run_dir: Path) -> None:
     except OSError as error:
         raise InputError(
             str(run_dir),
-            expected="a folder that can be removed: the run in it was interrupted, or failed",
+            expected="a folder that can be removed: its run was interrupted, or failed",
             found=error.strerror or str(error),
-            fix="remove it, or name another folder with --sweep",
+            fix="remove it, or choose another folder with --sweep",
         ) from error
 
 
 def _into(verb: str, run_dir: Path, others: Sequence[str]) -> list[str]:
     out = ["-o", str(run_dir), "--quiet"]
-    if verb == "capture":  # its own options end at the program; without steps it is to fail
+    if verb == "capture":  # its options precede the program, and a run without steps must fail
         return ["-o", str(run_dir), "--fail-on", "error", *others]
     return [*others, *out]
 

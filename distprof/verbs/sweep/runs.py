@@ -14,8 +14,8 @@ from distprof.verbs.sweep.result import Mode
 
 __all__ = ["SUMMARY", "Sweep", "SweepError", "gather", "save_summaries"]
 
-_ALIKE = 0.02
-"""Work per step that differs by less counts as equal: batches are rounded to ranks."""
+_TOLERANCE = 0.02
+"""Amounts of work per step that differ by less count as equal: batches are rounded to ranks."""
 
 _MOST_RANKS = 10**8
 _LONGEST_NS = 10**17  # three years
@@ -36,19 +36,20 @@ SUMMARY = Document(
 
 
 class SweepError(ValueError):
-    """These runs do not form a sweep; the message says why in one sentence."""
+    """The runs do not form a sweep; the message says why."""
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     """Runs of several sizes.
 
     Args:
-        runs: Number of ranks, ascending, to its repeats in order of time.
-        work: Number of ranks to work per step of all ranks, in ``unit``; by the mode where unknown.
+        runs: Repeats in order of time, by ascending number of ranks.
+        work: Work per step of all ranks in ``unit``, by number of ranks; follows from the mode if
+            the runs do not record it.
         unit: ``tokens``, ``samples`` or ``steps``.
         has_work: Whether the runs record their work.
         mode: Weak or strong.
-        how: How the mode is known.
+        how: How the mode was determined, one sentence.
         left_out: One sentence for each unusable run.
     """
 
@@ -65,12 +66,12 @@ def gather(summaries: Iterable[SummaryFile], mode: Mode | None) -> Sweep:
     """Group runs by size.
 
     Args:
-        summaries: Any order, several per size.
-        mode: As given; None to infer it from the work per step.
+        summaries: Runs in any order, several per size.
+        mode: Mode given by the user; None to infer it from the work per step.
 
     Raises:
-        SweepError: If there are fewer than two sizes, work neither stays constant nor grows with
-            ranks, or the runs do not record their work.
+        SweepError: If there are fewer than two sizes, if repeats differ in work, or if the mode
+            cannot be inferred.
     """
     runs, left_out = _by_size(summaries)
     if len(runs) < 2:
@@ -78,14 +79,14 @@ def gather(summaries: Iterable[SummaryFile], mode: Mode | None) -> Sweep:
         if runs:
             ranks = next(iter(runs))
             found = f"only {'1 rank' if ranks == 1 else f'{ranks} ranks'}"
-        why = f"Scaling needs runs of at least two sizes, found {found}."
+        why = f"Scaling needs runs of at least two sizes. Found: {found}."
         raise SweepError(" ".join((why, *left_out)))
     unit = _unit(runs)
     if not unit:
         if mode is None:
             raise SweepError(
-                "It is unknown whether each rank keeps its work (weak) or all share it (strong):"
-                " neither tokens nor samples per step are known. Choose --weak or --strong."
+                "Weak and strong scaling cannot be distinguished: the runs record neither tokens"
+                " nor samples per step. Choose --weak or --strong."
             )
         work = {ranks: float(ranks) if mode == "weak" else 1.0 for ranks in runs}
         return Sweep(
@@ -94,7 +95,7 @@ def gather(summaries: Iterable[SummaryFile], mode: Mode | None) -> Sweep:
             unit="steps",
             has_work=False,
             mode=mode,
-            how=f"Told: {mode}.",
+            how=_chosen(mode),
             left_out=tuple(left_out),
         )
     work = _work(runs, unit)
@@ -125,7 +126,7 @@ def _by_size(
         elif min(run.step_ns) <= 0:
             left_out.append(f"{name} has a step that took {min(run.step_ns)} ns.")
         elif max(run.step_ns) > _LONGEST_NS:
-            left_out.append(f"{name} has a step of more than three years.")
+            left_out.append(f"{name} has a step that took more than three years.")
         else:
             found.setdefault(ranks, []).append(run)
     ordered = {
@@ -149,7 +150,7 @@ def _work(runs: dict[int, tuple[SummaryFile, ...]], unit: str) -> dict[int, floa
     for ranks, repeats in runs.items():
         values = [float(getattr(run, _FIELDS[unit])) for run in repeats]
         work[ranks] = statistics.median(values)
-        if max(values) > (1 + _ALIKE) * min(values):
+        if max(values) > (1 + _TOLERANCE) * min(values):
             raise SweepError(
                 f"Repeats on {ranks} ranks differ in work: {min(values):g} to {max(values):g}"
                 f" {unit} per step."
@@ -157,27 +158,31 @@ def _work(runs: dict[int, tuple[SummaryFile, ...]], unit: str) -> dict[int, floa
     return work
 
 
-def _mode(work: dict[int, float], unit: str, told: Mode | None) -> tuple[Mode, str]:
+def _chosen(mode: Mode) -> str:
+    return f"{mode.capitalize()} scaling, as requested."
+
+
+def _mode(work: dict[int, float], unit: str, requested: Mode | None) -> tuple[Mode, str]:
     is_strong = _is_constant(list(work.values()))
     is_weak = _is_constant([value / ranks for ranks, value in work.items()])
     found: Mode | None = "strong" if is_strong else "weak" if is_weak else None
-    if told is not None:
-        how = f"Told: {told}."
-        if found != told:
-            how += f" However, {unit} per step are {_listed(work)}."
-        return told, how
+    if requested is not None:
+        how = _chosen(requested)
+        if found != requested:
+            how += f" However, {unit} per step are {_listed(work)} ranks."
+        return requested, how
     if found is None:
         raise SweepError(
-            f"Work per step is neither constant nor proportional to ranks: {_listed(work)} {unit}."
-            " Choose --weak or --strong."
+            f"Work per step is neither constant nor proportional to the number of ranks: {unit} per"
+            f" step are {_listed(work)} ranks. Choose --weak or --strong."
         )
-    who = "all ranks together have" if found == "strong" else "a rank has"
-    told_of = f"{who} the same number of {unit} per step at every size"
-    return found, f"{found.capitalize()} scaling: {told_of}."
+    who = "all ranks together process" if found == "strong" else "each rank processes"
+    constant = f"{who} the same number of {unit} per step at every size"
+    return found, f"{found.capitalize()} scaling: {constant}."
 
 
 def _is_constant(values: Sequence[float]) -> bool:
-    return max(values) <= (1 + _ALIKE) * min(values)
+    return max(values) <= (1 + _TOLERANCE) * min(values)
 
 
 def _listed(work: dict[int, float]) -> str:

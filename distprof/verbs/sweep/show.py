@@ -1,4 +1,4 @@
-"""A sweep's verdict, sentences and tables, ready to render."""
+"""Verdict, sentences and tables of a sweep, ready to render."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 LAWS = {"amdahl": "Amdahl", "gustafson": "Gustafson", "usl": "USL"}
-"""Law to its short name."""
+"""Short names of the laws."""
 
 _PARAMETERS = {"serial": "s", "sigma": "σ", "kappa": "κ"}
 
@@ -51,13 +51,13 @@ _GLYPHS = {
 
 _MOST_SIZES = 6
 
-_WIDEST = 4.0  # a wider interval means nothing: two repeats, for example
+_WIDEST = 4.0  # maximum ratio of the ends of an interval: two repeats give wider ones
 
-_VAGUE = 0.3  # nor does an interval of efficiency wider than a third of the scale
+_VAGUE = 0.3  # maximum width of an interval of efficiency that still predicts anything
 
-_NEAR = 0.02  # a law that is further off, in addition to the noise, is not extrapolated
+_NEAR = 0.02  # maximum deviation from the largest size, beyond noise, for an extrapolation
 
-_UNSTEADY = 1.25  # repeats further apart than this mean a busy machine
+_UNSTEADY = 1.25  # ratio of repeats above which the machine is probably busy
 
 _LEAST_SHARE = 0.0005  # share of the step: smaller causes are shown together
 
@@ -65,7 +65,7 @@ _LEAST_SHARE = 0.0005  # share of the step: smaller causes are shown together
 def scaling_verdict(scaling: ScalingResult) -> str:
     """Efficiency at the largest size, and the main cause of the loss."""
     if not scaling.sizes:
-        return "No sweep: " + (" ".join(scaling.unavailable) or "there are no runs.")
+        return "Not a sweep: " + (" ".join(scaling.unavailable) or "there are no runs.")
     largest = scaling.sizes[-1]
     step, ideal = format_duration(largest.step_ns), format_duration(largest.ideal_step_ns)
     verdict = (
@@ -77,9 +77,10 @@ def scaling_verdict(scaling: ScalingResult) -> str:
     if main is None:
         return f"{verdict}."
     if main.lost_ns > largest.lost_ns:
-        return f"{verdict}; {main.cause}: {signed(main.lost_ns)}, while other parts shrank."
-    lost = f"{signed(main.lost_ns)} of the {signed(largest.lost_ns)} lost"
-    return f"{verdict}; {main.cause}: {lost}."
+        lost = f"{signed(main.lost_ns)}, while other parts shrank"
+    else:
+        lost = f"{signed(main.lost_ns)} of the {signed(largest.lost_ns)} lost"
+    return f"{verdict}. Main cause: {main.cause}, {lost}."
 
 
 def _efficiency(size: ScalingSize) -> str:
@@ -88,7 +89,7 @@ def _efficiency(size: ScalingSize) -> str:
 
 
 def _narrow_interval(low: float | None, high: float | None) -> str:
-    """An interval in percent; empty where it is too wide to mean anything."""
+    """An interval in percent; empty if it is too wide to be meaningful."""
     if low is None or high is None or high > _WIDEST * low:
         return ""
     return f"{100 * low:.1f} to {100 * high:.1f}"
@@ -103,7 +104,7 @@ def _main_loss(size: ScalingSize) -> ScalingLoss | None:
 
 
 def scaling_headline(scaling: ScalingResult, print_: Fingerprint, source: str) -> str:
-    """Where the sweep comes from, in half a sentence."""
+    """One line with the workload, the device and the source of the sweep."""
     runs = counted(sum(size.num_repeats for size in scaling.sizes), "run")
     facts = (print_.strategy or print_.workload, print_.device, print_.backend, runs, source)
     return " · ".join(fact for fact in facts if fact)
@@ -133,8 +134,8 @@ def _unsteady(sizes: Sequence[ScalingSize]) -> Iterator[str]:
     if most > _UNSTEADY * least:
         yield (
             f"Runs differ widely: a step on {counted(ranks, 'rank')} took {format_duration(least)} "
-            f"in one and {format_duration(most)} in another. The machine may be busy, or the job "
-            "may vary: use an idle machine, or more repeats."
+            f"in one run and {format_duration(most)} in another. The machine may be busy, or the "
+            "job may vary: use an idle machine, or more repeats."
         )
 
 
@@ -154,14 +155,14 @@ def _beyond(scaling: ScalingResult) -> Iterator[str]:
         if (at := _at(law, largest.num_ranks))
     )
     yield (
-        f"No law fits these runs: the measured efficiency is {format_ratio(largest.efficiency)} on "
-        f"{counted(largest.num_ranks, 'rank')}, the fits give {fitted}. There is no extrapolation "
-        "to more ranks."
+        f"No law fits these runs: on {counted(largest.num_ranks, 'rank')}, the measured efficiency "
+        f"is {format_ratio(largest.efficiency)}, but the fits give {fitted}. There is no "
+        "extrapolation to more ranks."
     )
 
 
 def follows(law: ScalingLaw, largest: ScalingSize) -> bool:
-    """Whether a law is close to the measurement at the largest size, so that it can extrapolate."""
+    """Whether a law is close enough to the largest measured size to extrapolate."""
     at = _at(law, largest.num_ranks)
     if at is None or law.notes:
         return False
@@ -180,15 +181,15 @@ def _extrapolation(law: ScalingLaw, largest: int) -> Iterator[str]:
     certain = [one for one in beyond if one.high - max(one.low, 0) < _VAGUE]
     if beyond and not certain:
         yield (
-            f"These runs do not predict more than {counted(largest, 'rank')}: on "
-            f"{beyond[0].num_ranks:,} the efficiency may be {_ends(beyond[0])}. More repeats or "
-            "sizes narrow that range."
+            f"These runs do not predict the efficiency on more than {counted(largest, 'rank')}: on "
+            f"{beyond[0].num_ranks:,} ranks it may be {_ends(beyond[0])}. More repeats or sizes "
+            "narrow that range."
         )
         return
     if certain:
-        told = "; ".join(f"{one.num_ranks:,} ranks {_interval(one)}" for one in certain)
+        values = "; ".join(f"{one.num_ranks:,} ranks {_interval(one)}" for one in certain)
         yield (
-            f"If scaling continues by {LAW_NAMES.get(law.law, law.law)}: {told}. The intervals "
+            f"If scaling continues by {LAW_NAMES.get(law.law, law.law)}: {values}. The intervals "
             "cover the error of the measurements, not that of the law."
         )
     yield from _peak(law, largest)
@@ -201,7 +202,7 @@ def _peak(law: ScalingLaw, largest: int) -> Iterator[str]:
     low = max(round(law.peak_low or 1), 1)
     upto = f"{low:,} to {law.peak_high:,.0f}" if law.peak_high is not None else f"{low:,} or more"
     where = "" if peak <= largest else ", beyond the measured sizes"
-    yield f"By that law the job is fastest on {counted(peak, 'rank')} ({upto}){where}."
+    yield f"By that law, the job is fastest on {counted(peak, 'rank')} ({upto}){where}."
 
 
 def _interval(one: ScalingPrediction) -> str:
@@ -258,8 +259,8 @@ def _size_notes(sizes: Sequence[ScalingSize]) -> Iterator[str]:
         for size in sizes
     ):
         yield (
-            "Intervals too wide to mean anything are left out: there are too few repeats, or they "
-            "differ too much."
+            "Intervals that are too wide to be meaningful are left out: there are too few repeats, "
+            "or they differ too much."
         )
 
 
@@ -286,7 +287,7 @@ def _rate(per_s: float) -> str:
 
 
 def _drawn_table(sizes: Sequence[ScalingSize]) -> TableView:
-    """A line per size: efficiency, and the loss by cause, as shares of the step."""
+    """One line per size: efficiency and the losses by cause, as shares of the step."""
     used = {loss.cause for size in sizes for loss in size.losses if loss.ratio > 0.005}
     legend = "  ".join(f"{glyph} {cause}" for cause, glyph in _GLYPHS.items() if cause in used)
     return TableView(
@@ -343,7 +344,7 @@ def _losses_table(sizes: Sequence[ScalingSize], *, show_all: bool) -> TableView:
 
 
 def _by_cause(size: ScalingSize) -> dict[str, list[ScalingLoss]]:
-    """Losses of each cause, also of those that a table from elsewhere lacks."""
+    """Losses by cause; empty for causes that the size does not have."""
     return {name: [loss for loss in size.losses if loss.cause == name] for name in CAUSES.values()}
 
 
@@ -352,7 +353,7 @@ def _is_small(cause: str, lost: Sequence[dict[str, list[ScalingLoss]]]) -> bool:
 
 
 def _loss_row(title: str, lost: Sequence[Sequence[ScalingLoss]]) -> tuple[str, ...]:
-    """The share of the step at each size, and the time at the last."""
+    """The share of the step at each size, and the time at the largest."""
     shares = [sum(loss.ratio for loss in losses) for losses in lost]
     return (
         title,
@@ -364,7 +365,7 @@ def _loss_row(title: str, lost: Sequence[Sequence[ScalingLoss]]) -> tuple[str, .
 def _laws_table(laws: Sequence[ScalingLaw]) -> TableView:
     return TableView(
         title="Laws",
-        caption="fitted to all runs; off by: median deviation of a run",
+        caption="fitted to all runs; off by: median deviation of the runs",
         columns=(
             Column(title="law", left=True),
             Column(title="parameters, 95 % intervals", left=True, wrap=True),

@@ -1,1 +1,1 @@
-"""Watches a job while it runs: who is late, what is lost, and what to be told about."""
+"""Watches a job while it runs: late ranks, lost ranks, and alerts."""

@@ -1,4 +1,4 @@
-"""Which alerts are raised: what began and what ended since the last look, folded by kind."""
+"""Decides which alerts to raise and clear: conditions that began or ended since the last look."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from distprof.version import __version__
 __all__ = ["JOB", "Alarms", "Condition"]
 
 JOB = -1
-"""In place of a rank, where an alert is about the whole job."""
+"""Stands for a rank in conditions that concern the whole job."""
 
 
 class Condition(msgspec.Struct, frozen=True):
-    """What holds now, of one kind.
+    """Current state of one kind of alert.
 
     Args:
-        on: Ranks, or ``JOB``, for which it holds.
-        words: The sentence after the subject.
-        of_rank: The same of single ranks, where they differ.
+        on: Ranks, or ``JOB``, for which the condition holds.
+        words: The message without its subject.
+        of_rank: Message of each rank, if messages differ between ranks.
     """
 
     on: frozenset[int]
@@ -29,12 +29,12 @@ class Condition(msgspec.Struct, frozen=True):
     of_rank: Mapping[int, str] = {}
 
     def words_on(self, on: Collection[int]) -> str:
-        """The sentence on these, some of those for which it holds: that of the first."""
+        """The message for a subset of ``on``: that of the first rank, if messages differ."""
         return self.of_rank.get(min(on), self.words)
 
 
 class Alarms:
-    """Remembers what is raised, so that each thing is told once when it begins and once at its end.
+    """Keeps the raised alerts, so each is delivered once when it begins and once when it ends.
 
     Args:
         source: The run directory.
@@ -48,34 +48,34 @@ class Alarms:
     def observe(
         self, conditions: Mapping[str, Condition], *, step: int | None, now_ns: int
     ) -> list[Alert]:
-        """Compare what holds now with what held before.
+        """Compare the current conditions with the previous ones.
 
         Args:
-            conditions: Of each kind that is watched for.
+            conditions: Condition of each kind that is watched for.
             step: Last step known.
-            now_ns: ns since the epoch.
+            now_ns: Current time, ns since the epoch.
 
         Returns:
             One alert for each kind and change.
         """
-        events: list[Alert] = []
+        alerts: list[Alert] = []
         for kind, now in conditions.items():
             before = self._raised.get(kind, frozenset())
             began, ended = now.on - before, before - now.on
             if began:
                 words = now.words_on(began)
-                events.append(self._alert(kind, began, words, step, now_ns))
+                alerts.append(self._alert(kind, began, words, step, now_ns))
             if ended:
                 over = _ranks(ended)
-                events.append(self._began[kind].cleared(over, step=step, time_ns=now_ns))
+                alerts.append(self._began[kind].cleared(over, step=step, time_ns=now_ns))
             self._raised[kind] = now.on
             if now.on:
                 words = now.words_on(now.on)
                 self._began[kind] = self._alert(kind, now.on, words, step, now_ns)
-        return events
+        return alerts
 
     def raised(self) -> tuple[Alert, ...]:
-        """What is raised now, one alert of each kind."""
+        """Alerts that are raised now, one of each kind."""
         return tuple(self._began[kind] for kind, on in self._raised.items() if on)
 
     def _alert(

@@ -1,4 +1,4 @@
-"""What ``--alert`` can name: kinds of alerts, and the levels from which they are raised."""
+"""Kinds of alerts for ``--alert``, and the levels at which they are raised."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         name: For example ``slow-rank``.
-        unit: Of its level.
-        level: Level by default; None where it must be given to be watched for.
+        unit: Unit of its level.
+        level: Default level; None if the kind is watched for only with an explicit level.
         about: When it is raised, one sentence.
     """
 
@@ -43,11 +43,11 @@ KINDS: Mapping[str, Kind] = {
     for kind in (
         Kind(
             name="slow-rank", unit="ratio", level=0.10,
-            about=f"A rank's own time is longer than its peers' by this share, for {LASTING}.",
+            about=f"A rank's own time exceeds that of its peers by this share, for {LASTING}.",
         ),
         Kind(
             name="slow-job", unit="ratio", level=0.20,
-            about=f"Steps take longer than the job's own past by this share, for {LASTING}.",
+            about=f"Steps take longer than earlier in the job by this share, for {LASTING}.",
         ),
         Kind(
             name="rank-lost", unit="none", level=0.0,
@@ -55,7 +55,7 @@ KINDS: Mapping[str, Kind] = {
         ),
         Kind(
             name="stalled", unit="times", level=20.0,
-            about="No rank has a new step for this many usual steps, and at least 30 s.",
+            about="No rank completes a step for this many usual steps, and at least 30 s.",
         ),
         Kind(
             name="input", unit="ratio", level=0.20,
@@ -63,18 +63,18 @@ KINDS: Mapping[str, Kind] = {
         ),
         Kind(
             name="throttling", unit="ratio", level=0.50,
-            about="Heat or hardware slows a GPU down in this share of its last 300 samples.",
+            about="Heat or hardware throttles a GPU in this share of its last 300 samples.",
         ),
         Kind(
             name="memory", unit="bytes", level=None,
-            about="A rank uses more memory than this, on its GPU or, on CPU ranks, on the host.",
+            about="A rank uses more memory than this: GPU memory, or CPU memory on CPU ranks.",
         ),
     )
 }  # fmt: skip
 
 
 def default_levels() -> dict[str, float]:
-    """The level of each kind that has one by default."""
+    """The default level of each kind that has one."""
     return {kind.name: kind.level for kind in KINDS.values() if kind.level is not None}
 
 
@@ -88,7 +88,7 @@ def parse_alerts(texts: Iterable[str]) -> dict[str, float]:
 
 
 def alert_kinds(texts: Iterable[str]) -> list[str]:
-    """Kinds alone, of a job whose levels another watcher holds.
+    """Kinds without levels, for a job whose levels are set by another watcher.
 
     Raises:
         UsageError: If a kind is unknown or has a level.
@@ -97,8 +97,8 @@ def alert_kinds(texts: Iterable[str]) -> list[str]:
     for piece in pieces:
         if "=" in piece:
             raise UsageError(
-                f"--alert {piece[:60]}: levels belong to the watcher that reads the run directory; "
-                "name the kind alone"
+                f"--alert {piece[:60]}: levels are set by the watcher that reads the run "
+                "directory. Name the kind only"
             )
         if piece not in KINDS:
             raise UsageError(_unknown(piece))
@@ -111,7 +111,7 @@ def _pieces(texts: Iterable[str]) -> list[str]:
 
 
 def _unknown(name: str) -> str:
-    return f"--alert: no alert {name[:60]!r}: choose from {', '.join(KINDS)}"
+    return f"--alert: unknown alert {name[:60]!r}: choose from {', '.join(KINDS)}"
 
 
 def _parsed(piece: str) -> tuple[str, float]:

@@ -1,6 +1,6 @@
-"""What one watcher sees, served for others that cannot read the run directory.
+"""Serves a watcher's latest report to clients that cannot read the run directory.
 
-It does not reach the training: a watcher reads files, and others ask the watcher.
+Clients never reach the training processes: the watcher reads files, and clients ask the watcher.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from distprof.verbs.watch.show import WATCH
 
 __all__ = ["Board"]
 
-MOST_VISITORS: Final = 32
+MAX_CLIENTS: Final = 32
 
 
 class Board:
@@ -25,10 +25,10 @@ class Board:
 
     Args:
         host: Address to listen on.
-        port: Port; 0 for one that is free.
+        port: Port to listen on; 0 for any free port.
 
     Raises:
-        InputError: If nothing can listen there.
+        InputError: If the address or port cannot be used.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -46,7 +46,7 @@ class Board:
         return f"http://[{host!s}]:{port}" if ":" in str(host) else f"http://{host!s}:{port}"
 
     def show(self, report: WatchReport) -> None:
-        """From now on, this is the latest."""
+        """Serve this report from now on."""
         self._server.body = WATCH.encode(report)
 
     def close(self) -> None:
@@ -57,7 +57,7 @@ class Board:
 
 
 class _Server(ThreadingHTTPServer):
-    """Has a bounded number of visitors; more are sent away without a thread."""
+    """Serves a bounded number of clients; further connections are closed without a thread."""
 
     daemon_threads = True
     block_on_close = False
@@ -67,10 +67,10 @@ class _Server(ThreadingHTTPServer):
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
         super().__init__(address, handler)
-        self._seats = threading.BoundedSemaphore(MOST_VISITORS)
+        self._slots = threading.BoundedSemaphore(MAX_CLIENTS)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._seats.acquire(blocking=False):
+        if self._slots.acquire(blocking=False):
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
@@ -79,10 +79,10 @@ class _Server(ThreadingHTTPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._seats.release()
+            self._slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A visitor that leaves early is no concern of ours."""
+        """Ignore clients that disconnect early."""
 
 
 class _Answer(BaseHTTPRequestHandler):
@@ -98,7 +98,7 @@ class _Answer(BaseHTTPRequestHandler):
         self._answer(b"")
 
     def log_message(self, format: str, *args: Any) -> None:
-        """The page is on this terminal."""
+        """Write nothing: the terminal shows the page."""
 
     def _answer(self, body: bytes) -> None:
         self.send_response(200)

@@ -1,6 +1,7 @@
-"""Delivers alerts to a webhook or a command, from a thread of its own: watching never waits.
+"""Delivers alerts to a webhook or a command on a separate thread, so watching never waits.
 
-Attempts, time, and what may wait are bounded; what cannot be delivered is counted and said.
+The number of attempts, their duration and the queue are bounded. Alerts that cannot be delivered
+are counted and reported.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ __all__ = ["Command", "Courier", "Receiver", "Webhook"]
 WITHIN_S: Final = 10.0
 ATTEMPTS: Final = 3
 PAUSE_S: Final = 1.0
-MOST_WAITING: Final = 64
-AT_THE_END_S: Final = 15.0
+MAX_QUEUED: Final = 64
+CLOSE_WITHIN_S: Final = 15.0
 
 
 class Receiver(Protocol):
-    """Where alerts go."""
+    """A destination for alerts."""
 
     def send(self, body: bytes) -> str:
-        """Deliver one alert, as JSON; return why that failed, empty if it did not."""
+        """Deliver one alert as JSON and return why that failed, or an empty string."""
         ...
 
 
@@ -47,10 +48,10 @@ class Webhook:
     """An address that takes alerts as JSON, by POST.
 
     Args:
-        address: ``http`` or ``https``.
+        address: An ``http`` or ``https`` URL.
 
     Raises:
-        UsageError: If it is not.
+        UsageError: If it is not one.
     """
 
     def __init__(self, address: str) -> None:
@@ -104,17 +105,17 @@ class Command:
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:
-            return f"it cannot be started: {getattr(error, 'strerror', None) or error}"
+            return f"the command cannot be started: {getattr(error, 'strerror', None) or error}"
         try:
             process.communicate(body, timeout=WITHIN_S)
         except subprocess.TimeoutExpired:
-            _end(process)
-            return f"it did not end within {WITHIN_S:g} s and was killed"
-        return f"it ended with code {process.returncode}" if process.returncode else ""
+            _kill(process)
+            return f"the command did not finish within {WITHIN_S:g} s and was killed"
+        return f"the command exited with code {process.returncode}" if process.returncode else ""
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the program and what it started."""
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill the program and its child processes."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except OSError:
@@ -126,38 +127,38 @@ class Courier:
     """Delivers alerts in order, in the background.
 
     Args:
-        receivers: Name, for messages, to where alerts go.
-        told: Called with a sentence about an alert that was not delivered.
-        pause_s: Seconds before the second attempt; then twice as long.
+        receivers: Destinations by their name in messages.
+        warn: Called with a sentence about each alert that was not delivered.
+        pause_s: Seconds before the second attempt; doubled before each further attempt.
     """
 
     def __init__(
         self,
         receivers: dict[str, Receiver],
-        told: Callable[[str], None],
+        warn: Callable[[str], None],
         *,
         pause_s: float = PAUSE_S,
     ) -> None:
         self.num_lost = 0
         self._receivers = receivers
-        self._told = told
+        self._warn = warn
         self._pause_s = pause_s
-        self._waiting: queue.Queue[Alert | None] = queue.Queue(MOST_WAITING)
+        self._waiting: queue.Queue[Alert | None] = queue.Queue(MAX_QUEUED)
         self._thread = threading.Thread(target=self._run, name="distprof-alerts", daemon=True)
         if receivers:
             self._thread.start()
 
     def send(self, alert: Alert) -> None:
-        """Deliver it soon; never waits."""
+        """Queue an alert for delivery without waiting."""
         if not self._receivers:
             return
         try:
             self._waiting.put_nowait(alert)
         except queue.Full:
-            self._lose(f"{alert.kind}: {MOST_WAITING} alerts wait already")
+            self._lose(f"{alert.kind}: {MAX_QUEUED} alerts are already queued")
 
-    def close(self, within_s: float = AT_THE_END_S) -> None:
-        """Deliver what waits, and end; give up after ``within_s``."""
+    def close(self, within_s: float = CLOSE_WITHIN_S) -> None:
+        """Deliver the queued alerts and stop; give up after ``within_s`` seconds."""
         if not self._receivers:
             return
         deadline = time.monotonic() + within_s
@@ -165,7 +166,7 @@ class Courier:
             self._waiting.put(None, timeout=within_s)
         self._thread.join(max(deadline - time.monotonic(), 0))
         if self._thread.is_alive():
-            self._lose(f"what was left was not delivered within {within_s:g} s")
+            self._lose(f"the queue was not empty after {within_s:g} s")
 
     def _run(self) -> None:
         while (alert := self._waiting.get()) is not None:
@@ -187,4 +188,4 @@ class Courier:
 
     def _lose(self, why: str) -> None:
         self.num_lost += 1
-        self._told(f"An alert was not delivered: {why}.")
+        self._warn(f"An alert was not delivered: {why}.")

@@ -1,4 +1,4 @@
-"""A watcher that is followed from elsewhere: it serves its latest report as JSON (``board.py``)."""
+"""Follows a watcher on another machine, which serves its latest report as JSON (``board.py``)."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from distprof.verbs.watch.show import WATCH
 __all__ = ["follow_endpoint", "is_endpoint"]
 
 WITHIN_S: Final = 10.0
-"""For one question and its answer, on both sides."""
+"""Timeout of one request, for client and server."""
 
-MOST_BYTES: Final = 4 << 20
-GIVEN_UP_S: Final = 60.0
+MAX_BYTES: Final = 4 << 20
+GIVE_UP_S: Final = 60.0
 """How long an endpoint that once answered may be silent."""
 
-_EXPECTED = "what `distprof watch DIR --listen PORT` serves"
-_FIX = "check that it runs there, and that the port can be reached from here (ssh -L)"
+_EXPECTED = "a watcher started with `distprof watch DIR --listen PORT`"
+_FIX = "check that the watcher runs, and that its port is reachable from this machine (ssh -L)"
 
 
 def is_endpoint(source: str) -> bool:
-    """Whether a watcher is named, by its URL.
+    """Whether the source is the URL of a watcher.
 
     Raises:
-        UsageError: If it is a URL of another kind.
+        UsageError: If it is another kind of URL.
     """
     if "://" not in source:
         return False
@@ -49,22 +49,23 @@ def is_endpoint(source: str) -> bool:
 def follow_endpoint(
     url: str, *, period_s: float, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[tuple[WatchReport, list[Alert]]]:
-    """Ask a watcher again and again.
+    """Poll a watcher.
 
     Args:
         url: Its address.
-        period_s: Seconds between two questions.
-        sleep: Waits; takes seconds.
+        period_s: Seconds between two requests.
+        sleep: Waits for this many seconds.
 
     Yields:
-        The job at each look, and the alerts that began or ended since the last; while the watcher
-        does not answer, the last report with a note on that.
+        The report at each look, and the alerts that began or ended since the last look. While the
+        watcher does not answer, the last report with a note that says so.
 
     Raises:
-        InputError: If it does not answer at first, or for a minute, or with something else.
+        InputError: If the first request fails, if none is answered for a minute, or if an answer
+            is not a report.
     """
-    opener, raised, heard_s = direct_opener(), dict[str, Alert](), time.monotonic()
-    report = _asked(opener, url)
+    opener, raised, answered_s = direct_opener(), dict[str, Alert](), time.monotonic()
+    report = _fetch(opener, url)
     while True:
         alerts = list(_changes(raised, report))
         raised = {alert.kind: alert for alert in report.alerts}
@@ -73,17 +74,17 @@ def follow_endpoint(
             return
         sleep(period_s)
         try:
-            report = _asked(opener, url)
-            heard_s = time.monotonic()
+            report = _fetch(opener, url)
+            answered_s = time.monotonic()
         except InputError as error:
-            silent_s = time.monotonic() - heard_s
-            if silent_s > GIVEN_UP_S:
+            silent_s = time.monotonic() - answered_s
+            if silent_s > GIVE_UP_S:
                 raise
             report = _with_note(report, f"No answer for {silent_s:.0f} s: {error.found}.")
 
 
 def _changes(before: Mapping[str, Alert], report: WatchReport) -> Iterator[Alert]:
-    """Alerts that are new, and those that are over."""
+    """Alerts that began, and alerts that ended."""
     now = {alert.kind: alert for alert in report.alerts}
     for kind, alert in now.items():
         if kind not in before or set(alert.ranks) - set(before[kind].ranks):
@@ -99,11 +100,11 @@ def _with_note(report: WatchReport, note: str) -> WatchReport:
     return msgspec.structs.replace(report, notes=(*kept, note))
 
 
-def _asked(opener: urllib.request.OpenerDirector, url: str) -> WatchReport:
+def _fetch(opener: urllib.request.OpenerDirector, url: str) -> WatchReport:
     """The latest report.
 
     Raises:
-        InputError: If there is no answer in time, or it is something else.
+        InputError: If there is no answer in time, or the answer is not a report.
     """
     try:
         with opener.open(url, timeout=WITHIN_S) as answer:
@@ -113,25 +114,25 @@ def _asked(opener: urllib.request.OpenerDirector, url: str) -> WatchReport:
         raise _no_report(url, f"the server answered {error.code}") from error
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = getattr(error, "reason", None) or error
-        said = getattr(reason, "strerror", None) or str(reason) or type(error).__name__
-        raise _no_report(url, shorten(plain(str(said)), 160)) from error
+        text = getattr(reason, "strerror", None) or str(reason) or type(error).__name__
+        raise _no_report(url, shorten(plain(str(text)), 160)) from error
     if not data:
         raise _no_report(url, "no report yet")
     return WATCH.decode(data, url)
 
 
 def _body(answer: Any) -> bytes:
-    """All of it, unless it is too long or takes too long.
+    """The whole body.
 
     Raises:
-        ValueError: If it is.
+        ValueError: If it is too long, or takes too long.
     """
     until_s, parts, size = time.monotonic() + WITHIN_S, [], 0
     while part := answer.read1(1 << 16):
         parts.append(part)
         size += len(part)
-        if size > MOST_BYTES:
-            raise ValueError(f"more than {MOST_BYTES:,} bytes")
+        if size > MAX_BYTES:
+            raise ValueError(f"more than {MAX_BYTES:,} bytes")
         if time.monotonic() > until_s:
             raise ValueError(f"an answer that takes more than {WITHIN_S:g} s")
     return b"".join(parts)

@@ -1,4 +1,4 @@
-"""Follows a run directory: looks, judges and reports, until the job has ended."""
+"""Follows a run directory until the job has ended: reads, evaluates and reports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENDED = ("completed", "failed", "interrupted")
 
 
 def run_directory(source: str | os.PathLike[str]) -> Path:
-    """The run directory that a user names.
+    """The run directory that the user named.
 
     Raises:
         InputError: If it is an address, a file other than run.json, or does not exist.
@@ -35,7 +35,7 @@ def run_directory(source: str | os.PathLike[str]) -> Path:
     elif path.is_dir():
         return path
     else:
-        found = "a file" if path.exists() else "no folder of this name"
+        found = "a file" if path.exists() else "no folder with this name"
     raise InputError(
         text,
         expected="the run directory of a job, on a file system of this machine",
@@ -51,16 +51,17 @@ def follow(
     period_s: float,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[tuple[WatchReport, list[Alert]]]:
-    """Look at a job again and again.
+    """Watch a job until it ends.
 
     Args:
         source: The run directory.
         levels: Level of each kind of alert that is watched for.
         period_s: Seconds between two looks.
-        sleep: Waits; takes seconds.
+        sleep: Waits for this many seconds.
 
     Yields:
-        The job at each look, and the alerts that began or ended; last when the job has ended.
+        The report at each look, and the alerts that began or ended. The last report is the first
+        one after the job has ended.
 
     Raises:
         InputError: If there is no run directory.

@@ -1,15 +1,16 @@
-"""The law by which a rank is called slow: how far, for how many of how many steps.
+"""The rule that calls a rank slow: how large its excess must be, and in how many recent steps.
 
-At each step a rank's own time is compared with the median of its peers' (all others of its pipeline
-stage), so that what slows all ranks at once cancels. The rank is slow if this excess is above a
-limit in at least ``ON`` of the last ``WINDOW`` steps, and no longer slow when at most ``OFF`` are.
-A garbage collection, a checkpoint or a heavy tail makes single steps long and does not count.
+In each step, a rank's own time is compared with the median of its peers, which are all other ranks
+of its pipeline stage. A slowdown that affects all ranks at once cancels. A rank becomes slow when
+this excess is above a limit in at least ``ON`` of the last ``WINDOW`` steps, and stops being slow
+when it is above the limit in at most ``OFF`` of them. Single long steps, such as those with a
+garbage collection, a checkpoint or a heavy-tailed delay, do not count.
 
-If steps were independent and a healthy rank were above the limit with probability p, a window would
-alarm with probability P(Binomial(WINDOW, p) >= ON): below 1e-17 for p = 5 %. What raises a false
-alarm is a rank that drifts for a whole window. So the limit also is ``SPREADS`` times as far as
-ranks usually are from their peers, as far as there are enough peers to know that.
-``benchmarks/watch_alarms.py`` simulates how often both laws err.
+If steps were independent and a healthy rank exceeded the limit with probability p, a window would
+alarm with probability P(Binomial(WINDOW, p) >= ON), which is below 1e-17 for p = 5 %. The remaining
+cause of false alarms is a rank that drifts for a whole window. The limit is therefore at least
+``SPREADS`` times the usual spread among peers, if there are enough peers to estimate it.
+``benchmarks/watch_alarms.py`` simulates the error rates of this rule and that of ``speed.py``.
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ ON: Final = 26
 OFF: Final = 8
 
 LIMIT_SHARE: Final = 0.75
-"""Of the level that is asked for: with noise, a rank that is 10 % slow is below 10 % half of the
-time, and above 7.5 % in most steps."""
+"""Limit as a share of the requested level. With noise, a rank that is 10 % slow is below 10 % half
+of the time, but above 7.5 % in most steps."""
 
 SPREADS: Final = 6.0
 
 LEAST_PEERS: Final = 16
-"""Members of a group from which its spread is known."""
+"""Minimum size of a group for an estimate of its spread."""
 
 LEAST_OF_STEP: Final = 0.01
-"""Of the step: what costs the job less is not reported."""
+"""Minimum excess as a share of the step: smaller losses are not reported."""
 
-_SPREAD_EVERY = 8  # steps: it changes slowly, and medians of many ranks cost time
+_SPREAD_EVERY = 8  # steps: the spread changes slowly, and medians over many ranks take time
 _CLIP = 0.25
 _SIGMA = 1.4826  # median absolute deviation of a normal distribution to its standard deviation
 
@@ -55,15 +56,15 @@ Floats = NDArray[np.float64]
 
 
 def excess_of_peers(own: Floats, groups: NDArray[np.int64]) -> tuple[Floats, Floats]:
-    """How much more own time each rank has than the median of its peers.
+    """Excess of each rank's own time over the median of its peers.
 
     Args:
-        own: Own time in one step, shape (ranks,), any unit; NaN where unknown.
-        groups: Number of each rank's group, shape (ranks,); peers are the others of a group.
+        own: Own time in one step, shape (ranks,), any unit; NaN if unknown.
+        groups: Number of each rank's group, shape (ranks,); peers are the other ranks of the group.
 
     Returns:
-        The excess as a share of the peers' median, and the peers' median; NaN where the rank or all
-        of its peers are unknown.
+        The excess as a share of the peers' median, and the peers' median; NaN if the time of the
+        rank or of all its peers is unknown.
     """
     peers = np.full(own.shape, np.nan)
     known = np.flatnonzero(np.isfinite(own))
@@ -77,7 +78,7 @@ def excess_of_peers(own: Floats, groups: NDArray[np.int64]) -> tuple[Floats, Flo
 
 
 def medians_of_others(values: Floats) -> Floats:
-    """Median of all values but each one itself, along the first axis; at least two values."""
+    """For each value, the median of all others along the first axis; needs at least two values."""
     order = np.argsort(values, axis=0, kind="stable")
     ordered = np.take_along_axis(values, order, axis=0)
     place = np.argsort(order, axis=0)
@@ -89,13 +90,13 @@ def medians_of_others(values: Floats) -> Floats:
 
 
 class Persistence:
-    """Tells what lasts: on at ``ON`` of the last ``WINDOW`` observations, off at ``OFF``.
+    """Hysteresis: on when ``ON`` of the last ``WINDOW`` observations are above, off at ``OFF``.
 
     Args:
-        size: Number of things that are observed; it may grow.
+        size: Number of series that are observed; it may grow.
 
     Attributes:
-        is_on: Of each thing, shape (size,).
+        is_on: Whether each series is on, shape (size,).
         counts: How many of its last observations were above the limit, shape (size,).
     """
 
@@ -106,7 +107,7 @@ class Persistence:
         self._next = 0
 
     def grow(self, size: int) -> None:
-        """Observe more things; the new ones have been below the limit so far."""
+        """Observe more series; new ones count as below the limit so far."""
         more = size - len(self.counts)
         if more > 0:
             self._above = np.pad(self._above, ((0, 0), (0, more)))
@@ -114,7 +115,7 @@ class Persistence:
             self.is_on = np.pad(self.is_on, (0, more))
 
     def observe(self, is_above: NDArray[np.bool_]) -> None:
-        """Take one observation of each thing."""
+        """Add one observation of each series."""
         oldest = self._above[self._next]
         self.counts += is_above.astype(np.int64) - oldest
         self._above[self._next] = is_above
@@ -123,10 +124,10 @@ class Persistence:
 
 
 class SlowRanks:
-    """Which ranks are slow, step after step.
+    """Which ranks are slow, updated step by step.
 
     Args:
-        level: Excess to be told about, a share of the peers' own time.
+        level: Excess to report, a share of the peers' own time.
         size: Number of ranks; it may grow.
 
     Attributes:
@@ -143,7 +144,7 @@ class SlowRanks:
         self._num_steps = 0
 
     def typical_excess(self, columns: Sequence[int]) -> Floats:
-        """Median excess of some ranks in the last ``WINDOW`` steps, NaN where unknown."""
+        """Median excess of some ranks in the last ``WINDOW`` steps; NaN if unknown."""
         recent = self._recent[:, columns]
         found: Floats = np.full(len(columns), np.nan)
         known = np.isfinite(recent).any(axis=0)
@@ -160,45 +161,45 @@ class SlowRanks:
             self._recent = np.pad(self._recent, ((0, 0), (0, more)), constant_values=np.nan)
 
     def observe(self, own: Floats, step: Floats | float, groups: NDArray[np.int64]) -> Floats:
-        """Take one step of all ranks.
+        """Add one step of all ranks.
 
         Args:
-            own: Own time, shape (ranks,); NaN where unknown.
-            step: Duration of the step, of the same unit.
+            own: Own time, shape (ranks,); NaN if unknown.
+            step: Duration of the step, in the same unit.
             groups: As in :func:`excess_of_peers`.
 
         Returns:
-            The excess of each rank, NaN where unknown.
+            The excess of each rank; NaN if unknown.
         """
         excess, peers = excess_of_peers(own, groups)
-        self._take(excess, excess, own - peers >= LEAST_OF_STEP * step, groups)
+        self._add(excess, excess, own - peers >= LEAST_OF_STEP * step, groups)
         return excess
 
     def observe_bounds(
         self, late: Floats, late_most: Floats, peers: Floats, step: float, groups: NDArray[np.int64]
     ) -> Floats:
-        """Take one step of ranks whose lateness is known between two bounds.
+        """Add one step of ranks whose lateness is known between two bounds.
 
         Args:
-            late: By how much a rank's own time exceeds that of its peers at least, shape (ranks,);
-                negative where it may be less, NaN where unknown.
-            late_most: The same at most.
-            peers: Own time of its peers, at most.
-            step: Duration of the step, of the same unit.
+            late: Lower bound of the difference between a rank's own time and that of its peers,
+                shape (ranks,); negative if the rank may be faster, NaN if unknown.
+            late_most: Upper bound of the same difference.
+            peers: Upper bound of the peers' own time.
+            step: Duration of the step, in the same unit.
             groups: As in :func:`excess_of_peers`.
 
         Returns:
-            The excess of each rank, at least; NaN where unknown.
+            The lower bound of each rank's excess; NaN if unknown.
         """
         with np.errstate(divide="ignore", invalid="ignore"):
             excess = np.where(peers > 0, late / peers, np.nan)
             highest = np.where(peers > 0, late_most / peers, np.nan)
-        # The smallest excess, either way, that the bounds allow: what is uncertain is no spread
+        # The value closest to 0 that the bounds allow: uncertainty must not count as spread
         likely = np.where(excess > 0, excess, np.fmin(highest, 0.0))
-        self._take(excess, likely, late >= LEAST_OF_STEP * step, groups)
+        self._add(excess, likely, late >= LEAST_OF_STEP * step, groups)
         return excess
 
-    def _take(
+    def _add(
         self,
         excess: Floats,
         likely: Floats,

@@ -1,4 +1,4 @@
-"""The report on a job at one moment, from its state."""
+"""Builds the report on a watched job from its current state."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ __all__ = ["report_on"]
 MOST_RANKS = 8
 
 LEAST_ABOVE = 12
-"""Steps of the window above the limit, from which a rank is worth a line."""
+"""Minimum number of steps above the limit in the window for a line in the table."""
 
 LEAST_WIDTH = 0.05
-"""Of the step, between the bounds of own time."""
+"""Minimum distance between the bounds of lateness for a remark, as a share of the step."""
 
 FAR_LESS = 0.2
 
@@ -39,12 +39,12 @@ LONGER = 1.2
 
 
 def report_on(job: JobWatch, *, now_s: float, now_ns: int) -> WatchReport:
-    """What is known of a job now.
+    """Report on the current state of a job.
 
     Args:
-        job: Its state.
-        now_s: Seconds of the clock that the state was told.
-        now_ns: ns since the epoch.
+        job: State of the job.
+        now_s: Current time on the clock that the state was updated with, seconds.
+        now_ns: Current time, ns since the epoch.
     """
     steps = list(job.table.done)
     durations = job.table.of("step_ns", steps)
@@ -81,14 +81,14 @@ def report_on(job: JobWatch, *, now_s: float, now_ns: int) -> WatchReport:
 
 
 def _probe_cost(job: JobWatch) -> ProbeCost | None:
-    found = [rank.probe_cost for rank in job.ranks.values() if rank.probe_cost is not None]
-    if not found:
+    costs = [rank.probe_cost for rank in job.ranks.values() if rank.probe_cost is not None]
+    if not costs:
         return None
     return ProbeCost(
-        ratio=median(each.ratio for each in found),
-        low=median(each.low for each in found),
-        high=median(each.high for each in found),
-        num_ranks=len(found),
+        ratio=median(cost.ratio for cost in costs),
+        low=median(cost.low for cost in costs),
+        high=median(cost.high for cost in costs),
+        num_ranks=len(costs),
     )
 
 
@@ -120,7 +120,7 @@ def _tokens_per_s(job: JobWatch, steps: list[int], step_ns: int | None) -> float
 
 
 def _input(job: JobWatch, steps: list[int], durations: Floats) -> tuple[float | None, int | None]:
-    """Share of the step that is input, in the median, and the rank that waits longest."""
+    """Median share of the step that ranks wait for input, and the rank that waits longest."""
     shares = job.table.of("input_ns", steps) / durations
     if not np.isfinite(shares).any():
         return None, None
@@ -132,7 +132,7 @@ def _input(job: JobWatch, steps: list[int], durations: Floats) -> tuple[float | 
 
 
 def _medians(values: Floats) -> Floats:
-    """Median of each column, NaN where nothing is known."""
+    """Median of each column; NaN if all of its values are unknown."""
     found = np.full(values.shape[1], np.nan)
     known = np.isfinite(values).any(axis=0)
     if known.any():
@@ -168,14 +168,14 @@ def _late(job: JobWatch, steps: list[int], own: OwnTimes) -> tuple[LateRank, ...
 def _cause(
     job: JobWatch, steps: list[int], column: int, groups: NDArray[np.int64], late_ns: float
 ) -> Literal["no_cpu", "input", "more_work", "device"]:
-    """The part of own time that exceeds that of the peers most."""
+    """The cause of lateness: the part of own time that exceeds that of the peers most."""
     excess = {}
     for name in ("queue_ns", "asleep_ns", "cpu_ns"):
         values = job.table.of(name, steps)
         peers = np.array([excess_of_peers(row, groups)[1] for row in values])
         excess[name] = float(_medians((values - peers)[:, [column]])[0]) if steps else np.nan
     if _source(job) == "collectives":
-        del excess["cpu_ns"]  # a CPU that runs ahead of its GPU may work more, and delay nothing
+        del excess["cpu_ns"]  # a CPU that runs ahead of its GPU may do more work without a delay
         excess = {name: ns for name, ns in excess.items() if ns >= late_ns / 2}
     worst = max(excess, key=lambda name: (np.isfinite(excess[name]), excess[name]), default="")
     return {"queue_ns": "no_cpu", "asleep_ns": "input", "cpu_ns": "more_work", "": "device"}[worst]  # type: ignore[return-value]
@@ -207,42 +207,42 @@ def _unknown(job: JobWatch, steps: list[int], own: OwnTimes) -> Iterator[str]:
         yield from _unknown_on_gpus(job, on_gpu, own)
     elif not np.isfinite(own.own_ns).any():
         yield (
-            "Own time is not known: the probes recorded no CPU time (Linux only, and not in the"
-            " first step)."
+            "Own time is unknown: the probes recorded no CPU time (they need Linux, and do not"
+            " record it in the first step)."
         )
     missing = (_world_size(job) or 0) - len(job.ranks)
     if missing > 0:
-        yield f"{missing:,} of {_world_size(job):,} ranks have recorded nothing yet."
+        yield f"{missing:,} of {_world_size(job):,} ranks have not recorded anything yet."
 
 
 def _unknown_on_gpus(job: JobWatch, on_gpu: list[int], own: OwnTimes) -> Iterator[str]:
     untimed = [number for number in on_gpu if number not in job.waits.ranks]
     if untimed:
-        whys = (job.ranks[number].why_untimed for number in untimed)
-        why = next(filter(None, whys), "the time of their collectives is not recorded")
-        yield f"Own time of {name_ranks(untimed)} is not known: {why.rstrip('.')}."
+        reasons = (job.ranks[number].why_untimed for number in untimed)
+        reason = next(filter(None, reasons), "the durations of their collectives are not recorded")
+        yield f"Own time of {name_ranks(untimed)} is unknown: {reason.rstrip('.')}."
     if not len(own.own_ns):
         return
     known = {job.table.ranks[column] for column in np.nonzero(np.isfinite(own.own_ns))[1]}
     unknown = sorted(job.waits.ranks - known)
     if unknown:
         yield (
-            f"Own time of {name_ranks(unknown)} is not known: some of their collectives have no"
-            " duration, or not all members of their groups recorded them."
+            f"Own time of {name_ranks(unknown)} is unknown: some of their collectives have no"
+            " duration, or were not recorded by all members of the group."
         )
     if known:
         yield from _uncertain(job, own)
 
 
 def _uncertain(job: JobWatch, own: OwnTimes) -> Iterator[str]:
-    """How far own time is known, where the two bounds are far apart."""
+    """A remark on the accuracy of lateness, if its two bounds are far apart."""
     widths = (own.late_most_ns - own.late_ns) / own.step_ns
     width = float(np.nanmedian(widths)) if np.isfinite(widths).any() else 0.0
     if width < LEAST_WIDTH:
         return
     text = (
-        f"Lateness is known to within {format_ratio(min(width, 1.0))} of the step only: waits in"
-        " single collectives may overlap with computation"
+        f"Lateness is known only to within {format_ratio(min(width, 1.0))} of the step: waits in"
+        " some collectives may overlap with computation"
     )
     if job.slow.state.is_on.any():
         yield f"{text}."
@@ -252,5 +252,5 @@ def _uncertain(job: JobWatch, own: OwnTimes) -> Iterator[str]:
     others = np.delete(waited, least)
     if np.isfinite(others).any() and waited[least] < FAR_LESS * float(np.nanmedian(others)):
         text += f". {capitalized(name_ranks([job.table.ranks[least]]))} waits least for others"
-        text += ": if one is slow, it is likely to be this one"
+        text += ": if any rank is slow, it is probably this one"
     yield f"{text}."

@@ -1,4 +1,4 @@
-"""What is known of each rank besides its steps: whether it lives, its memory, its GPU's sensors."""
+"""State of each rank apart from its steps: whether it is alive, its memory, its GPU's sensors."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ LEAST_SAMPLES: Final = 20
 HARMFUL: Final = frozenset(
     {"hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown"}
 )
-"""Not the power cap: GPUs under full load run at it."""
+"""Throttle reasons that count. The power cap does not: GPUs under full load run at it."""
 
 TIMES: Final = "collective_times"
 """The probe that records how long collectives take on the GPU."""
 
-_LONGEST = 160  # of a message that another program wrote
+_MAX_MESSAGE = 160  # characters of a message from another program
 
 
 class RankWatch:
-    """One rank.
+    """State of one rank.
 
     Args:
         rank: Global rank.
-        is_alive: Whether a process runs; None where this machine cannot know.
+        is_alive: Returns whether a process runs, or None if this machine cannot know.
 
     Attributes:
         device: Name of its accelerator, or ``cpu``; empty while unknown.
         coordinates: Its index along each mesh axis.
-        why_untimed: Why the time of its collectives is not recorded, as its probe says; empty while
-            it is, or unknown.
-        probe_cost: What its always-on probes cost, None until it is measured.
+        why_untimed: Why its probe does not record the durations of collectives; empty if it does,
+            or if the reason is unknown.
+        probe_cost: Overhead of its always-on probes; None until it is measured.
         has_ended: Whether its probes stopped cleanly.
-        last_step: Last step that it completed, None before the first.
-        ended_ns: End of that step by its own clock, ns since the epoch.
-        seen_s: When that step was seen, by a clock that never goes back.
+        last_step: Last step that it completed; None before the first.
+        ended_ns: End of that step on its own clock, ns since the epoch.
+        seen_s: When the watcher saw that step, on a monotonic clock, seconds.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class RankWatch:
         self._memory: MemoryOfRank | None = None
 
     def take(self, added: RankAdded) -> None:
-        """Take everything but steps."""
+        """Update everything but steps."""
         if added.said is not None:
             self.device, self.coordinates = added.said.device, added.said.coordinates
             self.has_ended = added.said.ended_ns is not None
@@ -93,40 +93,40 @@ class RankWatch:
                 )
 
     def begin_again(self) -> None:
-        """Forget how it ended: it was started again."""
+        """Forget its last step and how it ended: the rank was restarted."""
         self.last_step = None
         self._error = self._exit = None
 
     def take_exit(self, found: Exit | None) -> None:
-        """How its process ended, if run.json says so."""
+        """Record how its process ended, if run.json says so."""
         self._exit = found or self._exit
 
     @property
     def memory(self) -> MemoryOfRank | None:
-        """What it uses."""
+        """Latest memory use; None if unknown."""
         return self._memory
 
     @property
     def can_report(self) -> bool:
-        """Whether steps of it may still come."""
+        """Whether it may still report steps."""
         return not self.has_ended and not self.loss
 
     @property
     def loss(self) -> str:
-        """Evidence that it is lost, a sentence; empty if there is none."""
-        error, found = self._error, self._exit
+        """Evidence that the rank is lost, in one sentence; empty if there is none."""
+        error, ended = self._error, self._exit
         if error is not None:
-            said = f"{error.kind}: {shorten(plain(error.message), _LONGEST)}"
-            return "" if error.is_peer_loss else plain(said)
-        if found is not None and not found.by_launcher:
-            if found.signal:
-                return f"killed by {plain(found.signal)}"
-            if found.code:
-                return f"ended with exit code {found.code}"
+            message = f"{error.kind}: {shorten(plain(error.message), _MAX_MESSAGE)}"
+            return "" if error.is_peer_loss else plain(message)
+        if ended is not None and not ended.by_launcher:
+            if ended.signal:
+                return f"killed by {plain(ended.signal)}"
+            if ended.code:
+                return f"exited with code {ended.code}"
         return ""
 
     def is_gone(self) -> bool:
-        """Whether its process, which was seen alive here, has gone without a word."""
+        """Whether its process was seen alive on this machine and is gone without an error."""
         if self._process is None or self.has_ended or self._error or self._exit:
             return False
         alive = self._is_alive(self._process)
@@ -134,24 +134,24 @@ class RankWatch:
         return self._was_alive and alive is False
 
     def throttled(self) -> ThrottledRank | None:
-        """How often heat or hardware slowed its GPU down; None where it did not, or is unknown."""
+        """How often heat or hardware throttled its GPU; None if it did not, or if unknown."""
         known = [each for each in self._samples if each.throttle_reasons is not None]
         reasons = Counter(
             reason for each in known for reason in each.throttle_reasons or () if reason in HARMFUL
         )
         if len(known) < LEAST_SAMPLES or not reasons:
             return None
-        struck = sum(not HARMFUL.isdisjoint(each.throttle_reasons or ()) for each in known)
+        num_throttled = sum(not HARMFUL.isdisjoint(each.throttle_reasons or ()) for each in known)
         return ThrottledRank(
             rank=self.rank,
-            throttled_ratio=struck / len(known),
+            throttled_ratio=num_throttled / len(known),
             reasons=tuple(reason for reason, _ in reasons.most_common()),
             sm_clock_mhz=known[-1].sm_clock_mhz,
         )
 
 
-def _why_untimed(said: RankFile) -> str:
-    for probe in said.probes:
+def _why_untimed(file: RankFile) -> str:
+    for probe in file.probes:
         if probe.name == TIMES:
-            return shorten(plain(probe.reason), _LONGEST)
+            return shorten(plain(probe.reason), _MAX_MESSAGE)
     return ""

@@ -1,4 +1,4 @@
-"""What a watcher knows of a job at one moment, and the alerts that it raises."""
+"""The report of a watcher on a job at one moment, and the alerts that it raises."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ JobState = Literal["waiting", "running", "stalled", "completed", "failed", "inte
 
 
 class Alert(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Something that began or ended, as it is delivered.
+    """A condition that began or ended, as it is delivered.
 
     Args:
         schema: ``distprof.alert/1``.
-        distprof_version: Version of the writer.
-        state: ``raised`` it began; ``cleared`` it ended.
-        kind: As ``--alert`` names it, for example ``slow-rank``.
-        message: One sentence.
-        ranks: Ranks that it is about; empty where it is about the job.
-        step: Last step known, None before the first.
+        distprof_version: Version of distprof that wrote it.
+        state: ``raised`` when the condition began; ``cleared`` when it ended.
+        kind: Name of the alert in ``--alert``, for example ``slow-rank``.
+        message: The alert in one sentence.
+        ranks: Affected ranks; empty if the alert concerns the whole job.
+        step: Last step known; None before the first.
         time_ns: When the watcher noticed, ns since the epoch.
         source: The run directory.
     """
@@ -56,12 +56,12 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     source: str
 
     def cleared(self, ranks: Collection[int], *, step: int | None, time_ns: int) -> Alert:
-        """The alert that it is over.
+        """The alert that says this condition has ended.
 
         Args:
-            ranks: For these of its ranks; none where it is about the job.
+            ranks: Ranks for which it ended; empty if the alert concerns the whole job.
             step: Last step known.
-            time_ns: When that was noticed, ns since the epoch.
+            time_ns: When the watcher noticed, ns since the epoch.
         """
         return msgspec.structs.replace(
             self,
@@ -74,7 +74,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def sentence_on(ranks: Collection[int], words: str) -> str:
-    """Who, and what of them; the job where there is no rank."""
+    """A message with its subject: the ranks, or the job if there are none."""
     who = capitalized(name_ranks(sorted(ranks))) if ranks else "The job"
     return f"{who}: {words}"
 
@@ -84,17 +84,18 @@ class LateRank(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     Args:
         rank: Global rank.
-        own_ns: Its own time per step, median of the window, ns. On GPU ranks at least this, with
-            transfers.
-        late_ns: How much more that is than the median of its peers, median of the window, ns. On
-            GPU ranks at least this much.
+        own_ns: Its own time per step, median of the window, ns. On GPU ranks a lower bound that
+            includes transfers.
+        late_ns: Excess of its own time over the median of its peers, median of the window, ns. On
+            GPU ranks a lower bound.
         late_ratio: The same as a share of its peers' own time.
         num_above: Steps of the window in which it was above the limit.
-        is_slow: Whether they are enough to call it slow.
-        cause: ``no_cpu`` it waits for a CPU; ``input`` it waits for its data; ``more_work`` it runs
-            longer; most of the excess decides. On GPU ranks ``device`` where neither of the first
-            two explains half of it: the GPU works for longer, or its work is launched later.
-        late_most_ns: On GPU ranks, the most that ``late_ns`` can be; None where it is exact.
+        is_slow: Whether these are enough steps to call it slow.
+        cause: The largest part of the excess: ``no_cpu`` it waits for a CPU; ``input`` it waits for
+            its data; ``more_work`` it computes for longer. On GPU ranks ``device`` if neither of
+            the first two explains half of the excess: the GPU works for longer, or its work is
+            launched later.
+        late_most_ns: Upper bound of ``late_ns`` on GPU ranks; None if ``late_ns`` is exact.
     """
 
     rank: int
@@ -112,8 +113,8 @@ class LostRank(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     Args:
         rank: Global rank.
-        evidence: One sentence.
-        last_step: Last step that it completed, None before the first.
+        evidence: Evidence of the loss, one sentence.
+        last_step: Last step that it completed; None before the first.
     """
 
     rank: int
@@ -122,13 +123,13 @@ class LostRank(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class ThrottledRank(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A rank whose GPU is slowed down by heat or hardware.
+    """A rank whose GPU is throttled by heat or hardware.
 
     Args:
         rank: Global rank.
-        throttled_ratio: Share of the last samples in which it was.
-        reasons: NVML's names, most frequent first.
-        sm_clock_mhz: Clock in the last sample, None where unknown.
+        throttled_ratio: Share of the last samples in which it was throttled.
+        reasons: NVML's names of the reasons, most frequent first.
+        sm_clock_mhz: SM clock in the last sample, MHz; None if unknown.
     """
 
     rank: int
@@ -138,12 +139,12 @@ class ThrottledRank(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class MemoryOfRank(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The rank that uses most memory.
+    """The rank that uses the most memory.
 
     Args:
         rank: Global rank.
-        used_bytes: Bytes.
-        where: ``device``: held by tensors on the accelerator; ``process``: resident on the host.
+        used_bytes: Memory in use, bytes.
+        where: ``device``: held by tensors on the accelerator; ``process``: resident CPU memory.
     """
 
     rank: int
@@ -152,12 +153,12 @@ class MemoryOfRank(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class ProbeCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the always-on probes cost, measured by the job on blocks of steps without them.
+    """Overhead of the always-on probes, which the job measures on blocks of steps without them.
 
     Args:
-        ratio: Of the step without them; 0.01 is one percent. Medians over the ranks.
+        ratio: Overhead as a share of the step without probes, median over the ranks; 0.01 is 1 %.
         low: Lower end of the 95 % confidence interval.
-        high: Upper end.
+        high: Upper end of the interval.
         num_ranks: Ranks that measured it.
     """
 
@@ -172,33 +173,34 @@ class WatchReport(Displayed, msgspec.Struct, frozen=True, kw_only=True, forbid_u
 
     Args:
         schema: ``distprof.watch/1``.
-        distprof_version: Version of the writer.
+        distprof_version: Version of distprof that wrote it.
         source: The run directory.
-        time_ns: When it was looked at, ns since the epoch.
-        state: ``waiting`` for a first step; ``running``; ``stalled`` no rank has a new step for
-            long; or how the job ended.
-        world_size: Ranks of the job, None where unknown.
-        num_ranks: Ranks that have recorded something.
-        step: Last step that all ranks have reported, None before the first.
-        silent_ns: Since when no rank has reported a step, ns; None before the first.
-        step_ns: Median step of the window, ns.
-        usual_step_ns: Median of the job's own steps before the window; None while they are few.
-        tokens_per_s: Tokens of all ranks per second in the window; None where not reported.
-        own_ratio: Median own time as a share of the step; None where it is not known. On GPU ranks
-            at least this, and with transfers.
+        time_ns: When the watcher looked, ns since the epoch.
+        state: ``waiting`` for a first step; ``running``; ``stalled`` if no rank has completed a
+            step for long; or how the job ended.
+        world_size: World size of the job; None if unknown.
+        num_ranks: Number of ranks that have recorded data.
+        step: Last step that all ranks have reported; None before the first.
+        silent_ns: Time since a rank last reported a step, ns; None before the first.
+        step_ns: Median step time in the window, ns.
+        usual_step_ns: Median step time of the job before the window; None while there are too few
+            steps.
+        tokens_per_s: Tokens per second of all ranks in the window; None if not reported.
+        own_ratio: Median own time as a share of the step; None if unknown. On GPU ranks a lower
+            bound that includes transfers.
         input_ratio: Share of the step that ranks wait for input, median over steps and ranks.
-        input_rank: The rank that waits longest, if that is 1 % of the step and a fifth longer than
-            most; None otherwise.
-        late: Ranks that are slow, or were above the limit most often; most first, 8 at most.
+        input_rank: The rank that waits longest for input, if it waits for 1 % of the step or more
+            and 20 % longer than the median rank; None otherwise.
+        late: Slow ranks, then those most often above the limit; at most 8.
         lost: Ranks that ended or fell silent.
-        throttled: Ranks whose GPU is slowed down, 8 at most.
-        memory: The rank that uses most; None where unknown.
+        throttled: Ranks whose GPU is throttled, at most 8.
+        memory: The rank that uses the most memory; None if unknown.
         alerts: Alerts that are raised now.
-        unknown: What cannot be known here, one sentence each.
+        unknown: What is unknown and why, one sentence each.
         notes: Remarks on files, one sentence each.
-        own_known_from: What own time is known from: ``cpu`` the time of the training thread,
-            ``collectives`` the time of collectives on the GPU; None where it is not known.
-        probe_cost: What the always-on probes cost; None until it is measured, or where it is not.
+        own_known_from: Source of own time: ``cpu`` the CPU time of the training thread,
+            ``collectives`` the durations of collectives on the GPU; None if own time is unknown.
+        probe_cost: Overhead of the always-on probes; None if it has not been measured.
     """
 
     schema: str = WATCH_SCHEMA

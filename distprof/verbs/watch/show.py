@@ -37,7 +37,7 @@ _CAUSES = {
     "device": "works for longer on its GPU, or launches its work later",
 }
 
-_WHERE = {"device": "held by tensors on its GPU", "process": "resident on the host"}
+_WHERE = {"device": "held by tensors on the GPU", "process": "resident CPU memory"}
 
 _ENDED = {
     "completed": "The job has completed",
@@ -46,11 +46,11 @@ _ENDED = {
 }
 
 _MOST_LOST = 8
-_LEAST_SHARE = 0.05  # a lower bound below it says nothing
+_LEAST_SHARE = 0.05  # a lower bound below this says nothing
 
 
 def watch_verdict(report: WatchReport) -> str:
-    """What matters most now, one sentence."""
+    """The most important fact about the job now, in one sentence."""
     if report.lost:
         return f"{_after(report)} {_who_is_lost(report)}".lstrip()
     if _after(report):
@@ -60,12 +60,13 @@ def watch_verdict(report: WatchReport) -> str:
     slow = [late for late in report.late if late.is_slow]
     if slow:
         worst = max(slow, key=lambda late: late.late_ratio)
-        others = f", and {counted(len(slow) - 1, 'other rank')}" if len(slow) > 1 else ""
+        more = len(slow) - 1
+        others = f" {counted(more, 'other rank')} {'is' if more == 1 else 'are'} also slow."
         return (
             f"Rank {worst.rank} is late by {_at_least(worst)}{format_duration(worst.late_ns)} "
             "in each step, "
-            f"{format_ratio(worst.late_ratio)} of its peers' own time{others}; "
-            f"it {_CAUSES[worst.cause]}."
+            f"{format_ratio(worst.late_ratio)} of its peers' own time. "
+            f"It {_CAUSES[worst.cause]}.{others if more else ''}"
         )
     if report.alerts:
         return f"{report.alerts[0].message}."
@@ -73,15 +74,16 @@ def watch_verdict(report: WatchReport) -> str:
 
 
 def _not_proven(late: LateRank) -> str:
-    """That a rank is late more often than by chance, but not for long enough."""
+    """Says that a rank is late more often than by chance, but not in enough steps."""
     return (
         f"Rank {late.rank} may be slow: it was late in {late.num_above} of the last {WINDOW} "
-        f"steps, by {_at_least(late)}{format_duration(late.late_ns)} in the median; {ON} prove it."
+        f"steps, by a median of {_at_least(late)}{format_duration(late.late_ns)}. It counts as "
+        f"slow from {ON} late steps."
     )
 
 
 def _at_least(late: LateRank) -> str:
-    """The words before a lower bound; nothing before what is known exactly."""
+    """The words before a lower bound; empty if the lateness is exact."""
     return "" if late.late_most_ns is None else "at least "
 
 
@@ -92,9 +94,9 @@ def _who_is_lost(report: WatchReport) -> str:
 
 
 def _after(report: WatchReport) -> str:
-    """That it has ended, or stalls; empty while it runs."""
+    """Says that the job has ended or stalled; empty while it runs."""
     if report.state == "stalled":
-        return f"No rank has a new step for {format_duration(report.silent_ns)}."
+        return f"No rank has completed a step for {format_duration(report.silent_ns)}."
     if report.state not in _ENDED:
         return ""
     at = "" if report.step is None else f" after step {report.step:,}"
@@ -110,12 +112,12 @@ def _headline(report: WatchReport) -> str:
 
 
 def _speed(report: WatchReport) -> str:
-    """Steps per second, against the job's own past."""
+    """Steps per second, compared with earlier steps of the job."""
     if not report.step_ns:
         return ""
     text = f"{_rate(report.step_ns)}, {format_duration(report.step_ns)} per step"
     if not report.usual_step_ns:
-        return f"{text}; its own past is known after {2 * WINDOW} steps"
+        return f"{text}; compared with earlier steps after {2 * WINDOW} steps"
     change = report.step_ns / report.usual_step_ns - 1
     sign = "+" if change >= 0 else "−"
     changed = f"{sign}{format_ratio(abs(change))}"
@@ -130,15 +132,15 @@ def _facts(report: WatchReport) -> TableView:
     memory = report.memory
     shares = "" if report.own_ratio is None else f"{format_ratio(report.own_ratio)} of the step"
     if report.own_ratio is not None and report.own_known_from == "collectives":
-        shares = f"at least {shares}, from the time of collectives on the GPU"
+        shares = f"at least {shares}, from the durations of collectives on the GPU"
         shares = shares if report.own_ratio >= _LEAST_SHARE else ""
     waits = "" if report.input_ratio is None else f"{format_ratio(report.input_ratio)} of the step"
     if waits and report.input_rank is not None:
         waits += f", longest on rank {report.input_rank}"
     used = ""
     if memory is not None:
-        place = f"{_WHERE[memory.where]} of rank {memory.rank}"
-        used = f"{format_bytes(memory.used_bytes)} {place}, the most of all ranks"
+        used = f"{format_bytes(memory.used_bytes)} on rank {memory.rank}, the most of all ranks"
+        used += f" ({_WHERE[memory.where]})"
     cost = report.probe_cost
     probes = ""
     if cost is not None:
@@ -169,7 +171,7 @@ def _tables(report: WatchReport) -> Iterator[TableView]:
         "Late ranks",
         _LATE_AT_LEAST if is_bound else _LATE,
         report.late,
-        caption=f"own time against peers, per step{', at least' if is_bound else ''}",
+        caption=f"own time compared with peers, per step{', at least' if is_bound else ''}",
     )
     if late is not None:
         yield late
@@ -205,7 +207,7 @@ _ALERTS = (
 
 def _more_lost(lost: tuple[LostRank, ...]) -> tuple[str, ...]:
     more = [each.rank for each in lost[_MOST_LOST:]]
-    return (f"And {name_ranks(more)}.",) if more else ()
+    return (f"Also lost: {name_ranks(more)}.",) if more else ()
 
 
 def _commands(report: WatchReport) -> tuple[tuple[str, str], ...]:
@@ -231,7 +233,7 @@ def _page(report: WatchReport, options: RenderOptions) -> Page:  # noqa: ARG001 
 
 
 def one_line(report: WatchReport) -> str:
-    """The job now, in one line of a log."""
+    """The current state of the job as one log line."""
     parts: list[str] = [report.state]
     if report.step is not None:
         parts.append(f"step {report.step:,}")

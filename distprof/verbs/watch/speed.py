@@ -1,8 +1,8 @@
-"""The law by which a job is called slower than its own past.
+"""The rule that calls a job slower than it was.
 
-A step counts if it takes longer than usual by more than a limit; usual is the median of the job's
-own earlier steps. What lasts for ``ON`` of ``WINDOW`` steps is reported. A job that stays slow
-becomes the new usual after half of ``PAST`` steps, and the alarm ends.
+A step counts if it exceeds the job's usual step time, the median of its earlier steps, by more than
+a limit. The job is slow if ``ON`` of the last ``WINDOW`` steps count. If it stays slow for half of
+``PAST`` steps, the slow step time becomes the usual one and the alarm ends.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ _RENEW_EVERY = 8  # steps
 
 
 class Lasting:
-    """One quantity of a job that lasts above a limit.
+    """Whether one quantity of a job stays above a limit.
 
     Attributes:
-        count: In how many of the last steps it was above.
-        is_on: Whether that is too many.
+        count: In how many of the last steps it was above the limit.
+        is_on: Whether these are too many.
     """
 
     def __init__(self) -> None:
         self._state = Persistence(1)
 
     def observe(self, is_above: bool) -> None:
-        """Take one step."""
+        """Add one step."""
         self._state.observe(np.array([is_above]))
 
     @property
     def count(self) -> int:
-        """In how many of the last steps it was above."""
+        """In how many of the last steps it was above the limit."""
         return int(self._state.counts[0])
 
     @property
     def is_on(self) -> bool:
-        """Whether that is too many."""
+        """Whether these are too many."""
         return bool(self._state.is_on[0])
 
 
@@ -51,7 +51,7 @@ class JobSpeed:
     """Whether a job is slower than it was.
 
     Args:
-        level: Of the usual step time, to be told about.
+        level: Excess to report, a share of the usual step time.
 
     Attributes:
         state: In how many steps it was slower.
@@ -67,7 +67,7 @@ class JobSpeed:
         self._num_steps = 0
 
     def observe(self, step_ns: int) -> None:
-        """Take one step: how long it took."""
+        """Add the duration of one step."""
         if len(self._recent) == WINDOW:
             self._past.append(self._recent[0])
         self._recent.append(step_ns)

@@ -1,6 +1,6 @@
-"""A job as its records tell it, look after look: what holds now, and the report on it.
+"""State of a watched job, updated from its records at each look, and the conditions that hold now.
 
-Time is a parameter, and nothing here reads a file: ``follow.py`` does both.
+Nothing here reads a clock or a file: ``follow.py`` does both.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from distprof.verbs.watch.waits import StepWaits, WaitTable, waits_of
 __all__ = ["JobWatch", "OwnTimes"]
 
 SETTLE: Final = 3
-"""First steps of a job, in which caches are cold."""
+"""Number of first steps that are ignored, because caches are cold."""
 
 STAGE: Final = "pp"
 
 LEAST_SILENCE_S: Final = 30.0
 LONGER_THAN_BEFORE: Final = 2.0
-"""A job that pauses for checkpoints or evaluation is stalled when it pauses twice as long."""
+"""A job that pauses for checkpoints or evaluation is stalled when a pause is twice as long."""
 
 BEHIND: Final = 3  # steps
 LEAST_BEHIND_S: Final = 10.0
@@ -43,14 +43,14 @@ _ENDED: Final[tuple[JobState, ...]] = ("completed", "failed", "interrupted")
 
 
 class OwnTimes(NamedTuple):
-    """Own time of each rank in some steps, all of shape (steps, ranks); NaN where unknown.
+    """Own time of each rank in some steps, all of shape (steps, ranks); NaN if unknown.
 
     Args:
-        own_ns: Own time; on GPU ranks at least, transfers included.
-        late_ns: By how much it exceeds that of the peers; on GPU ranks at least.
-        late_most_ns: The same at most.
+        own_ns: Own time; on GPU ranks a lower bound that includes transfers.
+        late_ns: Excess over the own time of the peers; on GPU ranks a lower bound.
+        late_most_ns: Upper bound of ``late_ns``.
         excess: ``late_ns`` as a share of the peers' own time.
-        step_ns: Duration of the step, of a shape that divides them.
+        step_ns: Duration of the step, of a shape that broadcasts with the others.
     """
 
     own_ns: Floats
@@ -61,20 +61,20 @@ class OwnTimes(NamedTuple):
 
 
 class JobWatch:
-    """One job.
+    """State of one watched job.
 
     Args:
         source: The run directory, for messages.
         levels: Level of each kind of alert that is watched for.
 
     Attributes:
-        run: run.json, None while there is none.
-        ranks: What is known of each rank.
+        run: Content of run.json; None while there is none.
+        ranks: State of each rank.
         table: The last steps of all ranks.
-        waits: What GPU ranks recorded of their collectives, until all have reported a step.
+        waits: Collectives of GPU ranks in steps that not all ranks have reported yet.
         slow: Which ranks are slow.
-        speed: Whether the job is slower than its own past.
-        step: Last complete step, None before the first.
+        speed: Whether the job is slower than it was.
+        step: Last complete step; None before the first.
         notes: Remarks on files.
     """
 
@@ -102,12 +102,12 @@ class JobWatch:
         self._step_s = 0.0
 
     def take(self, added: Added, *, now_s: float, now_ns: int) -> list[Alert]:
-        """Take what was added to the run directory.
+        """Update the state with the records added to the run directory.
 
         Args:
-            added: Since the last call.
-            now_s: Seconds of a clock that never goes back.
-            now_ns: ns since the epoch.
+            added: Records added since the last call.
+            now_s: Current time on a monotonic clock, seconds.
+            now_ns: Current time, ns since the epoch.
 
         Returns:
             Alerts that began or ended.
@@ -116,11 +116,11 @@ class JobWatch:
             self._begin()
         if added.run is not None:
             self.run = added.run
-            self._know([entry.rank for entry in added.run.ranks[:MAX_RANKS]])
+            self._add_ranks([entry.rank for entry in added.run.ranks[:MAX_RANKS]])
             for entry in added.run.ranks[:MAX_RANKS]:
                 self.ranks[entry.rank].take_exit(entry.exit)
         self.notes = tuple(_remarks(added))
-        self._know([each.rank for each in added.ranks])
+        self._add_ranks([each.rank for each in added.ranks])
         for each in added.ranks:
             self.ranks[each.rank].take(each)
         self._take_steps(added.ranks, now_s, now_ns)
@@ -131,7 +131,7 @@ class JobWatch:
 
     @property
     def state(self) -> JobState:
-        """What the job does, apart from whether it stalls."""
+        """State of the job, which does not say whether it has stalled."""
         if self.run is not None and self.run.outcome in _ENDED:
             return self.run.outcome
         if self._are_all_known and all(not rank.can_report for rank in self.ranks.values()):
@@ -144,11 +144,11 @@ class JobWatch:
         return len(self.ranks) >= (size or 1)
 
     def silent_s(self, now_s: float) -> float | None:
-        """Seconds since a rank last had a new step; None before the first."""
+        """Seconds since a rank last completed a step; None before the first."""
         return None if self.progress_s is None else now_s - self.progress_s
 
     def is_stalled(self, now_s: float) -> bool:
-        """Whether no rank has had a new step for longer than this job ever paused before."""
+        """Whether no rank has completed a step for much longer than this job ever paused."""
         silent_s = self.silent_s(now_s)
         if silent_s is None or self.state in _ENDED:
             return False
@@ -156,25 +156,25 @@ class JobWatch:
         return silent_s > max(LEAST_SILENCE_S, times, LONGER_THAN_BEFORE * self._longest_gap_s)
 
     def losses(self, now_s: float) -> dict[int, str]:
-        """Lost ranks and the evidence, a sentence each."""
+        """Lost ranks, and one sentence of evidence for each."""
         if self.state in ("completed", "interrupted"):
             return {}
         failure = self.run.failure if self.run is not None else None
         if failure is not None and failure.rank is not None:  # the launcher knows who was first
             return {failure.rank: plain(failure.message).rstrip(".")}
-        found = {}
+        losses = {}
         for number, rank in sorted(self.ranks.items()):
             evidence = rank.loss or self._absence(rank, now_s)
             if evidence:
-                found[number] = evidence
-        return found
+                losses[number] = evidence
+        return losses
 
     def _absence(self, rank: RankWatch, now_s: float) -> str:
         """Evidence that a rank has gone or fallen silent."""
         if not rank.can_report:
             return ""
         if now_s - rank.seen_s >= 1.0 and rank.is_gone():
-            return "its process has gone"
+            return "its process is gone"
         newest = int(self.table.last_step.max(initial=-1))
         if rank.last_step is None or newest - rank.last_step < BEHIND:
             return ""
@@ -185,8 +185,8 @@ class JobWatch:
 
     # Steps ----------------------------------------------------------------------------------------
 
-    def _know(self, numbers: Sequence[int]) -> None:
-        """Watch these ranks too."""
+    def _add_ranks(self, numbers: Sequence[int]) -> None:
+        """Start to watch those of these ranks that are new."""
         for number in numbers:
             if number not in self.ranks:
                 self.ranks[number] = RankWatch(number)
@@ -219,9 +219,9 @@ class JobWatch:
         self.progress_s = now_s
 
     def _begins_again(self, record: StepRecord, number: int) -> bool:
-        """Whether the rank counts from the start again, as after a restart in the same directory.
+        """Whether the rank repeats step numbers, as after a restart in the same directory.
 
-        Most ranks must do so, before what is known of the job is forgotten.
+        The state of the job is reset only when most ranks do so.
         """
         rank = self.ranks[number]
         is_earlier = rank.last_step is not None and 0 <= record.step <= rank.last_step
@@ -234,7 +234,7 @@ class JobWatch:
         for number, rank in kept.items():
             rank.begin_again()
             self.ranks[number] = rank
-        self._know(list(kept))
+        self._add_ranks(list(kept))
 
     def _living(self) -> NDArray[np.bool_]:
         return np.array(
@@ -242,7 +242,7 @@ class JobWatch:
         )
 
     def _judge(self, step: int) -> None:
-        """Take a complete step into account."""
+        """Update speed, lateness and input with a complete step."""
         self.step = step
         durations = self.table.of("step_ns", [step])[0]
         step_ns = float(np.nanmedian(durations))
@@ -258,7 +258,7 @@ class JobWatch:
         self.waiting.observe(share > self.levels.get("input", 1.0))
 
     def _take_waits(self, ranks: tuple[RankAdded, ...]) -> None:
-        """Take what collectives took on GPUs, and judge the steps that all have reported."""
+        """Add durations of collectives on GPUs, and judge the steps that all ranks reported."""
         for each in ranks:
             is_on_gpu = self.ranks[each.rank].device != "cpu"
             for record in each.collectives if is_on_gpu else ():
@@ -286,10 +286,11 @@ class JobWatch:
         self._waited.append(OwnTimes(own, late, late_most, excess, np.array([step_ns])))
 
     def _usual_duration_ns(self) -> float:
-        """Mean of the last steps without the longest.
+        """Mean duration of the last steps without the longest.
 
-        Not that of one step: a CPU that runs ahead of its GPU waits for it only now and then, so
-        that single steps are short or long, and right in the mean. The longest may be a checkpoint.
+        A single step will not do: a CPU that runs ahead of its GPU waits for it only now and then,
+        so single steps are too short or too long and only their mean is right. The longest may
+        contain a checkpoint.
         """
         durations = sorted(self._durations_ns)
         return float(np.mean(durations[:-1] or durations))
@@ -298,8 +299,8 @@ class JobWatch:
         """Own time of all ranks in the last steps.
 
         Args:
-            steps: The last complete ones, for CPU ranks. Collectives of GPU ranks are known a few
-                seconds later, and then of other steps.
+            steps: The last complete steps. They apply to CPU ranks only: collectives of GPU ranks
+                arrive a few seconds later, so theirs are the last steps with all collectives.
         """
         if self.waits.ranks:
             sizes = (*[len(self.table.ranks)] * 4, 1)
@@ -311,16 +312,16 @@ class JobWatch:
         return OwnTimes(own, late, late, own / peers - 1, self.table.of("step_ns", steps))
 
     def _own_of_cpus(self, steps: list[int]) -> Floats:
-        """Own time of each CPU rank in these steps, ns; NaN where it is not known.
+        """Own time of each CPU rank in these steps, ns; NaN if unknown.
 
-        On GPU ranks, the CPU's time says nothing of the device's.
+        NaN for GPU ranks too, because CPU time says nothing about GPU time.
         """
         own = self.table.own(steps)
         own[:, [self.ranks[number].device != "cpu" for number in self.table.ranks]] = np.nan
         return own
 
     def groups(self) -> NDArray[np.int64]:
-        """Pipeline stage of each rank: ranks of other stages have other work."""
+        """Pipeline stage of each rank: ranks of different stages do different work."""
         stages = [self.ranks[number].coordinates.get(STAGE, 0) for number in self.table.ranks]
         return np.array(stages, dtype=np.int64)
 
@@ -343,16 +344,17 @@ class JobWatch:
         if not columns:
             return Condition(frozenset(), "")
         worst = format_ratio(float(np.nanmax(self.slow.typical_excess(columns))))
-        words = f"own time is {'up to ' if len(columns) > 1 else ''}{worst} above that of the peers"
+        up_to = "up to " if len(columns) > 1 else ""
+        words = f"own time is {up_to}{worst} above that of the peers"
         if self.waits.ranks:
-            most = "most by" if len(columns) > 1 else "by"
-            words = f"own time is above that of the peers, {most} at least {worst}"
+            at_least = "by at least" if len(columns) == 1 else "on one of them by at least"
+            words = f"own time is above that of the peers, {at_least} {worst}"
         return Condition(frozenset(self.table.ranks[column] for column in columns), words)
 
     def _slow_job(self) -> Condition:
         usual = format_duration(self.speed.usual_ns)
         now = format_duration(self._step_s * NS_PER_S)
-        words = f"steps take longer than before: {now}, and usually {usual}"
+        words = f"steps take longer than before: {now} instead of the usual {usual}"
         return _of_job(self.speed.state.is_on, words)
 
     def _lost(self, now_s: float) -> Condition:
@@ -360,7 +362,7 @@ class JobWatch:
         return Condition(frozenset(losses), "", losses)
 
     def _stalled(self, now_s: float) -> Condition:
-        words = f"no rank has a new step for {self.silent_s(now_s) or 0:.0f} s"
+        words = f"no rank has completed a step for {self.silent_s(now_s) or 0:.0f} s"
         return _of_job(self.is_stalled(now_s), words)
 
     def _input(self) -> Condition:
@@ -376,7 +378,7 @@ class JobWatch:
             for each in (rank.throttled() for rank in self.ranks.values())
             if each and each.throttled_ratio >= (level / 2 if each.rank in raised else level)
         )
-        return Condition(on, "heat or hardware slows the GPU down")
+        return Condition(on, "heat or hardware throttles the GPU")
 
     def _memory(self) -> Condition:
         level, raised = self.levels.get("memory", float("inf")), self._raised("memory")
@@ -393,7 +395,7 @@ class JobWatch:
 
 
 def _stacked(rows: Sequence[Floats], size: int) -> Floats:
-    """Steps below each other; ranks that came later are unknown before."""
+    """Stack the steps; ranks that were added later are NaN in earlier steps."""
     table: Floats = np.full((len(rows), size), np.nan)
     for number, row in enumerate(rows):
         table[number, : len(row)] = row
@@ -406,7 +408,7 @@ def _of_job(holds: bool, words: str) -> Condition:
 
 def _remarks(added: Added) -> Iterator[str]:
     if not added.is_there:
-        yield "The run directory is not there."
+        yield "The run directory does not exist."
     if added.num_bad_lines:
         yield f"Skipped {added.num_bad_lines:,} damaged lines."
     yield from (f"{problem}." for problem in added.problems[:3])

@@ -1,4 +1,4 @@
-"""The last steps of all ranks, side by side, as far as they have been reported."""
+"""The last steps of all ranks, as far as the ranks have reported them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from distprof.verbs.watch.lateness import WINDOW
 __all__ = ["CAPACITY", "FIELDS", "StepTable"]
 
 CAPACITY: Final = 128
-"""Steps that are held; ranks that are further behind have fallen silent."""
+"""Number of steps that are kept; ranks that are further behind count as silent."""
 
 PATIENCE_NS: Final = 5 * NS_PER_S
-"""A step is complete when all living ranks have reported it, or when most are this far on."""
+"""A step is complete when all living ranks have reported it, or most are this far past it."""
 
 FIELDS: Final = ("step_ns", "cpu_ns", "queue_ns", "asleep_ns", "input_ns", "tokens")
 
@@ -27,17 +27,17 @@ INPUT: Final = "input"
 
 _MOST_NS = 1 << 62
 _MOST_STEPS = 1 << 53
-_MOST_AHEAD = 100_000  # steps: a rank that claims more is wrong
+_MOST_AHEAD = 100_000  # steps: a rank that claims to be further ahead is wrong
 
 
 class StepTable:
-    """A ring of steps by ranks.
+    """A ring buffer of steps, with a column per rank.
 
     Attributes:
         ranks: Global rank of each column.
-        last_step: Last step that each column has reported, -1 before the first.
-        ended_ns: Its end by the rank's own clock, ns since the epoch; 0 before the first.
-        done: Steps that were returned as complete, the last ``WINDOW`` of them.
+        last_step: Last step that each column has reported; -1 before the first.
+        ended_ns: End of that step on the rank's own clock, ns since the epoch; 0 before the first.
+        done: The last ``WINDOW`` steps that were returned as complete.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class StepTable:
         self._next = 0
 
     def know(self, ranks: Sequence[int]) -> None:
-        """Make columns for ranks that have none."""
+        """Add columns for new ranks."""
         new = [rank for rank in ranks if rank not in self._column_of]
         if not new:
             return
@@ -65,11 +65,11 @@ class StepTable:
             self._values[name] = np.pad(values, ((0, 0), (0, len(new))), constant_values=np.nan)
 
     def column(self, rank: int) -> int:
-        """The column of a rank that is known."""
+        """The column of a rank."""
         return self._column_of[rank]
 
     def add(self, rank: int, record: StepRecord) -> None:
-        """Take one step of a rank that is known; one that is older than the ring is left out."""
+        """Add one step of a rank; steps older than the ring are ignored."""
         column, slot = self.column(rank), record.step % CAPACITY
         duration = record.end_ns - record.start_ns
         most = self._next + _MOST_AHEAD if self._next else _MOST_STEPS
@@ -101,15 +101,15 @@ class StepTable:
 
     @property
     def usual_end_ns(self) -> int:
-        """Where most ranks are: median end of their last steps, ns since the epoch; 0 for none."""
+        """Median end of the ranks' last steps, ns since the epoch; 0 if there are none."""
         known = self.ended_ns[self.ended_ns > 0]
         return int(np.median(known)) if known.size else 0
 
     def complete(self, living: NDArray[np.bool_]) -> Iterator[int]:
-        """Steps that are complete by now, ascending, each once.
+        """Steps that have become complete, in ascending order, each once.
 
         Args:
-            living: Columns of ranks that can still report.
+            living: Whether the rank of each column can still report.
         """
         newest, reached_ns = self._newest(int(living.sum())), self.usual_end_ns
         for step in range(max(self._next, newest - CAPACITY + 1), newest + 1):
@@ -125,23 +125,23 @@ class StepTable:
             self._next = step + 1
 
     def _newest(self, num_living: int) -> int:
-        """Newest step that most ranks have reported, -1 for none: one rank alone may be wrong."""
+        """Newest step that half of the ranks have reported, or -1: a single rank may be wrong."""
         reported = np.isfinite(self._values["step_ns"]).sum(axis=1)
         known = self._numbers[2 * reported >= max(num_living, 1)]
         return int(known.max(initial=-1))
 
     def is_traced(self, step: int) -> bool:
-        """Whether torch.profiler recorded the step on any rank; False once it is not held."""
+        """Whether torch.profiler recorded the step on any rank; False if it is no longer kept."""
         slot = step % CAPACITY
         return bool(self._numbers[slot] == step and self._is_traced[slot])
 
     def of(self, name: str, steps: Sequence[int]) -> NDArray[np.float64]:
-        """One of ``FIELDS`` in these steps, shape (steps, ranks); NaN where unknown."""
+        """One of ``FIELDS`` in these steps, shape (steps, ranks); NaN if unknown."""
         slots = [step % CAPACITY for step in steps]
         return self._values[name][slots].astype(np.float64)
 
     def own(self, steps: Sequence[int]) -> NDArray[np.float64]:
-        """Own time, ns: on a CPU, ready for one, or asleep for input; NaN where unknown."""
+        """Own time, ns: running on a CPU, waiting for one, or asleep for input; NaN if unknown."""
         cpu, queue = self.of("cpu_ns", steps), self.of("queue_ns", steps)
         return cpu + queue + self.of("asleep_ns", steps)
 

@@ -1,19 +1,20 @@
-"""How long each rank waits for others in a step, from the time of its collectives on the GPU.
+"""How long each rank waits for others in a step, from the durations of its collectives on the GPU.
 
-The members of a group leave an all-reduce, all-gather or reduce-scatter together, so the last one
-to arrive takes the shortest time in it, and every other one has waited for what it took longer.
-What that costs depends on what the GPU does meanwhile. If it computes (DDP's buckets), a rank that
-is early by 5 ms is early by 5 ms in each of ten buckets, and loses 5 ms in all. If it does nothing
-(tensor parallelism), ten such waits are 50 ms. The recorder does not say which it was, so both ends
-are kept: a rank has waited at least for the longest single wait, since its step ends when all
-gradients have arrived, and at most for the sum of all waits.
+The members of a group leave an all-reduce, all-gather or reduce-scatter together. The last one to
+arrive spends the least time in it, and the extra time of every other member is its wait. The cost
+of a wait depends on whether the GPU computes at the same time. If it does (buckets of DDP), a rank
+that is 5 ms early is 5 ms early in each of 10 buckets, and loses 5 ms in total. If it does not
+(tensor parallelism), 10 such waits cost 50 ms. The recorder does not show which case applies, so
+both bounds are kept. The lower bound is the longest single wait, because the step ends only when
+all gradients have arrived. The upper bound is the sum of all waits.
 
-A rank is late at least by as much as it arrives after the median of the others, in that collective
-where it is most, less what it may have waited itself: all of its waits in other groups, and in the
-same group what it waited more than others did before. So no rank is blamed that was kept waiting by
-another one in a second group, and no rank is excused because all had to wait for a third. This
-supposes that ranks run the same program, and that one that is late in the middle of a step is not
-faster than its peers in the rest of it, step after step.
+The lower bound of a rank's lateness is taken from the collective in which it arrives latest after
+the median of the others. Time that the rank may have waited itself is subtracted: all of its waits
+in other groups, and the part of its earlier waits in the same group that exceeds those of the other
+members. A rank that another rank delayed in a second group is therefore not blamed, and a rank is
+not excused because all of them waited for a third one. This assumes that ranks run the same
+program, and that a rank that is late in the middle of a step is not consistently faster than its
+peers in the rest of it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from distprof.verbs.watch.lateness import Floats, medians_of_others
 __all__ = ["CAPACITY", "StepWaits", "WaitTable", "arrivals", "waits_of"]
 
 CAPACITY: Final = 128
-"""Steps that may wait for ranks that have not reported them."""
+"""Number of steps that may be held until all ranks have reported them."""
 
 MESSAGES: Final = "messages"
 ALL: Final = "all"
@@ -38,18 +39,18 @@ _MOST_GROUPS = 1_000  # of a rank and step
 _MOST_PARTS = 64
 _MOST_NS = 1 << 53
 _MOST_STEPS = 1 << 53
-_MOST_AHEAD = 100_000  # steps: a rank that claims more is wrong
+_MOST_AHEAD = 100_000  # steps: a rank that claims to be further ahead is wrong
 
 
 class StepWaits(NamedTuple):
-    """What ranks waited for others in one step.
+    """Time that ranks waited for others in one step, each of shape (ranks,); NaN if unknown.
 
     Args:
-        step: Its number.
-        least_ns: They waited at least for this long, shape (ranks,); NaN where unknown.
-        most_ns: And at most for this long.
-        late_ns: How much later they arrive than others for a reason of their own, at least;
-            negative where that may be earlier.
+        step: Number of the step.
+        least_ns: Lower bound of the wait.
+        most_ns: Upper bound of the wait.
+        late_ns: Lower bound of the lateness that the rank itself caused; negative if it may have
+            arrived early.
     """
 
     step: int
@@ -59,10 +60,10 @@ class StepWaits(NamedTuple):
 
 
 class WaitTable:
-    """Steps that not all ranks have reported yet.
+    """Collectives of the steps that not all ranks have reported yet.
 
     Attributes:
-        ranks: Ranks that have reported a step.
+        ranks: Ranks that have reported any step.
     """
 
     def __init__(self) -> None:
@@ -72,7 +73,7 @@ class WaitTable:
         self._next = 0
 
     def add(self, rank: int, record: CollectivesRecord) -> None:
-        """Take a step of a rank; one that was judged already is left out."""
+        """Add a step of a rank; steps that were already returned are ignored."""
         if not 0 <= record.step < (self._next + _MOST_AHEAD if self._next else _MOST_STEPS):
             return
         self.ranks.add(rank)
@@ -82,7 +83,7 @@ class WaitTable:
             self._steps.setdefault(record.step, {})[rank] = tuple(map(_bounded, groups))
 
     def complete(self, living: set[int]) -> Iterator[tuple[int, dict[int, tuple[GroupTimes, ...]]]]:
-        """Steps that are complete by now, ascending, each once.
+        """Steps that have become complete, in ascending order, each once.
 
         Args:
             living: Ranks that can still report.
@@ -97,7 +98,7 @@ class WaitTable:
 
 
 def _bounded(times: GroupTimes) -> GroupTimes:
-    """Without more than a probe writes."""
+    """Drop durations if there are more than a probe writes."""
     if len(times.total_ns) <= _MOST_PARTS and len(times.last_ns) <= _MOST_PARTS:
         return times
     return GroupTimes(group=times.group, kind=times.kind, num=times.num, num_untimed=times.num)
@@ -109,17 +110,18 @@ def waits_of(
     ranks: Sequence[int],
     stages: Mapping[int, int],
 ) -> StepWaits:
-    """What each rank waited for others in a step.
+    """Time that each rank waited for others in a step.
 
     Args:
-        step: Its number.
-        found: Rank to its groups.
-        ranks: Which rank each position of the result is about.
-        stages: Rank to its pipeline stage, where that is known.
+        step: Number of the step.
+        found: Groups of each rank.
+        ranks: Rank of each position in the result.
+        stages: Pipeline stage of each rank, if known.
 
     Returns:
-        NaN for ranks that reported nothing, and for members of groups whose waits are unknown
-        because an operation has no duration, a member did not report, or members differ.
+        The waits. They are NaN for ranks that reported nothing, and for members of a group if an
+        operation has no duration, a member did not report, or members recorded different
+        operations.
     """
     waits = _Waits(found)
     for rows in _by_group(found).values():
@@ -159,10 +161,10 @@ def _match(rows: Mapping[int, GroupTimes]) -> bool:
 
 
 class _Waits:
-    """Sums of one step."""
+    """Bounds of the waits of one step, summed over groups."""
 
     def __init__(self, found: Mapping[int, Sequence[GroupTimes]]) -> None:
-        # A rank without an operation that it shares with others says nothing of waiting
+        # A rank that shares no operation with others gives no evidence of waits
         known = {
             rank for rank, groups in found.items() if any(each.num_ranks != 1 for each in groups)
         }
@@ -171,7 +173,7 @@ class _Waits:
         self._after_others: dict[int, list[tuple[float, float]]] = {rank: [] for rank in known}
 
     def mark(self, ranks: Mapping[int, object], unknown: bool) -> None:
-        """Where unknown, forget these ranks."""
+        """Make the waits of these ranks unknown, if ``unknown`` is set."""
         for rank in ranks if unknown else ():
             self.least.pop(rank, None)
             self.most.pop(rank, None)
@@ -192,58 +194,60 @@ class _Waits:
                     self._after_others[rank].append((float(late_ns), float(all_ns)))
 
     def late(self) -> dict[int, float]:
-        """How much later than others a rank arrives for a reason of its own, at least."""
+        """Lower bound of the lateness that each rank itself caused."""
         return {
-            rank: max(late_ns - (self.most[rank] - waited_ns) for late_ns, waited_ns in found)
-            for rank, found in self._after_others.items()
-            if rank in self.most and found
+            rank: max(late_ns - (self.most[rank] - waited_ns) for late_ns, waited_ns in arrivals_ns)
+            for rank, arrivals_ns in self._after_others.items()
+            if rank in self.most and arrivals_ns
         }
 
     def of_messages(
         self, found: Mapping[int, Sequence[GroupTimes]], stages: Mapping[int, int]
     ) -> None:
-        """Add what ranks may have waited in messages beyond what all of their stage wait."""
+        """Add possible waits in messages, beyond the least time in messages of the same stage."""
         took = {
             rank: float(_waits_and_transfers([each for each in groups if each.kind == MESSAGES]))
             for rank, groups in found.items()
         }
         usual: dict[int, float] = {}
         for rank, stage in stages.items():
-            # One that did not report may have waited for nothing
+            # A rank that did not report may not have waited at all
             usual[stage] = min(usual.get(stage, np.inf), took.get(rank, 0.0))
         for rank in self.most:
             of_stage = usual[stages[rank]] if rank in stages else 0.0
             self.most[rank] += took[rank] - of_stage
 
     def column(self, values: Mapping[int, float], ranks: Sequence[int]) -> Floats:
-        """Values of these ranks, NaN where unknown."""
+        """Values of these ranks; NaN if unknown."""
         return np.array([values.get(rank, np.nan) for rank in ranks], dtype=np.float64)
 
 
 def arrivals(parts: Floats, single: Floats) -> Floats:
-    """How much later than others of a group each member arrives, where that is most.
+    """How much later than the others of its group each member arrives, in its latest arrival.
 
     Args:
         parts: Waits in each part of the step's collectives, in order, shape (members, parts).
-        single: Waits in the last collective of each part; equal to ``parts`` where each is one.
+        single: Waits in the last collective of each part; equal to ``parts`` if a part is a single
+            collective.
 
     Returns:
-        Shape (members,), less what a member waited more than others before it arrived.
+        Lateness, shape (members,), less the time that the member waited longer than others before
+        it arrived.
     """
     more = np.maximum(parts - medians_of_others(parts), 0.0)
-    # What was waited in a collective is no excuse for arriving late at it
+    # A wait in a collective does not excuse a late arrival at the same collective
     before = np.cumsum(more, axis=1) - np.where(parts == single, more, 0.0)
     late: Floats = (medians_of_others(single) - single - before).max(axis=1)
     return late
 
 
 def _waits_and_transfers(groups: Sequence[GroupTimes]) -> int:
-    """Time of all operations, ns."""
+    """Total duration of all operations, ns."""
     return sum(min(max(ns, 0), _MOST_NS) for each in groups for ns in each.total_ns)
 
 
 def _waits(durations_ns: Sequence[Sequence[int]]) -> Floats:
-    """How much longer each member took than the shortest, shape (members, operations)."""
+    """Excess of each duration over that of the fastest member, shape (members, operations)."""
     table = np.array(durations_ns, dtype=np.float64).clip(0, _MOST_NS)
     waits: Floats = table - table.min(axis=0)
     return waits

@@ -155,7 +155,7 @@ def test_a_headline_never_has_opposite_signs():
         "The second run is 45.0 % slower: 145 ns per step instead of 100 ns."
     )
     told = " ".join(comparison_sentences(found))
-    assert "Traced steps changed the other way (300 ns → 221 ns)" in told
+    assert "Traced steps changed in the opposite direction (300 ns → 221 ns)" in told
 
 
 def test_plain_and_traced_steps_are_in_separate_sentences():
@@ -171,14 +171,14 @@ def test_traced_steps_alone_name_the_part_in_the_verdict():
     first = side(step_ns=(300,) * 9, is_traced=True, parts=parts(300, computation_ns=250))
     second = side(step_ns=(400,) * 9, is_traced=True, parts=parts(400, computation_ns=345))
     verdict = comparison_verdict(changes(first, second))
-    assert verdict.endswith("; computation accounts for +95 ns of +100 ns.")
+    assert verdict.endswith(". Computation accounts for +95 ns of +100 ns.")
 
 
 def test_a_part_that_others_make_up_for_is_said_to_be():
     first = side(step_ns=(300,) * 9, is_traced=True, parts=parts(300, computation_ns=250))
     second = side(step_ns=(330,) * 9, is_traced=True, parts=parts(330, computation_ns=330))
     verdict = comparison_verdict(changes(first, second))
-    assert verdict.endswith("; computation takes +80 ns, other parts −50 ns.")
+    assert verdict.endswith(". Computation accounts for +80 ns, other parts for −50 ns.")
 
 
 def test_mixed_runs_compare_one_mean_traced_step_each_and_no_throughput():

@@ -241,7 +241,7 @@ def test_a_collector_that_is_absent_is_an_error_once_and_a_sentence_each_time(jo
 
         with pytest.raises(KeyboardInterrupt):
             send(away, collector.endpoint, 15, failed=told.append, sleep=nap)
-        assert told == [f"{collector.endpoint} took nothing"] * 2
+        assert told == [f"{collector.endpoint} did not accept data"] * 2
         assert naps == [15, 15]
     finally:
         collector._server = _Ended()

@@ -272,7 +272,7 @@ def test_two_ranks_by_hand(tmp_path):
 def test_a_wait_below_the_clocks_error_blames_no_rank(tmp_path):
     _, trace = exported(two_ranks(residual_ns=np.array([20, 300])), tmp_path)
     assert [s.name for s in of_rank(trace, 0)["collectives"]][1] == (
-        "waits, for less than the clock's error"
+        "wait shorter than the clock error"
     )
     assert "node node1, clock ±300 ns" in {one.track[0] for one in trace.slices}
 
@@ -360,7 +360,7 @@ def test_a_straggler_has_its_intervals(tmp_path):
     late = of_rank(trace, 3)["straggler"]
     steps = [one for one in late if one.name.startswith("persistent: ")]
     assert len(steps) == len(examined.run.window.steps)
-    waits = [one for one in late if one.name == "every other member waits for this rank"]
+    waits = [one for one in late if one.name == "all other members wait for this rank"]
     assert waits
     assert not any("straggler" in of_rank(trace, rank) for rank in (0, 1, 2))
     waiting = [s for s in of_rank(trace, 0)["collectives"] if s.name == "waits for rank 3"]

@@ -75,7 +75,9 @@ def test_a_job_whose_steps_have_stopped_hangs_though_the_dumps_show_nothing(
 ) -> None:
     found = job(tmp_path, dumps_s=95, stacks_s=95)
     assert found.state is HangState.STUCK
-    assert found.verdict.startswith("Stuck: no step has ended for 95.0 s after step 39; steps took")
+    assert found.verdict.startswith(
+        "Stuck: no step has completed for 95.0 s after step 39. Steps usually took"
+    )
     assert found.why == ("Ranks 0-1 are in average (train.py:40).",)
     assert found.operation is None
 
@@ -96,7 +98,7 @@ def test_a_job_that_completed_does_not_hang(tmp_path: Path) -> None:
 def test_stacks_from_before_a_later_step_are_not_used(tmp_path: Path) -> None:
     found = job(tmp_path, dumps_s=95, stacks_s=-1)
     assert found.stacks == ()
-    assert any("The stacks of ranks 0-1 are older" in note for note in found.notes)
+    assert any("The stacks of ranks 0-1 were taken before" in note for note in found.notes)
 
 
 def test_the_end_that_a_launcher_saw_shows_the_stop_too(tmp_path: Path) -> None:
@@ -106,8 +108,8 @@ def test_the_end_that_a_launcher_saw_shows_the_stop_too(tmp_path: Path) -> None:
     }
     found = job(tmp_path, dumps_s=-1, exits=ends)
     assert found.state is HangState.STUCK
-    assert "no step has ended for 200 s" in found.verdict
-    assert any("The dump of ranks 0-1 is older" in note for note in found.notes)
+    assert "no step has completed for 200 s" in found.verdict
+    assert any("The dumps of ranks 0-1 were written before" in note for note in found.notes)
 
 
 def test_a_rank_that_exited_while_the_other_went_on_is_named(tmp_path: Path) -> None:

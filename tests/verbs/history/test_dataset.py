@@ -274,7 +274,7 @@ def test_sql_reaches_nothing_but_the_table(tmp_path, sql):
     append(str(folder), [summary(1)])
     secret = tmp_path / "secret.csv"
     secret.write_text("a,b\n1,2\n")
-    with pytest.raises(InputError, match="SQL of DuckDB"):
+    with pytest.raises(InputError, match="DuckDB SQL"):
         query(str(folder), sql.format(file=secret, folder=tmp_path))
     assert sorted(file.name for file in tmp_path.iterdir()) == ["history", "secret.csv"]
 

@@ -79,7 +79,7 @@ def test_a_link_that_leads_out_is_refused_itself_and_wherever_it_lies(place):
     with pytest.raises(InputError, match="leads out of it"):
         found(place, "run/rank0/more/trace.json")
     for name in ("run", ".", "run/rank0/trace.json"):
-        with pytest.raises(InputError, match="a link in it that leads out of the root"):
+        with pytest.raises(InputError, match="a link inside it that leads out of the root"):
             found(place, name)
 
 

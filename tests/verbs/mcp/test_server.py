@@ -126,14 +126,18 @@ def test_tools_are_said_to_read_only_and_describe_their_arguments(place):
 @pytest.mark.parametrize(
     ("name", "arguments", "said"),
     [
-        ("analyze", {"path": "absent"}, "absent: expected a path inside ROOT, found nothing of"),
+        (
+            "analyze",
+            {"path": "absent"},
+            "absent: expected a path inside ROOT, found no file or folder with",
+        ),
         ("analyze", {"path": "../secret"}, "found a path that leads out of it"),
         ("hang", {"path": "/etc"}, "found a path that leads out of it"),
         ("compare", {"first": "fast.json", "second": "s3://b/x"}, "found a URL; try: copy the"),
         ("analyze", {"path": "broken.json"}, "broken.json: expected "),
         ("explain_rule", {"rule": "nothing\n\x1b[31m"}, "no rule 'nothing"),
         ("list_findings", {"path": "slow.json", "severity": "fatal"}, "not one of info, warning"),
-        ("list_findings", {"path": "slow.json", "limit": 0}, "limit 1 to 50"),
+        ("list_findings", {"path": "slow.json", "limit": 0}, "limit from 1 to 50"),
         ("list_findings", {"path": "slow.json", "offset": -1}, "offset must be at least 0"),
     ],
 )

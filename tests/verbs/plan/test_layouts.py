@@ -36,7 +36,7 @@ def test_the_text_of_a_layout_leads_back_to_it(text):
     [
         ("tp=x", "tp must be a number"), ("tp=0", "tp must be a number"),
         ("tensor=8", "unknown key 'tensor'"), ("sharding=zero-4", "sharding must be one of"),
-        ("sharding=hsdp", "needs shards"), ("shards=8", "is for sharding=hsdp"),
+        ("sharding=hsdp", "needs shards"), ("shards=8", "works only with sharding=hsdp"),
         ("", "unknown key ''"),
     ],
 )  # fmt: skip

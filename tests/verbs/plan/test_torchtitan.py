@@ -155,7 +155,7 @@ def test_the_json_that_torchtitan_writes_is_the_resolved_configuration(tmp_path)
         ("--module ../../etc --config x", "--module ../../etc"),
         ("--module $MODEL --config x", "shell variables"),
         ("--config x", "does not name both --module and --config"),
-        ("--module llama3 --config endless", "returns no configuration"),
+        ("--module llama3 --config endless", "does not return a configuration"),
     ],
 )
 def test_what_cannot_be_resolved_is_said(checkout, text, found):
@@ -170,7 +170,7 @@ def test_a_registry_that_is_no_python_is_refused(checkout, capsys):
     for content in ("def (", "x = " + "(" * 50_000, "\0"):
         registry.write_text(content)
         assert main(["plan", "--lint", f"{registry}:llama3_8b"]) == 3
-        assert "no Python" in capsys.readouterr().err
+        assert "not valid Python" in capsys.readouterr().err
 
 
 def test_a_launch_is_linted(checkout, capsys):

@@ -37,7 +37,7 @@ def test_weak_scaling_of_the_formula_sheet():
     steps = {1: 100, 2: 100 / 0.95, 4: 100 / 0.925, 8: 100 / 0.9}
     result = analyze_scaling([run for n, ms in steps.items() for run in runs(n, ms)])
     assert result.mode == "weak"
-    assert "a rank has the same number of tokens" in result.how
+    assert "each rank processes the same number of tokens" in result.how
     assert efficiency(result) == pytest.approx({1: 1, 2: 0.95, 4: 0.925, 8: 0.9}, rel=1e-6)
     assert [size.ideal_step_ns for size in result.sizes] == pytest.approx([100 * MS] * 4, abs=9)
     assert result.sizes[3].speedup == pytest.approx(7.2)
@@ -51,7 +51,7 @@ def test_the_baseline_may_be_any_size():
     assert result.sizes[1].efficiency_low is None
     assert analyze_scaling(sweep).baseline_ranks == 2
     assert analyze_scaling(sweep, baseline_ranks=3).unavailable == (
-        "No run has 3 ranks, the requested baseline. Sizes are 2, 4, 8.",
+        "No run has 3 ranks, the requested baseline. The sizes are 2, 4, 8.",
     )
 
 
@@ -136,7 +136,7 @@ def test_of_a_single_run_the_steps_tell_and_it_is_said():
     two = result.sizes[1]
     assert not two.is_between_runs
     assert two.efficiency_low < two.efficiency < two.efficiency_high
-    assert any("A single run on 1 and 2 ranks" in why for why in result.unavailable)
+    assert any("only one run on 1 and 2 ranks" in why for why in result.unavailable)
     lone = [msgspec.structs.replace(run, step_ns=run.step_ns[:1]) for run in runs(4, 120)[:1]]
     assert analyze_scaling([*runs(1, 100)[:1], *lone]).sizes[1].efficiency_low is None
 
@@ -177,8 +177,8 @@ def test_too_few_sizes_for_a_law_is_a_sentence():
 @pytest.mark.parametrize(
     ("sweep", "why"),
     [
-        ([], "found no run with steps and a size"),
-        (runs(4, 100), "found only 4 ranks"),
+        ([], "Found: no run with steps and a size"),
+        (runs(4, 100), "Found: only 4 ranks"),
         ([*runs(1, 100, tokens=10), *runs(2, 100, tokens=15)], "neither constant nor proportional"),
         ([*runs(1, 100, tokens=0), *runs(2, 100, tokens=0)], "Choose --weak or --strong"),
         ([*runs(1, 100), *runs(1, 100, tokens=50), *runs(2, 100)], "differ in work"),
@@ -224,7 +224,7 @@ def test_parts_that_do_not_add_up_are_no_parts():
     broken = StepParts(**{**dict.fromkeys(StepParts.__struct_fields__, 0), "span_ns": 5})
     result = analyze_scaling([*runs(1, 100, parts(computation=1)), *runs(2, 100, broken)])
     assert result.sizes[1].losses == ()
-    assert "No traced parts on 2 ranks: the loss has no causes there." in result.unavailable
+    assert "No traced steps on 2 ranks: the causes of that loss are unknown." in result.unavailable
 
 
 def test_transfers_of_other_axes_are_not_blamed_on_a_small_batch():
@@ -240,7 +240,7 @@ def test_a_superlinear_strong_sweep_is_found_with_its_computation():
     finding = run_rules([analyze_scaling(sweep)]).findings[0]
     assert finding.code == "SCA105"
     assert "122 %" in finding.message
-    assert "computation of the same work is 18.4 % shorter there" in finding.message
+    assert "computation of the same work is 18.4 % shorter" in finding.message
 
 
 def test_the_result_survives_json():

@@ -212,9 +212,9 @@ def test_time_left_is_that_of_runs_of_the_same_size():
     ]
     sweep = msgspec.structs.replace(sweep_of(), runs=tuple(runs))
     told = []
-    running._teller(sweep, 3, told.append)(4.0)  # of the 10 s that the fourth run will take
+    running._reporter(sweep, 3, told.append)(4.0)  # of the 10 s that the fourth run will take
     assert told[0].left_s == pytest.approx(6 + 20 + 40)
-    running._teller(sweep, 3, told.append)(400.0)
+    running._reporter(sweep, 3, told.append)(400.0)
     assert told[1].left_s == pytest.approx(20 + 40)
 
 

@@ -118,7 +118,7 @@ def test_a_server_that_never_answers_is_not_waited_for(
     hook.codes += [0] * ATTEMPTS
     began = time.monotonic()
     courier = Courier({"it": Webhook(address(hook))}, lambda _: None, pause_s=0.01)
-    for _ in range(deliver.MOST_WAITING + 10):
+    for _ in range(deliver.MAX_QUEUED + 10):
         courier.send(alert())
     assert time.monotonic() - began < 5
     assert courier.num_lost >= 9
@@ -146,7 +146,7 @@ def test_a_command_gets_the_alert_on_its_input_and_no_shell(tmp_path: Path) -> N
 
 def test_a_command_that_fails_or_cannot_start_is_said() -> None:
     _, said = sent(Command(f"'{sys.executable}' -c 'raise SystemExit(3)'"), alert())
-    assert said == ["An alert was not delivered: slow-rank to it: it ended with code 3."]
+    assert said == ["An alert was not delivered: slow-rank to it: the command exited with code 3."]
     _, said = sent(Command("/no/such/program"), alert())
     assert "cannot be started: No such file" in said[0]
 
@@ -158,7 +158,8 @@ def test_a_command_that_hangs_is_killed_with_its_children(
     monkeypatch.setattr(deliver, "ATTEMPTS", 1)
     _, said = sent(Command("sh -c 'sleep 60 & wait'"), alert())
     assert said == [
-        "An alert was not delivered: slow-rank to it: it did not end within 0.5 s and was killed."
+        "An alert was not delivered: slow-rank to it: the command did not finish within 0.5 s and "
+        "was killed."
     ]
 
 
@@ -186,7 +187,7 @@ def test_alerts_are_read(text: str, levels: dict[str, float]) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("slow", "no alert 'slow': choose from slow-rank"),
+        ("slow", "unknown alert 'slow': choose from slow-rank"),
         ("memory", "add a level, for example memory=64GB"),
         ("memory=5%", "'5%' cannot be read: expected a level such as 64GB"),
         ("slow-rank=0%", "cannot be read"),

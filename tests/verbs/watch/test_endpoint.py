@@ -148,9 +148,9 @@ def test_alerts_are_told_once_when_they_begin_and_when_they_end(board: Board) ->
 
 def test_levels_belong_to_the_watcher_that_measures() -> None:
     assert alert_kinds(["slow-rank, memory", "stalled"]) == ["slow-rank", "memory", "stalled"]
-    with pytest.raises(UsageError, match="levels belong to the watcher"):
+    with pytest.raises(UsageError, match="levels are set by the watcher"):
         alert_kinds(["slow-rank=5%"])
-    with pytest.raises(UsageError, match="no alert 'slow'"):
+    with pytest.raises(UsageError, match="unknown alert 'slow'"):
         alert_kinds(["slow"])
 
 
@@ -218,7 +218,7 @@ def test_no_redirect_is_followed(board: Board) -> None:
 
 
 def test_an_answer_without_end_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "MOST_BYTES", 100_000)
+    monkeypatch.setattr(endpoint, "MAX_BYTES", 100_000)
 
     def endless(visitor: BaseHTTPRequestHandler) -> None:
         try:
@@ -256,7 +256,7 @@ def test_visitors_that_say_nothing_shut_nobody_out_for_long(
     address = board.address.removeprefix("http://").split(":")
     silent = [
         socket.create_connection((address[0], int(address[1])))
-        for _ in range(board_module.MOST_VISITORS + 8)
+        for _ in range(board_module.MAX_CLIENTS + 8)
     ]
     until = time.monotonic() + 60
     while time.monotonic() < until:

@@ -20,8 +20,8 @@ def text(report, width: int) -> str:
 def test_the_page_says_first_who_is_late_by_how_much_and_why() -> None:
     lines = text(running(), 100).splitlines()
     assert lines[0] == (
-        "Rank 2 is late by 16.0 ms in each step, 20.0 % of its peers' own time; "
-        "it computes for longer."
+        "Rank 2 is late by 16.0 ms in each step, 20.0 % of its peers' own time. "
+        "It computes for longer."
     )
     page = "\n".join(lines)
     assert "10 steps/s, 100 ms per step; before: 100 ms (+0 %)" in page
@@ -60,10 +60,10 @@ def test_what_is_known_between_bounds_is_called_so() -> None:
     report = on_gpus()
     page = text(report, 100)
     assert page.startswith(
-        "Rank 2 is late by at least 12.0 ms in each step, 11.9 % of its peers' own time; it works"
+        "Rank 2 is late by at least 12.0 ms in each step, 11.9 % of its peers' own time. It works"
     )
-    assert "at least 80.5 % of the step, from the time of collectives on the GPU" in page
-    assert "own time against peers, per step, at least" in page
+    assert "at least 80.5 % of the step, from the durations of collectives on the GPU" in page
+    assert "own time compared with peers, per step, at least" in page
     assert "at most" in page
     assert "late 2 (at least +11.9 %)" in one_line(report)
     assert one_line(report).endswith("ALERT slow-rank")
@@ -74,8 +74,8 @@ def test_what_is_known_between_bounds_is_called_so() -> None:
 def test_a_rank_that_is_late_but_not_for_long_enough_is_no_silence() -> None:
     (late,) = (replace(late, is_slow=False, num_above=20) for late in running().late)
     assert watch_verdict(replace(running(), alerts=(), late=(late,))) == (
-        "Rank 2 may be slow: it was late in 20 of the last 40 steps, by 16.0 ms in the median; "
-        "26 prove it."
+        "Rank 2 may be slow: it was late in 20 of the last 40 steps, by a median of 16.0 ms. It "
+        "counts as slow from 26 late steps."
     )
 
 
@@ -99,8 +99,10 @@ def test_the_verdict_of_each_state() -> None:
     lost = (LostRank(rank=1, evidence="killed by SIGKILL"),)
     assert verdict(lost=lost) == "Rank 1 is lost: killed by SIGKILL."
     stalled = verdict(lost=lost, state="stalled", silent_ns=31 * 10**9)
-    assert stalled == "No rank has a new step for 31.0 s. Rank 1 is lost: killed by SIGKILL."
+    assert stalled == "No rank has completed a step for 31.0 s. Rank 1 is lost: killed by SIGKILL."
     playing.steps(0, 20)
     assert verdict() == "Nothing stands out."
     assert verdict(state="completed") == "The job has completed after step 19."
-    assert verdict(state="stalled", silent_ns=31 * 10**9) == "No rank has a new step for 31.0 s."
+    assert (
+        verdict(state="stalled", silent_ns=31 * 10**9) == "No rank has completed a step for 31.0 s."
+    )

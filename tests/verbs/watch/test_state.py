@@ -94,7 +94,7 @@ def test_on_gpus_own_time_is_said_to_be_unknown() -> None:
     assert found.own_ratio is None
     assert found.own_known_from is None
     assert found.unknown == (
-        "Own time of ranks 0-3 is not known: the time of their collectives is not recorded.",
+        "Own time of ranks 0-3 is unknown: the durations of their collectives are not recorded.",
     )
 
 
@@ -116,14 +116,17 @@ def test_a_slower_job_is_told_by_its_own_past() -> None:
     playing.steps(0, 150)
     (alert,) = playing.steps(150, 200, step_ms=130.0)
     assert (alert.kind, alert.ranks) == ("slow-job", ())
-    assert alert.message == "The job: steps take longer than before: 130 ms, and usually 100 ms"
+    assert (
+        alert.message
+        == "The job: steps take longer than before: 130 ms instead of the usual 100 ms"
+    )
 
 
 @pytest.mark.parametrize(
     ("added", "evidence"),
     [
         ({"exit": ExitFile(signal="SIGKILL")}, "killed by SIGKILL"),
-        ({"exit": ExitFile(code=3)}, "ended with exit code 3"),
+        ({"exit": ExitFile(code=3)}, "exited with code 3"),
         (
             {
                 "error": ErrorFile(
@@ -151,7 +154,7 @@ def test_each_loss_is_told_with_its_own_evidence() -> None:
     second = playing.look(ranks=[RankAdded(rank=2, exit=ExitFile(code=7))])
     assert [alert.message for alert in first + second] == [
         "Rank 1: killed by SIGKILL",
-        "Rank 2: ended with exit code 7",
+        "Rank 2: exited with code 7",
     ]
     assert [alert.message for alert in report(playing).alerts] == ["Ranks 1-2: killed by SIGKILL"]
 
@@ -249,7 +252,7 @@ def test_a_job_stalls_when_it_pauses_longer_than_ever_before() -> None:
     assert playing.look(after_s=28) == []
     (alert,) = playing.look(after_s=3)
     assert (alert.state, alert.kind, alert.message) == (
-        "raised", "stalled", "The job: no rank has a new step for 31 s",
+        "raised", "stalled", "The job: no rank has completed a step for 31 s",
     )  # fmt: skip
     assert report(playing).state == "stalled"
     assert [alert.state for alert in playing.steps(10, 11)] == ["cleared"]

@@ -135,9 +135,9 @@ def test_in_one_tensor_parallel_group_the_bounds_are_far_apart_and_said() -> Non
     job = Trained(4).train(60, lambda _: tensor_parallel(4, 1, slow(1, 1.2)))
     assert job.named == set()
     assert job.report.unknown == (
-        "Lateness is known to within 15.2 % of the step only: waits in single collectives may"
-        " overlap with computation. Rank 1 waits least for others: if one is slow, it is likely to"
-        " be this one.",
+        "Lateness is known only to within 15.2 % of the step: waits in some collectives may overlap"
+        " with computation. Rank 1 waits least for others: if any rank is slow, it is probably this"
+        " one.",
     )
 
 
@@ -193,9 +193,9 @@ def test_who_shares_a_group_with_a_rank_without_timing_is_unknown() -> None:
     own = job.playing.job.own_times([])
     assert np.isfinite(own.own_ns[-1]).tolist() == [True, False, False, False]
     assert job.report.unknown == (
-        "Own time of rank 3 is not known: the time of their collectives is not recorded.",
-        "Own time of ranks 1-2 is not known: some of their collectives have no duration, or not all"
-        " members of their groups recorded them.",
+        "Own time of rank 3 is unknown: the durations of their collectives are not recorded.",
+        "Own time of ranks 1-2 is unknown: some of their collectives have no duration, or were not"
+        " recorded by all members of the group.",
     )
 
 

@@ -1,1 +1,1 @@
-"""Rules on plan."""
+"""Rules on planned layouts."""

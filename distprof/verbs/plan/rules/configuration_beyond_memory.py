@@ -1,17 +1,17 @@
 """# configuration-beyond-memory
 
 ## What it detects
-Weights, gradients, optimizer state and activations of a layout take more memory than a GPU has.
+Weights, gradients, optimizer state and activations of a layout take more memory than a GPU may use.
 
 ## Why it costs time
-The job runs out of memory in the first step, or later if only a long sequence needs too much.
+The job runs out of memory in the first step, or later if only long sequences need too much.
 
 ## Evidence needed
 A configuration that `distprof plan --lint` reads, the number of GPUs, and the model's shape (from
 the file or the command line). Layouts that cannot run for another reason are not judged.
 
 ## How the cost is computed
-It is not: the job would not start, so no step loses time. The finding is *modelled*.
+No cost is computed: the job would not run, so no step loses time. The finding is *modelled*.
 
 ## How to fix
 If the state alone does not fit, shard it (zero-1, FSDP), or divide the model by tp and pp. If the
@@ -51,7 +51,7 @@ def check(configuration: ConfigurationResult, limits: Limits) -> Iterator[Draft]
     yield Draft(
         message=(
             f"Does not fit: {format_bytes(memory.total_bytes)} per GPU, of which "
-            f"{format_bytes(state)} are state. Only {format_bytes(usable)} are usable."
+            f"{format_bytes(state)} are model state. Only {format_bytes(usable)} are usable."
         ),
         fix=_fix(configuration, state),
         confidence=Confidence.MODELLED,
@@ -63,5 +63,5 @@ def _fix(configuration: ConfigurationResult, state_bytes: int) -> str:
     if state_bytes <= configuration.usable_bytes:
         return "Use a smaller micro-batch, full recomputation, or more tp."
     if configuration.layout.sharding == "ddp":
-        return "Shard the state: zero-1, or fsdp."
+        return "Shard the state: use zero-1 or fsdp."
     return "Shard more of the state, or divide the model by tp and pp."

@@ -1,7 +1,7 @@
 """Rules on layouts that cannot or should not run: one row for each kind of objection.
 
-:func:`distprof.verbs.plan.layout.objections` finds objections. A row gives a kind its code, its
-page and its fix.
+:func:`distprof.verbs.plan.layout.objections` finds the objections. A row defines the code, the page
+and the fix of one kind.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ A configuration that `distprof plan --lint` reads, the number of GPUs, and the m
 the file or the command line).
 
 ## How the cost is computed
-It is not: the job would not start, so no step loses time. The finding is *modelled*.
+No cost is computed: the job would not start, so no step loses time. The finding is *modelled*.
 """
 """Sections that every page has unless it writes them itself."""
 
@@ -33,10 +33,10 @@ def _row(*, code: str, name: str, severity: Severity, kind: str, fix: str, page:
     Args:
         code: Code of the rule, never reused.
         name: Name of the problem.
-        severity: ``ERROR`` where the layout cannot run.
+        severity: ``ERROR`` if the layout cannot run.
         kind: Kind of objection in :func:`distprof.verbs.plan.layout.objections`.
-        fix: What to do.
-        page: Sections of the page, without those of ``_SHARED`` that apply.
+        fix: How to fix it.
+        page: Sections of the page; those in ``_SHARED`` may be left out.
     """
 
     def check(configuration: ConfigurationResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001 - all checks take limits
@@ -69,20 +69,20 @@ RULES = (
         name="ranks-not-all-used",
         severity=Severity.ERROR,
         kind="ranks do not add up",
-        fix="Choose degrees so that dp · tp · pp · cp is the number of GPUs.",
+        fix="Choose degrees whose product dp · tp · pp · cp is the number of GPUs.",
         page="""
 ## What it detects
 The product of the degrees of parallelism differs from the number of GPUs.
 
 ## Why it costs time
-The launcher refuses it, or starts ranks that belong to no group and hang in the first collective.
+The launcher rejects it, or starts ranks that belong to no group and hang in the first collective.
 
 ## How to fix
 Choose dp so that dp · tp · pp · cp is the number of GPUs. Most programs do this if you leave out
 the degree of data parallelism.
 
 ## When it is wrong
-Where the file is for another number of GPUs than you gave: `--gpus` overrides the file.
+If the file is for a different number of GPUs than you gave: `--gpus` overrides the file.
 
 ## Sources
 Formula sheet, "Choosing a strategy".
@@ -104,11 +104,11 @@ Each rank computes whole heads. If the heads do not divide evenly, the program s
 the model, after the job has waited for its GPUs.
 
 ## How to fix
-Choose a tp that divides the heads. With grouped queries, choose one that also divides the number of
-key/value heads, or is a multiple of it.
+Choose a tp that divides the heads. With grouped-query attention, choose one that also divides the
+number of key/value heads, or is a multiple of it.
 
 ## When it is wrong
-Where a program pads heads, or repeats key/value heads by itself.
+If the program pads heads, or repeats key/value heads by itself.
 
 ## Sources
 Formula sheet, "Choosing a strategy" (T divides heads) and "Anti-patterns".
@@ -119,29 +119,29 @@ Formula sheet, "Choosing a strategy" (T divides heads) and "Anti-patterns".
         name="tensor-parallelism-beyond-node",
         severity=Severity.WARNING,
         kind="tensor parallelism leaves the fast domain",
-        fix="Keep tp within a node; use pp or sharding across nodes.",
+        fix="Keep tp within a node, and use pp or sharding across nodes.",
         page="""
 ## What it detects
 Tensor-parallel groups extend beyond one domain of fast links.
 
 ## Why it costs time
 Tensor parallelism sends activations four times per layer and micro-batch, and computation waits
-each time. Over a network ten times slower than NVLink, most of the step is waiting.
+each time. Over a network ten times slower than NVLink, ranks wait for most of the step.
 
 ## Evidence needed
 A configuration that `distprof plan --lint` reads, the number of GPUs, and the model's shape (from
 the file or the command line). `--gpus-per-node` is the size of a fast domain.
 
 ## How the cost is computed
-The rule computes none: `distprof plan --layout` shows the exposed time of the tensor axis for this
+No cost is computed: `distprof plan --layout` shows the exposed time of the tensor axis for this
 layout and for others.
 
 ## How to fix
-Choose a tp that divides the number of GPUs in a node. If the model then does not fit, divide it by
-pipeline stages, or shard it across nodes.
+Choose a tp that divides the number of GPUs in a node. If the model then does not fit, divide it
+into pipeline stages, or shard it across nodes.
 
 ## When it is wrong
-Where the fast domain is larger than a node, as with NVL72: set `--gpus-per-node 72`.
+If the fast domain is larger than a node, as with NVL72: set `--gpus-per-node 72`.
 
 ## Sources
 Formula sheet, "Choosing a strategy" and "Anti-patterns" (TP across nodes).
@@ -164,7 +164,7 @@ Some stages would be empty. Programs refuse to start, or those ranks only forwar
 Use fewer pipeline ranks, or fewer stages per rank (interleaving).
 
 ## When it is wrong
-Where the program counts embedding and output as layers, two more stages can be filled.
+If the program counts embedding and output as layers: then two more stages can be filled.
 
 ## Sources
 Formula sheet, "Pipeline bubble".
@@ -182,20 +182,20 @@ Context parallelism leaves each rank fewer than 8,192 tokens of a sequence, or d
 sequence evenly.
 
 ## Why it costs time
-Blocks of keys and values travel around the ring while each rank computes attention with the block
-it has. With few tokens, that computation ends before the next block arrives, and the ring is
-exposed in every layer.
+Blocks of keys and values travel around the ring while each rank computes attention with its current
+block. With few tokens, this computation ends before the next block arrives, and the communication
+is exposed in every layer.
 
 ## How the cost is computed
-The rule computes none: `distprof plan --layout` shows the exposed time of the context axis for this
+No cost is computed: `distprof plan --layout` shows the exposed time of the context axis for this
 layout and for others.
 
 ## How to fix
-Use a smaller cp, or none. With short sequences, tensor parallelism within the node and sharding
-divide a model better.
+Use a smaller cp, or none. For short sequences, tensor parallelism within the node and sharding are
+better ways to divide a model.
 
 ## When it is wrong
-Where activations of a whole sequence do not fit without cp: then cp saves memory, not time.
+If the activations of a whole sequence do not fit without cp: then cp saves memory, not time.
 
 ## Sources
 Formula sheet, "Choosing a strategy" (context parallelism from 64 k tokens on).
@@ -206,7 +206,7 @@ Formula sheet, "Choosing a strategy" (context parallelism from 64 k tokens on).
         name="experts-not-divisible",
         severity=Severity.ERROR,
         kind="experts not divisible",
-        fix="Choose an ep that divides both experts and dp.",
+        fix="Choose an ep that divides both the number of experts and dp.",
         page="""
 ## What it detects
 The degree of expert parallelism does not divide the number of experts or of data-parallel ranks, or
@@ -220,7 +220,7 @@ these groups. Otherwise programs stop while they build the model.
 Choose an ep that divides both the number of experts per layer and dp.
 
 ## When it is wrong
-Where a program places redundant copies of experts: then the number of copies counts.
+If the program places redundant copies of experts: then the number of copies counts.
 
 ## Sources
 Formula sheet, "Mixture of experts".
@@ -243,7 +243,7 @@ No mesh of replicas × shards has this shape: the program stops while it builds 
 Choose shards that divide dp · cp. One shard per GPU of a node keeps all-gathers inside nodes.
 
 ## When it is wrong
-Hardly ever: no program that distprof reads has replicas of different sizes.
+Almost never: no program that distprof supports has replicas of different sizes.
 
 ## Sources
 Formula sheet, "Volume per training step" (HSDP).
@@ -255,7 +255,7 @@ Formula sheet, "Volume per training step" (HSDP).
         severity=Severity.ERROR,
         kind="batch not divisible",
         fix=(
-            "Make the batch a multiple of dp times the micro-batch; with fewer sequences than dp, "
+            "Make the batch a multiple of dp times the micro-batch. With fewer sequences than dp, "
             "use fewer data-parallel ranks."
         ),
         page="""
@@ -265,14 +265,14 @@ are data-parallel ranks.
 
 ## Why it costs time
 Ranks would have different numbers of micro-batches, or none, and wait for each other in every
-collective. Most programs refuse it.
+collective. Most programs reject it.
 
 ## How to fix
 Make the batch dp times the micro-batch times the number of micro-batches. If there are fewer
 sequences than data-parallel ranks, use fewer of these ranks and divide the model instead.
 
 ## When it is wrong
-Where the last micro-batch of a step may be smaller than the others.
+If the program accepts a last micro-batch that is smaller than the others.
 
 ## Sources
 Formula sheet, "Anti-patterns" (64 samples on 128 GPUs).
@@ -283,25 +283,25 @@ Formula sheet, "Anti-patterns" (64 samples on 128 GPUs).
         name="pipeline-hardly-filled",
         severity=Severity.WARNING,
         kind="too few micro-batches",
-        fix="Use 4 micro-batches per pipeline rank: a smaller micro-batch, or fewer stages.",
+        fix="Use 4 micro-batches per pipeline rank: reduce the micro-batch or the stages.",
         page="""
 ## What it detects
 A pipeline has fewer micro-batches per step than ranks.
 
 ## Why it costs time
-The stages never all work at the same time. With M micro-batches on P ranks, the bubble fraction is
-(P − 1)/(M + P − 1): at least half if M is below P.
+The stages are never all busy at the same time. With M micro-batches on P ranks, the bubble fraction
+is (P − 1)/(M + P − 1): at least half if M is below P.
 
 ## How the cost is computed
-The rule computes none: `distprof plan --layout` shows the time of the bubble for this layout and
-for others. For pipelines that are filled but mostly idle, `planned-bubble` reports the time.
+No cost is computed: `distprof plan --layout` shows the time of the bubble for this layout and for
+others. For pipelines that are filled but have a large bubble, `planned-bubble` reports the time.
 
 ## How to fix
-Use at least four micro-batches per rank: a smaller micro-batch, a larger batch, or fewer stages and
-more sharding.
+Use at least four micro-batches per rank: choose a smaller micro-batch, a larger batch, or fewer
+stages and more sharding.
 
 ## When it is wrong
-Where the model does not fit otherwise and the batch cannot grow.
+If the model does not fit otherwise and the batch cannot grow.
 
 ## Sources
 Formula sheet, "Pipeline bubble" and "Anti-patterns" (16 stages with 4 micro-batches).
@@ -319,8 +319,8 @@ The layout has several stages per rank, but the number of micro-batches is not a
 pipeline's ranks, or there is no pipeline.
 
 ## Why it costs time
-Interleaved schedules process micro-batches in groups, one per pipeline rank. Otherwise programs
-refuse to start.
+Interleaved schedules process micro-batches in groups of one per pipeline rank. Programs refuse to
+start if the groups do not come out even.
 
 ## How to fix
 Make the number of micro-batches a multiple of pp, or use one stage per rank.

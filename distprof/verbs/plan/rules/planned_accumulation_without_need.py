@@ -13,13 +13,14 @@ A configuration that `distprof plan --lint` reads, the number of GPUs, and the m
 the file or the command line). Layouts that cannot run for another reason are not judged.
 
 ## How the cost is computed
-It is not: the gain from larger matrices depends on kernels, which distprof does not model.
+No cost is computed: the gain from larger matrices depends on the kernels, which distprof does not
+model.
 
 ## How to fix
 Double the size of the micro-batches and halve their number.
 
 ## When it is wrong
-Where other things need the memory: occasional long sequences, evaluation, fragmentation.
+If the memory is needed for something else: occasional long sequences, evaluation, fragmentation.
 
 ## Sources
 Formula sheet, "Memory" and "Anti-patterns" (accumulation when the batch fits).

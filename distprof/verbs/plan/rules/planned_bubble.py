@@ -1,7 +1,7 @@
 """# planned-bubble
 
 ## What it detects
-A pipeline is filled, but its theoretical bubble fraction exceeds a tenth.
+A pipeline has enough micro-batches to fill it, but its theoretical bubble fraction exceeds 10 %.
 
 ## Why it costs time
 Stages are idle while the pipeline fills and drains. The bubble fraction is (P − 1)/(v · M + P − 1)

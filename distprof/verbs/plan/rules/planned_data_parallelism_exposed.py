@@ -1,26 +1,26 @@
 """# planned-data-parallelism-exposed
 
 ## What it detects
-Exposed transfers of gradients and sharded parameters take more than a fifth of the estimated step.
+Exposed transfers of gradients and sharded parameters take more than 20 % of the estimated step.
 
 ## Why it costs time
-Data-parallel communication overlaps with forward and backward of a micro-batch. With few tokens per
-rank, or a slow network, it takes longer than these, and the rest adds to the step.
+Data-parallel communication overlaps with the forward and backward of a micro-batch. With few tokens
+per rank, or a slow network, it takes longer than both, and the remainder adds to the step.
 
 ## Evidence needed
 A configuration that `distprof plan --lint` reads, the number of GPUs, and the model's shape (from
 the file or the command line). Layouts that cannot run for another reason are not judged.
 
 ## How the cost is computed
-Modelled: exposed time of the data-parallel axes in the estimated step, from the volumes and α-β
-times of the formula sheet.
+Modelled: exposed time of the data-parallel axes in the estimated step, from the volumes and the α-β
+model of the formula sheet.
 
 ## How to fix
 Use a larger batch, fewer data-parallel ranks (and more tp, pp or cp), accumulation, or hybrid
 sharding within nodes.
 
 ## When it is wrong
-Where links reach more than `--link-efficiency`, or gradients are compressed.
+If links reach more than `--link-efficiency`, or gradients are compressed.
 
 ## Sources
 Formula sheet, "Volume per training step", "Computation and communication".

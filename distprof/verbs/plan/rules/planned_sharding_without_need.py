@@ -1,25 +1,25 @@
 """# planned-sharding-without-need
 
 ## What it detects
-The job shards weights although the whole state fits into each GPU's memory.
+The job shards weights although the whole model state fits into the memory of each GPU.
 
 ## Why it costs time
-FSDP sends three times the model per micro-batch, DDP twice per step. That is 1.5 times as much, and
-forward and backward wait for it.
+FSDP sends three times the size of the model per micro-batch, DDP twice per step. That is at least
+1.5 times as much, and forward and backward may have to wait for it.
 
 ## Evidence needed
 A configuration that `distprof plan --lint` reads, the number of GPUs, and the model's shape (from
 the file or the command line). Layouts that cannot run for another reason are not judged.
 
 ## How the cost is computed
-It is not: communication that overlaps with computation costs no time. `distprof plan --layout`
-compares both.
+No cost is computed: communication that overlaps with computation costs no time. Compare both
+layouts with `distprof plan --layout`.
 
 ## How to fix
-Use DDP, or ZeRO-1 where the optimizer's state takes most of the memory.
+Use DDP, or ZeRO-1 if the optimizer state takes most of the memory.
 
 ## When it is wrong
-Where larger micro-batches or less recomputation need the memory.
+If larger micro-batches or less recomputation need the memory.
 
 ## Sources
 Formula sheet, "Volume per training step" and "Anti-patterns" (FSDP where DDP would fit).
@@ -48,7 +48,7 @@ def check(configuration: ConfigurationResult, limits: Limits) -> Iterator[Draft]
     if plain is None or plain > limits["room_ratio"] * configuration.usable_bytes:
         return
     yield Draft(
-        message="The job shards weights although the whole state fits.",
+        message="The job shards weights although the whole model state fits into each GPU.",
         fix="Use ddp or zero-1: they send a third less.",
         confidence=Confidence.MODELLED,
         evidence=("configuration.plain_bytes", "configuration.usable_bytes"),

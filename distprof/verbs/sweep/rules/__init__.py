@@ -1,1 +1,1 @@
-"""Rules on sweep."""
+"""Rules on sweeps."""

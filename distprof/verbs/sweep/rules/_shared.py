@@ -26,7 +26,7 @@ def larger_sizes(scaling: ScalingResult) -> list[ScalingSize]:
 
 
 def lowest(size: ScalingSize) -> float:
-    """Lower end of the efficiency's interval, or the efficiency where there is no interval."""
+    """Lower end of the interval of the efficiency, or the efficiency if there is no interval."""
     return size.efficiency if size.efficiency_low is None else size.efficiency_low
 
 

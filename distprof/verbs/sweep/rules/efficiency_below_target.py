@@ -1,8 +1,8 @@
 """# efficiency-below-target
 
 ## What it detects
-Each rank does less work as ranks are added, and efficiency falls below the target. Its whole
-interval is below the target too.
+Each rank does less work per time as ranks are added, and the efficiency falls below the target,
+with its whole 95 % interval.
 
 ## Why it costs time
 At an efficiency of 70 %, three of ten GPUs are wasted. The loss grows with every added rank, so a
@@ -13,15 +13,16 @@ Runs of at least two sizes. Repeats of each size determine the uncertainty of th
 Without repeats, the interval comes from the steps of one run.
 
 ## How the cost is computed
-The step at the largest such size, minus the time of the same work at the baseline's efficiency.
+The step at the largest size below the target, minus the time of the same work at the efficiency of
+the baseline.
 
 ## How to fix
 Start with the losses by cause, and with the findings of `distprof analyze` on the largest run.
 Strong scaling always has a limit. At the limit, use fewer ranks, or increase the batch with them.
 
 ## When it is wrong
-A baseline of one rank has no communication. If a single rank cannot train the model anyway, a
-baseline of one node is fairer.
+If the baseline is a single rank, which has no communication. If one rank cannot train the model
+anyway, a baseline of one node is fairer.
 
 ## Sources
 Formula sheet, "Scaling".
@@ -43,7 +44,7 @@ from distprof.verbs.sweep.rules._shared import between, larger_sizes
     severity=Severity.WARNING,
     since="0.1.0",
     needs=(ScalingResult,),
-    limits={"target_ratio": Limit(0.8, "efficiency over the baseline that is required")},
+    limits={"target_ratio": Limit(0.8, "required efficiency over the baseline")},
 )
 def check(scaling: ScalingResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding for the largest size below the target."""
@@ -56,16 +57,16 @@ def check(scaling: ScalingResult, limits: Limits) -> Iterator[Draft]:
     if not below:
         return
     worst = below[-1]
-    since = f"; it falls below the target at {below[0].num_ranks} ranks" if len(below) > 1 else ""
+    since = f" It falls below the target at {below[0].num_ranks} ranks." if len(below) > 1 else ""
     yield Draft(
         message=(
             f"{str(scaling.mode).capitalize()} scaling from {scaling.baseline_ranks} to"
-            f" {worst.num_ranks} ranks has an efficiency of {between(worst)}, below the"
-            f" {format_ratio(target)} target{since}."
+            f" {worst.num_ranks} ranks has an efficiency of {between(worst)}, below the target of"
+            f" {format_ratio(target)}.{since}"
         ),
         fix=(
-            "Reduce the largest of the losses by cause. Until then, use fewer ranks than"
-            f" {below[0].num_ranks}, or more work per rank."
+            "Reduce the largest of the losses by cause. Until then, use fewer than"
+            f" {below[0].num_ranks} ranks, or more work per rank."
         ),
         cost_ns_per_step=max(worst.lost_ns, 1),
         evidence=("scaling.sizes",),

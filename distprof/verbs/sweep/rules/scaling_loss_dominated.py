@@ -5,16 +5,16 @@ One cause accounts for most of the efficiency lost between the smallest and the 
 
 ## Why it costs time
 Efficiency drops when parts of a step grow while computation stays the same: exposed transfers,
-waiting for the slowest rank, bubbles, the CPU, input. If one of them is most of the loss, work on
-that one first.
+waits for the slowest rank, bubbles, CPU time, input. If one of them is most of the loss, work on
+it first.
 
 ## Evidence needed
 Traces of the baseline and of the largest size, in addition to steps without a profiler.
 
 ## How the cost is computed
 Each part of the traced step, scaled to the step without a profiler, minus the same part of the
-baseline for the same work. These differences add up to the lost time exactly, and the cost is that
-of the named cause. The scaling assumes that the profiler slows all parts equally.
+baseline for the same work. These differences add up to the lost time exactly. The cost is the
+difference of the named cause. The scaling assumes that the profiler slows all parts equally.
 
 ## How to fix
 - Exposed transfer: overlap it with compute, send fewer bytes, use faster links, shard inside a
@@ -26,8 +26,8 @@ of the named cause. The scaling assumes that the profiler slows all parts equall
 - Computation that grew: look for work that every rank repeats, and for smaller kernels.
 
 ## When it is wrong
-If the trace cannot separate waiting from transfer, the two are one cause. A profiler that slows
-launches extends the CPU's part more than others.
+If the trace cannot separate waiting from transfer: then the two count as one cause. If the profiler
+slows launches: then the CPU's part is too large.
 
 ## Sources
 Formula sheet, "Scaling" and "Measured from traces".
@@ -51,8 +51,9 @@ _FIXES = {
     "unsplit_comm_ns": "Record all ranks to separate waiting from transfer. Then overlap"
     " the transfer.",
     "host_ns": "Launch fewer and larger kernels, compile, and remove synchronisation.",
-    "input_ns": "Give the input more workers or prefetching: all ranks share its storage.",
-    "copy_ns": "Avoid copies between CPU and GPU that grow with ranks, or pin the memory.",
+    "input_ns": "Use more input workers or prefetching: all ranks share the storage.",
+    "copy_ns": "Avoid copies between CPU and GPU that grow with the number of ranks, or pin the"
+    " memory.",
     "computation_ns": "Look for work that every rank repeats, and for kernels that became too small"
     " to be efficient.",
     "other_ns": "Analyse the largest run alone: the cause of its idle time is unknown.",
@@ -65,8 +66,8 @@ _FIXES = {
     since="0.1.0",
     needs=(ScalingResult,),
     limits={
-        "lost_ratio": Limit(0.1, "share of the step that must be lost before its cause is named"),
-        "dominant_ratio": Limit(0.5, "share of the loss that one cause must have"),
+        "lost_ratio": Limit(0.1, "minimum share of the step that is lost"),
+        "dominant_ratio": Limit(0.5, "minimum share of the loss for the dominant cause"),
     },
 )
 def check(scaling: ScalingResult, limits: Limits) -> Iterator[Draft]:
@@ -91,7 +92,7 @@ def check(scaling: ScalingResult, limits: Limits) -> Iterator[Draft]:
         alone = f"{worst.cause} takes more than that, while other parts shrank"
     yield Draft(
         message=(
-            f"From {scaling.baseline_ranks} to {largest.num_ranks} ranks {format_ratio(lost)} of"
+            f"From {scaling.baseline_ranks} to {largest.num_ranks} ranks, {format_ratio(lost)} of"
             f" the step is lost ({format_duration(largest.lost_ns)} of"
             f" {format_duration(largest.step_ns)}), and {alone}"
             f" ({format_duration(worst.lost_ns)})."

@@ -5,8 +5,8 @@ In data-parallel training, each rank's batch is so small that a step transfers g
 than it computes, and part of the transfer is exposed.
 
 ## Why it costs time
-A step sends each gradient once, for any number of tokens. The transfer therefore stays the same
-while computation shrinks with the batch per rank. Below the critical batch, not even perfect
+A step sends each gradient once, whatever the number of tokens. The transfer therefore stays the
+same while computation shrinks with the batch per rank. Below the critical batch, not even perfect
 overlap can hide the transfer.
 
 ## Evidence needed
@@ -14,17 +14,18 @@ A trace of the largest size with both exposed and overlapped communication, and 
 must have data-parallel axes only, as the traffic of other axes grows with the batch.
 
 ## How the cost is computed
-Exposed transfers of one step. At the critical batch all of them could overlap with computation. The
-critical batch is the batch per rank times transfer time over computation time.
+The exposed transfers of one step. At the critical batch, all of them could overlap with
+computation. The critical batch is the batch per rank times transfer time over computation time.
 
 ## How to fix
 Give each rank more work per step: a larger batch, or micro-batches that accumulate gradients
-without reducing each time. Or use fewer ranks, gradients of half the size, or a faster network.
+without a reduction each time. Alternatively, use fewer ranks, gradients of half the size, or a
+faster network.
 
 ## When it is wrong
-Sharded weights are gathered once per micro-batch, so accumulation does not save all of the traffic.
-Small collectives are latency-bound: there, fewer and larger buckets help more.
-A larger batch may need other hyperparameters.
+If weights are sharded: they are gathered for every micro-batch, so accumulation does not save all
+of the traffic. If collectives are small and latency-bound: fewer and larger buckets help more. A
+larger batch may need different hyperparameters.
 
 ## Sources
 Formula sheet, "Computation and communication" (regimes, critical batch).
@@ -51,9 +52,7 @@ from distprof.verbs.sweep.rules._shared import larger_sizes
         "position_ratio": Limit(
             0.8, "computation over transfer time below which transfers limit the step"
         ),
-        "exposed_ratio": Limit(
-            0.1, "exposed transfer, as a share of the step, from which it is a finding"
-        ),
+        "exposed_ratio": Limit(0.1, "minimum exposed transfer, as a share of the step"),
     },
 )
 def check(scaling: ScalingResult, limits: Limits) -> Iterator[Draft]:
@@ -72,7 +71,7 @@ def check(scaling: ScalingResult, limits: Limits) -> Iterator[Draft]:
         return
     yield Draft(
         message=(
-            f"On {size.num_ranks} ranks a step computes for"
+            f"On {size.num_ranks} ranks, a step computes for"
             f" {format_duration(size.computation_ns)} and transfers for"
             f" {format_duration(size.transfer_ns)}, of which"
             f" {format_duration(size.exposed_transfer_ns)} are exposed: {_batch(size, scaling)}."
@@ -88,11 +87,11 @@ def check(scaling: ScalingResult, limits: Limits) -> Iterator[Draft]:
 
 
 def _batch(size: ScalingSize, scaling: ScalingResult) -> str:
-    """The batch compared with the critical batch; without units where work is unknown."""
+    """The batch compared with the critical batch; without units if the work is unknown."""
     assert size.computation_ns is not None
     assert size.transfer_ns is not None
     batch = (size.work_per_step or size.num_ranks) / size.num_ranks
     critical = critical_batch(batch, size.computation_ns, size.transfer_ns)
     if size.work_per_step is None:
         return f"the critical batch is {critical / batch:.3g} times that of a rank"
-    return f"{batch:,.0f} {scaling.unit} per rank are below the critical {critical:,.0f}"
+    return f"{batch:,.0f} {scaling.unit} per rank are below the critical batch of {critical:,.0f}"
