@@ -226,4 +226,4 @@ def test_a_full_disk_is_said_and_leaves_no_half_file(tmp_path):
 
 
 def test_the_constants_of_the_product_fit_the_age_in_these_tests():
-    assert cache._LONG_AGO_S < DAYS_S
+    assert cache._STALE_S < DAYS_S

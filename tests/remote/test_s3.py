@@ -261,7 +261,7 @@ def test_an_endless_answer_ends(s3):
     put(s3, "long", LONG)
     stored = stat("s3://bucket/long")
     s3.faults["/bucket/long"] = endless
-    with pytest.raises(StoreError, match="an answer that continues after"):
+    with pytest.raises(StoreError, match="a response that continues after"):
         read_all(stored)
 
 

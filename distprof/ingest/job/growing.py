@@ -362,7 +362,7 @@ class _GrowingRank:
             "exit": self._exit.new,
             "process": lambda: _of_rank(self._process.new(), self._rank),
         }
-        return {name: read() for name, read in readers.items()}
+        return {name: latest() for name, latest in readers.items()}
 
 
 _Named = TypeVar("_Named", RankFile, ErrorFile, AttachFile)

@@ -20,7 +20,7 @@ from distprof.sections.idle.measure import HostPauses
 from distprof.sections.own_time import COMPUTATION, HOST, INPUT, OwnTime
 from distprof.sections.stragglers.computing import Work, why_it_computes_longer
 from distprof.sections.stragglers.result import SequenceImbalance
-from distprof.sections.stragglers.untraced import only_while_traced
+from distprof.sections.stragglers.untraced import CONFIRMS, only_while_traced
 from distprof.sections.telemetry.result import RankTelemetry, TelemetryResult, WindowSensors
 from distprof.terms import StragglerCause
 from distprof.units import format_duration, format_ratio
@@ -381,18 +381,22 @@ def _only_while_traced(
 ) -> Cause | None:
     """Tracing as the cause, if the rank's thread runs no longer than usual in untraced steps.
 
-    A single late step is too few to decide.
+    A single late step is too few to decide. CPU times of untraced steps are evidence only if those
+    of the late steps show the excess: a rank whose kernels sleep is late without using a CPU.
     """
     ran = evidence.recorded("cpu_ns", late.steps)
     others = late.others(evidence.own_time)
     if ran is None or not others or len(late.steps) < 2:
+        return None
+    usual_ns = float(np.median(ran[others]))
+    if ran[late.position] - usual * usual_ns < CONFIRMS * longer_ns:
         return None
     rank = evidence.own_time.ranks[late.position]
     numbers = [step.step for step in evidence.analyses[rank].steps]
     num_steps = only_while_traced(
         [numbers[step] for step in late.steps if step < len(numbers)],
         numbers,
-        longer_ns / max(float(np.median(ran[others])), 1.0),
+        longer_ns / max(usual_ns, 1.0),
         evidence.pauses[rank],
         [evidence.pauses[evidence.own_time.ranks[other]] for other in others],
         usual,

@@ -126,4 +126,4 @@ def test_a_layer_that_nobody_used_is_left_out_and_said(tmp_path):
     path = written(tmp_path, {"layers": [[0, 0], [4, 2]]})
     moe = distprof.analyze(path, debug=True).moe
     assert [layer.layer for layer in moe.layers] == ["1"]
-    assert any("layer 0" in text for text in moe.unavailable)
+    assert any("Layer 0" in text for text in moe.unavailable)

@@ -272,6 +272,11 @@ def test_a_rank_that_computes_longer_only_while_it_is_traced_is_no_slow_device(u
     assert (late.rank, late.cause) == (1, cause)
 
 
+def test_cpu_times_say_nothing_of_kernels_that_sleep():
+    late = busy_machine((400, 560), (5, 5), cpu_ns=(40, 42), untraced_ns=(40, 42))
+    assert (late.rank, late.cause) == (1, StragglerCause.SLOW_DEVICE)
+
+
 @pytest.mark.parametrize(
     ("untraced_ns", "cause"),
     [

@@ -13,7 +13,7 @@ The traces themselves. At least one of them must hold the world size of the job
 (`distributedInfo.world_size`, PyTorch 1.9 and later).
 
 ## How the cost is computed
-No cost.
+No cost: it concerns the recording, not the job.
 
 ## How to fix
 Record every rank of at least one replica over the same steps, with the same schedule:

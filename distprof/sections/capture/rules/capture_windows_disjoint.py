@@ -11,7 +11,7 @@ these steps it is unknown which rank waited for which.
 At least two ranks. Either step numbers, or clocks that could be aligned.
 
 ## How the cost is computed
-No cost.
+No cost: it concerns the recording, not the job.
 
 ## How to fix
 Start the profiler at the same *step* on all ranks, not at a time of day or by a signal:
