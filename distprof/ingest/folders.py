@@ -30,7 +30,7 @@ _MAX_FILES = 256
 
 _MAX_NAMED = 4
 
-Found = tuple[Source[Any], str]
+SourceFile = tuple[Source[Any], str]
 """A kind of source, and a file or folder of that kind."""
 
 
@@ -76,24 +76,24 @@ def files_of_evidence(sources: Sequence[str]) -> list[str]:
     return paths
 
 
-def _one_of_each(source: str, sources: Sequence[Found]) -> list[Found]:
+def _one_of_each(source: str, sources: Sequence[SourceFile]) -> list[SourceFile]:
     """One file of each kind, in the order of kinds.
 
     Raises:
         InputError: If files of one kind are from several jobs.
     """
-    by_kind: dict[int, list[Found]] = {}
+    by_kind: dict[int, list[SourceFile]] = {}
     for one in sorted(sources, key=lambda one: (one[0].place, one[1])):
         by_kind.setdefault(one[0].place, []).append(one)
     return [_only_one(source, several) for several in by_kind.values()]
 
 
-def _sources_inside(source: str) -> list[Found]:
+def _sources_inside(source: str) -> list[SourceFile]:
     """Files and folders below a folder that are of a known kind."""
     root = Path(expanded(source))
     if "://" in source or not root.is_dir():
         return []
-    sources: list[Found] = []
+    sources: list[SourceFile] = []
     num_files = 0
     for parent, folders, names in os.walk(root):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -114,7 +114,7 @@ def _kind_of(path: str) -> Source[Any] | None:
     return next((kind for kind in known_sources() if kind.fits(path)), None)
 
 
-def _only_one(source: str, candidates: Sequence[Found]) -> Found:
+def _only_one(source: str, candidates: Sequence[SourceFile]) -> SourceFile:
     """The file to read, of several of one kind.
 
     Raises:

@@ -404,8 +404,8 @@ class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
         input: How it is fed.
         copies: Its copies by direction and kind of CPU memory.
         trains: Its consecutive reductions while nothing else runs.
-        row_hidden_ns: For each row of COLLECTIVES, the time that overlaps with computation.
-        row_begins_beside: For each row, whether computation runs while it begins.
+        row_overlapped_ns: For each row of COLLECTIVES, the time that overlaps with computation.
+        row_begins_overlapped: For each row, whether computation runs while it begins.
         row_among_kernels: For each row, whether it runs on a GPU stream that also computes; empty
             on a CPU.
         gradients: Gradient reductions; None if nothing marks DDP.
@@ -440,8 +440,8 @@ class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     input: RankInput = RankInput()
     copies: tuple[RankCopies, ...] = ()
     trains: tuple[RankTrain, ...] = ()
-    row_hidden_ns: Int64Array = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
-    row_begins_beside: NDArray[np.bool_] = msgspec.field(
+    row_overlapped_ns: Int64Array = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
+    row_begins_overlapped: NDArray[np.bool_] = msgspec.field(
         default_factory=lambda: np.empty(0, np.bool_)
     )
     row_among_kernels: NDArray[np.bool_] = msgspec.field(

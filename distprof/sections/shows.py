@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Declared",
-    "Told",
+    "VerdictText",
     "declared",
     "declared_in",
     "headline",
@@ -42,7 +42,7 @@ __all__ = [
 P = ParamSpec("P")
 T = TypeVar("T")
 
-Told: TypeAlias = "tuple[str, tuple[str, ...]] | None"
+VerdictText: TypeAlias = "tuple[str, tuple[str, ...]] | None"
 """A verdict's line and the numbers behind it; None if the report is on something else."""
 
 
@@ -78,7 +78,7 @@ def table(
     return lambda make: Declared("table", place, make)
 
 
-def verdict(*, place: int) -> Callable[[Callable[P, Told]], Declared[P, Told]]:
+def verdict(*, place: int) -> Callable[[Callable[P, VerdictText]], Declared[P, VerdictText]]:
     """Declare the verdict of a report without traces that show the parts of steps."""
     return lambda make: Declared("verdict", place, make)
 

@@ -38,7 +38,7 @@ from distprof.ingest.kineto.events import (
     texts_to_ns,
 )
 from distprof.ingest.kineto.framing import Boundary
-from distprof.ingest.kineto.native import Found, find_natively, with_codes
+from distprof.ingest.kineto.native import NativeResult, find_natively, with_codes
 from distprof.ingest.kineto.parsed import DROPPED, Symbols, SymbolTable
 from distprof.schema import ABSENT, Int64Array
 
@@ -328,7 +328,7 @@ def decode_events(data: bytes | bytearray, stop: int, state: DecodeState) -> Eve
     return decode_texts([bytes(text) for text in texts], state)
 
 
-def find_events(data: bytes | bytearray, stop: int, state: DecodeState) -> Found | None:
+def find_events(data: bytes | bytearray, stop: int, state: DecodeState) -> NativeResult | None:
     """The first half of :func:`decode_events`, done by the kernel, for :func:`columns_of`.
 
     Returns:
@@ -339,7 +339,7 @@ def find_events(data: bytes | bytearray, stop: int, state: DecodeState) -> Found
     return find_natively(data, stop, exact=state.exact, device_only=state.device_only)
 
 
-def columns_of(found: Found, state: DecodeState) -> EventColumns:
+def columns_of(found: NativeResult, state: DecodeState) -> EventColumns:
     """The second half of :func:`decode_events`, to be called chunk by chunk in order."""
     symbols = state.symbols
     chunk = with_codes(found, symbols)

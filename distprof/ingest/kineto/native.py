@@ -36,7 +36,7 @@ from distprof.ingest.kineto.events import (
 from distprof.ingest.kineto.parsed import SymbolTable, kind_of
 from distprof.kernel import kernel
 
-__all__ = ["Found", "NativeChunk", "find_natively", "with_codes"]
+__all__ = ["NativeChunk", "NativeResult", "find_natively", "with_codes"]
 
 _ALWAYS = ("name", "stream", "correlation", "device", "bytes", "grid", "Collective name")
 """Arguments in the order of ``enum Argument`` in ``native/chunk.hpp``."""
@@ -57,7 +57,7 @@ class NativeChunk(NamedTuple):
     num_clamped: int
 
 
-class Found(NamedTuple):
+class NativeResult(NamedTuple):
     """The kernel's result for a chunk; it holds no reference to the chunk.
 
     Args:
@@ -77,7 +77,7 @@ class Found(NamedTuple):
 
 def find_natively(
     data: bytes | bytearray, stop: int, *, exact: bool, device_only: bool
-) -> Found | None:
+) -> NativeResult | None:
     """The events in ``data[:stop]``; None if Python must read them.
 
     Args:
@@ -94,7 +94,7 @@ def find_natively(
         texts = [[as_text(DECODE_ANY(raw)) for raw in raws] for raws in found["comm"]["raw_texts"]]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
         return None
-    return Found(found, texts)
+    return NativeResult(found, texts)
 
 
 @cache
@@ -121,7 +121,7 @@ def _decoder(compiled: ModuleType) -> Any:
     )
 
 
-def with_codes(read: Found, symbols: SymbolTable) -> NativeChunk:
+def with_codes(read: NativeResult, symbols: SymbolTable) -> NativeChunk:
     """The columns with codes of the file's dictionaries, which grow."""
     found, texts = read
     names = [name if isinstance(name, str) else DECODE_ANY(name) for name in found["names"]]

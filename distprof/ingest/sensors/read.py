@@ -36,6 +36,7 @@ from distprof.ingest.sensors.messages import (
     take_monitor_line,
 )
 from distprof.ingest.sensors.smi_query import SmiText, SmiXml, begins_query, begins_xml
+from distprof.ingest.sensors.smi_tables import TITLE, SmiTables, date_of
 from distprof.ingest.sensors.tables import (
     Dmon,
     QueryCsv,
@@ -44,7 +45,6 @@ from distprof.ingest.sensors.tables import (
     header_of,
     is_headless,
 )
-from distprof.ingest.sensors.tables_for_people import TITLE, SmiTables, date_of
 from distprof.run.logs import DeviceLog
 
 __all__ = ["EXPECTED", "content_of", "read_file"]

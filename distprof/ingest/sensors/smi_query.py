@@ -18,7 +18,7 @@ import msgspec
 
 from distprof.ingest.sensors.collect import Collector, Labelled, time_of, whole
 from distprof.ingest.sensors.facts import device_of, is_used, reasons_in, state_of, values_of
-from distprof.ingest.sensors.tables_for_people import date_of
+from distprof.ingest.sensors.smi_tables import date_of
 from distprof.run.logs import Clock
 
 __all__ = ["SmiText", "SmiXml", "begins_query", "begins_xml"]

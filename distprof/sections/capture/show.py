@@ -12,7 +12,7 @@ from distprof.sections.job.show import mesh_text
 from distprof.sections.parts import (
     is_whole_capture,
 )
-from distprof.sections.shows import Told, declared, table, verdict, why
+from distprof.sections.shows import VerdictText, declared, table, verdict, why
 from distprof.sections.table import Column, TableView, counted, facts_table, rows_table
 from distprof.terms import StepSource
 from distprof.units import capitalized, format_duration, format_ratio
@@ -125,7 +125,7 @@ def not_checked_table(report: Report, *, show_all: bool) -> TableView | None:  #
 
 
 @verdict(place=5)
-def no_device_verdict(report: Report) -> Told:
+def no_device_verdict(report: Report) -> VerdictText:
     """Why no device was recorded; None if a device or host activity was recorded."""
     lost = [gap for gap in report.capture.gaps if gap.what == NO_DEVICE]
     if not lost or report.breakdown.ranks:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from distprof.sections.collective_log.result import CollectiveLogResult, LoggedOperation
 from distprof.sections.parts import is_recorded
-from distprof.sections.shows import Told, headline, table, verdict
+from distprof.sections.shows import VerdictText, headline, table, verdict
 from distprof.sections.table import Column, TableView, counted, rows_table
 from distprof.units import (
     NS_PER_S,
@@ -103,7 +103,7 @@ def _more(count: int, *, show_all: bool) -> tuple[str, ...]:
 
 
 @verdict(place=45)
-def records_verdict(report: Report) -> Told:
+def records_verdict(report: Report) -> VerdictText:
     """The verdict and the numbers behind it; None for other reports."""
     result = report.collective_log
     if not result.num_records or is_recorded(report) or report.training_log.origin:

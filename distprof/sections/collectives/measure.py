@@ -32,8 +32,8 @@ from distprof.sections.collectives.rows import (
     rank_exposed_rows,
     rank_exposed_wait_ns,
     rank_row_among_kernels,
-    rank_row_begins_beside,
-    rank_row_hidden_ns,
+    rank_row_begins_overlapped,
+    rank_row_overlapped_ns,
 )
 from distprof.sections.collectives.trains import collective_trains, rank_trains
 from distprof.sections.context import RankAnalyses
@@ -50,8 +50,8 @@ __all__ = [
     "rank_exposed_rows",
     "rank_exposed_wait_ns",
     "rank_row_among_kernels",
-    "rank_row_begins_beside",
-    "rank_row_hidden_ns",
+    "rank_row_begins_overlapped",
+    "rank_row_overlapped_ns",
     "rank_trains",
     "with_expectations",
 ]

@@ -20,8 +20,8 @@ __all__ = [
     "rank_exposed_rows",
     "rank_exposed_wait_ns",
     "rank_row_among_kernels",
-    "rank_row_begins_beside",
-    "rank_row_hidden_ns",
+    "rank_row_begins_overlapped",
+    "rank_row_overlapped_ns",
 ]
 
 BEGINNING_NS = 20_000
@@ -48,7 +48,7 @@ def rank_exposed_wait_ns(exposed_rows: ExposedRows) -> Int64Array:
     return exposed_rows.wait_ns
 
 
-def rank_row_hidden_ns(collectives: Table, timeline: Timeline) -> Int64Array:
+def rank_row_overlapped_ns(collectives: Table, timeline: Timeline) -> Int64Array:
     """Time of each row that overlaps with computation."""
     return covered(intervals_of(collectives), timeline.computation)
 
@@ -105,7 +105,7 @@ def _moment_of(collectives: Table, context: RankContext) -> Int64Array:
     return np.maximum(start, end - 1)
 
 
-def rank_row_begins_beside(collectives: Table, timeline: Timeline) -> NDArray[np.bool_]:
+def rank_row_begins_overlapped(collectives: Table, timeline: Timeline) -> NDArray[np.bool_]:
     """For each row, whether computation covers at least half of its first 20 µs.
 
     A prefetched collective starts while earlier computation still runs. A collective whose result

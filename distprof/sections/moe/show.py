@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from distprof.sections.moe.result import MoeExchange, MoeLayer, MoePair, MoePlacement
 from distprof.sections.parts import is_recorded
-from distprof.sections.shows import Told, headline, table, verdict
+from distprof.sections.shows import VerdictText, headline, table, verdict
 from distprof.sections.table import Column, TableView, counted, ranks_table, rows_table
 from distprof.units import format_bytes, format_ratio
 
@@ -216,7 +216,7 @@ MIN_LOAD = 1.2
 
 
 @verdict(place=30)
-def experts_verdict(report: Report) -> Told:
+def experts_verdict(report: Report) -> VerdictText:
     """The verdict and its reasons; None for other reports."""
     moe = report.moe
     if not _has_only_counts(report):

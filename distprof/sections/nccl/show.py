@@ -16,7 +16,7 @@ from distprof.sections.nccl.result import (
     NcclTransport,
 )
 from distprof.sections.parts import is_recorded
-from distprof.sections.shows import Told, headline, table, verdict
+from distprof.sections.shows import VerdictText, headline, table, verdict
 from distprof.sections.table import Column, TableView, counted, rows_table
 from distprof.units import capitalized, format_bytes, format_duration, format_ratio
 
@@ -37,7 +37,7 @@ __all__ = [
 
 
 @verdict(place=60)
-def nccl_verdict(report: Report) -> Told:
+def nccl_verdict(report: Report) -> VerdictText:
     """The verdict and its reasons; None for other reports."""
     result = report.nccl
     if not _is_alone(report):

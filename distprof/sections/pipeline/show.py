@@ -10,7 +10,7 @@ import numpy as np
 
 from distprof.escape import short_ranks
 from distprof.sections.pipeline.result import PictureRow, PipelineGroup, PipelineResult
-from distprof.sections.shows import Told, table, verdict
+from distprof.sections.shows import VerdictText, table, verdict
 from distprof.sections.table import Column, Drawing, TableView, counted, rows_table
 from distprof.units import fold_ranks, format_duration, format_ratio, name_ranks
 
@@ -307,7 +307,7 @@ def _glyph(row: PictureRow, *, crowded: bool) -> str:
 
 
 @verdict(place=20)
-def pipeline_verdict(report: Report) -> Told:
+def pipeline_verdict(report: Report) -> VerdictText:
     """The verdict; None if no pipeline has a known bubble."""
     groups = [group for group in report.pipeline.groups if group.bubble_fraction is not None]
     if not groups:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from distprof.sections.placement.result import CardPath, PlacedMachine, PlacementResult
-from distprof.sections.shows import Told, table, verdict
+from distprof.sections.shows import VerdictText, table, verdict
 from distprof.sections.table import Column, TableView, counted, rows_table
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ _MOST_NAMED = 4
 
 
 @verdict(place=80)
-def machine_verdict(report: Report) -> Told:
+def machine_verdict(report: Report) -> VerdictText:
     """How the GPUs of each machine are connected; None for other reports."""
     machines = report.placement.machines
     if not machines or report.run.ranks:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from distprof.sections.parts import is_recorded
-from distprof.sections.shows import Told, headline, table, verdict
+from distprof.sections.shows import VerdictText, headline, table, verdict
 from distprof.sections.table import Column, TableView, counted, rows_table
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def troubled_table(report: Report, *, show_all: bool) -> TableView | None:
 
 
 @verdict(place=42)
-def ras_verdict(report: Report) -> Told:
+def ras_verdict(report: Report) -> VerdictText:
     """The verdict and the numbers behind it; None for other reports."""
     result = report.ras
     if not result.communicators or is_recorded(report):

@@ -163,12 +163,12 @@ class AxisRows:
     @property
     def hidden_ns(self) -> Int64Array:
         """Part of the duration that overlaps with computation."""
-        return self._analysis.row_hidden_ns[self._rows]
+        return self._analysis.row_overlapped_ns[self._rows]
 
     @property
     def ahead(self) -> Flags:
         """Whether it began during computation or overlaps with it for a twentieth of its time."""
-        during = self._analysis.row_begins_beside[self._rows]
+        during = self._analysis.row_begins_overlapped[self._rows]
         ahead: Flags = during | (self.hidden_ns >= _OVERLAP_RATIO * self.duration_ns)
         return ahead
 
@@ -192,7 +192,7 @@ class AxisRows:
 def traffic_of(analysis: RankAnalysis, rank: Rank) -> list[AxisRows]:
     """Traffic of one rank by axis; only axes with rows inside the windows."""
     table = rank.collectives
-    if not len(table) or len(analysis.row_hidden_ns) != len(table):
+    if not len(table) or len(analysis.row_overlapped_ns) != len(table):
         return []
     enqueued = np.where(table["enqueue_ns"] == ABSENT, table["start_ns"], table["enqueue_ns"])
     inside = np.flatnonzero((analysis.collective_step >= 0) & table["is_timed"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from distprof.sections.parts import MIN_LOSS_RATIO
-from distprof.sections.shows import Told, table, verdict
+from distprof.sections.shows import VerdictText, table, verdict
 from distprof.sections.step_log.result import StepLogResult
 from distprof.sections.table import Column, TableView, counted, facts_table, ranks_table
 from distprof.units import format_duration, format_ratio
@@ -19,7 +19,7 @@ _WORTH_SAYING_RATIO = 0.01
 
 
 @verdict(place=90)
-def logged_verdict(report: Report) -> Told:
+def logged_verdict(report: Report) -> VerdictText:
     """The verdict from the step log; None without a step log, or with traces."""
     log = report.step_log
     if not log.ranks or report.run.ranks:

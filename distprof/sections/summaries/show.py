@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from distprof.escape import shorten
 from distprof.sections.parts import is_recorded
-from distprof.sections.shows import Told, headline, table, verdict
+from distprof.sections.shows import VerdictText, headline, table, verdict
 from distprof.sections.summaries.result import CollectiveSummaryResult, InputReadinessResult
 from distprof.sections.table import (
     Bar,
@@ -117,7 +117,7 @@ READY_RATIO = 0.9
 
 
 @verdict(place=50)
-def summaries_verdict(report: Report) -> Told:
+def summaries_verdict(report: Report) -> VerdictText:
     """The verdict and the numbers behind it; None for other reports."""
     if not _is_alone(report):
         return None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from distprof.escape import shorten
 from distprof.sections.parts import is_recorded
-from distprof.sections.shows import Told, headline, table, verdict
+from distprof.sections.shows import VerdictText, headline, table, verdict
 from distprof.sections.table import (
     Column,
     TableView,
@@ -262,7 +262,7 @@ def _joules(energy: float) -> str:
 
 
 @verdict(place=70)
-def devices_verdict(report: Report) -> Told:
+def devices_verdict(report: Report) -> VerdictText:
     """The verdict and the numbers behind it; None for a report on anything else."""
     result = report.telemetry
     if result.ranks or not _contents(result):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from distprof.sections.nccl.show import jobs_fact, nccl_verdict
 from distprof.sections.parts import is_recorded
-from distprof.sections.shows import Told, headline, table, verdict
+from distprof.sections.shows import VerdictText, headline, table, verdict
 from distprof.sections.table import Bar, Column, TableView, counted, facts_table, rows_table
 from distprof.sections.training_log.result import TrainingLogResult, TrainingTimer
 from distprof.units import format_duration, format_ratio
@@ -29,7 +29,7 @@ MIN_SLOW_RATIO = 0.02
 
 
 @verdict(place=40)
-def training_verdict(report: Report) -> Told:
+def training_verdict(report: Report) -> VerdictText:
     """The verdict and the numbers behind it; None for other reports."""
     if not _is_alone(report):
         return None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from distprof.escape import short_ranks
 from distprof.sections.job.show import mesh_text
 from distprof.sections.parts import window_word
-from distprof.sections.shows import Told, headline, table, verdict, why
+from distprof.sections.shows import VerdictText, headline, table, verdict, why
 from distprof.sections.stragglers.show import culprits
 from distprof.sections.table import Bar, Column, TableView, counted, rows_table
 from distprof.sections.time.show import dominant_part
@@ -289,7 +289,7 @@ def operations_headline(report: Report) -> str:
 
 
 @verdict(place=10)
-def operations_verdict(report: Report) -> Told:
+def operations_verdict(report: Report) -> VerdictText:
     """The verdict on a log of operations and the numbers behind it; None for other reports."""
     whatif = report.whatif
     if whatif.source != "operations" or whatif.slowdown is None:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 __all__ = [
     "MAX_RANKS",
     "Family",
-    "Found",
     "Sample",
+    "SampledFamilies",
     "all_families",
     "families_of_report",
     "families_of_run",
@@ -62,13 +62,13 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     value: float
 
 
-Found: TypeAlias = Mapping[Family, Sequence[Sample]]
+SampledFamilies: TypeAlias = Mapping[Family, Sequence[Sample]]
 
 
 # Of a report --------------------------------------------------------------------------------------
 
 
-def families_of_report(report: Report) -> Found:
+def families_of_report(report: Report) -> SampledFamilies:
     """The metrics of a report; unknown metrics are not sent."""
     known = report.metrics()
     return {
@@ -184,7 +184,7 @@ _JOB_BAD = Family(
 )
 
 
-def families_of_run(run: LiveRun) -> Found:
+def families_of_run(run: LiveRun) -> SampledFamilies:
     """The families of a live run, as of the last look at it."""
     begun = [rank for rank in run.ranks.values() if rank.num_steps]
     found = _of_job(begun, list(run.ranks.values()))

@@ -12,7 +12,7 @@ from distprof.documents.saved import load_report
 from distprof.errors import DistprofError
 from distprof.ingest.job.live import LiveRun
 from distprof.ingest.recognise import Kind, kind_of
-from distprof.verbs.export.families import Found, families_of_report, families_of_run
+from distprof.verbs.export.families import SampledFamilies, families_of_report, families_of_run
 
 __all__ = ["Observed"]
 
@@ -49,7 +49,7 @@ class Observed:
         if self._live is not None:
             self._live.on_step = take
 
-    def found(self) -> Found:
+    def families(self) -> SampledFamilies:
         """All families with known values."""
         with self._lock:
             found = dict(self._of_report())
@@ -58,7 +58,7 @@ class Observed:
                 found |= families_of_run(self._live)
         return found
 
-    def _of_report(self) -> Found:
+    def _of_report(self) -> SampledFamilies:
         """Families of the report; a run that is still training has none."""
         if self._live is not None and not self._report.is_file():
             return {}

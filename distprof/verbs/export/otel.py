@@ -123,7 +123,7 @@ class Sender:
         from opentelemetry.sdk.metrics.export import MetricExportResult
         from opentelemetry.sdk.trace.export import SpanExportResult
 
-        self._found = self._observed.found()
+        self._found = self._observed.families()
         data = self._reader.get_metrics_data()
         if data is not None and self._metrics.export(data) is not MetricExportResult.SUCCESS:
             return False
@@ -137,7 +137,7 @@ class Sender:
 
     def forget_steps(self) -> None:
         """Skip spans of the steps recorded so far."""
-        self._observed.found()
+        self._observed.families()
         self._waiting.clear()
 
     def _keep(self, rank: int, step: StepRecord) -> None:

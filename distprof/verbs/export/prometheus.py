@@ -45,7 +45,7 @@ class Exposition:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         kinds = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
-        for family, samples in self._observed.found().items():
+        for family, samples in self._observed.families().items():
             made = kinds[family.kind](family.name, family.meaning, labels=family.labels)
             for sample in samples:
                 made.add_metric(sample.labels, sample.value)

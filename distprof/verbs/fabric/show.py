@@ -18,7 +18,7 @@ from distprof.formats import RenderOptions
 from distprof.sections.table import Column, TableView, counted
 from distprof.units import format_bandwidth, format_bytes, format_duration, format_ratio
 
-__all__ = ["FABRIC", "fabric_headline", "fabric_tables", "fabric_verdict", "fabric_words"]
+__all__ = ["FABRIC", "fabric_headline", "fabric_sentences", "fabric_tables", "fabric_verdict"]
 
 _LOOSE_RATIO = 0.2
 
@@ -60,7 +60,7 @@ def fabric_headline(profile: FabricFile) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def fabric_words(profile: FabricFile) -> Iterator[str]:
+def fabric_sentences(profile: FabricFile) -> Iterator[str]:
     """Notes, one sentence each: loose fits, and the profile's own notes."""
     refused: dict[str, list[str]] = {}
     for curve in profile.curves:
@@ -222,7 +222,7 @@ def _page(profile: FabricFile, options: RenderOptions) -> Page:
     return Page(
         verdict=fabric_verdict(profile),
         headline=fabric_headline(profile),
-        sentences=tuple(fabric_words(profile)),
+        sentences=tuple(fabric_sentences(profile)),
         tables=tuple(fabric_tables(profile, show_all=options.show_all)),
     )
 

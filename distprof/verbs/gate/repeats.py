@@ -27,7 +27,7 @@ from distprof.version import __version__
 
 __all__ = [
     "Sizes",
-    "are_in_turns",
+    "are_alternating",
     "baseline_of",
     "judge_runs",
     "num_repeats",
@@ -119,7 +119,7 @@ def _not_repeats(sizes: Sizes, error: ValueError) -> InputError:
     )
 
 
-def are_in_turns(first: Runs, second: Runs) -> bool:
+def are_alternating(first: Runs, second: Runs) -> bool:
     """Whether the runs of both sides ended in alternating pairs: only then does drift cancel."""
     if len(first) != len(second):
         return False
@@ -153,7 +153,7 @@ def judge_runs(
     """
     others = None if isinstance(against, BaselineFile) else against
     baseline = against if isinstance(against, BaselineFile) else baseline_of(against)
-    is_paired = others is not None and are_in_turns(others[1], sizes[1])
+    is_paired = others is not None and are_alternating(others[1], sizes[1])
     result = judge(
         baseline,
         session_of_sizes(sizes),

@@ -51,7 +51,7 @@ class Alarm:
         if now_s - self._listened_s >= _LISTEN_EVERY_S:
             self._listened_s = now_s
             if self.is_ringing:
-                supervisor.trouble_elsewhere()
+                supervisor.remote_failure()
 
     @property
     def is_ringing(self) -> bool:

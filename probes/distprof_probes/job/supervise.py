@@ -172,7 +172,7 @@ class Supervisor:
             self.is_interrupted = self.phase is Phase.RUNNING
             self._end_all(self.clock_ns())
 
-    def trouble_elsewhere(self) -> None:
+    def remote_failure(self) -> None:
         """A rank on another host failed: check ours, and end them unless they end themselves."""
         if self.phase is Phase.RUNNING:
             self._drain(self.clock_ns())

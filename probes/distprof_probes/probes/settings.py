@@ -21,7 +21,7 @@ from distprof.artefacts.settings_file import DdpSettings, SettingsFile, ThreadSe
 from distprof_probes.probe import Tracer
 from distprof_probes.probes.loader_log import LoaderLog
 from distprof_probes.probes.torch_objects import (
-    Found,
+    TorchObjects,
     ddp_settings,
     find,
     fsdp_settings,
@@ -118,7 +118,9 @@ class SettingsProbe(Tracer):
             except (
                 Exception
             ) as error:  # a private attribute of another torch version, or a subclass
-                kind = "sharded modules" if isinstance(thing, Found) else type(thing).__name__
+                kind = (
+                    "sharded modules" if isinstance(thing, TorchObjects) else type(thing).__name__
+                )
                 self._notes.append(f"{kind} cannot be read: {type(error).__name__}: {error}"[:300])
         return results
 

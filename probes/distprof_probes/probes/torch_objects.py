@@ -14,7 +14,14 @@ from typing import Any
 
 from distprof.artefacts.settings_file import DdpSettings, FsdpSettings, OptimizerSettings
 
-__all__ = ["Found", "ddp_settings", "find", "fsdp_settings", "optimizer_settings", "unused_bytes"]
+__all__ = [
+    "TorchObjects",
+    "ddp_settings",
+    "find",
+    "fsdp_settings",
+    "optimizer_settings",
+    "unused_bytes",
+]
 
 # Classes to find, by the module that must have been imported for them to exist.
 _CLASSES = {
@@ -34,7 +41,7 @@ _FULL_SHARDING = ("FULL_SHARD", "HYBRID_SHARD")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class TorchObjects:
     """Objects of each kind. Drop it soon: it keeps them alive.
 
     Args:
@@ -54,14 +61,14 @@ class Found:
     checkpointed: list[Any] = field(default_factory=list)
 
 
-def find() -> Found:
+def find() -> TorchObjects:
     """Find all of them. Takes about 50 ms of CPU time for a million objects."""
     kinds: dict[type, set[str]] = {}  # a checkpointed module may be a sharded one too
     for name, places in _CLASSES.items():
         for module, kind in places:
             for one in _with_subclasses(getattr(sys.modules.get(module), kind, None)):
                 kinds.setdefault(one, set()).add(name)
-    found = Found()
+    found = TorchObjects()
     for thing in gc.get_objects():
         # isinstance would query each object, and some of them would import modules to answer
         for name in kinds.get(type(thing), ()):
@@ -122,7 +129,7 @@ def unused_bytes(module: Any) -> int | None:
 # Fully sharded ------------------------------------------------------------------------------------
 
 
-def fsdp_settings(found: Found) -> tuple[FsdpSettings, ...]:
+def fsdp_settings(found: TorchObjects) -> tuple[FsdpSettings, ...]:
     """Settings of all sharded modules, one record for each of the two ways to shard."""
     both = (_fully_sharded(found.fsdp), _fully_sharded_1(found.fsdp1))
     return tuple(settings for settings in both if settings is not None)
