@@ -33,7 +33,6 @@ _MOST_PARTS = 20  # values per event
 _SNIFFED_BYTES = 1 << 13
 _SIGNS = (b'"model_chunk"', b'"mb_id"', b'"seq_id"', b'"step"')
 _STAGE = re.compile(r"PP rank (\d{1,4}), TP rank (\d{1,4}),")
-_PLACES = ("pid", "tid")
 _LABELS = ("step", "model_chunk", "mb_id", "seq_id")
 
 
