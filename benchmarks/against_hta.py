@@ -28,17 +28,7 @@ from functools import partial
 from pathlib import Path
 
 from grow_trace import grow
-from measuring import (
-    Cost,
-    cpu_ratio,
-    machine,
-    measure,
-    medians,
-    pin_to_one_core,
-    print_table,
-    rounds,
-    versions,
-)
+from measuring import Cost, cpu_ratio, machine, measure, medians, print_table, rounds, versions
 
 HERE = Path(__file__).resolve().parent
 TRACE = HERE.parent / "tests/golden/kineto/ddp-a100-2gpu-rank0/nccl_data.json.gz"
@@ -110,11 +100,8 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="100, 500 and 1,500 MB, three rounds")
     parser.add_argument("--steps", choices=("kept", "grown"), default="kept", help="see above")
     parser.add_argument("--hta-python", default="", help="a Python that has HTA; without, no HTA")
-    parser.add_argument("--one-core", action="store_true", help="all contestants on one processor")
     parser.add_argument("--folder", type=Path, help="where grown traces are kept")
     options = parser.parse_args()
-    if options.one_core:
-        pin_to_one_core()
     sizes = [100, 500, 1500] if options.full else options.megabytes
 
     print(machine())

@@ -15,17 +15,7 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from measuring import (
-    Cost,
-    cpu_ratio,
-    machine,
-    measure,
-    medians,
-    pin_to_one_core,
-    print_table,
-    rounds,
-    versions,
-)
+from measuring import Cost, cpu_ratio, machine, measure, medians, print_table, rounds, versions
 
 HERE = Path(__file__).resolve().parent
 TRACE = HERE.parent / "tests/golden/kineto/ddp-a100-2gpu-rank0/nccl_data.json.gz"
@@ -63,10 +53,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--full", action="store_true", help="1, 8 and 64 ranks, three rounds")
     parser.add_argument("--hta-python", default="", help="a Python that has HTA; without, no HTA")
-    parser.add_argument("--one-core", action="store_true", help="all contestants on one processor")
     options = parser.parse_args()
-    if options.one_core:
-        pin_to_one_core()
     counts = [1, 8, 64] if options.full else options.ranks
     num_rounds = 3 if options.full else options.rounds
 

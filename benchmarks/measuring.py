@@ -21,7 +21,6 @@ __all__ = [
     "machine",
     "measure",
     "medians",
-    "pin_to_one_core",
     "print_table",
     "rounds",
     "versions",
@@ -134,15 +133,6 @@ def _proportional_bytes(pid: int) -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
-
-
-def pin_to_one_core() -> None:
-    """Keep this process, and the contestants that it starts, on one of its processors.
-
-    Two threads on two hardware threads of one core each take more CPU seconds than one alone, so a
-    contestant that uses both pays for work that it does not do.
-    """
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
 
 def rounds(contestants: dict[str, Callable[[], Cost]], count: int) -> dict[str, list[Cost]]:

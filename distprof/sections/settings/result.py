@@ -249,3 +249,13 @@ class SettingsResult(Result, frozen=True, kw_only=True):
     is_deterministic: bool | None = None
     num_compiled: int = 0
     num_checkpointed: int = 0
+
+    @property
+    def crowded(self) -> frozenset[int]:
+        """Ranks that share busy CPUs, on all hosts."""
+        return frozenset(rank for host in self.hosts for rank in host.crowded)
+
+    @property
+    def without_spare(self) -> frozenset[int]:
+        """Ranks that share as few CPUs as they are, on all hosts."""
+        return frozenset(rank for host in self.hosts for rank in host.without_spare)

@@ -179,6 +179,10 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
         """Whether no GPU computes."""
         return all(analysis.is_cpu for analysis in self.analyses.values())
 
+    def is_crowded(self, late: Late) -> bool:
+        """Whether a rank shares busy CPUs with another rank."""
+        return self.own_time.ranks[late.position] in self.crowded
+
     def recorded(self, field: str, steps: Sequence[int]) -> _Floats | None:
         """Mean time of each rank in these steps, ns; None unless all ranks recorded it."""
         times = self.recorded_by_step(field, steps)
@@ -245,8 +249,7 @@ def find_cause(late: Late, evidence: Evidence, proven: str = "") -> Cause:
         return taken
     found = _without_queue(late, evidence, proven)
     taken = _taken_by_others(found, queue, late, evidence) if queue is not None else None
-    is_crowded = evidence.own_time.ranks[late.position] in evidence.crowded
-    if taken or not _may_be_chance(found, queue, is_crowded=is_crowded):
+    if taken or not _may_be_chance(found, queue, is_crowded=evidence.is_crowded(late)):
         return taken or found
     return _all_wait_for_cpus(late, evidence) or found
 
@@ -270,7 +273,7 @@ def _all_wait_for_cpus(late: Late, evidence: Evidence) -> Cause | None:
     wait_ns = min(float(queue[late.position]), float(np.median(queue[others])))
     if wait_ns >= CROWDED * evidence.mean_step:
         text = f"it and its peers wait at least {format_duration(wait_ns)} per step for a free CPU"
-    elif evidence.own_time.ranks[late.position] in evidence.crowded:
+    elif evidence.is_crowded(late):
         text = "it shares CPUs with another rank, and all of these CPUs are busy"
     else:
         return None

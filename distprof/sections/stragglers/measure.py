@@ -165,7 +165,7 @@ def analyze_stragglers(
         sequences=sequences,
         exchanged=_exchanged(run, analyses),
         even=_exchanged(run, analyses, both_ways=True),
-        crowded={rank for host in settings.hosts for rank in host.crowded} if settings else (),
+        crowded=settings.crowded if settings else (),
     )
     slow = find_slowness(
         analyses, own_time, stages, mean_step, computes_unevenly=sequences is not None

@@ -220,7 +220,7 @@ def _confinement(confined: Sequence[ConfinedRank]) -> str:
 
 def _of_all(ranks: tuple[int, ...], worst: int, step: int, settings: SettingsResult) -> str:
     wait = "waits" if len(ranks) == 1 else "wait up to"
-    are_few = {*ranks} <= {rank for host in settings.hosts for rank in host.without_spare}
+    are_few = {*ranks} <= settings.without_spare
     reason = (
         "There are no more CPUs than ranks, and each rank has more than one thread"
         if are_few

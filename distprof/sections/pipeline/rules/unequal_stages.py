@@ -97,9 +97,8 @@ def check(
         return  # its GPU is slow: it does not hold more layers
     if busiest.chance > limits["chance"]:
         raise InsufficientEvidenceError(_unproven(busiest))
-    without_spare = {rank for host in settings.hosts for rank in host.without_spare}
     is_small = busiest.excess_ratio < limits["excess_ratio_without_spare_cpu"]
-    if idle.is_cpu and is_small and without_spare.intersection(busiest.ranks):
+    if idle.is_cpu and is_small and settings.without_spare.intersection(busiest.ranks):
         raise InsufficientEvidenceError(_within_scatter(busiest))
     is_taken = _is_due_to(StragglerCause.CPU_TAKEN, busiest, stragglers)
     is_traced = _is_due_to(StragglerCause.TRACING, busiest, stragglers)
