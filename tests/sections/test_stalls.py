@@ -5,10 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distprof.artefacts.run_file import RankEntry, RunFile
 from distprof.ingest.job.rank_folder import RankFolder
+from distprof.rules.engine import run_rules
 from distprof.sections.step_log.measure import combine_step_logs, measure_step_log
+from distprof.sections.step_log.result import StepLogResult
 from distprof.sections.step_log.stalls import find_periodic_stalls
 from tests.job_folders import MS, JobFolder
+from tests.rules.samples import changed, healthy
 
 
 def steps(num_steps, long=(), longer=300, *, usual=100, jitter=(0, 1, 2, 1)):
@@ -25,6 +29,64 @@ def test_a_checkpoint_every_ten_steps_by_hand():
     assert (stall.period, stall.first_step, stall.num_stalls, stall.num_due) == (10, 9, 6, 6)
     assert stall.longer_ns == pytest.approx(300 * MS, abs=MS)
     assert stall.cost_ns_per_step == pytest.approx(30 * MS, abs=MS // 10)
+
+
+def logged(num_steps, *, gpu_ms=50, cpu_ms=5, ahead=5, sync=10, save=0, save_ms=0):
+    """Steps as a CPU sees them that launches at most ``ahead`` steps before its GPU does them.
+
+    It waits for the GPU every ``sync`` steps, and stops training every ``save`` steps.
+    """
+    now, durations, ends = 0.0, [], []
+    for step in range(num_steps):
+        begin = now
+        now += cpu_ms
+        if step >= ahead:
+            now = max(now, ends[step - ahead])
+        ends.append(max(now, ends[-1] if ends else 0.0) + gpu_ms)
+        if step % sync == sync - 1 or (save and step % save == save - 1):
+            now = max(now, ends[-1])
+        if save and step % save == save - 1:
+            now += save_ms
+        durations.append(now - begin)
+    return np.arange(num_steps), (np.array(durations) * MS).astype(np.int64)
+
+
+def test_a_cpu_that_waits_for_the_work_it_launched_before_does_not_stall():
+    """3 × 5 + 40 + 5 × 50 + 200 ms: the GPU takes 50 ms for each of the ten, and rests for 5."""
+    step, duration = logged(200, ahead=3)
+    assert sorted(set(duration // MS)) == [5, 40, 50, 200]
+    assert find_periodic_stalls(step, duration, has_gpus=True) == ()
+    assert [stall.period for stall in find_periodic_stalls(step, duration)] == [10]
+
+
+def test_a_checkpoint_costs_its_own_time_without_the_wait_for_launched_work():
+    step, duration = logged(400, ahead=3, save=40, save_ms=700)
+    (stall,) = find_periodic_stalls(step, duration, has_gpus=True)
+    assert (stall.period, stall.first_step, stall.may_wait_for_gpu) == (40, 39, False)
+    assert stall.cost_ns_per_step == pytest.approx(700 * MS / 40, rel=0.03)
+
+
+def test_where_the_whole_interval_fits_the_queue_a_stall_and_a_wait_look_alike(tmp_path):
+    step, duration = logged(200, ahead=100)
+    (stall,) = find_periodic_stalls(step, duration, has_gpus=True)
+    assert stall.may_wait_for_gpu
+    job = JobFolder(tmp_path / "run", mesh={"dp": 1})
+    job.steps(0, [5] * 3 + ([5] * 9 + [455]) * 6)
+    on_gpu = RunFile(
+        distprof_version="0.1.0",
+        kind="session",
+        command=(),
+        started_ns=0,
+        ranks=(RankEntry(rank=0, device="NVIDIA H100"),),
+    )
+    log = combine_step_logs([log_of(job, 0)], job=on_gpu)
+    assert log.median_ns == 5 * MS
+    assert log.step_ns == pytest.approx(50 * MS, rel=0.1)
+    outcome = run_rules(changed(healthy(), StepLogResult, stalls=(stall,)).values())
+    (finding,) = outcome.findings
+    assert (finding.code, finding.cost_ns_per_step) == ("HST105", None)
+    assert "only waits in it" in finding.message
+    assert "--start-step 10 --steps 10" in finding.fix
 
 
 def test_two_kinds_of_work_are_told_apart():

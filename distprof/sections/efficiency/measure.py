@@ -171,7 +171,7 @@ def _with_flop(
     step_time: StepTimeResult,
 ) -> EfficiencyResult:
     """FLOP per step and per second; ``unavailable`` says which of their inputs is missing."""
-    step_ns, where = step_log.median_ns, "steps without a profiler"
+    step_ns, where = step_log.step_ns, "steps without a profiler"
     if step_ns is None:
         step_ns, where = step_time.median_ns, "traced steps"
     tokens, devices = step_log.tokens_per_step, len(step_log.ranks)

@@ -128,10 +128,14 @@ def combine_step_logs(
         plain_ns=tuple(plain[-MAX_STEPS_KEPT:].tolist()),
         tokens_per_step=_all_ranks([row.tokens_per_step for row in rows]),
         samples_per_step=_all_ranks([row.samples_per_step for row in rows]),
-        stalls=find_periodic_stalls(*_shared_durations(logs)),
+        stalls=find_periodic_stalls(*_shared_durations(logs), has_gpus=_has_gpus(job)),
         late=() if job is None else _late(logs, job),
         unavailable=tuple(unavailable),
     )
+
+
+def _has_gpus(job: RunFile | None) -> bool:
+    return job is not None and any(entry.device not in ("", "cpu") for entry in job.ranks)
 
 
 def _late(logs: Sequence[StepLog], job: RunFile) -> tuple[LateInLog, ...]:

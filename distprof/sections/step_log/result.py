@@ -30,6 +30,8 @@ class PeriodicStall(Record, frozen=True, kw_only=True):
         num_due: Number of steps at which a stall was due, among the compared steps.
         longer_ns: Median excess of a long step over the median step.
         cost_ns_per_step: Excess of all long steps, divided by the number of compared steps.
+        may_wait_for_gpu: Whether the CPU may only wait in them for work that it queued on the GPU
+            in the steps before. Unknown if long steps take more than half of the time on GPU ranks.
     """
 
     period: int
@@ -38,6 +40,7 @@ class PeriodicStall(Record, frozen=True, kw_only=True):
     num_due: int
     longer_ns: int
     cost_ns_per_step: int
+    may_wait_for_gpu: bool = False
 
 
 class LateInLog(Record, frozen=True, kw_only=True):
@@ -152,3 +155,13 @@ class StepLogResult(Result, frozen=True, kw_only=True):
     samples_per_step: int | None = None
     stalls: tuple[PeriodicStall, ...] = ()
     late: tuple[LateInLog, ...] = ()
+
+    @property
+    def step_ns(self) -> int | None:
+        """Time of a step without a profiler.
+
+        The median, or the mean if long steps may contain the GPU's work of the steps before them.
+        """
+        if self.plain_ns and any(stall.may_wait_for_gpu for stall in self.stalls):
+            return round(sum(self.plain_ns) / len(self.plain_ns))
+        return self.median_ns

@@ -29,7 +29,9 @@ def logged_verdict(report: Report) -> VerdictText:
     if log.median_ns is None:
         return f"{because}, so where the time went is unknown.", ()
     num_plain = max(rank.num_plain for rank in log.ranks)
-    text = f"A step takes {format_duration(log.median_ns)} (median of {counted(num_plain, 'step')})"
+    step_ns = log.step_ns or log.median_ns
+    which = "median" if step_ns == log.median_ns else "mean"
+    text = f"A step takes {format_duration(step_ns)} ({which} of {counted(num_plain, 'step')})"
     if log.input_ratio is not None and log.input_ratio >= MIN_LOSS_RATIO:
         text += f", {format_ratio(log.input_ratio)} of it waiting for input"
     return f"{text}. {because}: record a trace of a few steps to see where the rest goes.", ()

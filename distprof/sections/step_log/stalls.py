@@ -2,12 +2,17 @@
 
 The search looks at steps that are much longer than the median. It accepts a period if nearly all of
 its steps are long and long steps at random positions would be unlikely to fit it.
+
+Steps are measured on the CPU, which runs ahead of its GPU until it has to wait, for example every
+ten steps to read the loss. Steps in which it gets ahead are short, and the one in which it waits is
+long by the same time. Nothing stalls there, so a long step counts without the lead that it uses up.
 """
 
 from __future__ import annotations
 
 from math import exp, lgamma
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,6 +25,10 @@ _LONGER_RATIO = 0.25
 """Excess over the median from which a step is long, as a share of the median,"""
 _SPREADS = 6.0
 """and in median absolute deviations. A long step exceeds both."""
+_SHORT_RATIO = 0.25
+"""Time below the median from which the CPU got ahead in a step, as a share of the median."""
+_MOST_RATIO = 0.5
+"""Share of all time from which long steps may be waits for GPUs whose CPUs are always ahead."""
 _SHORTEST_PERIOD = 3
 _FEWEST = 4
 _HELD_RATIO = 0.8
@@ -28,12 +37,15 @@ _MOST_KINDS = 3
 _MOST_PERIODS_TRIED = 64
 
 
-def find_periodic_stalls(step: Int64Array, duration_ns: Int64Array) -> tuple[PeriodicStall, ...]:
+def find_periodic_stalls(
+    step: Int64Array, duration_ns: Int64Array, *, has_gpus: bool = False
+) -> tuple[PeriodicStall, ...]:
     """Periods of long steps, most expensive first.
 
     Args:
         step: int64 step numbers, ascending; gaps (traced steps) are allowed.
         duration_ns: int64, of the fastest rank, so a delay of a single rank does not count.
+        has_gpus: Whether the CPU may run ahead.
 
     Returns:
         At most three periods; none if the log is too short to show four stalls.
@@ -43,7 +55,10 @@ def find_periodic_stalls(step: Int64Array, duration_ns: Int64Array) -> tuple[Per
     median = float(np.median(duration_ns))
     spread = float(np.median(np.abs(duration_ns - median)))
     longer = np.asarray(duration_ns - median, dtype=np.float64)
-    is_long = longer > max(_LONGER_RATIO * median, _SPREADS * spread)
+    least = max(_LONGER_RATIO * median, _SPREADS * spread)
+    if has_gpus:
+        longer = _without_lead(longer, longer > least, _SHORT_RATIO * median)
+    is_long = longer > least
     found: list[PeriodicStall] = []
     unexplained = np.ones(len(step), dtype=np.bool_)  # steps that no earlier period explains
     while len(found) < _MOST_KINDS:
@@ -57,7 +72,23 @@ def find_periodic_stalls(step: Int64Array, duration_ns: Int64Array) -> tuple[Per
         stalled = members & is_long
         found.append(_stall(period, step, longer, members, stalled))
         unexplained &= ~stalled
+    if (
+        has_gpus
+        and sum(stall.cost_ns_per_step for stall in found) > _MOST_RATIO * duration_ns.mean()
+    ):
+        found = [msgspec.structs.replace(stall, may_wait_for_gpu=True) for stall in found]
     return tuple(sorted(found, key=lambda stall: -stall.cost_ns_per_step))
+
+
+def _without_lead(
+    longer: NDArray[np.float64], is_long: NDArray[np.bool_], short_ns: float
+) -> NDArray[np.float64]:
+    """The excess of each step. A long one loses the lead gathered since the long step before it."""
+    lead = np.cumsum(np.where(longer < -short_ns, -longer, 0.0))
+    at = np.flatnonzero(is_long)
+    net = longer.copy()
+    net[at] = np.maximum(longer[at] - np.diff(lead[at], prepend=0.0), 0.0)
+    return net
 
 
 def _best_period(step: Int64Array, is_long: NDArray[np.bool_]) -> tuple[int, int] | None:

@@ -15,7 +15,11 @@ the same number of long steps at random positions does this must be below 1 %.
 
 ## How the cost is computed
 Time of these steps above the median step, on the fastest rank in each step, divided by the number
-of all compared steps. This is an upper bound, because part of the work may be necessary.
+of all compared steps. On GPU ranks, a CPU that runs ahead of its GPU has short steps, and a long
+one where it waits, for example to read the loss: the time by which steps since the last long one
+were short is subtracted. The cost is an upper bound, because part of the work may be necessary. It
+is unknown if long steps take more than half of the time on GPU ranks: the step log does not show
+whether they stop the GPU, or contain its work of all steps before them.
 
 ## How to fix
 Save asynchronously (`torch.distributed.checkpoint.async_save`): copy to pinned memory, continue
@@ -28,7 +32,8 @@ The rule ignores delays of a single rank, and logs shorter than four periods. Ne
 evaluation) is not waste, but its cost is reported.
 
 ## Sources
-PyTorch documentation, "Distributed Checkpoint" (`async_save`). The chance is the tail of the
+PyTorch documentation, "Distributed Checkpoint" (`async_save`) and "CUDA semantics" (asynchronous
+execution). The chance is the tail of the
 hypergeometric distribution.
 """
 
@@ -66,19 +71,43 @@ def check(step_log: StepLogResult, limits: Limits) -> Iterator[Draft]:
         )
     for stall in step_log.stalls:
         mean = step_log.median_ns + stall.cost_ns_per_step
-        if stall.cost_ns_per_step >= limits["stalled_ratio"] * mean:
+        if stall.cost_ns_per_step < limits["stalled_ratio"] * mean:
+            continue
+        if stall.may_wait_for_gpu:
+            yield _wait_or_stall(stall, step_log.median_ns)
+        else:
             yield _draft(stall, step_log.median_ns)
+
+
+def _what(stall: PeriodicStall, median_ns: int) -> str:
+    return (
+        f"Every {stall.period} steps, one takes {format_duration(stall.longer_ns)} longer than"
+        f" the median of {format_duration(median_ns)}, on all ranks ({stall.num_stalls} of"
+        f" {stall.num_due} due, the first is step {stall.first_step})"
+    )
+
+
+def _wait_or_stall(stall: PeriodicStall, median_ns: int) -> Draft:
+    return Draft(
+        message=(
+            f"{_what(stall, median_ns)}. Either it stops training, or the CPU only waits in it for"
+            " work that it queued on the GPU in the steps before."
+        ),
+        fix=(
+            f"Trace such a step and those before it (--start-step {stall.first_step + 1} --steps"
+            f" {stall.period}): is the GPU idle in it?"
+        ),
+        severity=Severity.INFO,
+        evidence=("step_log.stalls",),
+    )
 
 
 def _draft(stall: PeriodicStall, median_ns: int) -> Draft:
     cost, mean = stall.cost_ns_per_step, median_ns + stall.cost_ns_per_step
     return Draft(
         message=(
-            f"Every {stall.period} steps, one takes {format_duration(stall.longer_ns)} longer than"
-            f" the median of {format_duration(median_ns)}, on all ranks ({stall.num_stalls} of"
-            f" {stall.num_due} due, the first is step {stall.first_step}):"
-            f" {format_ratio(cost / mean)} of each step ({format_duration(cost)} of"
-            f" {format_duration(mean)})."
+            f"{_what(stall, median_ns)}: {format_ratio(cost / mean)} of each step"
+            f" ({format_duration(cost)} of {format_duration(mean)})."
         ),
         fix=(
             "Save checkpoints asynchronously and in shards. Evaluate and log less often, or "
