@@ -302,14 +302,12 @@ def test_without_the_socket_of_attach_that_is_said(tmp_path: Path, started_warm:
 @pytest.mark.gpu
 @pytest.mark.distributed
 def test_on_gpus_the_slow_one_of_two_ranks_is_named(tmp_path: Path, started_warm: Starter) -> None:
-    """All that is known from torch's sources alone: run this where there are two GPUs.
-
-    The recorder times NCCL's operations, answers through the worker server, and uses the clock of
+    """The recorder times NCCL's operations, answers through the worker server, and uses the clock of
     the step log; the rank that works longer is named, and no step is lost.
     """
     torch = pytest.importorskip("torch")
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two CUDA devices")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
     from distprof.ingest.job.growing import GrowingRun
     from distprof.verbs.watch.alerts import default_levels
     from distprof.verbs.watch.measure import report_on

@@ -1,4 +1,7 @@
-"""Two ranks on two GPUs: each step works, reduces four buckets, and waits; rank 1 works longer."""
+"""Two ranks on GPUs: each step works, reduces four buckets, and waits; rank 1 works longer.
+
+Both may share one GPU. NCCL refuses two ranks on one GPU of a host, so each gets a host of its own.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ BUCKETS = 4
 
 def train(rank: int, run_dir: str, store: str) -> None:
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
-    torch.cuda.set_device(rank)
+    if torch.cuda.device_count() < 2:
+        os.environ.update(NCCL_HOSTID=f"host-{rank}", NCCL_SOCKET_IFNAME="lo")
+    torch.cuda.set_device(rank % torch.cuda.device_count())
     options = distprof_probes.ProbeOptions(mode="always-on", measure_overhead=False)
     with distprof_probes.session(run_dir, options=options) as session:
         dist.init_process_group("nccl", store=dist.FileStore(store, 2), rank=rank, world_size=2)
