@@ -20,13 +20,10 @@ from typing import Any
 def distprof_full(source: str) -> float:
     """Every row to tables and a fresh Parquet cache, then the overlap."""
     import distprof
-    from distprof.ingest.cache import ACTIVITY_FILE, read_table
-    from distprof.run.tables import ACTIVITY
 
     with tempfile.TemporaryDirectory() as cache:
-        distprof.open_run(source, cache_dir=cache)
-        (written,) = Path(cache).rglob(ACTIVITY_FILE)
-        return _overlap(read_table(written, ACTIVITY))
+        (rank,) = distprof.open_run(source, cache_dir=cache).ranks
+        return _overlap(rank.tables.load().activity)
 
 
 def distprof_device(source: str) -> float:
@@ -101,7 +98,10 @@ def _import(what: str) -> None:
         import pyarrow.parquet  # noqa: F401
 
         import distprof.api
-        import distprof.ingest.open  # noqa: F401
+        import distprof.ingest.open
+        from distprof.ingest.source import known_sources
+
+        known_sources()  # imports the module of each kind
 
 
 CONTESTANTS: dict[str, Callable[[str], float]] = {

@@ -6,6 +6,7 @@ import msgspec
 
 from distprof.rules.base import InsufficientEvidenceError
 from distprof.sections.capture.result import CaptureResult
+from distprof.sections.idle.result import IdleResult
 from distprof.sections.overlap.result import OverlapResult
 from distprof.sections.time.result import RankWaterfall, StepTimeResult, WaterfallResult
 from distprof.units import format_duration, format_ratio
@@ -15,6 +16,7 @@ __all__ = [
     "WIDER_WAIT",
     "MeanStep",
     "alone_ns",
+    "gpu_idle_ratios",
     "has_all_members",
     "hideable_ns",
     "mean_step",
@@ -118,6 +120,18 @@ def hideable_ns(step: MeanStep, overlap: OverlapResult) -> int:
     rest is bound by the network, however well the program overlaps.
     """
     return min(step.exposed_transfer_ns, alone_ns(step, overlap))
+
+
+def gpu_idle_ratios(idle: IdleResult, waterfall: WaterfallResult) -> dict[int, float]:
+    """Share of the analysed time in which each rank's GPU idles; empty for CPU ranks.
+
+    A CPU that runs ahead of its GPU can lose time without delaying it. Where the GPU idles far less
+    than its CPU waits, the GPU has work meanwhile.
+    """
+    if idle.is_cpu:
+        return {}
+    spans = {rank.rank: rank.span_ns for rank in waterfall.ranks}
+    return {one.rank: one.idle_ns / spans[one.rank] for one in idle.ranks if spans.get(one.rank)}
 
 
 def alone_ns(step: MeanStep, overlap: OverlapResult) -> int:

@@ -302,8 +302,9 @@ def test_without_the_socket_of_attach_that_is_said(tmp_path: Path, started_warm:
 @pytest.mark.gpu
 @pytest.mark.distributed
 def test_on_gpus_the_slow_one_of_two_ranks_is_named(tmp_path: Path, started_warm: Starter) -> None:
-    """The recorder times NCCL's operations, answers through the worker server, and uses the clock of
-    the step log; the rank that works longer is named, and no step is lost.
+    """NCCL's operations have times, by the clock of the step log, and no step is lost.
+
+    The rank that works longer is named.
     """
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():

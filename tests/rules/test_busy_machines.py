@@ -14,11 +14,12 @@ from distprof.sections.idle.rules.cpu_contention import _medians_of_others
 from distprof.sections.job.result import JobError, JobFailure, JobResult
 from distprof.sections.pipeline.result import PipelineResult
 from distprof.sections.settings.result import ConfinedRank, SettingsResult
+from distprof.sections.step_log.result import StepLogResult
 from distprof.sections.stragglers.result import MessagesResult, StragglerSet, StragglersResult
 from distprof.terms import StragglerCause, StragglerPattern
 from tests.rules.fixtures import input as of_input
 from tests.rules.fixtures import job, pipeline, stragglers
-from tests.rules.samples import MS, RANKS, healthy, messages, pauses, settings
+from tests.rules.samples import MS, RANKS, healthy, messages, pauses, settings, step_log
 
 
 @given(st.lists(st.integers(0, 6), min_size=2, max_size=9))
@@ -38,7 +39,7 @@ def on_cpus(results, **of_pauses):
 
 
 def test_a_machine_that_is_busy_for_all_ranks_blames_none():
-    results = {**healthy(), PausesResult: pauses(queue_ns=dict.fromkeys(RANKS, 5 * MS))}
+    results = on_cpus(healthy(), queue_ns=dict.fromkeys(RANKS, 5 * MS))
     found = outcome_of("HST110", results).findings
     assert [one.ranks for one in found] == [tuple(RANKS)]
     assert "The machine is busy" in found[0].message
@@ -47,7 +48,7 @@ def test_a_machine_that_is_busy_for_all_ranks_blames_none():
 
 def test_a_rank_that_waits_far_longer_for_a_cpu_than_others_is_named():
     waits = dict.fromkeys(RANKS, 2 * MS) | {1: 6 * MS}
-    results = {**healthy(), PausesResult: pauses(queue_ns=waits, cpu_ns={})}
+    results = on_cpus(healthy(), queue_ns=waits, cpu_ns={})
     found = outcome_of("HST110", results).findings
     assert [one.ranks for one in found] == [(1,)]
     assert "take the CPU of rank 1" in found[0].message
@@ -62,14 +63,14 @@ def test_a_rank_that_waits_far_longer_for_a_cpu_than_others_is_named():
 )
 def test_on_a_busy_machine_a_rank_is_named_only_for_a_clear_difference(most_ms, named):
     waits = dict.fromkeys(RANKS, 6.5 * MS) | {1: most_ms * MS}
-    results = {**healthy(), PausesResult: pauses(queue_ns=waits, cpu_ns={})}
+    results = on_cpus(healthy(), queue_ns=waits, cpu_ns={})
     assert [one.ranks for one in outcome_of("HST110", results).findings] == [named]
 
 
 def test_on_a_busy_machine_a_rank_is_compared_with_the_other_that_waits_longest():
     """Three times the median, and twice the next."""
     waits = dict.fromkeys(RANKS, 4 * MS) | {1: 12 * MS, 2: 6 * MS}
-    results = {**healthy(), PausesResult: pauses(queue_ns=waits, cpu_ns={})}
+    results = on_cpus(healthy(), queue_ns=waits, cpu_ns={})
     assert [one.ranks for one in outcome_of("HST110", results).findings] == [tuple(RANKS)]
 
 
@@ -83,8 +84,7 @@ def test_that_a_rank_may_use_few_cpus_is_a_reason_to_name_it(num_cpus, named, ti
         hosts[0] = replace(hosts[0], confined=(confined,))
     waits = dict.fromkeys(RANKS, 5 * MS) | {1: times * 5 * MS}
     results = {
-        **healthy(),
-        PausesResult: pauses(queue_ns=waits, cpu_ns={}),
+        **on_cpus(healthy(), queue_ns=waits, cpu_ns={}),
         SettingsResult: settings(hosts=tuple(hosts)),
     }
     (found,) = outcome_of("HST110", results).findings
@@ -110,8 +110,7 @@ def test_which_of_the_ranks_on_the_same_busy_cpus_waits_longest_is_chance(crowde
     first, *others = (replace(one, confined=()) for one in settings().hosts)
     hosts = (replace(first, crowded=crowded), *others)
     results = {
-        **healthy(),
-        PausesResult: pauses(queue_ns=waits, cpu_ns={}),
+        **on_cpus(healthy(), queue_ns=waits, cpu_ns={}),
         SettingsResult: settings(hosts=hosts),
     }
     (found,) = outcome_of("HST110", results).findings
@@ -132,8 +131,7 @@ def test_ranks_on_as_few_cpus_as_they_are_compete_even_if_nothing_else_runs(
     waits = dict.fromkeys(RANKS, 0.1 * MS) | {1: 6 * MS}
     first, *others = (replace(one, confined=()) for one in settings().hosts)
     results = {
-        **healthy(),
-        PausesResult: pauses(queue_ns=waits, cpu_ns={}),
+        **on_cpus(healthy(), queue_ns=waits, cpu_ns={}),
         SettingsResult: settings(hosts=(replace(first, without_spare=without_spare), *others)),
     }
     (found,) = outcome_of("HST110", results).findings
@@ -145,7 +143,7 @@ def test_ranks_on_as_few_cpus_as_they_are_compete_even_if_nothing_else_runs(
 def test_a_rank_that_waits_a_quarter_of_the_longest_is_not_named_with_it():
     """Where others take one CPU, ranks that run there now and then wait, too."""
     waits = {1: 12 * MS, 2: 3 * MS}
-    results = {**healthy(), PausesResult: pauses(queue_ns=waits, cpu_ns={})}
+    results = on_cpus(healthy(), queue_ns=waits, cpu_ns={})
     found = outcome_of("HST110", results).findings
     assert [one.ranks for one in found] == [(1,)]
     assert "The other ranks wait 3.00 ms at most" in found[0].message
@@ -153,13 +151,13 @@ def test_a_rank_that_waits_a_quarter_of_the_longest_is_not_named_with_it():
 
 def test_a_rank_that_runs_longer_waits_longer_and_is_not_named():
     waits = dict.fromkeys(RANKS, 2 * MS) | {1: 6 * MS}
-    results = {**healthy(), PausesResult: pauses(queue_ns=waits, cpu_ns={1: 30 * MS})}
+    results = on_cpus(healthy(), queue_ns=waits, cpu_ns={1: 30 * MS})
     assert [one.ranks for one in outcome_of("HST110", results).findings] == [tuple(RANKS)]
 
 
 def test_a_rank_that_runs_less_and_waits_about_as_long_as_others_is_not_named():
     waits = dict.fromkeys(RANKS, 4 * MS) | {1: 5 * MS}
-    results = {**healthy(), PausesResult: pauses(queue_ns=waits, cpu_ns={1: 4 * MS})}
+    results = on_cpus(healthy(), queue_ns=waits, cpu_ns={1: 4 * MS})
     assert [one.ranks for one in outcome_of("HST110", results).findings] == [tuple(RANKS)]
 
 
@@ -306,3 +304,19 @@ def test_what_a_busy_machine_excuses_hides_no_other_rank():
     }
     outcome = outcome_of("STR104", on_cpus(results, queue_ns={1: 5 * MS}))
     assert [one.ranks for one in outcome.findings] == [(2,)]
+
+
+def test_a_wait_that_the_gpu_does_not_notice_costs_nothing():
+    """Each GPU idles 2.8 ms of 20: enough for a wait of 5 ms, and too little for one of 6."""
+    for waits_ms, named in ((5, [(1,)]), (6, [])):
+        results = {**healthy(), PausesResult: pauses(queue_ns={1: waits_ms * MS})}
+        outcome = outcome_of("HST110", results)
+        assert [one.ranks for one in outcome.findings] == named
+        why = "".join(one.why for one in outcome.not_checked)
+        assert ("its GPU has work meanwhile: it idles for 2.80 ms" in why) is (not named)
+
+        results = {**healthy(), StepLogResult: step_log(input_ns={3: waits_ms * MS + MS // 5})}
+        outcome = outcome_of("INP102", results)
+        assert [one.ranks for one in outcome.findings] == [(3,)] * bool(named)
+        why = "".join(one.why for one in outcome.not_checked)
+        assert ("its GPU has work meanwhile" in why) is (not named)

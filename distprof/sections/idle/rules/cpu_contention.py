@@ -32,7 +32,8 @@ pin each rank (`numactl`, `taskset`, `--cpu-bind`), and set `OMP_NUM_THREADS` to
 
 ## When it is wrong
 Only the training thread is observed. Threads that compute for it may also wait, which adds to the
-cost. On a GPU, queued work may hide the wait.
+cost. On a GPU, queued work may hide the wait: a rank does not count if its GPU idles in the traced
+steps for less than half of it. Without traces of a GPU rank, the rule cannot know.
 
 ## Sources
 Linux kernel documentation, "Scheduler Statistics" (schedstat).
@@ -44,10 +45,12 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from statistics import median
 
-from distprof.rules.base import Draft, Limit, Limits, rule
-from distprof.sections.idle.result import PausesResult
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.sections.idle.result import IdleResult, PausesResult
 from distprof.sections.settings.result import ConfinedRank, SettingsResult
+from distprof.sections.shares import gpu_idle_ratios
 from distprof.sections.step_log.result import StepLogResult
+from distprof.sections.time.result import WaterfallResult
 from distprof.terms import Confidence, Severity
 from distprof.units import format_duration, format_ratio, name_ranks
 
@@ -65,7 +68,7 @@ _FIX_PINNING = (
     code="HST110",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(PausesResult, StepLogResult, SettingsResult),
+    needs=(PausesResult, StepLogResult, SettingsResult, IdleResult, WaterfallResult),
     limits={
         "min_step_ratio": Limit(0.03, "share of the step that waiting for a CPU may take"),
         "over_others": Limit(
@@ -81,10 +84,18 @@ _FIX_PINNING = (
             1.5, "the same of a rank that may use half of the median rank's CPUs or fewer"
         ),
         "of_longest": Limit(0.5, "wait over the longest from which a rank is named with it"),
+        "gpu_idle_ratio": Limit(
+            0.5, "share of the wait for which the rank's GPU must idle in the traced steps"
+        ),
     },
 )
 def check(
-    pauses: PausesResult, step_log: StepLogResult, settings: SettingsResult, limits: Limits
+    pauses: PausesResult,
+    step_log: StepLogResult,
+    settings: SettingsResult,
+    idle: IdleResult,
+    waterfall: WaterfallResult,
+    limits: Limits,
 ) -> Iterator[Draft]:
     """Yield one finding for the run."""
     step = step_log.median_ns or step_log.traced_median_ns
@@ -95,8 +106,14 @@ def check(
     waiting = tuple(rank for rank, ns in waits.items() if ns > least)
     if not waiting:
         return
+    idle_ns = {rank: ratio * step for rank, ratio in gpu_idle_ratios(idle, waterfall).items()}
+    hidden = _hidden(waits, idle_ns, limits["gpu_idle_ratio"])
+    if hidden >= {*waiting}:
+        raise InsufficientEvidenceError(_while_gpu_works(waiting, waits, idle_ns))
+    waiting = tuple(rank for rank in waiting if rank not in hidden)
     confined = {one.rank: one for host in settings.hosts for one in host.confined}
-    alone = _without_chance(_starved(pauses, step, limits, confined), settings)
+    starved = _starved(pauses, step, limits, confined)
+    alone = _without_chance(tuple(r for r in starved if r not in hidden), settings)
     named = alone or _with_competitors(waiting, settings)
     worst = max(waits[rank] for rank in waiting)
     yield Draft(
@@ -112,6 +129,21 @@ def check(
         evidence=("pauses.ranks", "step_log.median_ns"),
         without="late ranks",
         explains=("COM102", "COM103", "STR110"),
+    )
+
+
+def _hidden(waits: Mapping[int, int], idle_ns: Mapping[int, float], least_ratio: float) -> set[int]:
+    """The ranks whose GPU has work while their CPU waits."""
+    return {rank for rank, ns in waits.items() if idle_ns.get(rank, ns) < least_ratio * ns}
+
+
+def _while_gpu_works(
+    ranks: Sequence[int], waits: Mapping[int, int], idle_ns: Mapping[int, float]
+) -> str:
+    worst = max(ranks, key=lambda rank: waits[rank])
+    return (
+        f"rank {worst} waits {format_duration(waits[worst])} of each step for a free CPU, but its"
+        f" GPU has work meanwhile: it idles for {format_duration(idle_ns[worst])} of a step"
     )
 
 

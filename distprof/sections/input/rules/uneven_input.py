@@ -21,9 +21,12 @@ Look at what this rank reads. Check the storage and size of its shard, `num_work
 `prefetch_factor`, other processes on its cores, and whether its samples are longer.
 
 ## When it is wrong
-On a busy machine, loaders wait for a free CPU. The rule stays silent if that is at least half of
-the excess, or if the excess is small compared with the time for which the training thread itself
-waits for a CPU. In a pipeline only some stages need input. The others never wait for it.
+A CPU that runs ahead of its GPU can wait without delaying it. The rule stays silent if the rank's
+GPU idles in the traced steps for less than half of the excess. Without traces of a GPU rank it
+cannot know. On a busy machine, loaders wait for a free CPU. The rule stays silent if that is at
+least half of the excess, or if the excess is small compared with the time for which the training
+thread itself waits for a CPU. In a pipeline only some stages need input. The others never wait for
+it.
 
 ## Sources
 Formula sheet, "Measured from traces" (straggler; input wait).
@@ -35,10 +38,12 @@ import statistics
 from collections.abc import Iterator
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
-from distprof.sections.idle.result import PausesResult
+from distprof.sections.idle.result import IdleResult, PausesResult
 from distprof.sections.input.rules._shared import named_for_late_input
+from distprof.sections.shares import gpu_idle_ratios
 from distprof.sections.step_log.result import StepLogResult
 from distprof.sections.stragglers.result import StragglersResult
+from distprof.sections.time.result import WaterfallResult
 from distprof.terms import Severity
 from distprof.units import capitalized, format_duration, format_ratio, name_ranks
 
@@ -47,7 +52,7 @@ from distprof.units import capitalized, format_duration, format_ratio, name_rank
     code="INP102",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(StepLogResult, PausesResult, StragglersResult),
+    needs=(StepLogResult, PausesResult, StragglersResult, IdleResult, WaterfallResult),
     limits={
         "min_step_ratio": Limit(
             0.03, "share of the step that a rank may wait longer than its peers"
@@ -58,10 +63,18 @@ from distprof.units import capitalized, format_duration, format_ratio, name_rank
         "loader_queue_ratio": Limit(
             0.5, "share of the excess from which loaders that wait for a free CPU are its cause"
         ),
+        "gpu_idle_ratio": Limit(
+            0.5, "share of the excess for which the rank's GPU must idle in the traced steps"
+        ),
     },
 )
 def check(
-    step_log: StepLogResult, pauses: PausesResult, stragglers: StragglersResult, limits: Limits
+    step_log: StepLogResult,
+    pauses: PausesResult,
+    stragglers: StragglersResult,
+    idle: IdleResult,
+    waterfall: WaterfallResult,
+    limits: Limits,
 ) -> Iterator[Draft]:
     """Yield one finding for the ranks that wait longer than the others."""
     step, waits = step_log.median_ns, _input_ns(step_log, pauses)
@@ -80,6 +93,12 @@ def check(
     )
     if longer and not late:
         raise InsufficientEvidenceError(_uncertain(longer, excess, queued, loader_queued))
+    idle_ns = {rank: ratio * step for rank, ratio in gpu_idle_ratios(idle, waterfall).items()}
+    least = limits["gpu_idle_ratio"]
+    delayed = tuple(r for r in late if idle_ns.get(r, excess[r]) >= least * excess[r])
+    if late and not delayed:
+        raise InsufficientEvidenceError(_hidden(late, excess, idle_ns))
+    late = delayed
     if not late:
         return
     worst = max(late, key=lambda rank: excess[rank])
@@ -133,6 +152,15 @@ def _uncertain(
     return (
         f"{waits}, but the machine is busy: its training thread waits {wait} of each step for a "
         "free CPU, and so may its loader"
+    )
+
+
+def _hidden(ranks: tuple[int, ...], excess: dict[int, float], idle_ns: dict[int, float]) -> str:
+    """Say that the GPU works while the CPU waits."""
+    worst = max(ranks, key=lambda rank: excess[rank])
+    return (
+        f"rank {worst} waits {format_duration(excess[worst])} longer for input than its peers, but"
+        f" its GPU has work meanwhile: it idles for {format_duration(idle_ns[worst])} of a step"
     )
 
 
