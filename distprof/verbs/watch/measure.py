@@ -47,10 +47,10 @@ def report_on(job: JobWatch, *, now_s: float, now_ns: int) -> WatchReport:
         now_ns: Current time, ns since the epoch.
     """
     steps = list(job.table.done)
-    durations = job.table.of("step_ns", steps)
-    step_ns = _median(durations)
+    typical_ns = job.typical_ns(steps)
+    step_ns = round(typical_ns) if np.isfinite(typical_ns) else None
     silent_s = job.silent_s(now_s)
-    input_ratio, input_rank = _input(job, steps, durations)
+    input_ratio, input_rank = _input(job, steps, typical_ns)
     own = job.own_times(steps)
     own_ratio = _ratio(own.own_ns, own.step_ns)
     return WatchReport(
@@ -119,9 +119,10 @@ def _tokens_per_s(job: JobWatch, steps: list[int], step_ns: int | None) -> float
     return float(np.median(per_step)) * NS_PER_S / step_ns
 
 
-def _input(job: JobWatch, steps: list[int], durations: Floats) -> tuple[float | None, int | None]:
+def _input(job: JobWatch, steps: list[int], typical_ns: float) -> tuple[float | None, int | None]:
     """Median share of the step that ranks wait for input, and the rank that waits longest."""
-    shares = job.table.of("input_ns", steps) / durations
+    shares = job.table.of("input_ns", steps)
+    shares = shares / (typical_ns if job.has_gpus else job.table.of("step_ns", steps))
     if not np.isfinite(shares).any():
         return None, None
     of_ranks = _medians(shares)

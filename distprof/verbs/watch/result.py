@@ -182,9 +182,10 @@ class WatchReport(Displayed, msgspec.Struct, frozen=True, kw_only=True, forbid_u
         num_ranks: Number of ranks that have recorded data.
         step: Last step that all ranks have reported; None before the first.
         silent_ns: Time since a rank last reported a step, ns; None before the first.
-        step_ns: Median step time in the window, ns.
-        usual_step_ns: Median step time of the job before the window; None while there are too few
-            steps.
+        step_ns: Step time in the window, ns: the median; on GPU ranks the mean, because their CPUs
+            run ahead and wait only now and then.
+        usual_step_ns: Median step time of the job before the window, on GPU ranks of means over 20
+            steps; None while there are too few steps.
         tokens_per_s: Tokens per second of all ranks in the window; None if not reported.
         own_ratio: Median own time as a share of the step; None if unknown. On GPU ranks a lower
             bound that includes transfers.

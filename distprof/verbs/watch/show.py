@@ -159,7 +159,7 @@ def _facts(report: WatchReport) -> TableView:
             ("probes", probes),
             ("throttled", short_ranks([each.rank for each in report.throttled], 60)),
         ],
-        caption=f"medians of the last {WINDOW} steps",
+        caption=f"the last {WINDOW} steps",
     )
 
 

@@ -3,6 +3,10 @@
 A step counts if it exceeds the job's usual step time, the median of its earlier steps, by more than
 a limit. The job is slow if ``ON`` of the last ``WINDOW`` steps count. If it stays slow for half of
 ``PAST`` steps, the slow step time becomes the usual one and the alarm ends.
+
+Steps are measured on the CPU. The CPU of a GPU rank runs ahead and waits for its GPU only now and
+then, so most of its steps are too short and a few too long. On GPU ranks, the mean of the last
+``SMOOTHED`` steps takes the place of each step.
 """
 
 from __future__ import annotations
@@ -12,11 +16,14 @@ from typing import Final
 
 import numpy as np
 
-from distprof.verbs.watch.lateness import LIMIT_SHARE, WINDOW, Persistence
+from distprof.verbs.watch.lateness import LIMIT_SHARE, ON, WINDOW, Persistence
 
-__all__ = ["PAST", "JobSpeed", "Lasting"]
+__all__ = ["PAST", "SMOOTHED", "JobSpeed", "Lasting"]
 
 PAST: Final = 1_000
+
+SMOOTHED: Final = 20
+"""Fewer than ``ON``, so that a single checkpoint makes no slow job."""
 
 _RENEW_EVERY = 8  # steps
 
@@ -56,18 +63,29 @@ class JobSpeed:
     Attributes:
         state: In how many steps it was slower.
         usual_ns: Median of the steps before the last ``WINDOW``; None while there are too few.
+        has_gpus: Whether the CPU may run ahead.
     """
 
     def __init__(self, level: float) -> None:
         self.state = Lasting()
+        self.has_gpus = False
         self.usual_ns: float | None = None
         self._level = level
         self._recent: deque[int] = deque(maxlen=WINDOW)
         self._past: deque[int] = deque(maxlen=PAST)
+        self._smoothed: deque[int] = deque(maxlen=SMOOTHED)
         self._num_steps = 0
+
+    @property
+    def recent_ns(self) -> float:
+        """Median of the last ``ON`` steps; NaN before the first."""
+        return float(np.median(list(self._recent)[-ON:])) if self._recent else float("nan")
 
     def observe(self, step_ns: int) -> None:
         """Add the duration of one step."""
+        if self.has_gpus:
+            self._smoothed.append(step_ns)
+            step_ns = sum(self._smoothed) // len(self._smoothed)
         if len(self._recent) == WINDOW:
             self._past.append(self._recent[0])
         self._recent.append(step_ns)

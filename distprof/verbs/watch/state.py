@@ -93,6 +93,7 @@ class JobWatch:
         self._durations_ns: deque[float] = deque(maxlen=WINDOW)
         self.slow = SlowRanks(self.levels.get("slow-rank", 0.10), 0)
         self.speed = JobSpeed(self.levels.get("slow-job", 0.20))
+        self.has_gpus = False
         self.waiting = Lasting()
         self.step: int | None = None
         self.notes: tuple[str, ...] = ()
@@ -124,6 +125,8 @@ class JobWatch:
         for each in added.ranks:
             self.ranks[each.rank].take(each)
         self._take_steps(added.ranks, now_s, now_ns)
+        devices = {self.ranks[each.rank].device for each in added.ranks}
+        self.has_gpus = self.has_gpus or bool(devices - {"", "cpu"})
         for step in self.table.complete(self._living()):
             self._judge(step)
         self._take_waits(added.ranks)
@@ -249,13 +252,25 @@ class JobWatch:
         self._step_s = step_ns / NS_PER_S
         if step < SETTLE or self.table.is_traced(step):
             return
+        self.speed.has_gpus = self.has_gpus
         self.speed.observe(round(step_ns))
         self._durations_ns.append(step_ns)
         if not self.waits.ranks:
             self.slow.observe(self._own_of_cpus([step])[0], step_ns, self.groups())
         inputs = self.table.of("input_ns", [step])[0]
-        share = float(np.nanmedian(inputs / durations))
+        of = self.speed.recent_ns if self.has_gpus else durations
+        share = float(np.nanmedian(inputs / of))
         self.waiting.observe(share > self.levels.get("input", 1.0))
+
+    def typical_ns(self, steps: list[int]) -> float:
+        """Duration of these steps: the median, on GPU ranks the mean; NaN if unknown."""
+        of_ranks = self.table.of("step_ns", steps)
+        if not np.isfinite(of_ranks).any():
+            return float("nan")
+        if not self.has_gpus:
+            return float(np.nanmedian(of_ranks))
+        known = of_ranks[np.isfinite(of_ranks).any(axis=1)]
+        return float(np.nanmedian(known, axis=1).mean())
 
     def _take_waits(self, ranks: tuple[RankAdded, ...]) -> None:
         """Add durations of collectives on GPUs, and judge the steps that all ranks reported."""
@@ -353,7 +368,7 @@ class JobWatch:
 
     def _slow_job(self) -> Condition:
         usual = format_duration(self.speed.usual_ns)
-        now = format_duration(self._step_s * NS_PER_S)
+        now = format_duration(self.speed.recent_ns)
         words = f"steps take longer than before: {now} instead of the usual {usual}"
         return _of_job(self.speed.state.is_on, words)
 

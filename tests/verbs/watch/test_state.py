@@ -15,7 +15,7 @@ from distprof.verbs.watch.alerts import default_levels
 from distprof.verbs.watch.lateness import OFF, ON, WINDOW
 from distprof.verbs.watch.measure import report_on
 from distprof.verbs.watch.ranks import RankWatch
-from distprof.verbs.watch.result import WatchReport
+from distprof.verbs.watch.result import Alert, WatchReport
 from distprof.verbs.watch.state import SETTLE
 from tests.verbs.watch.jobs import MS, START_NS, Playing, run_file, said, step
 
@@ -120,6 +120,39 @@ def test_a_slower_job_is_told_by_its_own_past() -> None:
         alert.message
         == "The job: steps take longer than before: 130 ms instead of the usual 100 ms"
     )
+
+
+def test_a_cpu_ahead_of_its_gpu_says_the_pace_of_the_gpu_only_in_the_mean() -> None:
+    """Nine steps of 5 ms, in the tenth the CPU waits: 100 ms each, later 130, and 1 ms of input."""
+    playing = Playing(4)
+    playing.look(ranks=[RankAdded(rank=r, said=said(r, device="NVIDIA H100")) for r in range(4)])
+
+    def steps(first: int, last: int, pace_ms: float) -> list[Alert]:
+        return [
+            alert
+            for number in range(first, last)
+            for alert in playing.steps(
+                number, number + 1, step_ms=10 * pace_ms - 45 if number % 10 == 9 else 5.0
+            )
+        ]
+
+    assert steps(0, 200, 100) == []
+    found = report(playing)
+    assert found.step_ns == pytest.approx(100 * MS, rel=1e-6)
+    assert found.usual_step_ns == pytest.approx(100 * MS, rel=1e-6)
+    assert found.input_ratio == pytest.approx(0.01, rel=1e-6)
+    (alert,) = steps(200, 260, 130)
+    assert alert.kind == "slow-job"
+    assert alert.message.endswith(": 130 ms instead of the usual 100 ms")
+
+
+def test_a_checkpoint_makes_no_slow_job() -> None:
+    for device in ("cpu", "NVIDIA H100"):
+        playing = Playing(4)
+        playing.look(ranks=[RankAdded(rank=r, said=said(r, device=device)) for r in range(4)])
+        assert playing.steps(0, 150) == []
+        assert playing.steps(150, 151, step_ms=20_000) == []
+        assert playing.steps(151, 200) == []
 
 
 @pytest.mark.parametrize(
