@@ -113,7 +113,8 @@ def _logged_or_traced(field: str) -> Callable[[Report], float | None]:
 
 def _median(report: Report) -> float | None:
     """Median step; from the program's own log if neither probes nor traces show steps."""
-    measured = _logged_or_traced("median_ns")(report)
+    logged_ns = report.step_log.step_ns
+    measured = _seconds(report.step_time.median_ns if logged_ns is None else logged_ns)
     printed = report.training_log.steady_ns
     return _seconds(statistics.median(printed)) if measured is None and printed else measured
 

@@ -116,7 +116,7 @@ def summarize_report(report: Report, *, label: str = "") -> SummaryFile:
         label: Label that identifies the run to users; may be empty.
     """
     job, log, printed = report.job, report.step_log, report.training_log
-    plain, traced = log.plain_ns, _traced_steps(report)
+    plain, traced = log.samples_ns, _traced_steps(report)
     return SummaryFile(
         distprof_version=report.distprof_version,
         source=report.run.source,

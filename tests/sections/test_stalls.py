@@ -82,6 +82,7 @@ def test_where_the_whole_interval_fits_the_queue_a_stall_and_a_wait_look_alike(t
     log = combine_step_logs([log_of(job, 0)], job=on_gpu)
     assert log.median_ns == 5 * MS
     assert log.step_ns == pytest.approx(50 * MS, rel=0.1)
+    assert set(log.samples_ns) == {50 * MS}
     outcome = run_rules(changed(healthy(), StepLogResult, stalls=(stall,)).values())
     (finding,) = outcome.findings
     assert (finding.code, finding.cost_ns_per_step) == ("HST105", None)

@@ -162,6 +162,20 @@ class StepLogResult(Result, frozen=True, kw_only=True):
 
         The median, or the mean if long steps may contain the GPU's work of the steps before them.
         """
-        if self.plain_ns and any(stall.may_wait_for_gpu for stall in self.stalls):
-            return round(sum(self.plain_ns) / len(self.plain_ns))
-        return self.median_ns
+        if not self._period or not self.plain_ns:
+            return self.median_ns
+        return round(sum(self.plain_ns) / len(self.plain_ns))
+
+    @property
+    def samples_ns(self) -> tuple[int, ...]:
+        """Durations of plain steps, or their means over one period each, as for ``step_ns``."""
+        if not self._period:
+            return self.plain_ns
+        first = len(self.plain_ns) % self._period  # the CPU gets ahead in the first steps
+        starts = range(first, len(self.plain_ns), self._period)
+        return tuple(sum(self.plain_ns[i : i + self._period]) // self._period for i in starts)
+
+    @property
+    def _period(self) -> int:
+        """Steps from one wait for the GPU to the next; 0 if steps can be taken one by one."""
+        return max((one.period for one in self.stalls if one.may_wait_for_gpu), default=0)
