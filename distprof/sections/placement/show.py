@@ -145,12 +145,11 @@ def machine_verdict(report: Report) -> VerdictText:
 def _sentence(machine: PlacedMachine) -> str:
     name = f"{machine.host}: " if machine.host else ""
     cards = counted(len(machine.cards), "network card")
-    return f"{name}{counted(machine.num_gpus, 'GPU')}, {_joined(machine)}; {cards}."
+    joined = f", {_joined(machine)}" if machine.num_gpus > 1 else ""
+    return f"{name}{counted(machine.num_gpus, 'GPU')}{joined}; {cards}."
 
 
 def _joined(machine: PlacedMachine) -> str:
-    if machine.num_gpus < 2:
-        return "alone"
     if len(machine.islands) == 1:
         return "all connected by NVLink"
     if len(machine.islands) == machine.num_gpus:

@@ -80,13 +80,13 @@ def _stage(question: Question, layout: Layout, *, last: bool) -> MemoryParts:
 
 
 def _gathered_bytes(model: Transformer, layout: Layout) -> float:
-    """Weights of two of the largest blocks: with prefetching, two are gathered at a time."""
+    """Weights of the two largest blocks: with prefetching, two are gathered at a time."""
     if layout.zero_stage < 3 or layout.num_shards == 1:
         return 0.0
     block = model.shared_parameters / model.layers
     if model.experts:
         block += model.expert_parameters / layout.ep
-    return 2 * _WEIGHT * max(block, model.head_parameters) / layout.tp
+    return _WEIGHT * (block + max(block, model.head_parameters)) / layout.tp  # there is one head
 
 
 def _kept_per_token(question: Question, layout: Layout, *, last: bool) -> float:

@@ -68,6 +68,13 @@ def test_memory_by_part():
     assert memory.logits_bytes == 6 * 4096 * 32000 / 8
 
 
+def test_the_head_is_gathered_once_with_the_block_before_it():
+    """Llama 3 8B: 128,256 × 4,096 in the head, and 6,979,588,096 / 32 in a block, 2 bytes each."""
+    memory = judged(question("llama3-8b"), "sharding=fsdp").memory
+    expected = 2 * (128_256 * 4_096 + 6_979_588_096 / 32)
+    assert memory.gathered_bytes == pytest.approx(expected, rel=1e-4)
+
+
 def test_bubble_is_the_formula_and_interleaving_shrinks_it():
     plain = judged(question("llama2-13b"), "tp=4,pp=4,sharding=zero-1")
     assert plain.bubble_fraction == pytest.approx(3 / (32 + 3))

@@ -147,10 +147,11 @@ def _gain(whatif: WhatIfResult, cause: Cause) -> str:
 
 def _because(whatif: WhatIfResult, cause: Cause) -> str:
     if cause.kind is CauseKind.WORKERS:
-        ranks = name_ranks(cause.scenario.ranks)
+        ranks = cause.scenario.ranks
+        explain = "explains" if len(ranks) == 1 else "explain"
         return (
-            f"{ranks}, the slowest 3 % of the workers, explain {format_ratio(cause.share)} of the "
-            "slowdown."
+            f"{name_ranks(ranks)}, the slowest 3 % of the workers, {explain}"
+            f" {format_ratio(cause.share)} of the slowdown."
         )
     if cause.kind is CauseKind.STAGES:
         return _stage_clause(whatif)
