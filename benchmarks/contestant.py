@@ -98,7 +98,7 @@ def _import(what: str) -> None:
         import pyarrow.parquet  # noqa: F401
 
         import distprof.api
-        import distprof.ingest.open
+        import distprof.ingest.open  # noqa: F401
         from distprof.ingest.source import known_sources
 
         known_sources()  # imports the module of each kind

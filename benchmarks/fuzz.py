@@ -42,8 +42,11 @@ from benchmarks.fuzzing.seeds import all_seeds
 __all__ = ["Found", "Limits", "failures", "main", "smaller"]
 
 SCRATCH = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
-ADDRESS_SPACE = 8 << 30
-"""Memory limit of a process: a runaway input must not affect the machine."""
+MOST_DATA = 8 << 30
+"""Memory limit of a process: a runaway input must not affect the machine.
+
+It does not count address space that threads only reserve, which is more on more cores.
+"""
 
 LIFE = 3_000
 """Inputs per process, so that side effects of one input reach few others."""
@@ -104,7 +107,7 @@ class State:
 
 def _serve(pipe: Connection, limits: Limits, stacks: Path) -> None:
     """Try inputs by their numbers until the pipe closes; runs in the child."""
-    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
+    resource.setrlimit(resource.RLIMIT_DATA, (MOST_DATA, MOST_DATA))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     scratch = tempfile.TemporaryDirectory(dir=SCRATCH, prefix="distprof-fuzz-")
