@@ -158,7 +158,7 @@ def sync_table(report: Report, *, show_all: bool) -> TableView | None:
 @table(place=320)
 def pauses_table(report: Report, *, show_all: bool) -> TableView | None:
     """Garbage collection and waits for input by rank, if they matter."""
-    ranks, step = report.pauses.ranks, report.step_log.median_ns
+    ranks, step = report.pauses.ranks, report.step_log.step_ns
     min_ns = _MIN_PAUSES_RATIO * (step or 0)
     if not (show_all or any(max(r.gc_ns_per_step, r.input_ns_per_step) > min_ns for r in ranks)):
         return None

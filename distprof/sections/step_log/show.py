@@ -95,6 +95,8 @@ def _time_text(log: StepLogResult) -> str:
     if log.median_ns is None:
         return ""
     text = f"{format_duration(log.median_ns)} median"
+    if log.step_ns != log.median_ns:
+        text = f"{format_duration(log.step_ns)} mean, {text}"
     if log.p95_ns is not None and log.cv is not None:
         text += f", {format_duration(log.p95_ns)} p95, varies by {format_ratio(log.cv)}"
     return text
@@ -104,8 +106,8 @@ def _traced_text(log: StepLogResult) -> str:
     if log.traced_median_ns is None:
         return ""
     text = f"{format_duration(log.traced_median_ns)} median"
-    if log.median_ns:
-        more = log.traced_median_ns / log.median_ns - 1
+    if log.step_ns:
+        more = log.traced_median_ns / log.step_ns - 1
         text += f", {format_ratio(abs(more))} {'longer' if more > 0 else 'shorter'}"
     return text
 

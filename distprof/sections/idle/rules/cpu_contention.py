@@ -98,7 +98,7 @@ def check(
     limits: Limits,
 ) -> Iterator[Draft]:
     """Yield one finding for the run."""
-    step = step_log.median_ns or step_log.traced_median_ns
+    step = step_log.step_ns or step_log.traced_median_ns
     if not step:
         return  # bare traces, which do not record it
     least = limits["min_step_ratio"] * step

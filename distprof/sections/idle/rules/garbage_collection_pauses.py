@@ -47,7 +47,7 @@ from distprof.units import capitalized, format_duration, format_ratio, name_rank
 )
 def check(pauses: PausesResult, step_log: StepLogResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding for the run."""
-    step = step_log.median_ns or step_log.traced_median_ns
+    step = step_log.step_ns or step_log.traced_median_ns
     if not step:
         return  # bare traces, which do not record garbage collection
     allowed_ns = limits["min_step_ratio"] * step

@@ -69,7 +69,7 @@ def waiting_for_input(
 
 
 def _logged(pauses: PausesResult, step_log: StepLogResult, least_ratio: float) -> Waiting:
-    step_ns = step_log.median_ns
+    step_ns = step_log.step_ns
     if not pauses.ranks or not step_ns:
         raise InsufficientEvidenceError(
             "there are neither traces with CPU activities nor logged waits for a data loader"

@@ -77,7 +77,7 @@ def check(
     limits: Limits,
 ) -> Iterator[Draft]:
     """Yield one finding for the ranks that wait longer than the others."""
-    step, waits = step_log.median_ns, _input_ns(step_log, pauses)
+    step, waits = step_log.step_ns, _input_ns(step_log, pauses)
     if not step or len(waits) < 2:
         return  # bare traces, or one rank alone
     excess = {rank: wait - _peers(waits, rank) for rank, wait in waits.items()}

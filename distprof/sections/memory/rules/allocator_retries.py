@@ -71,7 +71,7 @@ def check(
     yield Draft(
         message=(
             f"The allocator of {who} ran out of memory and retried {times} in the second half of"
-            f" the steps{_share(cost, step_log.median_ns)}."
+            f" the steps{_share(cost, step_log.step_ns)}."
         ),
         fix=(
             "Free memory with a smaller micro-batch, more sharding or recomputation. Set "
