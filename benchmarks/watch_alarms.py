@@ -30,9 +30,9 @@ from collections import deque
 import numpy as np
 from measuring import print_table
 
-from distprof.verbs.watch.lateness import WINDOW, SlowRanks, medians_of_others
+from distprof.join.gpu_waits import arrivals, medians_of_others
+from distprof.verbs.watch.lateness import WINDOW, SlowRanks
 from distprof.verbs.watch.speed import JobSpeed
-from distprof.verbs.watch.waits import arrivals
 
 RANKS = 1_024
 PER_NODE = 8

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
+from distprof.artefacts.records import CollectivesRecord
 from distprof.artefacts.settings_file import SettingsFile
 from distprof.schema import Column, Int64Array, Table, TableSchema
 
@@ -205,6 +206,7 @@ class RankRecords(msgspec.Struct, frozen=True, kw_only=True):
         routing: ROUTING table.
         expert_tokens: int64, counts of tokens per expert, one row of ``routing`` after another.
         pauses: PAUSES table.
+        gpu_collectives: Durations of collectives on the GPU in the last steps, ascending by step.
         about: Table name to the properties that its file gives for all rows.
         nccl_log_bytes: Size of the NCCL log, None without one.
         settings: Configuration read from the job's objects, None if not recorded.
@@ -219,6 +221,7 @@ class RankRecords(msgspec.Struct, frozen=True, kw_only=True):
     routing: Table = msgspec.field(default_factory=lambda: Table.empty(ROUTING))
     expert_tokens: Int64Array = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
     pauses: Table = msgspec.field(default_factory=lambda: Table.empty(PAUSES))
+    gpu_collectives: tuple[CollectivesRecord, ...] = ()
     about: Mapping[str, Mapping[str, Any]] = msgspec.field(default_factory=dict)
     nccl_log_bytes: int | None = None
     settings: SettingsFile | None = None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any, BinaryIO
 
 import msgspec
@@ -12,6 +14,7 @@ from numpy.typing import NDArray
 
 from distprof.artefacts import (
     CLOCK_FILE,
+    COLLECTIVES_FILE,
     MEMORY_FILE,
     MOE_FILE,
     NCCL_LOG_FILE,
@@ -23,6 +26,7 @@ from distprof.artefacts import (
 )
 from distprof.artefacts.records import (
     ClockStamp,
+    CollectivesRecord,
     Header,
     MemoryRecord,
     MoeRecord,
@@ -287,6 +291,11 @@ MAX_PHASES = 10_000  # of one step
 
 MAX_SETTINGS_BYTES = 1 << 22
 
+MAX_GPU_STEPS = 128
+"""Last steps whose collectives on the GPU are kept: enough to tell a late rank from chance."""
+
+_MOST_NS = 1 << 53
+
 
 class RankFolder(msgspec.Struct, frozen=True):
     """A rank's folder in a run directory, the source of its records.
@@ -304,6 +313,7 @@ class RankFolder(msgspec.Struct, frozen=True):
         folder = Folder(self.path)
         steps, moe = _Steps(), _Routing()
         memory, telemetry, pauses = Columns(MEMORY_LOG), Columns(TELEMETRY), Columns(PAUSES)
+        collectives: deque[CollectivesRecord] = deque(maxlen=MAX_GPU_STEPS)
         kinds: dict[str, tuple[str, str, type[Any], Callable[[Any], None]]] = {
             "step_log": (STEPS_FILE, "distprof.steps/1", StepRecord, steps.take),
             "memory_log": (
@@ -312,6 +322,10 @@ class RankFolder(msgspec.Struct, frozen=True):
             "telemetry": (NVML_FILE, "distprof.nvml/1", NvmlRecord, _sample_into(telemetry)),
             "routing": (MOE_FILE, "distprof.moe/1", MoeRecord, moe.take),
             "pauses": (PAUSES_FILE, "distprof.pauses/1", Pause, _pause_into(pauses)),
+            "collectives": (
+                COLLECTIVES_FILE, "distprof.collectives/1", CollectivesRecord,
+                _plausible_into(collectives),
+            ),
         }  # fmt: skip
         files = {name: read_lines(folder, *how) for name, how in kinds.items()}
         step_log, phases = steps.tables()
@@ -325,6 +339,7 @@ class RankFolder(msgspec.Struct, frozen=True):
             routing=moe.columns.table(),
             expert_tokens=np.array(moe.tokens, dtype=np.int64),
             pauses=pauses.table(),
+            gpu_collectives=tuple(sorted(collectives, key=attrgetter("step"))),
             about={name: file.about for name, file in files.items() if file.about},
             nccl_log_bytes=folder.size(NCCL_LOG_FILE),
             settings=settings,
@@ -450,6 +465,20 @@ def _pause_into(columns: Columns) -> Callable[[Pause], None]:
     def take(record: Pause) -> None:
         _check_span(record.start_ns, record.end_ns)
         columns.add(*(getattr(record, name) for name in PAUSES.names))
+
+    return take
+
+
+def _plausible_into(
+    collectives: deque[CollectivesRecord],
+) -> Callable[[CollectivesRecord], None]:
+    def take(record: CollectivesRecord) -> None:
+        numbers = [record.step]
+        for each in record.groups:
+            numbers += each.num_ranks, each.first, each.num, *each.total_ns, *each.last_ns
+        if not all(0 <= number < _MOST_NS for number in numbers):
+            raise ValueError("a count or duration is negative or absurd")
+        collectives.append(record)
 
     return take
 

@@ -11,13 +11,20 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.artefacts.records import CollectivesRecord
 from distprof.artefacts.run_file import RunFile
 from distprof.run.records import RankRecords
 from distprof.schema import Int64Array, Table
 from distprof.sections.context import ProbeRecords
 from distprof.sections.matched import segment_median
+from distprof.sections.step_log.gpu_lateness import find_late_gpus
 from distprof.sections.step_log.lateness import find_late_ranks, groups_of
-from distprof.sections.step_log.result import LateInLog, RankStepLog, StepLogResult
+from distprof.sections.step_log.result import (
+    LateInLog,
+    LateOnGpu,
+    RankStepLog,
+    StepLogResult,
+)
 from distprof.sections.step_log.stalls import find_periodic_stalls
 from distprof.units import NS_PER_S
 
@@ -40,6 +47,7 @@ class StepLog(msgspec.Struct, frozen=True, kw_only=True):
         is_plain: bool.
         is_traced: bool.
         cpu_ns: int64, time that the training thread ran on a CPU; negative if unknown.
+        gpu_collectives: Durations of collectives on the GPU in the last steps.
     """
 
     row: RankStepLog
@@ -48,6 +56,7 @@ class StepLog(msgspec.Struct, frozen=True, kw_only=True):
     is_plain: NDArray[np.bool_]
     is_traced: NDArray[np.bool_]
     cpu_ns: Int64Array
+    gpu_collectives: tuple[CollectivesRecord, ...] = ()
 
 
 def measure_step_log(records: RankRecords) -> StepLog | None:
@@ -87,6 +96,7 @@ def measure_step_log(records: RankRecords) -> StepLog | None:
         is_plain=plain[kept],
         is_traced=traced[kept],
         cpu_ns=np.minimum(log["cpu_ns"], duration)[kept],
+        gpu_collectives=records.gpu_collectives,
     )
 
 
@@ -130,6 +140,7 @@ def combine_step_logs(
         samples_per_step=_all_ranks([row.samples_per_step for row in rows]),
         stalls=find_periodic_stalls(*_shared_durations(logs), has_gpus=_has_gpus(job)),
         late=() if job is None else _late(logs, job),
+        late_on_gpus=() if job is None else _late_on_gpus(logs, job),
         unavailable=tuple(unavailable),
     )
 
@@ -151,6 +162,14 @@ def _late(logs: Sequence[StepLog], job: RunFile) -> tuple[LateInLog, ...]:
         [log.cpu_ns[kept] for log, kept in zip(logs, known, strict=True)],
         groups,
     )
+
+
+def _late_on_gpus(logs: Sequence[StepLog], job: RunFile) -> tuple[LateOnGpu, ...]:
+    records = {log.row.rank: log.gpu_collectives for log in logs if log.gpu_collectives}
+    if not records:
+        return ()
+    step, duration = _shared_durations(logs)
+    return find_late_gpus(records, dict(zip(step.tolist(), duration.tolist(), strict=True)), job)
 
 
 def _plain(traced: NDArray[np.bool_]) -> NDArray[np.bool_]:

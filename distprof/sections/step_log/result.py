@@ -14,6 +14,7 @@ from distprof.sections.base import Result
 
 __all__ = [
     "LateInLog",
+    "LateOnGpu",
     "PeriodicStall",
     "RankStepLog",
     "StepLogResult",
@@ -61,6 +62,26 @@ class LateInLog(Record, frozen=True, kw_only=True):
     late_ratio: float
     often_ratio: float
     gained_ns: int
+    num_steps: int
+
+
+class LateOnGpu(Record, frozen=True, kw_only=True):
+    """A GPU rank that arrives late at collectives in nearly every step, by their durations.
+
+    Args:
+        rank: Global rank.
+        late_ns: Lower bound of its lateness, median over steps.
+        late_most_ns: Upper bound.
+        late_ratio: The lower bound as a share of the peers' own time, median over steps.
+        often_ratio: Share that it reaches in 65 % of the steps.
+        num_steps: Number of compared steps, the last ones that all ranks recorded.
+    """
+
+    rank: int
+    late_ns: int
+    late_most_ns: int
+    late_ratio: float
+    often_ratio: float
     num_steps: int
 
 
@@ -133,6 +154,8 @@ class StepLogResult(Result, frozen=True, kw_only=True):
         samples_per_step: The same for samples.
         stalls: Periodic work that makes steps longer on all ranks.
         late: CPU ranks that compute longer than their peers in plain steps, latest first.
+        late_on_gpus: GPU ranks that arrive late at collectives in plain steps, latest first. Empty
+            without NCCL's timing.
     """
 
     has_own_steps: ClassVar[bool] = True
@@ -155,6 +178,7 @@ class StepLogResult(Result, frozen=True, kw_only=True):
     samples_per_step: int | None = None
     stalls: tuple[PeriodicStall, ...] = ()
     late: tuple[LateInLog, ...] = ()
+    late_on_gpus: tuple[LateOnGpu, ...] = ()
 
     @property
     def step_ns(self) -> int | None:

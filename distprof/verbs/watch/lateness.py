@@ -21,6 +21,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.join.gpu_waits import Floats, excess_of_peers
+
 __all__ = [
     "LIMIT_SHARE",
     "OFF",
@@ -28,8 +30,6 @@ __all__ = [
     "WINDOW",
     "Persistence",
     "SlowRanks",
-    "excess_of_peers",
-    "medians_of_others",
 ]
 
 WINDOW: Final = 40
@@ -51,42 +51,6 @@ LEAST_OF_STEP: Final = 0.01
 _SPREAD_EVERY = 8  # steps: the spread changes slowly, and medians over many ranks take time
 _CLIP = 0.25
 _SIGMA = 1.4826  # median absolute deviation of a normal distribution to its standard deviation
-
-Floats = NDArray[np.float64]
-
-
-def excess_of_peers(own: Floats, groups: NDArray[np.int64]) -> tuple[Floats, Floats]:
-    """Excess of each rank's own time over the median of its peers.
-
-    Args:
-        own: Own time in one step, shape (ranks,), any unit; NaN if unknown.
-        groups: Number of each rank's group, shape (ranks,); peers are the other ranks of the group.
-
-    Returns:
-        The excess as a share of the peers' median, and the peers' median; NaN if the time of the
-        rank or of all its peers is unknown.
-    """
-    peers = np.full(own.shape, np.nan)
-    known = np.flatnonzero(np.isfinite(own))
-    for group in np.unique(groups[known]):
-        members = known[groups[known] == group]
-        if len(members) > 1:
-            peers[members] = medians_of_others(own[members])
-    with np.errstate(divide="ignore", invalid="ignore"):
-        excess = np.where(peers > 0, own / peers - 1, np.nan)
-    return excess, peers
-
-
-def medians_of_others(values: Floats) -> Floats:
-    """For each value, the median of all others along the first axis; needs at least two values."""
-    order = np.argsort(values, axis=0, kind="stable")
-    ordered = np.take_along_axis(values, order, axis=0)
-    place = np.argsort(order, axis=0)
-    low, high = (len(values) - 2) // 2, (len(values) - 1) // 2
-    below = np.take_along_axis(ordered, low + (place <= low), axis=0)
-    above = np.take_along_axis(ordered, high + (place <= high), axis=0)
-    medians: Floats = (below + above) / 2
-    return medians
 
 
 class Persistence:

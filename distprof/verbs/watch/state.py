@@ -16,14 +16,15 @@ from distprof.artefacts.records import StepRecord
 from distprof.artefacts.run_file import RunFile
 from distprof.escape import plain
 from distprof.ingest.job.growing import MAX_RANKS, Added, RankAdded
+from distprof.join.gpu_waits import Floats, StepWaits, excess_of_peers, waits_of
 from distprof.units import NS_PER_S, format_bytes, format_duration, format_ratio
 from distprof.verbs.watch.alarms import JOB, Alarms, Condition
-from distprof.verbs.watch.lateness import WINDOW, Floats, SlowRanks, excess_of_peers
+from distprof.verbs.watch.lateness import WINDOW, SlowRanks
 from distprof.verbs.watch.ranks import RankWatch
 from distprof.verbs.watch.result import Alert, JobState
 from distprof.verbs.watch.speed import JobSpeed, Lasting
 from distprof.verbs.watch.steps import StepTable
-from distprof.verbs.watch.waits import StepWaits, WaitTable, waits_of
+from distprof.verbs.watch.waits import WaitTable
 
 __all__ = ["JobWatch", "OwnTimes"]
 

@@ -1,62 +1,20 @@
-"""How long each rank waits for others in a step, from the durations of its collectives on the GPU.
-
-The members of a group leave an all-reduce, all-gather or reduce-scatter together. The last one to
-arrive spends the least time in it, and the extra time of every other member is its wait. The cost
-of a wait depends on whether the GPU computes at the same time. If it does (buckets of DDP), a rank
-that is 5 ms early is 5 ms early in each of 10 buckets, and loses 5 ms in total. If it does not
-(tensor parallelism), 10 such waits cost 50 ms. The recorder does not show which case applies, so
-both bounds are kept. The lower bound is the longest single wait, because the step ends only when
-all gradients have arrived. The upper bound is the sum of all waits.
-
-The lower bound of a rank's lateness is taken from the collective in which it arrives latest after
-the median of the others. Time that the rank may have waited itself is subtracted: all of its waits
-in other groups, and the part of its earlier waits in the same group that exceeds those of the other
-members. A rank that another rank delayed in a second group is therefore not blamed, and a rank is
-not excused because all of them waited for a third one. This assumes that ranks run the same
-program, and that a rank that is late in the middle of a step is not consistently faster than its
-peers in the rest of it.
-"""
+"""Collectives of GPU ranks in steps that not all ranks have reported yet."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
-
-import numpy as np
+from collections.abc import Iterator
+from typing import Final
 
 from distprof.artefacts.records import CollectivesRecord, GroupTimes
-from distprof.verbs.watch.lateness import Floats, medians_of_others
+from distprof.join.gpu_waits import bounded_groups
 
-__all__ = ["CAPACITY", "StepWaits", "WaitTable", "arrivals", "waits_of"]
+__all__ = ["CAPACITY", "WaitTable"]
 
 CAPACITY: Final = 128
 """Number of steps that may be held until all ranks have reported them."""
 
-MESSAGES: Final = "messages"
-ALL: Final = "all"
-
-_MOST_GROUPS = 1_000  # of a rank and step
-_MOST_PARTS = 64
-_MOST_NS = 1 << 53
 _MOST_STEPS = 1 << 53
 _MOST_AHEAD = 100_000  # steps: a rank that claims to be further ahead is wrong
-
-
-class StepWaits(NamedTuple):
-    """Time that ranks waited for others in one step, each of shape (ranks,); NaN if unknown.
-
-    Args:
-        step: Number of the step.
-        least_ns: Lower bound of the wait.
-        most_ns: Upper bound of the wait.
-        late_ns: Lower bound of the lateness that the rank itself caused; negative if it may have
-            arrived early.
-    """
-
-    step: int
-    least_ns: Floats
-    most_ns: Floats
-    late_ns: Floats
 
 
 class WaitTable:
@@ -79,8 +37,7 @@ class WaitTable:
         self.ranks.add(rank)
         self._last[rank] = max(self._last.get(rank, -1), record.step)
         if record.step >= self._next:
-            groups = record.groups[:_MOST_GROUPS]
-            self._steps.setdefault(record.step, {})[rank] = tuple(map(_bounded, groups))
+            self._steps.setdefault(record.step, {})[rank] = bounded_groups(record)
 
     def complete(self, living: set[int]) -> Iterator[tuple[int, dict[int, tuple[GroupTimes, ...]]]]:
         """Steps that have become complete, in ascending order, each once.
@@ -95,159 +52,3 @@ class WaitTable:
                 return
             self._next = step + 1
             yield step, self._steps.pop(step)
-
-
-def _bounded(times: GroupTimes) -> GroupTimes:
-    """Drop durations if there are more than a probe writes."""
-    if len(times.total_ns) <= _MOST_PARTS and len(times.last_ns) <= _MOST_PARTS:
-        return times
-    return GroupTimes(group=times.group, kind=times.kind, num=times.num, num_untimed=times.num)
-
-
-def waits_of(
-    step: int,
-    found: Mapping[int, Sequence[GroupTimes]],
-    ranks: Sequence[int],
-    stages: Mapping[int, int],
-) -> StepWaits:
-    """Time that each rank waited for others in a step.
-
-    Args:
-        step: Number of the step.
-        found: Groups of each rank.
-        ranks: Rank of each position in the result.
-        stages: Pipeline stage of each rank, if known.
-
-    Returns:
-        The waits. They are NaN for ranks that reported nothing, and for members of a group if an
-        operation has no duration, a member did not report, or members recorded different
-        operations.
-    """
-    waits = _Waits(found)
-    for rows in _by_group(found).values():
-        kind = next(iter(rows.values())).kind
-        if kind == MESSAGES:
-            waits.mark(rows, _has_unknown(rows))
-        elif _match(rows):
-            waits.of_collectives(rows, is_for_all=kind == ALL)
-        else:
-            waits.mark(rows, unknown=True)
-    waits.of_messages(found, stages)
-    sums = (waits.least, waits.most, waits.late())
-    return StepWaits(step, *(waits.column(values, ranks) for values in sums))
-
-
-def _by_group(
-    found: Mapping[int, Sequence[GroupTimes]],
-) -> dict[tuple[str, str], dict[int, GroupTimes]]:
-    rows: dict[tuple[str, str], dict[int, GroupTimes]] = {}
-    for rank, groups in found.items():
-        for times in groups:
-            rows.setdefault((times.group, times.kind), {})[rank] = times
-    return rows
-
-
-def _has_unknown(rows: Mapping[int, GroupTimes]) -> bool:
-    return any(times.num_untimed or not times.total_ns for times in rows.values())
-
-
-def _match(rows: Mapping[int, GroupTimes]) -> bool:
-    """Whether all members reported the same operations, with durations."""
-    shapes = {
-        (each.num_ranks, each.first, each.num, len(each.total_ns), len(each.last_ns))
-        for each in rows.values()
-    }
-    return len(shapes) == 1 and shapes.pop()[0] == len(rows) and not _has_unknown(rows)
-
-
-class _Waits:
-    """Bounds of the waits of one step, summed over groups."""
-
-    def __init__(self, found: Mapping[int, Sequence[GroupTimes]]) -> None:
-        # A rank that shares no operation with others gives no evidence of waits
-        known = {
-            rank for rank, groups in found.items() if any(each.num_ranks != 1 for each in groups)
-        }
-        self.least = dict.fromkeys(known, 0.0)
-        self.most = dict.fromkeys(known, 0.0)
-        self._after_others: dict[int, list[tuple[float, float]]] = {rank: [] for rank in known}
-
-    def mark(self, ranks: Mapping[int, object], unknown: bool) -> None:
-        """Make the waits of these ranks unknown, if ``unknown`` is set."""
-        for rank in ranks if unknown else ():
-            self.least.pop(rank, None)
-            self.most.pop(rank, None)
-
-    def of_collectives(self, rows: Mapping[int, GroupTimes], *, is_for_all: bool) -> None:
-        """Add the waits in a group's collectives."""
-        parts = _waits([times.total_ns for times in rows.values()])
-        single = _waits([times.last_ns or times.total_ns for times in rows.values()])
-        waited = parts.sum(axis=1)
-        for rank, all_ns, longest_ns in zip(rows, waited, single.max(axis=1), strict=True):
-            if rank in self.most:
-                self.most[rank] += float(all_ns)
-                if is_for_all:
-                    self.least[rank] = max(self.least[rank], float(longest_ns))
-        if is_for_all and len(rows) > 1:
-            for rank, late_ns, all_ns in zip(rows, arrivals(parts, single), waited, strict=True):
-                if rank in self.most:
-                    self._after_others[rank].append((float(late_ns), float(all_ns)))
-
-    def late(self) -> dict[int, float]:
-        """Lower bound of the lateness that each rank itself caused."""
-        return {
-            rank: max(late_ns - (self.most[rank] - waited_ns) for late_ns, waited_ns in arrivals_ns)
-            for rank, arrivals_ns in self._after_others.items()
-            if rank in self.most and arrivals_ns
-        }
-
-    def of_messages(
-        self, found: Mapping[int, Sequence[GroupTimes]], stages: Mapping[int, int]
-    ) -> None:
-        """Add possible waits in messages, beyond the least time in messages of the same stage."""
-        took = {
-            rank: float(_waits_and_transfers([each for each in groups if each.kind == MESSAGES]))
-            for rank, groups in found.items()
-        }
-        usual: dict[int, float] = {}
-        for rank, stage in stages.items():
-            # A rank that did not report may not have waited at all
-            usual[stage] = min(usual.get(stage, np.inf), took.get(rank, 0.0))
-        for rank in self.most:
-            of_stage = usual[stages[rank]] if rank in stages else 0.0
-            self.most[rank] += took[rank] - of_stage
-
-    def column(self, values: Mapping[int, float], ranks: Sequence[int]) -> Floats:
-        """Values of these ranks; NaN if unknown."""
-        return np.array([values.get(rank, np.nan) for rank in ranks], dtype=np.float64)
-
-
-def arrivals(parts: Floats, single: Floats) -> Floats:
-    """How much later than the others of its group each member arrives, in its latest arrival.
-
-    Args:
-        parts: Waits in each part of the step's collectives, in order, shape (members, parts).
-        single: Waits in the last collective of each part; equal to ``parts`` if a part is a single
-            collective.
-
-    Returns:
-        Lateness, shape (members,), less the time that the member waited longer than others before
-        it arrived.
-    """
-    more = np.maximum(parts - medians_of_others(parts), 0.0)
-    # A wait in a collective does not excuse a late arrival at the same collective
-    before = np.cumsum(more, axis=1) - np.where(parts == single, more, 0.0)
-    late: Floats = (medians_of_others(single) - single - before).max(axis=1)
-    return late
-
-
-def _waits_and_transfers(groups: Sequence[GroupTimes]) -> int:
-    """Total duration of all operations, ns."""
-    return sum(min(max(ns, 0), _MOST_NS) for each in groups for ns in each.total_ns)
-
-
-def _waits(durations_ns: Sequence[Sequence[int]]) -> Floats:
-    """Excess of each duration over that of the fastest member, shape (members, operations)."""
-    table = np.array(durations_ns, dtype=np.float64).clip(0, _MOST_NS)
-    waits: Floats = table - table.min(axis=0)
-    return waits

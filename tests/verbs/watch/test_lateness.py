@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from distprof.join.gpu_waits import excess_of_peers
 from distprof.verbs.watch.lateness import (
     LEAST_PEERS,
     OFF,
@@ -15,7 +16,6 @@ from distprof.verbs.watch.lateness import (
     WINDOW,
     Persistence,
     SlowRanks,
-    excess_of_peers,
 )
 from distprof.verbs.watch.speed import PAST, JobSpeed
 

@@ -1,8 +1,9 @@
 """# late-rank-without-trace
 
 ## What it detects
-No trace compares the ranks, but the step log shows one or a few CPU ranks whose training threads
-compute longer than those of their peers in nearly every step.
+No trace compares the ranks, but the probes show one or a few late ranks in nearly every step. On
+CPUs their training threads compute longer than those of their peers. On GPUs they arrive late at
+collectives.
 
 ## Why it costs time
 All ranks wait for the last one at the next collective, so the slowest rank sets the length of
@@ -11,23 +12,30 @@ every step.
 ## Evidence needed
 A run directory with the step logs of at least 2 CPU ranks, and at least 20 steps without a profiler
 for which Linux counted the CPU time of each training thread. If several ranks were traced, the
-straggler rules have better evidence and this rule stays silent. GPU ranks are left out, because a
-CPU that runs ahead of its GPU can work longer without delaying anything.
+straggler rules have better evidence and this rule stays silent. On GPU ranks CPU time does not
+count, because a CPU that runs ahead of its GPU can work longer without delaying anything: NCCL's
+timing must be on (`TORCH_NCCL_ENABLE_TIMING=1`), so that the probes know how long each collective
+takes on each GPU.
 
 ## How the cost is computed
 The late rank's CPU time minus that of the slowest rank that is not late: median over all steps. A
 rank is compared with the other ranks of its pipeline stage. Its lateness is the excess over their
 median that it reaches in 65 % of the steps.
 
+On GPUs, the members of an all-reduce leave it together, so the late one spends the least time in
+it. Durations alone bound the lateness. The rule uses the lower bound, which is close to the truth
+if ranks meet once per step, and far below it if they meet often (tensor parallelism, FSDP).
+
 ## How to fix
 Look for work that this rank does alone: logging, evaluation, checkpoints, a larger share of the
-batch. If there is none, compare its core with the others': clock, pinning, a busy sibling. A trace
-of all ranks (`distprof capture --profile-ranks all`) shows the operators that take longer.
+batch. If there is none, compare its core or GPU with the others': clock, throttling, pinning, a
+busy sibling. A trace of all ranks (`distprof capture --profile-ranks all`) shows the operators that
+take longer.
 
 ## When it is wrong
 If a library polls for messages (MPI), waiting counts as computing. All ranks then seem to compute
 equally long, and the rule misses a late one. On a busy machine, ranks that share a core run slower,
-so the limit is higher there.
+so the limit is higher there. On GPUs, the lower bound assumes that ranks run the same program.
 
 ## Sources
 Linux kernel documentation, "Scheduler Statistics" (schedstat). Formula sheet, "Measured from
@@ -41,7 +49,7 @@ from statistics import median
 
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.idle.result import PausesResult
-from distprof.sections.step_log.result import LateInLog, StepLogResult
+from distprof.sections.step_log.result import LateInLog, LateOnGpu, StepLogResult
 from distprof.sections.stragglers.result import StragglersResult
 from distprof.terms import Confidence, Severity
 from distprof.units import capitalized, format_duration, format_ratio, name_ranks
@@ -64,6 +72,9 @@ _OF_INPUT = 0.5
         "busy_step_ratio": Limit(
             0.1, "share of the step in the run queue from which a machine counts as busy"
         ),
+        "gpu_excess_ratio": Limit(
+            0.075, "smallest lower bound over the peers' own time in 65 % of the steps, on GPUs"
+        ),
         "min_step_ratio": Limit(0.02, "smallest share of the step that is worth reporting"),
     },
 )
@@ -71,9 +82,10 @@ def check(
     step_log: StepLogResult, pauses: PausesResult, stragglers: StragglersResult, limits: Limits
 ) -> Iterator[Draft]:
     """Yield one finding for all late ranks."""
-    step = step_log.median_ns
+    step = step_log.step_ns
     if not step or len(stragglers.ranks) > 1:
         return
+    yield from _on_gpus(step_log, step, limits)
     is_busy = _queue_ns(pauses) > limits["busy_step_ratio"] * step
     min_ratio = limits["excess_ratio_if_busy" if is_busy else "excess_ratio"]
     late = [
@@ -99,6 +111,41 @@ def check(
         confidence=Confidence.INFERRED,
         ranks=tuple(sorted(one.rank for one in late)),
         evidence=("step_log.late",),
+    )
+
+
+def _on_gpus(step_log: StepLogResult, step: int, limits: Limits) -> Iterator[Draft]:
+    least = limits["gpu_excess_ratio"]
+    late = [one for one in step_log.late_on_gpus if one.often_ratio >= least]
+    if not late or len(late) > _MOST_NAMED * len(step_log.ranks):
+        return
+    first = late[0]
+    if first.late_ns < limits["min_step_ratio"] * step:
+        return
+    yield Draft(
+        message=_message_of_gpus(late),
+        fix=(
+            f"Trace a few steps of all ranks, and compare the GPU of rank {first.rank} with the"
+            " others: clocks, throttling, other processes, and work that only this rank does."
+        ),
+        cost_ns_per_step=first.late_ns,
+        confidence=Confidence.INFERRED,
+        ranks=tuple(sorted(one.rank for one in late)),
+        evidence=("step_log.late_on_gpus",),
+    )
+
+
+def _message_of_gpus(late: list[LateOnGpu]) -> str:
+    first = late[0]
+    who = capitalized(name_ranks(one.rank for one in late))
+    are = "is the straggler: it arrives" if len(late) == 1 else "are stragglers: they arrive up to"
+    least, most = format_duration(first.late_ns), format_duration(first.late_most_ns)
+    by = f"{least} ({format_ratio(first.late_ratio)})"
+    if most != least:
+        by += f" or more, at most {most},"
+    return (
+        f"{who} {are} {by} late at a collective in each step (median of {first.num_steps:,} steps,"
+        " by the durations of collectives on the GPUs)."
     )
 
 

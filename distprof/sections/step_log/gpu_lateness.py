@@ -1,0 +1,132 @@
+"""Find GPU ranks that arrive late at collectives in nearly every step, without a trace.
+
+The probes record how long each collective takes on each GPU. The members of an all-reduce leave it
+together, so a late one spends the least time in it. Durations alone bound the lateness
+(:mod:`distprof.join.gpu_waits`), and a rank is late only if the lower bound says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.artefacts.records import CollectivesRecord
+from distprof.artefacts.run_file import RunFile
+from distprof.join.gpu_waits import (
+    Floats,
+    StepWaits,
+    bounded_groups,
+    excess_of_peers,
+    waits_of,
+)
+from distprof.sections.step_log.lateness import FEWEST_STEPS, OFTEN
+from distprof.sections.step_log.result import LateOnGpu
+
+__all__ = ["find_late_gpus"]
+
+_LEAST_RATIO = 0.05
+"""Smallest excess that is worth a row, as a share of the peers' own time."""
+
+_MOST_RANKS = 16
+
+_MOST_ROWS = 200_000
+"""Steps times ranks: with more, only the last steps count, to bound time."""
+
+_SPREADS: Final = 6.0
+_LEAST_PEERS: Final = 16
+_SIGMA = 1.4826  # median absolute deviation of a normal distribution to its standard deviation
+
+
+def find_late_gpus(
+    records: Mapping[int, Sequence[CollectivesRecord]], step_ns: Mapping[int, float], job: RunFile
+) -> tuple[LateOnGpu, ...]:
+    """GPU ranks that are late, latest first.
+
+    Args:
+        records: By rank, its collectives of each step.
+        step_ns: Steps that count, and the duration of each.
+        job: Shows the pipeline stages: ranks of different stages do different work.
+
+    Returns:
+        At most ``_MOST_RANKS`` ranks; none with fewer than ``FEWEST_STEPS`` steps that all ranks
+        recorded.
+    """
+    ranks = sorted(records)
+    steps = _shared_steps(records, step_ns)[-max(FEWEST_STEPS, _MOST_ROWS // max(len(ranks), 1)) :]
+    if len(ranks) < 2 or len(steps) < FEWEST_STEPS:
+        return ()
+    stages = {
+        entry.rank: entry.coordinates["pp"] for entry in job.ranks if "pp" in entry.coordinates
+    }
+    groups = np.array([stages.get(rank, 0) for rank in ranks], dtype=np.int64)
+    by_rank = {rank: {one.step: one for one in records[rank]} for rank in ranks}
+    waits = [
+        waits_of(step, {r: bounded_groups(by_rank[r][step]) for r in ranks}, ranks, stages)
+        for step in steps
+    ]
+    # Steps of a CPU that runs ahead are too short or too long, so only their mean is right. The
+    # longest may contain a checkpoint.
+    durations = sorted(step_ns[step] for step in steps)
+    late, most, peers = _lateness(waits, float(np.mean(durations[:-1])), groups)
+    return _rows(ranks, late, most, peers, groups)
+
+
+def _shared_steps(
+    records: Mapping[int, Sequence[CollectivesRecord]], step_ns: Mapping[int, float]
+) -> list[int]:
+    shared = set(step_ns)
+    for of_rank in records.values():
+        shared &= {one.step for one in of_rank}
+    return sorted(shared)
+
+
+def _lateness(
+    waits: Sequence[StepWaits], step_ns: float, groups: NDArray[np.int64]
+) -> tuple[Floats, Floats, Floats]:
+    """Bounds of lateness, and upper bound of the peers' own time, ns, each (steps, ranks)."""
+    rows = []
+    for each in waits:
+        least, most = (excess_of_peers(ns, groups)[1] for ns in (each.least_ns, each.most_ns))
+        late_most = np.minimum(most - each.least_ns, step_ns)
+        peers = step_ns - least
+        peers[~(peers > 0)] = np.nan
+        rows.append((np.minimum(each.late_ns, late_most), late_most, peers))
+    late, most, peers = (np.stack(columns) for columns in zip(*rows, strict=True))
+    return late, most, peers
+
+
+def _rows(
+    ranks: Sequence[int], late: Floats, most: Floats, peers: Floats, groups: NDArray[np.int64]
+) -> tuple[LateOnGpu, ...]:
+    excess = late / peers
+    # The value closest to 0 that the bounds allow: uncertainty must not count as spread
+    likely = np.where(excess > 0, excess, np.fmin(most / peers, 0.0))
+    known = np.isfinite(excess).sum(axis=0)
+    found = []
+    for column in np.flatnonzero(known >= FEWEST_STEPS).tolist():
+        often = float(np.nanquantile(excess[:, column], 1 - OFTEN))
+        if often < max(_LEAST_RATIO, _limit(likely, groups == groups[column])):
+            continue
+        found.append(
+            LateOnGpu(
+                rank=ranks[column],
+                late_ns=round(float(np.nanmedian(late[:, column]))),
+                late_most_ns=round(float(np.nanmedian(most[:, column]))),
+                late_ratio=float(np.nanmedian(excess[:, column])),
+                often_ratio=often,
+                num_steps=int(known[column]),
+            )
+        )
+    return tuple(sorted(found, key=lambda one: -one.late_ns)[:_MOST_RANKS])
+
+
+def _limit(likely: Floats, members: NDArray[np.bool_]) -> float:
+    """The usual differences between many peers; 0 for few."""
+    columns = likely[:, members & np.isfinite(likely).any(axis=0)]
+    if columns.shape[1] < _LEAST_PEERS:
+        return 0.0
+    usual = np.nanmedian(np.clip(columns, -0.25, 0.25), axis=0)
+    return _SPREADS * _SIGMA * float(np.median(np.abs(usual - np.median(usual))))
