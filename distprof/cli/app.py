@@ -28,6 +28,8 @@ from distprof.version import __version__
 __all__ = ["ExitCode", "State", "app", "main"]
 
 ENTRY_POINT_GROUP = "distprof.commands"
+_OF_THE_JOB = frozenset({"attach", "bench", "capture", "run"})
+"""Verbs of distprof's two other packages, which are found by entry points."""
 
 _VERBS = {
     "analyze": "Where each step's time goes, what causes it, what a fix would gain.",
@@ -150,7 +152,12 @@ def _load_other(name: str) -> click.Command | None:
 def _unknown_verb(name: str) -> str:
     import difflib
 
-    near = difflib.get_close_matches(name, _VERBS, n=2, cutoff=0.6)
+    if name in _OF_THE_JOB:
+        return (
+            f"no command {name!r}: this distprof is not installed, so its entry points are missing"
+            " (pip install distprof)"
+        )
+    near = difflib.get_close_matches(name, [*_VERBS, *_other_verbs()], n=2, cutoff=0.6)
     if near:
         return f"no command {plain(name)!r}: did you mean {' or '.join(near)}?"
     return f"no command {plain(name)!r}: to analyse traces, distprof analyze {plain(name)}"

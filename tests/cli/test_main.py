@@ -69,6 +69,22 @@ def test_an_unknown_verb_suggests_the_nearest(capsys: pytest.CaptureFixture[str]
     assert "did you mean analyze?" in capsys.readouterr().err
 
 
+def test_a_mistyped_command_of_another_package_gets_a_hint(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["captrue"]) == 2
+    assert "did you mean capture?" in capsys.readouterr().err
+
+
+def test_without_entry_points_it_is_said_that_distprof_is_not_installed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distprof.cli.app.plugins", lambda _group: ())
+    assert main(["capture", "--", "python"]) == 2
+    said = capsys.readouterr().err
+    assert "this distprof is not installed, so its entry points are missing" in said
+
+
 def test_a_trace_given_as_verb_is_pointed_to_analyze(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["traces/"]) == 2
     assert "distprof analyze traces/" in capsys.readouterr().err
