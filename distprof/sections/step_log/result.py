@@ -32,7 +32,7 @@ class PeriodicStall(Record, frozen=True, kw_only=True):
         longer_ns: Median excess of a long step over the median step.
         cost_ns_per_step: Excess of all long steps, divided by the number of compared steps.
         may_wait_for_gpu: Whether the CPU may only wait in them for work that it queued on the GPU
-            in the steps before. Unknown if long steps take more than half of the time on GPU ranks.
+            in the steps before: on GPU ranks whose step log does not show the GPU's pace.
     """
 
     period: int

@@ -11,8 +11,8 @@ long by the same time. Nothing stalls there, so a long step counts without the l
 from __future__ import annotations
 
 from math import exp, lgamma
+from typing import NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,10 +25,16 @@ _LONGER_RATIO = 0.25
 """Excess over the median from which a step is long, as a share of the median,"""
 _SPREADS = 6.0
 """and in median absolute deviations. A long step exceeds both."""
-_SHORT_RATIO = 0.25
-"""Time below the median from which the CPU got ahead in a step, as a share of the median."""
-_MOST_RATIO = 0.5
-"""Share of all time from which long steps may be waits for GPUs whose CPUs are always ahead."""
+_RISES = 1.25
+"""The last step before a long one over the first after it, if the launch queue fills in between."""
+_STAYS = 0.75
+"""The step before that over the last one, if the queue was full in both."""
+_NEARLY_FULL = 0.9
+"""Duration of steps with a full queue over that of the last step before a long one, at least."""
+_OF_HALF = 1.7
+"""Median absolute deviation of normal values over that of their lower half."""
+_MOST_QUEUED = 32
+"""Steps whose work a launch queue may hold: it takes about a thousand launches."""
 _SHORTEST_PERIOD = 3
 _FEWEST = 4
 _HELD_RATIO = 0.8
@@ -52,13 +58,9 @@ def find_periodic_stalls(
     """
     if len(step) < _FEWEST * _SHORTEST_PERIOD:
         return ()
-    median = float(np.median(duration_ns))
-    spread = float(np.median(np.abs(duration_ns - median)))
-    longer = np.asarray(duration_ns - median, dtype=np.float64)
-    least = max(_LONGER_RATIO * median, _SPREADS * spread)
-    if has_gpus:
-        longer = _without_lead(longer, longer > least, _SHORT_RATIO * median)
-    is_long = longer > least
+    duration = np.asarray(duration_ns, dtype=np.float64)
+    paced = _at_the_pace_of_gpus(step, duration) if has_gpus else None
+    longer, is_long, num_steps = _excess(duration) if paced is None else paced
     found: list[PeriodicStall] = []
     unexplained = np.ones(len(step), dtype=np.bool_)  # steps that no earlier period explains
     while len(found) < _MOST_KINDS:
@@ -70,25 +72,78 @@ def find_periodic_stalls(
             unexplained & (step % period == residue) & (step >= step[unexplained & is_long][0])
         )
         stalled = members & is_long
-        found.append(_stall(period, step, longer, members, stalled))
+        may_wait = (
+            has_gpus
+            and paced is None
+            and np.median(longer[stalled]) <= _MOST_QUEUED * duration.mean()
+        )
+        found.append(
+            _stall(period, step, longer, members, stalled, num_steps, may_wait=bool(may_wait))
+        )
         unexplained &= ~stalled
-    if (
-        has_gpus
-        and sum(stall.cost_ns_per_step for stall in found) > _MOST_RATIO * duration_ns.mean()
-    ):
-        found = [msgspec.structs.replace(stall, may_wait_for_gpu=True) for stall in found]
     return tuple(sorted(found, key=lambda stall: -stall.cost_ns_per_step))
 
 
-def _without_lead(
-    longer: NDArray[np.float64], is_long: NDArray[np.bool_], short_ns: float
-) -> NDArray[np.float64]:
-    """The excess of each step. A long one loses the lead gathered since the long step before it."""
-    lead = np.cumsum(np.where(longer < -short_ns, -longer, 0.0))
-    at = np.flatnonzero(is_long)
-    net = longer.copy()
-    net[at] = np.maximum(longer[at] - np.diff(lead[at], prepend=0.0), 0.0)
-    return net
+class _Excess(NamedTuple):
+    """Time of each step above the usual one, which steps are long, and how many were compared."""
+
+    longer: NDArray[np.float64]
+    is_long: NDArray[np.bool_]
+    num_steps: int
+
+
+def _excess(duration: NDArray[np.float64]) -> _Excess:
+    median = float(np.median(duration))
+    longer = np.asarray(duration - median, dtype=np.float64)
+    is_long = longer > max(_LONGER_RATIO * median, _SPREADS * _spread(duration))
+    return _Excess(longer, is_long, len(duration))
+
+
+def _spread(values: NDArray[np.float64]) -> float:
+    """Median absolute deviation."""
+    return float(np.median(np.abs(values - np.median(values))))
+
+
+def _at_the_pace_of_gpus(step: Int64Array, duration: NDArray[np.float64]) -> _Excess | None:
+    """The excess without the lead of the CPUs; None if the log does not show the GPUs' pace.
+
+    After a long step, in which it waits, the CPU is faster than the GPU until the launch queue is
+    full. From then on it is as fast as the GPU. A long step is longer by what all steps since the
+    last one take above this pace.
+    """
+    due = _best_period(step, duration > (1 + _LONGER_RATIO) * duration.mean())
+    if due is None:
+        return None
+    period = due[0]
+    ends = np.flatnonzero(step % period == _longest_residue(step % period, duration))
+    ends = ends[ends > 1]
+    after = ends[ends < len(step) - 1] + 1
+    if not len(after):
+        return None
+    first, before, full = (float(np.median(duration[at])) for at in (after, ends - 2, ends - 1))
+    if full < _RISES * first or before < _STAYS * full:
+        return None
+    starts = np.concatenate(([0], ends[:-1] + 1))
+    counts = ends + 1 - starts
+    # No step is missing: in the others the CPU may have got ahead unseen
+    is_whole = (counts == period) & (step[ends] - step[starts] == period - 1)
+    late = np.concatenate(
+        [np.arange(end - (end - start) // 2, end) for start, end in zip(starts, ends, strict=True)]
+    )
+    pace = float(np.median(duration[late][duration[late] >= _NEARLY_FULL * full]))
+    until = np.concatenate(([0.0], np.cumsum(duration)))
+    net = np.where(is_whole, until[ends + 1] - until[starts] - counts * pace, 0.0)
+    longer = np.zeros(len(step))
+    longer[ends] = np.maximum(net, 0.0)
+    usual = np.sort(net[is_whole])[: (int(is_whole.sum()) + 1) // 2]  # without what stalls
+    is_long = longer > max(_LONGER_RATIO * pace, _SPREADS * _OF_HALF * _spread(usual))
+    return _Excess(longer, is_long, max(int(counts[is_whole].sum()), 1))
+
+
+def _longest_residue(residues: Int64Array, duration: NDArray[np.float64]) -> int:
+    """The residue whose steps are longest."""
+    medians = {int(one): float(np.median(duration[residues == one])) for one in np.unique(residues)}
+    return max(medians, key=lambda residue: medians[residue])
 
 
 def _best_period(step: Int64Array, is_long: NDArray[np.bool_]) -> tuple[int, int] | None:
@@ -155,6 +210,9 @@ def _stall(
     longer: NDArray[np.float64],
     members: NDArray[np.bool_],
     stalled: NDArray[np.bool_],
+    num_steps: int,
+    *,
+    may_wait: bool,
 ) -> PeriodicStall:
     return PeriodicStall(
         period=period,
@@ -162,5 +220,6 @@ def _stall(
         num_stalls=int(stalled.sum()),
         num_due=int(members.sum()),
         longer_ns=round(float(np.median(longer[stalled]))),
-        cost_ns_per_step=round(float(longer[stalled].sum()) / len(step)),
+        cost_ns_per_step=round(float(longer[stalled].sum()) / num_steps),
+        may_wait_for_gpu=may_wait,
     )

@@ -15,11 +15,14 @@ the same number of long steps at random positions does this must be below 1 %.
 
 ## How the cost is computed
 Time of these steps above the median step, on the fastest rank in each step, divided by the number
-of all compared steps. On GPU ranks, a CPU that runs ahead of its GPU has short steps, and a long
-one where it waits, for example to read the loss: the time by which steps since the last long one
-were short is subtracted. The cost is an upper bound, because part of the work may be necessary. It
-is unknown if long steps take more than half of the time on GPU ranks: the step log does not show
-whether they stop the GPU, or contain its work of all steps before them.
+of all compared steps. This is an upper bound, because part of the work may be necessary.
+
+On GPU ranks, a CPU that runs ahead of its GPU has short steps until the launch queue is full, and a
+long one where it waits, for example to read the loss. There the cost is what all steps from one
+long one to the next take above the pace with a full queue. If the log does not show that pace, a
+long step may stop training or contain the GPU's work of the steps before it. Then the cost is
+unknown, unless the traced steps show that the CPU waits for its GPU in each step, or the long step
+lasts as long as 32 others: a launch queue does not hold that many.
 
 ## How to fix
 Save asynchronously (`torch.distributed.checkpoint.async_save`): copy to pinned memory, continue
@@ -42,6 +45,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.sections.idle.result import IdleResult
 from distprof.sections.step_log.result import PeriodicStall, StepLogResult
 from distprof.terms import Severity
 from distprof.units import format_duration, format_ratio
@@ -53,12 +57,12 @@ _FEWEST_STEPS = 12
     code="HST105",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(StepLogResult,),
+    needs=(StepLogResult, IdleResult),
     limits={
         "stalled_ratio": Limit(0.01, "smallest share of the mean step that is worth reporting")
     },
 )
-def check(step_log: StepLogResult, limits: Limits) -> Iterator[Draft]:
+def check(step_log: StepLogResult, idle: IdleResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding per period."""
     if not step_log.ranks:
         return  # bare traces: a few steps show nothing periodic
@@ -73,10 +77,15 @@ def check(step_log: StepLogResult, limits: Limits) -> Iterator[Draft]:
         mean = step_log.median_ns + stall.cost_ns_per_step
         if stall.cost_ns_per_step < limits["stalled_ratio"] * mean:
             continue
-        if stall.may_wait_for_gpu:
+        if stall.may_wait_for_gpu and not _waits_in_each_step(idle):
             yield _wait_or_stall(stall, step_log.median_ns)
         else:
             yield _draft(stall, step_log.median_ns)
+
+
+def _waits_in_each_step(idle: IdleResult) -> bool:
+    """Whether the CPU cannot run ahead, by the calls that emptied the GPU's queue."""
+    return sum(call.count_per_step for call in idle.sync_calls) >= 1.0
 
 
 def _what(stall: PeriodicStall, median_ns: int) -> str:
