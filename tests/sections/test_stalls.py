@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from distprof.api import analyze
 from distprof.artefacts.run_file import RankEntry, RunFile
 from distprof.ingest.job.rank_folder import RankFolder
 from distprof.rules.engine import run_rules
@@ -141,7 +143,7 @@ def test_where_the_whole_interval_fits_the_queue_a_stall_and_a_wait_look_alike(t
     )
     log = combine_step_logs([log_of(job, 0)], job=on_gpu)
     assert log.median_ns == 5 * MS
-    assert log.step_ns == pytest.approx(50 * MS, rel=0.1)
+    assert log.step_ns == 50 * MS
     assert set(log.samples_ns) == {50 * MS}
     results = changed(healthy(), StepLogResult, stalls=(stall,))
     results = changed(results, IdleResult, sync_calls=())
@@ -149,6 +151,20 @@ def test_where_the_whole_interval_fits_the_queue_a_stall_and_a_wait_look_alike(t
     assert (finding.code, finding.cost_ns_per_step) == ("HST105", None)
     assert "only waits in it" in finding.message
     assert "--start-step 10 --steps 10" in finding.fix
+
+
+def test_most_steps_may_be_too_short_for_the_pace_of_the_gpu(tmp_path):
+    """Six steps of 2 ms, one of 38, two of 50 and a wait of 350, on each rank."""
+    job = JobFolder(tmp_path / "run", mesh={"dp": 2})
+    for rank in (0, 1):
+        job.entries[rank] = replace(job.entries[rank], device="NVIDIA H100")
+        job.steps(rank, [*[2] * 6, 38, 50, 50, 350] * 6, tokens=1_000)
+    report = analyze(str(job.write()))
+    log = report.step_log
+    assert (log.median_ns, log.wait_period, log.stalls) == (2 * MS, 10, ())
+    assert log.step_ns == 50 * MS
+    assert "A step takes 50.0 ms (median of 5 means over 10 steps)" in report.verdict.line
+    assert report.metrics()["step_median_seconds"] == pytest.approx(0.05)
 
 
 def test_two_kinds_of_work_are_told_apart():

@@ -25,7 +25,7 @@ from distprof.sections.step_log.result import (
     RankStepLog,
     StepLogResult,
 )
-from distprof.sections.step_log.stalls import find_periodic_stalls
+from distprof.sections.step_log.stalls import find_periodic_stalls, find_waits
 from distprof.units import NS_PER_S
 
 __all__ = ["StepLog", "analyze_step_log", "combine_step_logs", "measure_step_log"]
@@ -121,6 +121,7 @@ def combine_step_logs(
     if not rows:
         return StepLogResult(unavailable=tuple(unavailable))
     plain, traced = _durations(logs, "is_plain"), _durations(logs, "is_traced")
+    shared, has_gpus = _shared_durations(logs), _has_gpus(job)
     return StepLogResult(
         num_steps=max(row.last_step for row in rows) - min(row.first_step for row in rows) + 1,
         last_step=min(row.last_step for row in rows),
@@ -138,7 +139,8 @@ def combine_step_logs(
         plain_ns=tuple(plain[-MAX_STEPS_KEPT:].tolist()),
         tokens_per_step=_all_ranks([row.tokens_per_step for row in rows]),
         samples_per_step=_all_ranks([row.samples_per_step for row in rows]),
-        stalls=find_periodic_stalls(*_shared_durations(logs), has_gpus=_has_gpus(job)),
+        stalls=find_periodic_stalls(*shared, has_gpus=has_gpus),
+        wait_period=find_waits(*shared) if has_gpus else None,
         late=() if job is None else _late(logs, job),
         late_on_gpus=() if job is None else _late_on_gpus(logs, job),
         unavailable=tuple(unavailable),

@@ -5,6 +5,7 @@ A trace holds a few steps. The log holds all of them, including those without a 
 
 from __future__ import annotations
 
+from statistics import median
 from typing import ClassVar
 
 import msgspec
@@ -153,6 +154,8 @@ class StepLogResult(Result, frozen=True, kw_only=True):
         tokens_per_step: Sum over ranks; None unless every logging rank counts them.
         samples_per_step: The same for samples.
         stalls: Periodic work that makes steps longer on all ranks.
+        wait_period: Steps from one wait of the CPUs for their GPUs to the next, if the CPUs are so
+            far ahead in between that the median step is too short; else None.
         late: CPU ranks that compute longer than their peers in plain steps, latest first.
         late_on_gpus: GPU ranks that arrive late at collectives in plain steps, latest first. Empty
             without NCCL's timing.
@@ -177,29 +180,30 @@ class StepLogResult(Result, frozen=True, kw_only=True):
     tokens_per_step: int | None = None
     samples_per_step: int | None = None
     stalls: tuple[PeriodicStall, ...] = ()
+    wait_period: int | None = None
     late: tuple[LateInLog, ...] = ()
     late_on_gpus: tuple[LateOnGpu, ...] = ()
 
     @property
     def step_ns(self) -> int | None:
-        """Time of a step without a profiler.
-
-        The median, or the mean if long steps may contain the GPU's work of the steps before them.
-        """
-        if not self._period or not self.plain_ns:
+        """Time of a step without a profiler: the median of ``samples_ns``."""
+        samples = self.samples_ns
+        if not self.smoothed_steps or not samples:
             return self.median_ns
-        return round(sum(self.plain_ns) / len(self.plain_ns))
+        return round(median(samples))
 
     @property
     def samples_ns(self) -> tuple[int, ...]:
-        """Durations of plain steps, or their means over one period each, as for ``step_ns``."""
-        if not self._period:
-            return self.plain_ns
-        first = len(self.plain_ns) % self._period  # the CPU gets ahead in the first steps
-        starts = range(first, len(self.plain_ns), self._period)
-        return tuple(sum(self.plain_ns[i : i + self._period]) // self._period for i in starts)
+        """Durations of plain steps, or their means over ``smoothed_steps`` each."""
+        return self._means(self.smoothed_steps) if self.smoothed_steps else self.plain_ns
 
     @property
-    def _period(self) -> int:
-        """Steps from one wait for the GPU to the next; 0 if steps can be taken one by one."""
-        return max((one.period for one in self.stalls if one.may_wait_for_gpu), default=0)
+    def smoothed_steps(self) -> int:
+        """Number of steps whose mean is the time of a step; 0 if single steps can be trusted."""
+        unsure = (one.period for one in self.stalls if one.may_wait_for_gpu)
+        return max((self.wait_period or 0, *unsure))
+
+    def _means(self, number: int) -> tuple[int, ...]:
+        first = len(self.plain_ns) % number  # the CPU gets ahead in the first steps
+        starts = range(first, len(self.plain_ns), number)
+        return tuple(sum(self.plain_ns[i : i + number]) // number for i in starts)

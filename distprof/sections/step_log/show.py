@@ -29,12 +29,17 @@ def logged_verdict(report: Report) -> VerdictText:
     if log.median_ns is None:
         return f"{because}, so where the time went is unknown.", ()
     num_plain = max(rank.num_plain for rank in log.ranks)
-    step_ns = log.step_ns or log.median_ns
-    which = "median" if step_ns == log.median_ns else "mean"
-    text = f"A step takes {format_duration(step_ns)} ({which} of {counted(num_plain, 'step')})"
+    text = f"A step takes {format_duration(log.step_ns)} ({_of(log, num_plain)})"
     if log.input_ratio is not None and log.input_ratio >= MIN_LOSS_RATIO:
         text += f", {format_ratio(log.input_ratio)} of it waiting for input"
     return f"{text}. {because}: record a trace of a few steps to see where the rest goes.", ()
+
+
+def _of(log: StepLogResult, num_plain: int) -> str:
+    """Which steps the time of a step comes from."""
+    if not log.smoothed_steps:
+        return f"median of {counted(num_plain, 'step')}"
+    return f"median of {len(log.samples_ns):,} means over {log.smoothed_steps:,} steps"
 
 
 @table(place=430)
@@ -96,7 +101,7 @@ def _time_text(log: StepLogResult) -> str:
         return ""
     text = f"{format_duration(log.median_ns)} median"
     if log.step_ns != log.median_ns:
-        text = f"{format_duration(log.step_ns)} mean, {text}"
+        text = f"{format_duration(log.step_ns)}, mean over {log.smoothed_steps:,} steps; {text}"
     if log.p95_ns is not None and log.cv is not None:
         text += f", {format_duration(log.p95_ns)} p95, varies by {format_ratio(log.cv)}"
     return text

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from distprof.schema import Int64Array
 from distprof.sections.step_log.result import PeriodicStall
 
-__all__ = ["find_periodic_stalls"]
+__all__ = ["find_periodic_stalls", "find_waits"]
 
 _LONGER_RATIO = 0.25
 """Excess over the median from which a step is long, as a share of the median,"""
@@ -35,6 +35,8 @@ _OF_HALF = 1.7
 """Median absolute deviation of normal values over that of their lower half."""
 _MOST_QUEUED = 32
 """Steps whose work a launch queue may hold: it takes about a thousand launches."""
+_NEARLY = 0.95
+"""Median step over the pace of the GPU, at least, if it is that pace."""
 _SHORTEST_PERIOD = 3
 _FEWEST = 4
 _HELD_RATIO = 0.8
@@ -60,7 +62,7 @@ def find_periodic_stalls(
         return ()
     duration = np.asarray(duration_ns, dtype=np.float64)
     paced = _at_the_pace_of_gpus(step, duration) if has_gpus else None
-    longer, is_long, num_steps = _excess(duration) if paced is None else paced
+    longer, is_long, num_steps, *_ = _excess(duration) if paced is None else paced
     found: list[PeriodicStall] = []
     unexplained = np.ones(len(step), dtype=np.bool_)  # steps that no earlier period explains
     while len(found) < _MOST_KINDS:
@@ -84,12 +86,37 @@ def find_periodic_stalls(
     return tuple(sorted(found, key=lambda stall: -stall.cost_ns_per_step))
 
 
+def find_waits(step: Int64Array, duration_ns: Int64Array) -> int | None:
+    """Steps from one wait of the CPUs for their GPUs to the next; None if the median step is right.
+
+    Args:
+        step: As in :func:`find_periodic_stalls`, of GPU ranks.
+        duration_ns: The same.
+    """
+    if len(step) < _FEWEST * _SHORTEST_PERIOD:
+        return None
+    paced = _at_the_pace_of_gpus(step, np.asarray(duration_ns, dtype=np.float64))
+    if paced is None or np.median(duration_ns) >= _NEARLY * paced.pace_ns:
+        return None
+    return paced.period
+
+
 class _Excess(NamedTuple):
-    """Time of each step above the usual one, which steps are long, and how many were compared."""
+    """Time of each step above the usual one.
+
+    Args:
+        longer: In ns.
+        is_long: Which steps are long.
+        num_steps: Number of steps that were compared.
+        period: Steps from one wait for the GPU to the next; 0 if none shows.
+        pace_ns: Time of a step on the GPU; 0 if unknown.
+    """
 
     longer: NDArray[np.float64]
     is_long: NDArray[np.bool_]
     num_steps: int
+    period: int = 0
+    pace_ns: float = 0.0
 
 
 def _excess(duration: NDArray[np.float64]) -> _Excess:
@@ -137,7 +164,7 @@ def _at_the_pace_of_gpus(step: Int64Array, duration: NDArray[np.float64]) -> _Ex
     longer[ends] = np.maximum(net, 0.0)
     usual = np.sort(net[is_whole])[: (int(is_whole.sum()) + 1) // 2]  # without what stalls
     is_long = longer > max(_LONGER_RATIO * pace, _SPREADS * _OF_HALF * _spread(usual))
-    return _Excess(longer, is_long, max(int(counts[is_whole].sum()), 1))
+    return _Excess(longer, is_long, max(int(counts[is_whole].sum()), 1), period, pace)
 
 
 def _longest_residue(residues: Int64Array, duration: NDArray[np.float64]) -> int:
