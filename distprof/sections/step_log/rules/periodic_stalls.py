@@ -74,13 +74,15 @@ def check(step_log: StepLogResult, idle: IdleResult, limits: Limits) -> Iterator
             f"the step log has {step_log.num_steps} steps: too few to find periodic stalls"
         )
     for stall in step_log.stalls:
-        mean = step_log.median_ns + stall.cost_ns_per_step
-        if stall.cost_ns_per_step < limits["stalled_ratio"] * mean:
+        usual_ns = step_log.step_ns or step_log.median_ns
+        if stall.may_wait_for_gpu:  # such a stall is part of the means that step_ns is made of
+            usual_ns = step_log.median_ns
+        if stall.cost_ns_per_step < limits["stalled_ratio"] * (usual_ns + stall.cost_ns_per_step):
             continue
         if stall.may_wait_for_gpu and not _waits_in_each_step(idle):
-            yield _wait_or_stall(stall, step_log.median_ns)
+            yield _wait_or_stall(stall, usual_ns)
         else:
-            yield _draft(stall, step_log.median_ns)
+            yield _draft(stall, usual_ns)
 
 
 def _waits_in_each_step(idle: IdleResult) -> bool:
