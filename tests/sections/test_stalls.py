@@ -15,7 +15,7 @@ from distprof.rules.engine import run_rules
 from distprof.sections.idle.result import IdleResult, SyncCall
 from distprof.sections.step_log.measure import combine_step_logs, measure_step_log
 from distprof.sections.step_log.result import StepLogResult
-from distprof.sections.step_log.stalls import find_periodic_stalls
+from distprof.sections.step_log.stalls import find_periodic_stalls, find_waits
 from tests.job_folders import MS, JobFolder
 from tests.rules.samples import changed, healthy
 
@@ -91,6 +91,28 @@ def test_nor_does_one_whose_steps_vary_or_whose_queue_never_fills(seed, ahead, s
     step, duration = logged(300, ahead=ahead, sync=sync, gpu_ms=gpu_ms)
     found = find_periodic_stalls(step, duration, has_gpus=True)
     assert all(stall.may_wait_for_gpu for stall in found)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(0, 400)), min_size=1, max_size=120),
+    st.sampled_from((1, 10, 2**50)),
+)
+def test_any_log_has_an_answer(steps, scale):
+    """Steps may be missing, of no length, and absurdly long; warnings are errors here."""
+    apart, lengths = zip(*steps, strict=True)
+    step, duration = np.cumsum(apart), np.array(lengths, dtype=np.int64) * scale
+    found = find_periodic_stalls(step, duration, has_gpus=True)
+    assert all(0 <= stall.num_stalls <= stall.num_due for stall in found)
+    assert find_waits(step, duration) is None or find_waits(step, duration) >= 3
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_periodic_logs_with_missing_steps_have_an_answer(seed):
+    rng = np.random.default_rng(seed)
+    step, duration = logged(200, ahead=int(rng.integers(1, 6)), sync=int(rng.integers(3, 12)))
+    kept = rng.random(200) > rng.choice((0.05, 0.3, 0.6))
+    for stall in find_periodic_stalls(step[kept], duration[kept], has_gpus=True):
+        assert stall.cost_ns_per_step >= 0
 
 
 def test_steps_that_are_left_out_do_not_hide_their_lead():

@@ -157,7 +157,10 @@ def _at_the_pace_of_gpus(step: Int64Array, duration: NDArray[np.float64]) -> _Ex
     late = np.concatenate(
         [np.arange(end - (end - start) // 2, end) for start, end in zip(starts, ends, strict=True)]
     )
-    pace = float(np.median(duration[late][duration[late] >= _NEARLY_FULL * full]))
+    full_ns = duration[late][duration[late] >= _NEARLY_FULL * full]
+    if not is_whole.any() or not len(full_ns):
+        return None
+    pace = max(full, float(np.median(full_ns)))  # the first of them may be shorter
     until = np.concatenate(([0.0], np.cumsum(duration)))
     net = np.where(is_whole, until[ends + 1] - until[starts] - counts * pace, 0.0)
     longer = np.zeros(len(step))
