@@ -32,7 +32,7 @@ _LEAST_RATIO = 0.05
 
 _MOST_RANKS = 16
 
-_MOST_ROWS = 200_000
+_MOST_ROWS = 40_000
 """Steps times ranks: with more, only the last steps count, to bound time."""
 
 _SPREADS: Final = 6.0
@@ -104,11 +104,12 @@ def _rows(
     excess = late / peers
     # The value closest to 0 that the bounds allow: uncertainty must not count as spread
     likely = np.where(excess > 0, excess, np.fmin(most / peers, 0.0))
+    limits = {int(one): _limit(likely, groups == one) for one in np.unique(groups)}
     known = np.isfinite(excess).sum(axis=0)
     found = []
     for column in np.flatnonzero(known >= FEWEST_STEPS).tolist():
         often = float(np.nanquantile(excess[:, column], 1 - OFTEN))
-        if often < max(_LEAST_RATIO, _limit(likely, groups == groups[column])):
+        if often < max(_LEAST_RATIO, limits[int(groups[column])]):
             continue
         found.append(
             LateOnGpu(
