@@ -24,6 +24,7 @@ __all__ = [
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 MAX_RANK = 10_000_000
+MOST_RANKS = 1_000_000
 
 
 class _Named(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5 only
@@ -120,6 +121,10 @@ class RankList(click.ParamType):  # type: ignore[type-arg]
                     f" ({self.name} go up to {MAX_RANK:,})",
                     param,
                     ctx,
+                )
+            if len(ranks) + last - first >= MOST_RANKS:
+                self.fail(
+                    f"{str(value)[:40]!r} names more than {MOST_RANKS:,} {self.name}", param, ctx
                 )
             ranks.update(range(first, last + 1))
         return frozenset(ranks)

@@ -261,3 +261,11 @@ def test_a_rank_that_cannot_be_measured_costs_itself_only(monkeypatch: pytest.Mo
     assert any("Rank 2 could not be measured" in text for text in report.breakdown.unavailable)
     with pytest.raises(ZeroDivisionError):
         distprof.analyze(run, debug=True)
+
+
+def test_a_list_of_millions_is_refused_before_it_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A report that names ten million missing ranks took a gigabyte."""
+    assert main(["analyze", str(tmp_path), "--ranks", "5,0-9999999"]) == 2
+    assert "names more than 1,000,000 ranks" in capsys.readouterr().err
