@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import statistics
 import threading
 import time
 from collections.abc import Iterator
@@ -216,8 +215,7 @@ def test_a_wait_says_how_long_those_who_load_ran_and_had_no_cpu(
     awake = [(pause.cpu_ns or 0) + (pause.run_queue_ns or 0) for pause in waits]
     lasted = [pause.end_ns - pause.start_ns for pause in waits]
     assert all(0 <= ns <= 2 * most for ns, most in zip(awake, lasted, strict=True))
-    assert statistics.median(lasted) > 20 * MS
-    assert (statistics.median(awake) > 15 * MS) is computes
+    assert (sum(awake) > 0.5 * sum(lasted)) is computes  # of waits, however busy the machine is
 
 
 def test_those_who_load_are_left_alone_where_no_cpu_is_scarce(
