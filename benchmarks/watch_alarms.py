@@ -30,7 +30,7 @@ from collections import deque
 import numpy as np
 from measuring import print_table
 
-from distprof.join.gpu_waits import arrivals, medians_of_others
+from distprof.join.gpu_waits import Lateness, arrivals, medians_of_others
 from distprof.verbs.watch.lateness import WINDOW, SlowRanks
 from distprof.verbs.watch.speed import JobSpeed
 
@@ -143,7 +143,7 @@ class Seen:
         late_most = medians_of_others(sums) - single.max(axis=1)
         peers = step_ms - medians_of_others(single.max(axis=1))
         late = np.minimum(arrivals(single, single), late_most)
-        self._slow.observe_bounds(late, late_most, peers, step_ms, self._groups)
+        self._slow.observe_bounds(Lateness(late, late_most, peers), step_ms, self._groups)
 
 
 def alarms_of(seed: int, steps: int, buckets: int) -> tuple[int, int]:

@@ -28,12 +28,17 @@ from numpy.typing import NDArray
 from distprof.artefacts.records import CollectivesRecord, GroupTimes
 
 __all__ = [
+    "LEAST_PEERS",
     "Floats",
+    "Lateness",
     "StepWaits",
     "arrivals",
     "bounded_groups",
     "excess_of_peers",
+    "lateness_of",
+    "likely_excess",
     "medians_of_others",
+    "usual_difference",
     "waits_of",
 ]
 
@@ -45,6 +50,13 @@ ALL: Final = "all"
 _MOST_GROUPS = 1_000  # of a rank and step
 _MOST_PARTS = 64
 _MOST_NS = 1 << 53
+
+SPREADS: Final = 6.0
+
+LEAST_PEERS: Final = 16
+"""Minimum size of a group for an estimate of its spread."""
+
+_SIGMA = 1.4826  # median absolute deviation of a normal distribution to its standard deviation
 
 
 class StepWaits(NamedTuple):
@@ -260,3 +272,54 @@ def medians_of_others(values: Floats) -> Floats:
     above = np.take_along_axis(ordered, high + (place <= high), axis=0)
     medians: Floats = (below + above) / 2
     return medians
+
+
+class Lateness(NamedTuple):
+    """How late ranks are in one step, each of shape (ranks,); NaN if unknown.
+
+    Args:
+        late_ns: Lower bound of the difference between a rank's own time and that of its peers;
+            negative if the rank may be faster.
+        late_most_ns: Upper bound of the same difference.
+        peers_ns: Upper bound of the peers' own time.
+    """
+
+    late_ns: Floats
+    late_most_ns: Floats
+    peers_ns: Floats
+
+
+def lateness_of(waits: StepWaits, step_ns: float, groups: NDArray[np.int64]) -> Lateness:
+    """Bounds of lateness.
+
+    Args:
+        waits: Waits in the step.
+        step_ns: Duration of a step.
+        groups: As in :func:`excess_of_peers`.
+    """
+    least, most = (excess_of_peers(ns, groups)[1] for ns in (waits.least_ns, waits.most_ns))
+    late_most = np.minimum(most - waits.least_ns, step_ns)
+    return Lateness(np.minimum(waits.late_ns, late_most), late_most, step_ns - least)
+
+
+def likely_excess(late: Lateness) -> tuple[Floats, Floats]:
+    """Lateness as a share of the peers' time: its lower bound, and its likely value.
+
+    The likely value is the one closest to 0 that the bounds allow: uncertainty must not count as
+    spread.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        excess = np.where(late.peers_ns > 0, late.late_ns / late.peers_ns, np.nan)
+        highest = np.where(late.peers_ns > 0, late.late_most_ns / late.peers_ns, np.nan)
+    return excess, np.where(excess > 0, excess, np.fmin(highest, 0.0))
+
+
+def usual_difference(usual: Floats) -> float:
+    """Excess up to which peers differ by their usual spread; 0 for too few of them to know it.
+
+    Args:
+        usual: Usual excess of each member of a group, shape (members,).
+    """
+    if len(usual) < LEAST_PEERS:
+        return 0.0
+    return SPREADS * _SIGMA * float(np.median(np.abs(usual - np.median(usual))))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from distprof.rules.base import InsufficientEvidenceError
@@ -16,9 +18,10 @@ __all__ = [
     "WIDER_WAIT",
     "MeanStep",
     "alone_ns",
-    "gpu_idle_ratios",
     "has_all_members",
+    "hidden_waits",
     "hideable_ns",
+    "idle_gpu_ns",
     "mean_step",
     "mean_step_if_timed",
 ]
@@ -122,16 +125,28 @@ def hideable_ns(step: MeanStep, overlap: OverlapResult) -> int:
     return min(step.exposed_transfer_ns, alone_ns(step, overlap))
 
 
-def gpu_idle_ratios(idle: IdleResult, waterfall: WaterfallResult) -> dict[int, float]:
-    """Share of the analysed time in which each rank's GPU idles; empty for CPU ranks.
-
-    A CPU that runs ahead of its GPU can lose time without delaying it. Where the GPU idles far less
-    than its CPU waits, the GPU has work meanwhile.
-    """
+def idle_gpu_ns(idle: IdleResult, waterfall: WaterfallResult, step_ns: float) -> dict[int, float]:
+    """Time of a step in which each rank's GPU idles, by the traces; empty for CPU ranks."""
     if idle.is_cpu:
         return {}
     spans = {rank.rank: rank.span_ns for rank in waterfall.ranks}
-    return {one.rank: one.idle_ns / spans[one.rank] for one in idle.ranks if spans.get(one.rank)}
+    known = (one for one in idle.ranks if spans.get(one.rank))
+    return {one.rank: one.idle_ns / spans[one.rank] * step_ns for one in known}
+
+
+def hidden_waits(
+    waits: Mapping[int, float], idle_ns: Mapping[int, float], least_ratio: float
+) -> set[int]:
+    """The ranks whose GPU has work while their CPU waits.
+
+    A CPU that runs ahead of its GPU can lose time without delaying it.
+
+    Args:
+        waits: Wait of each rank's CPU.
+        idle_ns: As by :func:`idle_gpu_ns`; a rank without it counts as delayed.
+        least_ratio: Share of the wait for which the GPU must idle.
+    """
+    return {rank for rank, ns in waits.items() if idle_ns.get(rank, ns) < least_ratio * ns}
 
 
 def alone_ns(step: MeanStep, overlap: OverlapResult) -> int:

@@ -8,7 +8,6 @@ together, so a late one spends the least time in it. Durations alone bound the l
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +16,11 @@ from distprof.artefacts.records import CollectivesRecord
 from distprof.artefacts.run_file import RunFile
 from distprof.join.gpu_waits import (
     Floats,
-    StepWaits,
+    Lateness,
     bounded_groups,
-    excess_of_peers,
+    lateness_of,
+    likely_excess,
+    usual_difference,
     waits_of,
 )
 from distprof.sections.step_log.lateness import FEWEST_STEPS, OFTEN
@@ -34,10 +35,6 @@ _MOST_RANKS = 16
 
 _MOST_ROWS = 40_000
 """Steps times ranks: with more, only the last steps count, to bound time."""
-
-_SPREADS: Final = 6.0
-_LEAST_PEERS: Final = 16
-_SIGMA = 1.4826  # median absolute deviation of a normal distribution to its standard deviation
 
 
 def find_late_gpus(
@@ -70,8 +67,9 @@ def find_late_gpus(
     # Steps of a CPU that runs ahead are too short or too long, so only their mean is right. The
     # longest may contain a checkpoint.
     durations = sorted(step_ns[step] for step in steps)
-    late, most, peers = _lateness(waits, float(np.mean(durations[:-1])), groups)
-    return _rows(ranks, late, most, peers, groups)
+    mean_ns = float(np.mean(durations[:-1]))
+    late = zip(*(lateness_of(each, mean_ns, groups) for each in waits), strict=True)
+    return _rows(ranks, Lateness(*map(np.stack, late)), groups)
 
 
 def _shared_steps(
@@ -83,27 +81,15 @@ def _shared_steps(
     return sorted(shared)
 
 
-def _lateness(
-    waits: Sequence[StepWaits], step_ns: float, groups: NDArray[np.int64]
-) -> tuple[Floats, Floats, Floats]:
-    """Bounds of lateness, and upper bound of the peers' own time, ns, each (steps, ranks)."""
-    rows = []
-    for each in waits:
-        least, most = (excess_of_peers(ns, groups)[1] for ns in (each.least_ns, each.most_ns))
-        late_most = np.minimum(most - each.least_ns, step_ns)
-        peers = step_ns - least
-        peers[~(peers > 0)] = np.nan
-        rows.append((np.minimum(each.late_ns, late_most), late_most, peers))
-    late, most, peers = (np.stack(columns) for columns in zip(*rows, strict=True))
-    return late, most, peers
+def _rows(ranks: Sequence[int], late: Lateness, groups: NDArray[np.int64]) -> tuple[LateOnGpu, ...]:
+    """The late ranks.
 
-
-def _rows(
-    ranks: Sequence[int], late: Floats, most: Floats, peers: Floats, groups: NDArray[np.int64]
-) -> tuple[LateOnGpu, ...]:
-    excess = late / peers
-    # The value closest to 0 that the bounds allow: uncertainty must not count as spread
-    likely = np.where(excess > 0, excess, np.fmin(most / peers, 0.0))
+    Args:
+        ranks: Global ranks.
+        late: Of all steps, each of shape (steps, ranks).
+        groups: Group of each rank.
+    """
+    excess, likely = likely_excess(late)
     limits = {int(one): _limit(likely, groups == one) for one in np.unique(groups)}
     known = np.isfinite(excess).sum(axis=0)
     found = []
@@ -114,8 +100,8 @@ def _rows(
         found.append(
             LateOnGpu(
                 rank=ranks[column],
-                late_ns=round(float(np.nanmedian(late[:, column]))),
-                late_most_ns=round(float(np.nanmedian(most[:, column]))),
+                late_ns=round(float(np.nanmedian(late.late_ns[:, column]))),
+                late_most_ns=round(float(np.nanmedian(late.late_most_ns[:, column]))),
                 late_ratio=float(np.nanmedian(excess[:, column])),
                 often_ratio=often,
                 num_steps=int(known[column]),
@@ -127,7 +113,4 @@ def _rows(
 def _limit(likely: Floats, members: NDArray[np.bool_]) -> float:
     """The usual differences between many peers; 0 for few."""
     columns = likely[:, members & np.isfinite(likely).any(axis=0)]
-    if columns.shape[1] < _LEAST_PEERS:
-        return 0.0
-    usual = np.nanmedian(np.clip(columns, -0.25, 0.25), axis=0)
-    return _SPREADS * _SIGMA * float(np.median(np.abs(usual - np.median(usual))))
+    return usual_difference(np.nanmedian(np.clip(columns, -0.25, 0.25), axis=0))

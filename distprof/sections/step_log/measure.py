@@ -142,7 +142,7 @@ def combine_step_logs(
         stalls=find_periodic_stalls(*shared, has_gpus=has_gpus),
         wait_period=find_waits(*shared) if has_gpus else None,
         late=() if job is None else _late(logs, job),
-        late_on_gpus=() if job is None else _late_on_gpus(logs, job),
+        late_on_gpus=() if job is None else _late_on_gpus(logs, shared, job),
         unavailable=tuple(unavailable),
     )
 
@@ -166,12 +166,14 @@ def _late(logs: Sequence[StepLog], job: RunFile) -> tuple[LateInLog, ...]:
     )
 
 
-def _late_on_gpus(logs: Sequence[StepLog], job: RunFile) -> tuple[LateOnGpu, ...]:
+def _late_on_gpus(
+    logs: Sequence[StepLog], shared: tuple[Int64Array, Int64Array], job: RunFile
+) -> tuple[LateOnGpu, ...]:
     records = {log.row.rank: log.gpu_collectives for log in logs if log.gpu_collectives}
     if not records:
         return ()
-    step, duration = _shared_durations(logs)
-    return find_late_gpus(records, dict(zip(step.tolist(), duration.tolist(), strict=True)), job)
+    step, duration = (column.tolist() for column in shared)
+    return find_late_gpus(records, dict(zip(step, duration, strict=True)), job)
 
 
 def _plain(traced: NDArray[np.bool_]) -> NDArray[np.bool_]:

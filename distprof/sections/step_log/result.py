@@ -195,15 +195,15 @@ class StepLogResult(Result, frozen=True, kw_only=True):
     @property
     def samples_ns(self) -> tuple[int, ...]:
         """Durations of plain steps, or their means over ``smoothed_steps`` each."""
-        return self._means(self.smoothed_steps) if self.smoothed_steps else self.plain_ns
+        number = self.smoothed_steps
+        if not number:
+            return self.plain_ns
+        first = len(self.plain_ns) % number  # the CPU gets ahead in the first steps
+        starts = range(first, len(self.plain_ns), number)
+        return tuple(sum(self.plain_ns[i : i + number]) // number for i in starts)
 
     @property
     def smoothed_steps(self) -> int:
         """Number of steps whose mean is the time of a step; 0 if single steps can be trusted."""
         unsure = (one.period for one in self.stalls if one.may_wait_for_gpu)
         return max((self.wait_period or 0, *unsure))
-
-    def _means(self, number: int) -> tuple[int, ...]:
-        first = len(self.plain_ns) % number  # the CPU gets ahead in the first steps
-        starts = range(first, len(self.plain_ns), number)
-        return tuple(sum(self.plain_ns[i : i + number]) // number for i in starts)

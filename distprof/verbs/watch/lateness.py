@@ -9,7 +9,7 @@ garbage collection, a checkpoint or a heavy-tailed delay, do not count.
 If steps were independent and a healthy rank exceeded the limit with probability p, a window would
 alarm with probability P(Binomial(WINDOW, p) >= ON), which is below 1e-17 for p = 5 %. The remaining
 cause of false alarms is a rank that drifts for a whole window. The limit is therefore at least
-``SPREADS`` times the usual spread among peers, if there are enough peers to estimate it.
+six times the usual spread among peers, if there are enough peers to estimate it.
 ``benchmarks/watch_alarms.py`` simulates the error rates of this rule and that of ``speed.py``.
 """
 
@@ -21,7 +21,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.join.gpu_waits import Floats, excess_of_peers
+from distprof.join.gpu_waits import (
+    Floats,
+    Lateness,
+    excess_of_peers,
+    likely_excess,
+    usual_difference,
+)
 
 __all__ = [
     "LIMIT_SHARE",
@@ -40,17 +46,11 @@ LIMIT_SHARE: Final = 0.75
 """Limit as a share of the requested level. With noise, a rank that is 10 % slow is below 10 % half
 of the time, but above 7.5 % in most steps."""
 
-SPREADS: Final = 6.0
-
-LEAST_PEERS: Final = 16
-"""Minimum size of a group for an estimate of its spread."""
-
 LEAST_OF_STEP: Final = 0.01
 """Minimum excess as a share of the step: smaller losses are not reported."""
 
 _SPREAD_EVERY = 8  # steps: the spread changes slowly, and medians over many ranks take time
 _CLIP = 0.25
-_SIGMA = 1.4826  # median absolute deviation of a normal distribution to its standard deviation
 
 
 class Persistence:
@@ -139,28 +139,19 @@ class SlowRanks:
         self._add(excess, excess, own - peers >= LEAST_OF_STEP * step, groups)
         return excess
 
-    def observe_bounds(
-        self, late: Floats, late_most: Floats, peers: Floats, step: float, groups: NDArray[np.int64]
-    ) -> Floats:
+    def observe_bounds(self, late: Lateness, step: float, groups: NDArray[np.int64]) -> Floats:
         """Add one step of ranks whose lateness is known between two bounds.
 
         Args:
-            late: Lower bound of the difference between a rank's own time and that of its peers,
-                shape (ranks,); negative if the rank may be faster, NaN if unknown.
-            late_most: Upper bound of the same difference.
-            peers: Upper bound of the peers' own time.
-            step: Duration of the step, in the same unit.
+            late: The bounds.
+            step: Duration of the step, in ns.
             groups: As in :func:`excess_of_peers`.
 
         Returns:
             The lower bound of each rank's excess; NaN if unknown.
         """
-        with np.errstate(divide="ignore", invalid="ignore"):
-            excess = np.where(peers > 0, late / peers, np.nan)
-            highest = np.where(peers > 0, late_most / peers, np.nan)
-        # The value closest to 0 that the bounds allow: uncertainty must not count as spread
-        likely = np.where(excess > 0, excess, np.fmin(highest, 0.0))
-        self._add(excess, likely, late >= LEAST_OF_STEP * step, groups)
+        excess, likely = likely_excess(late)
+        self._add(excess, likely, late.late_ns >= LEAST_OF_STEP * step, groups)
         return excess
 
     def _add(
@@ -183,7 +174,5 @@ class SlowRanks:
         self.limits[:] = LIMIT_SHARE * self._level
         for group in np.unique(groups[known]):
             members = np.flatnonzero(known & (groups == group))
-            if len(members) >= LEAST_PEERS:
-                usual = self._usual[members]
-                spread = _SIGMA * float(np.median(np.abs(usual - np.median(usual))))
-                self.limits[members] = max(LIMIT_SHARE * self._level, SPREADS * spread)
+            usual = usual_difference(self._usual[members])
+            self.limits[members] = max(LIMIT_SHARE * self._level, usual)

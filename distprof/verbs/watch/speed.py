@@ -63,12 +63,10 @@ class JobSpeed:
     Attributes:
         state: In how many steps it was slower.
         usual_ns: Median of the steps before the last ``WINDOW``; None while there are too few.
-        has_gpus: Whether the CPU may run ahead.
     """
 
     def __init__(self, level: float) -> None:
         self.state = Lasting()
-        self.has_gpus = False
         self.usual_ns: float | None = None
         self._level = level
         self._recent: deque[int] = deque(maxlen=WINDOW)
@@ -81,9 +79,14 @@ class JobSpeed:
         """Median of the last ``ON`` steps; NaN before the first."""
         return float(np.median(list(self._recent)[-ON:])) if self._recent else float("nan")
 
-    def observe(self, step_ns: int) -> None:
-        """Add the duration of one step."""
-        if self.has_gpus:
+    def observe(self, step_ns: int, *, has_gpus: bool = False) -> None:
+        """Add the duration of one step.
+
+        Args:
+            step_ns: Duration on the CPU.
+            has_gpus: Whether the CPU may run ahead.
+        """
+        if has_gpus:
             self._smoothed.append(step_ns)
             step_ns = sum(self._smoothed) // len(self._smoothed)
         if len(self._recent) == WINDOW:

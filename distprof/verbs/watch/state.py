@@ -16,7 +16,7 @@ from distprof.artefacts.records import StepRecord
 from distprof.artefacts.run_file import RunFile
 from distprof.escape import plain
 from distprof.ingest.job.growing import MAX_RANKS, Added, RankAdded
-from distprof.join.gpu_waits import Floats, StepWaits, excess_of_peers, waits_of
+from distprof.join.gpu_waits import Floats, StepWaits, excess_of_peers, lateness_of, waits_of
 from distprof.units import NS_PER_S, format_bytes, format_duration, format_ratio
 from distprof.verbs.watch.alarms import JOB, Alarms, Condition
 from distprof.verbs.watch.lateness import WINDOW, SlowRanks
@@ -253,8 +253,7 @@ class JobWatch:
         self._step_s = step_ns / NS_PER_S
         if step < SETTLE or self.table.is_traced(step):
             return
-        self.speed.has_gpus = self.has_gpus
-        self.speed.observe(round(step_ns))
+        self.speed.observe(round(step_ns), has_gpus=self.has_gpus)
         self._durations_ns.append(step_ns)
         if not self.waits.ranks:
             self.slow.observe(self._own_of_cpus([step])[0], step_ns, self.groups())
@@ -291,15 +290,11 @@ class JobWatch:
 
     def _judge_waits(self, waits: StepWaits) -> None:
         step_ns, groups = self._usual_duration_ns(), self.groups()
-        waited_least, waited_most = (
-            excess_of_peers(waited, groups)[1] for waited in (waits.least_ns, waits.most_ns)
-        )
-        late_most = np.minimum(waited_most - waits.least_ns, step_ns)
-        late = np.minimum(waits.late_ns, late_most)
-        peers = step_ns - waited_least
-        excess = self.slow.observe_bounds(late, late_most, peers, step_ns, groups)
+        late = lateness_of(waits, step_ns, groups)
+        excess = self.slow.observe_bounds(late, step_ns, groups)
         own = np.maximum(step_ns - waits.most_ns, 0.0)
-        self._waited.append(OwnTimes(own, late, late_most, excess, np.array([step_ns])))
+        times = (own, late.late_ns, late.late_most_ns, excess, np.array([step_ns]))
+        self._waited.append(OwnTimes(*times))
 
     def _usual_duration_ns(self) -> float:
         """Mean duration of the last steps without the longest.

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from distprof.join.gpu_waits import excess_of_peers
+from distprof.join.gpu_waits import LEAST_PEERS, excess_of_peers
 from distprof.verbs.watch.lateness import (
-    LEAST_PEERS,
     OFF,
     ON,
     WINDOW,

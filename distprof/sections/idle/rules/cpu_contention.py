@@ -48,7 +48,7 @@ from statistics import median
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.idle.result import IdleResult, PausesResult
 from distprof.sections.settings.result import ConfinedRank, SettingsResult
-from distprof.sections.shares import gpu_idle_ratios
+from distprof.sections.shares import hidden_waits, idle_gpu_ns
 from distprof.sections.step_log.result import StepLogResult
 from distprof.sections.time.result import WaterfallResult
 from distprof.terms import Confidence, Severity
@@ -106,8 +106,8 @@ def check(
     waiting = tuple(rank for rank, ns in waits.items() if ns > least)
     if not waiting:
         return
-    idle_ns = {rank: ratio * step for rank, ratio in gpu_idle_ratios(idle, waterfall).items()}
-    hidden = _hidden(waits, idle_ns, limits["gpu_idle_ratio"])
+    idle_ns = idle_gpu_ns(idle, waterfall, step)
+    hidden = hidden_waits(waits, idle_ns, limits["gpu_idle_ratio"])
     if hidden >= {*waiting}:
         raise InsufficientEvidenceError(_while_gpu_works(waiting, waits, idle_ns))
     waiting = tuple(rank for rank in waiting if rank not in hidden)
@@ -130,11 +130,6 @@ def check(
         without="late ranks",
         explains=("COM102", "COM103", "STR110"),
     )
-
-
-def _hidden(waits: Mapping[int, int], idle_ns: Mapping[int, float], least_ratio: float) -> set[int]:
-    """The ranks whose GPU has work while their CPU waits."""
-    return {rank for rank, ns in waits.items() if idle_ns.get(rank, ns) < least_ratio * ns}
 
 
 def _while_gpu_works(

@@ -40,7 +40,7 @@ from collections.abc import Iterator
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.idle.result import IdleResult, PausesResult
 from distprof.sections.input.rules._shared import named_for_late_input
-from distprof.sections.shares import gpu_idle_ratios
+from distprof.sections.shares import hidden_waits, idle_gpu_ns
 from distprof.sections.step_log.result import StepLogResult
 from distprof.sections.stragglers.result import StragglersResult
 from distprof.sections.time.result import WaterfallResult
@@ -93,9 +93,9 @@ def check(
     )
     if longer and not late:
         raise InsufficientEvidenceError(_uncertain(longer, excess, queued, loader_queued))
-    idle_ns = {rank: ratio * step for rank, ratio in gpu_idle_ratios(idle, waterfall).items()}
-    least = limits["gpu_idle_ratio"]
-    delayed = tuple(r for r in late if idle_ns.get(r, excess[r]) >= least * excess[r])
+    idle_ns = idle_gpu_ns(idle, waterfall, step)
+    hidden = hidden_waits({r: excess[r] for r in late}, idle_ns, limits["gpu_idle_ratio"])
+    delayed = tuple(rank for rank in late if rank not in hidden)
     if late and not delayed:
         raise InsufficientEvidenceError(_hidden(late, excess, idle_ns))
     late = delayed
