@@ -355,9 +355,9 @@ def _settings(folder: Folder, rank: int) -> tuple[SettingsFile | None, str]:
         data = folder.read(SETTINGS_FILE, MAX_SETTINGS_BYTES)
         settings = decode_json(data, SettingsFile)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError):
-        return None, f"{SETTINGS_FILE} is damaged and was ignored"
+        return None, f"{SETTINGS_FILE} is damaged and was ignored."
     if settings.schema != SETTINGS_SCHEMA or settings.rank != rank:
-        return None, f"{SETTINGS_FILE} has another version or rank and was ignored"
+        return None, f"{SETTINGS_FILE} has another version or rank and was ignored."
     return settings, ""
 
 

@@ -14,6 +14,7 @@ __all__ = ["parse_mesh", "parse_ranks", "replica_ranks"]
 _ALIASES = {"ddp": "dp_replicate", "fsdp": "dp_shard"}
 _REPLICAS = (MeshAxis.DP, MeshAxis.DP_REPLICATE, MeshAxis.DP_SHARD)
 MAX_RANK = 10_000_000
+MOST_RANKS = 1_000_000
 
 
 def parse_mesh(text: str) -> dict[str, int]:
@@ -42,7 +43,7 @@ def parse_ranks(text: str, *, option: str = "--profile-ranks") -> tuple[int, ...
     """Ranks, ascending, from ``0-3,8``.
 
     Raises:
-        UsageError: If the text is malformed.
+        UsageError: If the text is malformed, or names more than a million ranks.
     """
     ranks: set[int] = set()
     for piece in text.split(","):
@@ -52,6 +53,8 @@ def parse_ranks(text: str, *, option: str = "--profile-ranks") -> tuple[int, ...
             or_else = ", all, or replica" if option == "--profile-ranks" else ""
             found = f"{piece.strip()!r} is neither a rank nor a range such as 0-3"
             raise UsageError(f"{option} {text}: {found}{or_else}")
+        if len(ranks) + int(last) - int(low) >= MOST_RANKS:
+            raise UsageError(f"{option}: {text[:40]!r} names more than {MOST_RANKS:,} ranks")
         ranks.update(range(int(low), int(last) + 1))
     return tuple(sorted(ranks))
 

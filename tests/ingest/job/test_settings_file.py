@@ -54,14 +54,14 @@ def test_without_the_file_nothing_is_known_and_nothing_is_wrong(job):
 def test_a_damaged_file_costs_the_settings_only(job, data):
     records = load(job, data)
     assert records.settings is None
-    assert records.notes == ("settings.json is damaged and was ignored",)
+    assert records.notes == ("settings.json is damaged and was ignored.",)
 
 
 def test_a_file_of_another_rank_or_version_is_not_used(job):
     for other in (SettingsFile(rank=1), SettingsFile(rank=0, schema="distprof.settings/2")):
         records = load(job, msgspec.json.encode(other))
         assert records.settings is None
-        assert records.notes == ("settings.json has another version or rank and was ignored",)
+        assert records.notes == ("settings.json has another version or rank and was ignored.",)
 
 
 @given(at=st.integers(0, len(GOOD) - 1), byte=st.integers(0, 255))

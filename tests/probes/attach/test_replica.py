@@ -59,6 +59,11 @@ def test_ranks_are_read_as_numbers_and_ranges() -> None:
     assert parse_ranks("8, 0-2,1") == (0, 1, 2, 8)
 
 
+def test_a_list_of_millions_is_refused_before_it_is_made() -> None:
+    with pytest.raises(UsageError, match="names more than 1,000,000 ranks"):
+        parse_ranks("5,0-9999999")
+
+
 @pytest.mark.parametrize("text", ["", "a", "3-1", "-1", "0,,1", "99999999"])
 def test_what_is_no_list_of_ranks_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="0-3"):
