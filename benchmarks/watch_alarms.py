@@ -30,7 +30,7 @@ from collections import deque
 import numpy as np
 from measuring import print_table
 
-from distprof.join.gpu_waits import Lateness, arrivals, medians_of_others
+from distprof.join.gpu_waits import StepWaits, arrivals, lateness_of, peers_until
 from distprof.verbs.watch.lateness import WINDOW, SlowRanks
 from distprof.verbs.watch.speed import JobSpeed
 
@@ -131,7 +131,8 @@ class Seen:
         if not len(self._shares):
             self._slow.observe(own, own.max() + OTHER_MS, self._groups)
             return
-        waits, free_ms = [], 0.0
+        waits: list[np.ndarray] = []
+        free_ms = 0.0
         takes_ms = OTHER_MS / len(self._shares)
         for share in self._shares:
             started = np.maximum(share * own, free_ms)
@@ -139,11 +140,13 @@ class Seen:
             free_ms = started.max() + takes_ms
         self._steps_ms.append(free_ms)
         step_ms = float(np.mean(sorted(self._steps_ms)[:-1] or self._steps_ms))
-        single, sums = np.array(waits).T, np.sum(waits, axis=0)
-        late_most = medians_of_others(sums) - single.max(axis=1)
-        peers = step_ms - medians_of_others(single.max(axis=1))
-        late = np.minimum(arrivals(single, single), late_most)
-        self._slow.observe_bounds(Lateness(late, late_most, peers), step_ms, self._groups)
+        single = np.array(waits).T
+        late = arrivals(single, single)
+        shares = late / peers_until(single + takes_ms, single + takes_ms, step_ms)
+        longest, latest, share = (each.max(axis=1) for each in (single, late, shares))
+        found = StepWaits(0, longest, single.sum(axis=1), latest, share)
+        bounds = lateness_of(found, step_ms, self._groups)
+        self._slow.observe_bounds(bounds, step_ms, self._groups)
 
 
 def alarms_of(seed: int, steps: int, buckets: int) -> tuple[int, int]:

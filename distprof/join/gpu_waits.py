@@ -15,6 +15,12 @@ members. A rank that another rank delayed in a second group is therefore not bla
 not excused because all of them waited for a third one. This assumes that ranks run the same
 program, and that a rank that is late in the middle of a step is not consistently faster than its
 peers in the rest of it.
+
+Queues hide lateness: if a bucket waits for the one before, its duration does not show which rank
+was ready first. A rank that works 10 % longer in the whole step may then show only at an early
+collective, by a small part of that. So lateness is also compared with the time that the peers need
+up to the same collective. That is at most the step without what follows, because the collectives of
+a group run one after the other on its stream.
 """
 
 from __future__ import annotations
@@ -38,6 +44,7 @@ __all__ = [
     "lateness_of",
     "likely_excess",
     "medians_of_others",
+    "peers_until",
     "usual_difference",
     "waits_of",
 ]
@@ -50,6 +57,12 @@ ALL: Final = "all"
 _MOST_GROUPS = 1_000  # of a rank and step
 _MOST_PARTS = 64
 _MOST_NS = 1 << 53
+
+SHORTEST_PART: Final = 0.25
+"""Least part of the step with which lateness is compared.
+
+A delay at the beginning of a step is a large share of the little time before it.
+"""
 
 SPREADS: Final = 6.0
 
@@ -68,12 +81,15 @@ class StepWaits(NamedTuple):
         most_ns: Upper bound of the wait.
         late_ns: Lower bound of the lateness that the rank itself caused; negative if it may have
             arrived early.
+        late_ratio: Largest lower bound of its lateness at a collective, as a share of the time that
+            its peers need up to there.
     """
 
     step: int
     least_ns: Floats
     most_ns: Floats
     late_ns: Floats
+    late_ratio: Floats
 
 
 def bounded_groups(record: CollectivesRecord) -> tuple[GroupTimes, ...]:
@@ -93,6 +109,7 @@ def waits_of(
     found: Mapping[int, Sequence[GroupTimes]],
     ranks: Sequence[int],
     stages: Mapping[int, int],
+    step_ns: float,
 ) -> StepWaits:
     """Time that each rank waited for others in a step.
 
@@ -101,13 +118,14 @@ def waits_of(
         found: Groups of each rank.
         ranks: Rank of each position in the result.
         stages: Pipeline stage of each rank, if known.
+        step_ns: Usual duration of a step.
 
     Returns:
         The waits. They are NaN for ranks that reported nothing, and for members of a group if an
         operation has no duration, a member did not report, or members recorded different
         operations.
     """
-    waits = _Waits(found)
+    waits = _Waits(found, step_ns)
     for rows in _by_group(found).values():
         kind = next(iter(rows.values())).kind
         if kind == MESSAGES:
@@ -117,8 +135,8 @@ def waits_of(
         else:
             waits.mark(rows, unknown=True)
     waits.of_messages(found, stages)
-    sums = (waits.least, waits.most, waits.late())
-    return StepWaits(step, *(waits.column(values, ranks) for values in sums))
+    values = (waits.least, waits.most, *waits.late())
+    return StepWaits(step, *(waits.column(each, ranks) for each in values))
 
 
 def _by_group(
@@ -144,17 +162,34 @@ def _match(rows: Mapping[int, GroupTimes]) -> bool:
     return len(shapes) == 1 and shapes.pop()[0] == len(rows) and not _has_unknown(rows)
 
 
+class _Arrivals(NamedTuple):
+    """How late the members of a group arrive at its collectives.
+
+    Args:
+        ranks: Its members.
+        late_ns: Lateness at each part of the collectives, shape (members, parts).
+        peers_ns: Upper bound of the time that the peers need up to there, of the same shape.
+        waited_ns: Waits in all collectives of the group, shape (members,).
+    """
+
+    ranks: tuple[int, ...]
+    late_ns: Floats
+    peers_ns: Floats
+    waited_ns: Floats
+
+
 class _Waits:
     """Bounds of the waits of one step, summed over groups."""
 
-    def __init__(self, found: Mapping[int, Sequence[GroupTimes]]) -> None:
+    def __init__(self, found: Mapping[int, Sequence[GroupTimes]], step_ns: float) -> None:
         # A rank that shares no operation with others gives no evidence of waits
         known = {
             rank for rank, groups in found.items() if any(each.num_ranks != 1 for each in groups)
         }
         self.least = dict.fromkeys(known, 0.0)
         self.most = dict.fromkeys(known, 0.0)
-        self._after_others: dict[int, list[tuple[float, float]]] = {rank: [] for rank in known}
+        self._step_ns = step_ns
+        self._arrivals: list[_Arrivals] = []
 
     def mark(self, ranks: Mapping[int, object], unknown: bool) -> None:
         """Make the waits of these ranks unknown, if ``unknown`` is set."""
@@ -164,26 +199,33 @@ class _Waits:
 
     def of_collectives(self, rows: Mapping[int, GroupTimes], *, is_for_all: bool) -> None:
         """Add the waits in a group's collectives."""
-        parts = _waits([times.total_ns for times in rows.values()])
-        single = _waits([times.last_ns or times.total_ns for times in rows.values()])
-        waited = parts.sum(axis=1)
-        for rank, all_ns, longest_ns in zip(rows, waited, single.max(axis=1), strict=True):
+        total = _table([times.total_ns for times in rows.values()])
+        single = _table([times.last_ns or times.total_ns for times in rows.values()])
+        waited = _waits(total).sum(axis=1)
+        longest = _waits(single).max(axis=1)
+        for rank, all_ns, longest_ns in zip(rows, waited, longest, strict=True):
             if rank in self.most:
                 self.most[rank] += float(all_ns)
                 if is_for_all:
                     self.least[rank] = max(self.least[rank], float(longest_ns))
         if is_for_all and len(rows) > 1:
-            for rank, late_ns, all_ns in zip(rows, arrivals(parts, single), waited, strict=True):
-                if rank in self.most:
-                    self._after_others[rank].append((float(late_ns), float(all_ns)))
+            late = arrivals(_waits(total), _waits(single))
+            peers = peers_until(total, single, self._step_ns)
+            self._arrivals.append(_Arrivals(tuple(rows), late, peers, waited))
 
-    def late(self) -> dict[int, float]:
-        """Lower bound of the lateness that each rank itself caused."""
-        return {
-            rank: max(late_ns - (self.most[rank] - waited_ns) for late_ns, waited_ns in arrivals_ns)
-            for rank, arrivals_ns in self._after_others.items()
-            if rank in self.most and arrivals_ns
-        }
+    def late(self) -> tuple[dict[int, float], dict[int, float]]:
+        """Lower bound of the lateness that each rank itself caused, and its largest share."""
+        late: dict[int, float] = {}
+        share: dict[int, float] = {}
+        for each in self._arrivals:
+            in_groups = np.array([self.most.get(rank, np.nan) for rank in each.ranks])
+            own = each.late_ns - (in_groups - each.waited_ns)[:, np.newaxis]
+            most, shares = own.max(axis=1), (own / each.peers_ns).max(axis=1)
+            for rank, ns, ratio in zip(each.ranks, most, shares, strict=True):
+                if rank in self.most:
+                    late[rank] = max(late.get(rank, -np.inf), float(ns))
+                    share[rank] = max(share.get(rank, -np.inf), float(ratio))
+        return late, share
 
     def of_messages(
         self, found: Mapping[int, Sequence[GroupTimes]], stages: Mapping[int, int]
@@ -207,7 +249,7 @@ class _Waits:
 
 
 def arrivals(parts: Floats, single: Floats) -> Floats:
-    """How much later than the others of its group each member arrives, in its latest arrival.
+    """How much later than the others of its group each member arrives.
 
     Args:
         parts: Waits in each part of the step's collectives, in order, shape (members, parts).
@@ -215,14 +257,33 @@ def arrivals(parts: Floats, single: Floats) -> Floats:
             collective.
 
     Returns:
-        Lateness, shape (members,), less the time that the member waited longer than others before
-        it arrived.
+        Lateness at the last collective of each part, shape (members, parts), less the time that the
+        member waited longer than others before it arrived.
     """
     more = np.maximum(parts - medians_of_others(parts), 0.0)
     # A wait in a collective does not excuse a late arrival at the same collective
     before = np.cumsum(more, axis=1) - np.where(parts == single, more, 0.0)
-    late: Floats = (medians_of_others(single) - single - before).max(axis=1)
+    late: Floats = medians_of_others(single) - single - before
     return late
+
+
+def peers_until(total: Floats, single: Floats, step_ns: float) -> Floats:
+    """Upper bound of the time from the step's begin to the others' arrival at each part's last one.
+
+    Args:
+        total: Durations of each part, in order, shape (members, parts), ns.
+        single: Durations of the last collective of each part.
+        step_ns: Usual duration of a step.
+
+    Returns:
+        The bound for each member, shape (members, parts), ns; at least ``SHORTEST_PART`` of the
+        step, and 1 ns.
+    """
+    longest = total.max(axis=0)
+    after = np.cumsum(longest[::-1])[::-1] - longest
+    until = step_ns - after - medians_of_others(single)
+    bound: Floats = np.maximum(until, max(SHORTEST_PART * step_ns, 1.0))
+    return bound
 
 
 def _waits_and_transfers(groups: Sequence[GroupTimes]) -> int:
@@ -230,10 +291,15 @@ def _waits_and_transfers(groups: Sequence[GroupTimes]) -> int:
     return sum(min(max(ns, 0), _MOST_NS) for each in groups for ns in each.total_ns)
 
 
-def _waits(durations_ns: Sequence[Sequence[int]]) -> Floats:
+def _table(durations_ns: Sequence[Sequence[int]]) -> Floats:
+    """Durations as an array, shape (members, operations)."""
+    table: Floats = np.array(durations_ns, dtype=np.float64).clip(0, _MOST_NS)
+    return table
+
+
+def _waits(durations_ns: Floats) -> Floats:
     """Excess of each duration over that of the fastest member, shape (members, operations)."""
-    table = np.array(durations_ns, dtype=np.float64).clip(0, _MOST_NS)
-    waits: Floats = table - table.min(axis=0)
+    waits: Floats = durations_ns - durations_ns.min(axis=0)
     return waits
 
 
@@ -281,12 +347,15 @@ class Lateness(NamedTuple):
         late_ns: Lower bound of the difference between a rank's own time and that of its peers;
             negative if the rank may be faster.
         late_most_ns: Upper bound of the same difference.
-        peers_ns: Upper bound of the peers' own time.
+        excess: Lower bound of the difference up to a collective, as a share of the time that the
+            peers need up to there: the largest one.
+        most_excess: Upper bound of the difference, as a share of the peers' time.
     """
 
     late_ns: Floats
     late_most_ns: Floats
-    peers_ns: Floats
+    excess: Floats
+    most_excess: Floats
 
 
 def lateness_of(waits: StepWaits, step_ns: float, groups: NDArray[np.int64]) -> Lateness:
@@ -299,19 +368,21 @@ def lateness_of(waits: StepWaits, step_ns: float, groups: NDArray[np.int64]) -> 
     """
     least, most = (excess_of_peers(ns, groups)[1] for ns in (waits.least_ns, waits.most_ns))
     late_most = np.minimum(most - waits.least_ns, step_ns)
-    return Lateness(np.minimum(waits.late_ns, late_most), late_most, step_ns - least)
-
-
-def likely_excess(late: Lateness) -> tuple[Floats, Floats]:
-    """Lateness as a share of the peers' time: its lower bound, and its likely value.
-
-    The likely value is the one closest to 0 that the bounds allow: uncertainty must not count as
-    spread.
-    """
+    late = np.minimum(waits.late_ns, late_most)
+    peers = step_ns - least
     with np.errstate(divide="ignore", invalid="ignore"):
-        excess = np.where(late.peers_ns > 0, late.late_ns / late.peers_ns, np.nan)
-        highest = np.where(late.peers_ns > 0, late.late_most_ns / late.peers_ns, np.nan)
-    return excess, np.where(excess > 0, excess, np.fmin(highest, 0.0))
+        of_step, most_excess = (np.where(peers > 0, ns / peers, np.nan) for ns in (late, late_most))
+        until = waits.late_ratio * np.where(late > 0, late / waits.late_ns, np.nan)
+    return Lateness(late, late_most, np.fmax(of_step, until), most_excess)
+
+
+def likely_excess(late: Lateness) -> Floats:
+    """Likely value of the excess: the one closest to 0 that the bounds allow.
+
+    Uncertainty must not count as spread.
+    """
+    likely: Floats = np.where(late.excess > 0, late.excess, np.fmin(late.most_excess, 0.0))
+    return likely
 
 
 def usual_difference(usual: Floats) -> float:

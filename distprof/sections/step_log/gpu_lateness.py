@@ -29,7 +29,7 @@ from distprof.sections.step_log.result import LateOnGpu
 __all__ = ["find_late_gpus"]
 
 _LEAST_RATIO = 0.05
-"""Smallest excess that is worth a row, as a share of the peers' own time."""
+"""Smallest excess that is worth a row."""
 
 _MOST_RANKS = 16
 
@@ -60,14 +60,15 @@ def find_late_gpus(
     }
     groups = np.array([stages.get(rank, 0) for rank in ranks], dtype=np.int64)
     by_rank = {rank: {one.step: one for one in records[rank]} for rank in ranks}
-    waits = [
-        waits_of(step, {r: bounded_groups(by_rank[r][step]) for r in ranks}, ranks, stages)
-        for step in steps
-    ]
     # Steps of a CPU that runs ahead are too short or too long, so only their mean is right. The
     # longest may contain a checkpoint.
     durations = sorted(step_ns[step] for step in steps)
     mean_ns = float(np.mean(durations[:-1]))
+    found = ({r: bounded_groups(by_rank[r][step]) for r in ranks} for step in steps)
+    waits = [
+        waits_of(step, of_step, ranks, stages, mean_ns)
+        for step, of_step in zip(steps, found, strict=True)
+    ]
     late = zip(*(lateness_of(each, mean_ns, groups) for each in waits), strict=True)
     return _rows(ranks, Lateness(*map(np.stack, late)), groups)
 
@@ -89,7 +90,7 @@ def _rows(ranks: Sequence[int], late: Lateness, groups: NDArray[np.int64]) -> tu
         late: Of all steps, each of shape (steps, ranks).
         groups: Group of each rank.
     """
-    excess, likely = likely_excess(late)
+    excess, likely = late.excess, likely_excess(late)
     limits = {int(one): _limit(likely, groups == one) for one in np.unique(groups)}
     known = np.isfinite(excess).sum(axis=0)
     found = []

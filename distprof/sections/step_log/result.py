@@ -73,7 +73,8 @@ class LateOnGpu(Record, frozen=True, kw_only=True):
         rank: Global rank.
         late_ns: Lower bound of its lateness, median over steps.
         late_most_ns: Upper bound.
-        late_ratio: The lower bound as a share of the peers' own time, median over steps.
+        late_ratio: Its lateness at a collective as a share of the time that the peers need up to
+            there: the largest lower bound of a step, median over steps.
         often_ratio: Share that it reaches in 65 % of the steps.
         num_steps: Number of compared steps, the last ones that all ranks recorded.
     """

@@ -150,8 +150,8 @@ class SlowRanks:
         Returns:
             The lower bound of each rank's excess; NaN if unknown.
         """
-        excess, likely = likely_excess(late)
-        self._add(excess, likely, late.late_ns >= LEAST_OF_STEP * step, groups)
+        excess = late.excess
+        self._add(excess, likely_excess(late), late.late_ns >= LEAST_OF_STEP * step, groups)
         return excess
 
     def _add(

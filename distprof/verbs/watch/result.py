@@ -88,7 +88,8 @@ class LateRank(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             includes transfers.
         late_ns: Excess of its own time over the median of its peers, median of the window, ns. On
             GPU ranks a lower bound.
-        late_ratio: The same as a share of its peers' own time.
+        late_ratio: The same as a share of its peers' own time. On GPU ranks the largest lower bound
+            of its lateness at a collective, as a share of the time that its peers need up to there.
         num_above: Steps of the window in which it was above the limit.
         is_slow: Whether these are enough steps to call it slow.
         cause: The largest part of the excess: ``no_cpu`` it waits for a CPU; ``input`` it waits for

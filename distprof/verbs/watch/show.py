@@ -37,6 +37,8 @@ _CAUSES = {
     "device": "works for longer on its GPU, or launches its work later",
 }
 
+_UNTIL = "the time that its peers need up to a collective"
+
 _WHERE = {"device": "held by tensors on the GPU", "process": "resident CPU memory"}
 
 _ENDED = {
@@ -61,11 +63,12 @@ def watch_verdict(report: WatchReport) -> str:
     if slow:
         worst = max(slow, key=lambda late: late.late_ratio)
         more = len(slow) - 1
+        of = "its peers' own time" if worst.late_most_ns is None else _UNTIL
         others = f" {counted(more, 'other rank')} {'is' if more == 1 else 'are'} also slow."
         return (
             f"Rank {worst.rank} is late by {_at_least(worst)}{format_duration(worst.late_ns)} "
             "in each step, "
-            f"{format_ratio(worst.late_ratio)} of its peers' own time. "
+            f"{format_ratio(worst.late_ratio)} of {of}. "
             f"It {_CAUSES[worst.cause]}.{others if more else ''}"
         )
     if report.alerts:

@@ -50,7 +50,8 @@ class OwnTimes(NamedTuple):
         own_ns: Own time; on GPU ranks a lower bound that includes transfers.
         late_ns: Excess over the own time of the peers; on GPU ranks a lower bound.
         late_most_ns: Upper bound of ``late_ns``.
-        excess: ``late_ns`` as a share of the peers' own time.
+        excess: ``late_ns`` as a share of the peers' own time; on GPU ranks see
+            :class:`~distprof.join.gpu_waits.Lateness`.
         step_ns: Duration of the step, of a shape that broadcasts with the others.
     """
 
@@ -286,10 +287,12 @@ class JobWatch:
         }
         for step, found in self.waits.complete(living):
             if self._durations_ns and step >= SETTLE and not self.table.is_traced(step):
-                self._judge_waits(waits_of(step, found, self.table.ranks, stages))
+                step_ns = self._usual_duration_ns()
+                waits = waits_of(step, found, self.table.ranks, stages, step_ns)
+                self._judge_waits(waits, step_ns)
 
-    def _judge_waits(self, waits: StepWaits) -> None:
-        step_ns, groups = self._usual_duration_ns(), self.groups()
+    def _judge_waits(self, waits: StepWaits, step_ns: float) -> None:
+        groups = self.groups()
         late = lateness_of(waits, step_ns, groups)
         excess = self.slow.observe_bounds(late, step_ns, groups)
         own = np.maximum(step_ns - waits.most_ns, 0.0)
@@ -359,7 +362,7 @@ class JobWatch:
         words = f"own time is {up_to}{worst} above that of the peers"
         if self.waits.ranks:
             at_least = "by at least" if len(columns) == 1 else "on one of them by at least"
-            words = f"own time is above that of the peers, {at_least} {worst}"
+            words = f"own time up to a collective is above that of the peers, {at_least} {worst}"
         return Condition(frozenset(self.table.ranks[column] for column in columns), words)
 
     def _slow_job(self) -> Condition:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 from tests.verbs.watch.gpu_timelines import Await, Program, Together, Work
 
@@ -45,26 +45,35 @@ def tensor_parallel(
 
 
 def fsdp(
-    ranks: int, speed: Speed, *, layers: int = 24, work_ms: float = 4, takes_ms: float = 1
+    ranks: int, speed: Speed, *, layers: int = 24, work_ms: float = 1.5, takes_ms: float = 0.7
 ) -> Callable[[int], Program]:
-    """The next layer is gathered while this one works; gradients are scattered meanwhile."""
+    """As FSDP2 with one process group.
+
+    The next layer is gathered while this one works, forward and backward. Gradients are scattered
+    meanwhile, and awaited a layer later.
+    """
 
     def program(rank: int) -> Program:
         everyone = tuple(range(ranks))
-        ops: list[Work | Together | Await] = [
-            Together("g0", everyone, takes_ms, "_all_gather_base")
-        ]
-        for layer in range(layers):
-            ops += [Await(f"g{layer % 2}")]
-            ops += [_gather(layer + 1, everyone, takes_ms), Work(work_ms * speed(rank))]
-            ops += [Together("s", everyone, takes_ms, "_reduce_scatter_base", stream="scatter")]
-        return [*ops, Await("s"), Await("g0"), Await("g1")]
+
+        def together(name: str, op: str) -> Together:
+            return Together("fsdp", everyone, takes_ms, op, name=name)
+
+        def work(order: Sequence[int], times: float) -> Iterator[Work | Together | Await]:
+            yield together(f"gather{order[0]} {times}", "_all_gather_base")
+            for layer, following in zip(order, [*order[1:], None], strict=True):
+                yield Await(f"gather{layer} {times}")
+                if following is not None:
+                    yield together(f"gather{following} {times}", "_all_gather_base")
+                yield Work(times * work_ms * speed(rank))
+                if times > 1:
+                    yield together(f"scatter{layer}", "_reduce_scatter_base")
+                    yield Await(f"scatter{layer + 1}")
+
+        forward = list(range(layers))
+        return [*work(forward, 1), *work(forward[::-1], 2), Await("scatter0")]
 
     return program
-
-
-def _gather(layer: int, everyone: tuple[int, ...], takes_ms: float) -> Together:
-    return Together(f"g{layer % 2}", everyone, takes_ms, "_all_gather_base", stream="gather")
 
 
 def pipeline(

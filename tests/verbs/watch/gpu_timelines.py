@@ -3,8 +3,8 @@
 A rank's program is a list of operations in the order in which its CPU enqueues them. ``Work`` runs
 on the compute stream. ``Together`` starts on a stream of its own once the compute stream has come
 this far and the stream is free, and ends for all members at once: ``takes_ms`` after the last has
-started. ``Await`` holds the compute stream until these have ended. Nothing here is taken from
-the code under test.
+started. ``Await`` holds the compute stream until those of this name or group have ended. Nothing
+here is taken from the code under test.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ class Together:
     takes_ms: float = 0.5
     op: str = "all_reduce"
     stream: str = ""
+    name: str = ""
 
 
 @dataclass(frozen=True)
 class Await:
-    group: str
+    name: str
 
 
 Program = Sequence[Work | Together | Await]
@@ -52,6 +53,7 @@ class Done:
     what: Together
     number: int
     asked_ms: float
+    worked_ms: float
     started_ms: float = -1.0
     ended_ms: float = -1.0
 
@@ -66,6 +68,7 @@ class Gpu:
 
     now_ms: float = 0.0
     work_ms: float = 0.0
+    blocked_ms: list[float] = field(default_factory=list)
     done: list[Done] = field(default_factory=list)
     queues: dict[str, deque[Done]] = field(default_factory=dict)
     free_ms: dict[str, float] = field(default_factory=dict)
@@ -90,15 +93,17 @@ class Gpu:
 
     def _ask(self, op: Together) -> None:
         number = self.counts[op.group] = self.counts.get(op.group, 0) + 1
-        done = Done(op, number, self.now_ms)
+        done = Done(op, number, self.now_ms, self.work_ms)
         self.done.append(done)
         self.queues.setdefault(op.stream or op.group, deque()).append(done)
 
     def _has_awaited(self, op: Await) -> bool:
-        waited = [done for done in self.done if done.what.group == op.group]
+        waited = [done for done in self.done if op.name == (done.what.name or done.what.group)]
         if any(done.ended_ms < 0 for done in waited):
             return False
-        self.now_ms = max([self.now_ms, *(done.ended_ms for done in waited)])
+        free_ms = max([self.now_ms, *(done.ended_ms for done in waited)])
+        self.blocked_ms.append(free_ms - self.now_ms)
+        self.now_ms = free_ms
         return True
 
 
@@ -113,6 +118,7 @@ class Cluster:
         for rank, gpu in enumerate(self.gpus):
             gpu.done.clear()
             gpu.work_ms = 0.0
+            gpu.blocked_ms.clear()
             gpu.todo = deque(program(rank))
         moved = True
         while moved:

@@ -104,7 +104,9 @@ def test_in_ddp_the_late_rank_is_named_with_what_it_costs() -> None:
     assert late.late_most_ns > late.late_ns
     assert job.named == {3}
     (alert,) = job.alerts
-    assert alert.message == "Rank 3: own time is above that of the peers, by at least 11.9 %"
+    assert alert.message == (
+        "Rank 3: own time up to a collective is above that of the peers, by at least 12.0 %"
+    )
     assert job.report.own_known_from == "collectives"
 
 
@@ -115,6 +117,28 @@ def test_buckets_that_queue_hide_part_of_the_lateness() -> None:
     assert late.late_most_ns is not None
     assert late.late_ns == pytest.approx((8 * 1.12 - 1) * MS)
     assert late.late_ns < 12 * MS < late.late_most_ns
+
+
+def test_a_rank_is_named_by_the_first_of_many_buckets() -> None:
+    """It works 10 % longer: 2.32 ms after 23.2 ms. Later buckets wait for those before."""
+    job = Trained(8).train(60, lambda _: ddp(8, slow(3, 1.10), buckets=25, work_ms=3.2))
+    assert job.named == {3}
+    own = job.playing.job.own_times([])
+    assert own.late_ns[-1, 3] < 0.025 * own.step_ns[-1, 0]
+    assert 0.09 < own.excess[-1, 3] < 0.1
+
+
+def test_a_short_delay_before_an_early_collective_names_no_rank() -> None:
+    """Rank 3 needs 3 ms in place of 2 for it. The rest of the step is communication."""
+
+    def program(rank: int) -> Program:
+        first, second = (Together("world", tuple(range(8)), ms) for ms in (1, 96))
+        return [Work(3 if rank == 3 else 2), first, Await("world"), second, Await("world")]
+
+    job = Trained(8).train(60, lambda _: program)
+    assert job.named == set()
+    own = job.playing.job.own_times([])
+    assert own.excess[-1, 3] == pytest.approx(1 / (0.25 * 100))
 
 
 def test_a_rank_that_is_fast_enough_is_not_named_for_the_sum_of_its_waits() -> None:
@@ -149,6 +173,34 @@ def test_in_fsdp_the_bounds_hold_the_truth() -> None:
     assert own.late_ns[-1, 2] <= 0.1 * 24 * 4 * MS <= own.late_most_ns[-1, 2]
     assert job.named <= {2}
     assert "Rank 2 waits least for others" in job.report.unknown[0]
+
+
+def test_durations_do_not_say_whether_ranks_of_fsdp_work_or_wait() -> None:
+    """The same durations, without a slow rank: the others work whenever they waited before.
+
+    So no rule that reads durations names the slow rank of FSDP at 10 % and is always right.
+    """
+    with_slow, without = Cluster(4), Cluster(4)
+    program = fsdp(4, slow(2, 1.1))
+    with_slow.run(program)
+    without.run(lambda rank: _busy(program(rank), with_slow.gpus[rank].blocked_ms))
+    own_ms = [gpu.work_ms for gpu in with_slow.gpus]
+    assert own_ms[2] == pytest.approx(1.1 * own_ms[0])
+    assert [gpu.work_ms for gpu in without.gpus] == pytest.approx([without.gpus[2].work_ms] * 4)
+    for one, other in zip(with_slow.gpus, without.gpus, strict=True):
+        took_ms = [done.took_ms for done in one.done]
+        assert [done.took_ms for done in other.done] == pytest.approx(took_ms)
+
+
+def _busy(program: Program, blocked_ms: Sequence[float]) -> Program:
+    """The program, with work in place of each time that it is blocked."""
+    blocks = iter(blocked_ms)
+    ops: list[Work | Together | Await] = []
+    for op in program:
+        if isinstance(op, Await):
+            ops.append(Work(next(blocks)))
+        ops.append(op)
+    return ops
 
 
 def test_in_a_pipeline_replicas_of_a_stage_are_compared() -> None:
@@ -285,11 +337,32 @@ def test_nobody_is_blamed_for_more_than_is_true(programs: list[Program]) -> None
     cluster = Cluster(RANKS)
     cluster.run(lambda rank: programs[rank])
     found = {rank: Recorder().step(0, gpu, 100)[0].groups for rank, gpu in enumerate(cluster.gpus)}
-    waits = waits_of(0, found, range(RANKS), {})
+    step_ns = max(done.ended_ms for gpu in cluster.gpus for done in gpu.done) * MS
+    waits = waits_of(0, found, range(RANKS), {}, step_ns)
     own_ns = np.array([gpu.work_ms for gpu in cluster.gpus]) * MS
     for rank in range(RANKS):
         assert waits.late_ns[rank] <= own_ns[rank] - own_ns.min() + 1_000
+        assert waits.late_ratio[rank] <= _largest_share(cluster, rank, step_ns) + 1e-4
     assert (waits.least_ns <= waits.most_ns + 1).all()
+
+
+def _largest_share(cluster: Cluster, rank: int, step_ns: float) -> float:
+    """Excess of a rank's work over that of the fastest other member, up to any collective.
+
+    It is a share of the longest time that a peer may have needed up to there, or of a quarter of
+    the step.
+    """
+    shares = []
+    for done in cluster.gpus[rank].done:
+        others = [
+            other.worked_ms
+            for gpu in (cluster.gpus[peer] for peer in done.what.members if peer != rank)
+            for other in gpu.done
+            if (other.what.group, other.number) == (done.what.group, done.number)
+        ]
+        peers = max(np.median(others), step_ns / MS / 4)
+        shares.append((done.worked_ms - min(others)) / peers)
+    return max(*shares, 0.0)
 
 
 # What a file may hold -----------------------------------------------------------------------------
@@ -302,7 +375,7 @@ def times(group: str = "g", *, ns: Sequence[int] = (5, 7), **more: object) -> Gr
 
 def bounds(*groups: Sequence[GroupTimes], stages: bool = False) -> list[tuple[float, float]]:
     found = dict(enumerate(groups))
-    waits = waits_of(0, found, range(len(groups)), dict.fromkeys(found, 0) if stages else {})
+    waits = waits_of(0, found, range(len(groups)), dict.fromkeys(found, 0) if stages else {}, 100)
     return list(zip(waits.least_ns, waits.most_ns, strict=True))
 
 
@@ -397,10 +470,11 @@ def test_the_page_says_how_far_the_bounds_are_apart(kind: str) -> None:
     truth_ns = (job.own_ms.max() - np.median(job.own_ms)) * MS
     found = np.array([truth_ns, own.late_ns[-1, late], own.late_most_ns[-1, late]])
     found /= own.step_ns[-1, 0]
+    shares = (*found, own.excess[-1, late])
     (line,) = (line for line in PAGE.read_text().splitlines() if line.startswith(f"| {kind} |"))
     shown = [cell.strip() for cell in line.strip("|").split("|")][1:]
     assert shown == [
-        *(f"{share:.1%}".replace("%", " %") for share in found),
+        *(f"{share:.1%}".replace("%", " %") for share in shares),
         "yes" if job.named else "no",
     ]
     assert found[1] <= found[0] + 1e-3
@@ -408,9 +482,8 @@ def test_the_page_says_how_far_the_bounds_are_apart(kind: str) -> None:
     assert job.named <= {late}
 
 
-def test_the_page_names_a_level_that_finds_slow_ranks_of_fsdp_and_ddp() -> None:
+def test_the_page_names_a_level_that_finds_slow_ranks_of_fsdp() -> None:
     assert "`--alert slow-rank=3%`" in PAGE.read_text()
-    for kind in ("DDP, 25 buckets", "FSDP, 24 layers"):
-        ranks, stages, late, programs = KINDS[kind]
-        job = Trained(ranks, stages=stages, levels={"slow-rank": 0.03})
-        assert job.train(60, lambda _: programs(slow(late, 1.1))).named == {late}  # noqa: B023
+    ranks, stages, late, programs = KINDS["FSDP, 24 layers"]
+    job = Trained(ranks, stages=stages, levels={"slow-rank": 0.03})
+    assert job.train(60, lambda _: programs(slow(late, 1.1))).named == {late}

@@ -23,8 +23,10 @@ rank is compared with the other ranks of its pipeline stage. Its lateness is the
 median that it reaches in 65 % of the steps.
 
 On GPUs, the members of an all-reduce leave it together, so the late one spends the least time in
-it. Durations alone bound the lateness. The rule uses the lower bound, which is close to the truth
-if ranks meet once per step, and far below it if they meet often (tensor parallelism, FSDP).
+it. Durations alone bound the lateness. The cost is the lower bound, which is close to the truth if
+ranks meet once per step, and far below it if they meet often (tensor parallelism, FSDP). A rank
+counts as late by its lateness at a collective, as a share of the time that its peers need up to
+there: buckets that wait for the one before hide part of the lateness at later collectives.
 
 ## How to fix
 Look for work that this rank does alone: logging, evaluation, checkpoints, a larger share of the
@@ -73,7 +75,7 @@ _OF_INPUT = 0.5
             0.1, "share of the step in the run queue from which a machine counts as busy"
         ),
         "gpu_excess_ratio": Limit(
-            0.075, "smallest lower bound over the peers' own time in 65 % of the steps, on GPUs"
+            0.075, "the same on GPUs, as a lower bound, over the peers' time up to a collective"
         ),
         "min_step_ratio": Limit(0.02, "smallest share of the step that is worth reporting"),
     },
@@ -139,13 +141,15 @@ def _message_of_gpus(late: list[LateOnGpu]) -> str:
     first = late[0]
     who = capitalized(name_ranks(one.rank for one in late))
     are = "is the straggler: it arrives" if len(late) == 1 else "are stragglers: they arrive up to"
-    least, most = format_duration(first.late_ns), format_duration(first.late_most_ns)
-    by = f"{least} ({format_ratio(first.late_ratio)})"
-    if most != least:
+    by, most = format_duration(first.late_ns), format_duration(first.late_most_ns)
+    if most != by:
         by += f" or more, at most {most},"
+    work = "it works" if len(late) == 1 else "they work up to"
+    than = "than its peers" if len(late) == 1 else "than their peers"
     return (
-        f"{who} {are} {by} late at a collective in each step (median of {first.num_steps:,} steps,"
-        " by the durations of collectives on the GPUs)."
+        f"{who} {are} {by} late at a collective in each step. Up to a collective {work} "
+        f"{format_ratio(first.late_ratio)} longer {than} (median of {first.num_steps:,} steps, by"
+        " the durations of collectives on the GPUs)."
     )
 
 
