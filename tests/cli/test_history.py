@@ -297,6 +297,14 @@ def test_a_long_query_can_be_stopped(history, number, code):
         assert query_.wait(timeout=120) == code  # else it hangs
 
 
+@pytest.mark.parametrize("words", [("show", "--metric", "overlap"), ("compact",)])
+def test_a_process_says_nothing_at_its_end(history, words):
+    """DuckDB lists its objects that are left when the process ends without a collection."""
+    command = [sys.executable, "-m", "distprof", "history", *words, "--history", history, "--quiet"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+
+
 def test_help_imports_nothing_heavy():
     code = (
         "import sys; from distprof.cli.app import main; main(['history', 'show', '--help']); "

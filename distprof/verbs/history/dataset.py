@@ -271,18 +271,19 @@ def _selected(
     """Each summary as JSON with the address of its file, and why files cannot be read."""
     import duckdb
 
+    unreadable = (duckdb.Error, OSError, ValueError, OverflowError)  # or no text, or no UTF-8
     command = "SELECT summary, filename FROM read_parquet($files, filename = true)"
     try:
         files = [store.address(name) for name in names]
         return _asked(connection, command, {"files": files})[1], {}
-    except (duckdb.Error, OSError):
+    except unreadable:
         pass
     rows: list[tuple[Any, ...]] = []
     damaged: dict[str, str] = {}
     for name in names:
         try:
             rows += _asked(connection, command, {"files": [store.address(name)]})[1]
-        except (duckdb.Error, OSError) as error:
+        except unreadable as error:
             damaged[name] = _left_out(name, str(error))
     return rows, damaged
 

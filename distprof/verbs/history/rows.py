@@ -168,10 +168,10 @@ def summaries_in(data: bytes) -> set[str]:
     import pyarrow.parquet as pq
 
     try:
-        column = pq.ParquetFile(io.BytesIO(data)).read(["summary"]).column("summary")
-    except (pa.ArrowException, OSError, KeyError, ValueError):
+        texts = pq.ParquetFile(io.BytesIO(data)).read(["summary"]).column("summary").to_pylist()
+    except (pa.ArrowException, OSError, KeyError, ValueError, OverflowError):
         return set()
-    return set(column.to_pylist())
+    return {text for text in texts if isinstance(text, str)}
 
 
 # Where a history is stored: a folder, or any URL that fsspec supports -----------------------------

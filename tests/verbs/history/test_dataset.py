@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -161,7 +162,29 @@ def test_a_writer_that_is_killed_leaves_no_broken_file(tmp_path, warm_python):
         assert notes == ()
 
 
-@pytest.mark.parametrize("data", [b"", b"PAR1", b"no parquet at all", "cut", "columns", "types"])
+def without_utf8():
+    """A Parquet file whose summary is no text, although its type says so."""
+    import pyarrow as pa
+
+    offsets = pa.py_buffer(np.array([0, 4], np.int32))
+    text = pa.StringArray.from_buffers(1, offsets, pa.py_buffer(b'{"\xe5"'))
+    out = pa.BufferOutputStream()
+    pq.write_table(pa.table({"summary": text}), out)
+    return out.getvalue().to_pybytes()
+
+
+def with_a_name_without_utf8():
+    """A file with a column name that DuckDB quotes in its message."""
+    return parquet_of([row_of(summary(2))]).replace(b"summary", b"s\xe5mmary")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(b"", b"PAR1", b"no parquet at all", without_utf8(), with_a_name_without_utf8()),
+        *("cut", "columns", "types"),
+    ],
+)
 def test_a_damaged_file_is_named_and_left_out(tmp_path, data):
     append(str(tmp_path), [summary(1)])
     name = f"{START_NS:020d}-{'f' * 24}.parquet"
@@ -184,6 +207,14 @@ def test_a_damaged_file_is_named_and_left_out(tmp_path, data):
     assert query(str(tmp_path), "SELECT count(*) FROM history")[1:] == ([(1,)], notes)
     compact(str(tmp_path))
     assert (tmp_path / name).exists()  # for whoever can mend it
+
+
+def test_merged_files_that_are_damaged_do_not_stop_a_run_from_being_added(tmp_path):
+    for number, data in enumerate((without_utf8(), with_a_name_without_utf8())):
+        (tmp_path / f"merged-{number:024d}.parquet").write_bytes(data)
+    assert append(str(tmp_path), [summary(1)]) == 1
+    runs, notes = read(str(tmp_path))
+    assert (len(runs), len(notes)) == (1, 2)
 
 
 @pytest.mark.parametrize(
