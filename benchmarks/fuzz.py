@@ -4,6 +4,7 @@
 
     python -m benchmarks.fuzz --inputs 100000                 # continues where it stopped
     python -m benchmarks.fuzz --inputs 100000 --shard 1/4     # a quarter of them
+    python -m benchmarks.fuzz --inputs 100000 --only history  # those that change with a fix
     python -m benchmarks.fuzz --replay 4711                   # one input, with what it answered
 
 An input is a number, which determines the seed, its mutations and the command that reads it. A
@@ -39,7 +40,7 @@ from benchmarks.fuzzing.oracle import Answer, problem_of
 from benchmarks.fuzzing.run import Input, answer_of, files_of, input_of, run_files
 from benchmarks.fuzzing.seeds import all_seeds
 
-__all__ = ["Found", "Limits", "failures", "main", "smaller"]
+__all__ = ["Found", "Limits", "chosen", "failures", "main", "smaller"]
 
 SCRATCH = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())
 MOST_DATA = 8 << 30
@@ -318,11 +319,25 @@ def keep(found: Found, folder: Path, limits: Limits) -> Path:
 # A campaign ---------------------------------------------------------------------------------------
 
 
-def _campaign(numbers: range, options: argparse.Namespace, limits: Limits) -> State:
+def chosen(numbers: range, pattern: str) -> Sequence[int]:
+    """The inputs whose seed and command match a regular expression; all for an empty one."""
+    if not pattern:
+        return numbers
+    wanted = re.compile(pattern)
+    inputs = map(input_of, numbers)
+    return [
+        each.number
+        for each in inputs
+        if wanted.search(f"{all_seeds()[each.seed].name}: {' '.join(each.words)}")
+    ]
+
+
+def _campaign(numbers: Sequence[int], options: argparse.Namespace, limits: Limits) -> State:
     folder: Path = options.folder
     folder.mkdir(parents=True, exist_ok=True)
     shard, of = options.shard
-    file = folder / f"state-{shard}-of-{of}-from-{options.first}.json"
+    only = f"-{hashlib.sha256(options.only.encode()).hexdigest()[:8]}" if options.only else ""
+    file = folder / f"state-{shard}-of-{of}-from-{options.first}{only}.json"
     state = _loaded(file)
     saved = start = time.monotonic()
     before = state.seconds
@@ -387,6 +402,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--inputs", type=int, default=2_000, help="number of inputs, all shards")
     parser.add_argument("--first", type=int, default=0, help="number of the first input")
+    parser.add_argument(
+        "--only", default="", metavar="REGEX", help="only inputs whose seed and command match"
+    )
     parser.add_argument("--shard", type=_shard, default=(1, 1), metavar="I/N")
     parser.add_argument(
         "--minutes", type=float, help="stop after this many minutes; a later call continues"
@@ -400,7 +418,9 @@ def main() -> None:
         _replay(options.replay, limits)
         return
     shard, of = options.shard
-    numbers = range(options.first + shard - 1, options.first + options.inputs, of)
+    numbers = chosen(
+        range(options.first + shard - 1, options.first + options.inputs, of), options.only
+    )
     state = _campaign(numbers, options, limits)
     rate = state.next / state.seconds if state.seconds else 0.0
     print(

@@ -55,6 +55,14 @@ def test_an_input_is_the_same_whenever_it_is_drawn() -> None:
         assert files_of(input_of(number)) == files_of(input_of(number))
 
 
+def test_inputs_are_chosen_by_seed_or_command() -> None:
+    numbers = range(5, 500)
+    chosen = fuzz.chosen(numbers, "^history: history query")
+    assert chosen
+    assert {input_of(number).words[:2] for number in chosen} == {("history", "query")}
+    assert fuzz.chosen(numbers, "") == numbers
+
+
 def test_mutations_change_nearly_every_input() -> None:
     tried = [input_of(number) for number in range(300)]
     same = [each for each in tried if files_of(each) == all_seeds()[each.seed].files]
