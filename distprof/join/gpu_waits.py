@@ -201,15 +201,15 @@ class _Waits:
         """Add the waits in a group's collectives."""
         total = _table([times.total_ns for times in rows.values()])
         single = _table([times.last_ns or times.total_ns for times in rows.values()])
-        waited = _waits(total).sum(axis=1)
-        longest = _waits(single).max(axis=1)
-        for rank, all_ns, longest_ns in zip(rows, waited, longest, strict=True):
+        parts, ends = _waits(total), _waits(single)
+        waited = parts.sum(axis=1)
+        for rank, all_ns, longest_ns in zip(rows, waited, ends.max(axis=1), strict=True):
             if rank in self.most:
                 self.most[rank] += float(all_ns)
                 if is_for_all:
                     self.least[rank] = max(self.least[rank], float(longest_ns))
         if is_for_all and len(rows) > 1:
-            late = arrivals(_waits(total), _waits(single))
+            late = arrivals(parts, ends)
             peers = peers_until(total, single, self._step_ns)
             self._arrivals.append(_Arrivals(tuple(rows), late, peers, waited))
 
