@@ -87,7 +87,7 @@ def skip_all(trace: Path, _: Path) -> Callable[[], int]:
 
 def kernel(trace: Path, _: Path) -> Callable[[], int]:
     from distprof.ingest.kineto.framing import Framer
-    from distprof.ingest.kineto.native import find_natively, with_codes
+    from distprof.ingest.kineto.native import NativeReader
     from distprof.ingest.kineto.parsed import SymbolTable
     from distprof.ingest.kineto.source import ByteSource
 
@@ -99,12 +99,12 @@ def kernel(trace: Path, _: Path) -> Callable[[], int]:
 
     with ByteSource(trace, str(trace)) as source:
         Framer(source, str(trace)).run(take, lambda *_: None)
-    symbols = SymbolTable()
+    reader = NativeReader(SymbolTable())
 
     def work() -> int:
         how = {"exact": False, "device_only": False}
-        found = [find_natively(chunk, len(chunk), **how) for chunk in chunks]
-        return sum(with_codes(chunk, symbols).num_events for chunk in found if chunk is not None)
+        found = [reader.find(chunk, len(chunk), **how) for chunk in chunks]
+        return sum(reader.with_codes(chunk).num_events for chunk in found if chunk is not None)
 
     return work
 

@@ -32,15 +32,16 @@ class CommColumns(TypedDict):
     stream: bytes
     correlation: bytes
     integers: list[bytes]  # in the order of `comm_integers`
-    texts: list[bytes]  # codes into the list of `raw_texts` at the same place
-    raw_texts: list[list[bytes]]  # JSON values as they stand in the chunk
+    texts: list[bytes]  # codes into the `raw_texts` at the same place
 
 class Chunk(TypedDict):
     num_events: int
     num_clamped: int
-    names: list[str | bytes]  # bytes: a JSON string with escapes, quotes included
-    categories: list[str]
-    threads: list[str]  # process/thread
+    # texts that no chunk had before, and the code of the first; 0 where the decoder began again
+    names: tuple[int, list[str | bytes]]  # bytes: a JSON string with escapes, quotes included
+    categories: tuple[int, list[str]]
+    threads: tuple[int, list[str]]  # process/thread
+    raw_texts: list[tuple[int, list[bytes]]]  # JSON values as they stand in the chunk
     thread_names: list[tuple[str, str, str | bytes]]  # process, thread, name
     device: DeviceColumns
     host: HostColumns
@@ -63,6 +64,7 @@ class Decoder:
         exact_below_us: int,
     ) -> Decoder: ...
     def decode(self, data: Buffer, stop: int, exact: bool, device_only: bool) -> Chunk | None: ...
+    def forget(self) -> None: ...
 
 def select(
     data: Buffer,

@@ -2,13 +2,15 @@
 //
 // Contract
 // --------
-// - `read_chunk` returns exactly the result of distprof/ingest/kineto/decode.py for the same bytes,
-//   to the last nanosecond and in the same order, or it throws `Declined`: then that Python code
-//   reads the chunk. Declining is always allowed, so everything unusual is declined.
+// - `TraceReader::read` returns exactly the result of distprof/ingest/kineto/decode.py for the same
+//   bytes, to the last nanosecond and in the same order, or it throws `Declined`: then that Python
+//   code reads the chunk. Declining is always allowed, so everything unusual is declined.
 // - The text is untrusted. It is verified to be one JSON array of objects up to its last byte: a
 //   chunk that was cut in the wrong place never passes. Nothing outside [begin, end) is read.
-// - Calls share only `Settings`, which is constant: any number of threads may read chunks at once.
-// - Texts in the result are views of the chunk, which must outlive the result.
+// - A `TraceReader` reads the chunks of one trace, one after the other. Different ones share only
+//   `Settings`, which are constant: any number of threads may read traces at once.
+// - Its dictionaries grow from chunk to chunk, and forget all texts when they are large, so memory
+//   is bounded. Names of threads in the result are views of the chunk, which must outlive it.
 //
 // Python declares once, in `Settings`, which columns are kept and what the words of a trace mean.
 #pragma once
@@ -65,6 +67,27 @@ DISTPROF_INLINE void require(bool usual) {
 
 // Dictionaries ------------------------------------------------------------------------------------
 
+inline std::uint64_t word_at(const char* from) {
+    std::uint64_t word;
+    std::memcpy(&word, from, sizeof word);
+    return word;
+}
+
+/// All bytes of a text of less than eight.
+inline std::uint64_t short_word(string_view text) {
+    std::uint64_t word = 0;
+    for (const char byte : text) word = word << 8 | static_cast<unsigned char>(byte);
+    return word;
+}
+
+/// Whether two texts of the same size are the same, most of which are short.
+inline bool are_same(const char* one, const char* other, size_t size) {
+    if (size < 8) return size == 0 || std::memcmp(one, other, size) == 0;
+    for (size_t n = 0; n + 8 < size; n += 8)
+        if (word_at(one + n) != word_at(other + n)) return false;
+    return word_at(one + size - 8) == word_at(other + size - 8);
+}
+
 /// Hash of a text. The seed differs between processes, so nobody can craft a trace with collisions.
 inline std::uint64_t hash_of(string_view text, std::uint64_t seed) {
     constexpr std::uint64_t odd = 0x9E3779B97F4A7C15u;
@@ -75,18 +98,13 @@ inline std::uint64_t hash_of(string_view text, std::uint64_t seed) {
         hash = (hash ^ word) * odd;
         hash ^= hash >> 29;
     };
-    for (; left >= 8; at += 8, left -= 8) {
-        std::uint64_t word;
-        std::memcpy(&word, at, 8);
-        mix(word);
-    }
-    std::uint64_t rest = 0;
-    if (left > 0) std::memcpy(&rest, at, left);
-    mix(rest);
+    for (; left > 8; at += 8, left -= 8) mix(word_at(at));
+    // The last word may overlap the one before: copying a varying number of bytes is slow.
+    mix(text.size() >= 8 ? word_at(at + left - 8) : short_word(text));
     return hash ^ (hash >> 32);
 }
 
-/// Codes of texts, assigned in order of first appearance.
+/// Codes of texts, assigned in order of first appearance. It holds copies of the texts.
 class Dictionary {
 public:
     explicit Dictionary(std::uint64_t seed) : seed_(seed), slots_(256, 0) {}
@@ -100,7 +118,8 @@ public:
             grow();
             slot = find(text, hash);
         }
-        texts_.push_back(text);
+        texts_.push_back(copies_.emplace_back(text));
+        num_bytes_ += text.size();
         hashes_.push_back(hash);
         slots_[slot] = static_cast<std::uint32_t>(texts_.size());
         return {static_cast<std::int32_t>(texts_.size() - 1), true};
@@ -110,8 +129,19 @@ public:
 
     const std::vector<string_view>& texts() const { return texts_; }
 
-    /// Point a code to another copy of its text.
-    void move_text(std::int32_t code, string_view text) { texts_[static_cast<size_t>(code)] = text; }
+    /// All texts are old ones from now on.
+    void begin_chunk() { num_old_ = texts_.size(); }
+
+    /// How many texts it had before the present chunk.
+    size_t num_old() const { return num_old_; }
+
+    /// Whether it needs much memory.
+    bool is_large() const { return texts_.size() >= MANY_TEXTS || num_bytes_ >= MANY_BYTES; }
+
+    void clear() {
+        if (texts_.empty()) return;
+        *this = Dictionary(seed_);
+    }
 
 private:
     /// The slot that holds the text, or the empty slot for it.
@@ -119,7 +149,10 @@ private:
         size_t slot = hash & (slots_.size() - 1);
         while (slots_[slot] != 0) {
             const size_t code = slots_[slot] - 1;
-            if (hashes_[code] == hash && texts_[code] == text) break;
+            const string_view known = texts_[code];
+            if (hashes_[code] == hash && known.size() == text.size() &&
+                are_same(known.data(), text.data(), text.size()))
+                break;
             slot = (slot + 1) & (slots_.size() - 1);
         }
         return slot;
@@ -135,10 +168,17 @@ private:
         slots_.swap(larger);
     }
 
+    // The largest traces have about ten thousand names.
+    static constexpr size_t MANY_TEXTS = 1u << 15;
+    static constexpr size_t MANY_BYTES = 4u << 20;
+
     std::uint64_t seed_;
+    size_t num_bytes_ = 0;
+    size_t num_old_ = 0;
     std::vector<std::uint32_t> slots_;  // code + 1, 0 for an empty slot; a power of two of them
     std::vector<std::uint64_t> hashes_;
     std::vector<string_view> texts_;
+    std::deque<std::string> copies_;  // a deque never moves its elements
 };
 
 // Settings ----------------------------------------------------------------------------------------
@@ -307,6 +347,11 @@ public:
         skip_some_space();
     }
 
+    /// The same after `passes`: there may be more than in the known text.
+    DISTPROF_INLINE void skip_more_space() {
+        if (static_cast<unsigned char>(*at_) <= ' ') skip_space();
+    }
+
     char peek() const {
         require(at_ < end_);
         return *at_;
@@ -348,16 +393,16 @@ public:
     ///
     /// @param text  Its bytes, and any others up to `KNOWN` of them.
     /// @param mask  A bit for each byte of it, the first one lowest.
-    DISTPROF_INLINE bool passes(const char* text, std::uint32_t mask, size_t size) {
-        if (static_cast<size_t>(end_ - at_) < KNOWN) return false;
+    DISTPROF_INLINE bool passes(const char* text, std::uint64_t mask, size_t size) {
+        if (end_ - at_ < static_cast<std::ptrdiff_t>(KNOWN)) return false;
 #if defined(__SSE2__)
-        const auto load = [](const char* from) {
-            return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-        };
-        const auto first = _mm_movemask_epi8(_mm_cmpeq_epi8(load(at_), load(text)));
-        const auto second = _mm_movemask_epi8(_mm_cmpeq_epi8(load(at_ + 16), load(text + 16)));
-        const auto same = static_cast<std::uint32_t>(first) | static_cast<std::uint32_t>(second) << 16;
-        if ((same & mask) != mask) return false;
+        if ((~same_as(text) & static_cast<std::uint32_t>(mask)) != 0) return false;
+        if (size > 32) {
+            at_ += 32;
+            const bool differs = (~same_as(text + 32) & static_cast<std::uint32_t>(mask >> 32)) != 0;
+            at_ -= 32;
+            if (differs) return false;
+        }
 #else
         static_cast<void>(mask);
         if (std::memcmp(at_, text, size) != 0) return false;
@@ -367,7 +412,7 @@ public:
     }
 
     /// The longest text that `passes` compares.
-    static constexpr size_t KNOWN = 32;
+    static constexpr size_t KNOWN = 64;
 
     DISTPROF_INLINE void pass_colon() {
         skip_space();
@@ -425,6 +470,28 @@ public:
         value.raw = string_view(begin, static_cast<size_t>(at_ - begin));
     }
 
+    /// Pass a value, if it has the same bytes as an earlier one of this text.
+    ///
+    /// @param earlier  The value, not a number whose value may not be readable.
+    DISTPROF_INLINE bool passes_again(const Value& earlier) {
+#if defined(__SSE2__)
+        const size_t size = earlier.raw.size();
+        if (size - 1 >= 16 || end_ - at_ < 17) return false;
+        const auto load = [](const char* from) {
+            return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+        };
+        const auto same = static_cast<unsigned>(
+            _mm_movemask_epi8(_mm_cmpeq_epi8(load(at_), load(earlier.raw.data()))));
+        if ((~same & ((1u << size) - 1)) != 0) return false;
+        if (earlier.kind == Kind::Number && is_of_number(at_[size])) return false;
+        at_ += size;
+        return true;
+#else
+        static_cast<void>(earlier);
+        return false;
+#endif
+    }
+
     DISTPROF_INLINE void skip_value(int depth) {
         if (peek() == '"')
             pass_string();
@@ -433,15 +500,28 @@ public:
     }
 
 private:
+#if defined(__SSE2__)
+    /// A bit for each of the next 32 bytes that is the same in `text`.
+    DISTPROF_INLINE std::uint32_t same_as(const char* text) const {
+        const auto load = [](const char* from) {
+            return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+        };
+        const auto first = _mm_movemask_epi8(_mm_cmpeq_epi8(load(at_), load(text)));
+        const auto second = _mm_movemask_epi8(_mm_cmpeq_epi8(load(at_ + 16), load(text + 16)));
+        return static_cast<std::uint32_t>(first) | static_cast<std::uint32_t>(second) << 16;
+    }
+#endif
+
     static constexpr unsigned ESCAPE = 1;
     static constexpr unsigned HIGH = 2;
     static constexpr int DEEPEST = 64;
     static constexpr std::uint32_t MOST_DIGITS = 20;
 
     void skip_other(int depth) {
+        Number ignored;
         if (*at_ == '{' || *at_ == '[')
             skip_composite(depth);
-        else
+        else if (!reads_usual_number(ignored))
             read_value(depth);
     }
 
@@ -485,6 +565,11 @@ private:
         }
 #endif
         while (at_ < end_ && *at_ == ' ') ++at_;
+    }
+
+    /// Whether a number may go on with this byte.
+    static bool is_of_number(char byte) {
+        return (byte >= '0' && byte <= '9') || byte == '.' || byte == 'e' || byte == 'E';
     }
 
     static bool is_plain(char byte) {
@@ -632,7 +717,48 @@ private:
 #endif
     }
 
+    /// Read a number of usual length, if it comes next: not negative, no exponent, at most 15 digits
+    /// before the point and 7 after it. One test of the text's end is enough for all of it.
+    DISTPROF_INLINE bool reads_usual_number(Number& number) {
+#if DISTPROF_WORDS
+        if (end_ - at_ < 26) return false;
+        const std::uint64_t first = digits_at(at_);
+        unsigned count = num_digits(first);
+        if (count == 0) return false;
+        std::uint64_t mantissa = eight_digits(first << (64 - 8 * count));
+        if (count == 8) {
+            const std::uint64_t second = digits_at(at_ + 8);
+            const unsigned more = num_digits(second);
+            if (more == 8) return false;
+            mantissa = POWERS_OF_TEN[more] * mantissa + eight_digits(second << (56 - 8 * more) << 8);
+            count += more;
+        }
+        if (*at_ == '0' && count > 1) return false;
+        const char* behind = at_ + count;
+        unsigned decimals = 0;
+        const bool has_point = *behind == '.';
+        if (has_point) {
+            const std::uint64_t third = digits_at(behind + 1);
+            decimals = num_digits(third);
+            if (decimals == 0 || decimals == 8 || count + decimals > 19) return false;
+            mantissa = POWERS_OF_TEN[decimals] * mantissa + eight_digits(third << (64 - 8 * decimals));
+            behind += 1 + decimals;
+        }
+        if (*behind == 'e' || *behind == 'E') return false;
+        number = {mantissa, count + decimals, decimals, false, has_point, false};
+        at_ = behind;
+        return true;
+#else
+        static_cast<void>(number);
+        return false;
+#endif
+    }
+
     DISTPROF_INLINE void read_number(Number& number) {
+        if (!reads_usual_number(number)) read_any_number(number);
+    }
+
+    void read_any_number(Number& number) {
         number = Number{};
         if (*at_ == '-') {
             number.negative = true;
@@ -662,7 +788,7 @@ private:
     }
 
     const char* at_;
-    const char* const end_;
+    const char* end_;
     std::uint64_t num_odd_numbers_ = 0;
 };
 
@@ -753,12 +879,25 @@ struct DeviceColumns {
     std::vector<std::int32_t> device;
     std::vector<std::int64_t> correlation, bytes;
     std::vector<std::int32_t> blocks;
+
+    template <typename Use>
+    void each(Use use) {
+        for (auto* column : {&start_ns, &end_ns, &stream, &correlation, &bytes}) use(*column);
+        for (auto* column : {&name, &device, &blocks}) use(*column);
+        use(kind);
+    }
 };
 
 struct HostColumns {
     std::vector<std::int64_t> start_ns, end_ns;
     std::vector<std::int32_t> name, category, thread;
     std::vector<std::int64_t> correlation;
+
+    template <typename Use>
+    void each(Use use) {
+        for (auto* column : {&start_ns, &end_ns, &correlation}) use(*column);
+        for (auto* column : {&name, &category, &thread}) use(*column);
+    }
 };
 
 struct CommColumns {
@@ -766,8 +905,15 @@ struct CommColumns {
     std::vector<std::int32_t> name, category, thread;
     std::vector<std::int64_t> stream, correlation;
     std::vector<std::vector<std::int64_t>> integers;  // in the order of Settings::comm_integers
-    std::vector<std::vector<std::int32_t>> texts;     // codes into `raw_texts`
-    std::vector<Dictionary> raw_texts;                // JSON values as they appear in the text
+    std::vector<std::vector<std::int32_t>> texts;     // in the order of Settings::comm_texts
+
+    template <typename Use>
+    void each(Use use) {
+        for (auto* column : {&start_ns, &end_ns, &stream, &correlation}) use(*column);
+        for (auto* column : {&name, &category, &thread}) use(*column);
+        for (auto& column : integers) use(column);
+        for (auto& column : texts) use(column);
+    }
 };
 
 /// The name that a metadata event gives a thread.
@@ -776,23 +922,49 @@ struct ThreadName {
 };
 
 struct Chunk {
-    explicit Chunk(const Settings& settings)
-        : names(settings.seed), categories(settings.seed), threads(settings.seed) {
-        comm.integers.resize(settings.comm_integers.size());
-        comm.texts.resize(settings.comm_texts.size());
-        comm.raw_texts.assign(settings.comm_texts.size(), Dictionary(settings.seed));
-    }
-
-    Dictionary names;  // with their quotes and escapes
-    Dictionary categories;
-    Dictionary threads;  // as `process/thread`
-    std::deque<std::string> made_texts;  // of threads, which do not occur in the text
     DeviceColumns device;
     HostColumns host;
     CommColumns comm;
     std::vector<ThreadName> thread_names;
     std::int64_t num_events = 0;
     std::int64_t num_clamped = 0;
+
+    explicit Chunk(const Settings& settings) {
+        comm.integers.resize(settings.comm_integers.size());
+        comm.texts.resize(settings.comm_texts.size());
+    }
+
+    /// Remove all rows, but keep their memory for the next ones.
+    void clear() {
+        device.each([](auto& column) { column.clear(); });
+        host.each([](auto& column) { column.clear(); });
+        comm.each([](auto& column) { column.clear(); });
+        thread_names.clear();
+        num_events = 0;
+        num_clamped = 0;
+    }
+};
+
+/// The texts of a trace.
+struct Texts {
+    explicit Texts(const Settings& settings)
+        : names(settings.seed),
+          categories(settings.seed),
+          threads(settings.seed),
+          raw(settings.comm_texts.size(), Dictionary(settings.seed)) {}
+
+    Dictionary names;  // with their quotes and escapes
+    Dictionary categories;
+    Dictionary threads;           // as `process/thread`
+    std::vector<Dictionary> raw;  // for each text column of collectives, JSON values as they appear
+
+    template <typename Use>
+    void each(Use use) {
+        use(names);
+        use(categories);
+        use(threads);
+        for (Dictionary& texts : raw) use(texts);
+    }
 };
 
 // Events ------------------------------------------------------------------------------------------
@@ -811,46 +983,83 @@ struct Event {
 };
 
 /// The bytes between two values, `, "key": ` or a closing brace, are usually the same as in the
-/// previous event. They are compared as a whole, and parsed only if they differ.
+/// previous event. They are compared as a whole, and parsed only if they differ. Between two objects
+/// of an array they reach from the last value of one to the first value of the next.
 class Members {
 public:
-    /// The object has no more members.
+    /// No member follows: the object ends, or the array does.
     static constexpr std::uint32_t CLOSED = 1u << 31;
 
-    Members() {
+    /// Added to the number of a member that is the first one of the next object.
+    static constexpr std::uint32_t BEGINS = 1u << 30;
+
+    /// @param in_array  Whether objects follow each other in an array.
+    explicit Members(bool in_array) : in_array_(in_array) {
         steps_.reserve(MOST);
-        steps_.resize(NUM_SPECIAL);
+        forget();
     }
+
+    /// Forget all texts.
+    void forget() {
+        steps_.clear();
+        steps_.resize(NUM_SPECIAL);
+        current_ = START;
+    }
+
+    bool is_full() const { return steps_.size() == MOST; }
 
     /// Begin an object, after its opening brace.
     DISTPROF_INLINE void begin() { current_ = START; }
 
-    /// Go to the value of the next member, or past the closing brace.
+    /// Go to the value of the next member, or past the closing brace or bracket.
     ///
     /// @param number_of  The number of a key.
     /// @returns The number of its key, or `CLOSED`.
     template <typename NumberOf>
     DISTPROF_INLINE std::uint32_t next(Scanner& scanner, NumberOf number_of) {
-        for (const std::uint32_t likely : steps_[current_].next) {
-            const Step& step = steps_[likely];
+        Step& from = steps_[current_];
+        for (size_t place = 0; place < from.next.size(); ++place) {
+            const std::uint32_t likely = from.next[place];
             if (likely == START) break;
+            const Step& step = steps_[likely];
             if (scanner.passes(step.text.data(), step.mask, step.size)) {
                 current_ = likely;
-                if (step.number != CLOSED) scanner.skip_space();  // there may be more than before
+                from.count(place);
+                if (step.number != CLOSED) scanner.skip_more_space();
                 return step.number;
             }
         }
         return read(scanner, number_of);
     }
 
+    /// Let later texts count more than earlier ones.
+    void age() {
+        for (Step& step : steps_)
+            for (std::uint32_t& hits : step.hits) hits /= 2;
+    }
+
 private:
     struct Step {
         std::array<char, Scanner::KNOWN> text{};
-        std::uint32_t mask = 0;
+        std::uint64_t mask = 0;
         std::uint32_t size = 0;
         std::uint32_t number = 0;
-        // the steps that followed it, the latest first; START for none
-        std::array<std::uint32_t, 2> next{START, START};
+        std::array<std::uint32_t, 5> next{};  // steps that followed it, the likeliest first, then START
+        std::array<std::uint32_t, 5> hits{};  // how often each of them did
+
+        DISTPROF_INLINE void count(size_t place) {
+            ++hits[place];
+            if (place > 0 && hits[place] > hits[place - 1]) {
+                std::swap(hits[place], hits[place - 1]);
+                std::swap(next[place], next[place - 1]);
+            }
+        }
+
+        void add(std::uint32_t follower) {
+            size_t place = 0;
+            while (place + 1 < next.size() && next[place] != START && next[place] != follower) ++place;
+            next[place] = follower;
+        }
     };
 
     /// Steps that have no text: before the first member, and after one that is not remembered.
@@ -862,11 +1071,15 @@ private:
     std::uint32_t read(Scanner& scanner, NumberOf number_of) {
         const char* const begin = scanner.place();
         std::uint32_t number = CLOSED;
-        if (scanner.has_another('}', current_ == START))
+        if (scanner.has_another('}', current_ == START)) {
             number = static_cast<std::uint32_t>(number_of(scanner.read_key()));
+        } else if (in_array_ && scanner.has_another(']', false)) {
+            scanner.expect('{');
+            require(scanner.has_another('}', true));
+            number = BEGINS | static_cast<std::uint32_t>(number_of(scanner.read_key()));
+        }
         const std::uint32_t found = step_of({begin, static_cast<size_t>(scanner.place() - begin)}, number);
-        auto& next = steps_[current_].next;
-        if (current_ != OTHER && found != OTHER) next = {found, next[0]};
+        if (current_ != OTHER && found != OTHER) steps_[current_].add(found);
         current_ = found;
         return number;
     }
@@ -876,77 +1089,131 @@ private:
             const Step& step = steps_[known];
             if (string_view(step.text.data(), step.size) == text) return known;
         }
-        if (text.size() >= Scanner::KNOWN || steps_.size() == MOST) return OTHER;
+        if (text.size() >= Scanner::KNOWN || is_full()) return OTHER;
         Step& step = steps_.emplace_back();
         std::memcpy(step.text.data(), text.data(), text.size());
-        step.mask = (1u << text.size()) - 1;
+        step.mask = (std::uint64_t{1} << text.size()) - 1;
         step.size = static_cast<std::uint32_t>(text.size());
         step.number = number;
         return static_cast<std::uint32_t>(steps_.size() - 1);
     }
 
+    const bool in_array_;
     std::vector<Step> steps_;
     std::uint32_t current_ = START;
 };
 
-class ChunkReader {
+/// Reads the chunks of one trace.
+class TraceReader {
 public:
-    ChunkReader(string_view text, const Settings& settings, bool exact, bool device_only)
-        : settings_(settings),
-          exact_(exact),
-          device_only_(device_only),
-          scanner_(text.data(), text.data() + text.size()),
-          chunk_(settings) {}
+    explicit TraceReader(const Settings& settings)
+        : settings_(settings), texts_(settings), chunk_(settings) {}
 
-    Chunk read() {
-        scanner_.skip_space();
-        scanner_.expect('[');
-        for (bool is_first = true; scanner_.has_another(']', is_first); is_first = false) {
-            read_event();
-            ++chunk_.num_events;
+    /// Columns of the next chunk, until another one is read.
+    ///
+    /// @param exact        Whether times are converted from their text (see events.py).
+    /// @param device_only  Keep only device rows and step marks.
+    /// @throws Declined    If the Python code has to read the chunk. All texts are forgotten.
+    const Chunk& read(string_view text, bool exact, bool device_only) {
+        exact_ = exact;
+        device_only_ = device_only;
+        scanner_ = Scanner(text.data(), text.data() + text.size());
+        begin();
+        try {
+            read_array();
+        } catch (const Declined&) {
+            forget();
+            throw;
         }
-        scanner_.skip_space();
-        require(scanner_.is_done());
-        enter_threads_of_device_rows();
-        return std::move(chunk_);
+        return chunk_;
+    }
+
+    /// Texts of the chunks so far.
+    const Texts& texts() const { return texts_; }
+
+    /// Assign codes from 0 again.
+    void forget() {
+        texts_.each([](Dictionary& texts) { texts.clear(); });
+        kinds_.clear();
+        is_step_.clear();
+        is_communication_.clear();
     }
 
 private:
-    // One event ------------------------------------------------------------------------------------
-
-    void read_event() {
-        event_.seen = 0;
-        event_.seen_arguments = 0;
-        const char* const begin = scanner_.place();
-        const std::uint64_t num_odd = scanner_.num_odd_numbers();
-        scanner_.expect('{');
-        members_.begin();
-        std::uint32_t field;
-        while ((field = members_.next(scanner_, field_of)) != Members::CLOSED) {
-            read_member(static_cast<Field>(field));
-            if (event_.seen == 1u << PHASE && is_skipped()) {
-                skip_rest_of_event();
-                return;
-            }
-        }
-        require(event_.has(PHASE));
-        if (phase() == 'X') {
-            text_ = string_view(begin, static_cast<size_t>(scanner_.place() - begin));
-            is_odd_ = scanner_.num_odd_numbers() != num_odd;
-            add_complete();
-        } else if (phase() == 'M') {
-            add_metadata(scanner_.num_odd_numbers() != num_odd);
-        } else {
-            require(is_skipped());
+    /// Views of the previous chunk are of no use any more.
+    void begin() {
+        chunk_.clear();
+        waiting_.clear();
+        event_ = Event{};
+        last_word_ = {};
+        has_last_category_ = has_last_thread_ = false;
+        bool is_large = false;
+        texts_.each([&](const Dictionary& texts) { is_large = is_large || texts.is_large(); });
+        if (is_large) forget();
+        texts_.each([](Dictionary& texts) { texts.begin_chunk(); });
+        for (Members* members : {&members_, &arguments_}) {
+            if (members->is_full()) members->forget();
+            members->age();
         }
     }
 
-    void skip_rest_of_event() {
+    void read_array() {
+        scanner_.skip_space();
+        scanner_.expect('[');
+        if (scanner_.has_another(']', true)) read_events();
+        scanner_.skip_space();
+        require(scanner_.is_done());
+        enter_threads_of_device_rows();
+    }
+
+    void read_events() {
+        scanner_.expect('{');
+        members_.begin();
+        std::uint32_t first = members_.next(scanner_, field_of);
+        do {
+            require(first != Members::CLOSED);
+            first = read_event(static_cast<Field>(first & ~Members::BEGINS));
+            ++chunk_.num_events;
+        } while (first != Members::CLOSED);
+    }
+
+    // One event ------------------------------------------------------------------------------------
+
+    /// Read an event from its first value on. Returns the first member of the next one, or `CLOSED`.
+    std::uint32_t read_event(Field first) {
+        event_.seen = 0;
+        event_.seen_arguments = 0;
+        const char* const begin = scanner_.place();
+        const char* end = begin;
+        const std::uint64_t num_odd = scanner_.num_odd_numbers();
+        std::uint32_t field = first;
+        do {
+            read_member(static_cast<Field>(field));
+            if (event_.seen == 1u << PHASE && is_skipped()) return skip_rest_of_event();
+            end = scanner_.place();
+            field = members_.next(scanner_, field_of);
+        } while (field < Members::BEGINS);
+        require(event_.has(PHASE));
+        const bool is_odd = scanner_.num_odd_numbers() != num_odd;
+        if (phase() == 'X') {
+            text_ = string_view(begin, static_cast<size_t>(end - begin));
+            is_odd_ = is_odd;
+            add_complete();
+        } else if (phase() == 'M') {
+            add_metadata(is_odd);
+        } else {
+            require(is_skipped());
+        }
+        return field;
+    }
+
+    std::uint32_t skip_rest_of_event() {
         std::uint32_t field;
-        while ((field = members_.next(scanner_, field_of)) != Members::CLOSED) {
+        while ((field = members_.next(scanner_, field_of)) < Members::BEGINS) {
             require(field != PHASE);
             scanner_.skip_value(1);
         }
+        return field;
     }
 
     char phase() const { return event_.field[PHASE].text().front(); }
@@ -989,9 +1256,14 @@ private:
             read_arguments();
             return;
         }
-        scanner_.read_value(1, event_.field[field]);
-        if (field == PHASE) require_phase(event_.field[PHASE]);
+        Value& value = event_.field[field];
+        if (((REPEATED >> field) & 1u) != 0 && scanner_.passes_again(value)) return;
+        scanner_.read_value(1, value);
+        if (field == PHASE) require_phase(value);
     }
+
+    /// Members with few different values.
+    static constexpr unsigned REPEATED = 1u << PHASE | 1u << CATEGORY | 1u << PROCESS | 1u << THREAD;
 
     static void require_phase(const Value& phase) {
         require(phase.kind == Kind::String && !phase.escaped && phase.text().size() == 1);
@@ -1122,7 +1394,7 @@ private:
     }
 
     void enter_name(Row& row, const Value& name) {
-        const auto [code, is_new] = chunk_.names.enter(name.raw);
+        const auto [code, is_new] = texts_.names.enter(name.raw);
         if (is_new) {
             is_step_.push_back(settings_.is_step(name.text()));
             is_communication_.push_back(settings_.is_communication(name.text()));
@@ -1138,9 +1410,10 @@ private:
             require(!category.escaped);
             word = category.text();
         }
-        if (word != last_word_ || kinds_.empty()) {
-            const auto [code, is_new] = chunk_.categories.enter(word);
+        if (!has_last_category_ || word != last_word_) {
+            const auto [code, is_new] = texts_.categories.enter(word);
             if (is_new) kinds_.push_back(settings_.kind_of(word));
+            has_last_category_ = true;
             last_word_ = word;
             last_category_ = code;
         }
@@ -1197,16 +1470,11 @@ private:
         if (has_last_thread_ && process == last_process_ && thread == last_thread_)
             return last_thread_code_;
         made_.assign(process).append("/").append(thread);
-        const auto [code, is_new] = chunk_.threads.enter(made_);
-        if (is_new) {
-            chunk_.made_texts.push_back(made_);  // a deque never moves its elements
-            chunk_.threads.move_text(code, chunk_.made_texts.back());
-        }
         has_last_thread_ = true;
         last_process_ = process;
         last_thread_ = thread;
-        last_thread_code_ = code;
-        return code;
+        last_thread_code_ = texts_.threads.code_of(made_);
+        return last_thread_code_;
     }
 
     // Communication --------------------------------------------------------------------------------
@@ -1226,7 +1494,7 @@ private:
         for (size_t n = 0; n < columns.integers.size(); ++n)
             columns.integers[n].push_back(comm_integer(settings_.comm_integers[n]));
         for (size_t n = 0; n < columns.texts.size(); ++n)
-            columns.texts[n].push_back(columns.raw_texts[n].code_of(comm_text(settings_.comm_texts[n])));
+            columns.texts[n].push_back(texts_.raw[n].code_of(comm_text(settings_.comm_texts[n])));
     }
 
     /// The key of a column in this event.
@@ -1275,16 +1543,21 @@ private:
     };
 
     const Settings& settings_;
-    const bool exact_;
-    const bool device_only_;
-    Scanner scanner_;
+    Texts texts_;
     Chunk chunk_;
-    Event event_;
-    Members members_, arguments_;
-    string_view text_;     // of the event
-    bool is_odd_ = false;  // whether a number in it may not be readable
+    Members members_{true};
+    Members arguments_{false};
     std::vector<std::int8_t> kinds_;                // by category
     std::vector<bool> is_step_, is_communication_;  // by name
+
+    // of the present chunk
+    bool exact_ = false;
+    bool device_only_ = false;
+    Scanner scanner_{nullptr, nullptr};
+    Event event_;
+    string_view text_;     // of the event
+    bool is_odd_ = false;  // whether a number in it may not be readable
+    bool has_last_category_ = false;
     string_view last_word_;
     std::int32_t last_category_ = 0;
     std::vector<Waiting> waiting_;  // device rows of communication, until their threads have codes
@@ -1293,14 +1566,5 @@ private:
     string_view last_process_, last_thread_;
     std::int32_t last_thread_code_ = 0;
 };
-
-/// Columns of a chunk.
-///
-/// @param exact        Whether times are converted from their text (see events.py).
-/// @param device_only  Keep only device rows and step marks.
-/// @throws Declined    If the Python code has to read the chunk.
-inline Chunk read_chunk(string_view text, const Settings& settings, bool exact, bool device_only) {
-    return ChunkReader(text, settings, exact, device_only).read();
-}
 
 }  // namespace distprof

@@ -14,6 +14,7 @@
 #include <new>
 #include <optional>
 #include <random>
+#include <utility>
 
 #include "chunk.hpp"
 #include "replay.hpp"
@@ -163,9 +164,6 @@ Object to_dict(const distprof::CommColumns& columns) {
     put(dict, "correlation", to_bytes(columns.correlation));
     put(dict, "integers", to_list(columns.integers, to_bytes<std::int64_t>));
     put(dict, "texts", to_list(columns.texts, to_bytes<std::int32_t>));
-    put(dict, "raw_texts", to_list(columns.raw_texts, [](const distprof::Dictionary& texts) {
-            return to_list(texts.texts(), to_raw);
-        }));
     return dict;
 }
 
@@ -174,13 +172,26 @@ Object to_tuple(const distprof::ThreadName& name) {
                               to_text_or_raw(name.name).get()));
 }
 
-Object to_dict(const Chunk& chunk) {
+/// The texts that are new in a dictionary, and the code of the first of them.
+template <typename Convert>
+Object to_new_texts(const distprof::Dictionary& texts, Convert convert) {
+    const auto& all = texts.texts();
+    const auto first = static_cast<std::ptrdiff_t>(texts.num_old());
+    const std::vector<std::string_view> added(all.begin() + first, all.end());
+    const Object code = owned(PyLong_FromSsize_t(first));
+    return owned(PyTuple_Pack(2, code.get(), to_list(added, convert).get()));
+}
+
+/// The columns of a chunk, and the texts that are new in it.
+Object to_dict(const Chunk& chunk, const distprof::Texts& texts) {
+    const auto new_raw = [](const distprof::Dictionary& raw) { return to_new_texts(raw, to_raw); };
     Object dict = new_dict();
     put(dict, "num_events", owned(PyLong_FromLongLong(chunk.num_events)));
     put(dict, "num_clamped", owned(PyLong_FromLongLong(chunk.num_clamped)));
-    put(dict, "names", to_list(chunk.names.texts(), to_text_or_raw));
-    put(dict, "categories", to_list(chunk.categories.texts(), to_text));
-    put(dict, "threads", to_list(chunk.threads.texts(), to_text));
+    put(dict, "names", to_new_texts(texts.names, to_text_or_raw));
+    put(dict, "categories", to_new_texts(texts.categories, to_text));
+    put(dict, "threads", to_new_texts(texts.threads, to_text));
+    put(dict, "raw_texts", to_list(texts.raw, new_raw));
     put(dict, "thread_names", to_list(chunk.thread_names, to_tuple));
     put(dict, "device", to_dict(chunk.device));
     put(dict, "host", to_dict(chunk.host));
@@ -267,12 +278,21 @@ std::vector<std::pair<std::string, std::int8_t>> categories_of(PyObject* dict) {
 
 // class Decoder -----------------------------------------------------------------------------------
 
-struct Decoder {
-    PyObject_HEAD
-    Settings* settings;
+/// What a decoder keeps between the chunks of its trace.
+struct Trace {
+    explicit Trace(std::unique_ptr<const Settings> given) : settings(std::move(given)), reader(*settings) {}
+
+    const std::unique_ptr<const Settings> settings;
+    distprof::TraceReader reader;
+    bool is_busy = false;
 };
 
-Settings* settings_from(PyObject* args, PyObject* keywords) {
+struct Decoder {
+    PyObject_HEAD
+    Trace* trace;
+};
+
+std::unique_ptr<const Settings> settings_from(PyObject* args, PyObject* keywords) {
     static const char* names[] = {"categories",     "step_prefix",   "comm_prefixes",
                                   "skipped_phases", "arguments",     "comm_integers",
                                   "comm_texts",     "longest_ns",    "largest_ns",
@@ -303,35 +323,52 @@ Settings* settings_from(PyObject* args, PyObject* keywords) {
     settings->largest_ns = largest_ns;
     settings->exact_below_us = exact_below_us;
     settings->index_arguments();
-    return settings.release();
+    return settings;
 }
 
 PyObject* decoder_new(PyTypeObject* type, PyObject* args, PyObject* keywords) {
     return guarded([&]() -> PyObject* {
-        std::unique_ptr<Settings> settings(settings_from(args, keywords));
+        auto trace = std::make_unique<Trace>(settings_from(args, keywords));
         const auto allocate = reinterpret_cast<allocfunc>(PyType_GetSlot(type, Py_tp_alloc));
         Object made = owned(allocate(type, 0));
-        reinterpret_cast<Decoder*>(made.get())->settings = settings.release();
+        reinterpret_cast<Decoder*>(made.get())->trace = trace.release();
         return made.release();
     });
 }
 
 void decoder_dealloc(PyObject* self) {
-    delete reinterpret_cast<Decoder*>(self)->settings;
+    delete reinterpret_cast<Decoder*>(self)->trace;
     PyTypeObject* type = Py_TYPE(self);
     const auto free_object = reinterpret_cast<freefunc>(PyType_GetSlot(type, Py_tp_free));
     free_object(self);
     Py_DECREF(type);
 }
 
-/// The chunk's columns, or nothing if it is declined. Runs without the GIL.
-std::optional<Chunk> read_unlocked(
-    std::string_view text, const Settings& settings, bool exact, bool device_only) {
+/// Only one thread may use a trace at a time.
+class Usage {
+public:
+    explicit Usage(Trace& trace) : trace_(trace) {
+        if (trace.is_busy) {
+            PyErr_SetString(PyExc_RuntimeError, "another thread uses this decoder");
+            throw PythonError{};
+        }
+        trace.is_busy = true;
+    }
+    Usage(const Usage&) = delete;
+    Usage& operator=(const Usage&) = delete;
+    ~Usage() { trace_.is_busy = false; }
+
+private:
+    Trace& trace_;
+};
+
+/// The chunk's columns, or nullptr if it is declined. Runs without the GIL.
+const Chunk* read_unlocked(Trace& trace, std::string_view text, bool exact, bool device_only) {
     const WithoutLock unlocked;
     try {
-        return distprof::read_chunk(text, settings, exact, device_only);
+        return &trace.reader.read(text, exact, device_only);
     } catch (const distprof::Declined&) {
-        return std::nullopt;
+        return nullptr;
     }
 }
 
@@ -344,15 +381,26 @@ PyObject* decoder_decode(PyObject* self, PyObject* args) {
     return guarded([&]() -> PyObject* {
         const Buffer buffer(data);
         const std::string_view text = text_in(buffer, stop);
-        const Settings& settings = *reinterpret_cast<Decoder*>(self)->settings;
-        const std::optional<Chunk> chunk = read_unlocked(text, settings, exact != 0, device_only != 0);
-        return chunk ? to_dict(*chunk).release() : Py_NewRef(Py_None);
+        Trace& trace = *reinterpret_cast<Decoder*>(self)->trace;
+        const Usage usage(trace);
+        const Chunk* const chunk = read_unlocked(trace, text, exact != 0, device_only != 0);
+        return chunk ? to_dict(*chunk, trace.reader.texts()).release() : Py_NewRef(Py_None);
+    });
+}
+
+PyObject* decoder_forget(PyObject* self, PyObject*) {
+    return guarded([&]() -> PyObject* {
+        Trace& trace = *reinterpret_cast<Decoder*>(self)->trace;
+        const Usage usage(trace);
+        trace.reader.forget();
+        return Py_NewRef(Py_None);
     });
 }
 
 PyMethodDef decoder_methods[] = {
     {"decode", decoder_decode, METH_VARARGS,
      "decode(data, stop, exact, device_only)\n--\n\nColumns of a chunk, None where it is declined."},
+    {"forget", decoder_forget, METH_NOARGS, "forget()\n--\n\nAssign the codes of texts from 0 again."},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -360,7 +408,7 @@ PyType_Slot decoder_slots[] = {
     {Py_tp_new, reinterpret_cast<void*>(decoder_new)},
     {Py_tp_dealloc, reinterpret_cast<void*>(decoder_dealloc)},
     {Py_tp_methods, decoder_methods},
-    {Py_tp_doc, const_cast<char*>("Reads chunks of Kineto traces.")},
+    {Py_tp_doc, const_cast<char*>("Reads the chunks of a Kineto trace, one after the other.")},
     {0, nullptr},
 };
 

@@ -14,13 +14,13 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from distprof.ingest.kineto import native
 from distprof.ingest.kineto.decode import DecodeState, EventColumns, decode_events
+from distprof.ingest.kineto.native import NativeReader
 from distprof.ingest.kineto.parsed import SymbolTable
 from distprof.ingest.kineto.reader import Collector
 from distprof.kernel import KERNEL_ENVIRONMENT
 
-__all__ = ["answer_of", "is_declined", "mutated_chunk", "switched"]
+__all__ = ["answer_of", "answers_of", "is_declined", "mutated_chunk", "switched"]
 
 TOKENS: Final = (
     *(b'"', b"\\", b"{", b"}", b"[", b"]", b",", b":", b" ", b"\n", b"\t", b"\0", b"\x7f"),
@@ -87,19 +87,32 @@ def switched(on: bool) -> Iterator[None]:
 
 def answer_of(chunk: bytes, *, kernel: bool, exact: bool = False, device_only: bool = False) -> Any:
     """All results for a chunk, as plain values that can be compared."""
+    (answer,) = answers_of([chunk], kernel=kernel, exact=exact, device_only=device_only)
+    return answer
+
+
+def answers_of(
+    chunks: Sequence[bytes], *, kernel: bool, exact: bool = False, device_only: bool = False
+) -> list[Any]:
+    """The same for the chunks of one trace, whose dictionaries grow."""
     state = DecodeState(exact=exact, device_only=device_only)
     with switched(kernel):
-        try:
-            columns = decode_events(chunk, len(chunk), state)
-        except (msgspec.DecodeError, RecursionError) as error:
-            return type(error).__name__
+        return [_answer(chunk, state) for chunk in chunks]
+
+
+def _answer(chunk: bytes, state: DecodeState) -> Any:
+    try:
+        columns = decode_events(chunk, len(chunk), state)
+    except (msgspec.DecodeError, RecursionError) as error:
+        return type(error).__name__
     return [state.exact, state.permissive, *_plain(columns, state.symbols)]
 
 
 def is_declined(chunk: bytes, *, exact: bool = False, device_only: bool = False) -> bool:
     """Whether the kernel leaves a chunk to Python."""
     with switched(True):
-        found = native.find_natively(chunk, len(chunk), exact=exact, device_only=device_only)
+        reader = NativeReader(SymbolTable())
+        found = reader.find(chunk, len(chunk), exact=exact, device_only=device_only)
     return found is None
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from distprof.ingest.kineto.damage import as_int, as_text
 from distprof.ingest.kineto.events import DECODE_ANY, DECODE_RAW
 from distprof.ingest.kineto.framing import Boundary
-from distprof.ingest.kineto.parsed import COMM_ARGS, Symbols, SymbolTable, compact
+from distprof.ingest.kineto.parsed import COMM_ARGS, SymbolTable, compact
 from distprof.schema import ABSENT, Coded, Table
 
 __all__ = [
@@ -89,13 +89,11 @@ class CommColumns(NamedTuple):
 
     Args:
         integers: int64 columns.
-        codes: int32 codes of names, categories and threads.
-        texts: For each text column, int32 codes and the texts that they index.
+        codes: int32 codes of names, categories, threads and texts of arguments.
     """
 
     integers: Mapping[str, NDArray[np.int64]]
     codes: Mapping[str, NDArray[np.int32]]
-    texts: Mapping[str, tuple[NDArray[np.int32], Sequence[str]]]
 
 
 _CHUNKS_AT_ONCE = 64
@@ -117,7 +115,6 @@ class CommRows:
         self._codes: dict[str, array[int]] = {
             name: array("i") for name in ("name", "category", "thread", *TEXT_KEYS)
         }
-        self._texts = {name: Symbols() for name in TEXT_KEYS}
         self._waiting: list[CommColumns] = []
 
     def extend(self, rows: Sequence[CommRow] | CommColumns) -> None:
@@ -136,11 +133,8 @@ class CommRows:
             return
         for name, integers in self._integers.items():
             integers.frombytes(_bytes_of([chunk.integers[name] for chunk in waiting]))
-        for name in ("name", "category", "thread"):
-            self._codes[name].frombytes(_bytes_of([chunk.codes[name] for chunk in waiting]))
-        for name, known in self._texts.items():
-            codes = [_recoded(*chunk.texts[name], known) for chunk in waiting]
-            self._codes[name].frombytes(_bytes_of(codes))
+        for name, codes in self._codes.items():
+            codes.frombytes(_bytes_of([chunk.codes[name] for chunk in waiting]))
 
     def _extend_rows(self, rows: Sequence[CommRow]) -> None:
         for name in ("start_ns", "end_ns", "stream", "correlation"):
@@ -153,7 +147,7 @@ class CommRows:
                 [ABSENT if value is None else as_int(value) for value in _values(arguments, keys)]
             )
         for name, keys in TEXT_KEYS.items():
-            codes = self._texts[name]
+            codes = self._symbols.arguments[name]
             self._codes[name].extend([codes[as_text(value)] for value in _values(arguments, keys)])
 
     def to_table(self, base_ns: int) -> Table:
@@ -167,7 +161,7 @@ class CommRows:
             "name": self._symbols.names,
             "category": self._symbols.categories,
             "thread": self._symbols.threads,
-            **self._texts,
+            **{name: self._symbols.arguments[name] for name in TEXT_KEYS},
         }
         for name, codes in self._codes.items():
             columns[name] = compact(np.array(codes, np.int32), texts[name].texts)
@@ -176,13 +170,6 @@ class CommRows:
 
 def _bytes_of(parts: Sequence[NDArray[np.signedinteger[Any]]]) -> bytes:
     return np.concatenate(parts).tobytes()
-
-
-def _recoded(
-    codes: NDArray[np.int32], texts: Sequence[str], known: Mapping[str, int]
-) -> NDArray[np.int32]:
-    """Codes of a chunk, translated to those of the file's dictionary, which grows."""
-    return np.array([known[text] for text in texts], np.int32)[codes]
 
 
 def find_arguments(

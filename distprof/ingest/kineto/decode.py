@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import compress
 from math import prod
 from typing import Any
@@ -38,7 +39,7 @@ from distprof.ingest.kineto.events import (
     texts_to_ns,
 )
 from distprof.ingest.kineto.framing import Boundary
-from distprof.ingest.kineto.native import NativeResult, find_natively, with_codes
+from distprof.ingest.kineto.native import NativeReader, NativeResult
 from distprof.ingest.kineto.parsed import DROPPED, Symbols, SymbolTable
 from distprof.schema import ABSENT, Int64Array
 
@@ -258,7 +259,8 @@ def _fill(column: Int64Array, value: Callable[[int], int]) -> None:
 # Chunks -------------------------------------------------------------------------------------------
 
 
-class DecodeState(msgspec.Struct, kw_only=True):
+@dataclass(kw_only=True, slots=True)
+class DecodeState:
     """State of the decoder while it reads one file.
 
     Args:
@@ -268,14 +270,21 @@ class DecodeState(msgspec.Struct, kw_only=True):
         exact: Whether times must be read as text.
         usual: Whether all categories so far were usual ones.
         permissive: Whether the last chunk needed the permissive decoder.
+
+    Attributes:
+        native: The kernel's part of the state.
     """
 
-    symbols: SymbolTable = msgspec.field(default_factory=SymbolTable)
-    boundary: Boundary = msgspec.field(default_factory=lambda: Boundary(b"},{"))
+    symbols: SymbolTable = field(default_factory=SymbolTable)
+    boundary: Boundary = field(default_factory=lambda: Boundary(b"},{"))
     device_only: bool = False
     exact: bool = False
     usual: bool = True
     permissive: bool = False
+    native: NativeReader = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.native = NativeReader(self.symbols)
 
 
 class EventColumns(msgspec.Struct, frozen=True, kw_only=True):
@@ -336,17 +345,16 @@ def find_events(data: bytes | bytearray, stop: int, state: DecodeState) -> Nativ
     """
     if state.permissive:
         return None
-    return find_natively(data, stop, exact=state.exact, device_only=state.device_only)
+    return state.native.find(data, stop, exact=state.exact, device_only=state.device_only)
 
 
 def columns_of(found: NativeResult, state: DecodeState) -> EventColumns:
     """The second half of :func:`decode_events`, to be called chunk by chunk in order."""
-    symbols = state.symbols
-    chunk = with_codes(found, symbols)
+    chunk = state.native.with_codes(found)
     return EventColumns(
         device=chunk.device,
         host=chunk.host,
-        kept=_is_kept(chunk.host["category"], chunk.host["name"], symbols),
+        kept=_is_kept(chunk.host["category"], chunk.host["name"], state.symbols),
         comm=chunk.comm,
         metadata=chunk.metadata,
         num_events=chunk.num_events,

@@ -1,15 +1,15 @@
 """Chunks read by the compiled kernel: its arguments, and its result as columns.
 
 The kernel returns what the Python decoder would, or declines the chunk (``native/chunk.hpp``). It
-numbers the texts of each chunk from 0 in order of first appearance. This module gives them their
-codes in the file's dictionaries, in the order in which the Python decoder would.
+numbers the texts of a trace in order of first appearance, and hands out those that are new in a
+chunk. This module gives them their codes in the file's dictionaries, in the order in which the
+Python decoder would. They are the same codes, unless Python read a chunk in between.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -33,10 +33,10 @@ from distprof.ingest.kineto.events import (
     MetadataArguments,
     normalise,
 )
-from distprof.ingest.kineto.parsed import SymbolTable, kind_of
+from distprof.ingest.kineto.parsed import Symbols, SymbolTable, kind_of
 from distprof.kernel import kernel
 
-__all__ = ["NativeChunk", "NativeResult", "find_natively", "with_codes"]
+__all__ = ["NativeChunk", "NativeReader", "NativeResult"]
 
 _ALWAYS = ("name", "stream", "correlation", "device", "bytes", "grid", "Collective name")
 """Arguments in the order of ``enum Argument`` in ``native/chunk.hpp``."""
@@ -62,11 +62,11 @@ class NativeResult(NamedTuple):
 
     Args:
         columns: Its result, see ``_kernel.pyi``.
-        texts: For each text column of arguments, the texts that its codes index.
+        texts: For each text column of arguments, the code of its first new text, and the new texts.
     """
 
     columns: Any
-    texts: list[list[str]]
+    texts: list[tuple[int, list[str]]]
 
     @property
     def num_rows(self) -> int:
@@ -75,31 +75,129 @@ class NativeResult(NamedTuple):
         return rows // np.dtype(np.int64).itemsize
 
 
-def find_natively(
-    data: bytes | bytearray, stop: int, *, exact: bool, device_only: bool
-) -> NativeResult | None:
-    """The events in ``data[:stop]``; None if Python must read them.
+class NativeReader:
+    """The kernel's reader of one trace, and the codes that its texts have in the file.
 
     Args:
-        data: Its first ``stop`` bytes are closed like a JSON array.
-        stop: Where the array ends.
-        exact: Whether times are converted from their text.
-        device_only: Keep device rows and step marks only.
+        symbols: The dictionaries of the file, which grow.
     """
-    compiled = kernel()
-    found = compiled and _decoder(compiled).decode(data, stop, exact, device_only)
-    if not found:
-        return None
-    try:
-        texts = [[as_text(DECODE_ANY(raw)) for raw in raws] for raws in found["comm"]["raw_texts"]]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
-        return None
-    return NativeResult(found, texts)
+
+    def __init__(self, symbols: SymbolTable) -> None:
+        self._decoder: Any = None
+        self._codes = {
+            "name": _Codes(symbols.names),
+            "category": _Codes(symbols.categories),
+            "thread": _Codes(symbols.threads),
+        }
+        self._texts = {name: _Codes(symbols.arguments[name]) for name in TEXT_KEYS}
+
+    def find(
+        self, data: bytes | bytearray, stop: int, *, exact: bool, device_only: bool
+    ) -> NativeResult | None:
+        """The events in ``data[:stop]``; None if Python must read them.
+
+        Args:
+            data: Its first ``stop`` bytes are closed like a JSON array.
+            stop: Where the array ends.
+            exact: Whether times are converted from their text.
+            device_only: Keep device rows and step marks only.
+        """
+        compiled = kernel()
+        if compiled is None:
+            return None
+        if self._decoder is None:
+            self._decoder = compiled.Decoder(**_settings())
+        found = self._decoder.decode(data, stop, exact, device_only)
+        if found is None:
+            return None
+        try:
+            texts = [
+                (first, [as_text(DECODE_ANY(raw)) for raw in raws])
+                for first, raws in found["raw_texts"]
+            ]
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
+            self._decoder.forget()
+            return None
+        return NativeResult(found, texts)
+
+    def with_codes(self, read: NativeResult) -> NativeChunk:
+        """The columns with codes of the file's dictionaries. Call it for each result, in order."""
+        found, texts = read
+        for place, known in enumerate(self._texts.values()):
+            known.add(*texts[place])
+        first, names = found["names"]
+        self._codes["name"].add(first, [_decoded(name) for name in names])
+        self._codes["category"].add(*found["categories"])
+        first, threads = found["threads"]
+        self._codes["thread"].add(first, [tuple(thread.split("/", 1)) for thread in threads])
+        comm = self._columns(found["comm"])
+        return NativeChunk(
+            device=self._columns(found["device"]),
+            host=self._columns(found["host"]),
+            comm=CommColumns(
+                integers={
+                    **{
+                        name: comm[name] for name in ("start_ns", "end_ns", "stream", "correlation")
+                    },
+                    **{
+                        name: np.frombuffer(values, np.int64)
+                        for name, values in zip(
+                            INTEGER_KEYS, found["comm"]["integers"], strict=True
+                        )
+                    },
+                },
+                codes={
+                    **{name: comm[name] for name in self._codes},
+                    **{
+                        name: self._texts[name].of(np.frombuffer(values, np.int32))
+                        for name, values in zip(TEXT_KEYS, found["comm"]["texts"], strict=True)
+                    },
+                },
+            ),
+            metadata=[_metadata(*name) for name in found["thread_names"]],
+            num_events=found["num_events"],
+            num_clamped=found["num_clamped"],
+        )
+
+    def _columns(self, found: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+        """Arrays from bytes, with the file's codes."""
+        columns: dict[str, NDArray[Any]] = {}
+        for name, values in found.items():
+            if isinstance(values, bytes):
+                dtype = np.int32 if name in _INT32 else np.int8 if name in _INT8 else np.int64
+                column = np.frombuffer(values, dtype)
+                columns[name] = self._codes[name].of(column) if name in self._codes else column
+        return columns
+
+
+class _Codes:
+    """Codes in a dictionary of the file, by the kernel's codes.
+
+    Args:
+        symbols: The dictionary.
+    """
+
+    def __init__(self, symbols: Symbols) -> None:
+        self._symbols = symbols
+        self._codes = np.empty(0, np.int32)
+        self._are_same = True
+
+    def add(self, first: int, keys: Sequence[Any]) -> None:
+        """Take the texts that the kernel numbers from ``first`` on, and forget later ones."""
+        if not keys and first == len(self._codes):
+            return
+        new = np.array([self._symbols[key] for key in keys], np.int32)
+        self._codes = np.concatenate((self._codes[:first], new))
+        self._are_same = bool((self._codes == np.arange(len(self._codes))).all())
+
+    def of(self, column: NDArray[Any]) -> NDArray[Any]:
+        """The column with the file's codes. Usually these are the kernel's."""
+        return column if self._are_same else self._codes[column]
 
 
 @cache
-def _decoder(compiled: ModuleType) -> Any:
-    """The kernel's decoder, configured with what Python declares."""
+def _settings() -> dict[str, Any]:
+    """What Python declares for the kernel."""
     words = {*HOST_WORDS, *DEVICE_KINDS, PYTHON_FRAME}
     columns = (*INTEGER_KEYS.values(), *TEXT_KEYS.values())
     arguments = tuple(dict.fromkeys((*_ALWAYS, *(key for keys in columns for key in keys))))
@@ -107,74 +205,25 @@ def _decoder(compiled: ModuleType) -> Any:
     def numbers(columns: Mapping[str, tuple[str, ...]]) -> tuple[tuple[int, ...], ...]:
         return tuple(tuple(arguments.index(key) for key in keys) for keys in columns.values())
 
-    return compiled.Decoder(
-        categories={word: kind_of(normalise(word)) for word in words},
-        step_prefix=STEP_PREFIX,
-        comm_prefixes=COMM_PREFIXES,
-        skipped_phases=SKIPPED_PHASES,
-        arguments=arguments,
-        comm_integers=numbers(INTEGER_KEYS),
-        comm_texts=numbers(TEXT_KEYS),
-        longest_ns=LONGEST_NS,
-        largest_ns=LARGEST_NS,
-        exact_below_us=int(EXACT_BELOW_US),
-    )
-
-
-def with_codes(read: NativeResult, symbols: SymbolTable) -> NativeChunk:
-    """The columns with codes of the file's dictionaries, which grow."""
-    found, texts = read
-    names = [name if isinstance(name, str) else DECODE_ANY(name) for name in found["names"]]
-    threads = [tuple(thread.split("/", 1)) for thread in found["threads"]]
-    codes = {
-        "name": _codes(names, symbols.names),
-        "category": _codes(found["categories"], symbols.categories),
-        "thread": _codes(threads, symbols.threads),
+    return {
+        "categories": {word: kind_of(normalise(word)) for word in words},
+        "step_prefix": STEP_PREFIX,
+        "comm_prefixes": COMM_PREFIXES,
+        "skipped_phases": SKIPPED_PHASES,
+        "arguments": arguments,
+        "comm_integers": numbers(INTEGER_KEYS),
+        "comm_texts": numbers(TEXT_KEYS),
+        "longest_ns": LONGEST_NS,
+        "largest_ns": LARGEST_NS,
+        "exact_below_us": int(EXACT_BELOW_US),
     }
-    comm = _columns(found["comm"], codes)
-    columns = zip(found["comm"]["texts"], texts, strict=True)
-    return NativeChunk(
-        device=_columns(found["device"], codes),
-        host=_columns(found["host"], codes),
-        comm=CommColumns(
-            integers={
-                **{name: comm[name] for name in ("start_ns", "end_ns", "stream", "correlation")},
-                **{
-                    name: np.frombuffer(values, np.int64)
-                    for name, values in zip(INTEGER_KEYS, found["comm"]["integers"], strict=True)
-                },
-            },
-            codes={name: comm[name] for name in codes},
-            texts={
-                name: (np.frombuffer(values, np.int32), known)
-                for name, (values, known) in zip(TEXT_KEYS, columns, strict=True)
-            },
-        ),
-        metadata=[_metadata(*name) for name in found["thread_names"]],
-        num_events=found["num_events"],
-        num_clamped=found["num_clamped"],
-    )
 
 
-def _codes(texts: Sequence[Any], known: Mapping[Any, int]) -> NDArray[np.int32]:
-    return np.array([known[text] for text in texts], np.int32)
-
-
-def _columns(
-    found: Mapping[str, Any], codes: Mapping[str, NDArray[np.int32]]
-) -> dict[str, NDArray[Any]]:
-    """Arrays from bytes, with codes of the chunk replaced by those of the file."""
-    columns: dict[str, NDArray[Any]] = {}
-    for name, values in found.items():
-        if not isinstance(values, bytes):
-            continue
-        dtype = np.int32 if name in _INT32 else np.int8 if name in _INT8 else np.int64
-        column = np.frombuffer(values, dtype)
-        columns[name] = codes[name][column] if name in codes else column
-    return columns
+def _decoded(name: str | bytes) -> str:
+    """A name; with its quotes and escapes it is bytes."""
+    return name if isinstance(name, str) else str(DECODE_ANY(name))
 
 
 def _metadata(process: str, thread: str, name: str | bytes) -> Metadata:
-    text = name if isinstance(name, str) else DECODE_ANY(name)
-    arguments = MetadataArguments(name=text)
+    arguments = MetadataArguments(name=_decoded(name))
     return Metadata(name="thread_name", pid=process, tid=thread, args=arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Generic, TypeVar
@@ -121,9 +122,10 @@ class Verdicts(Generic[Scalar]):
 
 
 class SymbolTable:
-    """The dictionaries of one file."""
+    """The dictionaries of one file; ``arguments`` has one for each column of COMM_ARGS."""
 
     def __init__(self) -> None:
+        self.arguments: defaultdict[str, Symbols] = defaultdict(Symbols)
         self.names = Symbols()
         self.categories = Symbols(normalise)
         self.threads = Symbols(lambda key: f"{key[0]}/{key[1]}")

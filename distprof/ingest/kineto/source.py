@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -9,22 +11,28 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from distprof.bounds import GzipLimit, open_plain
 from distprof.errors import InputError
 from distprof.kernel import kernel
 
-_fast_zlib: Any
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+_GzipFile: type[gzip.GzipFile]
+_deflate: Any
 try:
-    from isal import isal_zlib as _fast_zlib
+    from isal import isal_zlib as _deflate
+    from isal.igzip import IGzipFile as _GzipFile
 except ImportError:  # no wheel for this machine: the standard library is 2.5 times slower
-    _fast_zlib = zlib
+    _GzipFile, _deflate = gzip.GzipFile, zlib
 
 __all__ = ["ByteSource", "watched"]
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _BOM = b"\xef\xbb\xbf"
+_NO_MEMBER = "Not a gzipped file"  # what gzip says of bytes after a member
 _GZIP_WINDOW = 31  # zlib's way to ask for a gzip header and trailer
 _COMPRESSED_BLOCK = 1 << 15
 _LONG = 16 << 20  # unpacked bytes above which a separate thread pays off
@@ -42,7 +50,7 @@ _OTHER_FORMATS = {
     b"\x7fELF": "a program",
     b"SQLite format 3": "an SQLite database, which distprof reads as .sqlite from a local disk",
 }
-_GZIP_ERRORS: tuple[type[Exception], ...] = (zlib.error, _fast_zlib.error, EOFError)
+_GZIP_ERRORS: tuple[type[Exception], ...] = (_deflate.error, gzip.BadGzipFile, EOFError)
 
 
 _watchers: list[Callable[[int], None]] = []
@@ -60,6 +68,26 @@ def watched(watcher: Callable[[int], None]) -> Iterator[None]:
         yield
     finally:
         _watchers.remove(watcher)
+
+
+class _Packed(io.RawIOBase):
+    """The stored bytes of a gzipped input.
+
+    Args:
+        read: Reads at most so many bytes, none at the end.
+    """
+
+    def __init__(self, read: Callable[[int], bytes]) -> None:
+        self._read = read
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        with memoryview(buffer) as room:
+            block = self._read(len(room))
+            room[: len(block)] = block
+        return len(block)
 
 
 class ByteSource:
@@ -105,9 +133,9 @@ class ByteSource:
         head = self._file.read(_COMPRESSED_BLOCK)
         self.compressed = head.startswith(_GZIP_MAGIC)
         self._pending = head
-        self._decoder: Any = self._new_decoder() if self.compressed else None
+        self._unpacker = _GzipFile(fileobj=_Packed(self._read_packed)) if self.compressed else None
         self._emitted = 0
-        self._limit = GzipLimit(packed=len(head))
+        self._limit = GzipLimit()
         self._ended = False
         self._check(head)
         self._first = self._without_bom()
@@ -171,9 +199,12 @@ class ByteSource:
     def _read(self, size: int) -> bytes:
         if self._ended:
             return b""
-        if self.compressed:
-            return self._inflate(size)
-        block, self._pending = self._pending, b""
+        if self._unpacker is not None:
+            return self._inflate(self._unpacker, size)
+        return self._read_stored(size)
+
+    def _read_stored(self, size: int) -> bytes:
+        block, self._pending = self._pending[:size], self._pending[size:]
         return block or self._read_file(size)
 
     def _read_file(self, size: int) -> bytes:
@@ -208,63 +239,39 @@ class ByteSource:
                     fix="unpack or convert it first",
                 )
 
-    @staticmethod
-    def _new_decoder() -> Any:
-        return _fast_zlib.decompressobj(wbits=_GZIP_WINDOW)
-
-    def _inflate(self, size: int) -> bytes:
+    def _inflate(self, unpacker: gzip.GzipFile, size: int) -> bytes:
         """Next bytes from one or more gzip members, at most ``size``."""
-        while True:
-            if not self._pending:
-                self._pending = self._read_packed()
-            if problem := self._limit.problem:
-                self._end(problem)
-                return b""
-            if self._decoder.eof and not self._next_member():
-                return b""
-            if not self._pending:
-                self._end("the compressed data ends early")
-                return self._flush()
-            try:
-                block: bytes = self._decoder.decompress(self._pending, size)
-            except _GZIP_ERRORS as error:
-                self._end(f"the compressed data is damaged ({error})")
-                return self._salvage()
-            self._pending = self._decoder.unconsumed_tail or self._decoder.unused_data
-            self._emitted += len(block)
-            self._limit.unpacked = self._emitted
-            if block:
-                return block
+        if problem := self._limit.problem:
+            self._end(problem)
+            return b""
+        try:
+            block: bytes = unpacker.read1(size)
+        except _GZIP_ERRORS as error:
+            self._end(self._limit.problem or self._damage_of(error))
+            return self._salvage()
+        self._emitted += len(block)
+        self._limit.unpacked = self._emitted
+        self._ended = not block
+        return block
 
-    def _read_packed(self) -> bytes:
-        block = self._read_file(_COMPRESSED_BLOCK)
+    def _read_packed(self, size: int) -> bytes:
+        """Stored bytes; none after a limit is reached."""
+        if self._limit.problem:
+            return b""
+        block = self._read_stored(size)
         self._limit.packed += len(block)
         return block
 
-    def _next_member(self) -> bool:
-        """Start the next gzip member; return False at the end of the input, padding included."""
-        self._pending = self._pending.lstrip(b"\0")
-        if not self._pending:
-            self._pending = self._read_packed().lstrip(b"\0")
-        if not self._pending:
-            self._ended = True
-            return False
-        if not _GZIP_MAGIC.startswith(self._pending[:2]):
-            self._end("bytes that are not gzip follow the compressed data")
-            return False
-        self._decoder = self._new_decoder()
-        return True
+    def _damage_of(self, error: Exception) -> str:
+        if isinstance(error, EOFError):
+            return "the compressed data ends early"
+        if self._emitted and str(error).startswith(_NO_MEMBER):
+            return "bytes that are not gzip follow the compressed data"
+        return f"the compressed data is damaged ({error})"
 
     def _end(self, damage: str) -> None:
         self._ended = True
         self.damage = self.damage or damage
-
-    def _flush(self) -> bytes:
-        try:
-            rest: bytes = self._decoder.flush()
-        except _GZIP_ERRORS:
-            return b""
-        return rest
 
     def _salvage(self) -> bytes:
         """Output of the damaged block, decoded again from the start in small steps.

@@ -16,12 +16,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.fuzzing.chunks import answer_of, is_declined, mutated_chunk, switched
+from benchmarks.fuzzing.chunks import (
+    answer_of,
+    answers_of,
+    is_declined,
+    mutated_chunk,
+    switched,
+)
 from distprof import kernel as switch
 from distprof.errors import InputError
 from distprof.ingest.kineto import native, reader
+from distprof.ingest.kineto.decode import DecodeState
 from distprof.ingest.kineto.device import DeviceSearch
 from distprof.ingest.kineto.framing import Boundary
+from distprof.ingest.kineto.native import NativeReader
 from distprof.ingest.kineto.parsed import SymbolTable
 from distprof.ingest.kineto.reader import read_trace
 from distprof.schema import ABSENT
@@ -62,16 +70,16 @@ def without(event, *names):
     return {name: value for name, value in event.items() if name not in names}
 
 
-def read(chunk, **how):
+def read(chunk, symbols=None, *, exact=False):
+    native_reader = NativeReader(symbols or SymbolTable())
     with switched(True):
-        found = native.find_natively(
-            chunk, len(chunk), **{"exact": False, "device_only": False, **how}
-        )
-    return native.with_codes(found, SymbolTable())
+        found = native_reader.find(chunk, len(chunk), exact=exact, device_only=False)
+    return native_reader.with_codes(found)
 
 
 def test_columns_of_known_events():
-    found = read(chunk_of(*EVENTS))
+    symbols = SymbolTable()
+    found = read(chunk_of(*EVENTS), symbols)
     assert found.num_events == 10
     device, host = found.device, found.host
     assert device["start_ns"].tolist() == [130_999, 180_000, 190_500]
@@ -85,8 +93,8 @@ def test_columns_of_known_events():
     comm = found.comm
     assert comm.integers["in_nelems"].tolist() == [1024, 1024]
     assert comm.integers["seq"].tolist() == [3, ABSENT]
-    codes, texts = comm.texts["group_ranks"]
-    assert [texts[code] for code in codes] == ["[0,1]", "[0, 1]"]
+    texts = symbols.arguments["group_ranks"].texts
+    assert [texts[code] for code in comm.codes["group_ranks"]] == ["[0,1]", "[0, 1]"]
     assert [event.args.name for event in found.metadata] == ['main "1"']
 
 
@@ -97,6 +105,67 @@ def test_it_says_what_python_says_in_every_layout(layout, device_only):
     assert not is_declined(chunk, device_only=device_only)
     how = {"device_only": device_only}
     assert answer_of(chunk, kernel=True, **how) == answer_of(chunk, kernel=False, **how)
+
+
+def chunks_of(chance, count):
+    """Chunks of one trace, whose events repeat, with a rare one that the kernel declines."""
+    names = [f"aten::op{number}" for number in range(9)] + ["nccl:all_reduce", 'a "name"', "é"]
+    for number in range(count):
+        events = [dict(chance.choice(EVENTS)) for _ in range(chance.randint(1, 12))]
+        for event in events:
+            if event["ph"] == "X" and event is not STEP:
+                event["name"] = chance.choice(names)
+                event["tid"] = chance.choice([11, 12, "thread 7"])
+        if number % 5 == 3:
+            events.append({**OPERATOR, "ts": 1e300, "name": chance.choice(names)})
+        layout = chance.choice([{}, {"indent": 2}, {"separators": (",", ":")}])
+        yield chunk_of(*events, **layout)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_chunks_of_a_trace_get_the_same_codes_as_in_python(seed):
+    chunks = list(chunks_of(Random(seed), 12))
+    how = {"device_only": seed % 4 == 0}
+    assert sum(is_declined(chunk, **how) for chunk in chunks) == 2
+    assert answers_of(chunks, kernel=True, **how) == answers_of(chunks, kernel=False, **how)
+
+
+def test_a_trace_in_which_every_name_is_new_is_read_in_bounded_memory():
+    """The kernel forgets its texts from time to time, Python's dictionary keeps its codes."""
+    rounds = [range(start, start + 20_000) for start in (0, 15_000, 30_000, 45_000)]
+    chunks = [chunk_of(*[{**OPERATOR, "name": f"op {n}"} for n in numbers]) for numbers in rounds]
+    state = DecodeState()
+    firsts = []
+    for chunk in chunks:
+        found = state.native.find(chunk, len(chunk), exact=False, device_only=False)
+        firsts.append(found.columns["names"][0])
+        state.native.with_codes(found)
+    assert firsts == [0, 20_000, 0, 20_000]
+    assert answers_of(chunks, kernel=True) == answers_of(chunks, kernel=False)
+
+
+def test_texts_that_python_cannot_read_are_numbered_again(monkeypatch):
+    """A chunk whose result is not used leaves no texts behind."""
+    chunk = chunk_of(*EVENTS)
+    state = DecodeState()
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "as_text", lambda _: "\ud800".encode().decode())
+        assert state.native.find(chunk, len(chunk), exact=False, device_only=False) is None
+    found = state.native.find(chunk, len(chunk), exact=False, device_only=False)
+    first, names = found.columns["names"]
+    assert (first, len(names)) == (0, 7)
+
+
+def test_a_decoder_is_used_by_one_thread_at_a_time():
+    decoder = built_kernel().Decoder(**native._settings())
+    chunk = chunk_of(*EVENTS * 2000)
+    with ThreadPoolExecutor(2) as threads:
+        calls = [threads.submit(decoder.decode, chunk, len(chunk), False, False) for _ in range(60)]
+    problems = [str(call.exception()) for call in calls if call.exception()]
+    assert set(problems) <= {"another thread uses this decoder"}
+    assert {len(call.result()["device"]["kind"]) for call in calls if not call.exception()} == {
+        6000
+    }
 
 
 ODD = {
@@ -418,7 +487,7 @@ def test_threads_read_at_once_as_one_after_another():
 
 
 def test_a_stop_outside_the_data_is_an_error():
-    decoder = native._decoder(built_kernel())
+    decoder = built_kernel().Decoder(**native._settings())
     for stop in (-1, 3):
         with pytest.raises(ValueError, match="outside"):
             decoder.decode(b"[]", stop, False, False)
