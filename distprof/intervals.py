@@ -86,7 +86,7 @@ def _ascending(times: Int64Array, overwrite: bool) -> Int64Array:
 
 def _joined(start: Int64Array, end: Int64Array) -> Intervals:
     """The set from sorted starts and ends, at least one of each."""
-    breaks = np.flatnonzero(start[1:] > end[:-1])
+    (breaks,) = (start[1:] > end[:-1]).nonzero()
     first = np.empty(len(breaks) + 1, dtype=np.int64)
     last = np.empty(len(breaks) + 1, dtype=np.int64)
     first[0], last[-1] = start[0], end[-1]
@@ -106,15 +106,15 @@ def intersect(a: Intervals, b: Intervals) -> Intervals:
         return EMPTY
     if a.size < b.size:
         a, b = b, a  # search for the smaller set in the larger one
-    first = np.searchsorted(a.end, b.start, side="right")
-    last = np.searchsorted(a.start, b.end, side="left")
+    first = a.end.searchsorted(b.start, side="right")
+    last = a.start.searchsorted(b.end, side="left")
     hits = np.maximum(last - first, 0)
-    which_b = np.repeat(np.arange(b.size), hits)
-    which_a = (first - np.cumsum(hits) + hits)[which_b]
+    which_b = np.arange(b.size).repeat(hits)
+    which_a = (first - hits.cumsum() + hits).take(which_b)
     which_a += np.arange(len(which_b))
-    start, end = a.start[which_a], a.end[which_a]
-    np.maximum(start, b.start[which_b], out=start)
-    np.minimum(end, b.end[which_b], out=end)
+    start, end = a.start.take(which_a), a.end.take(which_a)
+    np.maximum(start, b.start.take(which_b), out=start)
+    np.minimum(end, b.end.take(which_b), out=end)
     return Intervals(start, end)
 
 
@@ -145,8 +145,8 @@ def clip(disjoint: Intervals, low: int, high: int) -> Intervals:
     """The part of a set inside ``[low, high)``; empty if ``high`` is not after ``low``."""
     if high <= low:
         return EMPTY
-    first = int(np.searchsorted(disjoint.end, low, side="right"))
-    last = int(np.searchsorted(disjoint.start, high, side="left"))
+    first = int(disjoint.end.searchsorted(low, side="right"))
+    last = int(disjoint.start.searchsorted(high, side="left"))
     if last <= first:
         return EMPTY
     start, end = disjoint.start[first:last].copy(), disjoint.end[first:last].copy()
@@ -168,7 +168,7 @@ def covered(queries: Intervals, disjoint: Intervals) -> Int64Array:
     if disjoint.size == 0 or queries.size == 0:
         return np.zeros(queries.size, dtype=np.int64)
     lengths = disjoint.end - disjoint.start
-    until = np.cumsum(lengths)
+    until = lengths.cumsum()
     result = _covered_until(queries.end, disjoint, lengths, until)
     result -= _covered_until(queries.start, disjoint, lengths, until)
     return np.maximum(result, 0, out=result)
@@ -192,15 +192,15 @@ def _covered_until(
     times: Int64Array, disjoint: Intervals, lengths: Int64Array, until: Int64Array
 ) -> Int64Array:
     """Time that the set covers before each of ``times``; ``until`` is the cumulative length."""
-    index = np.searchsorted(disjoint.start, times, side="right")
+    index = disjoint.start.searchsorted(times, side="right")
     index -= 1
     before = index < 0
-    index[before] = 0
-    after = disjoint.end[index]
+    np.maximum(index, 0, out=index)
+    after = disjoint.end.take(index)
     after -= times
     np.maximum(after, 0, out=after)
-    np.minimum(after, lengths[index], out=after)
-    result: Int64Array = until[index]
+    np.minimum(after, lengths.take(index), out=after)
+    result = until.take(index)
     result -= after
     result[before] = 0
     return result

@@ -104,8 +104,7 @@ class Coded(msgspec.Struct, frozen=True):
         """Mask of the rows whose value has a true verdict; one verdict per distinct value."""
         if not self.values:
             return np.zeros(len(self.codes), dtype=np.bool_)
-        mask: NDArray[np.bool_] = np.asarray(verdicts, dtype=np.bool_)[self.codes]
-        return mask
+        return np.asarray(verdicts, dtype=np.bool_).take(self.codes)
 
     @staticmethod
     def merged(codes: NDArray[np.int32], values: Sequence[str]) -> Coded:

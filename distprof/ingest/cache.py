@@ -386,10 +386,12 @@ class ParquetHostSink:
     """
 
     def __init__(self, path: Path) -> None:
+        import pyarrow as pa
         import pyarrow.parquet as pq
 
         self._path = path
-        self._writer = pq.ParquetWriter(path, _arrow_schema(HOST), **_how_to_write(HOST))
+        self._file = pa.OSFile(str(path), "wb")
+        self._writer = pq.ParquetWriter(self._file, _arrow_schema(HOST), **_how_to_write(HOST))
         self._waiting: list[Table] = []
         self._num_waiting = 0
         self._shift_ns = 0
@@ -411,6 +413,7 @@ class ParquetHostSink:
         with contextlib.suppress(Exception):  # the original error matters, the file does not
             self._thread.shutdown(wait=True, cancel_futures=True)
             self._writer.close()
+            self._file.close()
 
     def write(self, rows: Table) -> None:
         """Add rows; full row groups are written at once.
@@ -445,6 +448,7 @@ class ParquetHostSink:
         self._waiting, self._num_waiting = [], 0
         self._writer.add_key_value_metadata({_SHIFT_KEY.decode(): str(self._shift_ns)})
         self._writer.close()
+        self._file.close()
 
     def table(self) -> Table:
         """All rows; call it after :meth:`close`."""

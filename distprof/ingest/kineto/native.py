@@ -179,20 +179,20 @@ class _Codes:
 
     def __init__(self, symbols: Symbols) -> None:
         self._symbols = symbols
-        self._codes = np.empty(0, np.int32)
-        self._are_same = True
+        self._codes: list[int] = []
+        self._changed: NDArray[np.int32] | None = None
 
     def add(self, first: int, keys: Sequence[Any]) -> None:
         """Take the texts that the kernel numbers from ``first`` on, and forget later ones."""
         if not keys and first == len(self._codes):
             return
-        new = np.array([self._symbols[key] for key in keys], np.int32)
-        self._codes = np.concatenate((self._codes[:first], new))
-        self._are_same = bool((self._codes == np.arange(len(self._codes))).all())
+        self._codes[first:] = [self._symbols[key] for key in keys]
+        is_same = self._codes == list(range(len(self._codes)))
+        self._changed = None if is_same else np.array(self._codes, np.int32)
 
     def of(self, column: NDArray[Any]) -> NDArray[Any]:
         """The column with the file's codes. Usually these are the kernel's."""
-        return column if self._are_same else self._codes[column]
+        return column if self._changed is None else self._changed.take(column)
 
 
 @cache

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from itertools import islice
+from functools import lru_cache
+from itertools import compress, islice
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -43,6 +43,8 @@ MAX_NAMES = 1 << 20
 MAX_NAME_CHARACTERS = 1 << 27
 
 OTHER_NAMES = "(one of too many names)"
+
+_MANY_NAMES = 1 << 14
 
 HOST = -1
 
@@ -117,8 +119,7 @@ class Verdicts(Generic[Scalar]):
         if self._symbols.num_texts > len(known):
             new = [self._judge(text) for text in self._symbols.texts_from(len(known))]
             self._known = np.concatenate((known, np.array(new, known.dtype)))
-        verdicts: NDArray[Scalar] = self._known[codes]
-        return verdicts
+        return self._known.take(codes)
 
 
 class SymbolTable:
@@ -132,12 +133,13 @@ class SymbolTable:
         self.kinds = Verdicts(self.categories, kind_of, np.int8)
         self.is_operator = Verdicts(self.categories, lambda word: word == "cpu_op", np.bool_)
         self.is_comm = Verdicts(self.names, lambda name: name.startswith(COMM_PREFIXES), np.bool_)
-        self.is_kept = Verdicts(self.names, _matches(KEPT_OPERATOR_NAME), np.bool_)
+        self.is_kept = Verdicts(self.names, _is_kept, np.bool_)
         self.is_step = Verdicts(self.names, lambda name: name.startswith(STEP_PREFIX), np.bool_)
 
 
-def _matches(pattern: re.Pattern[str]) -> Callable[[str], bool]:
-    return lambda text: pattern.match(text) is not None
+@lru_cache(_MANY_NAMES)  # the ranks of a job have the same names
+def _is_kept(name: str) -> bool:
+    return KEPT_OPERATOR_NAME.match(name) is not None
 
 
 def compact(codes: NDArray[np.int32], texts: list[str]) -> Coded:
@@ -147,13 +149,14 @@ def compact(codes: NDArray[np.int32], texts: list[str]) -> Coded:
         codes: Overwritten with the codes of the new dictionary.
         texts: Texts by code.
     """
-    used = np.zeros(len(texts), np.bool_)
-    used[codes] = True
+    used = np.bincount(codes, minlength=len(texts)) > 0
+    if used.all():
+        return Coded(codes, tuple(texts))
     remap = np.cumsum(used, dtype=np.int32) - np.int32(1)
     for first in range(0, len(codes), _ROWS_AT_ONCE):
         block = codes[first : first + _ROWS_AT_ONCE]
-        block[:] = remap[block]
-    return Coded(codes, tuple(texts[code] for code in np.flatnonzero(used).tolist()))
+        block[:] = remap.take(block)
+    return Coded(codes, tuple(compress(texts, used.tolist())))
 
 
 _ROWS_AT_ONCE = 1 << 16

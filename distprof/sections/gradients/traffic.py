@@ -122,10 +122,8 @@ def rank_gradients(
 def _marked(host: Table, prefix: str) -> Intervals:
     """Outermost host rows whose names begin with the prefix, by start."""
     names = host.coded("name")
-    wanted = [code for code, name in enumerate(names.values) if name.startswith(prefix)]
-    if not wanted:
-        return EMPTY
-    return union(intervals_of(host.take(np.isin(names.codes, wanted))))
+    is_marked = [name.startswith(prefix) for name in names.values]
+    return union(intervals_of(host.take(names.where(is_marked)))) if any(is_marked) else EMPTY
 
 
 def _segments(
@@ -296,9 +294,9 @@ def _search(
     if not searched:
         return 0, 0
     dtype = tables.collectives.coded("dtype")
-    integers = [code for code, name in enumerate(dtype.values) if _INTEGERS.match(name)]
+    is_integer = [_INTEGERS.match(name) is not None for name in dtype.values]
     bitmap = (tables.collectives["kind"] == CollectiveKind.ALL_REDUCE) & (segment >= 0)
-    bitmap &= np.isin(dtype.codes, integers)
+    bitmap &= dtype.where(is_integer)
     bitmap_exposed = int(exposed[bitmap].sum())
     if context.is_cpu:
         return searched, searched + bitmap_exposed

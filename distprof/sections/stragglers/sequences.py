@@ -47,10 +47,10 @@ MIN_SHARE = 0.01
 def rank_attention_ns(activity: Table, windows: Intervals) -> Int64Array:
     """Time in attention kernels inside each window; 0 if no kernel is named like one."""
     names = activity.coded("name")
-    wanted = [code for code, name in enumerate(names.values) if is_attention(name)]
-    if not wanted:
+    are_attention = [is_attention(name) for name in names.values]
+    if not any(are_attention):
         return np.zeros(windows.size, dtype=np.int64)
-    rows = np.isin(names.codes, wanted) & (activity["kind"] == ActivityKind.COMPUTATION)
+    rows = names.where(are_attention) & (activity["kind"] == ActivityKind.COMPUTATION)
     return covered(windows, union(intervals_of(activity.take(rows))))
 
 

@@ -71,12 +71,10 @@ def measure_copies(
     operators = np.full(len(copies), "", dtype=object)
     if load_host is not None and alone.size and is_long:
         operators = _operators(copies, load_host())
-    by_kind: dict[tuple[str, str], list[int]] = {}
-    for code, name in enumerate(names.values):
-        by_kind.setdefault(direction_of(name), []).append(code)
+    kinds = [direction_of(name) for name in names.values]
     found = []
-    for (direction, memory), codes in sorted(by_kind.items()):
-        rows = np.isin(names.codes, codes) & inside
+    for direction, memory in sorted(set(kinds)):
+        rows = names.where([kind == (direction, memory) for kind in kinds]) & inside
         sizes = copies["bytes"][rows]
         spans = union(Intervals(start[rows], end[rows]))
         found.append(
