@@ -50,6 +50,7 @@ def open_run(
     evidence: Sequence[Source] = (),
     progress: Progress | None = None,
     bytes_read: Progress | None = None,
+    max_collectives: int | None = None,
 ) -> Run:
     """Read a recording.
 
@@ -69,6 +70,8 @@ def open_run(
             :mod:`distprof.ingest.source`.
         progress: Called after each rank.
         bytes_read: Called with the bytes of traces read so far and in total, as stored.
+        max_collectives: Of a job with more collectives of all ranks together, read only the last
+            steps; None for all steps. :func:`analyze` takes about 165 bytes for each collective.
 
     Returns:
         The run. Its ``gaps`` list everything that is missing or damaged.
@@ -96,6 +99,7 @@ def open_run(
         progress=progress,
         ranks=ranks,
         bytes_read=bytes_read,
+        max_collectives=max_collectives,
     )
     return with_evidence(run, files_of_evidence([os.fspath(source) for source in evidence]))
 
@@ -114,7 +118,8 @@ def analyze(
     """Find out where each step's time went, what caused it and what a fix would gain.
 
     Args:
-        run_or_path: A run, or any path that :func:`open_run` accepts.
+        run_or_path: A run, or any path that :func:`open_run` accepts; of a job with more than 20
+            million collectives, only the last steps are then analysed.
         config: A configuration or its file; None for the nearest ``distprof.toml``.
         fabric: A fabric profile (:mod:`distprof.artefacts.fabric_file`) or nccl-tests output: the
             speed that collectives should reach. None for the profile in the configuration.
@@ -176,6 +181,7 @@ def examine(
     """Like :func:`analyze`, but also return the measurements behind the report."""
     from msgspec.structs import replace
 
+    from distprof.bounds import MOST_COLLECTIVES
     from distprof.hardware import load_sheet
     from distprof.ingest.executor import running
     from distprof.rules.engine import run_rules
@@ -196,7 +202,13 @@ def examine(
     sheet = load_sheet(settings.hardware, settings.source)
     run = run_or_path
     if not isinstance(run, Run):
-        run = open_run(run, config=settings, executor=executor, progress=progress)
+        run = open_run(
+            run,
+            config=settings,
+            executor=executor,
+            progress=progress,
+            max_collectives=MOST_COLLECTIVES,
+        )
     with running(_suitable(executor, run)) as pool:
         mapper = _RankMapper(pool, progress, debug=debug)
         analyses = measure_run(run, executor=mapper, window=window)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from distprof.bounds import MOST_COLLECTIVES
 from distprof.cli.options import RankList, debug_option, fail_on_option, report_options
 from distprof.cli.output import (
     Output,
@@ -63,6 +64,14 @@ __all__ = ["analyze"]
     help="Cache for parsed tables, or the URL of a shared cache.",
 )
 @click.option("--no-cache", is_flag=True, help="Neither reuse nor cache parsed tables.")
+@click.option(
+    "--max-collectives",
+    type=click.IntRange(1, 10**12),
+    default=MOST_COLLECTIVES,
+    metavar="N",
+    help="Analyse only the last steps of a job whose ranks recorded more collectives: each takes "
+    "about 165 bytes of memory.  [default: 20,000,000]",
+)
 @click.option(
     "--config",
     type=click.Path(),
@@ -134,6 +143,7 @@ def _analyzed(source: str, *, quiet: bool, debug: bool, **options: Any) -> Repor
             config=settings,
             evidence=options["evidence"],
             bytes_read=progress,
+            max_collectives=options["max_collectives"],
         )
     with progress_bar("measuring ranks", quiet=quiet) as progress:
         return api.analyze(

@@ -9,6 +9,7 @@ from concurrent.futures import Executor
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -39,6 +40,7 @@ from distprof.ingest.job.run_directory import (
 from distprof.ingest.kinds.nccl_log import read_rank_logs
 from distprof.ingest.kineto.source import watched
 from distprof.ingest.rank import IngestOptions, ingest_rank
+from distprof.ingest.recent import recent_part, same_steps
 from distprof.ingest.source import open_source
 from distprof.join.windows import same_run
 from distprof.run.logs import NcclLog
@@ -65,6 +67,7 @@ def open_run(
     progress: Progress | None = None,
     ranks: Collection[int] | None = None,
     bytes_read: Progress | None = None,
+    max_collectives: int | None = None,
 ) -> Run:
     """Read a recording of a job.
 
@@ -78,6 +81,7 @@ def open_run(
         ranks: Only these ranks; None for all. Traces whose names give another rank are not opened.
         bytes_read: Called with the bytes of traces read so far and the total, as stored: after each
             block if this process reads the traces, else after each trace.
+        max_collectives: Of a job with more collectives, only the last steps; None for all steps.
 
     Returns:
         The run. A trace that cannot be read costs only its rank and is listed in ``gaps``.
@@ -107,7 +111,9 @@ def open_run(
     options = replace(options, is_alone=len(traces) == 1)
     counter = _BytesRead(traces, bytes_read) if bytes_read is not None else None
     with _noting_the_cache(options):
-        outcomes = _read_each(traces, options, executor, progress, counter)
+        outcomes = _read_each(
+            traces, _Reading(options, max_collectives), executor, progress, counter
+        )
     may_be_empty = directory is not None
     read, gaps = _ranks_and_gaps(
         source, traces, outcomes, strict=options.strict, may_be_empty=may_be_empty
@@ -117,6 +123,7 @@ def open_run(
         entries = {entry.rank: entry for entry in directory.job.ranks}
         read = [describe_rank(rank, directory, entries) for rank in read]
     kept, left_out = same_run([r for r in read if _is_among(wanted, r.rank)])
+    kept, earlier = same_steps(kept)
     if not kept and (directory is None or (wanted and not wanted & set(directory.records))):
         raise InputError(
             source,
@@ -124,6 +131,7 @@ def open_run(
             found=f"none of them among {len(discovery.traces)} traces",
             fix="name ranks of the job",
         )
+    left_out = (*left_out, earlier) if earlier else left_out
     run = assemble_run(source, kept, (*discovery.gaps, *gaps, *left_out), directory)
     if directory is not None:
         log = _nccl_logs(directory, wanted)
@@ -170,15 +178,35 @@ class _BytesRead:
         self._report(max(min(self._read, total), self._finished), total)
 
 
+class _Reading(NamedTuple):
+    """How the traces of a job are read.
+
+    Args:
+        options: How each one is.
+        max_collectives: As in :func:`open_run`.
+    """
+
+    options: IngestOptions
+    max_collectives: int | None
+
+
+def _read(trace: TraceFile, options: IngestOptions, most: int | None) -> Rank:
+    """The rank of a trace, or its last steps with at most ``most`` collectives."""
+    rank = ingest_rank(trace, options)
+    return rank if most is None else recent_part(rank, most)
+
+
 def _read_each(
     traces: Sequence[TraceFile],
-    options: IngestOptions,
+    reading: _Reading,
     executor: str | Executor,
     progress: Progress | None,
     counter: _BytesRead | None,
 ) -> list[Outcome[Rank]]:
     """The rank of each trace; single reads are counted only in this process."""
-    read = partial(ingest_rank, options=options)
+    most = reading.max_collectives
+    share = None if most is None else max(1, most // max(1, len(traces)))
+    read = partial(_read, options=reading.options, most=share)
     with running(_suitable(executor, traces)) as pool:
         if isinstance(pool, ProcessExecutor):
             import_module("pyarrow.parquet")  # once, before the workers are forked

@@ -22,6 +22,7 @@ from distprof.units import name_ranks
 
 __all__ = [
     "ANOTHER_JOB",
+    "RECENT_STEPS",
     "CaptureWindow",
     "ClockAlignment",
     "CollectiveMatches",
@@ -37,6 +38,9 @@ _T = TypeVar("_T")
 
 ANOTHER_JOB = "another-job"
 """A gap: data added to the recording belongs to another job."""
+
+RECENT_STEPS = "recent-steps"
+"""A gap: only the last steps are analysed, because all of them have too many collectives."""
 
 
 class Gap(msgspec.Struct, frozen=True, kw_only=True):

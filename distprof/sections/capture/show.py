@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from distprof.escape import short_ranks
-from distprof.run.run import ANOTHER_JOB
+from distprof.run.run import ANOTHER_JOB, RECENT_STEPS
 from distprof.sections.capture.measure import NO_DEVICE, TRUNCATED
 from distprof.sections.capture.result import CaptureResult
 from distprof.sections.job.show import mesh_text
@@ -162,7 +162,7 @@ def limits_sentence(report: Report) -> str:
         limits.append(f"{were} {'left out on request' if chosen else 'not recorded'}")
     elif len(report.run.ranks) == 1 and report.run.world_size is None:
         limits.append("only one rank of a job of unknown size was recorded")
-    others = (gap.message for gap in report.capture.gaps if gap.what == ANOTHER_JOB)
+    others = (gap.message for gap in report.capture.gaps if gap.what in (ANOTHER_JOB, RECENT_STEPS))
     limits += [f"{text[0].lower()}{text[1:].rstrip('.')}" for text in others]
     if not limits:
         return ""
