@@ -1058,6 +1058,7 @@ private:
         void add(std::uint32_t follower) {
             size_t place = 0;
             while (place + 1 < next.size() && next[place] != START && next[place] != follower) ++place;
+            if (next[place] != follower) hits[place] = 0;
             next[place] = follower;
         }
     };
