@@ -30,7 +30,7 @@ from collections import deque
 import numpy as np
 from measuring import print_table
 
-from distprof.join.gpu_waits import StepWaits, arrivals, lateness_of, peers_until
+from distprof.join.gpu_waits import Rests, StepWaits, arrivals, lateness_of
 from distprof.verbs.watch.lateness import WINDOW, SlowRanks
 from distprof.verbs.watch.speed import JobSpeed
 
@@ -120,6 +120,7 @@ class Seen:
         self._slow = SlowRanks(0.10, RANKS)
         self._groups = np.zeros(RANKS, dtype=np.int64)
         self._steps_ms: deque[float] = deque(maxlen=WINDOW)
+        self._rests = Rests(WINDOW)
 
     @property
     def is_slow(self) -> np.ndarray:
@@ -142,7 +143,8 @@ class Seen:
         step_ms = float(np.mean(sorted(self._steps_ms)[:-1] or self._steps_ms))
         single = np.array(waits).T
         late = arrivals(single, single)
-        shares = late / peers_until(single + takes_ms, single + takes_ms, step_ms)
+        took = single + takes_ms
+        shares = late / self._rests.peers_until("world", took, took, step_ms)
         longest, latest, share = (each.max(axis=1) for each in (single, late, shares))
         found = StepWaits(0, longest, single.sum(axis=1), latest, share)
         bounds = lateness_of(found, step_ms, self._groups)

@@ -20,12 +20,13 @@ Queues hide lateness: if a bucket waits for the one before, its duration does no
 was ready first. A rank that works 10 % longer in the whole step may then show only at an early
 collective, by a small part of that. So lateness is also compared with the time that the peers need
 up to the same collective. That is at most the step without what follows, because the collectives of
-a group run one after the other on its stream.
+a group run one after the other on its stream. Both are means of the same steps (:class:`Rests`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -37,6 +38,7 @@ __all__ = [
     "LEAST_PEERS",
     "Floats",
     "Lateness",
+    "Rests",
     "StepWaits",
     "arrivals",
     "bounded_groups",
@@ -44,7 +46,6 @@ __all__ = [
     "lateness_of",
     "likely_excess",
     "medians_of_others",
-    "peers_until",
     "usual_difference",
     "waits_of",
 ]
@@ -58,11 +59,13 @@ _MOST_GROUPS = 1_000  # of a rank and step
 _MOST_PARTS = 64
 _MOST_NS = 1 << 53
 
-SHORTEST_PART: Final = 0.25
+SHORTEST_PART: Final = 0.2
 """Least part of the step with which lateness is compared.
 
 A delay at the beginning of a step is a large share of the little time before it.
 """
+
+_MOST_GROUPS_KEPT = 1 << 14
 
 SPREADS: Final = 6.0
 
@@ -70,6 +73,64 @@ LEAST_PEERS: Final = 16
 """Minimum size of a group for an estimate of its spread."""
 
 _SIGMA = 1.4826  # median absolute deviation of a normal distribution to its standard deviation
+
+
+class Rests:
+    """How long steps usually last after the peers have arrived at each collective of a group.
+
+    Of a single step, this is no better known than its duration: a CPU that runs ahead of its GPU
+    waits for it only now and then, so only the mean of several steps is right. As for the duration,
+    the longest is left out, which may contain a checkpoint.
+
+    Args:
+        num_steps: Steps over which the mean is taken, the last ones.
+    """
+
+    def __init__(self, num_steps: int) -> None:
+        self._num_steps = num_steps
+        self._recent: dict[Hashable, deque[Floats]] = {}
+
+    def peers_until(self, group: Hashable, total: Floats, single: Floats, step_ns: float) -> Floats:
+        """Upper bound of the time from the step's begin to the others' arrival at each part's last.
+
+        Args:
+            group: The group; its steps are taken in order.
+            total: Durations of each part in this step, in order, shape (members, parts), ns.
+            single: Durations of the last collective of each part.
+            step_ns: Mean duration of the same steps.
+
+        Returns:
+            The bound for each member, ns, shape (members, parts), or (1, parts) in a large group;
+            at least ``SHORTEST_PART`` of the step, and 1 ns.
+        """
+        until = step_ns - self._usual(group, _rest(total, single))
+        bound: Floats = np.maximum(until, max(SHORTEST_PART * step_ns, 1.0))
+        return bound
+
+    def _usual(self, group: Hashable, rest: Floats) -> Floats:
+        """The mean of a group's last steps, without the longest."""
+        recent = self._recent.pop(group, None)
+        if recent is None or recent[0].shape != rest.shape:
+            recent = deque(maxlen=self._num_steps)
+        self._recent[group] = recent  # now the last one
+        if len(self._recent) > _MOST_GROUPS_KEPT:
+            del self._recent[next(iter(self._recent))]
+        recent.append(rest)
+        rests = np.array(recent)
+        if len(rests) == 1:
+            return rest
+        usual: Floats = (rests.sum(axis=0) - rests.max(axis=0)) / (len(rests) - 1)
+        return usual
+
+
+def _rest(total: Floats, single: Floats) -> Floats:
+    """Lower bound of the time from the others' arrival at each part's last to the step's end."""
+    longest = total.max(axis=0)
+    after = np.cumsum(longest[::-1])[::-1] - longest
+    is_large = len(single) >= LEAST_PEERS  # then one member hardly changes the median
+    others = np.median(single, axis=0)[np.newaxis] if is_large else medians_of_others(single)
+    rest: Floats = after + others
+    return rest
 
 
 class StepWaits(NamedTuple):
@@ -110,6 +171,7 @@ def waits_of(
     ranks: Sequence[int],
     stages: Mapping[int, int],
     step_ns: float,
+    rests: Rests,
 ) -> StepWaits:
     """Time that each rank waited for others in a step.
 
@@ -119,19 +181,20 @@ def waits_of(
         ranks: Rank of each position in the result.
         stages: Pipeline stage of each rank, if known.
         step_ns: Usual duration of a step.
+        rests: Of the same steps; this one is added.
 
     Returns:
         The waits. They are NaN for ranks that reported nothing, and for members of a group if an
         operation has no duration, a member did not report, or members recorded different
         operations.
     """
-    waits = _Waits(found, step_ns)
-    for rows in _by_group(found).values():
+    waits = _Waits(found, step_ns, rests)
+    for group, rows in _by_group(found).items():
         kind = next(iter(rows.values())).kind
         if kind == MESSAGES:
             waits.mark(rows, _has_unknown(rows))
         elif _match(rows):
-            waits.of_collectives(rows, is_for_all=kind == ALL)
+            waits.of_collectives(group, rows, is_for_all=kind == ALL)
         else:
             waits.mark(rows, unknown=True)
     waits.of_messages(found, stages)
@@ -168,7 +231,8 @@ class _Arrivals(NamedTuple):
     Args:
         ranks: Its members.
         late_ns: Lateness at each part of the collectives, shape (members, parts).
-        peers_ns: Upper bound of the time that the peers need up to there, of the same shape.
+        peers_ns: Upper bound of the time that the peers need up to there, of the same shape or the
+            same for all members.
         waited_ns: Waits in all collectives of the group, shape (members,).
     """
 
@@ -181,7 +245,9 @@ class _Arrivals(NamedTuple):
 class _Waits:
     """Bounds of the waits of one step, summed over groups."""
 
-    def __init__(self, found: Mapping[int, Sequence[GroupTimes]], step_ns: float) -> None:
+    def __init__(
+        self, found: Mapping[int, Sequence[GroupTimes]], step_ns: float, rests: Rests
+    ) -> None:
         # A rank that shares no operation with others gives no evidence of waits
         known = {
             rank for rank, groups in found.items() if any(each.num_ranks != 1 for each in groups)
@@ -189,6 +255,7 @@ class _Waits:
         self.least = dict.fromkeys(known, 0.0)
         self.most = dict.fromkeys(known, 0.0)
         self._step_ns = step_ns
+        self._rests = rests
         self._arrivals: list[_Arrivals] = []
 
     def mark(self, ranks: Mapping[int, object], unknown: bool) -> None:
@@ -197,7 +264,9 @@ class _Waits:
             self.least.pop(rank, None)
             self.most.pop(rank, None)
 
-    def of_collectives(self, rows: Mapping[int, GroupTimes], *, is_for_all: bool) -> None:
+    def of_collectives(
+        self, group: Hashable, rows: Mapping[int, GroupTimes], *, is_for_all: bool
+    ) -> None:
         """Add the waits in a group's collectives."""
         total = _table([times.total_ns for times in rows.values()])
         single = _table([times.last_ns or times.total_ns for times in rows.values()])
@@ -210,7 +279,7 @@ class _Waits:
                     self.least[rank] = max(self.least[rank], float(longest_ns))
         if is_for_all and len(rows) > 1:
             late = arrivals(parts, ends)
-            peers = peers_until(total, single, self._step_ns)
+            peers = self._rests.peers_until(group, total, single, self._step_ns)
             self._arrivals.append(_Arrivals(tuple(rows), late, peers, waited))
 
     def late(self) -> tuple[dict[int, float], dict[int, float]]:
@@ -265,25 +334,6 @@ def arrivals(parts: Floats, single: Floats) -> Floats:
     before = np.cumsum(more, axis=1) - np.where(parts == single, more, 0.0)
     late: Floats = medians_of_others(single) - single - before
     return late
-
-
-def peers_until(total: Floats, single: Floats, step_ns: float) -> Floats:
-    """Upper bound of the time from the step's begin to the others' arrival at each part's last one.
-
-    Args:
-        total: Durations of each part, in order, shape (members, parts), ns.
-        single: Durations of the last collective of each part.
-        step_ns: Usual duration of a step.
-
-    Returns:
-        The bound for each member, shape (members, parts), ns; at least ``SHORTEST_PART`` of the
-        step, and 1 ns.
-    """
-    longest = total.max(axis=0)
-    after = np.cumsum(longest[::-1])[::-1] - longest
-    until = step_ns - after - medians_of_others(single)
-    bound: Floats = np.maximum(until, max(SHORTEST_PART * step_ns, 1.0))
-    return bound
 
 
 def _waits_and_transfers(groups: Sequence[GroupTimes]) -> int:

@@ -17,6 +17,7 @@ from distprof.artefacts.run_file import RunFile
 from distprof.join.gpu_waits import (
     Floats,
     Lateness,
+    Rests,
     bounded_groups,
     lateness_of,
     likely_excess,
@@ -65,8 +66,9 @@ def find_late_gpus(
     durations = sorted(step_ns[step] for step in steps)
     mean_ns = float(np.mean(durations[:-1]))
     found = ({r: bounded_groups(by_rank[r][step]) for r in ranks} for step in steps)
+    rests = Rests(len(steps))
     waits = [
-        waits_of(step, of_step, ranks, stages, mean_ns)
+        waits_of(step, of_step, ranks, stages, mean_ns, rests)
         for step, of_step in zip(steps, found, strict=True)
     ]
     late = zip(*(lateness_of(each, mean_ns, groups) for each in waits), strict=True)

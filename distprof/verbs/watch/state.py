@@ -16,7 +16,14 @@ from distprof.artefacts.records import StepRecord
 from distprof.artefacts.run_file import RunFile
 from distprof.escape import plain
 from distprof.ingest.job.growing import MAX_RANKS, Added, RankAdded
-from distprof.join.gpu_waits import Floats, StepWaits, excess_of_peers, lateness_of, waits_of
+from distprof.join.gpu_waits import (
+    Floats,
+    Rests,
+    StepWaits,
+    excess_of_peers,
+    lateness_of,
+    waits_of,
+)
 from distprof.units import NS_PER_S, format_bytes, format_duration, format_ratio
 from distprof.verbs.watch.alarms import JOB, Alarms, Condition
 from distprof.verbs.watch.lateness import WINDOW, SlowRanks
@@ -93,6 +100,7 @@ class JobWatch:
         self.waits = WaitTable()
         self._waited: deque[OwnTimes] = deque(maxlen=WINDOW)
         self._durations_ns: deque[float] = deque(maxlen=WINDOW)
+        self._rests = Rests(WINDOW)
         self.slow = SlowRanks(self.levels.get("slow-rank", 0.10), 0)
         self.speed = JobSpeed(self.levels.get("slow-job", 0.20))
         self.has_gpus = False
@@ -288,7 +296,7 @@ class JobWatch:
         for step, found in self.waits.complete(living):
             if self._durations_ns and step >= SETTLE and not self.table.is_traced(step):
                 step_ns = self._usual_duration_ns()
-                waits = waits_of(step, found, self.table.ranks, stages, step_ns)
+                waits = waits_of(step, found, self.table.ranks, stages, step_ns, self._rests)
                 self._judge_waits(waits, step_ns)
 
     def _judge_waits(self, waits: StepWaits, step_ns: float) -> None:
