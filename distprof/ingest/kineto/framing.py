@@ -101,7 +101,7 @@ class Boundary(msgspec.Struct, frozen=True):
 WINDOW_BYTES = 2 << 20
 """Text decoded at once: small enough that the result stays in the CPU cache."""
 
-SEARCHED_WINDOW_BYTES = 8 << 20
+SEARCHED_WINDOW_BYTES = 4 << 20
 """Window for text that is searched for a few rows: each window costs more than its text."""
 
 LARGEST_EVENT_BYTES = 64 << 20
@@ -168,6 +168,7 @@ class Framer:
         self._wanted = self._usual
         self.head, self._data = self._find_events(name)
         self._size = len(self._data)
+        self._next = bytearray()  # the window after this one
         self._offset = len(self.head)
 
     def run(
@@ -196,11 +197,12 @@ class Framer:
                 return True
             self._grow()
             return False
+        self._begin_next(comma)
         if not self._take_until(comma, take):
             if self._take_end(take, salvage):
                 return True
             self._salvage_until(comma, salvage)
-        self._drop(comma)
+        self._go_to_next(comma)
         return False
 
     def _find_events(self, name: str) -> tuple[bytes, bytearray]:
@@ -230,18 +232,38 @@ class Framer:
         return data
 
     def _fill(self) -> None:
-        """Read until the window is full, reusing the buffer: newly mapped memory is slow."""
+        """Read until the window is full."""
+        if self._size >= self._wanted or self._exhausted:
+            return
         if len(self._data) < self._wanted:
-            self._data = self._data.ljust(self._wanted + _BLOCK, b" ")
-        while self._size < self._wanted and not self._exhausted:
-            block = self._source.read(_BLOCK)
-            end = self._size + len(block)
-            if end > len(self._data):  # the last block may be longer
-                self._data = self._data.ljust(end, b" ")
-            with memoryview(self._data) as window:  # a bytearray would copy the block twice
-                window[self._size : end] = block
-            self._size = end
-            self._exhausted = not block
+            self._data = self._data.ljust(self._wanted, b" ")
+        count = self._source.read_into(memoryview(self._data)[self._size : self._wanted])
+        self._size += count
+        self._exhausted = self._size < self._wanted
+
+    def _begin_next(self, comma: int) -> None:
+        """Begin the next window with the text from ``comma`` on, and read on in the background.
+
+        Two windows take turns, because newly mapped memory is slow.
+        """
+        rest = self._size - comma
+        size = max(self._usual, rest)
+        if len(self._next) < size:
+            self._next = bytearray(size)
+        with memoryview(self._data) as window:  # a bytearray would copy the text twice
+            self._next[:rest] = window[comma : self._size]
+        self._next[0] = ord("[")
+        self._source.begin_reading(memoryview(self._next)[rest:size])
+
+    def _go_to_next(self, comma: int) -> None:
+        """Go to the window that was begun at ``comma``."""
+        rest = self._size - comma
+        count = self._source.finish_reading()
+        self._data, self._next = self._next, self._data
+        self._size = rest + count
+        self._exhausted = self._size < self._usual
+        self._offset += comma
+        self._wanted = self._usual
 
     def _last_comma(self) -> int:
         assert self.boundary is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
-from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -36,8 +35,6 @@ _NO_MEMBER = "Not a gzipped file"  # what gzip says of bytes after a member
 _GZIP_WINDOW = 31  # zlib's way to ask for a gzip header and trailer
 _COMPRESSED_BLOCK = 1 << 15
 _LONG = 16 << 20  # unpacked bytes above which a separate thread pays off
-_BLOCKS_AT_ONCE = 4
-_TASKS_AHEAD = 2
 _SALVAGE_BLOCK = 1 << 14  # at most 16 MB out of one block
 _SALVAGE_LIMIT = 1 << 25
 _OTHER_FORMATS = {
@@ -90,6 +87,16 @@ class _Packed(io.RawIOBase):
         return len(block)
 
 
+def _unpack_into(room: memoryview, file: gzip.GzipFile) -> int:
+    """Bytes for the beginning of ``room``; 0 at the end.
+
+    Before Python 3.14, ``GzipFile.readinto1`` unpacks into new memory and copies that. Its buffer
+    does not.
+    """
+    count: int = getattr(file, "_buffer", file).readinto1(room)
+    return count
+
+
 class ByteSource:
     """A forward reader of uncompressed bytes that never fails on damaged compression.
 
@@ -120,8 +127,8 @@ class ByteSource:
         # Without the kernel, Python's parser holds the GIL all the time.
         self._may_read_ahead = kernel() is not None
         self._thread: ThreadPoolExecutor | None = None
-        self._coming: deque[Future[list[bytes]]] = deque()
-        self._unpacked: deque[bytes] = deque()
+        self._room: memoryview | None = None  # which begin_reading fills
+        self._coming: Future[int] | None = None
         try:
             self._begin()
         except BaseException:
@@ -138,7 +145,8 @@ class ByteSource:
         self._limit = GzipLimit()
         self._ended = False
         self._check(head)
-        self._first = self._without_bom()
+        self._left = b""  # bytes that were unpacked and not read yet
+        self._left = self._without_bom()
 
     def __enter__(self) -> ByteSource:
         return self
@@ -158,36 +166,55 @@ class ByteSource:
             self._file.close()
 
     def read(self, size: int) -> bytes:
-        """Up to ``size`` bytes, and at least one until the input ends.
-
-        A thread unpacks a long gzipped input ahead, in blocks of the same size, while the caller
-        works.
-        """
-        if self._first:
-            first, self._first = self._first[:size], self._first[size:]
-            return first
-        if self._emitted > _LONG and self._may_read_ahead:
-            return self._read_ahead(size)
+        """Up to ``size`` bytes, and at least one until the input ends."""
+        if self._coming is not None and self._room is not None:
+            room = self._room
+            self._left = bytes(room[: self.finish_reading()]) + self._left
+        self._room = None
         block = self._read(size)
         self._report()
         return block
 
-    def _read_ahead(self, size: int) -> bytes:
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "distprof-unpack")
-        while not self._unpacked:
-            while len(self._coming) < _TASKS_AHEAD:
-                self._coming.append(self._thread.submit(self._read_several, size))
-            self._unpacked.extend(self._coming.popleft().result())
-            self._report()
-        return self._unpacked.popleft()
+    def read_into(self, room: memoryview) -> int:
+        """Fill ``room``; return the number of bytes, fewer only at the end of the input."""
+        count = self._fill(room)
+        self._report()
+        return count
 
-    def _read_several(self, size: int) -> list[bytes]:
-        """Several blocks in one task: handing over each one separately would cost more."""
-        blocks: list[bytes] = []
-        while len(blocks) < _BLOCKS_AT_ONCE and (not blocks or blocks[-1]):
-            blocks.append(self._read(size))
-        return blocks
+    def begin_reading(self, room: memoryview) -> None:
+        """Fill ``room`` while the caller works, in a thread if the input is long.
+
+        It belongs to this source until :meth:`finish_reading`, or :meth:`read`, which then returns
+        its bytes.
+        """
+        self._room = room
+        if self._emitted > _LONG and self._may_read_ahead:
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(1, "distprof-unpack")
+            self._coming = self._thread.submit(self._fill, room)
+
+    def finish_reading(self) -> int:
+        """Wait until the room is full; return the number of bytes, as :meth:`read_into` does."""
+        room, coming = self._room, self._coming
+        self._room = self._coming = None
+        assert room is not None
+        count = self._fill(room) if coming is None else coming.result()
+        self._report()
+        return count
+
+    def _fill(self, room: memoryview) -> int:
+        count = 0
+        while count < len(room) and (more := self._read_some(room[count:])):
+            count += more
+        return count
+
+    def _read_some(self, room: memoryview) -> int:
+        """At least one byte into ``room`` until the input ends."""
+        if self._unpacker is not None and not (self._left or self._ended):
+            return self._unpack(self._unpacker, room)
+        block = self._read(len(room))
+        room[: len(block)] = block
+        return len(block)
 
     def _report(self) -> None:
         """Tell watchers how much was read, always in the caller's thread."""
@@ -197,11 +224,16 @@ class ByteSource:
                 watcher(count)
 
     def _read(self, size: int) -> bytes:
+        if self._left:
+            block, self._left = self._left[:size], self._left[size:]
+            return block
         if self._ended:
             return b""
-        if self._unpacker is not None:
-            return self._inflate(self._unpacker, size)
-        return self._read_stored(size)
+        if self._unpacker is None:
+            return self._read_stored(size)
+        room = bytearray(size)
+        count = self._unpack(self._unpacker, memoryview(room))
+        return bytes(memoryview(room)[:count])
 
     def _read_stored(self, size: int) -> bytes:
         block, self._pending = self._pending[:size], self._pending[size:]
@@ -239,20 +271,21 @@ class ByteSource:
                     fix="unpack or convert it first",
                 )
 
-    def _inflate(self, unpacker: gzip.GzipFile, size: int) -> bytes:
-        """Next bytes from one or more gzip members, at most ``size``."""
+    def _unpack(self, unpacker: gzip.GzipFile, room: memoryview) -> int:
+        """Next bytes of one or more gzip members."""
         if problem := self._limit.problem:
             self._end(problem)
-            return b""
+            return 0
         try:
-            block: bytes = unpacker.read1(size)
+            count = _unpack_into(room, unpacker)
         except _GZIP_ERRORS as error:
             self._end(self._limit.problem or self._damage_of(error))
-            return self._salvage()
-        self._emitted += len(block)
+            self._left = self._salvage()
+            return self._read_some(room) if self._left else 0
+        self._emitted += count
         self._limit.unpacked = self._emitted
-        self._ended = not block
-        return block
+        self._ended = not count
+        return count
 
     def _read_packed(self, size: int) -> bytes:
         """Stored bytes; none after a limit is reached."""

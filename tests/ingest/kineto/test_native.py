@@ -25,7 +25,7 @@ from benchmarks.fuzzing.chunks import (
 )
 from distprof import kernel as switch
 from distprof.errors import InputError
-from distprof.ingest.kineto import native, reader
+from distprof.ingest.kineto import native, reader, source
 from distprof.ingest.kineto.decode import DecodeState
 from distprof.ingest.kineto.device import DeviceSearch
 from distprof.ingest.kineto.framing import Boundary
@@ -273,7 +273,8 @@ def test_times_from_their_text_are_exact(ts):
 @pytest.mark.parametrize("rows", ["all", "device"])
 @pytest.mark.parametrize("longer_than", [reader._LONG, -1], ids=["short", "long"])
 def test_real_traces_give_equal_tables(path, rows, longer_than, monkeypatch):
-    monkeypatch.setattr(reader, "_LONG", longer_than)  # a thread gathers columns of a long file
+    for module in (reader, source):  # threads unpack a long file and gather its columns
+        monkeypatch.setattr(module, "_LONG", longer_than)
     mine, theirs = result_of(path, rows, kernel=True), result_of(path, rows, kernel=False)
     if isinstance(mine, str):
         assert mine == theirs

@@ -167,7 +167,10 @@ def test_windows_of_any_size_give_the_same_tables(layout, window, rows, monkeypa
     monkeypatch.setattr("distprof.ingest.kineto.framing.SEARCHED_WINDOW_BYTES", window)
     monkeypatch.setattr("distprof.ingest.kineto.framing._BLOCK", 50)
 
-    assert same_tables(read_text(LAYOUTS[layout](EVENTS * 5), rows=rows), expected)
+    text = LAYOUTS[layout](EVENTS * 5)
+    assert same_tables(read_text(text, rows=rows), expected)
+    monkeypatch.setattr("distprof.ingest.kineto.source._LONG", -1)  # a thread unpacks ahead
+    assert same_tables(read_text(gzip.compress(text.encode()), rows=rows), expected)
 
 
 def test_a_bare_list_of_events_is_a_trace_without_metadata():

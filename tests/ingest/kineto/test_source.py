@@ -1,4 +1,4 @@
-"""Bytes of long inputs, which a thread unpacks ahead of the reader."""
+"""Bytes of long inputs, which a thread unpacks while the reader works."""
 
 from __future__ import annotations
 
@@ -27,9 +27,15 @@ def _ahead(request, monkeypatch):
 
 
 def read_all(source):
+    """Every block, the next one begun before this one is taken, as framing does."""
+    rooms = bytearray(BLOCK), bytearray(BLOCK)
     blocks = []
-    while block := source.read(BLOCK):
-        blocks.append(block)
+    count = source.read_into(memoryview(rooms[0]))
+    while count:
+        now, then = rooms[len(blocks) % 2], rooms[(len(blocks) + 1) % 2]
+        source.begin_reading(memoryview(then))
+        blocks.append(bytes(now[:count]))
+        count = source.finish_reading()
     return blocks
 
 
@@ -38,14 +44,14 @@ def threads_of_ours():
 
 
 @pytest.mark.usefixtures("_ahead")
-def test_everything_comes_in_blocks_of_the_size_that_was_asked_for(tmp_path):
+def test_everything_comes_in_full_blocks(tmp_path):
     path = tmp_path / "long.json.gz"
     path.write_bytes(gzip.compress(TEXT[:900_000], 1) + gzip.compress(TEXT[900_000:], 1))
     with ByteSource(path, "long") as source:
         blocks = read_all(source)
         assert source.read(BLOCK) == b""
     assert b"".join(blocks) == TEXT
-    assert max(map(len, blocks)) <= BLOCK
+    assert {len(block) for block in blocks[:-1]} == {BLOCK}
     assert source.damage is None
     assert threads_of_ours() == []
 
@@ -84,9 +90,32 @@ def test_a_reader_that_stops_early_leaves_no_thread(tmp_path, monkeypatch):
     path = tmp_path / "long.json.gz"
     path.write_bytes(gzip.compress(TEXT, 1))
     with ByteSource(path, "long") as source:
+        room = memoryview(bytearray(BLOCK))
         while not threads_of_ours():
-            assert source.read(BLOCK)
+            source.begin_reading(room)
+            assert source.finish_reading() == BLOCK
+        source.begin_reading(room)
     assert threads_of_ours() == []
+
+
+@pytest.mark.usefixtures("_ahead")
+@pytest.mark.parametrize("damaged", [False, True])
+def test_what_was_begun_for_one_place_may_be_read_into_another(damaged, tmp_path):
+    """At the end of the events, the rest of the file is wanted elsewhere."""
+    packed = gzip.compress(TEXT, 1)
+    path = tmp_path / "long.json.gz"
+    path.write_bytes(packed[: len(packed) // 2] if damaged else packed)
+    found = b""
+    with ByteSource(path, "long") as source:
+        room = memoryview(bytearray(BLOCK))
+        for number in range(100_000):
+            if number % 3 == 0:
+                source.begin_reading(room)
+            if not (block := source.read(1_000)):
+                break
+            found += block
+    assert found == TEXT[: len(found)]
+    assert (len(found) == len(TEXT)) is not damaged
 
 
 @pytest.mark.usefixtures("_ahead")
@@ -110,5 +139,5 @@ def test_without_the_kernel_nothing_is_unpacked_ahead(tmp_path, monkeypatch):
     path = tmp_path / "long.json.gz"
     path.write_bytes(gzip.compress(TEXT, 1))
     with ByteSource(path, "long") as source:
-        while source.read(BLOCK):
+        for _ in read_all(source):
             assert threads_of_ours() == []
