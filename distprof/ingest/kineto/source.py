@@ -129,6 +129,7 @@ class ByteSource:
         self._thread: ThreadPoolExecutor | None = None
         self._room: memoryview | None = None  # which begin_reading fills
         self._coming: Future[int] | None = None
+        self._unpacker: gzip.GzipFile | None = None
         try:
             self._begin()
         except BaseException:
@@ -140,7 +141,8 @@ class ByteSource:
         head = self._file.read(_COMPRESSED_BLOCK)
         self.compressed = head.startswith(_GZIP_MAGIC)
         self._pending = head
-        self._unpacker = _GzipFile(fileobj=_Packed(self._read_packed)) if self.compressed else None
+        if self.compressed:
+            self._unpacker = _GzipFile(fileobj=_Packed(self._read_packed))
         self._emitted = 0
         self._limit = GzipLimit()
         self._ended = False
@@ -162,6 +164,7 @@ class ByteSource:
     def _close(self) -> None:
         if self._thread is not None:
             self._thread.shutdown(wait=True, cancel_futures=True)
+        self._unpacker = None  # it refers back to this source, and holds half a megabyte
         if self._owned:
             self._file.close()
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import threading
+import weakref
 
 import pytest
 
@@ -141,3 +143,19 @@ def test_without_the_kernel_nothing_is_unpacked_ahead(tmp_path, monkeypatch):
     with ByteSource(path, "long") as source:
         for _ in read_all(source):
             assert threads_of_ours() == []
+
+
+def test_a_closed_source_is_freed_at_once(tmp_path):
+    """While traces are read, no garbage is collected."""
+    path = tmp_path / "short.json.gz"
+    path.write_bytes(gzip.compress(TEXT, 1))
+    source = ByteSource(path, "short")
+    gc.disable()
+    try:
+        with source:
+            read_all(source)
+        freed = weakref.ref(source)
+        del source
+        assert freed() is None
+    finally:
+        gc.enable()
