@@ -19,6 +19,8 @@ __all__ = ["Plugin", "headers", "plugins"]
 _FOLDERS = (".dist-info", ".egg-info")
 _HEADERS = ("METADATA", "PKG-INFO")
 _ENTRY_POINTS = "entry_points.txt"
+_OF_PATH = ("PathFinder", "MetadataPathFinder")
+"""Finders of packages in ``sys.path``: Python's own, and that of a backport, which Dask imports."""
 
 
 class Plugin(NamedTuple):
@@ -97,8 +99,7 @@ def _installed() -> dict[str, str] | None:
 
     If a package is installed twice, this is the one that Python imports.
     """
-    finders = (f for f in sys.meta_path if getattr(f, "__name__", "") != "PathFinder")
-    if any(hasattr(finder, "find_distributions") for finder in finders):
+    if any(hasattr(f, "find_distributions") for f in sys.meta_path if _name_of(f) not in _OF_PATH):
         return None
     found: dict[str, str] = {}
     for place in sys.path:
@@ -112,6 +113,10 @@ def _installed() -> dict[str, str] | None:
         except OSError:
             continue
     return found
+
+
+def _name_of(finder: object) -> str:
+    return getattr(finder, "__name__", type(finder).__name__)
 
 
 def _package_of(folder: str) -> str:

@@ -146,15 +146,22 @@ class _Usual(msgspec.Struct, frozen=True, kw_only=True):
         kernels = range(len(pairs[0][1]))
         totals = (np.stack([k.total_ns[row[place]] for k, row in pairs]) for place in kernels)
         return cls(
-            quartile_ns=_lower_median(
-                np.stack([_median(_known(k.quartile_ns[row], 0), 1) for k, row in pairs])
-            ),
-            count=_median(np.stack([_median(_known(k.count[row], 0), 1) for k, row in pairs]), 0),
-            blocks=_median(
-                np.stack([_median(_known(k.blocks[row], ABSENT), 1) for k, row in pairs]), 0
-            ),
+            quartile_ns=_lower_median(_over_steps(pairs, "quartile_ns", 0)),
+            count=_median(_over_steps(pairs, "count", 0), 0),
+            blocks=_median(_over_steps(pairs, "blocks", ABSENT), 0),
             weight=np.array([np.median(total) for total in totals]),
         )
+
+
+def _over_steps(pairs: Sequence[_Rows], name: str, absent: int) -> NDArray[np.float64]:
+    """Medians over the steps of each rank's common kernels, of many ranks at once."""
+    (first, row), *_ = pairs
+    at_once = max(_CELLS // max(getattr(first, name)[row].size, 1), 1)
+    parts = (
+        np.stack([getattr(kernels, name)[rows] for kernels, rows in pairs[part]])
+        for part in spans(len(pairs), at_once)
+    )
+    return np.concatenate([_median(_known(part, absent), 2) for part in parts])
 
 
 def _known(values: NDArray[np.signedinteger[Any]], absent: int) -> NDArray[np.float64]:
