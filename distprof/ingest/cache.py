@@ -21,6 +21,7 @@ import json
 import os
 import shutil
 import stat
+import sys
 import tempfile
 import time
 import zlib
@@ -636,7 +637,9 @@ def _from_arrow(arrow: pa.Table, schema: TableSchema, shift_ns: int) -> Table:
         values = _one_array(unified.column(column.name))
         if column.dtype == "category":
             codes = _from_buffer(values.indices, np.dtype(np.int32))
-            columns[column.name] = Coded(codes, tuple(values.dictionary.to_pylist()))
+            # Ranks have the same names, so a worker sends each only once for a batch of them
+            names = tuple(map(sys.intern, values.dictionary.to_pylist()))
+            columns[column.name] = Coded(codes, names)
         else:
             columns[column.name] = _from_buffer(values, np.dtype(column.dtype))
     if shift_ns:
