@@ -181,7 +181,6 @@ def examine(
     """Like :func:`analyze`, but also return the measurements behind the report."""
     from msgspec.structs import replace
 
-    from distprof.bounds import MOST_COLLECTIVES
     from distprof.hardware import load_sheet
     from distprof.ingest.executor import running
     from distprof.rules.engine import run_rules
@@ -195,6 +194,7 @@ def examine(
     from distprof.sections.untraced import explain_untraced
     from distprof.sections.verdict import judge
     from distprof.sections.whatif.plan import Workbench
+    from distprof.units import MOST_COLLECTIVES
 
     settings = _config(config)
     profile = _fabric(fabric, settings)

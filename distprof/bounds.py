@@ -19,7 +19,6 @@ from typing import Any, BinaryIO, Literal, TypeVar, cast
 import msgspec
 
 __all__ = [
-    "MOST_COLLECTIVES",
     "NOT_A_FILE",
     "Bound",
     "GzipLimit",
@@ -36,9 +35,6 @@ __all__ = [
     "wrong_number",
 ]
 
-
-MOST_COLLECTIVES = 20_000_000
-"""Collectives of all ranks that are compared. They take 3.3 GB, and the what-if 0.5 GB more."""
 
 T = TypeVar("T")
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import click
 
 __all__ = [
+    "MOST_COLLECTIVES",
     "MOST_RANKS",
     "NS_PER_MS",
     "NS_PER_S",
@@ -35,6 +36,9 @@ __all__ = [
 NS_PER_US = 1_000
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
+
+MOST_COLLECTIVES = 20_000_000
+"""Collectives of all ranks that are compared. They take 3.3 GB, and the what-if 0.5 GB more."""
 
 MOST_RANKS = 1_000_000
 """Upper bound of options for ranks or nodes of a job; a larger number is a mistake."""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from distprof.bounds import MOST_COLLECTIVES
 from distprof.cli.options import RankList, debug_option, fail_on_option, report_options
 from distprof.cli.output import (
     Output,
@@ -17,6 +16,7 @@ from distprof.cli.output import (
     show_in_step_summary,
     verdict_code,
 )
+from distprof.units import MOST_COLLECTIVES
 from distprof.verbs.sources import check_source, single_source
 
 if TYPE_CHECKING:

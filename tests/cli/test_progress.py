@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -108,7 +109,8 @@ def test_a_single_trace_moves_while_it_is_read(tmp_path: Path) -> None:
     told: list[int] = []
     trace = DLRM.parent / "tp8-b200-rank0" / "eager_trace.json.gz"
     open_run(trace, cache_dir=tmp_path, bytes_read=lambda done, _: told.append(done))
-    assert len(set(told)) > 10
+    steps = [later - before for before, later in pairwise([0, *told])]
+    assert max(steps) <= 1 << 19  # the largest traces have 50 times as much
     assert max(told) == told[-1] == trace.stat().st_size
 
 

@@ -71,7 +71,7 @@ class _Packed(io.RawIOBase):
     """The stored bytes of a gzipped input.
 
     Args:
-        read: Reads at most so many bytes, none at the end.
+        read: Reads at most this many bytes, none at the end.
     """
 
     def __init__(self, read: Callable[[int], bytes]) -> None:
@@ -180,8 +180,10 @@ class ByteSource:
 
     def read_into(self, room: memoryview) -> int:
         """Fill ``room``; return the number of bytes, fewer only at the end of the input."""
-        count = self._fill(room)
-        self._report()
+        count = 0
+        while count < len(room) and (more := self._read_some(room[count:])):
+            count += more
+            self._report()
         return count
 
     def begin_reading(self, room: memoryview) -> None:
@@ -201,7 +203,9 @@ class ByteSource:
         room, coming = self._room, self._coming
         self._room = self._coming = None
         assert room is not None
-        count = self._fill(room) if coming is None else coming.result()
+        if coming is None:
+            return self.read_into(room)
+        count = coming.result()
         self._report()
         return count
 
