@@ -11,7 +11,7 @@ import os
 from importlib import import_module
 from types import ModuleType
 
-__all__ = ["KERNEL_ENVIRONMENT", "explain", "kernel"]
+__all__ = ["KERNEL_ENVIRONMENT", "explain", "kernel", "share_cpus", "threads_help"]
 
 KERNEL_ENVIRONMENT = "DISTPROF_KERNEL"
 
@@ -36,6 +36,24 @@ def _is_switched_off() -> bool:
 def kernel() -> ModuleType | None:
     """The kernel; None if Python code replaces it."""
     return None if _compiled is None or _is_switched_off() else _compiled
+
+
+_has_spare_cpus = True
+
+
+def threads_help() -> bool:
+    """Whether helper threads make reading faster.
+
+    Without the kernel, Python's parser holds the GIL all the time. In a pool of processes, the
+    other CPUs have work of their own.
+    """
+    return _has_spare_cpus and kernel() is not None
+
+
+def share_cpus() -> None:
+    """From now on, every CPU has a process of its own."""
+    global _has_spare_cpus
+    _has_spare_cpus = False
 
 
 def explain() -> tuple[bool, str]:

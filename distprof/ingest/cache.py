@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 
 from distprof.bounds import Bound, open_plain
 from distprof.errors import DistprofError
-from distprof.kernel import kernel
+from distprof.kernel import threads_help
 from distprof.run.tables import ACTIVITY, COLLECTIVES, HOST, STEPS, RankTables
 from distprof.schema import Coded, Table, TableSchema
 
@@ -419,7 +419,7 @@ class ParquetHostSink:
     def write(self, rows: Table) -> None:
         """Add rows; full row groups are written at once.
 
-        A thread writes them if the compiled kernel is available.
+        A thread writes them if that helps.
 
         Raises:
             OSError: If earlier rows could not be written.
@@ -429,10 +429,10 @@ class ParquetHostSink:
         if self._num_waiting >= _ROW_GROUP:
             self._finish_writing()
             waiting, self._waiting, self._num_waiting = self._waiting, [], 0
-            if kernel() is None:  # Python's parser would hold the GIL all the time
-                self._write_group(waiting)
-            else:
+            if threads_help():
                 self._writing = self._thread.submit(self._write_group, waiting)
+            else:
+                self._write_group(waiting)
 
     def shift(self, base_ns: int) -> None:
         """Add ``base_ns`` to all times; kept separately, because most rows are already written."""

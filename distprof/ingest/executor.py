@@ -20,6 +20,7 @@ import msgspec
 
 from distprof.errors import DistprofError, UsageError, in_words
 from distprof.ingest.machines.cluster import ClusterError, ClusterExecutor, connect
+from distprof.kernel import share_cpus
 from distprof.options import whole_number
 from distprof.processors import available_processors
 
@@ -144,7 +145,10 @@ class ProcessExecutor(Executor):
             from concurrent.futures import ProcessPoolExecutor
 
             self._pool = ProcessPoolExecutor(
-                self.workers, mp_context=_start_method(), initializer=_serve_parent
+                self.workers,
+                mp_context=_start_method(),
+                initializer=_serve_parent,
+                initargs=(self.workers >= (available_processors() or 1),),
             )
         return self._pool
 
@@ -400,11 +404,16 @@ def _num_threads() -> int | None:
     return sum(name != _SURVIVES_FORK for name in names)
 
 
-def _serve_parent() -> None:
+def _serve_parent(are_many: bool) -> None:
     """Make a worker process stop with its parent and leave no unfinished files.
 
     Ctrl-C reaches every process of the terminal. Only the parent handles it.
+
+    Args:
+        are_many: Whether there are as many workers as CPUs.
     """
+    if are_many:
+        share_cpus()
     import atexit
     import signal
     import threading

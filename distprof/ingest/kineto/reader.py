@@ -33,6 +33,7 @@ from distprof.ingest.kineto.framing import Framer
 from distprof.ingest.kineto.growing import GrowingColumns, joined
 from distprof.ingest.kineto.parsed import MAX_NAMES, ParsedTrace, Symbols, SymbolTable, compact
 from distprof.ingest.kineto.source import ByteSource
+from distprof.kernel import threads_help
 from distprof.run.run import Quality
 from distprof.run.tables import ACTIVITY, CALL_CATEGORIES, HOST, have_launches
 from distprof.schema import Coded, Table, TableSchema
@@ -340,6 +341,7 @@ class _Reader:
         self._framer = Framer(source, name, searched=device_only)
         self._search: DeviceSearch | None = None
         self._background = _Background()
+        self._may_gather_behind = threads_help() and not (strict or device_only)
         self._num_found = 0
 
     def read(self) -> ParsedTrace:
@@ -378,7 +380,7 @@ class _Reader:
 
     def _take(self, data: bytearray, stop: int, offset: int) -> bool:
         self._learn()
-        if offset > _LONG and not (self._strict or self._state.device_only):
+        if offset > _LONG and self._may_gather_behind:
             found = find_events(data, stop, self._state)
             if found is not None:
                 self._num_found += found.num_rows

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from distprof.bounds import GzipLimit, open_plain
 from distprof.errors import InputError
-from distprof.kernel import kernel
+from distprof.kernel import threads_help
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -124,8 +124,7 @@ class ByteSource:
         self._name = name
         self.damage: str | None = None
         self._unreported = 0
-        # Without the kernel, Python's parser holds the GIL all the time.
-        self._may_read_ahead = kernel() is not None
+        self._may_read_ahead = threads_help()
         self._thread: ThreadPoolExecutor | None = None
         self._room: memoryview | None = None  # which begin_reading fills
         self._coming: Future[int] | None = None

@@ -9,6 +9,8 @@ import weakref
 
 import pytest
 
+from distprof import kernel as switch
+from distprof.ingest import executor
 from distprof.ingest.kineto import source as module
 from distprof.ingest.kineto.source import ByteSource, watched
 
@@ -17,9 +19,8 @@ TEXT = b"".join(b"%08d " % number for number in range(200_000))
 
 
 @pytest.fixture(autouse=True)
-def _with_kernel(monkeypatch):
-    """Without the kernel nothing is read ahead."""
-    monkeypatch.setattr(module, "kernel", lambda: module)
+def _with_threads(monkeypatch):
+    monkeypatch.setattr(module, "threads_help", lambda: True)
 
 
 @pytest.fixture(params=[1 << 40, 1 << 16], ids=["by the reader", "ahead"])
@@ -135,9 +136,9 @@ def test_watchers_hear_of_every_byte_in_the_thread_of_the_reader(tmp_path):
     assert {name for name, _ in heard} == {threading.current_thread().name}
 
 
-def test_without_the_kernel_nothing_is_unpacked_ahead(tmp_path, monkeypatch):
+def test_nothing_is_unpacked_ahead_where_threads_do_not_help(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_LONG", 1 << 16)
-    monkeypatch.setattr(module, "kernel", lambda: None)
+    monkeypatch.setattr(module, "threads_help", lambda: False)
     path = tmp_path / "long.json.gz"
     path.write_bytes(gzip.compress(TEXT, 1))
     with ByteSource(path, "long") as source:
@@ -159,3 +160,22 @@ def test_a_closed_source_is_freed_at_once(tmp_path):
         assert freed() is None
     finally:
         gc.enable()
+
+
+def test_threads_help_only_where_a_cpu_is_free(monkeypatch):
+    monkeypatch.setattr(switch, "_has_spare_cpus", True)
+    monkeypatch.setattr(switch, "_compiled", module)
+    assert switch.threads_help()
+    switch.share_cpus()
+    assert not switch.threads_help()
+    monkeypatch.setattr(switch, "_has_spare_cpus", True)
+    monkeypatch.setenv(switch.KERNEL_ENVIRONMENT, "off")
+    assert not switch.threads_help()
+
+
+@pytest.mark.parametrize(("workers", "expected"), [(64, False), (1, True)])
+def test_workers_use_threads_if_there_are_fewer_than_cpus(workers, expected, monkeypatch):
+    monkeypatch.setattr(executor, "available_processors", lambda: 8)
+    monkeypatch.setattr(switch, "_compiled", module)
+    with executor.ProcessExecutor(workers) as pool:
+        assert pool.submit(switch.threads_help).result() is expected
