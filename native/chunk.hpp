@@ -1171,8 +1171,8 @@ private:
         scanner_.expect('{');
         members_.begin();
         std::uint32_t first = members_.next(scanner_, field_of);
+        require(first < Members::BEGINS);  // an event without members
         do {
-            require(first != Members::CLOSED);
             first = read_event(static_cast<Field>(first & ~Members::BEGINS));
             ++chunk_.num_events;
         } while (first != Members::CLOSED);

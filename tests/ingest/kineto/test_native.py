@@ -170,6 +170,10 @@ def test_a_decoder_is_used_by_one_thread_at_a_time():
 
 ODD = {
     "no ph": chunk_of(without(OPERATOR, "ph")),
+    "a first event without members": chunk_of({}, OPERATOR, FLOW),
+    "a later event without members": chunk_of(OPERATOR, {}, FLOW),
+    "a last event without members": chunk_of(OPERATOR, {}),
+    "a first event without members, indented": b"[{\n  },\n" + chunk_of(OPERATOR)[1:],
     "an unknown phase": changed(OPERATOR, ph="Q"),
     "a phase of two letters": changed(OPERATOR, ph="XX"),
     "no name": chunk_of(without(OPERATOR, "name")),
