@@ -30,7 +30,7 @@ from collections import deque
 import numpy as np
 from measuring import print_table
 
-from distprof.join.gpu_waits import Rests, StepWaits, arrivals, lateness_of
+from distprof.join.gpu_waits import Rests, StepWaits, arrivals, lateness_of, mean_without_longest
 from distprof.verbs.watch.lateness import WINDOW, SlowRanks
 from distprof.verbs.watch.speed import JobSpeed
 
@@ -140,7 +140,7 @@ class Seen:
             waits.append(started.max() - started)
             free_ms = started.max() + takes_ms
         self._steps_ms.append(free_ms)
-        step_ms = float(np.mean(sorted(self._steps_ms)[:-1] or self._steps_ms))
+        step_ms = float(mean_without_longest(np.array(self._steps_ms)))
         single = np.array(waits).T
         late = arrivals(single, single)
         took = single + takes_ms

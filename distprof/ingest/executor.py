@@ -412,12 +412,12 @@ def _serve_parent(are_many: bool) -> None:
     Args:
         are_many: Whether there are as many workers as CPUs.
     """
-    if are_many:
-        share_cpus()
     import atexit
     import signal
     import threading
 
+    if are_many:
+        share_cpus()
     atexit.register(
         os._exit, 0
     )  # runs last and skips module teardown: a fifth of the start-up time

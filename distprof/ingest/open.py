@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import atexit
 import shutil
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -111,9 +110,8 @@ def open_run(
     options = replace(options, is_alone=len(traces) == 1)
     counter = _BytesRead(traces, bytes_read) if bytes_read is not None else None
     with _noting_the_cache(options):
-        outcomes = _read_each(
-            traces, _Reading(options, max_collectives), executor, progress, counter
-        )
+        read_one = partial(_read, options=options, most=_share(max_collectives, len(traces)))
+        outcomes = _read_each(traces, read_one, executor, progress, counter)
     may_be_empty = directory is not None
     read, gaps = _ranks_and_gaps(
         source, traces, outcomes, strict=options.strict, may_be_empty=may_be_empty
@@ -178,16 +176,9 @@ class _BytesRead:
         self._report(max(min(self._read, total), self._finished), total)
 
 
-class _Reading(NamedTuple):
-    """How the traces of a job are read.
-
-    Args:
-        options: How each one is.
-        max_collectives: As in :func:`open_run`.
-    """
-
-    options: IngestOptions
-    max_collectives: int | None
+def _share(max_collectives: int | None, num_traces: int) -> int | None:
+    """Most collectives of each trace; None for all."""
+    return None if max_collectives is None else max(1, max_collectives // max(1, num_traces))
 
 
 def _read(trace: TraceFile, options: IngestOptions, most: int | None) -> Rank:
@@ -198,15 +189,12 @@ def _read(trace: TraceFile, options: IngestOptions, most: int | None) -> Rank:
 
 def _read_each(
     traces: Sequence[TraceFile],
-    reading: _Reading,
+    read: Callable[[TraceFile], Rank],
     executor: str | Executor,
     progress: Progress | None,
     counter: _BytesRead | None,
 ) -> list[Outcome[Rank]]:
     """The rank of each trace; single reads are counted only in this process."""
-    most = reading.max_collectives
-    share = None if most is None else max(1, most // max(1, len(traces)))
-    read = partial(_read, options=reading.options, most=share)
     with running(_suitable(executor, traces)) as pool:
         if isinstance(pool, ProcessExecutor):
             import_module("pyarrow.parquet")  # once, before the workers are forked

@@ -111,17 +111,17 @@ def _from_number(rank: Rank, number: int) -> Rank:
 def _from_step(rank: Rank, index: int) -> Rank:
     """A rank from a row of its steps on."""
     source = rank.tables
-    whole = source if isinstance(source, RecentTables) else None
+    cut = source if isinstance(source, RecentTables) else None
     steps = rank.steps.take(slice(index, None))
     since_ns = int(steps["start_ns"][0])
     collectives = _since(rank.collectives, since_ns).compact()
     tables = RecentTables(
-        source=whole.source if whole else getattr(source, "light", lambda: source)(),
+        source=cut.source if cut else getattr(source, "light", lambda: source)(),
         since_ns=since_ns,
         steps=steps,
         collectives=collectives,
-        num_steps=whole.num_steps if whole else len(rank.steps),
-        num_collectives=whole.num_collectives if whole else len(rank.collectives),
+        num_steps=cut.num_steps if cut else len(rank.steps),
+        num_collectives=cut.num_collectives if cut else len(rank.collectives),
     )
     return replace(
         rank, capture_start_ns=since_ns, steps=steps, collectives=collectives, tables=tables

@@ -45,6 +45,7 @@ __all__ = [
     "excess_of_peers",
     "lateness_of",
     "likely_excess",
+    "mean_without_longest",
     "medians_of_others",
     "usual_difference",
     "waits_of",
@@ -116,11 +117,14 @@ class Rests:
         if len(self._recent) > _MOST_GROUPS_KEPT:
             del self._recent[next(iter(self._recent))]
         recent.append(rest)
-        rests = np.array(recent)
-        if len(rests) == 1:
-            return rest
-        usual: Floats = (rests.sum(axis=0) - rests.max(axis=0)) / (len(rests) - 1)
-        return usual
+        return mean_without_longest(np.array(recent))
+
+
+def mean_without_longest(steps: Floats) -> Floats:
+    """Mean over steps, the first axis, without the longest, which may contain a checkpoint."""
+    ordered = np.sort(steps, axis=0)
+    mean: Floats = (ordered[:-1] if len(ordered) > 1 else ordered).mean(axis=0)
+    return mean
 
 
 def _rest(total: Floats, single: Floats) -> Floats:

@@ -179,11 +179,7 @@ class ByteSource:
 
     def read_into(self, room: memoryview) -> int:
         """Fill ``room``; return the number of bytes, fewer only at the end of the input."""
-        count = 0
-        while count < len(room) and (more := self._read_some(room[count:])):
-            count += more
-            self._report()
-        return count
+        return self._fill(room, self._report)
 
     def begin_reading(self, room: memoryview) -> None:
         """Fill ``room`` while the caller works, in a thread if the input is long.
@@ -208,10 +204,13 @@ class ByteSource:
         self._report()
         return count
 
-    def _fill(self, room: memoryview) -> int:
+    def _fill(self, room: memoryview, report: Callable[[], None] | None = None) -> int:
+        """Fill ``room``, and report each piece; a thread leaves that to the caller."""
         count = 0
         while count < len(room) and (more := self._read_some(room[count:])):
             count += more
+            if report is not None:
+                report()
         return count
 
     def _read_some(self, room: memoryview) -> int:

@@ -21,6 +21,7 @@ from distprof.join.gpu_waits import (
     bounded_groups,
     lateness_of,
     likely_excess,
+    mean_without_longest,
     usual_difference,
     waits_of,
 )
@@ -63,8 +64,7 @@ def find_late_gpus(
     by_rank = {rank: {one.step: one for one in records[rank]} for rank in ranks}
     # Steps of a CPU that runs ahead are too short or too long, so only their mean is right. The
     # longest may contain a checkpoint.
-    durations = sorted(step_ns[step] for step in steps)
-    mean_ns = float(np.mean(durations[:-1]))
+    mean_ns = float(mean_without_longest(np.array([step_ns[step] for step in steps])))
     found = ({r: bounded_groups(by_rank[r][step]) for r in ranks} for step in steps)
     rests = Rests(len(steps))
     waits = [

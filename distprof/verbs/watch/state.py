@@ -22,6 +22,7 @@ from distprof.join.gpu_waits import (
     StepWaits,
     excess_of_peers,
     lateness_of,
+    mean_without_longest,
     waits_of,
 )
 from distprof.units import NS_PER_S, format_bytes, format_duration, format_ratio
@@ -314,8 +315,7 @@ class JobWatch:
         so single steps are too short or too long and only their mean is right. The longest may
         contain a checkpoint.
         """
-        durations = sorted(self._durations_ns)
-        return float(np.mean(durations[:-1] or durations))
+        return float(mean_without_longest(np.array(self._durations_ns)))
 
     def own_times(self, steps: list[int]) -> OwnTimes:
         """Own time of all ranks in the last steps.
