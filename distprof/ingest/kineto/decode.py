@@ -52,6 +52,7 @@ __all__ = [
     "coded",
     "columns_of",
     "decode_events",
+    "decode_in_python",
     "decode_texts",
     "device_columns",
     "find_events",
@@ -326,8 +327,11 @@ def decode_events(data: bytes | bytearray, stop: int, state: DecodeState) -> Eve
         RecursionError: If it is nested too deeply.
     """
     found = find_events(data, stop, state)
-    if found is not None:
-        return columns_of(found, state)
+    return decode_in_python(data, stop, state) if found is None else columns_of(found, state)
+
+
+def decode_in_python(data: bytes | bytearray, stop: int, state: DecodeState) -> EventColumns:
+    """:func:`decode_events` for a chunk that the kernel declined."""
     if not state.permissive:
         try:
             return _decode_typed(data, stop, state)

@@ -24,6 +24,7 @@ from distprof.ingest.kineto.decode import (
     EventColumns,
     columns_of,
     decode_events,
+    decode_in_python,
     decode_texts,
     find_events,
 )
@@ -380,21 +381,25 @@ class _Reader:
 
     def _take(self, data: bytearray, stop: int, offset: int) -> bool:
         self._learn()
+        is_declined = False
         if offset > _LONG and self._may_gather_behind:
             found = find_events(data, stop, self._state)
             if found is not None:
                 self._num_found += found.num_rows
                 self._background.do(lambda: self._collector.add(columns_of(found, self._state)))
                 return True
+            is_declined = True
         self._background.wait()
         try:
-            columns = self._decode(data, stop)
+            columns = self._decode(data, stop, is_declined=is_declined)
         except (msgspec.DecodeError, RecursionError):
             return False
         self._add(columns, data, offset)
         return True
 
-    def _decode(self, data: bytearray, stop: int) -> EventColumns:
+    def _decode(self, data: bytearray, stop: int, *, is_declined: bool) -> EventColumns:
+        if is_declined:
+            return decode_in_python(data, stop, self._state)
         if self._state.device_only:
             hits = self._hits(data, stop)
             if hits is not None:
