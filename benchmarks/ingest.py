@@ -41,6 +41,7 @@ CONTESTANTS = (
     *(name + how for name in WITH_KERNEL for how in ("", PYTHON)),
 )
 COMMUNICATION = "nccl"
+TABLES = "rank.tables"
 BLOCK = 1 << 18  # as requested by the reader: larger ones are fresh memory each time
 
 
@@ -112,20 +113,17 @@ def kernel(trace: Path, _: Path) -> Callable[[], int]:
 def full(trace: Path, folder: Path) -> Callable[[], int]:
     import pyarrow.parquet  # noqa: F401  # imports are not what is measured
 
-    from distprof.ingest.cache import (
-        ACTIVITY_FILE,
-        CALLS_FILE,
-        HOST_FILE,
-        ParquetHostSink,
-        write_table,
-    )
+    from distprof.ingest.cache.tables_file import Part, TablesWriter
     from distprof.ingest.kineto.reader import read_trace
 
     def work() -> int:
-        with ParquetHostSink(folder / HOST_FILE) as sink:
-            parsed = read_trace(trace, host_sink=sink)
-        write_table(folder / ACTIVITY_FILE, parsed.activity)
-        write_table(folder / CALLS_FILE, parsed.host)
+        with (folder / TABLES).open("w+b") as file:
+            writer = TablesWriter(file, "key")
+            with writer.host_rows() as rows:
+                parsed = read_trace(trace, host_sink=rows)
+            writer.write_table(Part.ACTIVITY, parsed.activity)
+            writer.write_table(Part.CALLS, parsed.host)
+            writer.finish()
         return parsed.quality.num_events
 
     return work
@@ -152,12 +150,11 @@ def device(trace: Path, _: Path) -> Callable[[], int]:
 def reload(_: Path, folder: Path) -> Callable[[], int]:
     import pyarrow.parquet  # noqa: F401
 
-    from distprof.ingest.cache import ACTIVITY_FILE, CALLS_FILE, read_table
-    from distprof.run.tables import ACTIVITY, HOST
+    from distprof.ingest.cache.tables_file import Part, open_tables
 
     def work() -> int:
-        activity = read_table(folder / ACTIVITY_FILE, ACTIVITY)
-        return len(activity) + len(read_table(folder / CALLS_FILE, HOST))
+        with open_tables(folder / TABLES) as file:
+            return len(file.table(Part.ACTIVITY)) + len(file.table(Part.CALLS))
 
     return work
 

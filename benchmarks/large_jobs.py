@@ -37,8 +37,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from measuring import MB, Cost, machine, measure, medians, print_table, versions  # noqa: E402
 
-from distprof.ingest import cache  # noqa: E402
 from distprof.ingest.assemble import assemble_run  # noqa: E402
+from distprof.ingest.cache.entries import EntryWriter  # noqa: E402
+from distprof.ingest.cache.tables_file import Part  # noqa: E402
 from distprof.ingest.discovery import TraceFile  # noqa: E402
 from distprof.ingest.rank import IngestOptions, _key, _Source, _Summary  # noqa: E402
 from distprof.run.run import Device, Quality, Rank, Run  # noqa: E402
@@ -222,11 +223,11 @@ def _write(given: tuple[Any, ...]) -> None:
     options = IngestOptions(cache_dir=str(kept))
     key = _key(_Source(trace=TraceFile(path=str(path)), opened=str(path), flight=None), options)
     collectives, activity, host, steps = tables_of(job, rank, begin, end, groups, names)
-    with cache.EntryWriter(kept, key) as writer:
-        cache.write_table(writer.folder / cache.ACTIVITY_FILE, activity)
-        cache.write_table(writer.folder / cache.CALLS_FILE, host)
-        cache.write_table(writer.folder / cache.COLLECTIVES_FILE, collectives)
-        cache.write_table(writer.folder / cache.STEPS_FILE, steps)
+    with EntryWriter(kept, key) as writer:
+        writer.tables.write_table(Part.ACTIVITY, activity)
+        writer.tables.write_table(Part.CALLS, host)
+        writer.tables.write_table(Part.COLLECTIVES, collectives)
+        writer.tables.write_table(Part.STEPS, steps)
         summary = _Summary(
             rank=rank,
             world_size=job.num_ranks,
@@ -243,7 +244,7 @@ def _write(given: tuple[Any, ...]) -> None:
             step_note="generated",
             quality=Quality(num_events=len(activity) + len(host)),
         )
-        (writer.folder / cache.RANK_FILE).write_bytes(msgspec.json.encode(summary))
+        writer.tables.write_rank(msgspec.json.encode(summary))
         writer.commit()
 
 

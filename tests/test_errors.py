@@ -15,12 +15,13 @@ from distprof.errors import (
     UsageError,
     WebError,
 )
-from distprof.ingest.cache import DamagedCacheError, TooManyRowsError
+from distprof.ingest.cache.sources import TooManyRowsError
+from distprof.ingest.cache.tables_file import DamagedTablesError
 from distprof.ingest.machines.cluster import ClusterError
 from distprof.remote.problems import ChangedError, StoreError, UnusableStoreError
 
 ERRORS = [
-    *(kind("why") for kind in (DistprofError, UsageError, ClusterError, DamagedCacheError)),
+    *(kind("why") for kind in (DistprofError, UsageError, ClusterError, DamagedTablesError)),
     *(kind("a.json", expected="x", found="y", fix="z") for kind in (InputError, SchemaError)),
     *(kind("why", "fix") for kind in (StoreError, ChangedError, UnusableStoreError)),
     *(kind("why") for kind in (TooLargeError, NotAFileError, UnpackedTooLargeError)),

@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from distprof.artefacts.files import write_atomically
-from distprof.ingest import cache
-from distprof.ingest.cache import RANK_FILE, CacheKey, EntryWriter, find_entry
+from distprof.ingest.cache import entries
+from distprof.ingest.cache.entries import CacheKey, EntryWriter, find_entry
+from distprof.ingest.cache.tables_file import open_tables
 from distprof.verbs.history.rows import Store
 
 CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate"}
@@ -66,7 +67,7 @@ def age(folder):
 
 def write_entry(root):
     with EntryWriter(root, KEY) as entry:
-        (entry.folder / RANK_FILE).write_text("{}")
+        entry.tables.write_rank(b"{}")
         entry.commit()
 
 
@@ -86,7 +87,7 @@ def add_to_history(folder):
 
 def damaged_entry(root):
     write_entry(root)
-    (KEY.folder(root) / RANK_FILE).write_text("damaged")
+    KEY.path(root).write_text("damaged")
 
 
 def old_report(folder):
@@ -111,9 +112,14 @@ def report_is_whole(folder):
     assert (folder / "report.json").read_bytes() in (b"old", b"new" * 1_000)
 
 
+def rank_of(entry):
+    with open_tables(entry) as file:
+        return file.rank()
+
+
 def entry_is_whole_or_not_found(root):
     found = find_entry(root, KEY)
-    assert found is None or (found / RANK_FILE).read_text() == "{}"
+    assert found is None or rank_of(found) == b"{}"
 
 
 def history_is_whole(folder):
@@ -172,9 +178,9 @@ def test_a_cache_that_cannot_be_written_costs_the_cache_only(mode, tmp_path, mon
         root.write_bytes(b"")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with EntryWriter(root, KEY) as entry:
-        (entry.folder / RANK_FILE).write_text("{}")
+        entry.tables.write_rank(b"{}")
         made = entry.commit()
-    assert (made / RANK_FILE).read_text() == "{}"
+    assert rank_of(made) == b"{}"
     assert "this run is not cached" in entry.note
 
 
@@ -226,4 +232,4 @@ def test_a_full_disk_is_said_and_leaves_no_half_file(tmp_path):
 
 
 def test_the_constants_of_the_product_fit_the_age_in_these_tests():
-    assert cache._STALE_S < DAYS_S
+    assert entries._STALE_S < DAYS_S

@@ -439,7 +439,7 @@ def _leave_with_parent() -> None:
 
 
 def _leave() -> None:
-    from distprof.ingest.cache import discard_unfinished
+    from distprof.ingest.cache.entries import discard_unfinished
 
     discard_unfinished()
     os._exit(1)

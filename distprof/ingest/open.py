@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import atexit
-import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -17,7 +17,7 @@ from distprof.artefacts.cache_place import has_own_place
 from distprof.artefacts.scratch import scratch_folder
 from distprof.errors import DistprofError, InputError
 from distprof.ingest.assemble import assemble_run
-from distprof.ingest.cache import is_temporary
+from distprof.ingest.cache.entries import is_temporary
 from distprof.ingest.discovery import Discovery, TraceFile, discover
 from distprof.ingest.executor import (
     Outcome,
@@ -237,9 +237,9 @@ def _with_selection(run: Run, wanted: set[int]) -> Run:
 def _delete_at_exit(ranks: Sequence[Rank]) -> None:
     """Delete tables that found no place in a cache when this process exits."""
     for rank in ranks:
-        folder = getattr(rank.tables, "folder", "")
-        if is_temporary(folder):
-            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        path = getattr(rank.tables, "path", "")
+        if is_temporary(path):
+            atexit.register(Path(path).unlink, missing_ok=True)
 
 
 def _with_place(

@@ -19,7 +19,14 @@ from distprof.artefacts.cache_place import cache_root, shared_url
 from distprof.bounds import open_plain
 from distprof.config import CommunicationConfig
 from distprof.errors import InputError
-from distprof.ingest import cache
+from distprof.ingest.cache.entries import NO_ROOM, CacheKey, EntryWriter, find_entry
+from distprof.ingest.cache.sources import CachedTables, HeldHostRows, HeldTables, TooManyRowsError
+from distprof.ingest.cache.tables_file import (
+    DamagedTablesError,
+    Part,
+    TablesWriter,
+    open_tables,
+)
 from distprof.ingest.collectives.device_records import Records, device_records, mark_communication
 from distprof.ingest.collectives.gloo_records import gloo_records
 from distprof.ingest.collectives.group_columns import Membership
@@ -34,7 +41,7 @@ from distprof.ingest.metadata import TraceMetadata, read_metadata
 from distprof.ingest.no_device import is_known, missing_device
 from distprof.ingest.steps import Steps, find_steps
 from distprof.run.run import Device, Quality, Rank, TableSource
-from distprof.run.tables import COLLECTIVES, HOST, STEPS, RankTables
+from distprof.run.tables import HOST, RankTables
 from distprof.run.topology import shared_group
 from distprof.schema import ABSENT, Table
 from distprof.terms import ActivityKind, StepSource
@@ -212,7 +219,7 @@ def ingest_rank(trace: TraceFile, options: IngestOptions) -> Rank:
     with open_trace(replace(trace, process=None)) as opened:  # nothing of a URL is read yet
         source = _Source(trace=trace, opened=opened, flight=flight)
         if options.in_memory:
-            with suppress(cache.TooManyRowsError):
+            with suppress(TooManyRowsError):
                 return _parse_into_memory(source, options)
         return _cached(source, options)
 
@@ -221,7 +228,7 @@ def _cached(source: _Source, options: IngestOptions) -> Rank:
     """The rank with its tables in the cache: found there, fetched from a shared one, or parsed."""
     root = cache_root(options.run_dir, options.cache_dir)
     key = _key(source, options)
-    entry, note = cache.find_entry(root, key), ""
+    entry, note = find_entry(root, key), ""
     shared = _shared(options)
     if entry is None and shared is not None:
         entry, note = shared.fetch(key, root)
@@ -231,7 +238,7 @@ def _cached(source: _Source, options: IngestOptions) -> Rank:
             return kept
     made = _parse_into_cache(source, options, root, key)
     if shared is not None and not note:
-        note = shared.store(key, Path(getattr(made.tables, "folder", "")))
+        note = shared.store(key, Path(getattr(made.tables, "path", "")))
     return _with_note(made, note) if note else made
 
 
@@ -245,16 +252,14 @@ def _shared(options: IngestOptions) -> SharedCache | None:
     return SharedCache(url)
 
 
-def _parse_into_cache(
-    source: _Source, options: IngestOptions, root: Path, key: cache.CacheKey
-) -> Rank:
+def _parse_into_cache(source: _Source, options: IngestOptions, root: Path, key: CacheKey) -> Rank:
     """The rank, with its tables in the cache or, if that is full, in a temporary folder."""
     try:
-        return _parse_and_store(source, options, cache.EntryWriter(root, key))
+        return _parse_and_store(source, options, EntryWriter(root, key))
     except OSError as error:
-        if error.errno not in cache.NO_ROOM:
+        if error.errno not in NO_ROOM:
             raise
-        return _parse_and_store_elsewhere(source, options, cache.EntryWriter(root, key, error))
+        return _parse_and_store_elsewhere(source, options, EntryWriter(root, key, error))
 
 
 def _with_note(rank: Rank, note: str) -> Rank:
@@ -275,42 +280,42 @@ class _Source(msgspec.Struct, frozen=True, kw_only=True):
     flight: FlightEntries | None
 
 
-def _parse_and_store(source: _Source, options: IngestOptions, writer: cache.EntryWriter) -> Rank:
+def _parse_and_store(source: _Source, options: IngestOptions, writer: EntryWriter) -> Rank:
     with writer:
-        summary, tables = _write_entry(source, options, writer.folder, writer.note)
+        summary, tables = _write_entry(source, options, writer.tables, writer.note)
         again = partial(_reparsed, source.trace, options)
         place = str(writer.commit())
-        steps, collectives = tables[cache.STEPS_FILE], tables[cache.COLLECTIVES_FILE].compact()
+        steps, collectives = tables[Part.STEPS], tables[Part.COLLECTIVES].compact()
         held = _rank_tables(steps, collectives)
         if options.is_alone:
             held = {**tables, **held}
-        kept = cache.CachedTables(place, summary.has_host, held, again)
+        kept = CachedTables(place, summary.has_host, held, again)
         return _rank(source.trace, summary, steps, collectives, kept)
 
 
-def _rank_tables(steps: Table, collectives: Table) -> dict[str, Table]:
+def _rank_tables(steps: Table, collectives: Table) -> dict[Part, Table]:
     """Tables that every rank holds in memory, wherever the others are."""
-    return {cache.STEPS_FILE: steps, cache.COLLECTIVES_FILE: collectives}
+    return {Part.STEPS: steps, Part.COLLECTIVES: collectives}
 
 
 def _parse_and_store_elsewhere(
-    source: _Source, options: IngestOptions, writer: cache.EntryWriter
+    source: _Source, options: IngestOptions, writer: EntryWriter
 ) -> Rank:
     """Store the tables in a temporary folder, because the cache is full."""
     try:
         return _parse_and_store(source, options, writer)
     except OSError as error:
-        if error.errno not in cache.NO_ROOM:
+        if error.errno not in NO_ROOM:
             raise
         raise InputError(
             source.trace.path,
             expected="disk space for the parsed tables",
-            found=f"none, neither in the cache nor in {writer.folder.parent}",
+            found=f"none, neither in the cache nor in {writer.path.parent}",
             fix="free some space, or name a folder with enough space with --cache-dir",
         ) from error
 
 
-def _key(source: _Source, options: IngestOptions) -> cache.CacheKey:
+def _key(source: _Source, options: IngestOptions) -> CacheKey:
     """The cache key of this file under these options."""
     depends: dict[str, Any] = {
         "rows": options.rows,
@@ -322,7 +327,7 @@ def _key(source: _Source, options: IngestOptions) -> cache.CacheKey:
     if source.trace.process is not None:
         depends["process"] = source.trace.process
     with _readable(source):
-        return cache.CacheKey.of(version_of(source.opened).encode() or source.opened, depends)
+        return CacheKey.of(version_of(source.opened).encode() or source.opened, depends)
 
 
 @contextmanager
@@ -343,41 +348,40 @@ def _readable(source: _Source) -> Iterator[None]:
 def _from_entry(trace: TraceFile, options: IngestOptions, entry: Path) -> Rank | None:
     """The rank of a cache entry; None if this version cannot read it."""
     try:
-        summary = msgspec.json.decode((entry / cache.RANK_FILE).read_bytes(), type=_Summary)
-        steps = cache.read_table(entry / cache.STEPS_FILE, STEPS)
-        collectives = cache.read_table(entry / cache.COLLECTIVES_FILE, COLLECTIVES).compact()
-        again = partial(_reparsed, trace, options)
-        held = _rank_tables(steps, collectives)
-        tables = cache.CachedTables(str(entry), summary.has_host, held, again)
-        return _rank(trace, summary, steps, collectives, tables)
-    except (OSError, msgspec.MsgspecError, cache.DamagedCacheError):
+        with open_tables(entry) as file:
+            summary = msgspec.json.decode(file.rank(), type=_Summary)
+            steps = file.table(Part.STEPS)
+            collectives = file.table(Part.COLLECTIVES).compact()
+    except (msgspec.MsgspecError, DamagedTablesError):
         return None
+    again = partial(_reparsed, trace, options)
+    held = _rank_tables(steps, collectives)
+    tables = CachedTables(str(entry), summary.has_host, held, again)
+    return _rank(trace, summary, steps, collectives, tables)
 
 
-def _reparsed(trace: TraceFile, options: IngestOptions) -> cache.CachedTables:
+def _reparsed(trace: TraceFile, options: IngestOptions) -> CachedTables:
     """The tables of a trace, read again because their entry is gone or not on this machine."""
     tables = ingest_rank(trace, options).tables
-    assert isinstance(tables, cache.CachedTables)
+    assert isinstance(tables, CachedTables)
     return tables
 
 
 def _write_entry(
-    source: _Source, options: IngestOptions, folder: Path, note: str
-) -> tuple[_Summary, dict[str, Table]]:
-    """Parse the trace and write its tables and summary to ``folder``; also returns the tables."""
-    parsed, _, conclusions = _parse_and_conclude(
-        source, options, lambda: cache.ParquetHostSink(folder / cache.HOST_FILE)
-    )
+    source: _Source, options: IngestOptions, entry: TablesWriter, note: str
+) -> tuple[_Summary, dict[Part, Table]]:
+    """Parse the trace and write its tables and summary; also returns the tables."""
+    parsed, _, conclusions = _parse_and_conclude(source, options, entry.host_rows)
     tables = {
-        cache.ACTIVITY_FILE: conclusions.activity,
-        cache.CALLS_FILE: parsed.host,
-        cache.COLLECTIVES_FILE: conclusions.collectives,
-        cache.STEPS_FILE: conclusions.steps.table,
+        Part.ACTIVITY: conclusions.activity,
+        Part.CALLS: parsed.host,
+        Part.COLLECTIVES: conclusions.collectives,
+        Part.STEPS: conclusions.steps.table,
     }
-    for name, table in tables.items():
-        cache.write_table(folder / name, table)
+    for part, table in tables.items():
+        entry.write_table(part, table)
     summary = _summary(parsed, conclusions, has_host=_has_host(parsed, options), note=note)
-    (folder / cache.RANK_FILE).write_bytes(msgspec.json.encode(summary))
+    entry.write_rank(msgspec.json.encode(summary))
     return summary, tables
 
 
@@ -385,12 +389,12 @@ def _parse_into_memory(source: _Source, options: IngestOptions) -> Rank:
     """Parse the trace and keep its tables in memory.
 
     Raises:
-        cache.TooManyRowsError: If they are too large for that.
+        TooManyRowsError: If they are too large for that.
     """
     with _readable(source):
         open_plain(source.trace.path).close()
     parsed, sink, conclusions = _parse_and_conclude(
-        source, options, lambda: nullcontext(cache.HeldHostRows())
+        source, options, lambda: nullcontext(HeldHostRows())
     )
     has_host = _has_host(parsed, options)
     tables = RankTables(
@@ -401,7 +405,7 @@ def _parse_into_memory(source: _Source, options: IngestOptions) -> Rank:
         has_host=has_host,
     )
     summary = _summary(parsed, conclusions, has_host=has_host, note="")
-    held = cache.HeldTables(tables, sink.table())
+    held = HeldTables(tables, sink.table())
     return _rank(source.trace, summary, tables.steps, tables.collectives, held)
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from distprof.cli import main
 from distprof.errors import MissingExtraError, UsageError
-from distprof.ingest.cache import DamagedCacheError
+from distprof.ingest.cache.tables_file import DamagedTablesError
 from distprof.ingest.executor import make_executor, map_each
 from distprof.ingest.machines import cluster
 from distprof.ingest.machines.cluster import ClusterError
@@ -161,7 +161,7 @@ def test_tables_that_are_gone_are_made_again(tmp_path):
     assert len(rank.tables.light().load().activity) == len(before.activity)
     shutil.rmtree(tmp_path / "cache")
     shutil.copy(GOLDEN / "ddp-a100-2gpu-rank0/nccl_data.json.gz", trace)
-    with pytest.raises(DamagedCacheError, match="the trace has changed since"):
+    with pytest.raises(DamagedTablesError, match="the trace has changed since"):
         rank.tables.light().load()
 
 
@@ -241,7 +241,7 @@ def test_what_was_read_before_the_scheduler_died_is_in_the_cache(tmp_path):
     assert len(kept) >= 2
     run = open_run(source, options, executor="serial")
     assert len(run) == 4
-    assert kept <= {Path(rank.tables.folder).name for rank in run}
+    assert kept <= {Path(rank.tables.path).name for rank in run}
 
 
 def test_the_command_ends_when_the_scheduler_is_killed(tmp_path):

@@ -40,7 +40,13 @@ def test_a_nested_run_directory_gives_its_traces_in_order_of_rank(tmp_path):
     for rank in (10, 2):
         put(tmp_path / f"rank{rank:05d}" / "trace.json.gz")
         put(tmp_path / f"rank{rank:05d}" / "steps.jsonl", b"{}")
-    for name in ("run.json", "report.json", "cache/ab/rank.json", ".hidden/rank0.json"):
+    for name in (
+        "run.json",
+        "report.json",
+        "cache/ab/rank.json",
+        "cache/ab/0f.tables",
+        ".hidden/rank0.json",
+    ):
         put(tmp_path / name)
     found = discover(str(tmp_path))
     assert [trace.name_rank for trace in found.traces] == [2, 10]

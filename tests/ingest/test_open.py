@@ -14,7 +14,11 @@ from msgspec.structs import replace
 
 from distprof.config import CommunicationConfig, NamePattern
 from distprof.errors import InputError
-from distprof.ingest import cache, rank
+from distprof.ingest import rank
+from distprof.ingest.cache import sources
+from distprof.ingest.cache.entries import EntryWriter
+from distprof.ingest.cache.sources import CachedTables, HeldTables
+from distprof.ingest.cache.tables_file import Part
 from distprof.ingest.discovery import TraceFile
 from distprof.ingest.open import open_run
 from distprof.ingest.rank import IngestOptions
@@ -56,14 +60,17 @@ def test_devices_missing_from_a_cut_file_are_not_blamed_on_the_profiler(options,
 
 def fill_disk(monkeypatch, *, below):
     """From now on no table can be written below a folder."""
-    written = cache.write_table
 
-    def write(path, table):
-        if path.is_relative_to(below):
+    class Writer(EntryWriter):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            if self.path.is_relative_to(below):
+                self.tables.write_table = self.fail
+
+        def fail(self, *_):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        written(path, table)
 
-    monkeypatch.setattr(cache, "write_table", write)
+    monkeypatch.setattr(rank, "EntryWriter", Writer)
 
 
 def test_a_full_cache_costs_no_rank(options, tmp_path, monkeypatch):
@@ -179,7 +186,7 @@ def test_a_trace_alone_is_measured_from_memory_and_says_the_same(options, monkey
     (alone,) = open_run(source, options).ranks
     (cached,) = open_run(source, options).ranks
     same_tables(alone, cached)
-    monkeypatch.setattr(cache, "read_table", None)
+    monkeypatch.setattr(sources, "open_tables", None)
     assert len(alone.tables.load().activity) > 0
     with pytest.raises(TypeError):
         cached.tables.load()
@@ -187,7 +194,7 @@ def test_a_trace_alone_is_measured_from_memory_and_says_the_same(options, monkey
 
 def test_of_several_traces_one_at_a_time_is_in_memory(options):
     for opened in open_run(str(GLOO), options):
-        assert set(opened.tables.held) == {cache.STEPS_FILE, cache.COLLECTIVES_FILE}
+        assert set(opened.tables.held) == {Part.STEPS, Part.COLLECTIVES}
 
 
 def test_other_patterns_do_not_find_the_tables_of_the_first(options):
@@ -201,7 +208,7 @@ def test_other_patterns_do_not_find_the_tables_of_the_first(options):
 
 def test_a_damaged_cache_entry_is_made_again(options):
     open_run(str(GLOO), options)
-    for path in Path(options.cache_dir).rglob(cache.RANK_FILE):
+    for path in Path(options.cache_dir).rglob("*.tables"):
         path.write_bytes(b"{")
     assert len(open_run(str(GLOO), options)) == 2
 
@@ -222,7 +229,7 @@ def test_a_run_directory_keeps_its_own_cache(tmp_path, monkeypatch):
     (tmp_path / "run.json").write_text("{}")
     monkeypatch.setattr("distprof.ingest.open.IN_MEMORY_BYTES", 1_000)
     assert len(open_run(str(tmp_path))) == 2
-    assert list((tmp_path / "cache").rglob(cache.RANK_FILE))
+    assert list((tmp_path / "cache").rglob("*.tables"))
     assert len(open_run(str(tmp_path))) == 2
 
 
@@ -252,8 +259,8 @@ def test_small_traces_stay_in_memory_and_say_the_same(name, rows, options, usual
     small = open_run(str(GOLDEN / name), IngestOptions(rows=rows))
     cached = open_run(str(GOLDEN / name), replace(options, rows=rows))
     assert not usual_place.exists()
-    assert {type(rank.tables) for rank in small.ranks} == {cache.HeldTables}
-    assert {type(rank.tables) for rank in cached.ranks} == {cache.CachedTables}
+    assert {type(rank.tables) for rank in small.ranks} == {HeldTables}
+    assert {type(rank.tables) for rank in cached.ranks} == {CachedTables}
     for one, other in zip(small.ranks, cached.ranks, strict=True):
         same_tables(one, other)
         summaries = [
@@ -265,20 +272,20 @@ def test_small_traces_stay_in_memory_and_say_the_same(name, rows, options, usual
 def test_larger_traces_are_cached_in_the_usual_place(usual_place, monkeypatch):
     monkeypatch.setattr("distprof.ingest.open.IN_MEMORY_BYTES", 1_000)
     opened = open_run(str(GLOO))
-    assert {type(rank.tables) for rank in opened.ranks} == {cache.CachedTables}
-    assert len(list(usual_place.rglob("entry.json"))) == 2
+    assert {type(rank.tables) for rank in opened.ranks} == {CachedTables}
+    assert len(list(usual_place.rglob("*.tables"))) == 2
 
 
 def test_a_small_file_that_unpacks_to_many_rows_is_cached(usual_place, monkeypatch):
-    monkeypatch.setattr(cache, "MOST_HELD_ROWS", 10)
+    monkeypatch.setattr(sources, "MOST_HELD_ROWS", 10)
     opened = open_run(str(GLOO))
-    assert {type(rank.tables) for rank in opened.ranks} == {cache.CachedTables}
+    assert {type(rank.tables) for rank in opened.ranks} == {CachedTables}
 
 
 @pytest.mark.parametrize("executor", ["process:2", "serial"])
 def test_other_processes_find_tables_in_the_cache(executor, usual_place):
     opened = open_run(str(GLOO), executor=executor)
-    held = {type(rank.tables) for rank in opened.ranks} == {cache.HeldTables}
+    held = {type(rank.tables) for rank in opened.ranks} == {HeldTables}
     assert held == (executor == "serial")
     assert held != usual_place.exists()
 
@@ -286,10 +293,10 @@ def test_other_processes_find_tables_in_the_cache(executor, usual_place):
 @pytest.mark.parametrize("executor", ["process:2", "serial"])
 def test_collectives_are_in_memory_once(executor, usual_place, monkeypatch):
     """Parsed, read from the cache, and sent by another process."""
-    monkeypatch.setattr(cache, "MOST_HELD_ROWS", 10)
+    monkeypatch.setattr(sources, "MOST_HELD_ROWS", 10)
     for _ in range(2):
         for one in open_run(str(GLOO), executor=executor):
-            assert one.tables.held[cache.COLLECTIVES_FILE] is one.collectives
+            assert one.tables.held[Part.COLLECTIVES] is one.collectives
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 
-from distprof.ingest.cache import RANK_FILE, CacheKey, EntryWriter
+from distprof.ingest.cache.entries import CacheKey, EntryWriter
 
 
 def double(number):
@@ -51,7 +51,7 @@ def process_id(_):
 def make_an_entry_for_ever(root, started):
     """Begin to write to a cache, say so by a file, and never come to an end."""
     with EntryWriter(root, CacheKey("0f")) as writer:
-        (writer.folder / RANK_FILE).write_text("{}")
+        writer.tables.write_rank(b"{}")
         started.touch()
         threading.Event().wait()
 

@@ -23,8 +23,8 @@ def test_a_worker_that_dies_between_reading_and_measuring_costs_nothing(
             dask.add_worker(XDG_CACHE_HOME=str(tmp_path / f"worker{number}"))
         place = f"tcp://{dask.place}"
         run = distprof.open_run("s3://bucket/run", executor=place, cache_dir=cache_dir)
-        assert not list((tmp_path / "driver").rglob("*.parquet"))  # the workers read
-        assert list(tmp_path.glob("worker*/distprof/**/*.parquet"))
+        assert not list((tmp_path / "driver").rglob("*.tables"))  # the workers read
+        assert list(tmp_path.glob("worker*/distprof/**/*.tables"))
         dask.workers[0].kill()
         dask.workers[0].wait()
         there = distprof.analyze(run, executor=place)

@@ -1,16 +1,17 @@
 """A cache in an S3 server: one machine fills it, another uses what is whole."""
 
 import io
-import json
 import shutil
-import zipfile
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from distprof.artefacts import cache_place
 from distprof.cli import main
-from distprof.ingest import cache
+from distprof.ingest.cache.entries import CacheKey
+from distprof.ingest.cache.tables_file import Part, TablesReader, TablesWriter
+from distprof.ingest.machines import shared_cache
 from distprof.ingest.machines.shared_cache import SharedCache
 from distprof.ingest.open import open_run
 from distprof.ingest.rank import IngestOptions
@@ -104,82 +105,66 @@ def test_without_a_cache_nothing_is_stored(s3, monkeypatch):
 # What is not believed -----------------------------------------------------------------------------
 
 
-def repacked(data, change):
-    """An archive with other files."""
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        files = {name: archive.read(name) for name in archive.namelist()}
-    change(files)
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w") as archive:
-        for name, content in files.items():
-            archive.writestr(name, content)
-    return made.getvalue()
-
-
-def flipped(files):
-    content = bytearray(files[cache.ACTIVITY_FILE])
+def flipped(data):
+    content = bytearray(data)
     content[len(content) // 2] ^= 1
-    files[cache.ACTIVITY_FILE] = bytes(content)
+    return bytes(content)
 
 
-def escaping(files):
-    files["../../outside"] = b"x"
-
-
-def of_another_key(files):
-    contents = json.loads(files[cache.SUMS_FILE])
-    files[cache.SUMS_FILE] = json.dumps({**contents, "key": "0" * 40}).encode()
-
-
-def without_sums(files):
-    del files[cache.SUMS_FILE]
+def of_another_key(data):
+    """A whole entry that was made from another trace."""
+    made = io.BytesIO()
+    writer = TablesWriter(made, "0" * 40)
+    reader = TablesReader(io.BytesIO(data), "")
+    for part in Part:
+        if part is not Part.RANK:
+            writer.write_table(part, reader.table(part))
+    writer.write_rank(reader.rank())
+    writer.finish()
+    return made.getvalue()
 
 
 @pytest.mark.parametrize(
     "damage",
     [
         lambda data: b"",
-        lambda data: b"no archive",
+        lambda data: b"no tables",
         lambda data: data[: len(data) // 2],
-        *(
-            lambda data, change=change: repacked(data, change)
-            for change in (flipped, escaping, of_another_key, without_sums)
-        ),
+        lambda data: data + b"more",
+        flipped,
+        of_another_key,
     ],
-    ids=["empty", "no archive", "cut", "flipped", "escaping", "of another key", "without sums"],
+    ids=["empty", "no tables", "cut", "longer", "flipped", "of another key"],
 )
-def test_a_damaged_entry_is_made_again(s3, machine, damage, tmp_path):
+def test_a_damaged_entry_is_made_again(s3, machine, damage):
     here = open_run(str(GLOO), OPTIONS)
     for key in entries(s3):
         data = s3.client.get_object(Bucket="bucket", Key=key)["Body"].read()
         s3.client.put_object(Bucket="bucket", Key=key, Body=damage(data))
     machine()
     assert same(here, open_run(str(GLOO), OPTIONS))
-    assert not list(tmp_path.rglob("outside"))
     machine()
     s3.reset()
     assert same(here, open_run(str(GLOO), OPTIONS))  # what was made again was stored again
     assert {verb for verb, _, _ in s3.asked} <= {"GET", "HEAD"}
 
 
-def test_an_archive_that_unpacks_to_more_than_it_is_is_not_used(s3, machine):
-    open_run(str(GLOO), OPTIONS)
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(cache.ACTIVITY_FILE, bytes(1 << 24))
-    for key in entries(s3):
-        s3.client.put_object(Bucket="bucket", Key=key, Body=made.getvalue())
+def test_an_object_above_the_limit_is_not_downloaded(s3, machine, monkeypatch):
+    here = open_run(str(GLOO), OPTIONS)
     machine()
-    assert len(open_run(str(GLOO), OPTIONS)) == 2
+    s3.reset()
+    monkeypatch.setattr(shared_cache, "BOUND", replace(shared_cache.BOUND, num_bytes=1_000))
+    assert same(here, open_run(str(GLOO), OPTIONS))
+    assert gets(s3, "/bucket/team/") == []
 
 
 # Access -------------------------------------------------------------------------------------------
 
 
 def test_who_may_not_write_reads_the_traces_all_the_same(s3):
-    key = cache.CacheKey("ab" + "0" * 38)
-    entry = Path(open_run(str(GLOO), OPTIONS).rank(0).tables.folder)
-    s3.faults[f"/bucket/team/ab/{key.digest}.zip"] = denied
+    key = CacheKey("ab" + "0" * 38)
+    entry = Path(open_run(str(GLOO), OPTIONS).rank(0).tables.path)
+    s3.faults[f"/bucket/team/ab/{key.digest}.tables"] = denied
     note = SharedCache(URL).store(key, entry)
     assert note.startswith(f"Cannot write to the shared cache {URL} (access denied")
 

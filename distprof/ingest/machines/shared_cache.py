@@ -2,11 +2,11 @@
 
 ::
 
-    s3://team/distprof-cache/3f/3fa9….zip
+    s3://team/distprof-cache/3f/3fa9….tables
 
-An entry is one object, written by a single request. It is an uncompressed archive of the files of
-an entry in a machine's cache (:mod:`distprof.ingest.cache`). Before use, distprof copies it to this
-machine's cache and checks that key, checksums and sizes are the original ones.
+An entry is one object, written by a single request: the same file as in a machine's cache
+(:mod:`distprof.ingest.cache.entries`). Before use, distprof copies it to this machine's cache and
+checks that key and checksum are the original ones.
 
 Everyone with write access to the store is trusted with the content of the tables, because only
 reading the trace could disprove it. A malicious entry can be wrong, but it cannot do anything else.
@@ -15,16 +15,14 @@ reading the trace could disprove it. A malicious entry can be wrong, but it cann
 from __future__ import annotations
 
 import shutil
-import zipfile
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 
-from distprof.artefacts.scratch import scratch
-from distprof.bounds import Bound, open_plain
+from distprof.bounds import Bound
 from distprof.errors import DistprofError
-from distprof.ingest import cache
+from distprof.ingest.cache.entries import CacheKey, EntryWriter
 from distprof.remote.download import download
 from distprof.remote.listing import stat
 from distprof.remote.system import ask, is_async
@@ -38,8 +36,7 @@ BOUND = Bound(
 PUT_LIMIT_S = 600.0
 """Time limit for storing an entry."""
 
-_MAX_FILES = 16
-_FAULTS = (OSError, ValueError, DistprofError, zipfile.BadZipFile, NotImplementedError, EOFError)
+_FAULTS = (OSError, ValueError, DistprofError, EOFError)
 
 
 class SharedCache(msgspec.Struct, frozen=True):
@@ -51,7 +48,7 @@ class SharedCache(msgspec.Struct, frozen=True):
 
     url: str
 
-    def fetch(self, key: cache.CacheKey, root: Path) -> tuple[Path | None, str]:
+    def fetch(self, key: CacheKey, root: Path) -> tuple[Path | None, str]:
         """Copy an entry to this machine.
 
         Args:
@@ -63,73 +60,37 @@ class SharedCache(msgspec.Struct, frozen=True):
             store cannot be used, usually empty.
         """
         try:
-            with download(stat(self._place(key))) as stream:
-                return _unpacked(stream, key, root), ""
+            found = stat(self._place(key))
+            if (found.size or 0) > BOUND.num_bytes:
+                return None, ""  # the entry is created again
+            with download(found) as stream, EntryWriter(root, key) as writer:
+                shutil.copyfileobj(stream, writer.file)
+                return writer.commit_if_intact(), ""
         except FileNotFoundError:
             return None, ""
-        except zipfile.BadZipFile:
-            return None, ""  # the entry is created again
         except _FAULTS as error:
             return None, f"Cannot read the shared cache {self.url} ({_reason(error)})."
 
-    def store(self, key: cache.CacheKey, entry: Path) -> str:
+    def store(self, key: CacheKey, entry: Path) -> str:
         """Copy an entry of this machine to the store; returns why that failed, usually empty."""
         try:
-            with scratch("shared") as folder:
-                packed = folder / "entry.zip"
-                _pack(entry, packed)
-                ask(self._place(key), _putting(packed), PUT_LIMIT_S)
+            ask(self._place(key), _putting(entry), PUT_LIMIT_S)
         except _FAULTS as error:
             return f"Cannot write to the shared cache {self.url} ({_reason(error)})."
         return ""
 
-    def _place(self, key: cache.CacheKey) -> str:
-        return f"{self.url.rstrip('/')}/{key.digest[:2]}/{key.digest}.zip"
+    def _place(self, key: CacheKey) -> str:
+        return f"{self.url.rstrip('/')}/{key.path(Path()).as_posix()}"
 
 
-def _putting(packed: Path) -> Any:
+def _putting(entry: Path) -> Any:
     def put(system: Any, path: str) -> Any:
         if is_async(system):
-            return system._put_file(str(packed), path)
+            return system._put_file(str(entry), path)
         system.makedirs(path.rpartition("/")[0], exist_ok=True)
-        return system.put_file(str(packed), path)
+        return system.put_file(str(entry), path)
 
     return put
-
-
-def _pack(entry: Path, packed: Path) -> None:
-    """Pack an entry reproducibly, so equal entries have equal bytes."""
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as archive:
-        for file in sorted(entry.iterdir()):
-            with (
-                archive.open(zipfile.ZipInfo(file.name), "w", force_zip64=True) as inside,
-                open_plain(file) as outside,
-            ):
-                shutil.copyfileobj(outside, inside)
-
-
-def _unpacked(stream: BinaryIO, key: cache.CacheKey, root: Path) -> Path | None:
-    """Unpack an entry into this machine's cache; None if it is not valid for this key."""
-    with zipfile.ZipFile(stream) as archive, cache.EntryWriter(root, key) as writer:
-        inside = archive.infolist()
-        if not _is_entry(inside):
-            return None
-        for one in inside:
-            with archive.open(one) as source, (writer.folder / one.filename).open("xb") as target:
-                shutil.copyfileobj(source, target)
-        return writer.commit_if_intact()
-
-
-def _is_entry(inside: list[zipfile.ZipInfo]) -> bool:
-    """Whether an archive holds only files of an entry, uncompressed, each once, within limits."""
-    names = [one.filename for one in inside]
-    return (
-        len(names) <= _MAX_FILES
-        and len({*names}) == len(names)
-        and {*names} <= cache.ENTRY_FILES
-        and all(one.compress_type == zipfile.ZIP_STORED for one in inside)
-        and sum(one.file_size for one in inside) <= BOUND.num_bytes
-    )
 
 
 def _reason(error: BaseException) -> str:

@@ -1,0 +1,1 @@
+"""Parsed tables on disk, found again by the content of their trace."""

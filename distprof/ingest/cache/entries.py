@@ -1,0 +1,212 @@
+"""Parsed tables on disk: one file per trace, named after a hash of its content.
+
+::
+
+    ROOT/3f/3fa9….tables
+
+The key is a hash of all bytes of the stored file, the schema version and the options. Hashing a
+gzipped trace takes a fiftieth of the time of parsing it. A copy at another path or a new
+modification time costs no second parse, but any change of content does. An entry appears atomically
+(written under a temporary name, then renamed), is checked against its checksum before use, and is
+rebuilt if it is damaged (:mod:`distprof.ingest.cache.tables_file`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import msgspec
+
+from distprof.bounds import open_plain
+from distprof.ingest.cache.tables_file import DamagedTablesError, TablesWriter, open_tables
+
+__all__ = [
+    "NO_ROOM",
+    "CacheKey",
+    "EntryWriter",
+    "discard_unfinished",
+    "find_entry",
+    "is_temporary",
+]
+
+CACHE_VERSION = 8
+"""Increased whenever the same trace would give different tables."""
+
+NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
+
+_TEMPORARY = "distprof-"
+_MAKING = ".making-"
+_SUFFIX = ".tables"
+_STALE_S = 86_400
+_unfinished: set[Path] = set()  # entries that this process is making
+_HASH_BLOCK = 1 << 18  # larger blocks are newly mapped memory each time, which is slower
+
+
+class CacheKey(msgspec.Struct, frozen=True):
+    """Identifies the tables of one trace under one set of options."""
+
+    digest: str
+
+    @staticmethod
+    def of(trace: str | Path | bytes | BinaryIO, options: Mapping[str, Any]) -> CacheKey:
+        """The key of a file.
+
+        Args:
+            trace: A path; a binary file object at its start, which is read to its end; or bytes
+                that identify the content, such as the version of an object in a store.
+            options: Everything else that the tables depend on, as JSON values.
+        """
+        settings = json.dumps([CACHE_VERSION, dict(options)], sort_keys=True)
+        digest = hashlib.sha1(settings.encode(), usedforsecurity=False)
+        if isinstance(trace, (str, Path)):
+            with open_plain(trace) as file:
+                _hash_into(digest, file)
+        elif isinstance(trace, bytes):
+            digest.update(trace)
+        else:
+            _hash_into(digest, trace)
+        return CacheKey(digest.hexdigest())
+
+    def path(self, root: Path) -> Path:
+        """Path of the entry under ``root``."""
+        return root / self.digest[:2] / f"{self.digest}{_SUFFIX}"
+
+
+def find_entry(root: Path, key: CacheKey) -> Path | None:
+    """Path of an undamaged entry; None if there is none."""
+    path = key.path(root)
+    return path if _is_trusted(path, root) and _is_intact(path, key) else None
+
+
+class EntryWriter:
+    """Builds one entry: write into ``tables``, then :meth:`commit`.
+
+    Without a commit, nothing is left behind. If the cache is not writable, the entry goes into a
+    temporary file and ``note`` says so.
+
+    Args:
+        root: The folder of all entries.
+        key: Key of the entry.
+        problem: Why ``root`` cannot take the entry, if already known.
+
+    Attributes:
+        path: Where it is written.
+        file: That file, open for writing and reading.
+        tables: Writes into it.
+        note: What went wrong, as one sentence; usually empty.
+    """
+
+    def __init__(self, root: Path, key: CacheKey, problem: OSError | None = None) -> None:
+        self._final, self._key = key.path(root), key
+        self.note = ""
+        try:
+            if problem is not None:
+                raise problem
+            self._final.parent.mkdir(parents=True, exist_ok=True)
+            _sweep(self._final.parent)
+            if not _is_trusted(self._final, root):
+                self._final.unlink(missing_ok=True)
+            number, name = tempfile.mkstemp(prefix=_MAKING, dir=self._final.parent)
+        except OSError as error:
+            number, name = tempfile.mkstemp(prefix=_TEMPORARY, suffix=_SUFFIX)
+            self._final = Path(name)
+            why = os.strerror(error.errno) if error.errno else error
+            self.note = f"Cannot write to the cache {root} ({why}): this run is not cached."
+        self.path = Path(name)
+        _unfinished.add(self.path)
+        self.file = os.fdopen(number, "w+b")
+        self.tables = TablesWriter(self.file, key.digest)
+        self._is_committed = False
+
+    def __enter__(self) -> EntryWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        _unfinished.discard(self.path)
+        with contextlib.suppress(OSError):  # what is left to write has no room
+            self.file.close()
+        if not self._is_committed:
+            self.path.unlink(missing_ok=True)
+
+    def commit(self) -> Path:
+        """Complete the entry, rename it into place and return its path."""
+        self.tables.finish()
+        return self._put()
+
+    def commit_if_intact(self) -> Path | None:
+        """Commit a copy of an entry of another machine; None if it is damaged."""
+        self.file.flush()
+        return self._put() if _is_intact(self.path, self._key) else None
+
+    def _put(self) -> Path:
+        self.file.close()
+        self.path.replace(self._final)
+        self._is_committed = True
+        return self._final
+
+
+def _sweep(folder: Path) -> None:
+    """Delete unfinished entries of processes that were killed more than a day ago."""
+    for left in folder.glob(f"{_MAKING}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > _STALE_S:
+                left.unlink()
+
+
+def discard_unfinished() -> None:
+    """Delete the unfinished entries of this process, before it exits without unwinding."""
+    for path in _unfinished:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def is_temporary(path: str) -> bool:
+    """Whether an entry is outside every cache, so its user has to delete it."""
+    entry = Path(path)
+    return entry.name.startswith(_TEMPORARY) and entry.parent == Path(tempfile.gettempdir())
+
+
+def _is_trusted(path: Path, root: Path) -> bool:
+    """Whether it is a plain file that only this user or the owner of the cache can have written.
+
+    A run directory brings its own cache. Its owner could change the traces as well.
+    """
+    try:
+        entry, cache = path.lstat(), root.stat()
+    except OSError:
+        return False
+    if not stat.S_ISREG(entry.st_mode):
+        return False
+    if not hasattr(os, "geteuid"):
+        return True
+    is_shared = bool(entry.st_mode & stat.S_IWOTH)
+    return entry.st_uid in (os.geteuid(), cache.st_uid) and not is_shared
+
+
+def _is_intact(path: Path, key: CacheKey) -> bool:
+    try:
+        with open_tables(path) as file:
+            return file.is_intact(key.digest)
+    except DamagedTablesError:
+        return False
+
+
+def _hash_into(digest: Any, file: BinaryIO) -> None:
+    while block := file.read(_HASH_BLOCK):
+        digest.update(block)

@@ -1,0 +1,389 @@
+"""All tables of one rank in one file.
+
+::
+
+    activity | calls | collectives | host | steps | rank | index | trailer
+
+Each table is a whole Parquet file, in the order in which they were finished; ``rank`` is JSON. The
+index has the position of each part. The trailer has the length of the index and a checksum of
+everything before it, so a file that was cut off or changed is detected by reading it once. One file
+takes half the time of one file per table, and is one object in a store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from enum import StrEnum
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import msgspec
+
+from distprof.bounds import Bound, open_plain
+from distprof.errors import DistprofError
+from distprof.ingest.cache.parquet import ROW_GROUP, ParquetTable, read_parquet
+from distprof.kernel import threads_help
+from distprof.run.tables import ACTIVITY, COLLECTIVES, HOST, STEPS
+from distprof.schema import Table, TableSchema
+
+__all__ = [
+    "BOUND",
+    "DamagedTablesError",
+    "HostRowsWriter",
+    "Part",
+    "TablesReader",
+    "TablesWriter",
+    "open_tables",
+]
+
+BOUND = Bound(reads="an entry of the cache", num_bytes=1 << 36, rows=1 << 30, beyond="made again")
+"""Larger files are not used, because checking a file reads all of it."""
+
+_TRAILER = struct.Struct("<II8s")
+_MAGIC = b"distprof"
+_MAX_INDEX_BYTES = 1 << 16
+_BLOCK = 1 << 18  # larger blocks are newly mapped memory each time, which is slower
+
+
+class DamagedTablesError(DistprofError):
+    """A file of tables cannot be read; the caller parses the trace again."""
+
+
+class Part(StrEnum):
+    """What a file holds."""
+
+    ACTIVITY = "activity"
+    CALLS = "calls"  # the host rows that analyses need
+    COLLECTIVES = "collectives"
+    HOST = "host"  # every host row
+    STEPS = "steps"
+    RANK = "rank"
+
+    @property
+    def schema(self) -> TableSchema:
+        """Schema of the table; :attr:`RANK` is none."""
+        return _SCHEMAS[self]
+
+
+_SCHEMAS = {
+    Part.ACTIVITY: ACTIVITY,
+    Part.CALLS: HOST,
+    Part.COLLECTIVES: COLLECTIVES,
+    Part.HOST: HOST,
+    Part.STEPS: STEPS,
+}
+
+
+class _Index(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the parts are.
+
+    Args:
+        key: The key under which the file was made.
+        parts: Position and size of each part, in bytes.
+    """
+
+    key: str
+    parts: dict[Part, tuple[int, int]]
+
+
+# Writing ------------------------------------------------------------------------------------------
+
+
+class TablesWriter:
+    """Writes the parts one after another, then :meth:`finish`.
+
+    Args:
+        file: An empty file, opened for writing and reading.
+        key: Identifies the trace and the options.
+    """
+
+    def __init__(self, file: BinaryIO, key: str) -> None:
+        self._stream = _Stream(file)
+        self._key = key
+        self._parts: dict[Part, tuple[int, int]] = {}
+
+    def write_table(self, part: Part, table: Table) -> None:
+        """Write a table."""
+        with self._adding(part):
+            writer = ParquetTable(self._stream, part.schema)
+            writer.write(table)
+            writer.close()
+
+    @contextlib.contextmanager
+    def host_rows(self) -> Iterator[HostRowsWriter]:
+        """Yield a sink for all host rows; a second one replaces the rows of the first."""
+        with self._adding(Part.HOST), HostRowsWriter(self._stream) as rows:
+            yield rows
+
+    def write_rank(self, content: bytes) -> None:
+        """Write the summary of the rank."""
+        with self._adding(Part.RANK):
+            self._stream.write(content)
+
+    def finish(self) -> None:
+        """Write the index. The file is complete only after this."""
+        index = msgspec.json.encode(_Index(key=self._key, parts=self._parts))
+        self._stream.write(index)
+        self._stream.write(_TRAILER.pack(len(index), self._stream.checksum, _MAGIC))
+        self._stream.flush()
+
+    @contextlib.contextmanager
+    def _adding(self, part: Part) -> Iterator[None]:
+        """Note where the part begins and ends."""
+        start = self._stream.start_part()
+        yield
+        self._parts[part] = (start, self._stream.tell())
+
+
+class _Stream:
+    """A file whose position counts from the start of the present part, as Parquet requires.
+
+    Args:
+        file: The file, opened for writing and reading.
+
+    Attributes:
+        checksum: CRC-32 of everything written.
+        closed: Always false: a closed part does not close the file.
+    """
+
+    closed = False
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._start = self._size = 0
+        self.checksum = 0
+
+    def start_part(self) -> int:
+        """Begin a part here; returns its position in the file."""
+        self._start = self._size
+        return self._start
+
+    def write(self, data: Any) -> int:
+        """Append bytes."""
+        self.checksum = zlib.crc32(data, self.checksum)
+        self._file.write(data)
+        count = memoryview(data).nbytes
+        self._size += count
+        return count
+
+    def tell(self) -> int:
+        """Size of the present part."""
+        return self._size - self._start
+
+    def read(self, start: int, size: int) -> bytes:
+        """Bytes that were written before."""
+        self._file.seek(start)
+        try:
+            return self._file.read(size)
+        finally:
+            self._file.seek(self._size)
+
+    def flush(self) -> None:
+        """Pass everything to the operating system."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def readable(self) -> bool:
+        """Parquet only writes."""
+        return False
+
+    def writable(self) -> bool:
+        """It can be written."""
+        return True
+
+    def seekable(self) -> bool:
+        """Parts are only appended."""
+        return False
+
+
+class HostRowsWriter:
+    """Writes host rows as Parquet while the trace is read.
+
+    Args:
+        stream: Where to write.
+    """
+
+    def __init__(self, stream: _Stream) -> None:
+        self._stream = stream
+        self._start, self._size = stream.start_part(), 0
+        self._table = ParquetTable(stream, HOST)
+        self._waiting: list[Table] = []
+        self._num_waiting = 0
+        self._shift_ns = 0
+        self._thread = ThreadPoolExecutor(1, "distprof-write")  # starts with the first rows
+        self._writing: Future[None] | None = None
+
+    def __enter__(self) -> HostRowsWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self._close()
+            return
+        with contextlib.suppress(Exception):  # the original error matters, the file does not
+            self._thread.shutdown(wait=True, cancel_futures=True)
+            self._table.close()
+
+    def write(self, rows: Table) -> None:
+        """Add rows; full row groups are written at once.
+
+        A thread writes them if that helps.
+
+        Raises:
+            OSError: If earlier rows could not be written.
+        """
+        self._waiting.append(rows)
+        self._num_waiting += len(rows)
+        if self._num_waiting >= ROW_GROUP:
+            self._finish_writing()
+            waiting, self._waiting, self._num_waiting = self._waiting, [], 0
+            if threads_help():
+                self._writing = self._thread.submit(self._write_group, waiting)
+            else:
+                self._write_group(waiting)
+
+    def shift(self, base_ns: int) -> None:
+        """Add ``base_ns`` to all times; kept separately, because most rows are already written."""
+        self._shift_ns = base_ns
+
+    def table(self) -> Table:
+        """All rows; call it after the block of :meth:`TablesWriter.host_rows`."""
+        return read_parquet(self._stream.read(self._start, self._size), HOST)
+
+    def _close(self) -> None:
+        """Write the remaining rows."""
+        try:
+            self._finish_writing()
+            if self._num_waiting:
+                self._write_group(self._waiting)
+        finally:
+            self._thread.shutdown()
+        self._waiting, self._num_waiting = [], 0
+        self._table.close(self._shift_ns)
+        self._size = self._stream.tell()
+
+    def _finish_writing(self) -> None:
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def _write_group(self, waiting: Sequence[Table]) -> None:
+        self._table.write(Table.concat(HOST, waiting))
+
+
+# Reading ------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def open_tables(path: Path) -> Iterator[TablesReader]:
+    """Open a file that :class:`TablesWriter` wrote.
+
+    Raises:
+        DamagedTablesError: If it is missing, damaged or no plain file.
+    """
+    try:
+        file = open_plain(path)
+    except OSError as error:
+        raise DamagedTablesError(f"{path}: cannot read the cached tables: {error}") from error
+    with file:
+        yield TablesReader(file, str(path))
+
+
+class TablesReader:
+    """Reads single parts of a file.
+
+    Args:
+        file: The file.
+        name: Its name, for messages.
+
+    Raises:
+        DamagedTablesError: If its index cannot be read.
+    """
+
+    def __init__(self, file: BinaryIO, name: str) -> None:
+        self._file, self._name = file, name
+        try:
+            self._end, self._index, self._checksum = self._read_index()
+        except (OSError, ValueError, struct.error) as error:
+            raise self._damaged(error) from error
+
+    def is_intact(self, key: str) -> bool:
+        """Whether the file is whole and unchanged, and was made under this key."""
+        if self._index.key != key or Part.RANK not in self._index.parts:
+            return False  # moved or copied here from another key, or not of distprof
+        checksum = position = 0
+        try:
+            self._file.seek(0)
+            while position < self._end:
+                block = self._file.read(min(_BLOCK, self._end - position))
+                if not block:
+                    return False
+                checksum = zlib.crc32(block, checksum)
+                position += len(block)
+        except OSError:
+            return False
+        return checksum == self._checksum
+
+    def rank(self) -> bytes:
+        """The summary of the rank.
+
+        Raises:
+            DamagedTablesError: If it cannot be read.
+        """
+        return self._bytes(Part.RANK)
+
+    def table(self, part: Part) -> Table:
+        """Read a table.
+
+        Raises:
+            DamagedTablesError: If it is missing, damaged or of another schema.
+        """
+        try:
+            return read_parquet(self._bytes(part), part.schema)
+        except ValueError as error:
+            raise self._damaged(error) from error
+
+    def _read_index(self) -> tuple[int, _Index, int]:
+        """End of the index, the index, and the checksum of everything before its end."""
+        end = self._file.seek(0, 2) - _TRAILER.size
+        if not 0 <= end <= BOUND.num_bytes:
+            raise ValueError("too short or too long")
+        length, checksum, magic = _TRAILER.unpack(self._at(end, _TRAILER.size))
+        if magic != _MAGIC or length > min(end, _MAX_INDEX_BYTES):
+            raise ValueError("no index")
+        index = msgspec.json.decode(self._at(end - length, length), type=_Index)
+        for start, size in index.parts.values():
+            if not (start >= 0 and 0 <= size <= end - length - start):
+                raise ValueError("a part is outside of the file")
+        return end, index, checksum
+
+    def _bytes(self, part: Part) -> bytes:
+        try:
+            return self._at(*self._index.parts[part])
+        except (OSError, KeyError) as error:
+            raise self._damaged(error) from error
+
+    def _at(self, start: int, size: int) -> bytes:
+        self._file.seek(start)
+        parts = []
+        while size and (part := self._file.read(size)):
+            parts.append(part)
+            size -= len(part)
+        if size:
+            raise OSError("cut off")
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _damaged(self, error: Exception) -> DamagedTablesError:
+        return DamagedTablesError(f"{self._name}: cannot read the cached tables: {error}")
