@@ -42,6 +42,7 @@ from distprof.ingest.cache.entries import EntryWriter  # noqa: E402
 from distprof.ingest.cache.tables_file import Part  # noqa: E402
 from distprof.ingest.discovery import TraceFile  # noqa: E402
 from distprof.ingest.rank import IngestOptions, _key, _Source, _Summary  # noqa: E402
+from distprof.processors import available_processors  # noqa: E402
 from distprof.run.run import Device, Quality, Rank, Run  # noqa: E402
 from distprof.run.tables import (  # noqa: E402
     ACTIVITY,
@@ -375,6 +376,7 @@ def analysed(job: Job, folder: Path) -> Result:
     traces, kept = generate(job, folder)
     output = folder / "report.json"
     arguments = [str(traces), "--cache-dir", str(kept), "--save-report", str(output), "--quiet"]
+    arguments += ["--executor", f"process:{available_processors()}"]  # as for traces of real size
     cost = measure([sys.executable, "-m", "distprof", "analyze", *arguments], tree=True)
     report = json.loads(output.read_bytes())
     return Result(

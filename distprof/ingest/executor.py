@@ -9,9 +9,12 @@ import os
 import pickle
 import sys
 import threading
+import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
@@ -19,6 +22,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from distprof.errors import DistprofError, UsageError, in_words
+from distprof.ingest.machines.batches import PER_WORKER, BatchSize
 from distprof.ingest.machines.cluster import ClusterError, ClusterExecutor, connect
 from distprof.kernel import share_cpus
 from distprof.options import whole_number
@@ -40,7 +44,10 @@ T = TypeVar("T")
 R = TypeVar("R")
 Progress = Callable[[int, int], None]
 
-_IN_FLIGHT_PER_WORKER = 2
+_BATCH_S = 0.05
+"""Target duration of a task of a local process, which costs about 1 ms, regardless of its content.
+"""
+
 _CHECK_S = 2.0
 """Time without a finished task after which the workers of a pool are checked."""
 
@@ -161,6 +168,8 @@ def _call(fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
     try:
         return fn(*args, **kwargs)
     except Exception as error:
+        if not isinstance(error, DistprofError):
+            error.add_note(f"On a worker:\n{traceback.format_exc()}")
         try:
             pickle.loads(pickle.dumps(error))
         except Exception:
@@ -279,16 +288,14 @@ def map_each(
         executor = SerialExecutor()
     outcomes: dict[int, Outcome[R]] = {}
     suspects: list[int] = []
-    for index, future in _completed(executor, function, items):
-        outcome = _outcome(future)
-        if outcome.failure is not None and isinstance(outcome.failure.error, BrokenExecutor):
+    for index, outcome in _mapped(executor, function, items):
+        if outcome is None:
             suspects.append(index)
             continue
         outcomes[index] = outcome
         _report(index, len(outcomes), len(items), progress, finished)
     for index in suspects:
-        ((_, future),) = _completed(executor, function, [items[index]])
-        outcomes[index] = _outcome(future)
+        outcomes[index] = _alone(executor, function, items[index])
         _report(index, len(outcomes), len(items), progress, finished)
     return [outcomes[index] for index in range(len(items))]
 
@@ -306,10 +313,19 @@ def _report(
         finished(index)
 
 
-def _completed(
+def _mapped(
     executor: Executor, function: Callable[[T], R], items: Sequence[T]
-) -> Iterator[tuple[int, Future[R]]]:
-    """Yield futures as they finish, keeping a few more in flight than there are workers."""
+) -> Iterator[tuple[int, Outcome[R] | None]]:
+    """Yield outcomes as they finish; None for an item that shall be tried again, alone."""
+    if isinstance(executor, ProcessExecutor):
+        return _in_batches(executor, function, items)
+    return _each(executor, function, items)
+
+
+def _each(
+    executor: Executor, function: Callable[[T], R], items: Sequence[T]
+) -> Iterator[tuple[int, Outcome[R] | None]]:
+    """Yield outcomes, keeping a few more calls in flight than there are workers."""
     done: SimpleQueue[Future[R]] = SimpleQueue()
     pending: dict[Future[R], int] = {}
     for index, item in enumerate(items):
@@ -317,19 +333,69 @@ def _completed(
         pending[future] = index
         future.add_done_callback(done.put)
         while len(pending) >= _in_flight(executor):
-            yield _next(executor, done, pending)
+            yield _next(done, pending)
     while pending:
-        yield _next(executor, done, pending)
+        yield _next(done, pending)
 
 
 def _next(
-    executor: Executor, done: SimpleQueue[Future[R]], pending: dict[Future[R], int]
-) -> tuple[int, Future[R]]:
-    future = _next_checked(executor, done) if isinstance(executor, ProcessExecutor) else done.get()
-    return pending.pop(future), future
+    done: SimpleQueue[Future[R]], pending: dict[Future[R], int]
+) -> tuple[int, Outcome[R] | None]:
+    future = done.get()
+    is_broken = isinstance(future.exception(), BrokenExecutor)
+    return pending.pop(future), None if is_broken else _outcome(future.result)
 
 
-def _next_checked(pool: ProcessExecutor, done: SimpleQueue[Future[R]]) -> Future[R]:
+def _in_batches(
+    pool: ProcessExecutor, function: Callable[[T], R], items: Sequence[T]
+) -> Iterator[tuple[int, Outcome[R] | None]]:
+    """Yield outcomes of tasks of several short calls each.
+
+    Two tasks are in flight for each worker: one that runs, and one that waits.
+    """
+    done: SimpleQueue[Future[_Answers[R]]] = SimpleQueue()
+    pending: dict[Future[_Answers[R]], range] = {}
+    size, sent = BatchSize(_BATCH_S), 0
+    while pending or sent < len(items):
+        while sent < len(items) and len(pending) < PER_WORKER * pool.workers:
+            count = size.next(function, len(items) - sent, pool.workers)
+            batch = range(sent, sent := sent + count)
+            future = pool.submit(_call_each, function, [items[index] for index in batch])
+            pending[future] = batch
+            future.add_done_callback(done.put)
+        future = _next_checked(pool, done)
+        batch = pending.pop(future)
+        if future.exception() is not None:  # a worker died, or a result cannot be sent
+            yield from ((index, None) for index in batch)
+            continue
+        answers = future.result()
+        size.learn(function, len(batch), answers.seconds)
+        yield from zip(batch, answers.outcomes, strict=True)
+
+
+class _Answers(msgspec.Struct, Generic[R], frozen=True, kw_only=True):
+    """What a worker made of a batch, and how long it took."""
+
+    outcomes: list[Outcome[R]]
+    seconds: float
+
+
+def _call_each(function: Callable[[T], R], items: Sequence[T]) -> _Answers[R]:
+    """Call ``function`` with each item in a worker; a failure affects only its own item."""
+    begun = time.perf_counter()
+    outcomes = [_outcome(partial(_call, function, item)) for item in items]
+    return _Answers(outcomes=outcomes, seconds=time.perf_counter() - begun)
+
+
+def _alone(executor: Executor, function: Callable[[T], R], item: T) -> Outcome[R]:
+    """The outcome of an item while nothing else runs, so that a worker can only die of it."""
+    future, done = executor.submit(function, item), SimpleQueue[Future[R]]()
+    future.add_done_callback(done.put)
+    finished = _next_checked(executor, done) if isinstance(executor, ProcessExecutor) else future
+    return _outcome(finished.result)
+
+
+def _next_checked(pool: ProcessExecutor, done: SimpleQueue[Future[T]]) -> Future[T]:
     """The next finished future of a pool whose workers may die silently."""
     while True:
         try:
@@ -343,12 +409,13 @@ def _in_flight(executor: Executor) -> int:
     if isinstance(executor, ClusterExecutor):
         return sys.maxsize  # calls wait at the scheduler until a worker is free
     workers = getattr(executor, "workers", None) or available_processors() or 1
-    return _IN_FLIGHT_PER_WORKER * int(workers)
+    return PER_WORKER * int(workers)
 
 
-def _outcome(future: Future[R]) -> Outcome[R]:
+def _outcome(call: Callable[[], R]) -> Outcome[R]:
+    """The result of a call, or why there is none."""
     try:
-        return Outcome(result=future.result())
+        return Outcome(result=call())
     except BrokenExecutor as error:
         return Outcome(failure=Failure(reason="its worker process died", error=error))
     except ClusterError:

@@ -57,6 +57,38 @@ def test_a_worker_that_dies_costs_its_item_and_no_other(processes):
     assert outcomes[3].failure.reason == "its worker process died"
 
 
+def test_short_calls_go_to_a_worker_together(processes, monkeypatch):
+    """One by one until their duration is known, and at the end."""
+    sizes = []
+    submit = ProcessExecutor.submit
+
+    def counted(pool, fn, function, items):
+        sizes.append(len(items))
+        return submit(pool, fn, function, items)
+
+    monkeypatch.setattr(ProcessExecutor, "submit", counted)
+    assert results(map_each(processes, work.double, range(500))) == [2 * i for i in range(500)]
+    assert sum(sizes) == 500
+    assert sizes[:4] == [1] * 4
+    assert max(sizes) > 10
+    assert sizes[-1] == 1
+    sizes.clear()
+    map_each(processes, work.nap, [executor._BATCH_S] * 9)
+    assert sizes == [1] * 9
+
+
+def test_a_worker_that_dies_within_a_batch_costs_one_item(processes):
+    outcomes = map_each(processes, work.die_on_three, [*range(4, 300), 3, *range(4, 100)])
+    assert results(outcomes) == [*range(4, 300), None, *range(4, 100)]
+    assert outcomes[296].failure.reason == "its worker process died"
+
+
+def test_a_result_that_cannot_be_sent_costs_one_item(processes):
+    outcomes = map_each(processes, work.unsendable_three, [*range(4, 100), 3, *range(4, 100)])
+    assert results(outcomes) == [*range(4, 100), None, *range(4, 100)]
+    assert "pickle" in outcomes[96].failure.reason
+
+
 def test_a_worker_that_dies_within_its_result_costs_no_other(monkeypatch):
     """The pool waits for the rest of the message, and its other workers for their turn to write."""
     monkeypatch.setattr(executor, "_CHECK_S", 0.2)

@@ -1,9 +1,9 @@
-"""Send calls to a cluster in batches.
+"""Send calls to workers in batches.
 
 A Dask task costs about 3 ms of CPU time in the client and 4 ms in the scheduler, regardless of its
-content. Short calls are therefore sent in batches of about two seconds of work, and smaller ones
-towards the end, so that all workers finish together. If a worker dies, at most the work of a batch
-is lost.
+content, and a task of a local process about 1 ms. Short calls are therefore sent together, and
+fewer towards the end, so that all workers finish together. If a worker dies, at most the work of a
+batch is lost.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ __all__ = [
     "BATCH_S",
     "MOST_CALLS",
     "Batch",
+    "BatchSize",
     "Call",
     "Queue",
     "call_each",
@@ -33,7 +34,7 @@ __all__ = [
 ]
 
 BATCH_S = 2.0
-"""Target duration of a batch."""
+"""Target duration of a batch on a cluster."""
 
 MOST_CALLS = 64
 """Largest number of calls in a batch."""
@@ -84,6 +85,38 @@ class Batch:
         return self.calls[0].fn, [(call.args, call.kwargs) for call in self.calls]
 
 
+class BatchSize:
+    """The number of calls in the next batch, learned from the duration of earlier ones.
+
+    Args:
+        target_s: Target duration of a batch.
+    """
+
+    def __init__(self, target_s: float) -> None:
+        self._target_s = target_s
+        self._fn: Callable[..., Any] | None = None
+        self._call_s = target_s
+
+    def next(self, fn: Callable[..., Any], waiting: int, workers: int) -> int:
+        """Number of calls of a function that take as long as a batch should, at least 1.
+
+        Args:
+            fn: The function; 1 until a call of it has returned.
+            waiting: Number of calls not sent yet.
+            workers: Number of threads of all workers.
+        """
+        if fn is not self._fn:
+            return 1
+        count = int(self._target_s / max(self._call_s, self._target_s / MOST_CALLS))
+        return max(1, min(count, waiting // (PER_WORKER * workers)))
+
+    def learn(self, fn: Callable[..., Any], count: int, seconds: float) -> None:
+        """Update the mean duration; later calls have more weight, as the first one also imports."""
+        mean = seconds / count
+        self._call_s = (self._call_s + mean) / 2 if fn is self._fn else mean
+        self._fn = fn
+
+
 class Queue:
     """Calls waiting to be sent, and batches already sent.
 
@@ -96,8 +129,7 @@ class Queue:
         self._alone: deque[Call] = deque()
         self._sent: set[Batch] = set()
         self._load: Counter[str] = Counter()
-        self._fn: Callable[..., Any] | None = None
-        self._call_s = BATCH_S
+        self._size = BatchSize(BATCH_S)
 
     def __len__(self) -> int:
         """Number of calls not sent yet."""
@@ -119,7 +151,7 @@ class Queue:
         """
         if not len(self) or len(self._sent) >= PER_WORKER * workers:
             return None
-        batch = self._next(max(1, len(self) // (PER_WORKER * workers)))
+        batch = self._next(workers)
         self._sent.add(batch)
         self._load[batch.place] += 1
         return batch
@@ -139,7 +171,7 @@ class Queue:
         self._sent.remove(batch)
         self._load[batch.place] -= 1
         if seconds is not None:
-            self._learn(batch, seconds)
+            self._size.learn(batch.calls[0].fn, len(batch.calls), seconds)
         return True
 
     def clear(self) -> list[Call]:
@@ -157,31 +189,19 @@ class Queue:
         """Whether no call is waiting or running."""
         return not self._sent and not len(self)
 
-    def _next(self, most: int) -> Batch:
+    def _next(self, workers: int) -> Batch:
         if self._alone:
             return Batch((self._alone.popleft(),), ANYWHERE)
         place = min(self._waiting, key=lambda place: self._load[place])
         queue = self._waiting[place]
         fn = queue[0].fn
-        count = min(most, MOST_CALLS, self._in_a_batch(fn), len(queue))
+        count = min(self._size.next(fn, len(self), workers), len(queue))
         calls = [queue.popleft()]
         while len(calls) < count and queue[0].fn is fn:
             calls.append(queue.popleft())
         if not queue:
             del self._waiting[place]
         return Batch(tuple(calls), place)
-
-    def _in_a_batch(self, fn: Callable[..., Any]) -> int:
-        """Number of calls of a function that take as long as a batch should."""
-        if fn is not self._fn:
-            return 1
-        return max(1, int(BATCH_S / max(self._call_s, BATCH_S / MOST_CALLS)))
-
-    def _learn(self, batch: Batch, seconds: float) -> None:
-        """Update the mean duration; later calls have more weight, as the first one also imports."""
-        fn, mean = batch.calls[0].fn, seconds / len(batch.calls)
-        self._call_s = (self._call_s + mean) / 2 if fn is self._fn else mean
-        self._fn = fn
 
 
 # What a worker does with a batch ------------------------------------------------------------------
