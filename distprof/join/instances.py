@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from distprof.join.blocks import blocks_of, joined, looked_up
 from distprof.join.topology import group_key, groups_of_rows, world_size_of
 from distprof.run.run import CollectiveMatches, Rank
+from distprof.run.tables import DistinctRows
 from distprof.run.topology import ProcessGroup
 from distprof.schema import Int64Array, Table
 from distprof.terms import CollectiveKind, MatchMethod, StepSource
@@ -160,9 +161,9 @@ def _group_index(ranks: Sequence[Rank], groups: Sequence[ProcessGroup]) -> NDArr
             seen[id(group)] = group, known[group_key(group)]
         return seen[id(group)][1]
 
-    parts = []
+    parts, rows = [], DistinctRows()
     for rank in ranks:
-        found, index = groups_of_rows(rank, world_size)
+        found, index = groups_of_rows(rank, world_size, rows)
         try:
             lookup = np.array([number(group) for group in found], np.int32)
         except KeyError as error:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from distprof.artefacts.run_file import RunFile
 from distprof.join.axes import with_inferred_axes
 from distprof.run.run import Rank
-from distprof.run.tables import encode
+from distprof.run.tables import DistinctRows
 from distprof.run.topology import (
     MAX_WORLD_SIZE,
     NodeOrigin,
@@ -244,35 +244,35 @@ def group_key(group: ProcessGroup) -> GroupKey:
 
 
 def groups_of_rows(
-    rank: Rank, world_size: int | None
+    rank: Rank, world_size: int | None, rows: DistinctRows | None = None
 ) -> tuple[tuple[ProcessGroup, ...], NDArray[np.int32]]:
     """The process groups of a rank's collectives.
 
     If the trace gives only a group's name, the members are those of the rank's group of that name.
     If it gives nothing, the group is assumed to be the world.
 
+    Args:
+        rank: The rank.
+        world_size: Size of the world, None if unknown.
+        rows: The same for all ranks, which is faster.
+
     Returns:
         The groups, and for each row of COLLECTIVES the index of its group.
     """
     table = rank.collectives
     coded = [table.coded(name) for name in ("group", "group_desc", "group_ranks")]
-    sizes, combined = encode(table["group_size"])
-    size_code = combined
-    for column in coded:
-        combined = combined * max(1, len(column.values)) + column.codes
-    distinct, inverse = encode(combined)
-    first = np.empty(len(distinct), np.int64)
-    first[inverse[::-1]] = np.arange(len(inverse))[::-1]  # the last assignment is the first row
+    size = table["group_size"]
+    first, code = (rows or DistinctRows()).of([size, *(column.codes for column in coded)])
     found = tuple(
         _group_of_row(
             rank,
             *(column.values[column.codes[row]] for column in coded),
-            size=int(sizes[size_code[row]]),
+            size=int(size[row]),
             world_size=world_size,
         )
         for row in first.tolist()
     )
-    return found, inverse.astype(np.int32)
+    return found, code.astype(np.int32)
 
 
 @lru_cache(maxsize=4096)
@@ -370,8 +370,9 @@ def _unnamed_world(members: _Same, world_size: int | None, backend: str) -> Proc
 def _groups(ranks: Sequence[Rank], world_size: int | None) -> tuple[ProcessGroup, ...]:
     merged: dict[GroupKey, ProcessGroup] = {}
     seen: dict[int, ProcessGroup] = {}  # by identity: a key is as long as the group is large
+    rows = DistinctRows()
     for rank in ranks:
-        for group in (*rank.groups, *groups_of_rows(rank, world_size)[0]):
+        for group in (*rank.groups, *groups_of_rows(rank, world_size, rows)[0]):
             if id(group) in seen:
                 continue
             seen[id(group)] = group

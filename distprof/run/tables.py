@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -20,6 +21,7 @@ __all__ = [
     "NO_THREAD",
     "STEPS",
     "TABLES",
+    "DistinctRows",
     "Launches",
     "RankTables",
     "distinct",
@@ -216,6 +218,42 @@ def encode(values: NDArray[Any]) -> tuple[Int64Array, Int64Array]:
     used[values] = True
     table = np.cumsum(used, dtype=np.int64) - 1
     return np.flatnonzero(used).astype(np.int64), table[values]
+
+
+class DistinctRows:
+    """Distinct rows of some columns, for one rank after another.
+
+    Ranks of one program usually have the same rows, so the result of the last rank is reused as
+    long as the columns stay the same.
+    """
+
+    def __init__(self) -> None:
+        self._columns: Sequence[NDArray[Any]] = ()
+        self._found: tuple[Int64Array, Int64Array] | None = None
+
+    def of(self, columns: Sequence[NDArray[Any]]) -> tuple[Int64Array, Int64Array]:
+        """Find the distinct rows.
+
+        Args:
+            columns: Integers; the same number of columns in each call.
+
+        Returns:
+            First position of each distinct row, in ascending order of the values, and the index of
+            each row among them. Do not change them.
+        """
+        if self._found is None or not all(map(np.array_equal, columns, self._columns)):
+            self._columns, self._found = columns, self._of(columns)
+        return self._found
+
+    @staticmethod
+    def _of(columns: Sequence[NDArray[Any]]) -> tuple[Int64Array, Int64Array]:
+        code = np.zeros(len(columns[0]), dtype=np.int64)
+        for column in columns:
+            values, inverse = encode(column)
+            code = encode(code * max(len(values), 1) + inverse)[1]
+        first = np.empty(int(code.max(initial=-1)) + 1, np.int64)
+        first[code[::-1]] = np.arange(len(code))[::-1]  # the last write wins: the first row
+        return first, code
 
 
 def order_of_codes(codes: Int64Array, count: int) -> Int64Array:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from distprof.run.tables import distinct, encode, order_of_codes
+from distprof.run.tables import DistinctRows, distinct, encode, order_of_codes
 
 
 @given(
@@ -35,3 +35,23 @@ def test_distinct_values_are_those_of_numpy_and_of_the_same_type(values):
 def test_rows_of_one_code_keep_their_order(count):
     codes = np.array([2, 0, 1, 0, 2, 0])
     assert order_of_codes(codes, count).tolist() == [1, 3, 5, 2, 0, 4]
+
+
+@given(st.lists(st.lists(st.tuples(*[st.integers(-1, 3)] * 3), max_size=9), max_size=5))
+def test_distinct_rows_of_one_rank_after_another(ranks):
+    rows = DistinctRows()
+    for of_rank in [*ranks, *ranks[-1:]]:
+        columns = [np.array([row[i] for row in of_rank], np.int64) for i in range(3)]
+        first, code = rows.of(columns)
+        distinct_rows = sorted(set(of_rank))
+        assert [of_rank.index(row) for row in distinct_rows] == first.tolist()
+        assert [distinct_rows.index(row) for row in of_rank] == code.tolist()
+
+
+def test_equal_columns_are_searched_once():
+    rows = DistinctRows()
+    columns = [np.array([1, 0, 1]), np.array([2, 2, 2])]
+    found = rows.of(columns)
+    assert rows.of([column.copy() for column in columns]) is found
+    assert rows.of([columns[0], np.array([2, 2, 3])]) is not found
+    assert rows.of([columns[0][:2], columns[1][:2]])[1].tolist() == [1, 0]

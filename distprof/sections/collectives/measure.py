@@ -22,7 +22,7 @@ from distprof.costs.collectives import bus_factor
 from distprof.costs.fabric import expected_busbw
 from distprof.join.blocks import blocks_of, positions_by_code, spans
 from distprof.run.run import Rank, Run
-from distprof.run.tables import encode
+from distprof.run.tables import DistinctRows, encode
 from distprof.run.topology import GroupNames, ProcessGroup, Topology, is_unnamed
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
@@ -164,7 +164,8 @@ class _Keys:
         self.classes: dict[_ClassKey, int] = {}
         self.class_of_unit: list[int] = []
         self._units: dict[tuple[_ClassKey, str, str], int] = {}
-        self._last: tuple[_KeyColumns, NDArray[np.int32]] | None = None
+        self._rows = DistinctRows()
+        self._last: tuple[Int64Array, tuple[Coded, ...], NDArray[np.int32]] | None = None
 
     def fold_sizes(self) -> None:
         """Number the classes. If sizes vary, they form one class per power of two."""
@@ -181,15 +182,21 @@ class _Keys:
 
         Ranks of one group usually have equal columns, so the units of the previous rank are reused.
         """
-        columns = _KeyColumns.of(rank.collectives, size)
-        if self._last is None or not columns.equals(self._last[0]):
-            self._last = columns, self._encoded(rank.collectives, columns, size)
-        return self._last[1]
+        table = rank.collectives
+        groups = tuple(table.coded(name) for name in ("group", "group_desc", "group_ranks"))
+        numbers = (table["kind"], table["group_size"], size)
+        first, code = self._rows.of([*numbers, *(group.codes for group in groups)])
+        last = self._last
+        if last is None or last[0] is not code or _values(last[1]) != _values(groups):
+            units = self._units_at(first, table, groups, size)
+            self._last = last = code, groups, np.asarray(units, dtype=np.int32)[code]
+        return last[2]
 
-    def _encoded(self, table: Table, columns: _KeyColumns, size: Int64Array) -> NDArray[np.int32]:
-        name, desc, ranks = columns.groups
-        first, inverse = _unique_rows(columns.arrays)
-        units = [
+    def _units_at(
+        self, rows: Int64Array, table: Table, groups: tuple[Coded, ...], size: Int64Array
+    ) -> list[int]:
+        name, desc, ranks = groups
+        return [
             self._unit(
                 _ClassKey(
                     kind=int(table["kind"][i]),
@@ -201,50 +208,20 @@ class _Keys:
                 name.values[name.codes[i]],
                 ranks.values[ranks.codes[i]],
             )
-            for i in first.tolist()
+            for i in rows.tolist()
         ]
-        return np.asarray(units, dtype=np.int32)[inverse]
 
     def _unit(self, key: _ClassKey, group: str, ranks: str) -> int:
         return self._units.setdefault((key, group, ranks), len(self._units))
 
 
-class _KeyColumns(msgspec.Struct, frozen=True):
-    """Columns of a rank's rows that determine their class: numbers, and groups by name."""
-
-    numbers: tuple[NDArray[Any], ...]
-    groups: tuple[Coded, ...]
-
-    @staticmethod
-    def of(table: Table, size: Int64Array) -> _KeyColumns:
-        groups = tuple(table.coded(name) for name in ("group", "group_desc", "group_ranks"))
-        return _KeyColumns((table["kind"], table["group_size"], size), groups)
-
-    @property
-    def arrays(self) -> list[NDArray[Any]]:
-        return [*self.numbers, *(group.codes for group in self.groups)]
-
-    def equals(self, other: _KeyColumns) -> bool:
-        pairs = zip(self.groups, other.groups, strict=True)
-        return all(mine.values == theirs.values for mine, theirs in pairs) and all(
-            map(np.array_equal, self.arrays, other.arrays)
-        )
+def _values(groups: tuple[Coded, ...]) -> tuple[tuple[str, ...], ...]:
+    return tuple(group.values for group in groups)
 
 
 def group_label(name: str, description: str) -> str:
     """Name of a group in tables: its description, or its own name without a useful description."""
     return name if description in ("", "undefined") else description
-
-
-def _unique_rows(columns: list[NDArray[Any]]) -> tuple[Int64Array, Int64Array]:
-    """First position of each distinct row, and for each row the index of its distinct row."""
-    code = np.zeros(len(columns[0]), dtype=np.int64)
-    for column in columns:
-        values, inverse = encode(column)
-        code = encode(code * max(len(values), 1) + inverse)[1]
-    first = np.empty(int(code.max(initial=-1)) + 1, np.int64)
-    first[code[::-1]] = np.arange(len(code))[::-1]  # the last write wins: the first row
-    return first, code
 
 
 class _Rows:
