@@ -58,9 +58,9 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         noun: For messages, for example ``a plan``.
         title: Title of the JSON Schema: the command that writes the document, or the file.
         file: For messages, the description of its file; by default ``a saved plan``.
-        again: For messages, the fix for a damaged file or one of another version.
-        absent: The fix for a missing file; by default as ``again``.
-        foreign: The fix for JSON without a schema; by default as ``again``.
+        fix: For messages, the fix for a damaged file or one of another version.
+        fix_missing: The fix for a missing file; by default as ``fix``.
+        fix_foreign: The fix for JSON without a schema; by default as ``fix``.
         page: Makes the page that people see; None for files that only programs read.
         cases: Makes the cases that CI services show; None for results that judge nothing.
         formats: Further formats, or replacements of the page's ``text`` and ``md``.
@@ -78,9 +78,9 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     noun: str
     title: str
     file: str = ""
-    again: str = ""
-    absent: str = ""
-    foreign: str = ""
+    fix: str = ""
+    fix_missing: str = ""
+    fix_foreign: str = ""
     page: Callable[[T, RenderOptions], Page] | None = None
     cases: Callable[[T, RenderOptions], Cases] | None = None
     formats: Mapping[str, Reporting[T]] = msgspec.field(default_factory=dict)
@@ -166,7 +166,7 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
                 source,
                 expected=f"{self._expected} and the fields of its JSON Schema",
                 found=f"{error} (written by distprof {header.distprof_version or 'unknown'})",
-                fix=self.again,
+                fix=self.fix,
             ) from error
 
     def load(self, path: str | os.PathLike[str]) -> T:
@@ -219,11 +219,11 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         try:
             return read_plain(file, self.max_bytes)
         except TooLargeError as error:
-            found, fix = f"more than {self.max_bytes >> 20} MiB", self.again
+            found, fix = f"more than {self.max_bytes >> 20} MiB", self.fix
             raise InputError(str(file), expected=expected, found=found, fix=fix) from error
         except (OSError, ValueError) as error:
             found = getattr(error, "strerror", None) or str(error)
-            fix = self.absent or self.again
+            fix = self.fix_missing or self.fix
             if isinstance(error, NotAFileError):
                 fix = "write it to a file first"
             raise InputError(str(file), expected=expected, found=found, fix=fix) from error
@@ -233,14 +233,14 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
             header = msgspec.json.decode(data, type=_Header)
         except (msgspec.DecodeError, RecursionError, ValueError) as error:
             found = f"damaged or unrelated JSON ({error})" if data.strip() else "an empty file"
-            raise SchemaError(source, expected=self._expected, found=found, fix=self.again) from (
+            raise SchemaError(source, expected=self._expected, found=found, fix=self.fix) from (
                 error
             )
         if header.schema == self.schema:
             return header
-        found, fix = f'"schema": "{header.schema[:60]}"', self.again
+        found, fix = f'"schema": "{header.schema[:60]}"', self.fix
         if not header.schema:
-            found, fix = 'JSON without "schema"', self.foreign or self.again
+            found, fix = 'JSON without "schema"', self.fix_foreign or self.fix
         raise SchemaError(source, expected=self._expected, found=found, fix=fix)
 
 

@@ -443,6 +443,6 @@ COMPARISON = Document(
     schema=COMPARISON_SCHEMA,
     noun="a comparison",
     title="distprof compare",
-    again="make it again with: distprof compare FIRST SECOND --format json",
+    fix="make it again with: distprof compare FIRST SECOND --format json",
     page=_page,
 )

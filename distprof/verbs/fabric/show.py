@@ -232,7 +232,7 @@ FABRIC = Document(
     schema=FABRIC_SCHEMA,
     noun="a fabric",
     title=f"distprof {FABRIC_FILE}",
-    again="make it again with: distprof bench -o FILE",
+    fix="make it again with: distprof bench -o FILE",
     page=_page,
     is_whole=False,
 )

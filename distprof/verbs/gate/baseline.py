@@ -53,9 +53,9 @@ BASELINE = Document(
     noun="a baseline",
     title="distprof check --update-baseline",
     file="a baseline as distprof check --update-baseline writes it",
-    again="write it again with distprof check … --update-baseline, or restore it from version"
+    fix="write it again with distprof check … --update-baseline, or restore it from version"
     " control",
-    absent="create one from good runs: distprof check RUN --baseline FILE --update-baseline",
+    fix_missing="create one from good runs: distprof check RUN --baseline FILE --update-baseline",
     order="sorted",
     max_bytes=4 << 20,
 )
@@ -71,7 +71,7 @@ def read_baseline(path: str) -> BaselineFile:
     baseline = BASELINE.load(path)
     wrong = _impossible_value(baseline)
     if wrong:
-        raise InputError(path, expected=BASELINE.file, found=wrong, fix=BASELINE.again)
+        raise InputError(path, expected=BASELINE.file, found=wrong, fix=BASELINE.fix)
     return baseline
 
 

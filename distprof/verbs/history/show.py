@@ -438,7 +438,7 @@ HISTORY = Document(
     schema=HISTORY_SCHEMA,
     noun="a history",
     title="distprof history show",
-    again="make it again with: distprof history show --format json",
+    fix="make it again with: distprof history show --format json",
     page=_history_page,
 )
 
@@ -447,7 +447,7 @@ ANSWER = Document(
     schema=ANSWER_SCHEMA,
     noun="an answer",
     title="distprof history query",
-    again="make it again with: distprof history query SQL --format json",
+    fix="make it again with: distprof history query SQL --format json",
     page=_answer_page,
     formats={"csv": _csv},
 )

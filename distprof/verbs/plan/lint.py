@@ -144,7 +144,7 @@ LINT = Document(
     schema=LINT_SCHEMA,
     noun="a plan",
     title="distprof plan --lint",
-    again="make it again with: distprof plan --lint FILE --format json",
+    fix="make it again with: distprof plan --lint FILE --format json",
     page=_page,
     cases=_cases,
 )

@@ -231,6 +231,6 @@ PLAN = Document(
     schema=PLAN_SCHEMA,
     noun="a plan",
     title="distprof plan",
-    again="make it again with: distprof plan … --format json",
+    fix="make it again with: distprof plan … --format json",
     page=_page,
 )

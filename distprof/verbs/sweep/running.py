@@ -236,7 +236,7 @@ SWEEP = Document(
     noun="a sweep",
     file="a sweep as distprof scale writes it",
     title=f"distprof {SWEEP_FILE}",
-    again="its runs are intact: use distprof scale --from FOLDER, or start again in a new folder",
+    fix="its runs are intact: use distprof scale --from FOLDER, or start again in a new folder",
     indent=1,
     is_whole=False,
     max_bytes=1 << 24,
@@ -255,7 +255,7 @@ def load_sweep(folder: Path) -> SweepFile | None:
     sweep = SWEEP.load(file)
     wrong = _impossible_value(sweep)
     if wrong:
-        raise InputError(str(file), expected=SWEEP.file, found=wrong, fix=SWEEP.again)
+        raise InputError(str(file), expected=SWEEP.file, found=wrong, fix=SWEEP.fix)
     return sweep
 
 

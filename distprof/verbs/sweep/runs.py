@@ -29,7 +29,7 @@ SUMMARY = Document(
     schema=SUMMARY_SCHEMA,
     noun="a summary",
     title="distprof scale --save-summaries",
-    again="make it again with: distprof scale --save-summaries FILE",
+    fix="make it again with: distprof scale --save-summaries FILE",
     indent=1,
 )
 """Summary of one run; a file may hold a list of them."""

@@ -420,6 +420,6 @@ SCALING = Document(
     schema=SCALING_SCHEMA,
     noun="a sweep",
     title="distprof scale",
-    again="make it again with: distprof scale --from DIR --format json",
+    fix="make it again with: distprof scale --from DIR --format json",
     page=_page,
 )

@@ -270,7 +270,7 @@ WATCH = Document(
     schema=WATCH_SCHEMA,
     noun="a watched job",
     title="distprof watch --once --format json",
-    again="look again: distprof watch DIR --once --format json -o FILE",
+    fix="look again: distprof watch DIR --once --format json -o FILE",
     page=_page,
 )
 
@@ -279,6 +279,6 @@ ALERT = Document(
     schema=ALERT_SCHEMA,
     noun="an alert",
     title="what distprof watch --alert delivers",
-    again="alerts are written by distprof watch --webhook and --exec",
+    fix="alerts are written by distprof watch --webhook and --exec",
     indent=0,
 )
