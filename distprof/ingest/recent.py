@@ -40,9 +40,9 @@ class RecentTables(msgspec.Struct, frozen=True, kw_only=True):
     num_collectives: int
 
     @property
-    def folder(self) -> str:
+    def path(self) -> str:
         """The cache entry that holds all rows, empty without one."""
-        return getattr(self.source, "folder", "")
+        return getattr(self.source, "path", "")
 
     def light(self) -> RecentTables:
         """A copy without collectives in memory: its receiver reads them from disk."""

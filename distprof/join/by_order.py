@@ -24,6 +24,7 @@ from distprof.join.shifts import (
     Operations,
     best_shift,
     compatible,
+    median,
     most_frequent,
     operations_of,
     typical_gap,
@@ -113,7 +114,7 @@ def _fit_clock(a: Operations, b: Operations, i: Int64Array, shift: int) -> Clock
     drift = 0.0
     if len(i) > 8:
         elapsed = np.maximum(end[lag:] - end[:-lag], 1)
-        drift = float(np.median((difference[lag:] - difference[:-lag]) / elapsed))
+        drift = median((difference[lag:] - difference[:-lag]) / elapsed)
     reference = int(end[0])
     steady = difference - np.rint(drift * (end - reference)).astype(np.int64)
     return Clock(

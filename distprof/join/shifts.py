@@ -34,6 +34,7 @@ __all__ = [
     "Operations",
     "best_shift",
     "compatible",
+    "median",
     "middle_of_overlap",
     "most_frequent",
     "operations_of",
@@ -381,8 +382,9 @@ def _candidates(a: Operations, b: Operations, expected: Expectation) -> list[_Fi
         return []
     share = MIN_OVERLAP_RATIO if expected.is_vague else 0.0
     needed = max(1, int(share * min(len(a), len(b))))
-    steps_agree = len(np.intersect1d(a.step[a.step != NO_STEP], b.step[b.step != NO_STEP])) > 0
-    shifts = np.array(_shifts(a, b, needed, expected), np.int64)
+    by_step = _shifts_of_steps(a, b)
+    steps_agree = len(by_step) > 0
+    shifts = np.array(_shifts(a, b, needed, expected, by_step), np.int64)
     count, num_tried = _compatible_pairs(a, b, shifts)
     worth = count > 0
     if steps_agree or np.isinf(expected.usual_error_ns):  # no shift is left out for its offset
@@ -449,16 +451,24 @@ def _compatible_pairs(
     return count, num_tried
 
 
-def _shifts(a: Operations, b: Operations, needed: int, expected: Expectation) -> list[int]:
+def _shifts_of_steps(a: Operations, b: Operations) -> Int64Array:
+    """Shifts at which steps of equal numbers begin together; empty without such steps."""
+    if np.array_equal(a.step, b.step):  # as in most programs
+        return np.zeros(int((a.step != NO_STEP).any()), np.int64)
+    common, in_a, in_b = np.intersect1d(a.step, b.step, return_indices=True)
+    by_step: Int64Array = (in_b - in_a)[common != NO_STEP]
+    return by_step
+
+
+def _shifts(
+    a: Operations, b: Operations, needed: int, expected: Expectation, by_step: Int64Array
+) -> list[int]:
     """Shifts worth trying: near equal starts, equal ends, equal times and equal steps."""
     extra = len(b) - len(a)
     ranges = [(min(0, extra), max(0, extra))]
     at = a.end_ns + round(expected.offset_ns)
-    by_time = int(np.median(np.searchsorted(np.sort(b.end_ns), at) - np.arange(len(a))))
+    by_time = int(median(np.searchsorted(np.sort(b.end_ns), at) - np.arange(len(a))))
     ranges.append((by_time, by_time))
-    common, in_a, in_b = np.intersect1d(a.step, b.step, return_indices=True)
-    known = common != NO_STEP
-    by_step = (in_b - in_a)[known]
     if len(by_step):
         ranges.append((int(by_step.min()), int(by_step.max())))
     lowest, highest = needed - len(a), len(b) - needed  # shifts with enough overlap
@@ -477,16 +487,16 @@ def _fit(a: Operations, b: Operations, shift: int) -> _Fit | None:
     difference = b.end_ns[i + shift] - a.end_ns[i]
     # two or three ends are no evidence of steadiness
     wobble = _typical_size(np.diff(difference)) if len(i) > 3 else np.inf
-    return _Fit(shift, len(i), num_tried, wobble, _median(difference))
+    return _Fit(shift, len(i), num_tried, wobble, median(difference))
 
 
 def _typical_size(values: Int64Array) -> float:
     """Mean absolute value, with each value clipped at three times the median."""
     sizes = np.abs(values).astype(np.float64)
-    return float(np.minimum(sizes, 3 * _median(sizes)).mean())
+    return float(np.minimum(sizes, 3 * median(sizes)).mean())
 
 
-def _median(values: NDArray[Any]) -> float:
+def median(values: NDArray[Any]) -> float:
     """Same as ``np.median`` without NaN, but five times as fast for few values."""
     ordered = np.sort(values)
     high = len(ordered) // 2
@@ -527,4 +537,4 @@ def most_frequent(differences: Int64Array) -> int:
 def typical_gap(end_ns: Int64Array) -> int:
     """Median time between successive ends; 1 s if there are fewer than two."""
     gaps = np.diff(np.sort(end_ns))
-    return int(np.median(gaps)) if len(gaps) else NS_PER_S
+    return int(median(gaps)) if len(gaps) else NS_PER_S

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import numpy as np
 import pytest
@@ -125,7 +127,8 @@ def test_a_rank_sent_to_another_machine_reads_the_same_rows(tmp_path):
             np.testing.assert_array_equal(tables.collectives[column], others.collectives[column])
         assert (others.activity["start_ns"] >= rank.capture_start_ns).all()
         assert (others.host["start_ns"] >= rank.capture_start_ns).all()
-        assert sent.folder == rank.tables.folder
+        assert sent.path == rank.tables.path
+        assert Path(sent.path).is_file()
 
 
 def test_a_job_within_the_limit_is_whole(tmp_path):

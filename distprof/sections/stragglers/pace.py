@@ -90,11 +90,15 @@ def pace_of(analyses: Mapping[int, RankAnalysis], peers: Sequence[tuple[int, ...
 
 def _are_comparable(known: Sequence[KernelSteps]) -> bool:
     common = _common(known)
+    are_common = {
+        names: np.array([name in common for name in names])
+        for names in {kernels.names for kernels in known}
+    }
     shares = []
     for kernels in known:
         total = kernels.total_ns.sum(axis=1)
-        of_common = np.array([name in common for name in kernels.names])
-        shares.append(float(total[of_common].sum()) / max(float(total.sum()), 1.0))
+        of_common = total[are_common[kernels.names]]
+        shares.append(float(of_common.sum()) / max(float(total.sum()), 1.0))
     return min(shares) >= IN_COMMON
 
 
@@ -109,7 +113,11 @@ def _factors(known: Sequence[KernelSteps]) -> NDArray[np.float64]:
     common = sorted(_common(known))
     if not common:
         return np.ones((len(known), num_steps))
-    pairs = [(kernels, [kernels.names.index(name) for name in common]) for kernels in known]
+    rows = {
+        names: [names.index(name) for name in common]
+        for names in {kernels.names for kernels in known}
+    }
+    pairs = [(kernels, rows[kernels.names]) for kernels in known]
     usual = _Usual.of(pairs)
     left_out = _are_other_mixtures(pairs, usual.quartile_ns)
     reached = np.empty((len(known), num_steps))
@@ -143,14 +151,23 @@ class _Usual(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, pairs: Sequence[_Rows]) -> _Usual:
         """Usual values over ranks, each with its rows of the common kernels."""
-        kernels = range(len(pairs[0][1]))
-        totals = (np.stack([k.total_ns[row[place]] for k, row in pairs]) for place in kernels)
         return cls(
             quartile_ns=_lower_median(_over_steps(pairs, "quartile_ns", 0)),
             count=_median(_over_steps(pairs, "count", 0), 0),
             blocks=_median(_over_steps(pairs, "blocks", ABSENT), 0),
-            weight=np.array([np.median(total) for total in totals]),
+            weight=_over_all(pairs),
         )
+
+
+def _over_all(pairs: Sequence[_Rows]) -> NDArray[np.float64]:
+    """Medians of the common kernels' times over all steps of all ranks, of many kernels at once."""
+    (first, row), *_ = pairs
+    at_once = max(_CELLS // (len(pairs) * max(first.total_ns.shape[1], 1)), 1)
+    parts = (
+        np.stack([kernels.total_ns[rows[part]] for kernels, rows in pairs], axis=1)
+        for part in spans(len(row), at_once)
+    )
+    return np.concatenate([np.median(part.reshape(len(part), -1), axis=1) for part in parts])
 
 
 def _over_steps(pairs: Sequence[_Rows], name: str, absent: int) -> NDArray[np.float64]:
@@ -210,7 +227,7 @@ def _are_other_mixtures(pairs: Sequence[_Rows], usual: NDArray[np.float64]) -> N
     Returns:
         Shape ``(P, K)``: which kernels of which rank cannot be compared.
     """
-    launched = np.stack([np.median(k.count[row].astype(np.float64), axis=1) for k, row in pairs])
+    launched = _over_steps(pairs, "count", ABSENT)
     relative = launched / np.maximum(np.median(launched, axis=0), 1)
     wide = ~(usual[:, 2] < WIDE * usual[:, 0])
     times = np.median(relative if wide.all() else relative[:, ~wide], axis=1)
