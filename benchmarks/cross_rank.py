@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -45,6 +45,8 @@ JITTER_NS = 5_000
 @dataclass(frozen=True)
 class NoTables:
     """Stands in for tables that cross-rank work does not read."""
+
+    path: ClassVar[str] = ""
 
     def load(self, *, every_host_row: bool = False) -> RankTables:
         """Empty tables."""

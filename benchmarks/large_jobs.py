@@ -26,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -453,6 +453,7 @@ class InMemory:
     """Tables of one rank, made on request."""
 
     tables: RankTables
+    path: ClassVar[str] = ""
 
     def load(self, *, every_host_row: bool = False) -> RankTables:
         """The tables unchanged; there are no other host rows."""

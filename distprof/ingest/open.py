@@ -237,9 +237,8 @@ def _with_selection(run: Run, wanted: set[int]) -> Run:
 def _delete_at_exit(ranks: Sequence[Rank]) -> None:
     """Delete tables that found no place in a cache when this process exits."""
     for rank in ranks:
-        path = getattr(rank.tables, "path", "")
-        if is_temporary(path):
-            atexit.register(Path(path).unlink, missing_ok=True)
+        if is_temporary(rank.tables.path):
+            atexit.register(Path(rank.tables.path).unlink, missing_ok=True)
 
 
 def _with_place(

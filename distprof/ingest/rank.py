@@ -238,7 +238,7 @@ def _cached(source: _Source, options: IngestOptions) -> Rank:
             return kept
     made = _parse_into_cache(source, options, root, key)
     if shared is not None and not note:
-        note = shared.store(key, Path(getattr(made.tables, "path", "")))
+        note = shared.store(key, Path(made.tables.path))
     return _with_note(made, note) if note else made
 
 

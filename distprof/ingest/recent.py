@@ -41,8 +41,8 @@ class RecentTables(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def path(self) -> str:
-        """The cache entry that holds all rows, empty without one."""
-        return getattr(self.source, "path", "")
+        """The cache file that holds all rows, empty for memory."""
+        return self.source.path
 
     def light(self) -> RecentTables:
         """A copy without collectives in memory: its receiver reads them from disk."""

@@ -99,6 +99,11 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True):
 class TableSource(Protocol):
     """Source of a rank's tables: a cache file, or memory. Picklable."""
 
+    @property
+    def path(self) -> str:
+        """The cache file, empty for memory."""
+        ...
+
     def load(self, *, every_host_row: bool = False) -> RankTables:
         """Read the tables.
 

@@ -94,6 +94,11 @@ class HeldTables(msgspec.Struct, frozen=True):
     tables: RankTables
     every_host_row: Table
 
+    @property
+    def path(self) -> str:
+        """Empty: there is no file."""
+        return ""
+
     def load(self, *, every_host_row: bool = False) -> RankTables:
         """The tables.
 
