@@ -29,7 +29,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from distprof.bounds import open_plain
-from distprof.ingest.cache.tables_file import DamagedTablesError, TablesWriter, open_tables
+from distprof.ingest.cache.tables_file import BLOCK, DamagedTablesError, TablesWriter, open_tables
 
 __all__ = [
     "NO_ROOM",
@@ -50,7 +50,6 @@ _MAKING = ".making-"
 _SUFFIX = ".tables"
 _STALE_S = 86_400
 _unfinished: set[Path] = set()  # entries that this process is making
-_HASH_BLOCK = 1 << 18  # larger blocks are newly mapped memory each time, which is slower
 
 
 class CacheKey(msgspec.Struct, frozen=True):
@@ -208,5 +207,5 @@ def _is_intact(path: Path, key: CacheKey) -> bool:
 
 
 def _hash_into(digest: Any, file: BinaryIO) -> None:
-    while block := file.read(_HASH_BLOCK):
+    while block := file.read(BLOCK):
         digest.update(block)

@@ -15,7 +15,7 @@ from distprof.schema import Coded, Table, TableSchema
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ROW_GROUP", "ParquetTable", "read_parquet"]
+__all__ = ["ROW_GROUP", "ParquetTable", "read_parquet", "shifted"]
 
 ROW_GROUP = 1 << 17
 """Rows that are encoded at a time."""
@@ -69,9 +69,15 @@ def read_parquet(content: bytes, schema: TableSchema) -> Table:
             metadata = file.metadata.metadata or {}
             shift_ns = int(metadata.get(_SHIFT_KEY, b"0"))
             arrow = file.read(use_threads=False)  # waking threads costs more than reading one rank
-        return _from_arrow(arrow, schema, shift_ns)
+        table = _from_arrow(arrow, schema)
+        return shifted(table, shift_ns) if shift_ns else table
     except (OSError, KeyError, TypeError, OverflowError, pa.ArrowException) as error:
         raise ValueError(str(error)) from error
+
+
+def shifted(rows: Table, shift_ns: int) -> Table:
+    """The rows with all times later by ``shift_ns``."""
+    return rows.with_columns(**{name: rows[name] + shift_ns for name in _TIMES})
 
 
 @cache
@@ -136,7 +142,7 @@ def _arrow_strings(values: Sequence[str]) -> pa.Array:
     return pa.StringArray.from_buffers(len(encoded), pa.py_buffer(offsets), pa.py_buffer(data))
 
 
-def _from_arrow(arrow: pa.Table, schema: TableSchema, shift_ns: int) -> Table:
+def _from_arrow(arrow: pa.Table, schema: TableSchema) -> Table:
     if not arrow.schema.equals(_arrow_schema(schema)):
         raise TypeError(f"its columns differ from those of {schema.name}")
     if arrow.num_rows == 0:
@@ -152,9 +158,6 @@ def _from_arrow(arrow: pa.Table, schema: TableSchema, shift_ns: int) -> Table:
             columns[column.name] = Coded(codes, names)
         else:
             columns[column.name] = _from_buffer(values, np.dtype(column.dtype))
-    if shift_ns:
-        for name in _TIMES:
-            columns[name] = columns[name] + shift_ns
     return Table(schema, columns)
 
 

@@ -9,6 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from distprof.errors import DistprofError
+from distprof.ingest.cache.parquet import shifted
 from distprof.ingest.cache.tables_file import DamagedTablesError, Part, open_tables
 from distprof.run.tables import HOST, RankTables
 from distprof.schema import Table
@@ -23,8 +24,6 @@ __all__ = [
 MOST_HELD_ROWS = 500_000
 """Rows of one trace that are held in memory, about 30 MB. A small compressed file may unpack to any
 number of rows."""
-
-_TIMES = ("start_ns", "end_ns")
 
 
 class CachedTables(msgspec.Struct, frozen=True):
@@ -139,5 +138,4 @@ class HeldHostRows:
 
     def table(self) -> Table:
         """All rows; call it after the whole file was read."""
-        rows = Table.concat(HOST, self._parts)
-        return rows.with_columns(**{name: rows[name] + self._shift_ns for name in _TIMES})
+        return shifted(Table.concat(HOST, self._parts), self._shift_ns)

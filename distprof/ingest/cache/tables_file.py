@@ -32,6 +32,7 @@ from distprof.run.tables import ACTIVITY, COLLECTIVES, HOST, STEPS
 from distprof.schema import Table, TableSchema
 
 __all__ = [
+    "BLOCK",
     "BOUND",
     "DamagedTablesError",
     "HostRowsWriter",
@@ -47,7 +48,8 @@ BOUND = Bound(reads="an entry of the cache", num_bytes=1 << 36, rows=1 << 30, be
 _TRAILER = struct.Struct("<II8s")
 _MAGIC = b"distprof"
 _MAX_INDEX_BYTES = 1 << 16
-_BLOCK = 1 << 18  # larger blocks are newly mapped memory each time, which is slower
+BLOCK = 1 << 18
+"""Bytes read at a time: larger blocks are newly mapped memory each time, which is slower."""
 
 
 class DamagedTablesError(DistprofError):
@@ -327,7 +329,7 @@ class TablesReader:
         try:
             self._file.seek(0)
             while position < self._end:
-                block = self._file.read(min(_BLOCK, self._end - position))
+                block = self._file.read(min(BLOCK, self._end - position))
                 if not block:
                     return False
                 checksum = zlib.crc32(block, checksum)

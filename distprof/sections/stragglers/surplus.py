@@ -43,7 +43,7 @@ def work_by_counts(
     for group in dict.fromkeys(peers):
         of_group = [steps[position] for position in group]
         usual = _usual_ns(of_group)
-        result[list(group)] = _at_usual_times(of_group, usual)
+        result[list(group)] = [_at_usual_times(kernels, usual) for kernels in of_group]
         if are_operators and len(group) > 1:
             result[list(group)] += _of_other_sizes(of_group, usual)
     return result
@@ -61,34 +61,22 @@ def _usual_ns(ranks: Sequence[KernelSteps]) -> dict[str, float]:
     versions of one kernel. Only the longest kernels of a rank are kept, so a kernel that a rank
     seems not to run may have been cut off. It counts only if it is far longer than that.
     """
-    codes: dict[str, int] = {}
-    of_names = {
-        names: [codes.setdefault(name, len(codes)) for name in names]
-        for names in dict.fromkeys(kernels.names for kernels in ranks)
+    found: dict[str, list[tuple[int, int]]] = {}
+    for kernels in ranks:
+        count, total = kernels.count.sum(axis=1).tolist(), kernels.total_ns.sum(axis=1).tolist()
+        for name, *sums in zip(kernels.names, total, count, strict=True):
+            found.setdefault(name, []).append((sums[0], sums[1]))
+    everywhere = {name for name, sums in found.items() if len(sums) == len(ranks)}
+    usual = {name: float(np.median([_mean(*one) for one in found[name]])) for name in everywhere}
+    least = CLEARLY * max(map(_longest_left_out, ranks))
+    lone = {
+        name: sums
+        for name, sums in found.items()
+        if name not in everywhere and max(ns for ns, _ in sums) >= least
     }
-    code = np.concatenate([of_names[kernels.names] for kernels in ranks])
-    count = np.concatenate([kernels.count.sum(axis=1) for kernels in ranks])
-    total = np.concatenate([kernels.total_ns.sum(axis=1) for kernels in ranks])
-    num_ranks, longest = np.bincount(code), np.zeros(len(codes), np.int64)
-    np.maximum.at(longest, code, total)
-    are_everywhere = num_ranks == len(ranks)
-    are_lone = ~are_everywhere & (longest >= CLEARLY * max(map(_longest_left_out, ranks)))
-    of_lone = _mean(total[are_lone[code]].sum(), count[are_lone[code]].sum())
-    usual = np.where(are_lone, of_lone, _medians(_mean(total, count), code, num_ranks))
-    are_used = are_everywhere | are_lone
-    return {name: float(usual[number]) for name, number in codes.items() if are_used[number]}
-
-
-def _medians(
-    values: NDArray[np.float64], code: NDArray[np.int64], sizes: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """Median of the values of each code, of which there are ``sizes``, at least one each."""
-    ordered = values[np.lexsort((values, code))]
-    first = np.cumsum(sizes) - sizes
-    medians: NDArray[np.float64] = (
-        ordered[first + (sizes - 1) // 2] + ordered[first + sizes // 2]
-    ) / 2
-    return medians
+    cells = [one for sums in lone.values() for one in sums]
+    of_lone = _mean(sum(ns for ns, _ in cells), sum(count for _, count in cells))
+    return dict.fromkeys(lone, of_lone) | usual
 
 
 def _longest_left_out(kernels: KernelSteps) -> int:
@@ -98,22 +86,14 @@ def _longest_left_out(kernels: KernelSteps) -> int:
     return int(kernels.total_ns.sum(axis=1).min())
 
 
-def _mean(
-    total_ns: NDArray[np.int64] | np.int64, count: NDArray[np.int64] | np.int64
-) -> NDArray[np.float64]:
-    mean: NDArray[np.float64] = np.asarray(total_ns / np.maximum(count, 1))
-    return mean
+def _mean(total_ns: int, count: int) -> float:
+    return total_ns / max(count, 1)
 
 
-def _at_usual_times(
-    ranks: Sequence[KernelSteps], usual: Mapping[str, float]
-) -> list[NDArray[np.float64]]:
-    """Time of each rank's launches in each step, at the usual duration of each."""
-    times = {
-        names: np.array([usual.get(name, 0.0) for name in names])
-        for names in {kernels.names for kernels in ranks}
-    }
-    return [times[kernels.names] @ kernels.count for kernels in ranks]
+def _at_usual_times(kernels: KernelSteps, usual: Mapping[str, float]) -> NDArray[np.float64]:
+    times = np.array([usual.get(name, 0.0) for name in kernels.names])
+    result: NDArray[np.float64] = times @ kernels.count
+    return result
 
 
 MORE_LAUNCHES = 0.1
