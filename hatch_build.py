@@ -11,6 +11,7 @@ program, this file compiles it there too::
 
 from __future__ import annotations
 
+import atexit
 import os
 import platform
 import shutil
@@ -92,9 +93,10 @@ class KernelHook(BuildHookInterface):  # type: ignore[type-arg]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile before the wheel is made, and put the extension into it."""
-        self._folder = Path(tempfile.mkdtemp(prefix="distprof-build-"))
         if _wanted() == "off":
             return
+        self._folder = Path(tempfile.mkdtemp(prefix="distprof-build-"))
+        atexit.register(shutil.rmtree, self._folder, ignore_errors=True)  # also after a failure
         is_editable = version == "editable"
         target = ROOT / EXTENSION if is_editable else self._folder / Path(EXTENSION).name
         try:
@@ -111,10 +113,6 @@ class KernelHook(BuildHookInterface):  # type: ignore[type-arg]
             build_data["force_include"][str(target)] = EXTENSION
             build_data["pure_python"] = False
             build_data["tag"] = f"{OLDEST}-abi3-{_platform_tag()}"
-
-    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        """Delete what was compiled for the wheel."""
-        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _platform_tag() -> str:

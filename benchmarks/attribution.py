@@ -62,7 +62,7 @@ def made_up(rank: Rank, wait_end: Int64Array, num_steps: int) -> RankAnalysis:
         ),
         axes=(),
         idle=None,
-        sync_calls=(),
+        cpu_pauses=(),
         waterfall=RankWaterfall(**{**times, "rank": rank.rank}),
         kernels=(),
         exposed_ns=duration,

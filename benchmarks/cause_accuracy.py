@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
-from tests.simulator.hard_trials import HARD_FAULTS, WORKLOADS, hard_trial_of, sane
+from tests.simulator.hard_trials import BLAMELESS, HARD_FAULTS, WORKLOADS, hard_trial_of
 from tests.simulator.trials import FAULTS, Outcome, Trial, healthy, judge, trial_of
 
 ANY = "any"
@@ -50,13 +50,16 @@ def kinds() -> Iterator[Kind]:
     """All rows of the table, healthy jobs last."""
     for build in FAULTS:
         yield Kind(fault=build.__name__, workload=ANY, make=partial(trial_of, build))
-    for hard, workloads in (*HARD_FAULTS.items(), (sane, tuple(WORKLOADS))):
+    for hard, workloads in (
+        *HARD_FAULTS.items(),
+        *((build, tuple(WORKLOADS)) for build in BLAMELESS),
+    ):
         for name in workloads:
             yield Kind(
                 fault=hard.__name__,
                 workload=name,
                 make=partial(hard_trial_of, hard, name),
-                is_faulty=hard is not sane,
+                is_faulty=hard not in BLAMELESS,
             )
     yield Kind(
         fault="healthy", workload=ANY, make=lambda seed: trial_of(healthy, seed), is_faulty=False

@@ -35,7 +35,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.fuzzing.mutations import Files
+from benchmarks.fuzzing.mutations import Files, is_long
 from benchmarks.fuzzing.oracle import Answer, problem_of
 from benchmarks.fuzzing.run import Input, answer_of, files_of, input_of, run_files
 from benchmarks.fuzzing.seeds import all_seeds
@@ -149,7 +149,12 @@ class Child:
         self._stacks = Path(tempfile.mkstemp(prefix="distprof-fuzz-", dir=SCRATCH)[1])
 
     def run(self, tried: Input, files: Files | None = None) -> tuple[str, Answer | None]:
-        """The class of failure, empty for none, and the answer to a failing input."""
+        """The class of failure, empty for none, and the answer to a failing input.
+
+        An input with something long has a process of its own, whose memory nothing else has used.
+        """
+        if any(map(is_long, tried.changes)):
+            self.stop()
         pipe = self._fresh()
         pipe.send((tried, files))
         with suppress(EOFError, OSError):

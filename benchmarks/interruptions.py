@@ -111,6 +111,18 @@ def verbs() -> Iterator[Verb]:
     yield Verb(name="capture", command=capture, after=analyze, may_fail=(3,), ends=(1,))
     sweep = ("scale", "ddp", "--ranks", "1,2", "--repeats", "1", "--sweep", "{}/sweep", *SMALL)
     yield Verb(name="scale", command=sweep, after=("scale", "--sweep", "{}/sweep"), may_fail=(3,))
+    history = ("--history", "{}/history")
+    yield Verb(
+        name="history add",
+        command=("history", "add", traces, *history, "--label", "run"),
+        after=("history", "add", traces, *history, "--label", "run"),
+    )
+    yield Verb(
+        name="export perfetto",
+        command=("export", "perfetto", traces, "-o", "{}/job.pftrace", "--force"),
+    )
+    watched = str(GOLDEN / "job" / "nccl-fsdp-2ranks-h100")
+    yield Verb(name="watch", command=("watch", watched, "--once"))
     yield Verb(name="bench", command=("bench", "--ranks", "2", "--collectives", "all_reduce"))
 
 

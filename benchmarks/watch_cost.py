@@ -2,8 +2,8 @@
 
 ::
 
-    python benchmarks/watch_cost.py
-    python benchmarks/watch_cost.py --ranks 64 1024 4096 --looks 100
+    python -m benchmarks.watch_cost
+    python -m benchmarks.watch_cost --ranks 64 1024 4096 --looks 100
 
 Each rank adds one step between two looks. Limit: a look at 1,024 ranks takes 250 ms of CPU time, an
 eighth of a core at the default of one look in 2 s.
@@ -19,8 +19,8 @@ import time
 from pathlib import Path
 
 import msgspec
-from measuring import machine, print_table, versions
 
+from benchmarks.measuring import machine, print_table, versions
 from distprof.artefacts.rank_file import RankFile
 from distprof.artefacts.records import Header, Phase, StepRecord
 from distprof.ingest.job.growing import GrowingRun

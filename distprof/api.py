@@ -111,6 +111,7 @@ def analyze(
     fabric: Source | None = None,
     window: Literal["steps", "capture"] = "steps",
     every_step: bool = False,
+    step_ns: int | None = None,
     executor: Any = None,
     progress: Progress | None = None,
     debug: bool = False,
@@ -127,6 +128,8 @@ def analyze(
             capture if nothing marks steps; ``capture`` always analyses the whole capture.
         every_step: Whether to report every step of every rank. By default, the report of a very
             large run holds the steps of some ranks only.
+        step_ns: How long a step takes without the profiler, which makes steps longer. By default,
+            the step log says so, if there is one.
         executor: As in :func:`open_run`.
         progress: Called after each rank that was read, then after each rank that was measured.
         debug: Whether to raise the exception of a failing rule.
@@ -144,6 +147,7 @@ def analyze(
         fabric=fabric,
         window=window,
         every_step=every_step,
+        step_ns=step_ns,
         executor=executor,
         progress=progress,
         debug=debug,
@@ -174,6 +178,7 @@ def examine(
     fabric: Source | None = None,
     window: Literal["steps", "capture"] = "steps",
     every_step: bool = False,
+    step_ns: int | None = None,
     executor: Any = None,
     progress: Progress | None = None,
     debug: bool = False,
@@ -185,10 +190,12 @@ def examine(
     from distprof.ingest.executor import running
     from distprof.rules.engine import run_rules
     from distprof.sections.context import Detail
+    from distprof.sections.doubt import in_doubt
     from distprof.sections.efficiency.models import known_model
     from distprof.sections.engine import Inputs, resolve
     from distprof.sections.measure_records import measure_records
-    from distprof.sections.measure_run import measure_run
+    from distprof.sections.measure_run import analysed_windows, measure_run, windows_of_records
+    from distprof.sections.perturbation.measure import correct
     from distprof.sections.report import Report
     from distprof.sections.run_info import describe_run
     from distprof.sections.untraced import explain_untraced
@@ -210,16 +217,22 @@ def examine(
             max_collectives=MOST_COLLECTIVES,
         )
     with running(_suitable(executor, run)) as pool:
-        mapper = _RankMapper(pool, progress, debug=debug)
-        analyses = measure_run(run, executor=mapper, window=window)
         quiet = _RankMapper(pool, None, debug=debug)
-        windows = analyses.windows_of(run.records)
-        records = measure_records(run, executor=quiet, windows=windows)
+        windows = analysed_windows(run, window)
+        sampled = windows_of_records(run, windows)
+        records = measure_records(run, executor=quiet, windows=sampled)
+        correction = correct(run, records, windows, executor=quiet, step_ns=step_ns)
+        run = correction.run
+        mapper = _RankMapper(pool, progress, debug=debug)
+        analyses = measure_run(
+            run, executor=mapper, window=window, collections=correction.collections
+        )
     bench = Workbench()
     inputs = Inputs(
         run=run,
         analyses=analyses,
         records=records,
+        correction=correction,
         fabric=profile,
         sheet=sheet,
         topology=settings.topology,
@@ -240,7 +253,7 @@ def examine(
         plan=bench.plan,
         run=describe_run(run, num_steps=results["step_time"].num_steps),
         **results,
-        findings=outcome.findings,
+        findings=in_doubt(outcome.findings, results["capture"]),
         not_checked=outcome.not_checked,
     )
     report = replace(report, verdict=judge(report))

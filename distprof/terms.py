@@ -140,6 +140,7 @@ class IdleCause(StrEnum):
 
     INPUT = "input"
     SYNC = "sync"
+    PAUSE = "pause"
     HOST = "host"
     COMM_WAIT = "comm_wait"
     UNKNOWN = "unknown"
@@ -161,6 +162,7 @@ class StragglerCause(StrEnum):
     MORE_WORK = "more_work"
     LATE_HOST = "late_host"
     LATE_INPUT = "late_input"
+    SLOW_COPIES = "slow_copies"
     CPU_TAKEN = "cpu_taken"
     TRACING = "tracing"
     UNKNOWN = "unknown"

@@ -7,6 +7,7 @@ Bandwidths and byte counts use decimal prefixes (1 GB = 1e9 B), as nccl-tests do
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ __all__ = [
     "format_ratio",
     "name_of_device",
     "name_ranks",
+    "parse_duration",
     "signed",
     "signed_ratio",
 ]
@@ -47,6 +49,18 @@ _LEAST_SHOWN = 0.01
 _ROUNDED_UP = 0.9995  # at or above this, three digits round to 1.00: 999.9 µs is 1.00 ms
 _DURATION_UNITS = ((NS_PER_S, "s"), (NS_PER_MS, "ms"), (NS_PER_US, "µs"))
 _BYTE_UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
+
+
+_TIME = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)\s?(ns|us|µs|ms|s)")
+_UNITS_NS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": NS_PER_S}
+
+
+def parse_duration(text: str) -> int | None:
+    """A positive time with its unit, such as ``30.5ms``, in ns; None if it is none."""
+    match = _TIME.fullmatch(text.strip())
+    if match is None:
+        return None
+    return round(float(match[1]) * _UNITS_NS[match[2]]) or None
 
 
 def format_duration(ns: float | None) -> str:

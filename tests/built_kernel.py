@@ -13,6 +13,8 @@ from types import ModuleType
 
 import pytest
 
+from distprof.artefacts.scratch import private_folder
+
 ROOT = Path(__file__).parents[1]
 STRICT = ("-Wall", "-Wextra", "-Wconversion", "-Wsign-conversion", "-Wshadow", "-Werror")
 
@@ -27,8 +29,8 @@ def built_kernel() -> ModuleType:
         sys.path.remove(str(ROOT))
     sources = [ROOT / name for name in (hatch_build.SOURCE, *hatch_build.HEADERS)]
     digest = hashlib.sha1(b"".join(path.read_bytes() for path in sources)).hexdigest()
-    folder = Path(tempfile.gettempdir()) / f"distprof-kernel-{os.getuid()}-{digest[:16]}"
-    folder.mkdir(mode=0o700, exist_ok=True)
+    name = f"distprof-kernel-{os.getuid()}-{digest[:16]}"
+    folder = private_folder(Path(tempfile.gettempdir(), name))
     target = folder / Path(hatch_build.EXTENSION).name
     if not target.exists():
         try:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import signal
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -75,6 +77,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         )
 
     items.sort(key=lambda item: turn(item.path))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """No other test runs while one is marked as ``alone``, in no process of pytest-xdist."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return (yield)
+    own: Path = item.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+    with _admitted(own.parent, item):
+        return (yield)
+
+
+@contextmanager
+def _admitted(locks: Path, item: pytest.Item) -> Iterator[None]:
+    """Wait at the door, so that those who come later cannot keep a test from being alone."""
+    kind = fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH
+    with (locks / "door").open("w") as door, (locks / "room").open("w") as room:
+        fcntl.flock(door, fcntl.LOCK_EX)
+        fcntl.flock(room, kind)
+        fcntl.flock(door, fcntl.LOCK_UN)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -56,7 +56,7 @@ def test_an_input_is_the_same_whenever_it_is_drawn() -> None:
 
 
 def test_inputs_are_chosen_by_seed_or_command() -> None:
-    numbers = range(5, 500)
+    numbers = range(5, 1_500)
     chosen = fuzz.chosen(numbers, "^history: history query")
     assert chosen
     assert {input_of(number).words[:2] for number in chosen} == {("history", "query")}
@@ -101,7 +101,9 @@ PAGE = "<html><style>a</style><p class='x'><a href='#top'>b</a></p><script>c</sc
         (answer("analyze", "--format", "html", out=f"{PAGE}<p onclick=x>"), "markup in a page"),
         (answer("analyze", "--format", "html", out=f"{PAGE}<script>"), "markup in a page"),
         (answer("analyze", "--format", "html", out=f"{PAGE}<a href='file:x'>"), "markup in a page"),
-        (answer(seconds=11.0), "too slow"),
+        (answer(seconds=11.0, num_bytes=5_000_000), "too slow"),
+        (answer(seconds=6.0, num_bytes=100_000), "too slow"),
+        (answer(seconds=6.0, num_bytes=3_000_000), ""),
         (answer(peak_bytes=500 * 2**20), "too much memory"),
     ],
 )

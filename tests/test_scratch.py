@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from distprof.artefacts.scratch import scratch, scratch_folder
+from distprof.artefacts.scratch import private_folder, scratch, scratch_folder
 from tests.processes import ended
 
 MAKES_SCRATCH = """
@@ -65,3 +65,29 @@ def test_many_blocks_hold_no_files_open(tmp_path, monkeypatch):
         with scratch("block"):
             pass
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+@pytest.mark.skipif(os.name == "nt", reason="modes of folders")
+def test_a_folder_of_a_known_name_is_private_or_refused(tmp_path):
+    made = private_folder(tmp_path / "own")
+    assert made.stat().st_mode & 0o777 == 0o700
+    assert private_folder(made) == made
+    open_to_others = tmp_path / "open"
+    open_to_others.mkdir()
+    open_to_others.chmod(0o777)
+    link = tmp_path / "link"
+    link.symlink_to(made)
+    file = tmp_path / "file"
+    file.touch(0o600)
+    for path in (open_to_others, link, file):
+        with pytest.raises(PermissionError, match="mode 0700"):
+            private_folder(path)
+
+
+@pytest.mark.skipif(os.name == "nt" or os.getuid() != 0, reason="only root may give a folder away")
+def test_a_folder_of_another_user_is_refused(tmp_path):
+    foreign = tmp_path / "foreign"
+    foreign.mkdir(mode=0o700)
+    os.chown(foreign, 65_534, 65_534)
+    with pytest.raises(PermissionError, match="this user owns"):
+        private_folder(foreign)

@@ -16,6 +16,7 @@ from distprof.units import (
     format_parts,
     format_ratio,
     name_ranks,
+    parse_duration,
 )
 
 
@@ -85,3 +86,29 @@ def test_shown_parts_add_up_to_the_shown_sum(parts: list[float]) -> None:
     digits = [int(re.sub(r"\D", "", text)) for text in texts]
     assert sum(digits) == int(re.sub(r"\D", "", total))
     assert {text.split()[1] for text in texts} <= {total.split()[1]}
+
+
+@pytest.mark.parametrize(
+    ("text", "ns"),
+    [
+        ("30.5ms", 30_500_000),
+        ("30.5 ms", 30_500_000),
+        ("1.2s", 1_200_000_000),
+        ("850us", 850_000),
+        ("850µs", 850_000),
+        ("7ns", 7),
+        ("0ms", None),
+        ("30.5", None),
+        ("-3ms", None),
+        ("1e3ms", None),
+        ("TIME", None),
+        ("9999999999999s", None),
+    ],
+)
+def test_times_as_users_write_them(text: str, ns: int | None) -> None:
+    assert parse_duration(text) == ns
+
+
+@given(st.integers(1, 10**15))
+def test_a_time_in_nanoseconds_is_read_exactly(ns: int) -> None:
+    assert parse_duration(f"{ns}ns") == (ns if ns < 10**12 else None)

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from distprof.ingest.flight.safe_pickle import PickleRefused, read_pickle
 
-__all__ = ["GZIP", "HOSTILE", "PARQUET", "Files", "mutated", "unpacked"]
+__all__ = ["GZIP", "HOSTILE", "PARQUET", "Files", "is_long", "mutated", "unpacked"]
 
 Files = dict[str, bytes]
 """Path within the input's folder to content."""
@@ -97,11 +97,46 @@ def mutated(files: Files, number: int, others: list[bytes]) -> Files:
     chance = Random(number)
     if not files:
         return {"empty": b""}
-    if chance.random() < 0.06:
+    drawn = chance.random()
+    if drawn > 1 - LONG:
+        name = chance.choice(sorted(files))
+        return {**files, name: _lengthened(files[name], chance)}
+    if drawn < 0.06:
         return _changed_folder(files, chance, others)
     name = chance.choice(sorted(files))
     data = _changed_file(files[name], chance, others)
     return {**files, name: data[:MAX_BYTES]}
+
+
+LONG: Final = 0.05
+"""Share of changes that make something long."""
+
+SIZES: Final = (5_000, 300_000, 3_000_000)
+
+
+def is_long(number: int) -> bool:
+    """Whether a change makes something long, so that its memory is worth measuring alone."""
+    return Random(number).random() > 1 - LONG
+
+
+def _lengthened(data: bytes, chance: Random) -> bytes:
+    """One text of a file, or many different ones, become long: names, hosts, paths, keys, lines."""
+    is_packed = data.startswith(GZIP)
+    inner = unpacked(data)
+    found = list(_WORD.finditer(inner[:400_000]))
+    if not found:
+        return data
+    many = chance.random() < 0.4
+    size = 5_000 if many else chance.choice(SIZES)
+    chosen = sorted(chance.sample(range(len(found)), min(len(found), 400 if many else 1)))
+    parts, at = [], 0
+    for number in chosen:
+        word = found[number]
+        long = word.group() * (size // len(word.group()) + 1) + str(number).encode()
+        parts += [inner[at : word.start()], long]
+        at = word.end()
+    long_data = b"".join((*parts, inner[at:]))
+    return gzip.compress(long_data, 1, mtime=0) if is_packed else long_data
 
 
 def unpacked(data: bytes) -> bytes:

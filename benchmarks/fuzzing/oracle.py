@@ -18,6 +18,10 @@ ALLOWED: Final = frozenset((0, 1, 2, 3))
 MAX_BYTES: Final = 400 * 2**20
 """Memory limit of an input, in addition to the libraries, which are imported before."""
 
+LEAST_S: Final = 4.0
+BYTES_PER_S: Final = 500_000
+"""CPU time grows with the input, and no faster: this long, and a second for so many bytes."""
+
 _MOVES = re.compile(
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -41,6 +45,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         err: Standard error.
         seconds: CPU time.
         peak_bytes: Largest resident set while it ran, minus that before; 0 if it is unknown.
+        num_bytes: Size of its files, unpacked.
     """
 
     words: tuple[str, ...]
@@ -49,12 +54,13 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     err: str
     seconds: float = 0.0
     peak_bytes: int = 0
+    num_bytes: int = 0
 
 
 def problem_of(answer: Answer, limit_s: float) -> str:
     """The class of failure, with its place in the code if known; empty without a failure."""
     both = answer.out + answer.err
-    if _POLITE.search(both) or "Traceback (most recent" in answer.err:
+    if _POLITE.search(both) or _FRAME.search(answer.err):  # a log of a job has tracebacks, too
         return f"internal error: {_place(answer.err) or _POLITE.findall(both)[:1]}"
     if answer.code not in ALLOWED:
         return f"exit code {answer.code}"
@@ -63,7 +69,7 @@ def problem_of(answer: Answer, limit_s: float) -> str:
         return f"control character in {where} of {answer.words[0]}: {found.group()!a}"
     if answer.code == 3 and not both.strip():
         return "refused without a sentence"
-    if answer.seconds > limit_s:
+    if answer.seconds > min(limit_s, LEAST_S + answer.num_bytes / BYTES_PER_S):
         return f"too slow: {answer.words[0]}"
     if answer.peak_bytes > MAX_BYTES:
         return f"too much memory: {answer.words[0]}"

@@ -108,6 +108,7 @@ def run_files(files: Files, words: Sequence[str], folder: Path) -> Answer:
         err=_text_of(err),
         seconds=_cpu_s() - start,
         peak_bytes=_peak_bytes() - before,
+        num_bytes=sum(len(unpacked(data)) for data in files.values()),
     )
 
 

@@ -315,6 +315,8 @@ def _of_dumps() -> Iterator[Seed]:
     few = {rank: [op(1), op(2, state="started" if rank else "completed")] for rank in range(3)}
     dumps = {f"in/dump_{rank}": json.dumps(dump).encode() for rank, dump in job(few).items()}
     yield _seed("dumps", dumps, hang)
+    for path in sorted((GOLDEN / "logs").iterdir()):
+        yield _seed(f"output {path.name}", _as_files(path, "in"), hang, _analyze("in"))
     for folder in sorted((GOLDEN / "flight").iterdir()):
         inner = _as_files(folder, "in")
         files = {path: inner[path] for path in sorted(inner)[:4]}

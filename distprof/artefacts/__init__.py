@@ -18,6 +18,7 @@ __all__ = [
     "ERROR_FILE",
     "EXIT_FILE",
     "FLIGHT_FILE",
+    "LIGHT_TRACE_FILE",
     "MEMORY_FILE",
     "MOE_FILE",
     "NCCL_LOG_FILE",
@@ -46,7 +47,7 @@ __all__ = [
 RUN_FILE = "run.json"
 RUN_SCHEMA = "distprof.run/1"
 REPORT_FILE = "report.json"
-REPORT_SCHEMA = "distprof.report/1"
+REPORT_SCHEMA = "distprof.report/2"
 REPORT_PAGE_FILE = "report.html"  # of `distprof run` and `capture` with --format html
 CACHE_DIR = "cache"
 DIARY_FILE = "capture.jsonl"  # events of `distprof capture`'s hook in each process
@@ -60,6 +61,7 @@ RANK_DIR_FORMAT = "rank{rank:05d}"
 RANK_FILE = "rank.json"
 RANK_SCHEMA = "distprof.rank/1"
 TRACE_FILE = "trace.json.gz"
+LIGHT_TRACE_FILE = "trace-light.json.gz"
 STEPS_FILE = "steps.jsonl"
 NVML_FILE = "nvml.jsonl"
 MEMORY_FILE = "memory.jsonl"

@@ -101,6 +101,7 @@ class FabricCurve(msgspec.Struct, frozen=True, kw_only=True):
         points: Measurements by size, ascending.
         fit: The fit; None if ``refusal`` says why there is none.
         refusal: Why there is no fit, one sentence; empty if there is one.
+        num_wrong: Measurements in which nccl-tests found wrong values: the fabric is broken.
     """
 
     kind: str
@@ -112,6 +113,7 @@ class FabricCurve(msgspec.Struct, frozen=True, kw_only=True):
     points: tuple[FabricPoint, ...]
     fit: FabricFit | None = None
     refusal: str = ""
+    num_wrong: int = 0
 
 
 class FabricFile(msgspec.Struct, frozen=True, kw_only=True):

@@ -73,6 +73,9 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             ``run_queue_ns`` and this time add up to the own time of a CPU rank: in other phases, a
             sleeping thread mostly waits for other ranks.
         is_traced: Whether torch.profiler was recording.
+        is_light: Whether it recorded the GPU alone, without operators.
+        gpu_behind: Whether the GPU had not finished the step before when the CPU ended this one;
+            None if that is unknown.
         is_probed: False in steps without probes, which are used to measure overhead.
     """
 
@@ -88,6 +91,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cpu_ns: int | None = None
     input_asleep_ns: int | None = None
     is_traced: bool = False
+    is_light: bool = False
+    gpu_behind: bool | None = None
     is_probed: bool = True
 
 

@@ -51,7 +51,9 @@ class Overhead(msgspec.Struct, frozen=True, kw_only=True):
     """Measured cost of probes, as a share of the step without them.
 
     Args:
-        mode: ``always_on``: step log, counters and NVML; ``tracing``: torch.profiler recording.
+        mode: ``always_on``: step log, counters and NVML; ``tracing``: torch.profiler recording;
+            ``light``: torch.profiler recording the GPU alone; ``after``: steps after the profiler
+            had stopped.
         method: How it was measured, one sentence.
         ratio: Median of paired differences / median step without the probes; 0.01 is 1 %.
         low: Lower end of the 95 % confidence interval of ``ratio``.
@@ -60,7 +62,7 @@ class Overhead(msgspec.Struct, frozen=True, kw_only=True):
         step_ns: Median step without the probes, ns.
     """
 
-    mode: Literal["always_on", "tracing"]
+    mode: Literal["always_on", "tracing", "light", "after"]
     method: str
     ratio: float
     low: float

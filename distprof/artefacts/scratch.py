@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["keep_scratch", "scratch", "scratch_folder"]
+__all__ = ["keep_scratch", "private_folder", "scratch", "scratch_folder"]
 
 _KEPT = ".kept"
 _GRACE_S = 10  # a new folder may not be locked yet
@@ -54,6 +55,27 @@ def scratch(kind: str) -> Iterator[Path]:
         yield made
     finally:
         _release(made)
+
+
+def private_folder(path: Path) -> Path:
+    """A folder of a known name that only this user can enter, made if it is not there.
+
+    Anyone can make a folder of a name that can be guessed in a directory for temporary files, and
+    whoever owns it chooses what is loaded from it.
+
+    Raises:
+        PermissionError: If it is no folder, or another user owns it or may enter it.
+    """
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    found = path.lstat()
+    is_own = not hasattr(os, "getuid") or found.st_uid == os.getuid()
+    if not stat.S_ISDIR(found.st_mode) or not is_own or (os.name != "nt" and found.st_mode & 0o077):
+        raise PermissionError(
+            f"{path}: expected a folder of mode 0700 that this user owns; delete it, or set TMPDIR "
+            "to another folder"
+        )
+    return path
 
 
 def keep_scratch(folder: Path) -> None:

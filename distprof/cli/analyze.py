@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from distprof.cli.options import RankList, debug_option, fail_on_option, report_options
+from distprof.cli.options import Duration, RankList, debug_option, fail_on_option, report_options
 from distprof.cli.output import (
     Output,
     check_free,
@@ -17,7 +17,7 @@ from distprof.cli.output import (
     verdict_code,
 )
 from distprof.units import MOST_COLLECTIVES
-from distprof.verbs.sources import check_source, single_source
+from distprof.verbs.sources import check_source, single_source, spooled
 
 if TYPE_CHECKING:
     from distprof.sections.report import Report
@@ -41,6 +41,14 @@ __all__ = ["analyze"]
     default="steps",
     show_default=True,
     help="Analyse complete steps, or the whole capture as one window.",
+)
+@click.option(
+    "--step-time",
+    "step_ns",
+    type=Duration(),
+    metavar="TIME",
+    help="How long a step takes without the profiler, for example 30.5ms; by default as the step "
+    "log of the run says.",
 )
 @click.option(
     "--every-step",
@@ -101,7 +109,8 @@ def analyze(
     """Find out where each step's time goes, what causes it and what a fix would gain.
 
     SOURCE is a Kineto trace, a folder or glob of traces (one per rank), a run directory, or any
-    fsspec URL of one of these.
+    fsspec URL of one of these. It may also be what a job printed: a log, a folder or glob of logs,
+    or - for standard input.
 
     \b
       distprof analyze traces/
@@ -109,7 +118,7 @@ def analyze(
     """  # noqa: D301 - click reads it
     output = Output.taken_from(options)
     output.check()
-    source = single_source(sources)
+    source = spooled(single_source(sources))
     check_source(source)
     if save_report is not None:
         check_free(save_report, force=output.force)
@@ -152,6 +161,7 @@ def _analyzed(source: str, *, quiet: bool, debug: bool, **options: Any) -> Repor
             fabric=options["fabric"],
             window=options["window"],
             every_step=options["every_step"],
+            step_ns=options["step_ns"],
             executor=options["executor"],
             progress=progress,
             debug=debug,

@@ -200,24 +200,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _outcome(arguments: Sequence[str] | None, state: State) -> int:
     """Run the command and map every outcome, errors included, to an exit code."""
-    with warnings.catch_warnings(), _unwinding_on_sigterm():
-        if not sys.warnoptions:
-            warnings.simplefilter("ignore")  # library warnings are not meant for the user
-        try:
+    try:  # outside: SIGTERM may also come while its handler is restored
+        with warnings.catch_warnings(), _unwinding_on_sigterm():
+            if not sys.warnoptions:
+                warnings.simplefilter("ignore")  # library warnings are not meant for the user
             return _run(arguments, state)
-        except (KeyboardInterrupt, click.Abort) as end:
-            _say(_with_notes("Interrupted.", end))
-            return ExitCode.INTERRUPTED
-        except _Terminated as end:
-            _say(_with_notes("Terminated.", end))
-            return ExitCode.TERMINATED
-        except DistprofError as error:
-            _say(f"Error: {error}")
-            return error.exit_code
-        except OSError as error:
-            return _name_too_long(error) or _unexpected(error, state)
-        except Exception as error:  # last resort: print a sentence, not a traceback
-            return _unexpected(error, state)
+    except (KeyboardInterrupt, click.Abort) as end:
+        _say(_with_notes("Interrupted.", end))
+        return ExitCode.INTERRUPTED
+    except _Terminated as end:
+        _say(_with_notes("Terminated.", end))
+        return ExitCode.TERMINATED
+    except DistprofError as error:
+        _say(f"Error: {error}")
+        return error.exit_code
+    except OSError as error:
+        return _name_too_long(error) or _unexpected(error, state)
+    except Exception as error:  # last resort: print a sentence, not a traceback
+        return _unexpected(error, state)
 
 
 def _with_notes(message: str, end: BaseException) -> str:

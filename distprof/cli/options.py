@@ -12,6 +12,7 @@ from distprof.cli.app import State
 from distprof.terms import PAGE_FORMATS, Severity
 
 __all__ = [
+    "Duration",
     "RankList",
     "StepList",
     "debug_option",
@@ -128,6 +129,25 @@ class RankList(click.ParamType):  # type: ignore[type-arg]
                 )
             ranks.update(range(first, last + 1))
         return frozenset(ranks)
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5 only
+    """A time with its unit, for example ``30.5ms``; int ns."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Parse number and unit."""
+        if isinstance(value, int):
+            return value
+        from distprof.units import parse_duration
+
+        parsed = parse_duration(str(value))
+        if parsed is None:
+            self.fail(
+                f"{str(value)[:40]!r} is not a time such as 30.5ms, 1.2s or 850us", param, ctx
+            )
+        return parsed
 
 
 class StepList(RankList):

@@ -8,7 +8,9 @@ from distprof import demo
 from distprof.formats import RenderOptions
 from distprof.rules.base import Finding
 from distprof.sections.parts import mean_span_ns, window_word
+from distprof.sections.perturbation.show import is_undecided
 from distprof.sections.report import Report
+from distprof.sections.whatif.plan import MIN_GAIN_RATIO
 from distprof.units import format_duration, format_ratio
 
 __all__ = ["MAX_FINDINGS_SHOWN", "cost_text", "gain_text", "next_commands"]
@@ -41,8 +43,9 @@ def cost_text(finding: Finding, report: Report) -> str:
 def gain_text(finding: Finding, report: Report) -> str:
     """The gain of a fix, for example ``saves 5.01 ms per step (30.0 %)``; else the cost.
 
-    The gain is what remains after the fixes above it, if they were simulated. Empty if neither gain
-    nor cost is known.
+    The gain is what remains after the fixes above it, if they were simulated. Only steps of the
+    plan save time; for anything else the text says why it is outside. Empty if neither gain nor
+    cost is known.
     """
     gain = finding.recoverable_ns if finding.remaining_ns is None else finding.remaining_ns
     if gain is None:
@@ -50,7 +53,21 @@ def gain_text(finding: Finding, report: Report) -> str:
         return "" if cost == "–" else f"costs {cost}"
     whole = report.plan.step_ns or report.whatif.replayed_ns
     share = f" ({format_ratio(gain / whole)})" if whole else ""
-    return f"saves {format_duration(gain)} per {window_word(report)}{share}"
+    amount = f"{format_duration(gain)} per {window_word(report)}{share}"
+    if not gain:
+        return "nothing left after the fixes above"
+    if finding.is_bound:
+        return f"at most {amount}, by no single change"
+    if report.plan.step_ns and not _is_planned(finding, report):
+        is_little = gain < MIN_GAIN_RATIO * report.plan.step_ns
+        return f"{amount}, {'too little for a plan' if is_little else 'outside the plan'}"
+    return f"saves {amount}"
+
+
+def _is_planned(finding: Finding, report: Report) -> bool:
+    """Whether the fix is a step of the plan, which has the same gain alone and in its place."""
+    gains = {(repair.alone_ns, repair.gain_ns) for repair in report.plan.repairs}
+    return (finding.recoverable_ns, finding.remaining_ns) in gains
 
 
 def _cost_of(cost: int, window: str, whole_ns: int | None) -> str:
@@ -89,9 +106,13 @@ def _remaining_text(finding: Finding, recovered: int) -> str:
 def next_commands(report: Report, options: RenderOptions) -> tuple[tuple[str, str], ...]:
     """Commands worth running after this report, each with its purpose."""
     commands = []
-    if report.job.outcome == "running" and report.run.source.isprintable():
-        hang = f"distprof hang {shlex.quote(report.run.source)}"
+    source = report.run.source
+    if report.job.outcome == "running" and source.isprintable():
+        hang = f"distprof hang {shlex.quote(source)}"
         commands.append((hang, "if it makes no progress: find the rank that others wait for"))
+    if is_undecided(report) and source.isprintable() and source != str(demo.FOLDER):
+        timed = f"distprof analyze {shlex.quote(source)} --step-time TIME"
+        commands.append((timed, "your mean step without the profiler: it decides the verdict"))
     if report.findings:
         code = report.findings[0].code
         commands.append((f"distprof rule {shlex.quote(code)}", "what it means and how to fix it"))

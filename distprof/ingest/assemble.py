@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from distprof.artefacts.run_file import RunFile
 from distprof.errors import InputError
 from distprof.ingest.job.rank_folder import read_clock_stamps
 from distprof.ingest.job.run_directory import RunDirectory, missing_ranks, trace_gaps
@@ -13,17 +14,22 @@ from distprof.join.alignment import align_clocks, check_causality
 from distprof.join.clocks import clock_of_stamps, with_stamps
 from distprof.join.instances import NO_STEP, step_labels
 from distprof.join.matching import match_collectives
+from distprof.join.soundness.across import comparable_ranks, lacking_collectives, lacking_steps
+from distprof.join.soundness.invariants import broken
+from distprof.join.soundness.jumps import may_have_jumped, without_jumps
 from distprof.join.topology import build_topology
 from distprof.join.waits import positions_of
 from distprof.join.windows import find_window
 from distprof.run.run import CaptureWindow, ClockAlignment, CollectiveMatches, Gap, Rank, Run
 from distprof.run.topology import MAX_WORLD_SIZE, Topology
-from distprof.units import fold_ranks, format_ratio, name_ranks
+from distprof.units import fold_ranks, format_duration, format_ratio, name_ranks
 
 __all__ = ["assemble_run"]
 
 _MIN_MATCHED_RATIO = 0.95
 _MAX_VIOLATION_RATIO = 0.01
+_MAX_RESIDUAL = 0.2
+"""Largest residual of GPUs' clocks, as a share of the step, that lets their times be compared."""
 
 
 def assemble_run(
@@ -51,11 +57,13 @@ def assemble_run(
     if not kept and directory is None and not may_be_empty:
         raise InputError(source, expected="at least one readable trace", found="none")
     job = None if directory is None else directory.job
-    topology = build_topology(kept, job)
-    matches = match_collectives(kept, topology.groups, topology.nodes)
-    clock = align_clocks(
-        kept, topology.nodes, matches, are_nodes_sure=topology.node_origin == "run.json"
-    )
+    kept, damage = comparable_ranks(kept)
+    topology, matches, clock = _joined(kept, job)
+    if may_have_jumped(matches, clock):
+        sound, jumps = without_jumps(kept)
+        if jumps:
+            kept, damage = sound, [*damage, *jumps]
+            topology, matches, clock = _joined(kept, job)
     clock, stamp_gaps = _with_stamps(kept, matches, clock, directory)
     window, window_gaps = (
         find_window(kept, matches, clock) if kept else (CaptureWindow(steps=()), ())
@@ -70,11 +78,15 @@ def assemble_run(
         gaps=(
             *(directory.gaps if directory else ()),
             *gaps,
+            *damage,
+            *broken(kept),
+            *lacking_steps(kept),
+            *lacking_collectives(kept, window.steps),
             *_duplicate_gaps(duplicates),
             *(trace_gaps(kept, directory) if directory else _missing_gaps(kept, topology)),
             *_world_gaps(kept, topology),
             *_match_gaps(kept, matches),
-            *_clock_gaps(kept, clock),
+            *_clock_gaps(kept, clock, topology.nodes),
             *stamp_gaps,
             *window_gaps,
         ),
@@ -83,6 +95,17 @@ def assemble_run(
         errors=directory.errors if directory else (),
         run_dir=directory.folder.path if directory else "",
     )
+
+
+def _joined(
+    ranks: tuple[Rank, ...], job: RunFile | None
+) -> tuple[Topology, CollectiveMatches, ClockAlignment]:
+    topology = build_topology(ranks, job)
+    matches = match_collectives(ranks, topology.groups, topology.nodes)
+    clock = align_clocks(
+        ranks, topology.nodes, matches, are_nodes_sure=topology.node_origin == "run.json"
+    )
+    return topology, matches, clock
 
 
 def _distinct(ranks: Iterable[Rank]) -> tuple[tuple[Rank, ...], tuple[int, ...]]:
@@ -168,6 +191,7 @@ def _match_gaps(ranks: Sequence[Rank], matches: CollectiveMatches) -> list[Gap]:
                 message=f"Only {format_ratio(ratio)} of the collectives could be matched across "
                 "ranks: for the others, waiting and transfer cannot be separated."
                 + "".join(f" {note}" for note in matches.notes),
+                fact=f"{format_ratio(1 - ratio)} of the collectives unmatched",
             )
         )
     if matches.ambiguous_ranks:
@@ -190,6 +214,7 @@ def _match_gaps(ranks: Sequence[Rank], matches: CollectiveMatches) -> list[Gap]:
                 "collectives by their order instead."
                 + "".join(f" {note}" for note in matches.notes),
                 ranks=matches.misnumbered_ranks,
+                fact="sequence numbers contradict times",
             )
         )
     disagree = _step_disagreement(ranks, matches)
@@ -225,7 +250,9 @@ def _step_disagreement(ranks: Sequence[Rank], matches: CollectiveMatches) -> flo
     return float((low < high)[judged].mean()) if judged.any() else None
 
 
-def _clock_gaps(ranks: Sequence[Rank], clock: ClockAlignment) -> list[Gap]:
+def _clock_gaps(
+    ranks: Sequence[Rank], clock: ClockAlignment, nodes: Mapping[str, tuple[int, ...]]
+) -> list[Gap]:
     gaps = []
     if len(ranks) > 1 and not all(rank.has_epoch for rank in ranks):
         without = tuple(rank.rank for rank in ranks if not rank.has_epoch)
@@ -243,6 +270,30 @@ def _clock_gaps(ranks: Sequence[Rank], clock: ClockAlignment) -> list[Gap]:
                 what="clocks-not-comparable",
                 message="No matched collective connects all ranks: distprof judges lateness only "
                 "among ranks that collectives connect.",
+            )
+        )
+    gaps += [
+        Gap(
+            what="clocks-differ",
+            message=f"Collectives end up to {format_duration(apart)} apart on the ranks of {node}, "
+            "which share a clock: distprof aligns the clock of each rank separately.",
+            fact=f"clocks of {node} differ by {format_duration(apart)}",
+            ranks=nodes.get(node, ()),
+        )
+        for node, apart in clock.split_ns.items()
+    ]
+    steps = [r.steps["end_ns"] - r.steps["start_ns"] for r in ranks if r.device.name != "cpu"]
+    step_ns = float(np.median(np.concatenate(steps))) if steps else 0.0
+    worst_ns = int(clock.residual_ns.max(initial=0))
+    if 0 < step_ns * _MAX_RESIDUAL < worst_ns:
+        worst = format_duration(worst_ns)
+        gaps.append(
+            Gap(
+                what="clocks-uncertain",
+                message=f"Ends of the same collectives differ by {worst} between GPUs even after "
+                f"clock alignment, in steps of {format_duration(round(step_ns))}: comparing times "
+                "between ranks is unreliable.",
+                fact=f"clocks agree only to {worst} in steps of {format_duration(round(step_ns))}",
             )
         )
     if clock.num_violations > _MAX_VIOLATION_RATIO * clock.num_checked:

@@ -48,6 +48,9 @@ _NOT_TRACES = (_OWN_FILES - {artefacts.TRACE_FILE}) | {"package.json", "tsconfig
 _SNIFF_BYTES = 1 << 16
 _SNIFF_BYTES_REMOTE = 1 << 14  # of an object in a store: only this is downloaded twice
 _SPECIAL = "a pipe or device"
+_INSTALLED = {"site-packages", "dist-packages", "node_modules"}
+"""Folders of installed packages, whose demo traces are of no job of the user."""
+
 _MAX_NAMED = 5  # files that a message names
 _TRACE_KEYS = (
     b'"traceEvents"',
@@ -228,12 +231,14 @@ def _local(path: Path) -> TraceFile:
 def _walk(folder: Path) -> list[TraceFile]:
     """Files below a folder whose names fit a trace.
 
-    Hidden files are left out. In a run directory, so are its cache and the recordings of ``distprof
-    attach``: they show the same ranks at another time, and each is a separate run directory.
+    Hidden files and installed packages are left out. In a run directory, so are its cache and the
+    recordings of ``distprof attach``: they show the same ranks at another time, and each is a
+    separate run directory.
     """
     traces = []
     for parent, folders, files in os.walk(folder):
-        excluded = {CACHE_DIR, REQUESTS_DIR} if RUN_FILE in files else {CACHE_DIR}
+        excluded = {CACHE_DIR, *_INSTALLED}
+        excluded |= {REQUESTS_DIR} if RUN_FILE in files else set()
         folders[:] = sorted(name for name in folders if name not in excluded and name[0] != ".")
         paths = [Path(parent, name) for name in sorted(files)]
         traces += [_local(path) for path in paths if _may_be_local(path)]

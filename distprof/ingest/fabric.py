@@ -8,8 +8,11 @@ nccl-tests, src/common.cu, 2.0 to 2.17.
 
 from __future__ import annotations
 
+import gzip
+import io
 import re
 import sys
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -89,8 +92,8 @@ def read_fabric(source: str) -> FabricFile:
     """Read a fabric profile.
 
     Args:
-        source: File that ``distprof bench -o`` wrote, or output of a program of nccl-tests; ``-``
-            for standard input.
+        source: File that ``distprof bench -o`` wrote, or output of a program of nccl-tests, gzipped
+            or not; ``-`` for standard input.
 
     Returns:
         The profile, each curve with its fit or the reason for having none. ``notes`` lists what was
@@ -100,8 +103,8 @@ def read_fabric(source: str) -> FabricFile:
         InputError: If it is neither, or does not contain enough.
     """
     try:
-        data = _beginning(source)
-    except (OSError, ValueError) as error:
+        data = _unpacked(_beginning(source))
+    except (OSError, ValueError, EOFError, zlib.error) as error:
         found = getattr(error, "strerror", None) or str(error)
         raise InputError(source, expected="a fabric profile", found=found) from error
     if len(data) > BOUND.num_bytes:
@@ -123,6 +126,14 @@ def _beginning(source: str) -> bytes:
         return read_plain(source, BOUND.num_bytes)
     except TooLargeError:
         return bytes(BOUND.num_bytes + 1)
+
+
+def _unpacked(data: bytes) -> bytes:
+    """The content, gunzipped if it is an archive, with one byte more than is allowed at most."""
+    if not data.startswith(b"\x1f\x8b"):
+        return data
+    with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:
+        return packed.read(BOUND.num_bytes + 1)
 
 
 def _own(data: bytes, source: str) -> FabricFile:
@@ -230,6 +241,9 @@ def _curves(table: _Table, source: str, notes: list[str]) -> Iterator[FabricCurv
         )
     for place in range(max(len(row.halves) for row in table.rows)):
         points = _points(table, kind, ranks, place, notes)
+        wrong = sum(
+            _is_wrong(row.halves[place][3]) for row in table.rows if place < len(row.halves)
+        )
         if points:
             yield fitted(
                 FabricCurve(
@@ -240,6 +254,7 @@ def _curves(table: _Table, source: str, notes: list[str]) -> Iterator[FabricCurv
                     in_place=place == 1,
                     dtype=table.rows[0].dtype,
                     points=points,
+                    num_wrong=wrong,
                 )
             )
 
@@ -253,12 +268,10 @@ def _points(
     for row in table.rows:
         if place >= len(row.halves):
             continue
-        time_us, _, _, wrong = row.halves[place]
+        time_us = row.halves[place][0]
         if row.num_bytes == 0 or time_us <= 0:
             empty += 1
             continue
-        if wrong not in ("0", "N/A") and _is_wrong(wrong):
-            notes.append(f"nccl-tests found wrong values in {kind.label}: this fabric is broken.")
         times.setdefault(row.num_bytes, []).append(time_us * 1_000)
     if empty:
         notes.append(f"{empty} rows without bytes or time were skipped.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import msgspec
 
 from distprof.errors import InputError
+from distprof.escape import plain
 from distprof.ingest.files import beginning
 
 __all__ = ["Foreign", "foreign_format", "refuse_chrome_trace", "refuse_foreign"]
@@ -185,6 +187,38 @@ def refuse_foreign(path: Path) -> None:
                 found=foreign.name,
                 fix=foreign.fix.replace("{path}", shlex.quote(str(path))),
             )
+    if path.is_file():
+        _refuse_text(path)
+
+
+_JSON = re.compile(r"\s*(?:$|\{|\[\s*(?:[\[{\"\]]|$))")
+_PRINTED = re.compile(r"[^\W\d_]{2}")
+_KNOWN_TEXT = (
+    "how a job ended (watchdogs, launchers, tracebacks), Python stacks, NCCL's lines or iterations "
+    "of a training program"
+)
+
+
+def _refuse_text(path: Path) -> None:
+    """Refuse text that no reader of logs knows, and say what they know.
+
+    Raises:
+        InputError: If the file is text and no JSON.
+    """
+    head = _head(path)
+    text = head[: head.rfind(b"\n") + 1].decode("utf-8", "replace")
+    first = next((line for line in text.splitlines() if line.strip()), "")
+    is_json = path.name.lower().removesuffix(".gz").endswith(".json")
+    is_text = b"\0" not in head and text.count("\ufffd") * 20 <= len(text)
+    if is_json or not is_text or _JSON.match(first) or not _PRINTED.search(text):
+        return
+    raise InputError(
+        str(path),
+        expected=f"a trace, or text with {_KNOWN_TEXT}",
+        found=f"text with none of them, which begins with “{plain(first.strip())[:60]}”",
+        fix="name the whole output of all ranks and of their launcher; if the job still runs, "
+        "dump the stacks of its ranks with py-spy and name their folder",
+    )
 
 
 def _files(path: Path) -> list[Path]:

@@ -141,7 +141,10 @@ def _of_csv(text: str, most: int) -> list[Mapping[str, Any]]:
     if not lines or separator not in lines[0]:
         raise ValueError("no columns")
     reader = csv.DictReader(io.StringIO("\n".join(lines[: most + 1])), delimiter=separator)
-    return [{str(key): value for key, value in row.items()} for row in reader]
+    try:
+        return [{str(key): value for key, value in row.items()} for row in reader]
+    except csv.Error as error:  # a cell of more than 128 kB
+        raise ValueError(str(error)) from error
 
 
 def _plain(name: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from distprof.artefacts import NCCL_LOG_FILE
+from distprof.artefacts import NCCL_LOG_FILE, OUTPUT_FILE, RANK_DIR_FORMAT
 from distprof.artefacts.cache_place import has_own_place
 from distprof.artefacts.scratch import scratch_folder
 from distprof.errors import DistprofError, InputError
@@ -42,6 +42,7 @@ from distprof.ingest.rank import IngestOptions, ingest_rank
 from distprof.ingest.recent import recent_part, same_steps
 from distprof.ingest.source import open_source
 from distprof.join.windows import same_run
+from distprof.run.job_output import JobOutput
 from distprof.run.logs import NcclLog
 from distprof.run.run import Gap, Rank, Run
 from distprof.schema import ABSENT
@@ -134,6 +135,8 @@ def open_run(
     if directory is not None:
         log = _nccl_logs(directory, wanted)
         run = run if log is None else run.having(log)
+        output = _outputs(directory, wanted)
+        run = run if output is None else run.having(output)
     return run if wanted is None else _with_selection(run, wanted)
 
 
@@ -214,6 +217,32 @@ def _nccl_logs(directory: RunDirectory, wanted: set[int] | None) -> NcclLog | No
     return read_rank_logs(paths) if paths else None
 
 
+def _outputs(directory: RunDirectory, wanted: set[int] | None) -> JobOutput | None:
+    """What the ranks of a job printed about its end; None if it completed or they printed nothing.
+
+    The output of a job that completed may name errors that it survived.
+    """
+    if directory.job.outcome in ("completed", "interrupted"):
+        return None
+    files: list[tuple[str, str, int | None]] = [
+        (
+            Folder(place.path).child(OUTPUT_FILE).path,
+            f"{RANK_DIR_FORMAT.format(rank=rank)}/{OUTPUT_FILE}",
+            rank,
+        )
+        for rank, place in sorted(directory.records.items())
+        if _is_among(wanted, rank) and Folder(place.path).size(OUTPUT_FILE)
+    ]
+    launcher = directory.folder
+    if launcher.size(OUTPUT_FILE):
+        files.append((launcher.child(OUTPUT_FILE).path, OUTPUT_FILE, None))
+    if not files:
+        return None
+    from distprof.ingest.output.read import read_output
+
+    return read_output(files)
+
+
 def _is_among(wanted: set[int] | None, rank: int | None) -> bool:
     """Whether a rank was requested; a trace of an unknown rank may be of one."""
     return wanted is None or rank in (None, ABSENT) or rank in wanted
@@ -289,7 +318,14 @@ def _ranks_and_gaps(
     for _, failure in failed:
         if strict or not (read or may_be_empty):
             raise _as_input_error(source, failure.error, len(failed)) from failure.error
-    return read, [_gap(trace, failure.reason) for trace, failure in failed]
+    gaps = [_gap(trace, failure.reason) for trace, failure in failed]
+    if gaps:  # the first stands for all of them in the evidence line
+        unknown = sum(not gap.ranks for gap in gaps)
+        known = {rank for gap in gaps for rank in gap.ranks}
+        files = f"{unknown:,} unreadable {'files' if unknown > 1 else 'file'}" if unknown else ""
+        named = f"{name_ranks(known)} unreadable" if known else ""
+        gaps[0] = replace(gaps[0], fact=" · ".join(filter(None, (named, files))))
+    return read, gaps
 
 
 def _as_input_error(source: str, error: BaseException, count: int) -> Exception:

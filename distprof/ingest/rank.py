@@ -19,7 +19,13 @@ from distprof.artefacts.cache_place import cache_root, shared_url
 from distprof.bounds import open_plain
 from distprof.config import CommunicationConfig
 from distprof.errors import InputError
-from distprof.ingest.cache.entries import NO_ROOM, CacheKey, EntryWriter, find_entry
+from distprof.ingest.cache.entries import (
+    FAILED,
+    NO_ROOM,
+    CacheKey,
+    EntryWriter,
+    find_entry,
+)
 from distprof.ingest.cache.sources import CachedTables, HeldHostRows, HeldTables, TooManyRowsError
 from distprof.ingest.cache.tables_file import (
     DamagedTablesError,
@@ -40,7 +46,8 @@ from distprof.ingest.kineto.reader import HostSink, read_trace
 from distprof.ingest.metadata import TraceMetadata, read_metadata
 from distprof.ingest.no_device import is_known, missing_device
 from distprof.ingest.steps import Steps, find_steps
-from distprof.run.run import Device, Quality, Rank, TableSource
+from distprof.join.soundness.one_rank import checked, mended
+from distprof.run.run import Count, Device, Quality, Rank, TableSource
 from distprof.run.tables import HOST, RankTables
 from distprof.run.topology import shared_group
 from distprof.schema import ABSENT, Table
@@ -58,7 +65,7 @@ __all__ = [
     "ingest_rank",
 ]
 
-CONCLUSIONS_VERSION = 9
+CONCLUSIONS_VERSION = 10
 """Increased whenever the same trace would lead to different conclusions, so cached ones are
 not used."""
 
@@ -75,6 +82,7 @@ class Conclusions(msgspec.Struct, frozen=True, kw_only=True):
         collectives: COLLECTIVES table.
         steps: The steps and how they were found.
         quality: Quality of the file; its notes include every assumption.
+        end_ns: End of the last event that can have lasted so long.
     """
 
     metadata: TraceMetadata
@@ -83,6 +91,7 @@ class Conclusions(msgspec.Struct, frozen=True, kw_only=True):
     collectives: Table
     steps: Steps
     quality: Quality
+    end_ns: int
 
 
 def has_device_rows(parsed: ParsedTrace) -> bool:
@@ -107,9 +116,11 @@ def conclude(
     """
     metadata = read_metadata(parsed.metadata)
     problem = ""
+    counts: dict[str, Count] = {}
     membership = Membership(groups=metadata.groups, world_size=metadata.world_size)
     if has_device_rows(parsed):
         activity = mark_communication(parsed.activity, parsed.comm_args, classifier)
+        activity, counts = mended(activity, host)
         device, marked = metadata.device, activity
         on_device = (activity["kind"] == ActivityKind.COMMUNICATION).any()
         if not on_device and len(executed := executed_activity(host, classifier)):
@@ -126,32 +137,55 @@ def conclude(
         executed = executed_activity(host, classifier)
         records = gloo_records(executed, parsed.comm_args, membership, classifier, flight)
         device, marked = Device(name="cpu"), parsed.activity  # steps are the host's own
-    steps = find_steps(marked, host, first_ns=parsed.first_ns, last_ns=parsed.last_ns)
+    end_ns = parsed.last_ns
+    if "overlong-activities" in counts:
+        ends = (table["end_ns"].max() for table in (activity, host) if len(table))
+        end_ns = int(max(ends))
+    steps = find_steps(marked, host, first_ns=parsed.first_ns, last_ns=end_ns)
     return Conclusions(
         metadata=metadata,
         device=device,
         activity=activity,
         collectives=records.table,
         steps=steps,
-        quality=_quality(parsed, metadata, records, problem, flight),
+        quality=replace(
+            _checked_quality(parsed, activity, host, steps, counts),
+            no_device=problem,
+            with_stack=metadata.with_stack,
+            notes=_notes(parsed, metadata, records, flight),
+        ),
+        end_ns=end_ns,
     )
 
 
-def _quality(
+def _checked_quality(
+    parsed: ParsedTrace, activity: Table, host: Table, steps: Steps, counts: Mapping[str, Count]
+) -> Quality:
+    """The quality with what breaks the invariants of one rank."""
+    quality = parsed.quality
+    found = {
+        **counts,
+        "impossible-durations": Count(count=quality.num_clamped, of=quality.num_events),
+        "overlapping-steps": Count(count=steps.num_overlapping, of=len(steps.table)),
+        "empty-step-ends": Count(count=steps.num_empty, of=len(steps.table)),
+    }
+    found = {key: one for key, one in found.items() if one.count}
+    if not has_device_rows(parsed):
+        return replace(quality, counts=found)
+    whole = steps.table["complete"] & (steps.source is not StepSource.CAPTURE)
+    rows = checked(activity, host, steps.table.take(whole))
+    return replace(quality, counts={**found, **rows.counts}, paces=rows.paces, content=rows.content)
+
+
+def _notes(
     parsed: ParsedTrace,
     metadata: TraceMetadata,
     records: Records,
-    problem: str,
     flight: FlightEntries | None,
-) -> Quality:
+) -> tuple[str, ...]:
     damaged = flight.notes if flight is not None else ()
     notes = [*parsed.quality.notes, *metadata.notes, *records.notes, *damaged]
-    return replace(
-        parsed.quality,
-        no_device=problem,
-        with_stack=metadata.with_stack,
-        notes=tuple(dict.fromkeys(notes))[:_MAX_NOTES],
-    )
+    return tuple(dict.fromkeys(notes))[:_MAX_NOTES]
 
 
 # The unit of parallel work: one trace file to one rank, its tables in the cache ------------------
@@ -233,7 +267,7 @@ def _cached(source: _Source, options: IngestOptions) -> Rank:
     if entry is None and shared is not None:
         entry, note = shared.fetch(key, root)
     if entry is not None:
-        kept = _from_entry(source.trace, options, entry)
+        kept = _from_entry(source.trace, options, entry, key.digest)
         if kept is not None:
             return kept
     made = _parse_into_cache(source, options, root, key)
@@ -253,11 +287,11 @@ def _shared(options: IngestOptions) -> SharedCache | None:
 
 
 def _parse_into_cache(source: _Source, options: IngestOptions, root: Path, key: CacheKey) -> Rank:
-    """The rank, with its tables in the cache or, if that is full, in a temporary folder."""
+    """The rank, with its tables in the cache or, if that fails, in a temporary folder."""
     try:
         return _parse_and_store(source, options, EntryWriter(root, key))
     except OSError as error:
-        if error.errno not in NO_ROOM:
+        if error.errno not in FAILED:
             raise
         return _parse_and_store_elsewhere(source, options, EntryWriter(root, key, error))
 
@@ -289,7 +323,7 @@ def _parse_and_store(source: _Source, options: IngestOptions, writer: EntryWrite
         held = _rank_tables(steps, collectives)
         if options.is_alone:
             held = {**tables, **held}
-        kept = CachedTables(place, summary.has_host, held, again)
+        kept = CachedTables(place, summary.has_host, held, again, writer.digest)
         return _rank(source.trace, summary, steps, collectives, kept)
 
 
@@ -301,7 +335,7 @@ def _rank_tables(steps: Table, collectives: Table) -> dict[Part, Table]:
 def _parse_and_store_elsewhere(
     source: _Source, options: IngestOptions, writer: EntryWriter
 ) -> Rank:
-    """Store the tables in a temporary folder, because the cache is full."""
+    """Store the tables in a temporary folder, because the cache failed."""
     try:
         return _parse_and_store(source, options, writer)
     except OSError as error:
@@ -345,7 +379,7 @@ def _readable(source: _Source) -> Iterator[None]:
         ) from error
 
 
-def _from_entry(trace: TraceFile, options: IngestOptions, entry: Path) -> Rank | None:
+def _from_entry(trace: TraceFile, options: IngestOptions, entry: Path, digest: str) -> Rank | None:
     """The rank of a cache entry; None if this version cannot read it."""
     try:
         with open_tables(entry) as file:
@@ -356,7 +390,7 @@ def _from_entry(trace: TraceFile, options: IngestOptions, entry: Path) -> Rank |
         return None
     again = partial(_reparsed, trace, options)
     held = _rank_tables(steps, collectives)
-    tables = CachedTables(str(entry), summary.has_host, held, again)
+    tables = CachedTables(str(entry), summary.has_host, held, again, digest)
     return _rank(trace, summary, steps, collectives, tables)
 
 
@@ -465,9 +499,9 @@ def _from_the_start(source: _Source) -> Iterator[Any]:
 
 
 def _has_host(parsed: ParsedTrace, options: IngestOptions) -> bool:
-    """Whether host rows were requested and found."""
+    """Whether host rows were requested and found, and most of them were not removed."""
     is_requested = options.rows == "all" or not has_device_rows(parsed)
-    return is_requested and len(parsed.host) > 0
+    return is_requested and len(parsed.host) > 0 and not parsed.quality.is_filtered
 
 
 def _summary(
@@ -487,7 +521,7 @@ def _summary(
         ),
         versions=conclusions.metadata.versions,
         capture_start_ns=parsed.first_ns,
-        capture_end_ns=parsed.last_ns,
+        capture_end_ns=conclusions.end_ns,
         has_epoch=parsed.has_epoch,
         has_host=has_host,
         step_source=conclusions.steps.source,

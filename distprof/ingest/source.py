@@ -74,14 +74,13 @@ class Source(msgspec.Struct, Generic[_T], frozen=True, kw_only=True):
         return run if self.complete is None else self.complete(run)
 
     def joined(self, run: Run, path: str) -> Run:
-        """A recording with the content of this source added."""
+        """A recording with the content of this source added, unless another job wrote it."""
         content = self.read(path)
-        both = keep(run, content, self.notes) if self.join is None else self.join(run, content)
         differs = _difference(run, content)
-        if not differs:
-            return both
-        message = f"Another job wrote {path}: {differs}."
-        return replace(both, gaps=(*both.gaps, Gap(what=ANOTHER_JOB, message=message)))
+        if differs:
+            message = f"Another job wrote {path}, so it is not used: {differs}."
+            return replace(run, gaps=(*run.gaps, Gap(what=ANOTHER_JOB, message=message)))
+        return keep(run, content, self.notes) if self.join is None else self.join(run, content)
 
 
 def _difference(run: Run, content: Any) -> str:
@@ -159,8 +158,12 @@ def with_evidence(run: Run, paths: Sequence[str]) -> Run:
     fitting = {path: _fitting(path, companions) for path in paths}
     for source in companions:
         for path in paths:
-            if source in fitting[path]:
-                run = source.joined(run, path)
+            if source not in fitting[path]:
+                continue
+            known = len(run.gaps)
+            run = source.joined(run, path)
+            if any(gap.what == ANOTHER_JOB for gap in run.gaps[known:]):
+                fitting[path] = []  # what else the file holds is of that job, too
     return run
 
 

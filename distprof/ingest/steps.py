@@ -2,10 +2,9 @@
 
 The host marks steps. A device that runs behind executes the kernels of step N while the host is in
 step N + 1, so cutting its timeline at the host's marks would charge the work of one step to
-another. If the device runs behind, the windows are those of the device: from the first activity
-that step N launched on the main stream to the first one that step N + 1 launched there. The main
-stream is the one that computes most. It runs in launch order, while side streams prefetch ahead of
-it.
+another. If the device runs behind, the windows are those of the device: step N begins once its mark
+has begun and the main stream has ended what earlier steps launched there. The main stream is the
+one that computes most. It runs in launch order, while side streams prefetch ahead of it.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.intervals import Intervals, union
-from distprof.run.tables import STEPS, distinct, encode, join_launches
+from distprof.run.tables import STEPS, distinct, join_launches, main_stream
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.terms import ActivityKind, StepSource
 
@@ -30,6 +29,12 @@ MIN_EXECUTED_RATIO = 0.9
 """A step was cut if its ratio of device activities to launches is below this share of the median.
 """
 
+MOST_EMPTY = 0.05
+"""Share of a step in which nothing may be recorded at the ends of the capture."""
+
+_MARK_SLACK_NS = 1_000
+"""Marks that overlap by no more only show how times were rounded."""
+
 _PROFILER_STEP = re.compile(r"^ProfilerStep#(\d{1,18})$")
 _OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
 
@@ -41,11 +46,15 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True):
         table: STEPS table.
         source: How they were found.
         note: How they were found, as one sentence.
+        num_overlapping: Marks that reach into the next one.
+        num_empty: First and last marks of which a part holds no event.
     """
 
     table: Table
     source: StepSource
     note: str
+    num_overlapping: int = 0
+    num_empty: int = 0
 
 
 class _Marks(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +66,7 @@ class _Marks(msgspec.Struct, frozen=True, kw_only=True):
     complete: NDArray[np.bool_]
     source: StepSource
     word: str
+    num_overlapping: int = 0
 
     def table(self) -> Table:
         """The STEPS table of these windows."""
@@ -87,10 +97,44 @@ def find_steps(activity: Table, host: Table, *, first_ns: int, last_ns: int) -> 
     marks = _profiler_steps(host) or _optimizer_steps(host, first_ns, last_ns)
     if marks is None:
         return _device_ranges(activity) or _capture(work, first_ns, last_ns)
+    found = _steps_of(activity, work, host, marks)
+    empty = _num_empty(marks, host, work)
+    return msgspec.structs.replace(found, num_overlapping=marks.num_overlapping, num_empty=empty)
+
+
+def _num_empty(marks: _Marks, host: Table, work: Table) -> int:
+    """Whether the first mark begins long before all events, plus whether the last ends long after.
+
+    Marks are written by the code that launches: right before its first event, right after its last.
+    A program that waits or saves there without any event does so in its other steps, too.
+    """
+    names = host.coded("name")
+    events = ~names.where([bool(_PROFILER_STEP.match(value)) for value in names.values])
+    if marks.source is not StepSource.PROFILER_STEP or not events.any():
+        return 0
+    first, last = int(host["start_ns"][events].min()), int(host["end_ns"][events].max())
+    if len(work):
+        first, last = min(first, int(work["start_ns"].min())), max(last, int(work["end_ns"].max()))
+    length = marks.end - marks.start
+    before, after = first - marks.start[0], marks.end[-1] - last
+    is_early, is_late = before > MOST_EMPTY * length[0], after > MOST_EMPTY * length[-1]
+    if len(length) < 2 or not (is_early or is_late):
+        return 0
+    start = np.sort(np.concatenate((host["start_ns"][events], work["start_ns"])))
+    end = np.sort(np.concatenate((host["end_ns"][events], work["end_ns"])))
+    at = np.minimum(np.searchsorted(start, marks.start[1:]), len(start) - 1)
+    usual_before = int((start[at] - marks.start[1:]).max())
+    at = np.maximum(np.searchsorted(end, marks.end[:-1], side="right") - 1, 0)
+    usual_after = int((marks.end[:-1] - end[at]).max())
+    return int(is_early and before > 2 * usual_before) + int(is_late and after > 2 * usual_after)
+
+
+def _steps_of(activity: Table, work: Table, host: Table, marks: _Marks) -> Steps:
+    """Steps by the marks of the host, or by the device if it runs behind."""
     if len(work) == 0:
         return Steps(table=marks.table(), source=marks.source, note=_host_note(marks))
-    called, launched = _launching_step(work, host, marks)
-    main = _main_stream(work)
+    launched = _launching_step(work, host, marks)
+    main = main_stream(work)
     if not (launched[main] >= 0).any():
         return _device_ranges(activity) or Steps(
             table=marks.table(),
@@ -100,12 +144,10 @@ def find_steps(activity: Table, host: Table, *, first_ns: int, last_ns: int) -> 
     lag = _lag_ratio(work["end_ns"][main], launched[main], marks)
     if lag <= LAG_RATIO:
         return Steps(table=marks.table(), source=marks.source, note=_host_note(marks))
-    begins = marks.end[-1] + _usual_delay(called[main], launched[main], marks)
-    table = _device_windows(work, launched, main, marks, _cut(launched, host, marks), begins)
+    table = _device_windows(work, launched, main, marks, _cut(launched, host, marks))
     note = (
-        f"The GPU runs up to {100 * lag:.0f} % of a step behind the CPU: a step window on the "
-        f"main GPU stream goes from the first kernel that a {marks.word} launched to the first "
-        "kernel of the next."
+        f"The GPU runs up to {100 * lag:.0f} % of a step behind the CPU: a step begins once its "
+        f"{marks.word} has begun and the main GPU stream has ended the kernels of the one before."
     )
     return Steps(table=table, source=StepSource.DEVICE, note=note)
 
@@ -120,7 +162,8 @@ def _profiler_steps(host: Table) -> _Marks | None:
     numbers, rows = _numbered(host.coded("name"))
     if len(rows) == 0:
         return None
-    step, start, end = _merge_by_number(numbers, host["start_ns"][rows], host["end_ns"][rows])
+    times = host["start_ns"][rows], host["end_ns"][rows]
+    step, start, end = _merge_by_number(numbers, *times)
     complete = np.ones(len(step), dtype=np.bool_)
     complete[-1] = not _unfinished(host, start, end)
     return _Marks(
@@ -130,7 +173,14 @@ def _profiler_steps(host: Table) -> _Marks | None:
         complete=complete,
         source=StepSource.PROFILER_STEP,
         word="ProfilerStep",
+        num_overlapping=_num_overlapping(*times),
     )
+
+
+def _num_overlapping(start: Int64Array, end: Int64Array) -> int:
+    """Marks that end after the next one begins."""
+    order = np.argsort(start, kind="stable")
+    return int((end[order][:-1] > start[order][1:] + _MARK_SLACK_NS).sum())
 
 
 def _numbered(names: Coded) -> tuple[Int64Array, Int64Array]:
@@ -210,22 +260,13 @@ def _optimizer_ends(host: Table) -> Int64Array:
     return best
 
 
-def _launching_step(work: Table, host: Table, marks: _Marks) -> tuple[Int64Array, Int64Array]:
-    """When each activity was launched, and the index of the step that did; ABSENT if unknown."""
+def _launching_step(work: Table, host: Table, marks: _Marks) -> Int64Array:
+    """Index of the step that launched each activity; ABSENT if unknown."""
     launch = join_launches(work["correlation"], host).start
     index = np.searchsorted(marks.start, launch, side="right") - 1
     known = (launch != ABSENT) & (index >= 0)
     known &= launch < marks.end[np.maximum(index, 0)]
-    return launch, np.where(known, index, ABSENT).astype(np.int64)
-
-
-def _usual_delay(called: Int64Array, launched: Int64Array, marks: _Marks) -> int:
-    """Median delay from a step's mark to its first launch onto the main stream, ns."""
-    known = launched >= 0
-    first = np.full(len(marks.step), np.iinfo(np.int64).max)
-    np.minimum.at(first, launched[known], called[known])
-    some = first < np.iinfo(np.int64).max
-    return int(np.median((first - marks.start)[some])) if some.any() else 0
+    return np.where(known, index, ABSENT).astype(np.int64)
 
 
 def _lag_ratio(ends: Int64Array, launched: Int64Array, marks: _Marks) -> float:
@@ -239,31 +280,17 @@ def _lag_ratio(ends: Int64Array, launched: Int64Array, marks: _Marks) -> float:
     return float((late / length).max(initial=0.0))
 
 
-def _main_stream(work: Table) -> NDArray[np.bool_]:
-    """Mask of the activities on the stream that computes most, or is busiest if none computes."""
-    streams, which = encode(work["stream"] - ABSENT)  # from 0 on, which are encoded faster
-    busy = (work["end_ns"] - work["start_ns"]).astype(np.float64)
-    computing = work["kind"] == ActivityKind.COMPUTATION
-    if computing.any():
-        busy = np.where(computing, busy, 0.0)
-    totals = np.bincount(which, weights=busy, minlength=len(streams))
-    mask: NDArray[np.bool_] = which == int(totals.argmax())
-    return mask
-
-
 def _device_windows(
     work: Table,
     launched: Int64Array,
     main: NDArray[np.bool_],
     marks: _Marks,
     cut: NDArray[np.bool_],
-    next_ns: int,
 ) -> Table:
-    """Contiguous windows on the device's timeline.
+    """Contiguous windows: a step begins once its CPU has begun it and the GPU has ended the last.
 
-    The last window ends where the next step would begin: at its own last activity if the CPU was
-    ahead, else when the CPU would have launched the first activity of the next step (``next_ns``).
-    So a stall at the end of the last step belongs to it, as in all other steps.
+    So a GPU that is behind is measured by its own work, and a CPU that pauses before its first
+    launch pauses in its own step.
     """
     count = len(marks.step)
     begins = main & (launched >= 0)
@@ -271,18 +298,20 @@ def _device_windows(
     np.minimum.at(first, launched[begins], work["start_ns"][begins])
     idle = first == np.iinfo(np.int64).max  # nothing launched: the host's mark is all there is
     first[idle] = marks.start[idle]
+    before = main & (launched < 0) & (work["start_ns"] < first[0])
+    done = np.full(count + 1, np.iinfo(np.int64).min)
+    done[0] = work["end_ns"][before].max(initial=np.iinfo(np.int64).min)
+    np.maximum.at(done, launched[begins] + 1, work["end_ns"][begins])
+    done = np.maximum.accumulate(done)
     # Activities that were launched last and never ran would have run after all others.
     unseen = idle & cut & (np.arange(count) > launched[begins].max(initial=ABSENT))
-    done = work["end_ns"][begins].max(initial=marks.start[0])
-    first[unseen] = np.maximum(first[unseen], done)
-    start = np.maximum.accumulate(first)
-    last = work["end_ns"][launched == count - 1].max(
-        initial=max(marks.end[-1], start[-1]) if idle[-1] else start[-1]
-    )
+    first[unseen] = np.maximum(first[unseen], done[-1])
+    start = np.maximum.accumulate(np.minimum(first, np.maximum(marks.start, done[:-1])))
+    last = work["end_ns"][launched == count - 1].max(initial=max(marks.end[-1], start[-1]))
     columns = {
         "step": marks.step,
         "start_ns": start,
-        "end_ns": np.append(start[1:], max(last, next_ns)),
+        "end_ns": np.append(start[1:], last),
         "complete": marks.complete & ~cut,
     }
     return Table(STEPS, columns)

@@ -28,7 +28,6 @@ from distprof.run.run import ClockAlignment, CollectiveMatches, Rank
 from distprof.run.tables import distinct, encode, order_of_codes
 from distprof.schema import ABSENT, Int64Array
 from distprof.terms import CollectiveKind
-from distprof.units import format_duration
 
 __all__ = ["SYSTEM_CLOCK_NS", "align_clocks", "check_causality"]
 
@@ -113,13 +112,10 @@ def _align(
     split = _split_domains(clock, deviations)
     split = {domain: apart for domain, apart in split.items() if clock.names[domain] not in shared}
     if split:
-        notes = tuple(
-            f"Collectives end up to {format_duration(apart)} apart on the ranks of "
-            f"{clock.names[domain]}: distprof aligns the clock of each rank separately."
-            for domain, apart in split.items()
-        )
+        apart = {clock.names[domain]: round(ns) for domain, ns in split.items()}
         whole = {name: nodes for i, (name, nodes) in enumerate(domains.items()) if i not in split}
-        clock, deviations = _solve(ranks, ends, _domains(ranks, whole), notes)
+        clock, deviations = _solve(ranks, ends, _domains(ranks, whole), ())
+        clock = replace(clock, split_ns=apart)
     return replace(clock, residual_ns=_residuals(clock, deviations))
 
 

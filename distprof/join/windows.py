@@ -425,6 +425,7 @@ def _mark_gaps(
                 message=f"Ranks {fold_ranks(without)} have no step marks: distprof uses the "
                 "steps of the other ranks.",
                 ranks=without,
+                fact=f"{name_ranks(without)} without step marks",
             )
         )
     if marked and not kept:

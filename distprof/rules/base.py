@@ -213,7 +213,8 @@ class Finding(Record, frozen=True, kw_only=True):
         message: One or two sentences with the numbers.
         ranks: Affected ranks; empty for all.
         steps: Affected steps; empty for all analysed steps.
-        cost_ns_per_step: Step time that could be recovered, an upper bound; None when unknown.
+        cost_ns_per_step: Step time that could be recovered, an upper bound: at most twice what the
+            simulation recovers. None when unknown.
         evidence: Source of each number: section and key of the report.
         fix: How to fix it, one or two sentences.
         docs: Path of the rule's page, relative to the documentation.
@@ -224,6 +225,8 @@ class Finding(Record, frozen=True, kw_only=True):
         remaining_ns: The part of ``recoverable_ns`` that is left after the findings above: for a
             finding of the plan, after those before it; for any other finding, after the whole plan.
             Findings that need the same change share it. None if not simulated.
+        is_bound: Whether ``recoverable_ns`` belongs to an effect that many causes share, which no
+            single change removes, and which is therefore not in the plan.
     """
 
     code: str
@@ -240,6 +243,7 @@ class Finding(Record, frozen=True, kw_only=True):
     docs_url: str = ""
     recoverable_ns: int | None = None
     remaining_ns: int | None = None
+    is_bound: bool = False
 
 
 class NotChecked(Record, frozen=True, kw_only=True):

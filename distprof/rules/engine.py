@@ -21,6 +21,7 @@ from distprof.rules.base import (
 )
 from distprof.rules.registry import catalogue, find_rule
 from distprof.terms import Severity
+from distprof.units import format_duration
 
 __all__ = ["Judged", "Planner", "Prices", "RuleOutcome", "in_order", "is_on_recording", "run_rules"]
 
@@ -78,6 +79,7 @@ class Judged(msgspec.Struct, frozen=True):
         recoverable_ns: Time that its scenario recovers alone; None if not simulated.
         remaining_ns: Time that its scenario recovers after those above; None if unknown.
         place: Position of its scenario in the plan of repairs; None outside the plan.
+        is_bound: Whether its scenario is outside the plan because many causes share the effect.
     """
 
     rule: Rule
@@ -85,6 +87,7 @@ class Judged(msgspec.Struct, frozen=True):
     recoverable_ns: int | None
     remaining_ns: int | None = None
     place: int | None = None
+    is_bound: bool = False
 
     @property
     def severity(self) -> Severity:
@@ -189,7 +192,15 @@ def _priced(judged: Sequence[Judged], planner: Planner | None) -> list[Judged]:
         )
         for item in worth
     ]
-    return [item for item in priced if not (_is_wide(item, prices) and _is_used_up(item))]
+    return [
+        replace(item, is_bound=item.place is None and _is_of_bound(item, prices))
+        for item in priced
+        if not (_is_wide(item, prices) and _is_used_up(item))
+    ]
+
+
+def _is_of_bound(item: Judged, prices: Prices) -> bool:
+    return bool(item.draft.without) and prices.is_wide(item.draft.without)
 
 
 def _is_wide(item: Judged, prices: Prices) -> bool:
@@ -302,7 +313,7 @@ def _resolve(overrides: Overrides) -> dict[str, dict[str, float]]:
 
 
 def _finding(judged: Judged, site: str, *, has_steps: bool) -> Finding:
-    rule, draft = judged.rule, judged.draft
+    rule, draft = judged.rule, _as_simulated(judged)
     # a cost from a training log is per iteration of that log, independent of the steps in traces
     has_cost = has_steps or any(need.has_own_steps for need in rule.needs)
     return Finding(
@@ -320,7 +331,24 @@ def _finding(judged: Judged, site: str, *, has_steps: bool) -> Finding:
         docs_url=rule.docs_url(site),
         recoverable_ns=judged.recoverable_ns,
         remaining_ns=judged.remaining_ns,
+        is_bound=judged.is_bound,
     )
+
+
+def _as_simulated(judged: Judged) -> Draft:
+    """The draft, which claims no cost that its own simulation contradicts by half.
+
+    A wait for a rank is measured, but another rank may make the others wait just as long.
+    """
+    draft = judged.draft
+    if draft.cost_ns_per_step is None or judged.recoverable_ns is None:
+        return draft
+    saved = max(judged.recoverable_ns, judged.remaining_ns or 0)
+    if 2 * saved >= draft.cost_ns_per_step:
+        return draft
+    amount = format_duration(saved) if saved else "nothing"
+    message = f"{draft.message} Its repair alone would save {amount} (simulated)."
+    return replace(draft, message=message, cost_ns_per_step=saved)
 
 
 def in_order(judged: Iterable[Judged]) -> list[Judged]:

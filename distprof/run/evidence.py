@@ -30,12 +30,14 @@ __all__ = [
     "Machine",
     "Machines",
     "OperationLog",
+    "OperatorTable",
     "RasGroup",
     "RasLaunches",
     "RasRank",
     "RasStatus",
     "RasTrouble",
     "SummaryClass",
+    "TableOperator",
 ]
 
 OPERATIONS = TableSchema(
@@ -150,6 +152,46 @@ class CollectiveSummary(msgspec.Struct, frozen=True, kw_only=True):
     rank: Int64Array
     num_calls: Int64Array
     mean_ns: Int64Array
+    notes: tuple[str, ...] = ()
+
+
+class TableOperator(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of a table of operators: an operator, a kernel, an annotation or a call.
+
+    Args:
+        name: As printed, possibly cut.
+        kind: Kind of its collective; UNKNOWN if it is none.
+        num_calls: Calls.
+        self_cpu_ns: CPU time without operators inside.
+        cpu_ns: CPU time.
+        self_device_ns: Time of its kernels; 0 if none is printed.
+        device_ns: The same with operators inside.
+    """
+
+    name: str
+    kind: CollectiveKind
+    num_calls: int
+    self_cpu_ns: int
+    cpu_ns: int
+    self_device_ns: int
+    device_ns: int
+
+
+class OperatorTable(msgspec.Struct, frozen=True, kw_only=True):
+    """A table of operators, as ``prof.key_averages().table()`` prints it.
+
+    Args:
+        operators: Its rows, in order.
+        device: Name of the device in its columns, such as ``CUDA``; empty without one.
+        self_cpu_ns: Its last lines: CPU time of all rows, also of those left out; None if missing.
+        self_device_ns: The same for the device.
+        notes: Data left out, one sentence each.
+    """
+
+    operators: tuple[TableOperator, ...]
+    device: str
+    self_cpu_ns: int | None
+    self_device_ns: int | None
     notes: tuple[str, ...] = ()
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from distprof.artefacts.summary_file import Fingerprint
 
-__all__ = ["Difference", "differences", "flat_config", "unlike"]
+__all__ = ["Difference", "compared", "differences", "flat_config", "unlike"]
 
 _HARDWARE = "hardware"
 _JOB = "job"
@@ -67,6 +67,29 @@ def differences(first: Fingerprint, second: Fingerprint) -> tuple[Difference, ..
     variable that only one of them sets does.
     """
     return (*_of_hardware(first, second), *_of_job(first, second), *_of_software(first, second))
+
+
+def compared(first: Fingerprint, second: Fingerprint) -> tuple[str, ...]:
+    """Names of the properties that both runs record."""
+    return tuple(
+        name
+        for name, field in _COMPARED.items()
+        if getattr(first, field) not in (None, "", {}) and getattr(second, field)
+    )
+
+
+_COMPARED = {
+    "device": "device",
+    "world size": "world_size",
+    "nodes": "num_nodes",
+    "backend": "backend",
+    "program": "workload",
+    "mesh": "mesh",
+    "configuration": "config",
+    "versions": "versions",
+    "variables": "environment",
+}
+"""Names of properties for users, and their fields."""
 
 
 def flat_config(config: Mapping[str, Mapping[str, object]]) -> dict[str, str]:

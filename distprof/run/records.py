@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from distprof.artefacts.records import CollectivesRecord
 from distprof.artefacts.settings_file import SettingsFile
@@ -34,6 +35,7 @@ __all__ = [
     "GroupStatus",
     "RankRecords",
     "RecordSource",
+    "untraced_steps",
 ]
 
 NO_THROTTLING = "none"
@@ -70,6 +72,11 @@ STEP_LOG = TableSchema(
         _count("run_queue_ns", "Time in which the thread was ready to run but had no CPU.", "ns"),
         _count("cpu_ns", "Time in which the thread ran on a CPU.", "ns"),
         Column(name="is_traced", dtype="bool", doc="Whether torch.profiler was recording."),
+        Column(name="is_light", dtype="bool", doc="Whether it recorded the GPU alone."),
+        _count(
+            "gpu_behind",
+            "1 if the GPU had not finished the step before when the CPU ended this one, else 0.",
+        ),
         Column(
             name="is_probed",
             dtype="bool",
@@ -192,6 +199,44 @@ CLOCK_STAMPS = TableSchema(
 )
 
 RECORD_TABLES = (STEP_LOG, PHASES, MEMORY_LOG, TELEMETRY, ROUTING, PAUSES, CLOCK_STAMPS)
+
+
+SETTLE = 3
+"""First steps of a log, which include initialisation."""
+
+FEW_STEPS = 4
+"""With fewer untraced steps before the profiler, those after it count, too. With fewer than this in
+all, the first steps count as well, except the very first."""
+
+AS_BEFORE = 1.02
+"""Steps after the profiler count if their median is at most this many times that of steps before:
+while CUPTI is attached, each launch takes longer."""
+
+
+def untraced_steps(log: Table) -> NDArray[np.bool_]:
+    """Steps that are as long as without a profiler.
+
+    Args:
+        log: STEP_LOG table.
+
+    Returns:
+        Mask over its rows. Steps next to traced ones do not count, and those after them only if
+        they are as fast as those before, or if there are hardly any before.
+    """
+    row = np.arange(len(log))
+    traced = np.flatnonzero(log["is_traced"])
+    first, last = (traced[0], traced[-1]) if len(traced) else (len(log) + 1, len(log))
+    before, after = row < first - 1, row > last + 1
+    settled = before & (row >= SETTLE)
+    if settled.sum() >= FEW_STEPS:
+        duration = log["end_ns"] - log["start_ns"]
+        usual = np.median(duration[settled])
+        is_as_before = after.any() and np.median(duration[after]) <= AS_BEFORE * usual
+        return settled | after if is_as_before else settled
+    known = settled | after
+    if known.sum() < FEW_STEPS:
+        known |= before & (row > 0)
+    return known if known.any() else before
 
 
 class RankRecords(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,6 +26,7 @@ __all__ = [
     "CaptureWindow",
     "ClockAlignment",
     "CollectiveMatches",
+    "Count",
     "Device",
     "Gap",
     "Quality",
@@ -51,12 +52,23 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True):
         message: One sentence for the user.
         ranks: Ranks concerned; empty if the gap concerns the whole run.
         num_files: Files skipped because they belong to another job or recording.
+        fact: Few words for the report's evidence line, if numbers or causes may be wrong.
+        hides_cause: Whether the causes of lateness of these ranks cannot be known.
     """
 
     what: str
     message: str
     ranks: tuple[int, ...] = ()
     num_files: int = 0
+    fact: str = ""
+    hides_cause: bool = False
+
+
+class Count(msgspec.Struct, frozen=True, kw_only=True):
+    """A number of rows that break an invariant, and of all rows that could."""
+
+    count: int
+    of: int
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +77,11 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     count: int | None = None
     memory_bytes: int | None = None
+
+
+LEAST_OPERATORS = 0.1
+"""A trace with a smaller share of its operators was filtered. Whole ones have 1.0 or more, those of
+CPU ranks 0.37 and more, because threads without rows also use up numbers."""
 
 
 class Quality(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,9 +96,15 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True):
         lost_bytes: Uncompressed bytes after the last complete event of a truncated file.
         truncated: Whether the file is cut off.
         with_stack: Whether Python stacks were recorded.
+        operator_ratio: Operators with a row over the numbers that the profiler gave to operators
+            between two collectives: about 1 in a whole trace; None if too few numbers are known.
         no_device: Sentence that says why the GPU's activity is unknown; empty if it was recorded or
             the CPU did the work.
         notes: Treatment of irregularities, one sentence each, at most a few.
+        counts: Key of an invariant (:mod:`distprof.join.soundness`) to what breaks it.
+        paces: Hash of a computation kernel's name to its number of launches and their duration in
+            ns, for the most frequent kernels.
+        content: Hash of times and threads, equal only for copies; empty if unknown.
     """
 
     num_events: int = 0
@@ -92,8 +115,17 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True):
     lost_bytes: int = 0
     truncated: bool = False
     with_stack: bool = False
+    operator_ratio: float | None = None
     no_device: str = ""
     notes: tuple[str, ...] = ()
+    counts: Mapping[str, Count] = {}
+    paces: Mapping[int, tuple[int, int]] = {}
+    content: str = ""
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether rows were removed after the profiler wrote them."""
+        return self.operator_ratio is not None and self.operator_ratio < LEAST_OPERATORS
 
 
 class TableSource(Protocol):
@@ -251,6 +283,8 @@ class ClockAlignment(msgspec.Struct, frozen=True, kw_only=True):
         num_violations: Those that violate causality by more than the residual, for example if a
             member ends before the last one starts.
         notes: Assumptions and problems, one sentence each.
+        split_ns: Name of each node whose ranks turned out to have separate clocks, to the largest
+            difference between them.
     """
 
     domains: tuple[tuple[int, ...], ...]
@@ -264,6 +298,7 @@ class ClockAlignment(msgspec.Struct, frozen=True, kw_only=True):
     num_checked: int = 0
     num_violations: int = 0
     notes: tuple[str, ...] = ()
+    split_ns: Mapping[str, int] = {}
     _domain_of: dict[int, int] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from distprof.intervals import Intervals
 from distprof.schema import ABSENT, Column, Int64Array, Table, TableSchema
+from distprof.terms import ActivityKind
 
 __all__ = [
     "ACTIVITY",
@@ -24,11 +25,13 @@ __all__ = [
     "DistinctRows",
     "Launches",
     "RankTables",
+    "among",
     "distinct",
     "encode",
     "have_launches",
     "intervals_of",
     "join_launches",
+    "main_stream",
     "order_of_codes",
 ]
 
@@ -188,6 +191,15 @@ _SMALL_TABLE = 1 << 10
 _MAX_TABLE = 1 << 24  # entries of a lookup table; above this, rows are sorted
 
 
+def among(values: Int64Array, ordered: Int64Array) -> NDArray[np.bool_]:
+    """Whether each value is among others, which ascend."""
+    if len(ordered) == 0:
+        return np.zeros(len(values), dtype=np.bool_)
+    at = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
+    found: NDArray[np.bool_] = ordered[at] == values
+    return found
+
+
 def distinct(values: NDArray[Number]) -> NDArray[Number]:
     """Distinct integers, ascending.
 
@@ -293,6 +305,24 @@ class Launches(msgspec.Struct, frozen=True, kw_only=True):
     start: Int64Array
     end: Int64Array
     thread: NDArray[np.int32]
+
+
+def main_stream(work: Table) -> NDArray[np.bool_]:
+    """Mask of the activities on the stream that computes most, or is busiest if none computes.
+
+    Args:
+        work: ACTIVITY rows of a GPU.
+    """
+    if len(work) == 0:
+        return np.zeros(0, np.bool_)
+    streams, which = encode(work["stream"] - ABSENT)  # from 0 on, which are encoded faster
+    busy = (work["end_ns"] - work["start_ns"]).astype(np.float64)
+    computing = work["kind"] == ActivityKind.COMPUTATION
+    if computing.any():
+        busy = np.where(computing, busy, 0.0)
+    totals = np.bincount(which, weights=busy, minlength=len(streams))
+    mask: NDArray[np.bool_] = which == int(totals.argmax())
+    return mask
 
 
 def join_launches(correlation: Int64Array, host: Table) -> Launches:

@@ -17,6 +17,7 @@ from distprof.terms import MeshAxis
 from distprof.units import fold_ranks
 
 __all__ = [
+    "DEFAULT_GROUPS",
     "MAX_WORLD_SIZE",
     "GroupNames",
     "ProcessGroup",
@@ -29,6 +30,9 @@ __all__ = [
     "with_axis",
     "world_size_of_job",
 ]
+
+DEFAULT_GROUPS = ("default_pg", "0", "")
+"""Names that releases of torch give the group of all ranks."""
 
 NodeOrigin = Literal["host_name", "device_count", "run.json", "launcher", "unknown"]
 

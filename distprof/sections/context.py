@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.artefacts.run_file import RunFile
-from distprof.intervals import Intervals
+from distprof.intervals import EMPTY, Intervals
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.idle.result import RankIdle
 from distprof.sections.job.result import NO_RUN_DIRECTORY
@@ -24,8 +24,10 @@ __all__ = [
     "KernelStats",
     "KernelSteps",
     "LaunchBounds",
+    "LikelySteps",
     "MainLine",
     "Own",
+    "PauseStats",
     "ProbeRecords",
     "RankAnalyses",
     "RankAnalysis",
@@ -36,7 +38,6 @@ __all__ = [
     "RankTrain",
     "StageMarks",
     "StageSlots",
-    "SyncStats",
 ]
 
 
@@ -54,6 +55,8 @@ class RankContext(msgspec.Struct, frozen=True, kw_only=True):
         is_cpu: Whether CPU threads were measured, because there is no GPU.
         is_capture: Whether the only window is the whole capture rather than a step.
         simulated: First window to simulate, and the one after the last; None for all.
+        collections: Garbage collections of the training thread, a set; own clock.
+        is_corrected: Whether the profiler's cost was taken out of the tables.
     """
 
     rank: int
@@ -65,6 +68,8 @@ class RankContext(msgspec.Struct, frozen=True, kw_only=True):
     is_cpu: bool = False
     is_capture: bool = False
     simulated: tuple[int, int] | None = None
+    collections: Intervals = EMPTY
+    is_corrected: bool = False
 
 
 class KernelStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,13 +102,38 @@ class KernelSteps(msgspec.Struct, frozen=True, kw_only=True):
     blocks: NDArray[np.signedinteger[Any]]
 
 
-class SyncStats(msgspec.Struct, frozen=True, kw_only=True):
-    """One synchronising call on one rank, inside the analysed windows."""
+class PauseStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Pauses of one rank's CPU of one kind and name, inside the analysed windows.
 
+    Args:
+        kind: ``sync``, ``input``, ``collection``, ``memory``, ``range`` or ``python``.
+        name: Call or range.
+        count: Number of pauses.
+        blocked_ns: CPU time in them.
+        idle_ns: Idle time of the GPU that they caused.
+        caller: Operator or range that made most of these calls; empty if unknown.
+    """
+
+    kind: str
     name: str
     count: int
     blocked_ns: int
     idle_ns: int
+    caller: str = ""
+
+
+class LikelySteps(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a step of one rank may take without the profiler, mean over its windows.
+
+    Args:
+        likely_ns: If the profiler costs as much as on fast CPUs.
+        least_ns: If it costs as much as on slow ones.
+        num_operators: Recorded operators per step.
+    """
+
+    likely_ns: int
+    least_ns: int
+    num_operators: int
 
 
 class StageMarks(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,6 +191,7 @@ class Own(IntEnum):
     INPUT = 3  # idle: waiting for input
     SYNC = 4  # idle: a synchronising call
     OTHER = 5  # idle: another cause, or unknown
+    PAUSE = 6  # idle: the CPU did something else (``MainLine.pause_ns`` says what)
 
 
 class LaunchBounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,9 +223,13 @@ class MainLine(msgspec.Struct, frozen=True, kw_only=True):
         start_ns: Start of the first window, own clock.
         own_ns: int64, shape ``(S, len(Own))``. The last segment is empty.
         stage_ns: int64 per segment: computation inside the marks of pipeline stages.
+        stage: int32 per segment: the stage that computes most in it; ABSENT for none.
         issue: int64 per row of COLLECTIVES: the segment after which it was issued; ABSENT if that
             was outside of the line.
         leader: int64 per row: the row on another stream whose end it waited for; ABSENT for none.
+        unheld: int64 per row: the segment after which it would have been issued, had it not waited
+            for a copy from the CPU; ABSENT if it did not.
+        copy_ns: int64 per row: how long it waited for the copy; 0 if it did not.
         resume: The segment that could not start before the row's end; ABSENT outside of the line,
             or if the end is unknown. For a row that overlapped with computation, the segment of the
             pipeline slot that needs it, else the one after its window.
@@ -209,19 +244,26 @@ class MainLine(msgspec.Struct, frozen=True, kw_only=True):
         held_ns: int64 per analysed window: how much longer than its own time these launches would
             make it, if the rank never waited for another.
         begin_ns: int64 per segment: when it started, since ``start_ns``.
+        pause_ns: Name of a pause of the CPU to the part of ``own_ns`` in ``Own.PAUSE`` that it
+            caused, int64 per segment.
         first_window: Index of the first window among the analysed ones. A line may cover only some
             of them (``RankContext.simulated``).
-        first_row: Row of COLLECTIVES that the first entry of ``issue``, ``leader``, ``resume`` and
-            ``exposed`` belongs to. A partial line has entries only for the rows that affect it.
+        first_row: Row of COLLECTIVES that the first entry of each of ``of_rows`` belongs to. A
+            partial line has entries only for the rows that affect it.
     """
 
-    of_rows: ClassVar[tuple[str, ...]] = ("issue", "leader", "resume", "exposed")
+    of_rows: ClassVar[tuple[str, ...]] = (
+        *("issue", "leader", "unheld", "copy_ns", "resume", "exposed"),
+    )
 
     start_ns: int
     own_ns: Int64Array
     stage_ns: Int64Array
+    stage: NDArray[np.int32]
     issue: Int64Array
     leader: Int64Array
+    unheld: Int64Array
+    copy_ns: Int64Array
     resume: Int64Array
     exposed: NDArray[np.bool_]
     wait_start_ns: Int64Array
@@ -232,6 +274,7 @@ class MainLine(msgspec.Struct, frozen=True, kw_only=True):
     bounds: LaunchBounds
     held_ns: Int64Array
     begin_ns: Int64Array
+    pause_ns: Mapping[str, Int64Array] = msgspec.field(default_factory=dict)
     first_window: int = 0
     first_row: int = 0
 
@@ -270,7 +313,7 @@ class RankGradients(msgspec.Struct, frozen=True, kw_only=True):
             if the start of backward is unknown.
         backward_ns: int64, the same before the last bucket is ready.
         row_bytes: int64, bytes of each of ``rows``.
-        row_moving_ns: int64, time in which its data moves; ABSENT if it was not matched.
+        row_moving_ns: int64, time in which its data moves; its whole time if it was not matched.
         num_forwards: int64, forwards that the update waits for.
         dtypes: Element types on the wire, by axis.
         marks_updates: Whether updates are marked; if not, each reduction counts as an update.
@@ -327,6 +370,7 @@ class RankCopies(msgspec.Struct, frozen=True, kw_only=True):
         host_memory: As in ``ExposedCopies``.
         count: Copies that start inside the windows.
         num_bytes: Bytes that they move; ABSENT if the size of one is unknown.
+        duration_ns: Sum of their durations.
         exposed_ns: Time in which one of these copies runs and nothing else.
         operators: Operators that launched most of them, with the time of their copies; empty if
             copies are too short to search for them.
@@ -336,6 +380,7 @@ class RankCopies(msgspec.Struct, frozen=True, kw_only=True):
     host_memory: str
     count: int
     num_bytes: int
+    duration_ns: int
     exposed_ns: int
     operators: Mapping[str, int] = {}
 
@@ -379,7 +424,7 @@ class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
         axes: Overlap by axis, with only this rank in ``ranks``.
         idle: Idle time by cause, None without CPU rows (then the cause of all idle time is
             unknown).
-        sync_calls: Synchronising calls.
+        cpu_pauses: Pauses of the launching threads by kind and name, synchronising calls included.
         waterfall: Exact sum over all analysed steps.
         kernels: Computation, communication and copy rows by name.
         exposed_ns: For each row of COLLECTIVES, exposed time inside the windows; time that several
@@ -390,6 +435,7 @@ class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
         input_ns: Idle time blamed on input, per analysed step.
         computation_ns: Computation, per analysed step.
         idle_host_ns: Idle time blamed on the CPU, per analysed step.
+        tail_ns: Idle time at the end of each analysed step, whatever the cause.
         idle_comm_wait_ns: Idle time blamed on waiting for communication, per analysed step.
         is_cpu: Whether CPU threads were measured.
         stages: Work of the pipeline stages that it holds, ascending; empty without marks.
@@ -410,6 +456,7 @@ class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
             on a CPU.
         gradients: Gradient reductions; None if nothing marks DDP.
         kernel_steps: Its kernels step by step; None if they were not measured.
+        likely_steps: Its steps without the profiler, if only a guess is possible and matters.
     """
 
     rank: int
@@ -417,7 +464,7 @@ class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     overlap: RankOverlap
     axes: tuple[AxisOverlap, ...]
     idle: RankIdle | None
-    sync_calls: tuple[SyncStats, ...]
+    cpu_pauses: tuple[PauseStats, ...]
     waterfall: RankWaterfall
     kernels: tuple[KernelStats, ...]
     exposed_ns: Int64Array
@@ -427,6 +474,7 @@ class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     computation_ns: Int64Array
     idle_host_ns: Int64Array
     idle_comm_wait_ns: Int64Array
+    tail_ns: Int64Array = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
     is_cpu: bool = False
     stages: tuple[StageMarks, ...] = ()
     slots: StageSlots | None = None
@@ -449,6 +497,7 @@ class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     )
     gradients: RankGradients | None = None
     kernel_steps: KernelSteps | None = None
+    likely_steps: LikelySteps | None = None
 
     @property
     def stage_numbers(self) -> tuple[int, ...]:
@@ -494,19 +543,6 @@ class RankAnalyses(Mapping[int, RankAnalysis]):
     def is_cpu(self) -> bool:
         """Whether CPU threads were measured on any rank."""
         return any(analysis.is_cpu for analysis in self.values())
-
-    def windows_of(self, ranks: Iterable[int]) -> dict[int, Intervals]:
-        """Analysed windows by rank, own clock.
-
-        An untraced rank gets the windows of the first traced one: steps begin and end together, and
-        sensor samples are further apart than the clocks of hosts.
-        """
-        windows = {
-            rank: Intervals(analysis.window_start_ns, analysis.window_end_ns)
-            for rank, analysis in self.items()
-        }
-        first = next(iter(windows.values()), None)
-        return windows if first is None else {**dict.fromkeys(ranks, first), **windows}
 
 
 _Found = TypeVar("_Found")

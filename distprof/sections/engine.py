@@ -31,6 +31,7 @@ from distprof.hardware.sheet import Sheet
 from distprof.run.run import Run
 from distprof.sections.base import Result
 from distprof.sections.context import Detail, ProbeRecords, RankAnalyses
+from distprof.sections.perturbation.corrected import Correction
 from distprof.sections.whatif.plan import Workbench
 
 __all__ = [
@@ -58,6 +59,7 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
         run: The recording.
         analyses: Measurements of every rank's trace.
         records: Measurements of every rank's probe records.
+        correction: What was done to the recording to take the profiler's cost out of it.
         fabric: Bandwidth that the network should reach; None if no profile is known.
         sheet: Capabilities of GPUs and links.
         topology: Scale-up domains of the cluster.
@@ -69,6 +71,7 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
     run: Run
     analyses: RankAnalyses
     records: ProbeRecords
+    correction: Correction
     fabric: FabricFile | None
     sheet: Sheet
     topology: TopologyConfig

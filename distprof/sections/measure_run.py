@@ -21,10 +21,11 @@ from distprof.run.topology import GroupNames, ProcessGroup, Topology
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.context import RankAnalyses, RankAnalysis, RankContext
 from distprof.sections.measure_rank import capture_window, measure_rank
+from distprof.sections.perturbation.corrected import CorrectedTables
 from distprof.terms import UNKNOWN_AXIS
 from distprof.units import fold_ranks
 
-__all__ = ["Mapper", "Progress", "measure_run"]
+__all__ = ["Mapper", "Progress", "analysed_windows", "measure_run", "windows_of_records"]
 
 Progress = Callable[[int, int], None]
 """Function that gets the number of measured ranks and the number of all ranks."""
@@ -62,6 +63,7 @@ def measure_run(
     executor: Mapper | None = None,
     progress: Progress | None = None,
     window: Literal["steps", "capture"] = "steps",
+    collections: Mapping[int, Intervals] | None = None,
 ) -> RankAnalyses:
     """Measure every rank of a run inside the analysed windows.
 
@@ -72,13 +74,14 @@ def measure_run(
         progress: Called after each rank.
         window: ``steps`` analyses the steps that all ranks recorded completely, or the whole
             capture if nothing marks steps; ``capture`` always the whole capture.
+        collections: Garbage collections of ranks' training threads, sets; own clock.
 
     Returns:
         The analyses; ``unavailable`` has a sentence for each rank whose tables cannot be read.
     """
     by_step = window == "steps" and bool(run.window.steps)
     wait_ends = last_start_on_own_clock(run.matches, run.clock, run.ranks)
-    jobs, unavailable = _jobs_of(run, by_step, wait_ends)
+    jobs, unavailable = _jobs_of(run, by_step, wait_ends, collections or {})
     outcomes = _map(jobs, executor, progress)
     axes = {job.rank: job.context.axis for job in jobs}
     analyses = [
@@ -96,11 +99,51 @@ def measure_run(
     )
 
 
+def analysed_windows(
+    run: Run, window: Literal["steps", "capture"] = "steps"
+) -> dict[int, Intervals]:
+    """The analysed steps of each rank that will be measured, own clock.
+
+    Args:
+        run: The recording.
+        window: As in :func:`measure_run`; a whole capture has no steps.
+    """
+    if window == "capture" or not run.window.steps:
+        return {}
+    found = {rank.rank: _step_windows(rank, run.window.steps)[1] for rank in run.ranks}
+    wanted = len(run.window.steps)
+    return {
+        rank: windows for rank, windows in found.items() if not _window_problem(windows, wanted)
+    }
+
+
+def windows_of_records(run: Run, windows: Mapping[int, Intervals]) -> dict[int, Intervals]:
+    """Time in which the sensor samples of each rank count, own clock.
+
+    A rank without a trace gets the windows of the first traced one: steps begin and end together,
+    and samples are further apart than the clocks of hosts.
+
+    Args:
+        run: The recording.
+        windows: Analysed steps by rank; empty if the whole capture is analysed.
+    """
+    found = windows or {rank.rank: _capture_of(rank) for rank in run.ranks}
+    first = next(iter(found.values()), None)
+    return {} if first is None else {**dict.fromkeys(run.records, first), **found}
+
+
+def _capture_of(rank: Rank) -> Intervals:
+    return Intervals(np.array([rank.capture_start_ns]), np.array([rank.capture_end_ns]))
+
+
 # Ranks --------------------------------------------------------------------------------------------
 
 
 def _jobs_of(
-    run: Run, by_step: bool, wait_ends: Mapping[int, Int64Array]
+    run: Run,
+    by_step: bool,
+    wait_ends: Mapping[int, Int64Array],
+    collections: Mapping[int, Intervals],
 ) -> tuple[list[_Job], list[str]]:
     """One job per rank that can be measured, and a sentence for each that cannot."""
     groups = _groups_of(run.topology)
@@ -116,7 +159,11 @@ def _jobs_of(
         if problem:
             problems.append(f"Rank {rank.rank} {problem}: left out.")
             continue
-        context = _context(groups, rank, steps, windows, wait_ends.get(rank.rank), simulated)
+        context = replace(
+            _context(groups, rank, steps, windows, wait_ends.get(rank.rank), simulated),
+            collections=collections.get(rank.rank, EMPTY),
+            is_corrected=isinstance(rank.tables, CorrectedTables),
+        )
         jobs.append(_Job(path=rank.path, source=rank.tables, context=context))
     return jobs, problems
 

@@ -295,5 +295,6 @@ METRICS: tuple[Metric, ...] = (
         "Rules that lacked evidence, so it is unknown whether they would fire.",
         lambda r: len(r.not_checked),
     ),
+    _metric("idle_pause_seconds", "Per step: idle, pauses of the CPU.", _part("idle_pause")),
 )
 """Every metric, in the order of display."""

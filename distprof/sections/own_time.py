@@ -1,13 +1,13 @@
 """Own time: what each rank does while it waits for no other rank, compared with its peers.
 
 A rank makes others wait because some part of its own time is longer than theirs: computation,
-waiting for input, or leaving its GPU idle. Neither disturbances of other ranks nor clock errors
-affect these parts, so over few steps they show more than the order of arrival.
+copies, waiting for input, or leaving its GPU idle. Neither disturbances of other ranks nor clock
+errors affect these parts, so over few steps they show more than the order of arrival.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 
 import msgspec
@@ -22,6 +22,7 @@ from distprof.terms import MeshAxis
 
 __all__ = [
     "COMPUTATION",
+    "COPYING",
     "HOST",
     "INPUT",
     "OwnTime",
@@ -101,6 +102,8 @@ def _upper_tail(t: NDArray[np.float64], freedom: int) -> NDArray[np.float64]:
 
 COMPUTATION = "computation"
 
+COPYING = "copying alone"
+
 INPUT = "waiting for input"
 
 HOST = "idling for its CPU"
@@ -158,14 +161,20 @@ class OwnTime(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         transfer = exposed.min(axis=0, initial=np.iinfo(np.int64).max)
         hidden = np.maximum(part([_held(analysis) for analysis in ranks]) - transfer, 0)
         hidden *= one_program
+        idling = part(idle)
+        if not one_program:
+            idling = np.maximum(idling - _slack(part, ranks), 0)
         return OwnTime(
             ranks=tuple(analyses),
             peers=_peers([held[rank] for rank in analyses]),
             parts={
                 COMPUTATION: part([analysis.computation_ns for analysis in ranks]),
+                COPYING: part(
+                    [np.array([s.exposed_copy_ns for s in a.steps], np.int64) for a in ranks]
+                ),
                 INPUT: part([analysis.input_ns for analysis in ranks]),
                 # a rank would also idle for this time if the others came in time
-                HOST: part(idle) + hidden,
+                HOST: idling + hidden,
             },
             hidden=hidden,
         )
@@ -284,7 +293,7 @@ def _is_mostly_host(analysis: RankAnalysis) -> bool:
     cause = analysis.idle
     if cause is None:
         return False
-    return cause.host_ns + cause.sync_ns >= cause.comm_wait_ns + cause.unknown_ns
+    return cause.host_ns + cause.sync_ns + cause.pause_ns >= cause.comm_wait_ns + cause.unknown_ns
 
 
 def _idle_for_host(analysis: RankAnalysis, *, counts_all: bool) -> Int64Array:
@@ -305,6 +314,24 @@ def _idle_for_host(analysis: RankAnalysis, *, counts_all: bool) -> Int64Array:
         return analysis.idle_host_ns
     rest: Int64Array = idle - analysis.input_ns
     return rest
+
+
+def _slack(
+    part: Callable[[list[Int64Array]], Int64Array], ranks: Sequence[RankAnalysis]
+) -> Int64Array:
+    """Idle time of a rank that is done with a step while another stage still works on it, ns.
+
+    Stages finish one after another by design, so no rank waits for this one. Shape ``(P, S)``.
+    """
+    spans = part([_spans(analysis) for analysis in ranks])
+    tails = part([analysis.tail_ns for analysis in ranks])
+    done = spans - tails
+    slack: Int64Array = np.minimum(done.max(axis=0, initial=0) - done, tails)
+    return slack
+
+
+def _spans(analysis: RankAnalysis) -> Int64Array:
+    return np.array([step.span_ns for step in analysis.steps], dtype=np.int64)
 
 
 def _held(analysis: RankAnalysis) -> Int64Array:

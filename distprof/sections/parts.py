@@ -38,6 +38,7 @@ _LABELS = {
     "exposed_copy_ns": "exposed copies",
     "idle_host_ns": "idle: late launches",
     "idle_sync_ns": "idle: synchronising calls",
+    "idle_pause_ns": "idle: pauses of the CPU",
     "idle_input_ns": "idle: input",
     "idle_comm_wait_ns": "idle: after communication",
     "idle_unknown_ns": "idle: cause unknown",

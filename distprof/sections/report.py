@@ -15,6 +15,7 @@ from distprof.sections.capture.result import CaptureResult
 from distprof.sections.collective_log.result import CollectiveLogResult
 from distprof.sections.collectives.result import CollectivesResult
 from distprof.sections.efficiency.result import EfficiencyResult
+from distprof.sections.ending.result import EndingResult
 from distprof.sections.gradients.result import GradientsResult
 from distprof.sections.idle.result import IdleResult, PausesResult
 from distprof.sections.job.result import JobResult
@@ -23,6 +24,7 @@ from distprof.sections.memory.result import MemoryResult
 from distprof.sections.moe.result import MoeResult
 from distprof.sections.nccl.result import NcclResult
 from distprof.sections.overlap.result import OverlapResult
+from distprof.sections.perturbation.result import PerturbationResult
 from distprof.sections.pipeline.result import PipelineResult
 from distprof.sections.placement.result import PlacementResult
 from distprof.sections.ras.result import RasResult
@@ -30,7 +32,11 @@ from distprof.sections.settings.result import SettingsResult
 from distprof.sections.sharding.result import ShardingResult
 from distprof.sections.step_log.result import StepLogResult
 from distprof.sections.stragglers.result import MessagesResult, StragglersResult
-from distprof.sections.summaries.result import CollectiveSummaryResult, InputReadinessResult
+from distprof.sections.summaries.result import (
+    CollectiveSummaryResult,
+    InputReadinessResult,
+    OperatorTableResult,
+)
 from distprof.sections.telemetry.result import TelemetryResult
 from distprof.sections.time.result import BreakdownResult, StepTimeResult, WaterfallResult
 from distprof.sections.training_log.result import TrainingLogResult
@@ -115,6 +121,8 @@ class Report(Record, frozen=True, kw_only=True):
         kernels: Kernels by name, and how ranks differ in them.
         waterfall: The mean step as an exact sum of computation and all losses.
         job: How the job was launched and how it ended; empty without a run directory.
+        ending: How the job ended, or why it stands, according to what it printed; empty without
+            output that says so.
         step_log: Steps as the job logged them itself; empty without a run directory.
         memory: Memory by rank; empty if it was not recorded.
         telemetry: GPU sensors and errors, and energy; empty without samples.
@@ -136,6 +144,8 @@ class Report(Record, frozen=True, kw_only=True):
             records.
         ras: State of a running job according to NCCL's RAS; empty without output of ncclras.
         input_readiness: Measured readiness of each rank's input over time; empty without it.
+        operator_table: A table of operators without a time line; empty without one.
+        perturbation: What the profiler cost, and whether the report is free of it.
         findings: Problems, each with its cost and fix, most important first.
         not_checked: Rules that lacked their evidence, and why.
     """
@@ -155,6 +165,7 @@ class Report(Record, frozen=True, kw_only=True):
     kernels: KernelsResult
     waterfall: WaterfallResult
     job: JobResult = JobResult(kind=None)
+    ending: EndingResult = EndingResult()
     step_log: StepLogResult = StepLogResult()
     memory: MemoryResult = MemoryResult()
     telemetry: TelemetryResult = TelemetryResult()
@@ -174,6 +185,8 @@ class Report(Record, frozen=True, kw_only=True):
     collective_log: CollectiveLogResult = CollectiveLogResult()
     ras: RasResult = RasResult()
     input_readiness: InputReadinessResult = InputReadinessResult()
+    operator_table: OperatorTableResult = OperatorTableResult()
+    perturbation: PerturbationResult = PerturbationResult()
     findings: tuple[Finding, ...]
     not_checked: tuple[NotChecked, ...]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import msgspec
@@ -10,8 +11,9 @@ from distprof.rules.base import InsufficientEvidenceError
 from distprof.sections.capture.result import CaptureResult
 from distprof.sections.idle.result import IdleResult
 from distprof.sections.overlap.result import OverlapResult
+from distprof.sections.stragglers.result import StragglersResult
 from distprof.sections.time.result import RankWaterfall, StepTimeResult, WaterfallResult
-from distprof.units import format_duration, format_ratio
+from distprof.units import format_duration, format_ratio, name_ranks
 
 __all__ = [
     "WIDER_TRANSFER",
@@ -22,13 +24,16 @@ __all__ = [
     "hidden_waits",
     "hideable_ns",
     "idle_gpu_ns",
+    "latest_by_chance",
+    "log_choose",
     "mean_step",
     "mean_step_if_timed",
+    "unrecorded",
 ]
 
-MOST_INCOMPLETE_RATIO = 0.5
+MOST_INCOMPLETE_RATIO = 0.1
 """Share of incomplete collectives above which transfer and waiting for missing ranks cannot be
-separated."""
+separated. The ragged ends of captures cause fewer, one missing rank of a group of eight more."""
 
 WIDER_TRANSFER = ("COM101", "COM102", "COM104")
 """Findings on exposed transfer in general: for ``Draft.explains`` of findings with a reason."""
@@ -116,6 +121,14 @@ def has_all_members(capture: CaptureResult) -> bool:
     return (capture.incomplete_ratio or 0.0) <= MOST_INCOMPLETE_RATIO
 
 
+def unrecorded(capture: CaptureResult) -> str:
+    """The ranks that the others may have waited for unseen, with a relative clause."""
+    missing = capture.ranks_missing
+    if not missing:
+        return "ranks that were not recorded"
+    return f"{name_ranks(missing)}, which {'was' if len(missing) == 1 else 'were'} not recorded"
+
+
 def hideable_ns(step: MeanStep, overlap: OverlapResult) -> int:
     """Exposed transfer that could overlap with computation now running alone, mean per step.
 
@@ -152,3 +165,26 @@ def hidden_waits(
 def alone_ns(step: MeanStep, overlap: OverlapResult) -> int:
     """Computation without concurrent communication, mean per step."""
     return step.mean(sum(rank.computation_ns - rank.overlapped_ns for rank in overlap.ranks))
+
+
+CHANCE = 0.01
+"""Probability up to which something is not called chance."""
+
+
+def latest_by_chance(stragglers: StragglersResult, rank: int) -> bool:
+    """Whether one of equal ranks may by chance be the latest in as many steps as this one."""
+    steps, ranks = len(stragglers.steps), len(stragglers.ranks)
+    if ranks < 2:
+        return True
+    late = sum(step.rank == rank for step in stragglers.steps)
+    one, others = -math.log(ranks), math.log1p(-1 / ranks)
+    tail = sum(
+        math.exp(log_choose(steps, k) + k * one + (steps - k) * others)
+        for k in range(late, steps + 1)
+    )
+    return ranks * tail > CHANCE
+
+
+def log_choose(whole: int, part: int) -> float:
+    """Logarithm of the number of ways to choose ``part`` of ``whole``."""
+    return math.lgamma(whole + 1) - math.lgamma(part + 1) - math.lgamma(whole - part + 1)

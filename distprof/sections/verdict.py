@@ -29,9 +29,15 @@ _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
 
 def judge(report: Report) -> Verdict:
-    """Return the verdict on ``report``: first how the job ended, unless it ended normally."""
+    """Return the verdict on ``report``: first how the job ended, unless it ended normally.
+
+    What the job printed says more than how its launcher saw it end.
+    """
     measured = _judge_measured(report)
     ended = end_line(report)
+    if report.ending.state and report.job.outcome != "completed":
+        told = (ended, *report.ending.why) if ended else report.ending.why
+        return Verdict(line=report.ending.verdict, why=told, part=measured.part)
     if not ended:
         return measured
     return Verdict(line=ended, why=(measured.line, *measured.why), part=measured.part)
@@ -83,7 +89,9 @@ def leading(report: Report) -> Finding | None:
     first = next(on_job, None)
     if first is None or not first.message.strip():
         return None
-    return first if report.plan.repairs or first.severity is not Severity.INFO else None
+    is_undecided = first.code == "HST101" and report.perturbation.is_estimated
+    is_worth = report.plan.repairs or is_undecided or first.severity is not Severity.INFO
+    return first if is_worth else None
 
 
 def _nothing_measured(report: Report) -> str:

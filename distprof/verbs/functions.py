@@ -41,26 +41,28 @@ def compare(first: Report | Source, second: Report | Source) -> Comparison:
 
 
 def hang(
-    source: Source,
-    *,
+    *sources: Source,
     executor: str = "process",
     progress: Callable[[int, int], None] | None = None,
 ) -> HangReport:
     """Diagnose a hang: the operation in which a job is stuck, and the ranks that others wait for.
 
     Args:
-        source: A folder of dumps of torch's Flight Recorder, a run directory, or one dump.
+        sources: Folders of dumps of torch's Flight Recorder, run directories, dumps, logs, or globs
+            of logs, all of one job.
         executor: How to read the dumps if there are many: ``process``, ``process:N``, ``serial``.
         progress: Called with the number of dumps read and the total number.
 
     Raises:
-        InputError: If no dump can be read.
+        InputError: If no dump can be read, and no log says how the job ended.
     """
     from distprof.verbs.hang.evidence import read_evidence
     from distprof.verbs.hang.measure import diagnose
     from distprof.version import __version__
 
-    evidence = read_evidence(os.fspath(source), executor=executor, progress=progress)
+    evidence = read_evidence(
+        *(os.fspath(one) for one in sources), executor=executor, progress=progress
+    )
     return diagnose(evidence, version=__version__)
 
 

@@ -12,8 +12,9 @@ from distprof.errors import InputError, UsageError
 if TYPE_CHECKING:
     from distprof.artefacts.summary_file import SummaryFile
 
-__all__ = ["check_comparable", "check_source", "single_source", "summaries_of"]
+__all__ = ["check_comparable", "check_source", "single_source", "spooled", "summaries_of"]
 
+MAX_STDIN_BYTES = 1 << 36
 _MAX_ENTRIES = 10_000
 
 
@@ -31,6 +32,34 @@ def single_source(sources: tuple[str, ...]) -> str:
         f"{len(sources)} sources, but distprof analyses one run at a time: "
         f"name their folder ({folder}), or put the pattern in quotes"
     )
+
+
+def spooled(source: str) -> str:
+    """The source; for ``-``, a file with what comes from standard input.
+
+    Raises:
+        InputError: If there is more than distprof keeps in scratch space.
+    """
+    if source != "-":
+        return source
+    import sys
+
+    from distprof.artefacts.scratch import scratch_folder
+
+    path = scratch_folder("stdin") / "stdin.log"
+    num_bytes = 0
+    with path.open("wb") as file:
+        while block := sys.stdin.buffer.read(1 << 20):
+            num_bytes += len(block)
+            if num_bytes > MAX_STDIN_BYTES:
+                raise InputError(
+                    "-",
+                    expected=f"at most {MAX_STDIN_BYTES:,} bytes on standard input",
+                    found="more",
+                    fix="write the output to a file and name it",
+                )
+            file.write(block)
+    return str(path)
 
 
 def check_source(source: str) -> None:

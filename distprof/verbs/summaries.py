@@ -199,7 +199,7 @@ def _parts(report: Report) -> StepParts | None:
         "exposed_wait_ns": total.exposed_wait_ns // share + (0 if is_pipeline else message_wait),
         "bubble_ns": message_wait if is_pipeline else 0,
         "unsplit_comm_ns": total.exposed_comm_unsplit_ns // share,
-        "host_ns": (total.idle_host_ns + total.idle_sync_ns) // share,
+        "host_ns": (total.idle_host_ns + total.idle_sync_ns + total.idle_pause_ns) // share,
         "input_ns": total.idle_input_ns // share,
         "copy_ns": total.exposed_copy_ns // share,
     }

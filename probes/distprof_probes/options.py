@@ -36,6 +36,14 @@ class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             flag="profile-steps",
         ),
     ] = 4
+    light_steps: Annotated[
+        int,
+        option(
+            "Steps before them in which only the GPU is recorded, which costs less; 0 for none. CPU"
+            " ranks have none.",
+            ge=0,
+        ),
+    ] = 4
     warmup: Annotated[
         int,
         option(

@@ -8,9 +8,11 @@ two order statistics that enclose the true median with at least 95 % probability
 distribution (inverted sign test; Conover, Practical Nonparametric Statistics, 3.2). It needs six
 pairs; with fewer, no figure is given.
 
-Tracing: traced steps are compared with the untraced ones around them. The estimate is the median of
-all pairwise differences. The interval comes from the inverted rank-sum test (Hodges and Lehmann
-1963; Conover 5.4), which is exact for small samples.
+Tracing: traced steps are compared with the untraced ones before them, because a profiler that has
+stopped may still slow steps down; steps after it are compared in the same way. With few steps
+before, those after count, too. The estimate is the median of all pairwise differences. The interval
+comes from the inverted rank-sum test (Hodges and Lehmann 1963; Conover 5.4), which is exact for
+small samples.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import median
+from typing import Literal, TypeAlias
 
 from distprof.artefacts.run_file import Overhead
 from distprof_probes.plan import Plan
@@ -25,8 +28,11 @@ from distprof_probes.plan import Plan
 __all__ = ["OverheadMeter", "paired_interval", "shift_interval"]
 
 CONFIDENCE = 0.95
+
+Mode: TypeAlias = Literal["tracing", "light", "after"]
 _WIDE_RATIO = 0.2  # of a step
-_NUM_AROUND = 8  # untraced steps to compare with, on each side of the window
+_NUM_AROUND = 12  # untraced steps to compare with, on each side of the window
+_FEW = 4
 
 
 def paired_interval(differences: Sequence[float]) -> tuple[float, float] | None:
@@ -137,29 +143,52 @@ class OverheadMeter:
         Args:
             traced: Steps that were recorded.
         """
-        recorded = [self._durations[step] for step in traced if step in self._durations]
-        around = [self._durations[step] for step in self._around()]
-        interval = shift_interval(recorded, around)
+        return self._compared("tracing", "traced", traced)
+
+    def light(self, recorded: Sequence[int]) -> Overhead | str:
+        """Cost of recording the GPU alone, or why there is no figure.
+
+        Args:
+            recorded: Steps that were recorded.
+        """
+        return self._compared("light", "light", recorded)
+
+    def after(self) -> Overhead | str:
+        """How much longer steps take after the profiler than before, or why there is no figure."""
+        before, after = self._around()
+        if len(before) < _FEW:
+            return "whether steps are slower after tracing was not measured: too few before it"
+        return self._shift("after", "later", after, before)
+
+    def _compared(self, mode: Mode, word: str, steps: Sequence[int]) -> Overhead | str:
+        recorded = [self._durations[step] for step in steps if step in self._durations]
+        before, after = self._around()
+        return self._shift(mode, word, recorded, before if len(before) >= _FEW else before + after)
+
+    def _shift(
+        self, mode: Mode, word: str, steps: Sequence[int], others: Sequence[int]
+    ) -> Overhead | str:
+        interval = shift_interval(steps, others)
         if interval is None:
             return (
-                f"the cost of tracing was not measured: {len(recorded)} traced steps and"
-                f" {len(around)} untraced ones are too few"
+                f"the cost of tracing was not measured: {len(steps)} {word} steps and"
+                f" {len(others)} untraced ones are too few"
             )
-        base = median(around)
-        shift = median(a - b for a in recorded for b in around)
+        base = median(others)
+        shift = median(a - b for a in steps for b in others)
         if _is_meaningless(shift, interval, base):
             return (
                 "the cost of tracing was not measured: steps vary too much"
                 f" ({_percent(interval, base)})"
             )
         return Overhead(
-            mode="tracing",
-            method=f"{len(recorded)} traced steps compared with {len(around)} untraced neighbours;"
+            mode=mode,
+            method=f"{len(steps)} {word} steps compared with {len(others)} untraced ones;"
             " median of all differences, interval from rank sums",
             ratio=shift / base,
             low=interval[0] / base,
             high=interval[1] / base,
-            num_pairs=min(len(recorded), len(around)),
+            num_pairs=min(len(steps), len(others)),
             step_ns=round(base),
         )
 
@@ -173,11 +202,13 @@ class OverheadMeter:
     def _sum(self, steps: range) -> int:
         return sum(self._durations[step] for step in steps)
 
-    def _around(self) -> list[int]:
-        window = self._plan.traced
+    def _around(self) -> tuple[list[int], list[int]]:
+        """Untraced steps before the profiler's first start, and after its last stop."""
+        window = self._plan.window
         quiet = [step for step in sorted(self._durations) if self._plan.is_quiet(step)]
         before = [step for step in quiet if step < window.start][-_NUM_AROUND:]
-        return before + [step for step in quiet if step >= window.stop][:_NUM_AROUND]
+        after = [step for step in quiet if step >= window.stop][:_NUM_AROUND]
+        return [self._durations[step] for step in before], [self._durations[step] for step in after]
 
 
 def _is_meaningless(middle: float, interval: tuple[float, float], base: float) -> bool:

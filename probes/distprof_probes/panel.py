@@ -13,7 +13,7 @@ import msgspec
 
 from distprof.artefacts.run_file import ProbeStatus
 from distprof_probes.options import ProbeOptions
-from distprof_probes.probe import Probe, Tracer, Unavailable, Yielded
+from distprof_probes.probe import Probe, Traced, Tracer, Unavailable, Yielded
 from distprof_probes.probes.step_log import StepLog
 
 if TYPE_CHECKING:
@@ -125,9 +125,9 @@ class Panel:
         """A step starts in which the probes record."""
         self._call_each("step_started", step)
 
-    def end_mark(self, step: int) -> bool:
-        """Close the step's mark in the trace and return whether the step was recorded."""
-        return any(self._call_each("end_mark", step))
+    def end_mark(self, step: int) -> Traced:
+        """Close the step's mark in the trace and return what was recorded of the step."""
+        return next(filter(None, self._call_each("end_mark", step)), "")
 
     def step_ended(self, step: int) -> None:
         """A step ends in which the probes recorded."""
@@ -192,11 +192,10 @@ class Panel:
         """Status of each probe so far."""
         return tuple(slot.status() for slot in self._slots)
 
-    @property
-    def traced_steps(self) -> tuple[int, ...]:
-        """Steps that were recorded from start to end."""
-        steps = [getattr(slot.probe, "traced_steps", ()) for slot in self._slots]
-        return tuple(sorted({step for some in steps for step in some}))
+    def recorded_steps(self, what: Traced) -> tuple[int, ...]:
+        """Steps that were recorded from start to end in this way."""
+        of_slots = (getattr(slot.probe, "recorded_steps", {}) for slot in self._slots)
+        return tuple(sorted({step for steps in of_slots for step in steps.get(what, ())}))
 
     # The guard ------------------------------------------------------------------------------------
 

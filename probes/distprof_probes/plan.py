@@ -2,11 +2,13 @@
 
 ::
 
-    0 1 2 | A B B A  A B B A | w w w | T T T T | _ | A B B A  A B B A …   then always A
-    settle  overhead rounds    warm-up  traced   settle
+    0 1 2 | A B B A  A B B A  A B B A | w | L L L L | w w w | T T T T | _ | A B B A … then always A
+    settle  overhead rounds            warm  light   warm-up  traced  settle
 
-A: probes on; B: probes paused. The order ``with, without, without, with`` cancels drift of the step
-time within a round. Ranks must switch together, because one slow rank slows its peers.
+A: probes on; B: probes paused; L: only the GPU is recorded; T: the CPU's operators, too. The steps
+before the profiler's first one say how long a step takes without it. The order ``with, without,
+without, with`` cancels drift of the step time within a round. Ranks must switch together, because
+one slow rank slows its peers.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ _FREEDOM = 12
 """Least product of (ranks - 1) and (steps - 1) from which chance can be estimated well enough to
 name a slow rank (LEAST_FREEDOM of distprof/sections/stragglers/episodes.py)."""
 
-_ROUNDS_BEFORE = 2
+_ROUNDS_BEFORE = 3
 _ROUND = 4  # blocks
+_LIGHT_WARMUP = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +36,7 @@ class Plan:
 
     Args:
         settled: First step that measurements may use.
+        light: Steps to record without operators; empty if there is no room for them.
         warmup: Steps in which the profiler warms up, immediately before ``traced``.
         traced: Steps to record; empty without tracing.
         pairs: Adjacent blocks, with and without probes.
@@ -40,17 +44,32 @@ class Plan:
     """
 
     settled: int
+    light: range
     warmup: range
     traced: range
     pairs: tuple[tuple[range, range], ...]
     paused: frozenset[int]
+
+    @property
+    def light_warmup(self) -> range:
+        """Steps in which the profiler warms up for the light ones."""
+        first = self.light.start - _LIGHT_WARMUP if self.light else self.light.start
+        return range(first, self.light.start)
+
+    @property
+    def window(self) -> range:
+        """All steps that a profiler affects, from its first start to its last stop."""
+        if not self.traced:
+            return range(0)
+        first = min([*self.light_warmup, *self.warmup, self.traced.start])
+        return range(first, self.traced.stop)
 
     def is_quiet(self, step: int) -> bool:
         """Whether only the always-on probes affect the step, and it is not one of the first.
 
         The step after the window is not quiet: ranks finish saving at different times.
         """
-        touched = range(self.warmup.start, self.traced.stop + 1) if self.traced else range(0)
+        touched = range(self.window.start, self.window.stop + 1) if self.window else range(0)
         return step >= self.settled and step not in touched
 
 
@@ -78,10 +97,13 @@ def make_plan(
     length = options.num_steps or steps_to_trace(num_ranks)
     window = _window(options, length) if options.mode == "window" else range(0)
     warmup = range(max(0, window.start - options.warmup), window.start)
-    rounds = _rounds(options, warmup, window)
+    light = _light(options, warmup)
+    first = light.start - _LIGHT_WARMUP if light else warmup.start
+    rounds = _rounds(options, range(first, window.start), window)
     pairs = tuple(pair for first in rounds for pair in _pairs(first, options.overhead_block))
     return Plan(
         settled=options.settle_steps,
+        light=light if is_traced else range(0),
         warmup=warmup if is_traced else range(0),
         traced=window if is_traced else range(0),
         pairs=pairs,
@@ -90,18 +112,38 @@ def make_plan(
 
 
 def _window(options: ProbeOptions, length: int) -> range:
-    """Steps to trace: the requested ones, else soon after the first steps and two rounds."""
+    """Steps to trace: the requested ones, else soon after the first steps and some rounds."""
     if options.start_step >= 0:
         return range(options.start_step, options.start_step + length)
     earliest = max(options.warmup, 1) + 1
-    start = earliest
-    if _measures(options):
-        before = min(_ROUNDS_BEFORE, options.overhead_rounds) * _ROUND * options.overhead_block
-        start = max(start, options.settle_steps + before + options.warmup)
     total = options.total_steps
-    if total and start + length > total:
-        start = max(0, min(earliest, total - length))
+    for before in _steps_before(options):
+        start = max(earliest, options.settle_steps + before + options.warmup)
+        if not total or start + length <= total:
+            return range(start, start + length)
+    start = max(0, min(earliest, total - length)) if total else earliest
     return range(start, start + length)
+
+
+def _steps_before(options: ProbeOptions) -> tuple[int, ...]:
+    """Numbers of steps between the first ones and the warm-up: the best, then for shorter jobs."""
+    if not _measures(options):
+        return ()
+    light = _LIGHT_WARMUP + options.light_steps if options.light_steps else 0
+    fewer, all_ = (
+        min(rounds, options.overhead_rounds) * _ROUND * options.overhead_block
+        for rounds in (_ROUNDS_BEFORE - 1, _ROUNDS_BEFORE)
+    )
+    return all_ + light, fewer + light, fewer
+
+
+def _light(options: ProbeOptions, warmup: range) -> range:
+    """Light steps just before the warm-up of the others, if settled ones are left before them."""
+    length = options.light_steps
+    first = warmup.start - length
+    if not length or first - _LIGHT_WARMUP < options.settle_steps + _ROUND:
+        return range(warmup.start, warmup.start)
+    return range(first, warmup.start)
 
 
 def _measures(options: ProbeOptions) -> bool:

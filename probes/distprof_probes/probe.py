@@ -11,7 +11,7 @@ A probe's module defines exactly one subclass of :class:`Probe`, constructed wit
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from distprof.artefacts.records import Header
 from distprof.artefacts.run_file import ProbeStatus
@@ -20,7 +20,10 @@ from distprof_probes.records import RecordWriter
 if TYPE_CHECKING:
     from distprof_probes.session import Session
 
-__all__ = ["Probe", "Tracer", "Unavailable", "Yielded"]
+__all__ = ["Probe", "Traced", "Tracer", "Unavailable", "Yielded"]
+
+Traced: TypeAlias = Literal["", "light", "full"]
+"""What was recorded of a step: nothing, the GPU alone, or also the CPU's operators."""
 
 
 class Unavailable(Exception):  # noqa: N818  # a state, not a fault
@@ -131,9 +134,9 @@ class Tracer(Probe):
         """
         return False
 
-    def end_mark(self, step: int) -> bool:  # noqa: ARG002
-        """Close the mark of the step that ends; return whether the whole step was recorded."""
-        return False
+    def end_mark(self, step: int) -> Traced:  # noqa: ARG002
+        """Close the mark of the step that ends; return what was recorded of the whole step."""
+        return ""
 
     def open_mark(self, name: str) -> AbstractContextManager[Any] | None:  # noqa: ARG002
         """Enter a mark in the trace for a phase; None while nothing is recorded."""

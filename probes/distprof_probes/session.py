@@ -28,7 +28,7 @@ from distprof_probes.options import ProbeOptions, options_from_environment
 from distprof_probes.overhead import OverheadMeter
 from distprof_probes.panel import Panel
 from distprof_probes.plan import make_plan
-from distprof_probes.probe import Probe
+from distprof_probes.probe import Probe, Traced
 from distprof_probes.rank_file import (
     Mesh,
     conclude_run_file,
@@ -409,8 +409,8 @@ class Session:
 
     def _end_step(self, loss: Any, tokens: int | None, samples: int | None) -> None:
         step, end_ns = self.current_step, self._now()
-        is_traced = self._panel.end_mark(step)
-        self._step_log_write(step, end_ns, loss, tokens, samples, is_traced)
+        traced = self._panel.end_mark(step)
+        self._step_log_write(step, end_ns, loss, tokens, samples, traced)
         if not self._is_paused:
             self._panel.step_ended(step)
         self._meter.record(step, self._timer() - self._mark)
@@ -442,7 +442,7 @@ class Session:
         loss: Any,
         tokens: int | None,
         samples: int | None,
-        is_traced: bool,
+        traced: Traced,
     ) -> None:
         log = self._panel.step_log
         if log is not None:
@@ -453,7 +453,7 @@ class Session:
                 loss=loss,
                 tokens=tokens,
                 samples=samples,
-                is_traced=is_traced,
+                traced=traced,
                 is_probed=not self._is_paused,
             )
 
@@ -523,8 +523,11 @@ class Session:
     def _overhead(self) -> tuple[Overhead, ...]:
         """The measured overheads. The notes give the reason for a missing one."""
         asked = [self._meter.always_on()] if self.plan.pairs else []
-        if self._panel.traced_steps:
-            asked.append(self._meter.tracing(self._panel.traced_steps))
+        light, full = self._panel.recorded_steps("light"), self._panel.recorded_steps("full")
+        if light:
+            asked.append(self._meter.light(light))
+        if full:
+            asked += [self._meter.tracing(full), self._meter.after()]
         for answer in asked:
             if isinstance(answer, str):
                 self.note(answer)

@@ -42,7 +42,7 @@ def _archive(kind: str) -> bytes:
     return out.getvalue()
 
 
-REPORT = {"schema": "distprof.report/1", "distprof_version": "0.1.0", "findings": []}
+REPORT = {"schema": "distprof.report/2", "distprof_version": "0.1.0", "findings": []}
 RUN_JSON = {"schema": "distprof.run/1", "command": ["python", "train.py"], "world_size": 8}
 EXECUTION_TRACE = {"schema": "1.1.1-chakra.0.0.4", "pid": 1, "time": "now", "nodes": []}
 FLIGHT_RECORDER = {"version": "2.4", "pg_config": {}, "pg_status": {}, "entries": []}

@@ -105,6 +105,22 @@ def test_the_whole_capture_can_be_one_window(capsys: pytest.CaptureFixture[str])
     assert report["waterfall"]["num_steps"] == 1
 
 
+def test_the_users_step_time_is_that_of_the_report(capsys: pytest.CaptureFixture[str]) -> None:
+    traced = analyzed(capsys, DLRM)
+    wanted = round(0.8 * traced["step_time"]["median_ns"])
+    known = analyzed(capsys, DLRM, "--step-time", f"{wanted}ns")["perturbation"]
+    assert (known["origin"], known["untraced_ns"]) == ("given", wanted)
+    assert traced["perturbation"]["origin"] != "given"
+
+
+@pytest.mark.parametrize("value", ["30.5", "fast", "0ms", "-1ms"])
+def test_a_step_time_without_a_unit_is_wrong_usage(
+    value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["analyze", DLRM, f"--step-time={value}"]) == 2
+    assert "is not a time such as 30.5ms" in capsys.readouterr().err
+
+
 def test_bare_traces_get_no_file_beside_them(tmp_path: Path) -> None:
     folder = shutil.copytree(DLRM, tmp_path / "traces")
     before = sorted(folder.rglob("*"))

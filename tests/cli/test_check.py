@@ -265,7 +265,7 @@ def test_wrong_use_is_said_before_any_work(capsys, words, said):
         (b"", "an empty file"),
         (b'{"schema": "distprof.baseline/1", ', "damaged or unrelated JSON"),
         (b'{"schema": "distprof.baseline/2"}', "distprof.baseline/2"),
-        (b'{"schema": "distprof.report/1"}', "distprof.report/1"),
+        (b'{"schema": "distprof.report/2"}', "distprof.report/2"),
     ],
 )
 @pytest.mark.parametrize("source", [["a.csv"], ["--run", "ddp --ranks 2"]])

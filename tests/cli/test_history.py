@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from distprof.cli.app import main
+from distprof.verbs.history import dataset
 from distprof.verbs.history.dataset import append, query, read
 from distprof.verbs.history.show import ANSWER, HISTORY
 from tests.processes import ended
@@ -266,6 +267,27 @@ def test_a_series_that_is_not_there_and_wrong_sql_are_said(capsys, history):
     err = capsys.readouterr().err
     assert "speed" in err
     assert "git_commit" in err
+
+
+def test_a_query_ends_at_its_limit_of_time(capsys, history, monkeypatch):
+    monkeypatch.setattr(dataset, "QUERY_SECONDS", 0.2)
+    endless = "SELECT count(*) FROM range(1000000000000) a, range(1000000) b"
+    assert main(["history", "query", endless, "--history", history]) == 3
+    error = capsys.readouterr().err
+    assert "a query that ends within 0.2 s" in error
+    assert "it was still running, and was stopped" in error
+
+
+@pytest.mark.parametrize(
+    ("sql", "says"),
+    [
+        ("SELECT * FROM range(1000000)", "more than 100,000 rows: add LIMIT, or aggregate"),
+        ("SELECT list(range) FROM range(2000000000)", "Out of Memory"),
+    ],
+)
+def test_a_query_ends_at_its_limit_of_rows_and_memory(capsys, history, sql, says):
+    assert main(["history", "query", sql, "--history", history]) == 3
+    assert says in capsys.readouterr().err
 
 
 def test_without_duckdb_the_extra_is_named(capsys, history, monkeypatch):

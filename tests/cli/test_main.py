@@ -307,6 +307,23 @@ def test_a_batch_system_that_ends_the_job_gets_143_and_one_line(
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+def test_a_termination_while_its_handler_is_restored_is_one(monkeypatch, capsys):
+    restored = signal.signal
+
+    def ended_meanwhile(number, handler):
+        if number == signal.SIGTERM and handler == signal.SIG_DFL:
+            signal.raise_signal(signal.SIGTERM)
+        return restored(number, handler)
+
+    monkeypatch.setattr(signal, "signal", ended_meanwhile)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert main(["--version"]) == 143
+    finally:
+        restored(signal.SIGTERM, before)
+    assert "Terminated." in capsys.readouterr().err
+
+
 def test_an_unexpected_error_is_3_and_one_sentence(
     monkeypatch: pytest.MonkeyPatch, saved: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from distprof.rules.engine import run_rules
-from distprof.rules.registry import collect, own_rules
+from distprof.rules.registry import all_rules, collect, own_rules
 from distprof.sections.overlap import rules as folder
 from docs.build import rule_page
 from docs.rule_examples import rule_examples
@@ -19,6 +19,7 @@ MODULE = f"{folder.__name__}.hardly_overlapped"
 @pytest.fixture
 def added(tmp_path, monkeypatch):
     """The rule as it is found after steps 1 and 2: one file in the folder of its subject."""
+    all_rules()  # which keeps what it finds: without the copy
     neighbour = Path(folder.__file__).with_name("low_overlap.py").read_text(encoding="utf-8")
     copy = neighbour.replace("# low-overlap", "# hardly-overlapped").replace("COM101", "COM901")
     (tmp_path / "hardly_overlapped.py").write_text(copy, encoding="utf-8")

@@ -14,7 +14,7 @@ from distprof.errors import UsageError
 from distprof.units import MOST_RANKS
 
 ABSURD = (2**63 - 1, 2**63, 10**30)
-OF_THE_PROGRAM = ("start_step", "num_steps", "warmup", "max_growth_mb")
+OF_THE_PROGRAM = ("start_step", "num_steps", "light_steps", "warmup", "max_growth_mb")
 """Steps of a program that ends by itself: recording them later, or all of them, is no more work."""
 SEEDS = ("seed",)
 """Any number of 64 bits is as good as another."""

@@ -15,6 +15,7 @@ from distprof.sections.capture.result import CaptureResult
 from distprof.sections.collective_log.result import CollectiveLogResult
 from distprof.sections.collectives.result import CollectivesResult
 from distprof.sections.efficiency.result import EfficiencyResult
+from distprof.sections.ending.result import EndingResult
 from distprof.sections.gradients.result import GradientsResult
 from distprof.sections.idle.result import IdleResult, PausesResult
 from distprof.sections.job.result import JobResult
@@ -31,7 +32,11 @@ from distprof.sections.settings.result import SettingsResult
 from distprof.sections.sharding.result import ShardingResult
 from distprof.sections.step_log.result import StepLogResult
 from distprof.sections.stragglers.result import MessagesResult, StragglersResult
-from distprof.sections.summaries.result import CollectiveSummaryResult, InputReadinessResult
+from distprof.sections.summaries.result import (
+    CollectiveSummaryResult,
+    InputReadinessResult,
+    OperatorTableResult,
+)
 from distprof.sections.telemetry.result import TelemetryResult
 from distprof.sections.time.result import BreakdownResult, WaterfallResult
 from distprof.sections.training_log.result import TrainingLogResult
@@ -51,6 +56,7 @@ SECTIONS = {
     "breakdown": BreakdownResult,
     "capture": CaptureResult,
     "collectives": CollectivesResult,
+    "ending": EndingResult,
     "idle": IdleResult,
     "job": JobResult,
     "kernels": KernelsResult,
@@ -77,6 +83,7 @@ SECTIONS = {
     "ras": RasResult,
     "collective_summary": CollectiveSummaryResult,
     "input_readiness": InputReadinessResult,
+    "operator_table": OperatorTableResult,
     "scaling": ScalingResult,
 }
 """Sections of the report by name; of a configuration, what is known of it."""

@@ -24,6 +24,7 @@ from distprof.formats import RenderOptions, find_reporter
 from distprof.sections.base import Result
 from distprof.sections.capture.result import CaptureGap
 from distprof.sections.capture.show import headline
+from distprof.sections.perturbation.result import PerturbationResult
 from distprof.sections.report import Report
 from distprof.sections.shows import declared, declared_in
 from distprof.sections.tables import tables_of
@@ -105,6 +106,12 @@ def only(*names: str, base: Report | None = None, source: str = "traces") -> Rep
     return msgspec.structs.replace(base or healthy(), **found)
 
 
+LIKELY_SLOWED = PerturbationResult(
+    traced_ns=22_300_000, likely_ns=21_300_000, least_ns=20_000_000, num_operators=1_000
+)
+"""A foreign trace: nothing says how long steps take without the profiler."""
+
+
 def sections_of(subject: str) -> list[str]:
     """Fields of a report that a subject's results fill."""
     package = f"distprof.sections.{subject}."
@@ -137,6 +144,7 @@ def test_every_table_is_shown_and_every_sentence_is_said() -> None:
         only(*SECTIONS),
         only(*SECTIONS, source="operations"),
         only(*(name for name in SECTIONS if name not in ALWAYS), base=straggler()),
+        msgspec.structs.replace(straggler(), perturbation=LIKELY_SLOWED),
     ]
     said = {
         each.make.__qualname__

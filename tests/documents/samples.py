@@ -7,7 +7,7 @@ from collections.abc import Callable
 from distprof.rules.base import Finding, NotChecked
 from distprof.sections.capture.result import CaptureGap, CaptureResult, NodeClock
 from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
-from distprof.sections.idle.result import IdleResult, RankIdle, SyncCall
+from distprof.sections.idle.result import CpuPause, IdleResult, RankIdle
 from distprof.sections.kernels.result import CategoryTime, KernelRow, KernelsResult, RankSpeed
 from distprof.sections.overlap.result import AxisOverlap, OverlapResult, RankOverlap
 from distprof.sections.report import GroupInfo, Report, RunInfo
@@ -100,7 +100,7 @@ def report_of(
             num_judged=0,
             num_below_residual=0,
         ),
-        "idle": IdleResult(ranks=tuple(idle(r) for r in ranks), sync_calls=()),
+        "idle": IdleResult(ranks=tuple(idle(r) for r in ranks), pauses=()),
         "kernels": KernelsResult(categories=(), kernels=(), ranks=()),
         "waterfall": WaterfallResult(
             num_ranks=len(ranks),
@@ -456,12 +456,14 @@ def straggler() -> Report:
         kernels=kernels(),
         idle=IdleResult(
             ranks=tuple(idle(r) for r in ranks),
-            sync_calls=(
-                SyncCall(
+            pauses=(
+                CpuPause(
+                    kind="sync",
+                    caller="",
                     name="cudaStreamSynchronize",
                     ranks=tuple(range(8)),
                     count_per_step=2.0,
-                    blocked_ns_per_step=900 * US,
+                    cpu_ns_per_step=900 * US,
                     idle_ns_per_step=300 * US,
                 ),
             ),

@@ -178,6 +178,6 @@ def test_compare_and_hang_have_it_too(tmp_path, capsys) -> None:
         save_report(report, tmp_path / f"{name}.json")
     assert main(["compare", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--brief"]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("Both runs take 22.3 ms per step")
+    assert text.startswith("Not like for like: nodes 1 → 2. Both runs take 22.3 ms per step")
     assert "Where the difference is\n- part computation, first" in text
     assert "\nNext\n- distprof rule STR101  # what it means and how to fix it\n" in text

@@ -66,7 +66,7 @@ def test_the_schema_refuses_what_is_no_report() -> None:
     document = json.loads(REPORT.encode(healthy()))
     del document["waterfall"]["num_steps"]
     assert not validator.is_valid(document)
-    assert not validator.is_valid({"schema": "distprof.report/1"})
+    assert not validator.is_valid({"schema": "distprof.report/2"})
 
 
 def test_the_shipped_schema_is_the_generated_one(golden: Callable[[Path, str], None]) -> None:
@@ -89,7 +89,7 @@ def test_json_is_the_same_bytes_every_time_and_ends_with_a_newline() -> None:
     first, second = REPORT.encode(healthy()), REPORT.encode(healthy())
     assert first == second
     assert first.endswith(b"}\n")
-    assert first.startswith(b'{\n "schema": "distprof.report/1",\n "distprof_version"')
+    assert first.startswith(b'{\n "schema": "distprof.report/2",\n "distprof_version"')
 
 
 def test_a_run_directory_stands_for_its_report(tmp_path: Path) -> None:
@@ -123,9 +123,10 @@ def test_a_place_that_cannot_be_written_is_an_input_error(tmp_path: Path) -> Non
         (b"\xff\xfe\x00", "damaged or unrelated JSON"),
         (b"[1, 2]", "damaged or unrelated JSON"),
         (b'{"traceEvents": []}', 'JSON without "schema"'),
-        (b'{"schema": "distprof.report/2"}', '"schema": "distprof.report/2"'),
+        (b'{"schema": "distprof.report/1"}', '"schema": "distprof.report/1"'),  # an earlier version
+        (b'{"schema": "distprof.report/3"}', '"schema": "distprof.report/3"'),
         (b'{"schema": 1}', "damaged or unrelated JSON"),
-        (b'{"schema": "distprof.report/1"}', "missing required field"),
+        (b'{"schema": "distprof.report/2"}', "missing required field"),
         (b"[" * 100_000, "damaged or unrelated JSON"),
     ],
 )

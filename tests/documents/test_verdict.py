@@ -179,13 +179,13 @@ def test_idle_inside_graph_launches_is_told_from_other_idle(
 ) -> None:
     ranks = [waterfall_of(0, computation_ns=600 * MS, idle_unknown_ns=400 * MS)]
     idle_rank = msgspec.structs.replace(idle(ranks[0]), within_launch_ns=within_launch)
-    report = report_of(ranks, idle=IdleResult(ranks=(idle_rank,), sync_calls=()))
+    report = report_of(ranks, idle=IdleResult(ranks=(idle_rank,), pauses=()))
     assert advice in judge(report).line
 
 
 def test_without_host_rows_the_advice_is_to_record_them() -> None:
     ranks = [waterfall_of(0, computation_ns=600 * MS, idle_unknown_ns=400 * MS)]
-    report = report_of(ranks, idle=IdleResult(ranks=(), sync_calls=()))
+    report = report_of(ranks, idle=IdleResult(ranks=(), pauses=()))
     assert "also record CPU activities" in judge(report).line
 
 

@@ -20,7 +20,7 @@ from tests.e2e.accusations import (
 )
 from tests.e2e.jobs import RunOnce
 
-pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+pytestmark = [pytest.mark.distributed, pytest.mark.slow, pytest.mark.alone]
 
 SMALL = (
     *("--hidden", "64", "--heads", "4", "--kv-heads", "4", "--ffn", "128"),

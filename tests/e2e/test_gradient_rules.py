@@ -36,6 +36,7 @@ def test_reducing_each_micro_batch_is_found_and_silent_with_no_sync(run_once: Ru
     assert finding["recoverable_ns"] > 0.02e9
 
 
+@pytest.mark.alone
 def test_one_bucket_is_found_to_be_late(run_once: RunOnce) -> None:
     job = run_once("ddp", *NODES, *STEPS, "--bucket-mb", "1000", "--hook", "fp16")
     assert codes(job) == {"COM112"}

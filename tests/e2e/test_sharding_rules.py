@@ -31,6 +31,7 @@ def test_passes_of_a_step_are_those_of_its_micro_batches(case: Case, run_once: R
         assert "COM117" not in {finding["code"] for finding in job.report["findings"]}
 
 
+@pytest.mark.alone
 def test_gathers_that_wait_for_their_turn_are_found(run_once: RunOnce) -> None:
     job = run_once("fsdp", *SMALL, "--no-prefetch")
     assert job.exit_code == 0, job.stderr

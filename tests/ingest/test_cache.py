@@ -24,8 +24,8 @@ from distprof.schema import Table
 from tests.ingest.stored import host_table
 
 
-def make_entry(root, key, names=("a", "b")):
-    with EntryWriter(root, key) as entry:
+def make_entry(root, key, names=("a", "b"), problem=None):
+    with EntryWriter(root, key, problem) as entry:
         entry.tables.write_table(Part.CALLS, host_table(names))
         entry.tables.write_table(Part.HOST, host_table(names))
         entry.tables.write_table(Part.ACTIVITY, Table.empty(ACTIVITY))
@@ -105,6 +105,20 @@ def test_an_entry_that_is_damaged_after_it_was_found_is_made_again(tmp_path, key
     made = CachedTables(str(make_entry(tmp_path / "again", key)), has_host=True)
     again = CachedTables(str(entry), has_host=True, remake=lambda: made)
     assert len(again.load().host) == 2
+
+
+def test_tables_of_a_cache_that_others_clear_are_made_elsewhere(tmp_path, key):
+    """The entry is gone, and so is the next one before it is read."""
+    gone = str(tmp_path / "gone")
+    elsewhere = make_entry(tmp_path, key, problem=OSError(errno.ENOENT, "cleared"))
+    made = iter((gone, str(elsewhere)))
+
+    def remake():
+        return CachedTables(next(made), has_host=True, key=key.digest)
+
+    tables = CachedTables(gone, has_host=True, remake=remake, key=key.digest)
+    assert len(tables.load().host) == 2
+    assert not elsewhere.exists()
 
 
 def test_what_a_killed_process_left_half_made_goes_after_a_day(tmp_path, key):

@@ -12,7 +12,7 @@ from distprof.cli.app import main
 from distprof.errors import InputError
 from distprof.ingest.open import open_run
 from distprof.run.evidence import CollectiveSummary, OperationLog
-from distprof.run.logs import NcclLog, TrainingLog
+from distprof.run.logs import TrainingLog
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 LINE = " iteration {step}/ 10 | elapsed time per iteration (ms): {ms} | lm loss: {loss} |\n"
@@ -83,7 +83,7 @@ def test_folders_of_two_jobs_are_named(tmp_path: Path, capsys: pytest.CaptureFix
     assert "2 sources of one kind (operation table): one, two" in said
 
 
-def test_logs_of_two_jobs_of_nccl_are_named_in_the_line_of_evidence(
+def test_nccl_logs_of_two_jobs_are_not_summed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = GOLDEN / "nccl" / "2.11.4-a100-pcie-1node-8gpu.txt"
@@ -92,12 +92,21 @@ def test_logs_of_two_jobs_of_nccl_are_named_in_the_line_of_evidence(
     assert main(["analyze", str(tmp_path)]) == 0
     assert "share no communicator" not in capsys.readouterr().out
     shutil.copy(second, tmp_path)
+    assert main(["analyze", str(tmp_path)]) == 3
+    said = " ".join(capsys.readouterr().err.split())
+    assert "2 jobs that share no communicator, with NCCL 2.11.4" in said
+    assert f"distprof analyze {tmp_path / first.name}" in said
+
+
+def test_nccl_logs_that_may_be_of_one_job_are_counted_in_the_line_of_evidence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Logs without the communicators that join them: the same version may be one job."""
+    log = (GOLDEN / "nccl" / "2.11.4-a100-pcie-1node-8gpu.txt").read_text()
+    (tmp_path / "a.log").write_text(log)
+    (tmp_path / "b.log").write_text(log.replace("node071", "node072"))
     assert main(["analyze", str(tmp_path)]) == 0
-    shown = capsys.readouterr().out
-    assert "NCCL logs from 2 files · 2 jobs that share no communicator" in shown
-    log = open_run(str(tmp_path)).get(NcclLog)
-    assert log is not None
-    assert log.num_jobs == 2
+    assert "2 jobs that share no communicator" in capsys.readouterr().out
 
 
 def test_traces_of_two_jobs_are_named_in_the_line_of_evidence(

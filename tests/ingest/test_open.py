@@ -81,6 +81,20 @@ def test_a_full_cache_costs_no_rank(options, tmp_path, monkeypatch):
     assert len(run.ranks[0].tables.load().activity) > 0
 
 
+def test_a_cache_that_others_clear_costs_no_rank(options, tmp_path, monkeypatch):
+    class Writer(EntryWriter):
+        def commit(self):
+            if self.path.is_relative_to(tmp_path / "cache"):
+                self.path.unlink()
+            return super().commit()
+
+    monkeypatch.setattr(rank, "EntryWriter", Writer)
+    run = open_run(str(GLOO), options, executor="serial")
+    assert len(run) == 2
+    assert all("this run is not cached" in rank.quality.notes[-1] for rank in run)
+    assert len(run.ranks[0].tables.load().activity) > 0
+
+
 def test_no_room_anywhere_is_a_sentence_with_a_way_out(options, monkeypatch):
     fill_disk(monkeypatch, below="/")
     with pytest.raises(InputError, match="disk space") as caught:

@@ -45,7 +45,7 @@ def test_device_windows_serve_where_the_device_runs_behind():
     )
     steps = steps_of(built)
     assert steps.source is StepSource.DEVICE
-    assert windows(steps) == [(4, 100, 1600, True), (5, 1600, 2600, True)]
+    assert windows(steps) == [(4, 0, 1500, True), (5, 1500, 2600, True)]
     assert "60 %" in steps.note
 
 
@@ -56,29 +56,38 @@ def test_a_stall_after_a_device_that_runs_behind():
     built.kernel("a", 100, 1200, launched=(20, 22)).kernel("b", 1200, 1500, launched=(1020, 1022))
     steps = steps_of(built, last=2500)
     assert steps.source is StepSource.DEVICE
-    assert windows(steps) == [(0, 100, 1200, True), (1, 1200, 2520, True)]
+    assert windows(steps) == [(0, 0, 1200, True), (1, 1200, 2500, True)]
 
 
-def test_a_copy_starts_a_step_as_a_kernel_does_and_an_annotation_does_not():
+def test_a_stall_before_the_first_launch_is_in_its_own_step():
+    """The GPU ends step 0 at 1,200; the CPU begins step 1 at 1,000 and launches at 1,800."""
+    built = RankBuilder()
+    built.annotation("ProfilerStep#0", 0, 1000).annotation("ProfilerStep#1", 1000, 2000)
+    built.kernel("a", 100, 1200, launched=(20, 22)).kernel("b", 1820, 2500, launched=(1800, 1810))
+    assert windows(steps_of(built)) == [(0, 0, 1200, True), (1, 1200, 2500, True)]
+
+
+def test_a_copy_ends_a_step_as_a_kernel_does_and_an_annotation_does_not():
     built = RankBuilder()
     built.annotation("ProfilerStep#0", 0, 100).annotation("ProfilerStep#1", 100, 200)
-    built.kernel("a", 50, 150, launched=(5, 8))
-    built.range("ProfilerStep#1", 10, 300)
-    built.copy("Memcpy HtoD", 160, 165, launched=(101, 102)).kernel(
-        "b", 170, 300, launched=(103, 104)
-    )
-    assert windows(steps_of(built)) == [(0, 50, 160, True), (1, 160, 300, True)]
+    built.kernel("a", 50, 140, launched=(5, 8)).copy("Memcpy DtoH", 145, 155, launched=(9, 10))
+    built.range("ProfilerStep#0", 10, 280).kernel("b", 170, 300, launched=(103, 104))
+    assert windows(steps_of(built)) == [(0, 0, 155, True), (1, 155, 300, True)]
 
 
-def test_a_side_stream_that_prefetches_starts_no_step():
-    """The copy for step 5 runs at once, while the main stream is still half a step behind."""
+def test_a_side_stream_bounds_no_step():
+    """The copy for step 5 runs at once, while the main stream is still half a step behind.
+
+    Another one, of what step 4 has made, ends when step 5 has begun.
+    """
     built = RankBuilder()
     built.annotation("ProfilerStep#4", 0, 1000).annotation("ProfilerStep#5", 1000, 2000)
     built.copy("Memcpy HtoD", 2, 5, stream=20, launched=(1, 2))
     built.kernel("a", 500, 1500, launched=(5, 8))
     built.copy("Memcpy HtoD", 1002, 1005, stream=20, launched=(1001, 1002))
+    built.copy("Memcpy DtoH", 1500, 1700, stream=21, launched=(900, 905))
     built.kernel("b", 1500, 2500, launched=(1005, 1008))
-    assert windows(steps_of(built)) == [(4, 500, 1500, True), (5, 1500, 2500, True)]
+    assert windows(steps_of(built)) == [(4, 0, 1500, True), (5, 1500, 2500, True)]
 
 
 def test_a_step_that_launched_nothing_keeps_the_hosts_start():
@@ -87,9 +96,9 @@ def test_a_step_that_launched_nothing_keeps_the_hosts_start():
         built.annotation(f"ProfilerStep#{number}", 100 * number, 100 * number + 100)
     built.kernel("a", 50, 190, launched=(5, 8)).kernel("c", 250, 350, launched=(205, 208))
     assert windows(steps_of(built)) == [
-        (0, 50, 100, True),
-        (1, 100, 250, True),
-        (2, 250, 350, True),
+        (0, 0, 100, True),
+        (1, 100, 200, True),
+        (2, 200, 350, True),
     ]
 
 
@@ -121,8 +130,8 @@ def test_a_step_of_which_nothing_ran_takes_no_time_of_the_one_before():
         ran = 200 + 300 * number
         built.kernel("k", ran, ran + 290, launched=(begin + 5, begin + 8))
     assert windows(steps_of(built)) == [
-        (0, 200, 500, True),
-        (1, 500, 790, True),
+        (0, 0, 490, True),
+        (1, 490, 790, True),
         (2, 790, 790, False),
     ]
 

@@ -17,6 +17,7 @@ options = st.builds(
     warmup=st.integers(0, 6),
     total_steps=st.integers(0, 80),
     settle_steps=st.integers(0, 6),
+    light_steps=st.integers(0, 6),
     measure_overhead=st.booleans(),
     overhead_block=st.integers(1, 4),
     overhead_rounds=st.integers(0, 6),
@@ -27,10 +28,13 @@ def test_the_default_plan() -> None:
     plan = make_plan(ProbeOptions())
 
     assert plan.settled == 3
-    assert sorted(plan.paused)[:4] == [4, 5, 8, 9]
-    assert plan.warmup == range(11, 14)
-    assert plan.traced == range(14, 18)
-    assert sorted(plan.paused)[4:8] == [20, 21, 24, 25]
+    assert sorted(plan.paused)[:6] == [4, 5, 8, 9, 12, 13]
+    assert plan.light_warmup == range(15, 16)
+    assert plan.light == range(16, 20)
+    assert plan.warmup == range(20, 23)
+    assert plan.traced == range(23, 27)
+    assert plan.window == range(15, 27)
+    assert sorted(plan.paused)[6:10] == [29, 30, 33, 34]
     assert len(plan.pairs) == 32
 
 
@@ -42,6 +46,11 @@ def test_without_measuring_overhead_the_window_comes_soon() -> None:
 
 
 def test_a_short_job_is_traced_earlier_and_a_very_short_one_at_its_end() -> None:
+    assert make_plan(ProbeOptions(total_steps=27)).traced == range(23, 27)
+    assert make_plan(ProbeOptions(total_steps=26)).traced == range(19, 23)  # one round less
+    assert make_plan(ProbeOptions(total_steps=23)).light == range(12, 16)
+    assert make_plan(ProbeOptions(total_steps=22)).traced == range(14, 18)
+    assert not make_plan(ProbeOptions(total_steps=22)).light
     assert make_plan(ProbeOptions(total_steps=18)).traced == range(14, 18)
     assert make_plan(ProbeOptions(total_steps=17)).traced == range(4, 8)
     assert make_plan(ProbeOptions(total_steps=5)).traced == range(1, 5)
@@ -63,13 +72,15 @@ def test_a_rank_that_does_not_trace_rests_in_the_same_steps() -> None:
     assert other.paused == tracing.paused
     assert not other.traced
     assert not other.warmup
+    assert not other.light
 
 
 @given(options)
 def test_probes_never_rest_while_the_profiler_is_armed_or_right_after(given: ProbeOptions) -> None:
     plan = make_plan(given)
 
-    touched = set(range(plan.warmup.start, plan.traced.stop + 1)) if plan.traced else set()
+    touched = set(range(plan.window.start, plan.window.stop + 1)) if plan.window else set()
+    assert touched >= {*plan.light_warmup, *plan.light, *plan.warmup, *plan.traced}
     assert not plan.paused & touched
     assert not any(step in touched for pair in plan.pairs for block in pair for step in block)
     assert not any(plan.is_quiet(step) for step in touched)
@@ -105,6 +116,19 @@ def test_the_window_is_as_long_as_asked_and_lies_within_a_job_of_known_length(
         assert plan.traced.start == given.start_step
     elif given.total_steps >= given.num_steps:
         assert plan.traced.stop <= given.total_steps
+
+
+@given(options)
+def test_light_steps_come_just_before_the_warm_up_and_leave_steps_before_them(
+    given: ProbeOptions,
+) -> None:
+    plan = make_plan(given)
+
+    assert len(plan.light) in (0, given.light_steps)
+    if plan.light:
+        assert plan.light.stop == plan.warmup.start
+        assert plan.light_warmup.stop == plan.light.start
+        assert plan.window.start - plan.settled >= 4
 
 
 def test_few_ranks_are_traced_for_more_steps_where_the_number_is_left_open() -> None:

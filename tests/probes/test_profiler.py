@@ -467,7 +467,7 @@ def losses(session: Session | None) -> list[float]:
     model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Dropout(0.5), torch.nn.ReLU())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     found = []
-    for _ in range(24):
+    for _ in range(30):
         loss = model(torch.randn(8, 16)).square().mean()
         loss.backward()
         optimizer.step()

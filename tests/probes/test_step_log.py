@@ -32,7 +32,7 @@ def recorded(tmp_path: Path, phases: Sequence[tuple[str, int, str]]) -> StepReco
         at += duration
     log.write(
         step=0, start_ns=0, end_ns=at, loss=None, tokens=None, samples=None,
-        is_traced=False, is_probed=True,
+        traced="", is_probed=True,
     )  # fmt: skip
     assert log.writer is not None
     log.writer.close()

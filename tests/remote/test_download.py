@@ -129,8 +129,9 @@ def folder_of_traces(folder):
     folder.mkdir()
     for number in range(2):
         text = f'{{"schemaVersion": 1, "distributedInfo": {{"rank": {number}}}, "traceEvents": ['
-        event = '{"ph": "X", "cat": "kernel", "name": "k", "ts": 1.5, "dur": 2, "pid": 0, "tid": 7}'
-        (folder / f"rank{number}.json").write_text(text + ",".join([event] * 40_000) + "]}")
+        event = '{"ph": "X", "cat": "kernel", "name": "k", "ts": %s, "dur": 2, "pid": 0, "tid": 7}'
+        events = [event.replace("%s", str(4 * i + number + 1)) for i in range(40_000)]
+        (folder / f"rank{number}.json").write_text(text + ",".join(events) + "]}")
     return folder
 
 

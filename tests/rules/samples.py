@@ -15,8 +15,9 @@ from distprof.sections.capture.result import CaptureResult, NodeClock
 from distprof.sections.collective_log.result import CollectiveLogResult
 from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
 from distprof.sections.efficiency.result import DeviceMemory, EfficiencyResult
+from distprof.sections.ending.result import EndingResult
 from distprof.sections.gradients.result import GradientGroup, GradientsResult
-from distprof.sections.idle.result import IdleResult, PausesResult, RankIdle, RankPauses, SyncCall
+from distprof.sections.idle.result import CpuPause, IdleResult, PausesResult, RankIdle, RankPauses
 from distprof.sections.job.result import JobResult, ProbeOverhead
 from distprof.sections.kernels.result import KernelsResult
 from distprof.sections.memory.result import MemoryResult
@@ -30,6 +31,7 @@ from distprof.sections.nccl.result import (
     NcclTransport,
 )
 from distprof.sections.overlap.result import OverlapResult, RankOverlap
+from distprof.sections.perturbation.result import PerturbationResult
 from distprof.sections.pipeline.result import (
     PipelineGroup,
     PipelinePosition,
@@ -58,6 +60,7 @@ from distprof.sections.stragglers.result import (
 from distprof.sections.summaries.result import (
     CollectiveSummaryResult,
     InputReadinessResult,
+    OperatorTableResult,
     SummarisedClass,
 )
 from distprof.sections.telemetry.result import (
@@ -107,9 +110,10 @@ PARTS_MS = {
     "exposed_copy_ns": 0.2,
     "idle_host_ns": 1.0,
     "idle_sync_ns": 0.2,
+    "idle_pause_ns": 0.2,
     "idle_input_ns": 0.2,
     "idle_comm_wait_ns": 0.2,
-    "idle_unknown_ns": 1.2,
+    "idle_unknown_ns": 1.0,
 }
 """The mean step by cause; adds up to 20 ms."""
 
@@ -136,6 +140,7 @@ def healthy(*, communication_ms: float = 8.0, steps: bool = True, **parts_ms: fl
         stragglers(),
         KernelsResult(categories=(), kernels=(), ranks=()),
         capture(),
+        EndingResult(),
         JobResult(kind="run", workload="ddp", outcome="completed", overhead=(OVERHEAD,)),
         step_log(sum(step.values())),
         pauses(),
@@ -156,6 +161,8 @@ def healthy(*, communication_ms: float = 8.0, steps: bool = True, **parts_ms: fl
         CollectiveLogResult(),
         RasResult(),
         InputReadinessResult(),
+        OperatorTableResult(),
+        perturbation(sum(step.values())),
     )
     return {type(result): result for result in results}
 
@@ -541,14 +548,44 @@ def _idle(step: dict[str, int]) -> IdleResult:
         )
         for rank in RANKS
     )
-    call = SyncCall(
-        name="cudaStreamSynchronize",
-        ranks=RANKS,
-        count_per_step=2.0,
-        blocked_ns_per_step=4 * MS,
-        idle_ns_per_step=step["idle_sync_ns"],
+    pauses = (
+        cpu_pause("sync", "cudaStreamSynchronize", step["idle_sync_ns"], cpu_ns_per_step=4 * MS),
+        cpu_pause("range", "log_metrics", step["idle_pause_ns"]),
     )
-    return IdleResult(ranks=ranks, sync_calls=(call,))
+    return IdleResult(ranks=ranks, pauses=pauses)
+
+
+def cpu_pause(kind: str, name: str, idle_ns: int, **fields: Any) -> CpuPause:
+    """Two pauses of each rank's CPU per step, for as long as they left its GPU idle."""
+    usual: dict[str, Any] = {
+        "caller": "",
+        "ranks": RANKS,
+        "count_per_step": 2.0,
+        "cpu_ns_per_step": idle_ns,
+        "idle_ns_per_step": idle_ns,
+    }
+    return CpuPause(kind=kind, name=name, **{**usual, **fields})
+
+
+def perturbation(step_ns: int, **fields: Any) -> PerturbationResult:
+    """The profiler made steps 3 % longer, and its cost was taken out of the recording."""
+    usual: dict[str, Any] = {
+        "is_corrected": True,
+        "origin": "step log",
+        "untraced_ns": step_ns,
+        "untraced_low_ns": round(0.998 * step_ns),
+        "untraced_high_ns": round(1.002 * step_ns),
+        "best_ns": round(0.99 * step_ns),
+        "num_untraced": 60,
+        "traced_ns": round(1.03 * step_ns),
+        "simulated_ns": step_ns,
+        "operator_ns": 3 * US,
+        "call_ns": 9 * US,
+        "num_operators": 5_000,
+        "num_launches": 1_000,
+        "is_paced_by_gpu": False,
+    }
+    return PerturbationResult(**{**usual, **fields})
 
 
 def collective_class(**fields: Any) -> CollectiveClass:

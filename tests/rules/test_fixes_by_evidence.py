@@ -10,12 +10,23 @@ from distprof.intervals import Intervals
 from distprof.rules.engine import run_rules
 from distprof.sections.idle.result import IdleResult
 from distprof.sections.nccl.result import NcclResult, NcclSetting, NcclTransport
+from distprof.sections.stragglers.result import StepBlame, StragglersResult
 from distprof.sections.summaries.result import InputReadinessResult, LatePeriod
 from distprof.sections.time.copies import direction_of, exposed_copies, measure_copies
 from distprof.sections.time.result import ExposedCopies, WaterfallResult
 from tests.builders import RankBuilder
+from tests.rules.fixtures.collectives import bad_arrival_skew_bound_collectives
 from tests.rules.fixtures.input import bad_input_bound, bad_loader_without_workers
-from tests.rules.samples import MS, changed, healthy, nccl_host, nccl_setting
+from tests.rules.fixtures.whatif import bad_unexplained_loss
+from tests.rules.samples import (
+    MS,
+    changed,
+    healthy,
+    nccl_host,
+    nccl_setting,
+    straggler,
+    stragglers,
+)
 
 
 def finding(code, results):
@@ -211,3 +222,50 @@ def test_input_of_a_cpu_job_is_not_blamed_on_an_idle_gpu(bad, is_cpu):
     assert ("the GPU idles" in found.message) is not is_cpu
     assert ("nothing computes" in found.message) is is_cpu
     assert ("pin_memory" in found.fix) is not is_cpu
+
+
+# Sentences on who is late
+
+
+def steps_of(*ranks):
+    """Steps in which these ranks cost most."""
+    return tuple(StepBlame(step=n, lost_ns=1, rank=r, rank_lost_ns=1) for n, r in enumerate(ranks))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "told"),
+    [
+        ((3, 3, 3, 3), "Rank 3 is the latest in 4 of 4 steps. If"),
+        ((3, 1, 3, 2), "3 ranks are the latest in one step or another, rank 3 most often (2 of 4"),
+        ((3,), "If "),
+        ((None, None), "If "),
+    ],
+)
+def test_ranks_take_turns_only_if_the_steps_show_it(ranks, told):
+    results = changed(bad_unexplained_loss(), StragglersResult, steps=steps_of(*ranks))
+    assert finding("STR110", results).message.startswith(told)
+
+
+LOOK = "look at what it does before its collectives."
+
+
+@pytest.mark.parametrize(
+    ("latest", "told"),
+    [
+        ((3, 3, 1), "most in 2 of 3 steps, as equal ranks may by chance."),
+        ((3,) * 8, f"most in 8 of 8 steps: {LOOK}"),
+        (
+            (3, 1) * 2_000,
+            "most in 2000 of 4000 steps: look at what it does before its collectives.",
+        ),
+        ((3, 3, 3, 3, 1), "most in 4 of 5 steps, as equal ranks may by chance."),
+    ],
+)
+def test_a_suspect_is_named_with_the_steps_in_which_it_is_last(latest, told):
+    """Of four equal ranks, one is the latest in four of five steps in 6 % of all cases."""
+    late = straggler(3, lost_ns_per_step=3 * MS)
+    ranks = (late, *(straggler(rank, lost_ns_per_step=0) for rank in range(3)))
+    few = replace(stragglers(late), ranks=ranks, steps=steps_of(*latest), lost_ns_per_step=3 * MS)
+    results = {**bad_arrival_skew_bound_collectives(), StragglersResult: few}
+    message = finding("COM103", results).message
+    assert message.endswith(f"Rank 3 causes 100 % of all waiting, {told}")

@@ -76,14 +76,25 @@ LAST = {"num_buckets": 3, "last_bucket_ratio": 0.5}
 
 
 def test_a_last_bucket_of_latency_is_told_to_grow():
-    """α 3 ms, β such that the last bucket's bytes take 1 ms: three quarters are latency."""
+    """α 600 µs, β such that the last bucket's bytes take 200 µs: three quarters are latency."""
     size = gradient_group().bytes
-    group = gradient_group(bucket_latency_ns=3e6, bucket_ns_per_byte=1e6 / (size / 2), **LAST)
+    group = gradient_group(bucket_latency_ns=6e5, bucket_ns_per_byte=2e5 / (size / 2), **LAST)
     found = finding("COM113", group)
-    assert "75.0 % of its time is latency (3.00 ms per bucket)" in found.message
+    assert "75.0 % of its time is latency (600 µs per bucket)" in found.message
     assert found.fix.startswith("Make the buckets larger")
-    # 2 of 3 latencies of 3 ms among 3 * 3 + 2 ms
+    # 2 of 3 latencies of 0.6 ms among 3 * 0.6 + 2 * 0.2 ms
     assert found.cost_ns_per_step == round(group.exposed_ns_per_step * 6 / 11)
+
+
+@pytest.mark.parametrize("is_split", [True, False])
+def test_buckets_that_wait_a_fixed_time_each_blame_no_size(is_split):
+    """A fixed 5.7 ms: exposed communication comes first, and says what it waits for."""
+    group = gradient_group(is_split=is_split, bucket_fixed_ns=5.7e6, **LAST)
+    step = healthy(exposed_transfer=6.0)
+    assert finding("COM113", group, step) is None
+    found = finding("COM102", group, step)
+    assert "takes 5.70 ms whatever its size: it waits for a late rank or a broken" in found.message
+    assert found.fix.startswith("Find what each all-reduce waits for")
 
 
 def test_a_last_bucket_of_bytes_saves_what_its_bytes_take():

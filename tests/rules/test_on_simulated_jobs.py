@@ -58,10 +58,10 @@ def test_waiting_for_a_rank_that_is_not_recorded_is_not_taken_for_transfer(tmp_p
     assert report.capture.incomplete_ratio == 1.0
     found = {finding.name: finding for finding in report.findings}
     assert found["low-overlap"].confidence is Confidence.INFERRED
-    assert "may be waiting for other ranks" in found["low-overlap"].message
+    assert "may be waiting for rank 3, which was not recorded" in found["low-overlap"].message
     assert "exposed-communication" not in found  # the plan leaves nothing of it
     assert "COM104" in {item.code for item in report.not_checked}
-    assert "may be waiting for other ranks" in judge(report).line
+    assert "may be waiting for rank 3, which was not recorded" in judge(report).line
 
 
 def test_with_all_members_recorded_transfer_is_measured(tmp_path):

@@ -42,6 +42,28 @@ def test_enough_micro_batches_or_another_order_are_no_finding(batches, idle):
     assert "too-few-micro-batches" not in found(of_unknown_order(batches=batches, idle=idle))
 
 
+@pytest.mark.parametrize(
+    ("samples", "advice"),
+    [
+        (None, "Use more micro-batches (32 or more for 8 stages)"),
+        (64, "Use more micro-batches (32 or more for 8 stages)"),
+        (16, "Use more micro-batches (16 or more for 8 stages)"),
+        (8, "Each micro-batch is one sample: use a larger batch"),
+    ],
+)
+def test_no_more_micro_batches_are_proposed_than_the_batch_has_samples(samples, advice):
+    group = replace(of_unknown_order(batches=8, idle=50), samples_per_step=samples)
+    assert found(group)["too-few-micro-batches"].fix.startswith(advice)
+
+
+@pytest.mark.parametrize(("samples", "is_proposed"), [(None, True), (128, True), (32, False)])
+def test_predictions_that_the_batch_cannot_have_are_no_advice(samples, is_proposed):
+    """64 instead of 16 micro-batches need a multiple of 64 samples."""
+    group = replace(pipeline_group(warm_up_drain=20), samples_per_step=samples)
+    assert bool(group.better) == is_proposed
+    assert ("M = 64" in found(group)["too-few-micro-batches"].fix) == is_proposed
+
+
 def why_not_checked(result):
     outcome = run_rules({**healthy(), PipelineResult: result}.values(), debug=True)
     return {one.name: one.why for one in outcome.not_checked}.get("unequal-stages", "")

@@ -11,7 +11,13 @@ from distprof.intervals import Intervals
 from distprof.run.run import Run
 from distprof.run.tables import RankTables, intervals_of
 from distprof.schema import ABSENT
-from distprof.sections.context import Detail, RankAnalyses, RankAnalysis, RankContext
+from distprof.sections.context import (
+    Detail,
+    PauseStats,
+    RankAnalyses,
+    RankAnalysis,
+    RankContext,
+)
 from distprof.sections.engine import analyzer_of, sections_of
 from distprof.sections.measure_rank import capture_window, measure_rank
 from distprof.sections.measure_run import measure_run
@@ -83,3 +89,8 @@ class Measured:
 def measure(run: Run, **options: Any) -> Measured:
     """Measure every rank of a run."""
     return Measured(run, measure_run(run, **options))
+
+
+def sync_calls(analysis: RankAnalysis) -> tuple[PauseStats, ...]:
+    """Calls that waited for the GPU, by name."""
+    return tuple(pause for pause in analysis.cpu_pauses if pause.kind == "sync")

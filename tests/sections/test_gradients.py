@@ -74,6 +74,21 @@ def test_one_rank_of_two_cannot_tell_waiting_from_transfer():
     assert group.transfer_ns is None
 
 
+@pytest.mark.parametrize("fixed", [0, 5_700_000])
+def test_the_time_that_sizes_do_not_explain_is_fitted_without_the_other_ranks_too(fixed):
+    rank = RankBuilder(0).step(0, 0, 40_000_000).member_of(WORLD)
+    rank.annotation(DDP_FORWARD, 0, 100).annotation(OPTIMIZER, 210, 220)
+    rank.kernel("forward", 200, 280, launched=(10, 12))
+    rank.kernel("backward", 300, 700, launched=(105, 106), thread=AUTOGRAD)
+    small, large = fixed + 575_000, fixed + 1_760_000
+    reduce(rank, 700, 700 + small, asked=110, size=5_750_000)
+    reduce(rank, 1_000 + small, 1_000 + small + large, asked=120, size=17_600_000)
+    (group,) = result_of(rank).groups
+    assert not group.is_split
+    assert group.bucket_fixed_ns == pytest.approx(fixed, abs=1_000)
+    assert group.is_held_up == (fixed > 0)
+
+
 def test_losses_counts_other_axes_and_what_follows_the_update_are_no_gradients():
     rank = one_step()
     reduce(rank, 320, 330, asked=108, size=4)  # a loss

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distprof.run.tables import among
 from distprof.sections.context import RankAnalyses
-from distprof.sections.idle.gaps import _among, _ended_with
+from distprof.sections.idle.gaps import _ended_with
 from distprof.sections.idle.measure import analyze_idle
 from distprof.terms import IdleCause
 from tests.builders import RankBuilder
-from tests.sections.measured import measured
+from tests.sections.measured import measured, sync_calls
 
 OTHER_THREAD = "100/200"
 LOADER = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
@@ -109,7 +110,7 @@ def test_a_call_answers_no_more_once_the_host_has_caught_up():
 def test_a_call_that_began_before_the_window_is_one_call():
     rank = RankBuilder().sync("cudaStreamSynchronize", *us(-40, 20))
     rank.kernel("a", *us(60, 70), launched=us(30, 35))
-    (call,) = measured(rank, windows=[us(0, 70)]).sync_calls
+    (call,) = sync_calls(measured(rank, windows=[us(0, 70)]))
     assert (call.count, call.blocked_ns) == (1, 20_000)
 
 
@@ -119,7 +120,7 @@ def test_the_blame_for_later_gaps_goes_to_the_call_that_drained_the_queue():
     rank.kernel("b", *us(200, 210), launched=us(190, 195))
     rank.sync("cudaEventSynchronize", *us(220, 221))
     rank.kernel("c", *us(240, 300), launched=us(230, 235))
-    calls = measured(rank, windows=[us(0, 300)]).sync_calls
+    calls = sync_calls(measured(rank, windows=[us(0, 300)]))
     assert {call.name: call.idle_ns for call in calls} == {
         "cudaStreamSynchronize": 130_000,
         "cudaEventSynchronize": 0,
@@ -155,21 +156,21 @@ def test_an_asynchronous_copy_that_waited_for_its_end_is_a_synchronising_call():
     rank.copy("Memcpy DtoH", *us(100, 110), launched=us(30, 112))
     assert causes(rank) == {"host": 108, "sync": 82}
     analysis = measured(rank, windows=[us(0, 400)])
-    assert [(call.name, call.count) for call in analysis.sync_calls] == [("cudaMemcpyAsync", 1)]
+    assert [(call.name, call.count) for call in sync_calls(analysis)] == [("cudaMemcpyAsync", 1)]
 
 
 def test_an_asynchronous_copy_that_returned_first_is_none():
     rank = rank_with_gap((290, 295))
     rank.copy("Memcpy HtoD", *us(100, 110), launched=us(30, 90))
     assert causes(rank) == {"host": 190}
-    assert measured(rank, windows=[us(0, 400)]).sync_calls == ()
+    assert sync_calls(measured(rank, windows=[us(0, 400)])) == ()
 
 
 def test_synchronising_calls_are_counted_inside_the_windows():
     rank = rank_with_gap((290, 295))
     rank.sync("cudaStreamSynchronize", *us(50, 101)).sync("cudaStreamSynchronize", *us(310, 320))
     rank.sync("cudaEventSynchronize", *us(120, 130)).sync("cudaDeviceSynchronize", *us(500, 600))
-    calls = measured(rank, windows=[us(0, 400)]).sync_calls
+    calls = sync_calls(measured(rank, windows=[us(0, 400)]))
     assert {call.name: (call.count, call.blocked_ns, call.idle_ns) for call in calls} == {
         "cudaStreamSynchronize": (2, 61_000, 61_000),  # the longer of two takes the gap's blame
         "cudaEventSynchronize": (1, 10_000, 0),
@@ -192,7 +193,14 @@ def test_data_loading_on_the_launching_thread_is_input():
 
 
 def test_data_loading_before_the_gap_is_hidden():
-    assert causes(rank_with_gap((290, 295)).annotation(LOADER, *us(10, 90))) == {"host": 200}
+    assert causes(rank_with_gap((290, 295)).annotation(LOADER, *us(10, 85))) == {"host": 200}
+
+
+@pytest.mark.parametrize("end", [92, 100, 150])
+def test_data_loading_that_ends_in_the_gap_or_as_it_opens_counts_as_a_whole(end):
+    """Without it the launch would come that much earlier. Clocks agree to 10 µs."""
+    rank = rank_with_gap((290, 295)).annotation(LOADER, *us(20, end))
+    assert causes(rank) == {"input": end - 20, "host": 220 - end}
 
 
 def test_data_loading_in_the_background_is_not_input():
@@ -259,6 +267,12 @@ def test_a_gap_before_an_activity_without_launch_record_is_unknown():
 
 def test_a_gap_at_the_end_of_the_capture_is_unknown():
     assert causes(rank_with_gap((290, 295)), windows=[(350, 450)]) == {"unknown": 50}
+
+
+def test_a_gap_at_the_end_of_the_capture_is_due_to_what_the_cpu_did_in_it():
+    rank = rank_with_gap((290, 295)).annotation("save_checkpoint", *us(500, 5_000))
+    found = causes(rank, windows=[(0, 5_000)])
+    assert found == {"host": 195, "pause": 4_605}  # nothing is launched after 295
 
 
 def test_two_calls_with_one_correlation_are_one_launch():
@@ -345,7 +359,7 @@ def test_synchronising_calls_are_means_over_ranks_and_steps():
     second = RankBuilder(1).kernel("a", *us(0, 400), launched=us(-9, -8))
     analyses = [measured(r, windows=[us(0, 200), us(200, 400)]) for r in (first, second)]
     (call,) = analyze_idle(RankAnalyses.of(analyses, num_windows=2)).sync_calls
-    assert (call.ranks, call.count_per_step, call.blocked_ns_per_step) == ((0,), 0.5, 10_000)
+    assert (call.ranks, call.count_per_step, call.cpu_ns_per_step) == ((0,), 0.5, 10_000)
 
 
 # What ended when ----------------------------------------------------------------------------------
@@ -371,5 +385,21 @@ def test_what_ended_at_a_moment_is_what_a_look_at_each_activity_says(ranges, mom
 
 @given(MOMENTS, MOMENTS)
 def test_times_among_others(times, others):
-    found = _among(np.array(times, np.int64), np.array(others, np.int64))
+    found = among(np.array(times, np.int64), np.array(others, np.int64))
     assert found.tolist() == [time in others for time in times]
+
+
+def test_launches_that_only_zero_gradients_are_counted():
+    """Three of five kernels are fills that the optimizer's zero_grad launches."""
+    rank = (
+        RankBuilder()
+        .step(0, 0, 1_000_000)
+        .annotation("Optimizer.zero_grad#SGD.zero_grad", *us(100, 200))
+    )
+    for index in range(3):
+        at = 300 + 50 * index
+        rank.kernel("fill", *us(at, at + 2), launched=us(110 + 20 * index, 115 + 20 * index))
+    rank.kernel("gemm", *us(500, 600), launched=us(210, 215))
+    rank.kernel("gemm", *us(700, 800), launched=us(220, 225))
+    idle = measured(rank).idle
+    assert (idle.num_launches, idle.num_zeroing) == (5, 3)

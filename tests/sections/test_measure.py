@@ -13,6 +13,7 @@ from distprof.errors import InputError
 from distprof.run.run import CollectiveMatches
 from distprof.run.tables import RankTables
 from distprof.run.topology import ProcessGroup
+from distprof.sections.measure_run import analysed_windows, windows_of_records
 from distprof.terms import UNKNOWN_AXIS, CollectiveKind, MatchMethod, MeshAxis, StepSource
 from tests.builders import RankBuilder, make_run
 from tests.sections.measured import measure
@@ -94,6 +95,22 @@ def test_the_whole_capture_can_be_asked_for():
     assert result.breakdown.ranks[0].span_ns == 175
     assert result.step_time.median_ns is None
     assert "whole capture" in result.step_time.unavailable[0]
+
+
+@pytest.mark.parametrize("window", ["steps", "capture"])
+def test_samples_of_a_rank_without_a_trace_count_in_the_windows_of_the_others(window):
+    ranks = [
+        RankBuilder(r).kernel("gemm", 0, 250).step(1, 0, 100).step(2, 100, 200) for r in (0, 1)
+    ]
+    run = make_run([rank.rank() for rank in ranks], steps=[1, 2])
+    run = replace(run, records={0: None, 7: None})
+    found = windows_of_records(run, analysed_windows(run, window))
+    assert sorted(found) == [0, 1, 7]
+    assert found[7] is found[0]
+    assert found[0].size == (2 if window == "steps" else 1)
+    first = run.ranks[0]
+    if window == "capture":
+        assert (found[0].start, found[0].end) == (first.capture_start_ns, first.capture_end_ns)
 
 
 def test_without_common_steps_the_whole_capture_is_analysed():

@@ -9,9 +9,13 @@ import pytest
 
 from distprof import analyze
 from distprof.cli import main
+from distprof.rules.engine import run_rules
+from distprof.run.logs import NcclCommunicator, NcclLog, NcclProcess
+from distprof.sections.nccl.measure import _limits
 from distprof.sections.nccl.result import BETWEEN, INSIDE, NcclResult
 from distprof.sections.verdict import judge
 from tests.job_folders import JobFolder
+from tests.rules.samples import healthy, nccl, transport
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 H100 = GOLDEN / "nccl" / "2.18.5-h100-2node-8gpu.txt.gz"
@@ -125,7 +129,7 @@ def test_sockets_between_nodes_are_found_and_no_cost_is_made_up():
         ("2.9.9-a100-p4d-efa-2node-16gpu.log", []),
         ("2.11.4-a100-pcie-1node-8gpu.txt", ["NET103"]),
         ("2.18.5-h200-2node-16gpu-forced-ring.txt.gz", ["COM122"]),
-        ("2.25.1-b200-1node-8gpu-interleaved.txt.gz", []),
+        ("2.25.1-b200-1node-8gpu-interleaved.txt.gz", ["CAP106"]),
     ],
 )
 def test_findings_on_logs_of_real_clusters(name, codes):
@@ -156,7 +160,8 @@ def test_a_run_over_nccl_without_a_log_says_that_rules_were_not_checked():
     report = analyze(GOLDEN / "kineto" / "ddp-a100-2gpu-rank0")
     assert report.nccl.is_missing
     assert [s.code for s in report.not_checked if s.code[:3] == "NET"] == [
-        f"NET10{number}" for number in range(1, 6)
+        *(f"NET10{number}" for number in range(1, 6)),
+        "NET112",
     ]
 
 
@@ -175,3 +180,25 @@ def test_hostile_words_of_a_log_do_not_reach_the_terminal(tmp_path, capfd, form)
     assert not set(out) & {"\x1b", "\x07", "\0", "\u202e"}
     if form == "json":
         assert json.loads(out)["nccl"]["num_files"] == 1
+
+
+def test_processes_without_a_rank_count_as_covered():
+    """All processes wrote, but no line names a rank: the log covers the whole job."""
+    processes = tuple(NcclProcess(host="a", pid=pid) for pid in range(8))
+    group = NcclCommunicator(name="w", num_ranks=8)
+    log = NcclLog(processes=processes, communicators=(group,))
+    limits = _limits(log)
+    assert not any("covers" in text for text in limits)
+    assert "The log does not name the rank of 8 processes." in limits
+
+
+@pytest.mark.parametrize("with_gdr", [0, 772])
+def test_gpudirect_that_works_elsewhere_needs_no_driver(with_gdr):
+    ways = [transport(BETWEEN, "NET/IB", num_lines=252)]
+    if with_gdr:
+        ways.append(transport(BETWEEN, "NET/IB", has_gdr=True, num_lines=with_gdr))
+    results = {**healthy(), NcclResult: nccl(transports=tuple(ways))}
+    (found,) = (one for one in run_rules(results.values()).findings if one.code == "NET102")
+    assert ("GPUDirect RDMA works on the other connections" in found.fix) == bool(with_gdr)
+    assert ("nvidia-peermem" in found.fix) != bool(with_gdr)
+    assert "NCCL_NET_GDR_LEVEL" in found.fix

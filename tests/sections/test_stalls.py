@@ -12,7 +12,7 @@ from distprof.api import analyze
 from distprof.artefacts.run_file import RankEntry, RunFile
 from distprof.ingest.job.rank_folder import RankFolder
 from distprof.rules.engine import run_rules
-from distprof.sections.idle.result import IdleResult, SyncCall
+from distprof.sections.idle.result import CpuPause, IdleResult
 from distprof.sections.step_log.measure import combine_step_logs, measure_step_log
 from distprof.sections.step_log.result import StepLogResult
 from distprof.sections.step_log.stalls import find_periodic_stalls, find_waits
@@ -131,14 +131,16 @@ def test_where_each_step_waits_for_its_gpu_a_long_one_stalls():
     (long,) = find_periodic_stalls(*logged(200, sync=1, save=40, save_ms=9_000), has_gpus=True)
     assert not long.may_wait_for_gpu
     results = changed(healthy(), StepLogResult, stalls=(stall,))
-    waits = SyncCall(
+    waits = CpuPause(
+        kind="sync",
+        caller="",
         name="cudaStreamSynchronize",
         ranks=(0,),
         count_per_step=1.0,
-        blocked_ns_per_step=45 * MS,
+        cpu_ns_per_step=45 * MS,
         idle_ns_per_step=MS,
     )
-    results = changed(results, IdleResult, sync_calls=(waits,))
+    results = changed(results, IdleResult, pauses=(waits,))
     (finding,) = [one for one in run_rules(results.values()).findings if one.code == "HST105"]
     assert finding.cost_ns_per_step == pytest.approx(700 * MS / 40, rel=0.01)
 
@@ -168,7 +170,7 @@ def test_where_the_whole_interval_fits_the_queue_a_stall_and_a_wait_look_alike(t
     assert log.step_ns == 50 * MS
     assert set(log.samples_ns) == {50 * MS}
     results = changed(healthy(), StepLogResult, stalls=(stall,))
-    results = changed(results, IdleResult, sync_calls=())
+    results = changed(results, IdleResult, pauses=())
     (finding,) = run_rules(results.values()).findings
     assert (finding.code, finding.cost_ns_per_step) == ("HST105", None)
     assert "only waits in it" in finding.message

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from distprof.api import analyze, open_run
 from distprof.ingest.assemble import assemble_run
+from distprof.ingest.source import with_evidence
 from distprof.ingest.training_logs.read import read_training_log
 from distprof.run.logs import TrainingFacts, TrainingLog
 from distprof.sections.training_log.measure import analyze_training_log
@@ -176,8 +178,11 @@ def test_a_terminal_with_nccls_lines_and_the_programs_is_read_as_both():
 
 def test_a_log_beside_traces_joins_them():
     traces = str(GOLDEN / "kineto" / "gloo-ddp-2ranks")
-    log = str(LOGS / "megatron-tp4-pp4-mb4-v100.out.gz")
-    run = open_run(traces, evidence=[log], use_cache=False)
+    log = str(LOGS / "megatron-tp4-pp4-mb4-v100.out.gz")  # of 16 ranks
+    assert open_run(traces, evidence=[log], use_cache=False).get(TrainingLog) is None
+    alone = open_run(traces, use_cache=False)
+    unsized = replace(alone, topology=replace(alone.topology, world_size=None))
+    run = with_evidence(unsized, [log])
     assert run.get(TrainingLog) is not None
     assert len(run) == 2
     assert analyze(run).training_log.num_reports == 20
@@ -240,3 +245,18 @@ def test_slow_iterations_that_add_to_the_training_are_a_finding(tmp_path):
 
 def test_a_speedrun_with_a_few_slow_steps_is_no_finding():
     assert analyze(str(LOGS / "nanogpt-8xh100-2025-12-31.txt.gz")).findings == ()
+
+
+def test_deepspeeds_breakdown_of_steps_is_enough(tmp_path):
+    """No line names an iteration: the breakdown itself gives its time and the reduction."""
+    head = "[2024-05-01 10:00:0{0},123] [INFO] [logging.py:96:log_dist] [Rank 0] time (ms) |"
+    micro = " fwd_microstep: 210.0 | bwd_microstep: 600.0 | bwd_allreduce_microstep: 215.0"
+    whole = " fwd: 210.00 | bwd: 600.00 | bwd_inner: 385.00 | bwd_allreduce: 215.00 | step: 50.00"
+    lines = [head.format(i) + text for i in range(6) for text in (micro, whole)]
+    file = tmp_path / "job.out"
+    file.write_text("\n".join(lines) + "\n")
+    report = analyze(str(file))
+    assert report.training_log.mean_ns == 860 * MS
+    verdict = judge(report)
+    assert verdict.line.startswith("An iteration takes 860 ms")
+    assert "bwd_allreduce) takes 215 ms, 25.0 % of an iteration" in " ".join(verdict.why)

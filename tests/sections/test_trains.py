@@ -15,17 +15,27 @@ from tests.sections.measured import measured
 NAME = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 
 
-def job(number: int, *, computing: bool = False, gap: int = 5) -> RankBuilder:
-    """Backward to 1,000, then ``number`` all-reduces of 20 ns with gaps between them."""
-    rank = RankBuilder(0, world_size=2).step(0, 0, 10_000)
-    rank.kernel("backward", 0, 1_000)
-    at = 1_000
+def job(number: int, *, computing: bool = False, gap: int = 5, between: int = 0) -> RankBuilder:
+    """Backward to 1 ms, then ``number`` all-reduces of 20 µs; times in µs.
+
+    Args:
+        number: All-reduces.
+        computing: Whether a kernel runs during each.
+        gap: Time between two of them.
+        between: Duration of a kernel in each gap.
+    """
+    rank = RankBuilder(0, world_size=2).step(0, 0, 1_000_000 * US)
+    rank.kernel("backward", 0, 1_000 * US)
+    at = 1_000 * US
     for index in range(number):
-        rank.comm(NAME, at, at + 20, kind=CollectiveKind.ALL_REDUCE, seq=index, stream=20)
+        rank.comm(NAME, at, at + 20 * US, kind=CollectiveKind.ALL_REDUCE, seq=index, stream=20)
         if computing:
-            rank.kernel("gemm", at, at + 20)
-        at += 20 + gap
-    rank.kernel("adam", at + 500, at + 600)
+            rank.kernel("gemm", at, at + 20 * US)
+        at += 20 * US
+        if between:
+            rank.kernel("copy", at + US, at + (1 + between) * US)
+        at += gap * US
+    rank.kernel("adam", at + 500 * US, at + 600 * US)
     return rank
 
 
@@ -36,8 +46,8 @@ def trains(rank):
 def test_a_train_after_backward_is_counted_and_timed_without_sizes():
     (train,) = trains(job(200))
     assert (train.kind, train.num_per_step) == ("all_reduce", 200)
-    assert (train.busy_ns_per_step, train.gap_ns_per_step) == (200 * 20, 199 * 5)
-    assert train.duration_ns_median == 20
+    assert (train.busy_ns_per_step, train.gap_ns_per_step) == (200 * 20 * US, 199 * 5 * US)
+    assert train.duration_ns_median == 20 * US
 
 
 def test_a_few_buckets_are_no_train():
@@ -49,7 +59,19 @@ def test_reductions_that_computation_hides_are_no_train():
 
 
 def test_reductions_with_long_pauses_are_no_train():
-    assert trains(job(200, gap=90)) == ()
+    assert trains(job(200, gap=300)) == ()
+
+
+@pytest.mark.parametrize(("gap", "copy"), [(12, 8), (60, 4), (150, 10)])
+def test_reductions_that_alternate_with_small_copies_launched_late_are_one_train(gap, copy):
+    (train,) = trains(job(404, gap=gap, between=copy))
+    assert train.num_per_step == pytest.approx(404, abs=1)
+    assert train.gap_ns_per_step == 403 * gap * US
+
+
+@pytest.mark.parametrize("gap", [30, 150])
+def test_reductions_between_the_kernels_of_layers_are_no_train(gap):
+    assert trains(job(200, gap=gap, between=25)) == ()
 
 
 def finding(code, *rows, **parts):
@@ -83,8 +105,8 @@ def test_unbucketed_gradients_are_priced_by_kernels_and_gaps():
 
 
 def test_the_gaps_of_a_train_are_no_matter_for_torch_compile():
-    assert finding("HST101", train(300, 3, 0.01), idle_host=3) is not None
-    assert finding("HST101", train(300, 3, 3), idle_host=3) is None
+    assert finding("HST101", train(300, 3, 0.01), idle_host=6) is not None
+    assert finding("HST101", train(300, 3, 6), idle_host=6) is None
 
 
 @pytest.mark.parametrize("number", [5, 20])

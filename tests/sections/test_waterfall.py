@@ -1,12 +1,19 @@
 """Waterfall: exposed communication divided by what matching found out, an exact sum."""
 
+from dataclasses import replace
+
 import msgspec
+import pytest
 
 from distprof.sections.context import RankAnalyses
 from distprof.sections.time.measure import analyze_waterfall
+from distprof.sections.verdict import judge
 from distprof.terms import CollectiveKind
+from distprof.units import format_duration
 from tests.builders import RankBuilder
 from tests.sections.measured import measured
+from tests.simulator import LateHost, SimulatedJob
+from tests.simulator.trials import report_of
 
 
 def test_exposed_communication_is_wait_until_the_last_member_starts_and_transfer_after():
@@ -85,3 +92,17 @@ def test_ranks_add_up():
 
 def test_no_ranks_have_no_sum():
     assert analyze_waterfall(RankAnalyses.of([], num_windows=3)).all is None
+
+
+# Few long steps -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("steps", "words"), [((12,), "step 12 takes"), ((12, 14), "steps 12, 14")])
+def test_a_mean_that_a_few_long_steps_raise_is_not_all_that_is_said(steps, words):
+    job = SimulatedJob(num_nodes=1, ranks_per_node=4, num_steps=8)
+    slow = tuple(LateHost(rank=rank, ns=30_000_000, steps=steps) for rank in range(4))
+    report = report_of(replace(job, faults=slow).run())
+    (said,) = [why for why in judge(report).why if why.startswith("Usually a step takes")]
+    usual = format_duration(report.step_time.median_ns)
+    assert f"Usually a step takes {usual}; {words}" in said
+    assert not any("Usually" in why for why in judge(report_of(job.run())).why)

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 
 from distprof.terms import CollectiveKind
 from tests.simulator.job import (
+    COPIES,
     Collective,
     Compute,
+    Copy,
     Exchange,
     Fault,
     GarbageCollection,
@@ -20,8 +22,11 @@ from tests.simulator.job import (
     LateInput,
     Marked,
     MoreWork,
+    NamedPause,
+    NoisyHost,
     Op,
     SimulatedJob,
+    SlowCopies,
     SlowDevice,
     SlowLaunches,
     SlowLink,
@@ -36,6 +41,7 @@ from tests.simulator.recording import (
 )
 
 COMPUTE_STREAM = 7
+COPY_STREAM = 12
 FIRST_COMM_STREAM = 20
 LAUNCH_LATENCY_NS = 4_000
 LAUNCH_CALL_NS = 5_000
@@ -110,6 +116,8 @@ class RankProcess:
                         self._marked(op, step)
                     else:
                         self._compute(op, step)
+                elif isinstance(op, Copy):
+                    self._copy(op, step)
                 elif isinstance(op, Collective | Exchange):
                     yield from self._communicate(op, step)
                 else:
@@ -133,8 +141,16 @@ class RankProcess:
 
     def _stall(self, step: int) -> None:
         self.host += self._extra(LateHost, step)
-        if self.job.host_noise_ns:
-            self.host += self.host_noise.expovariate(1 / self.job.host_noise_ns)
+        for pause in self._faults(NamedPause, step):
+            category = "runtime" if pause.is_call else "annotation"
+            end = self.host + pause.ns
+            self.log.host.append(
+                HostEvent(start=self.host, end=end, name=pause.name, category=category)
+            )
+            self.host = end
+        for noise_ns in (self.job.host_noise_ns, self._extra(NoisyHost, step)):
+            if noise_ns:
+                self.host += self.host_noise.expovariate(1 / noise_ns)
         collecting = self._extra(GarbageCollection, step)
         if collecting:
             self.log.collections.append((step, self.host, self.host + collecting))
@@ -142,7 +158,7 @@ class RankProcess:
 
     def _extra(
         self,
-        kind: type[LateHost] | type[LateInput] | type[GarbageCollection] | type[SlowLaunches],
+        kind: type[LateHost | LateInput | NoisyHost | GarbageCollection | SlowLaunches],
         step: int,
     ) -> int:
         return sum(fault.ns for fault in self._faults(kind, step))
@@ -199,6 +215,16 @@ class RankProcess:
             self.ends.append(self.device)
             self._run(start, self.device, op.name, "computation", COMPUTE_STREAM, step, blocks)
 
+    def _copy(self, op: Copy, step: int) -> None:
+        ready = max(self._launch("cudaMemcpyAsync"), self.streams.get(COPIES, 0.0))
+        start = max(ready, self.device) if op.out else ready
+        end = start + op.ns * self._factor(SlowCopies, step)
+        self.streams[COPIES] = end
+        self.pending = max(self.pending, end)
+        self.ends.append(end)
+        name = "Memcpy DtoH (Device -> Pinned)" if op.out else "Memcpy HtoD (Pinned -> Device)"
+        self._run(start, end, name, "copy", COPY_STREAM, step, bytes=op.bytes)
+
     def _marked(self, op: Marked, step: int) -> None:
         host, first = self.host, len(self.log.device)
         for part in op.ops:
@@ -218,6 +244,7 @@ class RankProcess:
         stream: int,
         step: int,
         blocks: int = -1,
+        bytes: int = -1,
     ) -> None:
         self.log.device.append(
             DeviceEvent(
@@ -229,6 +256,7 @@ class RankProcess:
                 correlation=self.correlation,
                 step=step,
                 blocks=blocks,
+                bytes=bytes,
             )
         )
 
@@ -408,14 +436,14 @@ def _busiest_share(job: SimulatedJob, arrival: Arrival) -> float:
 
 def _link_factor(job: SimulatedJob, arrival: Arrival) -> float:
     """How much longer a transfer takes by the slowest link that it passes."""
-    if len({job.node_of(rank) for rank in arrival.members}) < 2:
-        return 1.0
+    is_inside = len({job.node_of(rank) for rank in arrival.members}) < 2
     return max(
         (
             fault.factor
             for fault in job.faults
             if isinstance(fault, SlowLink)
             and fault.rank in arrival.members
+            and (fault.is_gpu or not is_inside)
             and (fault.steps is None or arrival.step in fault.steps)
         ),
         default=1.0,

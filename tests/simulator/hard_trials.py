@@ -11,18 +11,43 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from tests.simulator.job import Fault, LargerInputs, LateInput, SimulatedJob, SlowDevice
+from tests.simulator.job import (
+    MS,
+    US,
+    Copy,
+    Fault,
+    LargerInputs,
+    LateHost,
+    LateInput,
+    NamedPause,
+    NoisyHost,
+    SimulatedJob,
+    SlowCopies,
+    SlowDevice,
+    SlowLaunches,
+    SlowLink,
+)
 from tests.simulator.shapes import (
     Shape,
     data_parallel,
+    hybrid,
     mixture,
+    offloaded,
     pipeline,
     sharded,
     tensor_parallel,
 )
 from tests.simulator.trials import Trial, Truth
 
-__all__ = ["HARD_FAULTS", "WORKLOADS", "hard_trial_of", "sane"]
+__all__ = [
+    "BLAMELESS",
+    "HARD_FAULTS",
+    "WORKLOADS",
+    "hard_trial_of",
+    "missing_culprit",
+    "noisy_hot_rank",
+    "offloads",
+]
 
 SHAPES = (
     Shape(num_nodes=2, per_node=2),
@@ -62,6 +87,7 @@ def _stages(dice: random.Random) -> SimulatedJob:
 WORKLOADS: Mapping[str, Callable[[random.Random], SimulatedJob]] = {
     "ddp": _plain(data_parallel),
     "fsdp": _plain(sharded),
+    "hsdp": _plain(hybrid),
     "tp_dp": _plain(tensor_parallel),
     "moe": _experts,
     "1f1b": _stages,
@@ -172,6 +198,70 @@ def throttles(workload: str, dice: random.Random) -> Trial:
     return _with(job, slow([rank], factor, steps), (f"from step {first} on", *SLOWER))
 
 
+def slow_copies(workload: str, dice: random.Random) -> Trial:
+    """Parameters are on the CPU, and the copies of one rank take 2 to 5 times as long."""
+    job = _offloaded(dice, copied_ns=round(MS * dice.uniform(0.3, 1)))
+    fault = SlowCopies(rank=dice.randrange(job.world_size), factor=dice.uniform(2, 5))
+    return _with(job, (fault,), ("Its copies between CPU and GPU are slow",))
+
+
+def _offloaded(dice: random.Random, *, copied_ns: int) -> SimulatedJob:
+    steps = dice.randint(6, 12)
+    return recorded(
+        offloaded(dice.choice(SHAPES), dice, num_steps=steps, copied_ns=copied_ns), dice
+    )
+
+
+def offloads(workload: str, dice: random.Random) -> Trial:
+    """Parameters are on the CPU: gathers wait for copies on all ranks."""
+    job = _offloaded(dice, copied_ns=round(MS * dice.uniform(1, 2.5)))
+    program = tuple(op for op in job.program if not isinstance(op, Copy))
+    truth = Truth(
+        sound=replace(job, program=program),
+        says=("Exposed copies take",),
+        ranks=frozenset(range(job.world_size)),
+        codes=("MEM101",),
+    )
+    return Trial(job=job, truths=(truth,))
+
+
+def rail_for_a_time(workload: str, dice: random.Random) -> Trial:
+    """One rank of each node has a link that is 2.5 to 6 times slower in two to four steps."""
+    job = job_of(workload, dice)
+    (group,) = dice.sample(job.axes["dp" if "dp" in job.axes else "dp_replicate"], 1)
+    faults = _links_for_a_time(job, dice.choice(group), dice=dice, factor=dice.uniform(2.5, 6))
+    return _of_links(job, faults, group)
+
+
+def network_for_a_time(workload: str, dice: random.Random) -> Trial:
+    """All that leaves a node takes 2.5 to 5 times as long in two to half of the steps."""
+    job = job_of(workload, dice)
+    faults = _links_for_a_time(job, *range(job.world_size), dice=dice, factor=dice.uniform(2.5, 5))
+    return _of_links(job, faults, ())
+
+
+def _links_for_a_time(
+    job: SimulatedJob, *ranks: int, dice: random.Random, factor: float
+) -> tuple[Fault, ...]:
+    whole = job.steps[1:-1]  # captures are ragged at both ends
+    number = dice.randint(2, min(4, len(whole) // 2))
+    first = dice.randrange(len(whole) - number)
+    at_once = whole[first : first + number]
+    steps = dice.choice((at_once, sorted(dice.sample(whole, number))))
+    return tuple(SlowLink(rank=rank, factor=factor, steps=steps) for rank in ranks)
+
+
+def _of_links(job: SimulatedJob, faults: tuple[Fault, ...], ranks: Iterable[int]) -> Trial:
+    truth = Truth(
+        sound=job,
+        says=("Transfers of",),
+        ranks=frozenset(ranks),
+        codes=("STR107",),
+        exact=True,
+    )
+    return Trial(job=replace(job, faults=faults), truths=(truth,))
+
+
 # Two at once --------------------------------------------------------------------------------------
 
 
@@ -230,6 +320,15 @@ def hot_rank(workload: str, dice: random.Random) -> Trial:
     return Trial(job=job, truths=(truth,))
 
 
+def noisy_hot_rank(workload: str, dice: random.Random) -> Trial:
+    """The same with kernels whose times vary by 15 %, which no even routing changes."""
+    trial = hot_rank(workload, dice)
+    (truth,) = trial.truths
+    sound = replace(truth.sound, compute_noise=0.15)
+    job = replace(trial.job, compute_noise=0.15)
+    return replace(trial, job=job, truths=(replace(truth, sound=sound),))
+
+
 def larger_inputs(workload: str, dice: random.Random) -> Trial:
     """Inputs of one replica are larger: kernels of larger grids take longer, none is slower."""
     job, factor = job_of(workload, dice), dice.uniform(1.1, 1.5)
@@ -257,6 +356,27 @@ def long_stage(workload: str, dice: random.Random) -> Trial:
     return Trial(job=job, truths=(truth,))
 
 
+def long_virtual_stage(workload: str, dice: random.Random) -> Trial:
+    """One of two stages of a rank has more layers."""
+    ranks, replicas = dice.choice([shape for shape in PIPELINES if shape[0] > 2])
+    stages, seed, more, steps = 2 * ranks, dice.random(), dice.choice((4, 6, 8)), 8
+    stage = dice.randrange(stages)
+    skew = tuple(1 + more / 12 if number == stage else 1.0 for number in range(stages))
+    even = (sum(skew) / stages,) * stages
+    job, sound = (
+        pipeline(ranks, replicas, random.Random(seed), num_steps=steps, skew=part, chunks=2)
+        for part in (skew, even)
+    )
+    rank = stage % ranks
+    truth = Truth(
+        sound=sound,
+        says=(f"Stage {stage} ",),
+        ranks=frozenset(range(rank * replicas, (rank + 1) * replicas)),
+        codes=("PIP101",),
+    )
+    return Trial(job=job, truths=(truth,))
+
+
 def late_first_stage(workload: str, dice: random.Random) -> Trial:
     """The input of the first stage of each pipeline is late."""
     job = job_of(workload, dice)
@@ -266,9 +386,79 @@ def late_first_stage(workload: str, dice: random.Random) -> Trial:
     return replace(trial, truths=(replace(trial.truths[0], codes=OF_INPUT),))
 
 
+def saves(workload: str, dice: random.Random) -> Trial:
+    """A rank saves its state in every second or third step; an annotation spans it."""
+    job = job_of(workload, dice)
+    name = dice.choice(("save_checkpoint", "evaluate", "log_metrics"))
+    every = dice.choice((2, 3))
+    fault = NamedPause(
+        rank=dice.randrange(job.world_size),
+        ns=every * part_of_step(job, dice),
+        name=name,
+        steps=job.steps[::every],
+    )
+    return _with(job, (fault,), (name,))
+
+
+def allocates(workload: str, dice: random.Random) -> Trial:
+    """A rank frees GPU memory and gets it from the driver again in each step."""
+    job = job_of(workload, dice)
+    rank, ns = dice.randrange(job.world_size), part_of_step(job, dice)
+    calls = ("cudaFree", "cudaMalloc")
+    faults = tuple(NamedPause(rank=rank, ns=ns // 2, name=name, is_call=True) for name in calls)
+    return _with(job, faults, ("it frees and allocates GPU memory",))
+
+
+LATE_CPU = "Its CPU launches late", "Their CPUs launch late"
+
+
+def late_cpu(workload: str, dice: random.Random) -> Trial:
+    """The CPU of a rank stalls in each step."""
+    job = job_of(workload, dice)
+    fault = LateHost(rank=dice.randrange(job.world_size), ns=part_of_step(job, dice))
+    return _with(job, (fault,), LATE_CPU)
+
+
+def slow_cpu(workload: str, dice: random.Random) -> Trial:
+    """The CPU of a rank takes longer for each launch, so that its device waits for it."""
+    job = job_of(workload, dice)
+    fault = SlowLaunches(rank=dice.randrange(job.world_size), ns=dice.randint(200, 600) * US)
+    return _with(job, (fault,), LATE_CPU)
+
+
+def noisy_node(workload: str, dice: random.Random) -> Trial:
+    """The CPUs of a node stall in each step, each for as long as chance will have it."""
+    job = job_of(workload, dice)
+    while job.ranks_per_node < 4 or len(job.steps) < 9:  # fewer stalls may be anybody's
+        job = job_of(workload, dice)
+    node, ns = dice.randrange(job.num_nodes), part_of_step(job, dice)
+    ranks = [rank for rank in range(job.world_size) if job.node_of(rank) == node]
+    return _with(job, tuple(NoisyHost(rank=rank, ns=ns) for rank in ranks), LATE_CPU)
+
+
+def missing_culprit(workload: str, dice: random.Random) -> Trial:
+    """A device is slow by 20 to 50 % and its trace is missing: nobody else is to blame."""
+    job = job_of(workload, dice)
+    rank = dice.randrange(job.world_size)
+    job = replace(job, faults=slow([rank], dice.uniform(1.2, 1.5)))
+    return Trial(job=without(job, rank))
+
+
+def without(job: SimulatedJob, rank: int) -> SimulatedJob:
+    """The job without the trace of a rank."""
+    rest = tuple(other for other in range(job.world_size) if other != rank)
+    return replace(job, present=rest)
+
+
 def sane(workload: str, dice: random.Random) -> Trial:
     """Nobody is to blame."""
     return Trial(job=job_of(workload, dice))
+
+
+def one_missing(workload: str, dice: random.Random) -> Trial:
+    """Nobody is to blame, and one trace is missing."""
+    job = job_of(workload, dice)
+    return Trial(job=without(job, dice.randrange(job.world_size)))
 
 
 ALL = tuple(WORKLOADS)
@@ -283,11 +473,25 @@ HARD_FAULTS: Mapping[Callable[[str, random.Random], Trial], tuple[str, ...]] = {
     throttles: ALL,
     two_faults: ALL,
     hot_rank: ("moe",),
+    noisy_hot_rank: ("moe",),
     larger_inputs: ("ddp", "fsdp", "tp_dp"),
     long_stage: ("1f1b",),
     late_first_stage: ("1f1b",),
+    saves: ("ddp", "fsdp", "tp_dp", "moe"),
+    allocates: ("ddp", "fsdp", "tp_dp", "moe"),
+    rail_for_a_time: ("hsdp", "tp_dp"),
+    network_for_a_time: ("ddp", "fsdp", "hsdp", "tp_dp"),
+    long_virtual_stage: ("1f1b",),
+    late_cpu: ALL,
+    slow_cpu: ("ddp", "fsdp", "tp_dp", "moe"),
+    noisy_node: ("ddp", "fsdp", "tp_dp", "moe"),
+    slow_copies: ("fsdp",),
+    offloads: ("fsdp",),
 }
 """Each fault, and the workloads that it strikes."""
+
+BLAMELESS = (sane, missing_culprit, one_missing)
+"""Jobs of any workload in which no recorded rank is to blame."""
 
 
 def hard_trial_of(build: Callable[[str, random.Random], Trial], workload: str, seed: int) -> Trial:

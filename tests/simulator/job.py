@@ -88,12 +88,36 @@ class Wait:
     """Later computation waits for all communication so far."""
 
 
-Op = Input | Compute | Collective | Exchange | Marked | Wait
+@dataclass(frozen=True, kw_only=True)
+class Copy:
+    """A copy between pinned CPU memory and the device, on a stream of its own.
+
+    It starts when launched, after earlier copies, and if it goes ``out`` after earlier computation.
+    A collective that ``takes`` :data:`COPIES` waits for it, and so does ``Wait``.
+    """
+
+    ns: int
+    bytes: int = 16 << 20
+    out: bool = False
+
+
+COPIES = "copies"
+
+Op = Input | Compute | Collective | Exchange | Marked | Wait | Copy
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlowDevice:
     """Kernels of a rank take ``factor`` times as long."""
+
+    rank: int
+    factor: float
+    steps: Sequence[int] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowCopies:
+    """Copies of a rank take ``factor`` times as long."""
 
     rank: int
     factor: float
@@ -137,6 +161,29 @@ class LateHost:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NoisyHost:
+    """A rank's host stalls before the first computation of each step, for ``ns`` on average."""
+
+    rank: int
+    ns: int
+    steps: Sequence[int] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedPause:
+    """A rank's host does something else for ``ns`` before the first computation of the step.
+
+    The trace shows it as an annotation, or as a call of the CUDA runtime.
+    """
+
+    rank: int
+    ns: int
+    name: str
+    is_call: bool = False
+    steps: Sequence[int] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class SlowLaunches:
     """A rank's host takes ``ns`` longer for each launch."""
 
@@ -156,19 +203,26 @@ class GarbageCollection:
 
 @dataclass(frozen=True, kw_only=True)
 class SlowLink:
-    """What a rank sends to and gets from other nodes takes ``factor`` times as long."""
+    """What a rank sends to and gets from other nodes takes ``factor`` times as long.
+
+    With ``is_gpu``, so does what it exchanges with ranks of its own node.
+    """
 
     rank: int
     factor: float
     steps: Sequence[int] | None = None
+    is_gpu: bool = False
 
 
 Fault = (
     SlowDevice
+    | SlowCopies
     | MoreWork
     | LargerInputs
     | LateInput
     | LateHost
+    | NoisyHost
+    | NamedPause
     | SlowLaunches
     | GarbageCollection
     | SlowLink

@@ -14,6 +14,7 @@ from tests.simulator.tables import captured_comm, clock_of, group_description, g
 
 BASE_NS = 1_711_964_646_000_000_000
 PID = 4321
+CATEGORIES = {"annotation": "gpu_user_annotation", "copy": "gpu_memcpy"}
 BF16_BYTES = 2
 COLLECTIVE_NAMES = {
     CollectiveKind.ALL_REDUCE: "allreduce",
@@ -151,10 +152,12 @@ def _events(recording: Recording, rank: int, *, with_seq: bool) -> Iterator[dict
                 args |= _comm_args(recording, kernel, with_seq=with_seq)
             if event.blocks >= 0:
                 args |= {"grid": [event.blocks, 1, 1], "block": [256, 1, 1]}
+            if event.bytes >= 0:
+                args |= {"bytes": event.bytes}
             place = {"pid": device, "tid": event.stream}
             yield {
                 "ph": "X",
-                "cat": "gpu_user_annotation" if event.kind == "annotation" else "kernel",
+                "cat": CATEGORIES.get(event.kind, "kernel"),
                 "name": event.name,
                 **place,
                 **span(event.start, event.end),

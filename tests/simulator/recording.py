@@ -49,11 +49,12 @@ class DeviceEvent:
     start: float
     end: float
     name: str
-    kind: Literal["computation", "communication", "annotation"]
+    kind: Literal["computation", "communication", "copy", "annotation"]
     stream: int
     correlation: int
     step: int
     blocks: int = -1
+    bytes: int = -1
 
 
 @dataclass(frozen=True, kw_only=True)

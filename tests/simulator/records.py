@@ -50,6 +50,8 @@ def records_of(recording: Recording, rank: int) -> InMemoryRecords:
             "run_queue_ns": ABSENT,
             "cpu_ns": ABSENT,
             "is_traced": True,
+            "is_light": False,
+            "gpu_behind": ABSENT,
             "is_probed": True,
         }
         for step, start, end in log.steps

@@ -12,10 +12,12 @@ from dataclasses import dataclass, replace
 
 from distprof.terms import CollectiveKind
 from tests.simulator.job import (
+    COPIES,
     DDP_STEP,
     MS,
     Collective,
     Compute,
+    Copy,
     Exchange,
     Input,
     Marked,
@@ -27,8 +29,10 @@ from tests.simulator.job import (
 __all__ = [
     "Shape",
     "data_parallel",
+    "hybrid",
     "long_documents",
     "mixture",
+    "offloaded",
     "pipeline",
     "sharded",
     "tensor_parallel",
@@ -96,20 +100,53 @@ def tensor_parallel(shape: Shape, dice: random.Random, *, num_steps: int = 10) -
 
 def sharded(shape: Shape, dice: random.Random, *, num_steps: int = 10) -> SimulatedJob:
     """Parameters are gathered one layer ahead, gradients are reduced and scattered (FSDP)."""
+    program = _layers_gathered(dice)
+    return SimulatedJob(program=program, **_recorded(shape, dice, num_steps))  # type: ignore[arg-type]
+
+
+def offloaded(
+    shape: Shape, dice: random.Random, *, num_steps: int = 10, copied_ns: int
+) -> SimulatedJob:
+    """Parameters are on the CPU: each is copied before it is gathered, and gradients back."""
+    program = _layers_gathered(dice, copied_ns=copied_ns)
+    return SimulatedJob(program=program, **_recorded(shape, dice, num_steps))  # type: ignore[arg-type]
+
+
+def hybrid(shape: Shape, dice: random.Random, *, num_steps: int = 10) -> SimulatedJob:
+    """Sharded inside each node; gradients are also reduced between nodes (HSDP)."""
+    mesh = _mesh(shape)
+    axes = {"dp_shard": mesh["tp"], "dp_replicate": mesh["dp"]}
+    program = _layers_gathered(dice, axis="dp_shard", replicated="dp_replicate")
+    return SimulatedJob(program=program, axes=axes, **_recorded(shape, dice, num_steps))  # type: ignore[arg-type]
+
+
+def _layers_gathered(
+    dice: random.Random, axis: str = "world", replicated: str = "", copied_ns: int = 0
+) -> tuple[Op, ...]:
+    """A step of layers whose parameters are gathered on ``axis`` one layer ahead.
+
+    With ``copied_ns`` they are copied to the device before, and gradients from it afterwards.
+    """
     layers, size = dice.randint(3, 6), dice.randint(8, 64) << 20
     moved = round(MS * dice.uniform(0.3, 0.9))
     work = round(MS * dice.uniform(0.8, 1.5))
-    gather = Collective(kind=CollectiveKind.ALL_GATHER, bytes=size, transfer_ns=moved, overlap=True)
-    scatter = Collective(
-        kind=CollectiveKind.REDUCE_SCATTER, bytes=size, transfer_ns=moved, overlap=True
+    gather = Collective(
+        kind=CollectiveKind.ALL_GATHER, bytes=size, transfer_ns=moved, axis=axis, overlap=True
     )
-    program: list[Op] = [Input(), gather]
+    reduce: tuple[Op, ...] = (replace(gather, kind=CollectiveKind.REDUCE_SCATTER),)
+    if replicated:
+        part = Collective(bytes=size // 4, transfer_ns=moved // 2, axis=replicated, overlap=True)
+        reduce = (*reduce, replace(part, takes=axis))
+    fetch: tuple[Op, ...] = (gather,)
+    if copied_ns:
+        fetch = (Copy(ns=copied_ns, bytes=size), replace(gather, takes=COPIES))
+        reduce = (*reduce, Copy(ns=copied_ns, bytes=size, out=True))
+    program: list[Op] = [Input(), *fetch]
     for layer in range(layers):
-        program += [Wait(), gather, Compute(ns=work, name=f"forward_{layer % 2}", kernels=6)]
+        program += [Wait(), *fetch, Compute(ns=work, name=f"forward_{layer % 2}", kernels=6)]
     for _ in range(layers):
-        program += [Wait(), gather, Compute(ns=2 * work, name="backward", kernels=8), scatter]
-    program += [Wait(), NORM, ADAM]
-    return SimulatedJob(program=tuple(program), **_recorded(shape, dice, num_steps))  # type: ignore[arg-type]
+        program += [Wait(), *fetch, Compute(ns=2 * work, name="backward", kernels=8), *reduce]
+    return (*program, Wait(), NORM, ADAM)
 
 
 def _mesh(shape: Shape) -> dict[str, tuple[tuple[int, ...], ...]]:
@@ -257,8 +294,12 @@ def pipeline(
     num_steps: int = 8,
     micro_batches: int = 8,
     skew: Sequence[float] = (),
+    chunks: int = 1,
 ) -> SimulatedJob:
     """One forward, one backward, with marks; a stage of all replicas is a node.
+
+    With several ``chunks``, each rank holds every ``stages``-th of them; all forwards of a chunk
+    come before those of the next (looped, breadth first).
 
     Args:
         stages: Stages, each on one rank of each replica.
@@ -267,11 +308,17 @@ def pipeline(
         num_steps: Recorded steps.
         micro_batches: Per step.
         skew: How many times as many kernels each stage runs; all 1 when empty.
+        chunks: Stages of each rank.
     """
     shape = Shape(num_nodes=stages, per_node=replicas)
     world = shape.world_size
+    ends = (replicas, tuple(skew))
     programs = {
-        rank: tuple(_stage_program(rank // replicas, stages, micro_batches, replicas, tuple(skew)))
+        rank: tuple(
+            _stage_program(rank // replicas, stages, micro_batches, *ends)
+            if chunks == 1
+            else _looped_program(rank // replicas, stages, chunks, micro_batches, *ends)
+        )
         for rank in range(world)
     }
     axes = {"pp": tuple(tuple(range(d, world, replicas)) for d in range(replicas))}
@@ -295,15 +342,36 @@ def _stage_program(
     order += [("B", m) for m in range(micro_batches - warm_up, micro_batches)]
     yield Input()
     for op, m in order:
-        ahead = 1 if op == "F" else -1
-        if 0 <= stage - ahead < stages:
-            yield Exchange(src=stage - ahead, dst=stage, axis="pp", detached=True)
-        # Layers are made of the same kernels: more of them are more kernels, not longer ones.
-        whole = MS if op == "F" else 2 * MS
-        work = Compute(ns=round(whole * factor), kernels=round(KERNELS * factor))
-        yield Marked(name=f"distprof:pp stage={stage} op={op} mb={m}", ops=(work,))
-        if 0 <= stage + ahead < stages:
-            yield Exchange(src=stage, dst=stage + ahead, axis="pp", detached=True)
+        yield from _slot(op, m, stage, stages, stages, factor)
+    yield from _after_slots(replicas)
+
+
+def _looped_program(
+    rank: int, ranks: int, chunks: int, micro_batches: int, replicas: int, skew: tuple[float, ...]
+) -> Iterator[Op]:
+    held = [rank + ranks * chunk for chunk in range(chunks)]
+    order = [("F", m, stage) for stage in held for m in range(micro_batches)]
+    order += [("B", m, stage) for stage in reversed(held) for m in range(micro_batches)]
+    yield Input()
+    for op, m, stage in order:
+        yield from _slot(op, m, stage, ranks * chunks, ranks, skew[stage] if skew else 1.0)
+    yield from _after_slots(replicas)
+
+
+def _slot(op: str, m: int, stage: int, stages: int, ranks: int, factor: float) -> Iterator[Op]:
+    ahead = 1 if op == "F" else -1
+    here, before, after = (at % ranks for at in (stage, stage - ahead, stage + ahead))
+    if 0 <= stage - ahead < stages:
+        yield Exchange(src=before, dst=here, axis="pp", detached=True)
+    # Layers are made of the same kernels: more of them are more kernels, not longer ones.
+    whole = MS if op == "F" else 2 * MS
+    work = Compute(ns=round(whole * factor), kernels=round(KERNELS * factor))
+    yield Marked(name=f"distprof:pp stage={stage} op={op} mb={m}", ops=(work,))
+    if 0 <= stage + ahead < stages:
+        yield Exchange(src=here, dst=after, axis="pp", detached=True)
+
+
+def _after_slots(replicas: int) -> Iterator[Op]:
     if replicas > 1:
         yield Collective(axis="dp", transfer_ns=MS, bytes=25 << 20)
     yield NORM

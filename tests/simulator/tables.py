@@ -145,6 +145,7 @@ def _activity(recording: Recording, rank: int) -> Table:
     kinds = {
         "computation": ActivityKind.COMPUTATION,
         "communication": ActivityKind.COMMUNICATION,
+        "copy": ActivityKind.COPY,
         "annotation": ActivityKind.ANNOTATION,
     }
     events = sorted(recording.logs[rank].device, key=lambda event: event.start)
@@ -159,7 +160,7 @@ def _activity(recording: Recording, rank: int) -> Table:
                 "stream": event.stream,
                 "device": rank % recording.job.ranks_per_node,
                 "correlation": event.correlation,
-                "bytes": ABSENT,
+                "bytes": event.bytes,
                 "blocks": event.blocks,
             }
             for event in events

@@ -36,7 +36,7 @@ from tests.simulator.shapes import (
     tensor_parallel,
 )
 
-__all__ = ["FAULTS", "Outcome", "Trial", "Truth", "healthy", "judge", "trial_of"]
+__all__ = ["FAULTS", "Outcome", "Trial", "Truth", "healthy", "is_overstated", "judge", "trial_of"]
 
 ACCUSING = ("STR", "PIP101", "MOE101", "INP", "HST103")
 """Codes of findings that blame a rank, a stage, an expert, a link or the data."""
@@ -279,8 +279,14 @@ class Outcome:
 
     @property
     def accusations(self) -> list[Finding]:
-        """Findings that blame anybody, in the report's order."""
-        return [found for found in self.findings if found.code.startswith(ACCUSING)]
+        """Findings that blame anybody or name a fault of the job, in the report's order."""
+        codes = {code for truth in self.trial.truths for code in truth.codes}
+        return [f for f in self.findings if f.code.startswith(ACCUSING) or f.code in codes]
+
+    @property
+    def overstated(self) -> list[Finding]:
+        """Findings whose cost their own simulation contradicts by half."""
+        return [found for found in self.findings if is_overstated(found)]
 
     @property
     def worth_naming(self) -> list[Truth]:
@@ -348,6 +354,13 @@ class Outcome:
             return None
         said = found.recoverable_ns if found.recoverable_ns is not None else found.cost_ns_per_step
         return None if said is None else said / true_ns - 1
+
+
+def is_overstated(found: Finding) -> bool:
+    """Whether a finding claims more than twice what its simulation recovers."""
+    if found.recoverable_ns is None or found.cost_ns_per_step is None:
+        return False
+    return found.cost_ns_per_step > 2 * max(found.recoverable_ns, found.remaining_ns or 0)
 
 
 def report_of(recording: Recording) -> Report:

@@ -32,6 +32,7 @@ from distprof.bounds import open_plain
 from distprof.ingest.cache.tables_file import BLOCK, DamagedTablesError, TablesWriter, open_tables
 
 __all__ = [
+    "FAILED",
     "NO_ROOM",
     "CacheKey",
     "EntryWriter",
@@ -44,6 +45,15 @@ CACHE_VERSION = 8
 """Increased whenever the same trace would give different tables."""
 
 NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
+FAILED = NO_ROOM | {
+    errno.ENOENT,
+    errno.ESTALE,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.EISDIR,
+}
+"""Errors of a cache that filled up, or that another process cleared or locked meanwhile."""
 
 _TEMPORARY = "distprof-"
 _MAKING = ".making-"
@@ -127,6 +137,11 @@ class EntryWriter:
         self.file = os.fdopen(number, "w+b")
         self.tables = TablesWriter(self.file, key.digest)
         self._is_committed = False
+
+    @property
+    def digest(self) -> str:
+        """Digest of the entry's key."""
+        return self._key.digest
 
     def __enter__(self) -> EntryWriter:
         return self

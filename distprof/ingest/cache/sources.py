@@ -9,6 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from distprof.errors import DistprofError
+from distprof.ingest.cache.entries import is_temporary
 from distprof.ingest.cache.parquet import shifted
 from distprof.ingest.cache.tables_file import DamagedTablesError, Part, open_tables
 from distprof.run.tables import HOST, RankTables
@@ -26,6 +27,10 @@ MOST_HELD_ROWS = 500_000
 number of rows."""
 
 
+MOST_REMADE = 3
+"""How often tables are made again that are deleted or cut before they are read."""
+
+
 class CachedTables(msgspec.Struct, frozen=True):
     """The tables of an entry; a :class:`~distprof.run.run.TableSource`.
 
@@ -34,12 +39,14 @@ class CachedTables(msgspec.Struct, frozen=True):
         has_host: Whether host rows were read.
         held: Tables already in memory, by part. A rank holds its steps and collectives.
         remake: Rebuilds the entry if it is missing or not on this machine.
+        key: Digest of what the entry is made from.
     """
 
     path: str
     has_host: bool
     held: Mapping[Part, Table] = {}
     remake: Callable[[], CachedTables] | None = None
+    key: str = ""
 
     def light(self) -> CachedTables:
         """A copy without tables in memory: its receiver reads them from disk."""
@@ -56,15 +63,20 @@ class CachedTables(msgspec.Struct, frozen=True):
                 changed since.
             InputError: If the trace cannot be read again.
         """
-        try:
-            return self._load(every_host_row=every_host_row)
-        except DamagedTablesError:
-            if self.remake is None:
-                raise
-        made = self.remake()
-        if Path(made.path).name != Path(self.path).name:
-            raise DamagedTablesError(f"{self.path} is gone, and the trace has changed since")
-        return made._load(every_host_row=every_host_row)
+        made = self
+        for _ in range(MOST_REMADE):
+            try:
+                return made._load(every_host_row=every_host_row)
+            except DamagedTablesError:
+                if self.remake is None:
+                    raise
+            finally:
+                if made is not self and is_temporary(made.path):
+                    Path(made.path).unlink(missing_ok=True)
+            made = self.remake()
+            if made.key != self.key:
+                raise DamagedTablesError(f"{self.path} is gone, and the trace has changed since")
+        raise DamagedTablesError(f"{self.path} is deleted whenever it is made")
 
     def _load(self, *, every_host_row: bool) -> RankTables:
         host = Part.HOST if every_host_row else Part.CALLS

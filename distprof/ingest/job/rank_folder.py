@@ -402,6 +402,8 @@ class _Steps:
             record.run_queue_ns,
             record.cpu_ns,
             record.is_traced,
+            record.is_light,
+            None if record.gpu_behind is None else int(record.gpu_behind),
             record.is_probed,
         )
         for phase in record.phases:

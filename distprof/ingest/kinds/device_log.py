@@ -20,7 +20,7 @@ BOUND = Bound(
     reads="GPU sensors or errors",
     num_bytes=1 << 36,
     rows=20_000_000,
-    names=4_096,
+    names=1 << 16,
     beyond="skipped",
     seconds_per_mb=5,
 )

@@ -79,6 +79,17 @@ def read_nccl_log(source: str) -> NcclLog:
             found="; ".join(log.notes) or f"{log.num_lines:,} lines, none of them from NCCL",
             fix="set NCCL_DEBUG=INFO and keep the output of the ranks",
         )
+    if min(log.num_jobs, len(log.versions), len(log.files)) > 1:
+        first, *more = sorted(log.versions)
+        raise InputError(
+            source,
+            expected="NCCL logs of one job",
+            found=(
+                f"{log.num_jobs:,} jobs that share no communicator, with NCCL {first} and "
+                f"{len(more)} other version{'s' if len(more) > 1 else ''}"
+            ),
+            fix=f"name the logs of one job: distprof analyze {log.files[0]}",
+        )
     return log
 
 

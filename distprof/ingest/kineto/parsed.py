@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
+from hashlib import blake2b
 from itertools import compress, islice
 from typing import Any, Generic, TypeVar
 
@@ -40,7 +41,10 @@ Scalar = TypeVar("Scalar", np.int8, np.bool_)
 MAX_NAMES = 1 << 20
 """The largest traces have about ten thousand names."""
 
-MAX_NAME_CHARACTERS = 1 << 27
+MAX_NAME_CHARACTERS = 1 << 25
+
+MOST_OF_A_NAME = 4096
+"""Characters that are kept of a name; template names of real kernels have up to a few thousand."""
 
 OTHER_NAMES = "(one of too many names)"
 
@@ -62,17 +66,22 @@ class Symbols(dict[Any, int]):
 
     Args:
         text: Converts a key to its text.
+        most: Characters that are kept of a text; a hash of the whole text replaces the rest, so
+            that different texts stay different. None keeps all.
     """
 
-    def __init__(self, text: Callable[[Any], str] = str) -> None:
+    def __init__(self, text: Callable[[Any], str] = str, most: int | None = None) -> None:
         super().__init__()
         self._text = text
+        self._most = most
         self._codes: dict[str, int] = {}
         self._num_characters = 0
         self.is_full = False
 
     def __missing__(self, key: Any) -> int:
         text = self._text(key)
+        if self._most is not None and len(text) > self._most:
+            return self._long(text)
         code = self._codes.get(text)
         if code is None:
             if len(self._codes) >= MAX_NAMES or self._num_characters > MAX_NAME_CHARACTERS:
@@ -83,6 +92,11 @@ class Symbols(dict[Any, int]):
         if len(self) < 4 * MAX_NAMES:  # several keys may have one text
             self[key] = code
         return code
+
+    def _long(self, text: str) -> int:
+        """The code of a text that is cut; the text itself is not kept as a key."""
+        digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+        return self[f"{text[: (self._most or 0) - len(digest) - 2]}…#{digest}"]
 
     @property
     def num_texts(self) -> int:
@@ -122,16 +136,23 @@ class Verdicts(Generic[Scalar]):
         return self._known.take(codes)
 
 
+_NUMBERED = frozenset({"cpu_op", "annotation"})
+"""Categories whose rows the profiler numbers (``External id``)."""
+
+
 class SymbolTable:
     """The dictionaries of one file; ``arguments`` has one for each column of COMM_ARGS."""
 
     def __init__(self) -> None:
         self.arguments: defaultdict[str, Symbols] = defaultdict(Symbols)
-        self.names = Symbols()
-        self.categories = Symbols(normalise)
-        self.threads = Symbols(lambda key: f"{key[0]}/{key[1]}")
+        for name in ("collective", "dtype", "group", "group_desc", "comms_id"):
+            self.arguments[name] = Symbols(most=MOST_OF_A_NAME)  # others are lists
+        self.names = Symbols(most=MOST_OF_A_NAME)
+        self.categories = Symbols(normalise, MOST_OF_A_NAME)
+        self.threads = Symbols(lambda key: f"{key[0]}/{key[1]}", MOST_OF_A_NAME)
         self.kinds = Verdicts(self.categories, kind_of, np.int8)
         self.is_operator = Verdicts(self.categories, lambda word: word == "cpu_op", np.bool_)
+        self.is_numbered = Verdicts(self.categories, _NUMBERED.__contains__, np.bool_)
         self.is_comm = Verdicts(self.names, lambda name: name.startswith(COMM_PREFIXES), np.bool_)
         self.is_kept = Verdicts(self.names, _is_kept, np.bool_)
         self.is_step = Verdicts(self.names, lambda name: name.startswith(STEP_PREFIX), np.bool_)

@@ -85,6 +85,7 @@ class Collector:
         self.num_repaired = 0
         self.num_quarantined = 0
         self.num_clamped = 0
+        self.num_numbered = 0
 
     def add(self, columns: EventColumns) -> None:
         """Add the columns of one chunk."""
@@ -93,6 +94,8 @@ class Collector:
         self.num_repaired += columns.num_repaired
         self.num_quarantined += columns.num_quarantined
         self.num_clamped += columns.num_clamped
+        category = columns.host["category"]
+        self.num_numbered += int(np.count_nonzero(self._symbols.is_numbered.of(category)))
         for part in (columns.device, columns.host):
             if len(part["start_ns"]):
                 self._ranges.append((int(part["start_ns"].min()), int(part["end_ns"].max())))
@@ -369,7 +372,7 @@ class _Reader:
             first_ns=first_ns,
             last_ns=last_ns,
             has_epoch=first_ns > _EPOCH_NS,
-            quality=self._quality(truncated, activity, host),
+            quality=self._quality(truncated, activity, host, comm_args),
         )
 
     @property
@@ -449,7 +452,7 @@ class _Reader:
             fix="name a file that torch.profiler wrote while the profiler was active",
         )
 
-    def _quality(self, truncated: bool, activity: Table, host: Table) -> Quality:
+    def _quality(self, truncated: bool, activity: Table, host: Table, comm_args: Table) -> Quality:
         collector, framer = self._collector, self._framer
         return Quality(
             num_events=collector.num_events - collector.num_quarantined,
@@ -459,6 +462,11 @@ class _Reader:
             num_unlaunched=_count_unlaunched(activity, host),
             lost_bytes=framer.lost_bytes,
             truncated=truncated,
+            operator_ratio=(
+                None
+                if self._state.device_only
+                else _operator_ratio(collector.num_numbered, comm_args)
+            ),
             notes=tuple(self._notes(truncated)),
         )
 
@@ -507,6 +515,24 @@ def _count_unlaunched(activity: Table, host: Table) -> int:
         return 0
     correlation = activity["correlation"][activity["kind"] != ActivityKind.ANNOTATION]
     return int(np.count_nonzero(~have_launches(correlation, host)))
+
+
+def _operator_ratio(num_operators: int, comm_args: Table) -> float | None:
+    """Rows of operators over the numbers (``External id``) given out between two collectives.
+
+    A profiler numbers operators and annotations one by one. Kernels carry the number of the
+    operator that launched them, so they show where a filter left no operator. Numbers that equal
+    the correlation with the launch number no operators.
+    """
+    numbers, on_host = comm_args["external_id"], comm_args.coded("category").equals("cpu_op")
+    rows = on_host if np.count_nonzero(on_host) > 1 else ~on_host
+    known = numbers[rows & (numbers > 0) & (numbers != comm_args["correlation"])]
+    span = int(known.max()) - int(known.min()) if len(known) else 0
+    return num_operators / span if span >= _LEAST_NUMBERS else None
+
+
+_LEAST_NUMBERS = 1000
+"""Fewer numbers do not tell whether rows are missing."""
 
 
 def _keep_freed_memory() -> None:

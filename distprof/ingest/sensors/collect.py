@@ -10,7 +10,7 @@ import math
 import re
 from array import array
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Literal
@@ -30,7 +30,7 @@ from distprof.run.logs import (
     DeviceState,
 )
 from distprof.run.records import NO_THROTTLING, TELEMETRY
-from distprof.schema import ABSENT, Coded, Table
+from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.units import NS_PER_S
 
 __all__ = [
@@ -153,7 +153,8 @@ def time_of(text: str) -> tuple[int, Clock] | None:
 MAX_SAMPLES = 20_000_000
 """Samples of all GPUs together."""
 
-MAX_DEVICES = 4_096
+MAX_DEVICES = 1 << 16
+"""GPUs of one file: more than the largest clusters have."""
 
 MAX_LINKS = 100_000
 
@@ -168,6 +169,27 @@ _NUMBERS = tuple(c.name for c in TELEMETRY if c.name != "t_ns" and c.dtype in ("
 _WORDS = ("throttle_reasons", "xid")
 
 _LARGEST = float(1 << 53)
+
+
+def gpus_at_once(times: Int64Array) -> int:
+    """The number of rows per moment in a query of several GPUs; 1 if rows are not in such groups.
+
+    Args:
+        times: Times of the rows, ascending, ns. A query writes one row per GPU within milliseconds,
+            and waits for its period.
+    """
+    gaps = np.diff(times)
+    if len(gaps) < _LEAST_GAPS or not (longest := float(np.percentile(gaps, 95))):
+        return 1
+    ends = np.flatnonzero(gaps > longest / 4)
+    sizes = np.diff(ends, prepend=-1)
+    is_regular = (
+        len(sizes) > 2 and (sizes == sizes[0]).all() and len(times) - 1 - ends[-1] <= sizes[0]
+    )
+    return int(sizes[0]) if is_regular else 1
+
+
+_LEAST_GAPS = 5
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -319,20 +341,37 @@ class Collector(msgspec.Struct):
         places = {host: i for i, host in enumerate(dict.fromkeys(one.host for one, _ in found))}
         return sorted(found.items(), key=lambda item: places[item[0][0].host])
 
-    def result(self) -> DeviceLog:
-        """The log, with notes on skipped data."""
-        series = tuple(
-            DeviceSeries(
+    def _series(self, device: Identity, clock: Clock, samples: Samples) -> Iterator[DeviceSeries]:
+        """The series of one GPU, or of each GPU of rows that name none."""
+        table = samples.table()
+        parts: dict[int | None, Table] = {device.index: table}
+        if device.index is None and not (device.uuid or device.bus_id) and clock != "none":
+            number = gpus_at_once(table["t_ns"])
+            if number > 1:
+                places = np.arange(len(table)) % number
+                parts = {place: table.take(places == place) for place in range(number)}
+                self.notes.append(
+                    f"The rows of {self.file} name no GPU: distprof counts the {number} rows of "
+                    "each moment as one per GPU, in this order."
+                )
+        for index, rows in parts.items():
+            yield DeviceSeries(
                 file=self.file,
                 host=device.host,
-                index=device.index,
+                index=index,
                 uuid=device.uuid,
                 bus_id=device.bus_id,
                 name=device.name,
                 clock=clock,
-                table=samples.table(),
+                table=rows,
             )
+
+    def result(self) -> DeviceLog:
+        """The log, with notes on skipped data."""
+        series = tuple(
+            one
             for (device, clock), samples in self._by_host()
+            for one in self._series(device, clock, samples)
         )
         notes = [*self.notes, *(f"{self.file}: {n:,} {what}." for what, n in self.left_out.items())]
         if self.num_events > len(self.events):

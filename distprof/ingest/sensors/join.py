@@ -21,7 +21,7 @@ from distprof.run.logs import (
     DeviceState,
 )
 from distprof.run.records import RankRecords, RecordSource
-from distprof.run.run import Gap, Run
+from distprof.run.run import ANOTHER_JOB, Gap, Run
 from distprof.schema import Int64Array, Table
 from distprof.units import NS_PER_S, name_of_device, name_ranks
 
@@ -180,6 +180,9 @@ def with_device_log(run: Run, log: DeviceLog) -> Run:
     """
     places, when = Places.of(run), recorded(run)
     hosts = {file: _host_in(file, places) for file in log.files}
+    if places.nodes == ("",) and len({one.host or hosts[one.file] for one in log.series}) > 1:
+        places = replace(places, nodes=(), by_index={})  # several hosts, and the job's is unknown
+    log, refused = _of_the_models(log, places, hosts)
     series = [_placed(one, places, hosts) for one in log.series]
     zones, notes = _zones(log, when)
     timed = [
@@ -198,7 +201,7 @@ def with_device_log(run: Run, log: DeviceLog) -> Run:
         links=tuple(_placed(links, places, hosts) for links in log.links),
         states=tuple(_of_the_job([_placed(one, places, hosts) for one in log.states])[0]),
     )
-    gaps = [Gap(what="damaged", message=note) for note in log.notes]
+    gaps = [Gap(what="damaged", message=note) for note in log.notes] + refused
     gaps += [Gap(what="assumed", message=note) for note in (*notes, *notes_on_events)]
     gaps += _unplaced(timed, places.nodes)
     if others:
@@ -210,6 +213,39 @@ def with_device_log(run: Run, log: DeviceLog) -> Run:
         records={**run.records, **_records(run, joined)},
         gaps=(*run.gaps, *gaps),
     )
+
+
+def _of_the_models(
+    log: DeviceLog, places: Places, hosts: dict[str, str]
+) -> tuple[DeviceLog, list[Gap]]:
+    """The log without GPUs of other models than the job's, and the gaps that name them.
+
+    What a file says about links and errors names no model: it goes with the GPUs of the file.
+    """
+    others = [(one.file, one.name, _others(one, places, hosts)) for one in log.series]
+    others += [(one.file, one.name, _others(one, places, hosts)) for one in log.states]
+    foreign = {file: (name, ours) for file, name, ours in reversed(others) if ours}
+    series = tuple(one for one in log.series if not _others(one, places, hosts))
+    states = tuple(one for one in log.states if not _others(one, places, hosts))
+    whole = set(foreign) - {one.file for one in series} - {one.file for one in states}
+    gaps = [
+        Gap(
+            what=ANOTHER_JOB, message=f"The ranks ran on {ours}, so {theirs} in {file} is not used."
+        )
+        for file, (theirs, ours) in foreign.items()
+    ]
+    return replace(
+        log,
+        series=series,
+        states=states,
+        events=tuple(one for one in log.events if one.file not in whole),
+        links=tuple(one for one in log.links if one.file not in whole),
+    ), gaps
+
+
+def _others(one: _OfDevice, places: Places, hosts: dict[str, str]) -> str:
+    """Names of the job's GPUs if this one is of another model; else empty."""
+    return places.others_than(one.name, _placed(one, places, hosts).rank)
 
 
 def _placed(one: _Placed, places: Places, hosts: dict[str, str]) -> _Placed:

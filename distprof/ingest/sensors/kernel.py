@@ -2,7 +2,7 @@
 
 Supported formats are those of ``dmesg`` (with or without ``-T``) and ``journalctl -k`` (``-o
 short``, ``short-precise``, ``short-full``, ``short-iso``, ``short-unix``, ``short-monotonic``,
-``json``), also with the host name that ``pdsh`` and ``clush`` put before each line.
+``json``) and of syslog, also with the host name that ``pdsh`` and ``clush`` put before each line.
 
 Source: NVIDIA, "XID Errors"; Linux, ``show_signal_msg`` (``arch/x86/mm/fault.c``), ``show_signal``
 (``arch/x86/kernel/traps.c``, ``arch/arm64/kernel/traps.c``), ``__oom_kill_process``
@@ -53,9 +53,16 @@ _LABEL = re.compile(r"([A-Za-z0-9][\w.-]{0,80}): +(?=\[|\d|[A-Z][a-z]{2} )")
 _TASK = re.compile(r"(?:\d{1,7}|\[[\d,]{1,30}\]<\w{1,12}>): *")
 _HOST = r"(?P<host>[A-Za-z0-9][\w.-]{0,80})"
 _ISO = re.compile(
-    r"(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d{1,6})?(?:Z|[+-]\d\d:?\d\d)?)"
-    rf"(?: +(?:{_HOST} +)?kernel:)? *"
+    r"\[?(?P<time>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?(?:Z|[+-]\d\d:?\d\d)?)"
+    rf"\]?(?: +(?:{_HOST} +)?kernel(?:\[\d{{1,7}}\])?(?::| - - -))? *"
 )
+_DATED = re.compile(r"\[\d{4}-")
+_OF_DMESG = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{6}[+-]\d\d:\d\d ")
+"""``dmesg --time-format iso`` writes a comma, unlike other logs."""
+
+_LEVEL = re.compile(r"[a-z]{3,8}\d? {0,8}:[a-z]{3,7} {0,8}: ")
+"""``dmesg --decode`` begins with facility and level."""
+
 _FULL = re.compile(
     r"[A-Z][a-z]{2} (?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: UTC)?)(?: [A-Z]{1,5})? "
     rf"{_HOST} kernel: ?"
@@ -103,7 +110,11 @@ def is_kernel_log(text: str) -> bool:
 
 def _is_of_kernel(line: str) -> bool:
     """Whether a line begins with the kernel's name or time; a date alone is not enough."""
-    return (" kernel:" in line[:200] or "[" in line[:90]) and _split(line)[0] is not None
+    start = line[:200]
+    is_stamped = "[" in line[:90] and _DATED.match(line) is None  # other programs write dates, too
+    is_named = " kernel:" in start or " kernel - " in start or is_stamped
+    is_of_dmesg = _LEVEL.match(line) is not None or _OF_DMESG.match(line) is not None
+    return (is_named or is_of_dmesg) and _split(line)[0] is not None
 
 
 def take_kernel(line: str, collector: Collector) -> None:
@@ -210,6 +221,8 @@ def _split(line: str) -> tuple[_Stamp | None, str]:
     """Prefix and kernel message of a line; the prefix is None if it has no known time."""
     task = _TASK.match(line)
     line = line if task is None else line[task.end() :]
+    level = _LEVEL.match(line)
+    line = line if level is None else line[level.end() :]
     label = _LABEL.match(line)
     rest = line if label is None else line[label.end() :]
     stamp, message = _stamped(rest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -25,6 +26,7 @@ class Places(msgspec.Struct, frozen=True):
         by_uuid: UUID to rank, if ``CUDA_VISIBLE_DEVICES`` lists UUIDs.
         nodes: Names of the nodes; a single empty name if they are unknown.
         by_pid: Host and process id to rank, from run.json.
+        devices: Rank to the name of its GPU.
     """
 
     by_bus: Mapping[tuple[str, str], int]
@@ -32,6 +34,7 @@ class Places(msgspec.Struct, frozen=True):
     by_uuid: Mapping[str, int]
     nodes: tuple[str, ...]
     by_pid: Mapping[tuple[str, int], int]
+    devices: Mapping[int, str] = {}
 
     @staticmethod
     def of(run: Run) -> Places:
@@ -49,11 +52,14 @@ class Places(msgspec.Struct, frozen=True):
                 else:
                     by_uuid[name] = rank
         log = run.get(NcclLog)
+        size = run.topology.world_size
+        by_bus = _bus_ids(log) if log is not None else {}
         return Places(
-            by_bus=_bus_ids(log) if log is not None else {},
+            by_bus={at: rank for at, rank in by_bus.items() if size is None or rank < size},
             by_index=by_index,
             by_uuid=by_uuid,
             nodes=tuple(nodes),
+            devices={rank.rank: rank.device.name for rank in run.ranks},
             by_pid={
                 (entry.host, entry.pid): entry.rank
                 for entry in (() if run.job is None else run.job.ranks)
@@ -96,6 +102,20 @@ class Places(msgspec.Struct, frozen=True):
         is_sure = bool(host) or len({at for at, _ in self.by_pid}) == 1
         return found.pop() if len(found) == 1 and is_sure else None
 
+    def others_than(self, name: str, rank: int | None) -> str:
+        """Names of the job's GPUs if a GPU is of another model than these; else empty.
+
+        Args:
+            name: Name of the GPU; empty if unknown.
+            rank: The rank that the GPU's place gives; None for any rank.
+        """
+        model = _model(name)
+        known = self.devices if rank is None else {rank: self.devices.get(rank, "")}
+        models = {_model(device): device for device in known.values()}
+        if not model or not models or "" in models or model in models:
+            return ""
+        return ", ".join(sorted(models.values()))
+
     def node_named(self, host: str) -> str | None:
         """The node of a host name; without a host name, the only node if there is just one."""
         if not host:
@@ -104,6 +124,18 @@ class Places(msgspec.Struct, frozen=True):
         if named:
             return named[0] if len(named) == 1 else None
         return self.nodes[0] if self.nodes == ("",) else None
+
+
+_MODEL = re.compile(r"(?<![a-z0-9])([a-z]{0,2}\d{1,4}[a-z]{0,2}?)x?(?![a-z0-9])")
+
+
+def _model(name: str) -> str:
+    """The model in a GPU's name, such as ``h100`` in ``NVIDIA H100 80GB HBM3``; empty without one.
+
+    Drivers and profilers name variants differently (``MI250X``, ``MI250``), so a final X is cut.
+    """
+    match = _MODEL.search(name.lower())
+    return "" if match is None else match[1]
 
 
 def _same(first: str, second: str) -> bool:

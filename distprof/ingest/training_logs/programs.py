@@ -203,6 +203,9 @@ _DEEPSPEED_TIMERS = re.compile(
 
 _BATCH = re.compile(rb"train_batch_size \.{3,60} (\d{1,12})")
 
+_WHOLE_STEP = {"fwd", "bwd", "step"}
+"""Timers of the breakdown that add up to a step; the others are parts of them."""
+
 _DEEPSPEED_WORLD = re.compile(rb"world_size \.{3,60} (\d{1,9})")
 
 _NOTE = (
@@ -212,7 +215,9 @@ _NOTE = (
 
 
 class DeepSpeedGrammar(Grammar):
-    """Reports of DeepSpeed's engines."""
+    """Reports of DeepSpeed's engines; without any, the breakdown of each step is its report."""
+
+    _is_of_timers: bool = False
 
     @property
     def name(self) -> str:
@@ -241,10 +246,19 @@ class DeepSpeedGrammar(Grammar):
                 self._take_timers(match[1])
             elif match.re is _STEPS:
                 self._take_steps(match)
+            elif self._is_of_timers:
+                rate = to_float(match[3])
+                self.rows[-1] = self.rows[-1]._replace(
+                    iteration=to_int(match[1]), samples_per_s=rate
+                )
             else:
                 self.add(Row(iteration=to_int(match[1]), samples_per_s=to_float(match[3])))
 
     def _take_steps(self, match: re.Match[bytes]) -> None:
+        if self._is_of_timers:
+            self._is_of_timers = False
+            self.rows.clear()
+            self.timers.clear()
         self.add(
             Row(
                 iteration=to_int(match[1]),
@@ -255,10 +269,14 @@ class DeepSpeedGrammar(Grammar):
         )
 
     def _take_timers(self, text: bytes) -> None:
-        if not self.rows:
-            return
         pairs = ((name, ms_to_ns(to_float(ms))) for name, ms in _TIMER.findall(text))
-        self.add_timers({n.decode("ascii", "replace"): ns for n, ns in pairs if ns is not None})
+        timers = {n.decode("ascii", "replace"): ns for n, ns in pairs if ns is not None}
+        if not self.rows or self._is_of_timers:
+            if not timers.keys() >= _WHOLE_STEP:
+                return
+            self._is_of_timers = True
+            self.add(Row(iteration=None, duration_ns=sum(timers[name] for name in _WHOLE_STEP)))
+        self.add_timers(timers)
         if _NOTE not in self.notes:
             self.notes.append(_NOTE)
 

@@ -6,16 +6,16 @@ import numpy as np
 
 from distprof.run.run import ClockAlignment, Run
 from distprof.schema import ABSENT
-from distprof.sections.capture.result import CaptureGap, CaptureResult, NodeClock
+from distprof.sections.capture.result import FILTERED, CaptureGap, CaptureResult, NodeClock
 from distprof.terms import CollectiveKind
-from distprof.units import format_bytes, name_ranks
+from distprof.units import format_bytes, format_ratio, name_ranks
 
-__all__ = ["NO_DEVICE", "TRUNCATED", "analyze_capture"]
+__all__ = ["NO_DEVICE", "analyze_capture"]
 
 NO_DEVICE = "no-device-activity"
 """Kind of gap: ranks whose device was not recorded."""
 
-TRUNCATED = "truncated"
+_TRUNCATED = "truncated"
 """Kind of gap: ranks whose traces end early."""
 
 
@@ -44,7 +44,7 @@ def analyze_capture(run: Run) -> CaptureResult:
         num_clamped=sum(quality.num_clamped for quality in qualities),
         num_unlaunched=sum(quality.num_unlaunched for quality in qualities),
         has_python_stacks=any(quality.with_stack for quality in qualities),
-        gaps=(*_without_device(run), *_gaps(run), *_truncated(run)),
+        gaps=(*_without_device(run), *_gaps(run), *_truncated(run), *_filtered(run)),
         notes=_notes(run),
         unavailable=_unavailable(run),
     )
@@ -83,7 +83,14 @@ def _known(value: np.int64) -> int | None:
 
 def _gaps(run: Run) -> tuple[CaptureGap, ...]:
     return tuple(
-        CaptureGap(what=g.what, message=g.message, ranks=g.ranks, num_files=g.num_files)
+        CaptureGap(
+            what=g.what,
+            message=g.message,
+            ranks=g.ranks,
+            num_files=g.num_files,
+            fact=g.fact,
+            hides_cause=g.hides_cause,
+        )
         for g in run.gaps
     )
 
@@ -100,6 +107,7 @@ def _without_device(run: Run) -> tuple[CaptureGap, ...]:
             what=NO_DEVICE,
             message=why if len(ranks) == whole else f"{name_ranks(ranks).capitalize()}: {why}",
             ranks=tuple(ranks),
+            fact="" if len(ranks) == whole else f"{name_ranks(ranks)} without GPU rows",
         )
         for why, ranks in ranks_of.items()
     )
@@ -117,7 +125,22 @@ def _truncated(run: Run) -> tuple[CaptureGap, ...]:
         f"{traces} of {name_ranks(ranks)} {end} early: {format_bytes(lost)} after the last "
         "complete event and everything that was never written are lost."
     )
-    return (CaptureGap(what=TRUNCATED, message=message, ranks=ranks),)
+    fact = f"{len(cut):,} {'traces' if len(cut) > 1 else 'trace'} truncated"
+    return (CaptureGap(what=_TRUNCATED, message=message, ranks=ranks, fact=fact),)
+
+
+def _filtered(run: Run) -> tuple[CaptureGap, ...]:
+    """All traces that were filtered, as one gap."""
+    ratios = {r.rank: r.quality.operator_ratio or 0.0 for r in run.ranks if r.quality.is_filtered}
+    if not ratios:
+        return ()
+    message = (
+        f"Rows were removed from the trace{'s' if len(ratios) > 1 else ''} of "
+        f"{name_ranks(ratios)}: {format_ratio(max(ratios.values()))} of the operators are there. "
+        "Kernels may be missing too, so idle time cannot be judged."
+    )
+    fact = f"{len(ratios):,} {'traces' if len(ratios) > 1 else 'trace'} filtered"
+    return (CaptureGap(what=FILTERED, message=message, ranks=tuple(ratios), fact=fact),)
 
 
 def _notes(run: Run) -> tuple[str, ...]:

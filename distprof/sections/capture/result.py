@@ -5,7 +5,15 @@ from __future__ import annotations
 from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 
-__all__ = ["CaptureGap", "CaptureResult", "NodeClock"]
+__all__ = ["FILTERED", "LEFT_OUT", "CaptureGap", "CaptureResult", "NodeClock"]
+
+FILTERED = "filtered"
+"""Kind of gap: ranks whose traces lost rows after the profiler had written them."""
+
+LEFT_OUT = frozenset(
+    {"equal-ranks", "other-units", "unreadable", "clock-jumps", "clock-jumps-back"}
+)
+"""Kinds of gap whose ranks have a file that cannot be used."""
 
 
 class NodeClock(Record, frozen=True, kw_only=True):
@@ -41,12 +49,16 @@ class CaptureGap(Record, frozen=True, kw_only=True):
         message: What is missing or damaged, one sentence.
         ranks: Affected ranks; empty if all or unknown.
         num_files: Files that were left out because they belong to another job or recording.
+        fact: The same in few words, if shares or causes may be wrong because of it.
+        hides_cause: Whether the causes of lateness of these ranks cannot be known.
     """
 
     what: str
     message: str
     ranks: tuple[int, ...]
     num_files: int = 0
+    fact: str = ""
+    hides_cause: bool = False
 
 
 class CaptureResult(Result, frozen=True, kw_only=True):
@@ -112,3 +124,8 @@ class CaptureResult(Result, frozen=True, kw_only=True):
     has_python_stacks: bool = False
     gaps: tuple[CaptureGap, ...]
     notes: tuple[str, ...]
+
+    @property
+    def filtered_ranks(self) -> tuple[int, ...]:
+        """Ranks whose traces lost rows after recording: their idle time is unknown."""
+        return next((gap.ranks for gap in self.gaps if gap.what == FILTERED), ())

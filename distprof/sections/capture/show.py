@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from distprof.escape import short_ranks
 from distprof.run.run import ANOTHER_JOB, RECENT_STEPS
-from distprof.sections.capture.measure import NO_DEVICE, TRUNCATED
-from distprof.sections.capture.result import CaptureResult
+from distprof.sections.capture.measure import NO_DEVICE
+from distprof.sections.capture.result import FILTERED, LEFT_OUT, CaptureResult
 from distprof.sections.job.show import mesh_text
 from distprof.sections.parts import (
     is_whole_capture,
@@ -37,13 +38,11 @@ def headline(report: Report) -> str:
 
 
 def _damage_fact(report: Report) -> str:
-    """Number of truncated traces, or a note on other damage; empty without either."""
+    """Everything in the recording that makes numbers or causes uncertain; empty without any."""
     gaps = report.capture.gaps
-    cut = [rank for gap in gaps if gap.what == TRUNCATED for rank in gap.ranks]
-    if cut:
-        return f"{counted(len(cut), 'trace')} truncated"
+    facts = dict.fromkeys(gap.fact for gap in gaps if gap.fact)
     is_damaged = any(gap.what == "damaged" for gap in gaps)
-    return "partly damaged" if is_damaged else ""
+    return " · ".join(facts) or ("partly damaged" if is_damaged else "")
 
 
 def _of_traces(report: Report) -> str:
@@ -151,23 +150,32 @@ def start_sentence(report: Report) -> str:
 def limits_sentence(report: Report) -> str:
     """Limits of the recording that affect every number."""
     limits = []
+    gaps = report.capture.gaps
     if is_whole_capture(report):
         limits.append(f"{_why_no_steps(report)} the whole capture counts as one window")
-    if report.capture.ranks_missing:
-        missing = report.capture.ranks_missing
-        were = (
-            f"ranks {short_ranks(missing)} were" if len(missing) > 1 else f"rank {missing[0]} was"
-        )
-        chosen = any(gap.what == "chosen-ranks" for gap in report.capture.gaps)
-        limits.append(f"{were} {'left out on request' if chosen else 'not recorded'}")
-    elif len(report.run.ranks) == 1 and report.run.world_size is None:
+    left_out = {rank for gap in gaps if gap.what in LEFT_OUT for rank in gap.ranks}
+    if unusable := left_out.intersection(report.capture.ranks_missing):
+        limits.append(_ranks_were(unusable, "left out, because their traces are unusable"))
+    if missing := set(report.capture.ranks_missing) - left_out:
+        chosen = any(gap.what == "chosen-ranks" for gap in gaps)
+        limits.append(_ranks_were(missing, "left out on request" if chosen else "not recorded"))
+    if len(report.run.ranks) == 1 and report.run.world_size is None and not left_out:
         limits.append("only one rank of a job of unknown size was recorded")
-    others = (gap.message for gap in report.capture.gaps if gap.what in (ANOTHER_JOB, RECENT_STEPS))
+    others = (gap.message for gap in report.capture.gaps if gap.what in _LIMITS)
     limits += [f"{text[0].lower()}{text[1:].rstrip('.')}" for text in others]
     if not limits:
         return ""
     text = "; ".join(limits)
     return f"{capitalized(text)}."
+
+
+_LIMITS = (FILTERED, ANOTHER_JOB, RECENT_STEPS)
+
+
+def _ranks_were(ranks: Collection[int], what: str) -> str:
+    if len(ranks) > 1:
+        return f"ranks {short_ranks(ranks)} were {what}"
+    return f"rank {next(iter(ranks))} was {what}".replace("their traces are", "its trace is")
 
 
 def _why_no_steps(report: Report) -> str:

@@ -1,7 +1,8 @@
-"""Trains: many consecutive reductions while nothing else runs, as from gradients without buckets.
+"""Trains: many consecutive reductions while hardly anything else runs: gradients without buckets.
 
 Message sizes are not needed. The number of collectives and a phase without other work identify a
-train.
+train. Programs that reduce one gradient at a time often copy or scale it first: a short kernel
+before each reduction, launched late because Python runs between them, is part of the train.
 """
 
 from __future__ import annotations
@@ -28,8 +29,16 @@ MIN_CARS = 20
 MOST_COMPUTED = 0.1
 """Share of a collective and of the gap before it that computation may cover in a train."""
 
+TINY_NS = 10_000
+"""This much computation before a collective is a copy of its message: the kernels of the smallest
+transformer layer take longer."""
+
 MOST_GAP = 3
-"""A gap longer than this many median durations ends a train."""
+"""A gap longer than this many median durations, and than the launches of :data:`LAUNCHING_NS`, ends
+a train."""
+
+LAUNCHING_NS = 200_000
+"""Python needs up to this long to launch a collective and a copy while a profiler records."""
 
 _KINDS = (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER)
 
@@ -66,8 +75,11 @@ def _trains_of(
     length = end - start
     before = np.concatenate((start[:1], np.maximum.accumulate(end)[:-1]))
     reach = Intervals(np.minimum(before, start), end)
-    alone = covered(reach, computation) <= MOST_COMPUTED * np.maximum(end - reach.start, 1)
-    near = start - before <= MOST_GAP * max(float(np.median(length)), 1.0)
+    most = np.maximum(MOST_COMPUTED * (end - reach.start), TINY_NS)
+    alone = (covered(reach, computation) <= most) & (
+        covered(Intervals(start, end), computation) <= MOST_COMPUTED * length
+    )
+    near = start - before <= max(MOST_GAP * float(np.median(length)), LAUNCHING_NS)
     same = np.concatenate(([False], step[rows][1:] == step[rows][:-1]))
     edges = [*np.flatnonzero(~(alone & near & same)).tolist(), len(rows)]  # row 0 is always an edge
     names = collectives.coded("group_desc"), collectives.coded("group")

@@ -190,7 +190,7 @@ def _group(topology: Topology, axis: str, pooled: _Pooled) -> GradientGroup:
     bucket = fit_buckets(
         pooled.bucket_bytes[known].tolist(), pooled.bucket_moving_ns[known].tolist()
     )
-    bucket = bucket if is_split else None
+    own = bucket if is_split else None
     return GradientGroup(
         axis=axis,
         ranks=pooled.ranks,
@@ -211,8 +211,9 @@ def _group(topology: Topology, axis: str, pooled: _Pooled) -> GradientGroup:
         backward_ns=_mean_where_known(columns["backward_ns"][last]),
         before_first_ns=_mean_where_known(columns["before_first_ns"][last]),
         transfer_ns=_mean_where_known(columns["transfer_ns"][last]) if is_split else None,
-        bucket_latency_ns=bucket.latency_ns if bucket else None,
-        bucket_ns_per_byte=bucket.ns_per_byte if bucket else None,
+        bucket_latency_ns=own.latency_ns if own else None,
+        bucket_ns_per_byte=own.ns_per_byte if own else None,
+        bucket_fixed_ns=bucket.latency_ns if bucket else None,
     )
 
 

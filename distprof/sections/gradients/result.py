@@ -13,6 +13,11 @@ from distprof.sections.base import Result
 __all__ = ["GradientGroup", "GradientsResult"]
 
 
+LONGEST_LATENCY_NS = 1_000_000
+"""An all-reduce has a latency of tens of µs, and of a few hundred over hundreds of nodes. One that
+takes longer waits for a rank, or for a path that drops packets."""
+
+
 class GradientGroup(Record, frozen=True, kw_only=True):
     """Gradients reduced along one axis; times and sizes are means over ranks and steps.
 
@@ -47,6 +52,8 @@ class GradientGroup(Record, frozen=True, kw_only=True):
         bucket_latency_ns: Fixed time per bucket (α), fitted over the buckets; None if they all have
             the same size or were not matched.
         bucket_ns_per_byte: Time per byte of a bucket (β), from the same fit.
+        bucket_fixed_ns: Time of a bucket that its size does not explain, from the same fit.
+            Includes waiting for late ranks unless ``is_split``; None if all have the same size.
     """
 
     axis: str
@@ -70,6 +77,12 @@ class GradientGroup(Record, frozen=True, kw_only=True):
     transfer_ns: int | None
     bucket_latency_ns: float | None = None
     bucket_ns_per_byte: float | None = None
+    bucket_fixed_ns: float | None = None
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether each bucket takes longer, whatever its size, than the latency of any network."""
+        return (self.bucket_fixed_ns or 0) > LONGEST_LATENCY_NS
 
 
 class GradientsResult(Result, frozen=True, kw_only=True):

@@ -246,10 +246,10 @@ def _transfer(
 
 
 def _moving(collectives: Table, context: RankContext, picked: NDArray[np.intp]) -> Int64Array:
-    """Time during which data of each bucket moves; ABSENT if it was not matched."""
+    """Time during which data of each bucket moves; its whole time if it was not matched."""
     start, end = (column[picked] for column in intervals_of(collectives))
     since = context.wait_end_ns[picked]
-    moving: Int64Array = np.where(since == ABSENT, ABSENT, end - np.clip(since, start, end))
+    moving: Int64Array = np.where(since == ABSENT, end - start, end - np.clip(since, start, end))
     return moving
 
 

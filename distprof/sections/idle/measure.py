@@ -7,7 +7,7 @@ collection and to waiting for input.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -15,28 +15,52 @@ from numpy.typing import NDArray
 
 from distprof.intervals import EMPTY, Intervals, covered, intersect, reach, subtract, union
 from distprof.run.records import RankRecords
-from distprof.run.tables import NO_THREAD, Launches, RankTables, intervals_of, join_launches
+from distprof.run.tables import (
+    NO_THREAD,
+    Launches,
+    RankTables,
+    distinct,
+    intervals_of,
+    join_launches,
+)
 from distprof.schema import ABSENT, Int64Array, Table
-from distprof.sections.context import ProbeRecords, RankAnalyses, RankAnalysis, SyncStats
+from distprof.sections.context import (
+    PauseStats,
+    ProbeRecords,
+    RankAnalyses,
+    RankAnalysis,
+    RankContext,
+)
+from distprof.sections.idle.blame import DRAINING_NS, blame_pauses, pause_stats
+from distprof.sections.idle.callers import callers_of
+from distprof.sections.idle.cpu_pauses import (
+    PauseKind,
+    Pauses,
+    cpu_pauses,
+    launching_threads,
+)
 from distprof.sections.idle.gaps import (
-    DRAINING_NS,
+    COPY_CALLS,
     LATENCY_LIMIT_NS,
     Gaps,
-    blame_calls,
-    blocking_calls,
     find_gaps,
-    rows_by_thread,
-    sync_stats,
+    is_loading,
 )
 from distprof.sections.idle.launch_queue import waits_for_room
-from distprof.sections.idle.result import IdleResult, PausesResult, RankIdle, RankPauses, SyncCall
+from distprof.sections.idle.result import (
+    MEMORY,
+    CpuPause,
+    IdleResult,
+    PausesResult,
+    RankIdle,
+    RankPauses,
+)
 from distprof.sections.time.measure import Timeline
 from distprof.sections.time.result import StepBreakdown
 from distprof.terms import ActivityKind, IdleCause
 from distprof.units import name_ranks
 
 __all__ = [
-    "INPUT_RANGES",
     "WAIT_CALLS",
     "HostPauses",
     "IdleCauses",
@@ -45,11 +69,11 @@ __all__ = [
     "measure_host_pauses",
     "measure_pauses",
     "rank_causes",
+    "rank_cpu_pauses",
     "rank_idle",
     "rank_idle_comm_wait_ns",
     "rank_idle_host_ns",
     "rank_input_ns",
-    "rank_sync_calls",
 ]
 
 MAX_STEPS = 4_096
@@ -83,7 +107,7 @@ class HostPauses(msgspec.Struct, frozen=True, kw_only=True):
 
 def measure_pauses(records: RankRecords) -> RankPauses | None:
     """Pauses of one rank; None if they were not recorded or no step was logged."""
-    num_steps = max(1, len(records.step_log) - 1)
+    num_steps = max(1, int(records.step_log["is_probed"][1:].sum()))
     if len(records.step_log) == 0 or (len(records.pauses) == 0 and "pauses" not in records.about):
         return None
     gc, num_gc, longest_gc = _of_kind(records, "gc")
@@ -239,14 +263,14 @@ IN_GRAPH_RATIO = 0.2  # share of idle time inside CUDA graphs above which the re
 
 
 def analyze_idle(analyses: RankAnalyses) -> IdleResult:
-    """All ranks whose idle time could be attributed, and their synchronising calls."""
+    """All ranks whose idle time could be attributed, and the pauses of their CPUs."""
     blind = [rank for rank, analysis in analyses.items() if analysis.idle is None]
     known = [analysis for analysis in analyses.values() if analysis.idle is not None]
     notes: tuple[str, ...] = ()
     if blind:
         notes += (
             f"The cause of idle time is unknown on {name_ranks(blind)}: "
-            "CPU activities were not read, or are not in the trace.",
+            "CPU activities were not read, are not in the trace, or were removed from it.",
         )
     graphs = [a.idle for a in known if a.idle and _mostly_within_launches(a.idle)]
     if graphs:
@@ -256,7 +280,7 @@ def analyze_idle(analyses: RankAnalyses) -> IdleResult:
         )
     return IdleResult(
         ranks=tuple(analysis.idle for analysis in known if analysis.idle is not None),
-        sync_calls=_combine_calls(known, analyses.num_windows),
+        pauses=_combined_pauses(known, analyses.num_windows),
         is_cpu=analyses.is_cpu,
         unavailable=notes,
     )
@@ -266,32 +290,32 @@ def _mostly_within_launches(idle: RankIdle) -> bool:
     return idle.within_launch_ns > IN_GRAPH_RATIO * idle.idle_ns
 
 
-def _combine_calls(analyses: Sequence[RankAnalysis], num_steps: int) -> tuple[SyncCall, ...]:
-    by_name: dict[str, list[tuple[int, SyncStats]]] = {}
+def _combined_pauses(analyses: Sequence[RankAnalysis], num_steps: int) -> tuple[CpuPause, ...]:
+    by_name: dict[tuple[str, str], list[tuple[int, PauseStats]]] = {}
     for analysis in analyses:
-        for call in analysis.sync_calls:
-            by_name.setdefault(call.name, []).append((analysis.rank, call))
+        for pause in analysis.cpu_pauses:
+            by_name.setdefault((pause.kind, pause.name), []).append((analysis.rank, pause))
     mean_over = max(1, len(analyses) * num_steps)
-    calls = [_mean_call(name, entries, mean_over) for name, entries in by_name.items()]
-    return tuple(sorted(calls, key=lambda c: (-c.idle_ns_per_step, -c.blocked_ns_per_step, c.name)))
+    found = [_mean_pause(entries, mean_over) for entries in by_name.values()]
+    return tuple(
+        sorted(found, key=lambda p: (-p.idle_ns_per_step, -p.cpu_ns_per_step, p.kind, p.name))
+    )
 
 
-def _mean_call(name: str, entries: Sequence[tuple[int, SyncStats]], mean_over: int) -> SyncCall:
-    return SyncCall(
-        name=name,
+def _mean_pause(entries: Sequence[tuple[int, PauseStats]], mean_over: int) -> CpuPause:
+    first = max((pause for _, pause in entries), key=lambda pause: pause.idle_ns)
+    return CpuPause(
+        kind=first.kind,
+        name=first.name,
+        caller=first.caller,
         ranks=tuple(sorted(rank for rank, _ in entries)),
-        count_per_step=sum(call.count for _, call in entries) / mean_over,
-        blocked_ns_per_step=sum(call.blocked_ns for _, call in entries) // mean_over,
-        idle_ns_per_step=sum(call.idle_ns for _, call in entries) // mean_over,
+        count_per_step=sum(pause.count for _, pause in entries) / mean_over,
+        cpu_ns_per_step=sum(pause.blocked_ns for _, pause in entries) // mean_over,
+        idle_ns_per_step=sum(pause.idle_ns for _, pause in entries) // mean_over,
     )
 
 
 # Attribution of one rank's idle time to causes: an exact partition of every gap ------------------
-
-INPUT_RANGES = re.compile(
-    r"^enumerate\(Data(Loader|Pipe)\)#|DataLoader\w*\.__next__|^distprof:input\b"
-)
-"""Names of host ranges in which the training loop waits for its next batch."""
 
 WAIT_CALLS = re.compile(r"\bwait_tensor$|^c10d::(wait|_wait)|^Work::wait")
 """Names of host ranges in which a thread waits for a collective."""
@@ -309,8 +333,11 @@ class IdleCauses(msgspec.Struct, frozen=True, kw_only=True):
         launched: Mask over ACTIVITY: the first activity of each recorded launch call.
         within_launch: Idle time without a cause between two activities of one launch call, or
             before the first recorded one of a graph launch that was made in time.
-        sync_calls: Synchronising calls inside the windows.
+        pauses: Pauses of the launching threads inside the windows, by kind and name.
+        named: Name of a pause to the idle time that it caused, for the cause ``PAUSE``; disjoint.
+        after_copies: The part of the cause ``SYNC`` that follows copy calls which had to wait.
         launches: The launch call of each activity.
+        zeroing: Mask over ACTIVITY: launched by ``zero_grad``.
         released_ns: int64, ascending: return times of calls that had waited for the GPU, or for
             room in its queue.
     """
@@ -319,12 +346,21 @@ class IdleCauses(msgspec.Struct, frozen=True, kw_only=True):
     late: NDArray[np.bool_]
     launched: NDArray[np.bool_]
     within_launch: Intervals
-    sync_calls: tuple[SyncStats, ...]
+    pauses: tuple[PauseStats, ...]
+    named: dict[str, Intervals]
+    after_copies: Intervals
     launches: Launches
+    zeroing: NDArray[np.bool_]
     released_ns: Int64Array
 
 
-def rank_causes(tables: RankTables, timeline: Timeline, windows: Intervals) -> IdleCauses | None:
+def rank_causes(
+    tables: RankTables,
+    timeline: Timeline,
+    windows: Intervals,
+    context: RankContext,
+    load_host: Callable[[], Table] | None,
+) -> IdleCauses | None:
     """Attribute one rank's idle time to causes: an exact partition of every gap.
 
     A *gap* ``[g0, g1)`` is a maximal interval in which the GPU neither computes, communicates nor
@@ -332,19 +368,20 @@ def rank_causes(tables: RankTables, timeline: Timeline, windows: Intervals) -> I
     first). The CPU call that launched it, found by correlation ID, spans ``[l0, l1)``. Causes are
     applied in this order, each to the time that the earlier ones left:
 
-    1. *input*: the part of ``[g0, l0)`` that data-loading ranges on the launching thread cover.
-    2. *sync*: the part of *host* (3) that exists only because synchronising calls blocked the
-       launching thread: at most as long as they blocked it, taken from the gap's end. The gap in
-       which a call ended comes first, then the next ones until the CPU has caught up
-       (:func:`~distprof.sections.idle.gaps.blame_calls`).
-    3. *host*: the gap until the launch could take effect, ``[g0, max(l1, l0 + latency))``. The
+    1. *host*: the gap until the launch could take effect, ``[g0, max(l1, l0 + latency))``. The
        latency is at most 50 µs for work launched after the gap opened, and this rank's typical
        latency for work launched before.
+    2. *input*, *sync* and *pause*: the part of *host* that exists only because the launching
+       threads did something else: loaded a batch, waited for the GPU in a call, collected garbage,
+       managed memory, or were in a range that the program named. At most as long as that lasted,
+       taken from the gap's end. The gap in which it ended comes first, then the next ones until the
+       CPU has caught up (:mod:`distprof.sections.idle.blame`).
+    3. What is left of *host* is launching itself.
     4. *comm_wait*: up to 50 µs of the rest, if the next activity was launched in time and waited
        for another stream, and either it or the activity that ended at ``g0`` is communication.
     5. *unknown*: the rest, for example the GPU's own pause between queued kernels, gaps at a graph
        launch (``within_launch``; some of its kernels may not have been recorded), gaps at the end
-       of the capture, and gaps whose next activity has no launch record.
+       of the capture outside of pauses, and gaps whose next activity has no launch record.
 
     Without a launch record of the next activity, only data-loading ranges of any thread explain a
     gap. In traces without any launch records, as from CPU-only jobs, waiting for a collective on
@@ -353,44 +390,130 @@ def rank_causes(tables: RankTables, timeline: Timeline, windows: Intervals) -> I
     Args:
         tables: The rank's tables; without host rows no cause is known.
         timeline: Interval sets of the activities.
-        windows: Analysed windows; only the figures of synchronising calls depend on them.
+        windows: Analysed windows; only the figures of pauses depend on them.
+        context: Garbage collections of the training thread.
+        load_host: Reads every host row, to name the callers of calls; None if that is impossible.
     """
     if not tables.has_host:
         return None
     launches = join_launches(tables.activity["correlation"], tables.host)
     launched = _first_of_launch(tables.activity, launches)  # first: it needs the most memory
     gaps = find_gaps(tables.activity, timeline, launches, windows)
-    input_part = _input_part(tables.host, gaps)
-    calls = blocking_calls(tables, launches)
+    threads = launching_threads(launches)
+    pauses = cpu_pauses(tables, launches, context.collections, windows)
+    input_part = _input_part(tables.host, gaps)  # of gaps without a launch
     late = subtract(union(Intervals(gaps.start, gaps.ready)), input_part)
-    host_ns = covered(Intervals(gaps.start, gaps.ready), late)
-    blame = blame_calls(gaps, host_ns, calls, tables.activity, launches)
-    sync_rows = _last_part(gaps, late, host_ns, blame.ns)
-    sync = intersect(union(sync_rows), late)
-    comm_wait = _comm_wait_part(tables.host, gaps, launches, input_part)
+    spans = Intervals(pauses.start, pauses.end)
+    idle_in_pause = _joined(late, _after_the_last(gaps, tables.activity))
+    during = intersect(_chosen(spans, pauses.kind != PauseKind.SYNC), idle_in_pause)
+    rest = subtract(late, during)
+    rest_ns = covered(Intervals(gaps.start, gaps.ready), rest)
+    left_ns = spans.end - spans.start
+    left_ns = left_ns - np.where(pauses.kind == PauseKind.SYNC, 0, covered(spans, during))
+    blame = blame_pauses(gaps, rest_ns, left_ns, pauses, tables.activity, launches, threads)
+    rows = _last_part(gaps, rest, rest_ns, blame.ns)
+    kind = _kind_of_gaps(pauses, blame.pause)
     inside = union(windows)
-    sync_ns = covered(sync_rows, intersect(sync, inside))
+    charged = intersect(union(rows), rest)
+    stats = pause_stats(
+        pauses,
+        inside,
+        intersect(during, inside),
+        blame,
+        covered(rows, intersect(charged, inside)),
+    )
+
+    def idle_of(of_pause: NDArray[np.bool_], of_gap: NDArray[np.bool_]) -> Intervals:
+        """Idle time during some pauses, and what is charged to them in some gaps."""
+        direct = intersect(_chosen(spans, of_pause & (pauses.kind != PauseKind.SYNC)), during)
+        return _joined(direct, intersect(_chosen(rows, of_gap), charged))
+
+    of_kind = {
+        cause: idle_of(np.isin(pauses.kind, kinds), np.isin(kind, kinds))
+        for cause, kinds in _KINDS.items()
+    }
+    comm_wait = _comm_wait_part(tables.host, gaps, launches, input_part)
     return IdleCauses(
         causes={
-            IdleCause.INPUT: input_part,
-            IdleCause.SYNC: sync,
-            IdleCause.HOST: subtract(late, sync),
+            IdleCause.INPUT: _joined(input_part, of_kind[IdleCause.INPUT]),
+            IdleCause.SYNC: of_kind[IdleCause.SYNC],
+            IdleCause.PAUSE: of_kind[IdleCause.PAUSE],
+            IdleCause.HOST: subtract(rest, charged),
             IdleCause.COMM_WAIT: comm_wait,
         },
+        named={
+            what: idle_of(of_pause, _are_charged(of_pause, blame.pause))
+            for what, of_pause in _by_name(pauses).items()
+        },
+        after_copies=intersect(
+            _chosen(rows, _are_charged(_is_copy_call(pauses), blame.pause)), charged
+        ),
         within_launch=subtract(
             _after_ready(gaps, gaps.within_launch | _of_graphs(tables.host, gaps)), comm_wait
         ),
         late=_launched_in(gaps, launches),
         launched=launched,
-        sync_calls=sync_stats(calls, inside, blame.call, sync_ns),
+        pauses=callers_of(stats, pauses, inside, load_host),
         launches=launches,
-        released_ns=_released(calls, waits_for_room(tables.activity, launches)),
+        zeroing=_launched_by_zero_grad(tables.host, launches),
+        released_ns=_released(pauses, waits_for_room(tables.activity, launches)),
     )
 
 
-def rank_sync_calls(causes: IdleCauses | None) -> tuple[SyncStats, ...]:
-    """Synchronising calls inside the windows."""
-    return causes.sync_calls if causes else ()
+_KINDS = {
+    IdleCause.INPUT: (PauseKind.INPUT,),
+    IdleCause.SYNC: (PauseKind.SYNC,),
+    IdleCause.PAUSE: (PauseKind.COLLECTION, PauseKind.MEMORY, PauseKind.RANGE, PauseKind.PYTHON),
+}
+"""Kinds of pauses by the cause of the idle time that they lead to."""
+
+
+def _kind_of_gaps(pauses: Pauses, charged: Int64Array) -> Int64Array:
+    """Kind of the pause charged with the rest of each gap; ABSENT without one."""
+    if len(pauses) == 0:
+        return np.full(len(charged), ABSENT, np.int64)
+    kinds = pauses.kind[np.maximum(charged, 0)].astype(np.int64)
+    return np.where(charged >= 0, kinds, ABSENT)
+
+
+def _by_name(pauses: Pauses) -> dict[str, NDArray[np.bool_]]:
+    """Masks over pauses by what was done; calls that manage memory count as one."""
+    found: dict[str, NDArray[np.bool_]] = {}
+    is_work = np.isin(pauses.kind, _KINDS[IdleCause.PAUSE])
+    for code in distinct(pauses.name[is_work]).tolist():
+        of_pause = is_work & (pauses.name == code)
+        what = MEMORY if (pauses.kind[of_pause] == PauseKind.MEMORY).any() else pauses.names[code]
+        found[what] = found[what] | of_pause if what in found else of_pause
+    return found
+
+
+def _is_copy_call(pauses: Pauses) -> NDArray[np.bool_]:
+    if len(pauses) == 0:
+        return np.zeros(0, np.bool_)
+    copies = np.array([name in COPY_CALLS for name in pauses.names])
+    result: NDArray[np.bool_] = copies[pauses.name] & (pauses.kind == PauseKind.SYNC)
+    return result
+
+
+def _are_charged(of_pause: NDArray[np.bool_], charged: Int64Array) -> NDArray[np.bool_]:
+    """Mask over gaps whose rest is charged to one of these pauses."""
+    if len(of_pause) == 0:
+        return np.zeros(len(charged), np.bool_)
+    result: NDArray[np.bool_] = (charged >= 0) & of_pause[np.maximum(charged, 0)]
+    return result
+
+
+def _joined(first: Intervals, second: Intervals) -> Intervals:
+    return union(Intervals(*map(np.concatenate, zip(first, second, strict=True))))
+
+
+def _chosen(rows: Intervals, mask: NDArray[np.bool_]) -> Intervals:
+    return union(Intervals(rows.start[mask], rows.end[mask]))
+
+
+def rank_cpu_pauses(causes: IdleCauses | None) -> tuple[PauseStats, ...]:
+    """Pauses of the launching threads inside the windows."""
+    return causes.pauses if causes else ()
 
 
 def rank_input_ns(windows: Intervals, causes: IdleCauses | None) -> Int64Array:
@@ -436,6 +559,7 @@ def rank_idle(
         idle_ns=idle_ns,
         input_ns=ns[IdleCause.INPUT],
         sync_ns=ns[IdleCause.SYNC],
+        pause_ns=ns[IdleCause.PAUSE],
         host_ns=ns[IdleCause.HOST],
         comm_wait_ns=ns[IdleCause.COMM_WAIT],
         unknown_ns=idle_ns - sum(ns.values()),
@@ -443,6 +567,8 @@ def rank_idle(
         num_kernels=len(duration),
         median_kernel_ns=int(np.median(duration)) if len(duration) else None,
         late_launch_ratio=late / int(launched.sum()) if launched.any() else None,
+        num_launches=int((inside & causes.launched).sum()),
+        num_zeroing=int((inside & causes.launched & causes.zeroing).sum()),
     )
 
 
@@ -450,15 +576,11 @@ def rank_idle(
 
 
 def _input_part(host: Table, gaps: Gaps) -> Intervals:
-    """Gap time before the launch in which the launching thread loads data."""
-    rows = host.take(_named(host, INPUT_RANGES))
+    """Gaps without a recorded launch while any thread loads data."""
+    rows = host.take(np.flatnonzero(is_loading(host)))
     if len(rows) == 0:
         return EMPTY
-    until = np.where(gaps.thread == NO_THREAD, gaps.end, gaps.launch)
-    parts = [_covered_part(gaps, until, gaps.thread == NO_THREAD, intervals_of(rows))]
-    for thread, of_thread in _by_thread(rows):
-        parts.append(_covered_part(gaps, until, gaps.thread == thread, of_thread))
-    return _join(parts)
+    return _covered_part(gaps, gaps.end, gaps.thread == NO_THREAD, intervals_of(rows))
 
 
 def _comm_wait_part(host: Table, gaps: Gaps, launches: Launches, taken: Intervals) -> Intervals:
@@ -469,6 +591,12 @@ def _comm_wait_part(host: Table, gaps: Gaps, launches: Launches, taken: Interval
     rows = host.take(_named(host, WAIT_CALLS))
     everywhere = np.ones(len(gaps.start), dtype=np.bool_)
     return subtract(_covered_part(gaps, gaps.end, everywhere, intervals_of(rows)), taken)
+
+
+def _after_the_last(gaps: Gaps, activity: Table) -> Intervals:
+    """The gap after the last activity: what the CPU does there, such as saving, ends the step."""
+    last = gaps.end > activity["start_ns"].max(initial=ABSENT)
+    return Intervals(gaps.start[last], gaps.end[last])
 
 
 def _last_part(gaps: Gaps, late: Intervals, late_ns: Int64Array, wanted: Int64Array) -> Intervals:
@@ -498,18 +626,9 @@ def _covered_part(
     return intersect(union(Intervals(gaps.start[mask], until[mask])), union(ranges))
 
 
-def _join(parts: list[Intervals]) -> Intervals:
-    return union(
-        Intervals(
-            np.concatenate([part.start for part in parts]),
-            np.concatenate([part.end for part in parts]),
-        )
-    )
-
-
-def _released(calls: Table, for_room: Intervals) -> Int64Array:
-    start, end = intervals_of(calls)
-    return np.sort(np.concatenate((end[end - start >= DRAINING_NS], for_room.end)))
+def _released(pauses: Pauses, for_room: Intervals) -> Int64Array:
+    waited = (pauses.kind == PauseKind.SYNC) & (pauses.end - pauses.start >= DRAINING_NS)
+    return np.sort(np.concatenate((pauses.end[waited], for_room.end)))
 
 
 def _first_of_launch(activity: Table, launches: Launches) -> NDArray[np.bool_]:
@@ -536,15 +655,23 @@ def _launched_in(gaps: Gaps, launches: Launches) -> NDArray[np.bool_]:
     return result
 
 
+_ZERO_GRAD = re.compile(r"^Optimizer\.zero_grad#")
+
+
+def _launched_by_zero_grad(host: Table, launches: Launches) -> NDArray[np.bool_]:
+    """Mask over activities: the launch began while an optimizer zeroed gradients."""
+    ranges = union(intervals_of(host.take(_named(host, _ZERO_GRAD))))
+    at = np.searchsorted(ranges.start, launches.start, side="right") - 1
+    if ranges.size == 0:
+        return np.zeros(len(launches.known), np.bool_)
+    inside = (at >= 0) & (launches.start < ranges.end[np.maximum(at, 0)])
+    result: NDArray[np.bool_] = launches.known & inside
+    return result
+
+
 # Rows ---------------------------------------------------------------------------------------------
 
 
 def _named(host: Table, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
     names = host.coded("name")
     return names.where([pattern.search(name) is not None for name in names.values])
-
-
-def _by_thread(rows: Table) -> Iterator[tuple[int, Intervals]]:
-    start, end = intervals_of(rows)
-    for code, of_thread in rows_by_thread(rows):
-        yield code, Intervals(start[of_thread], end[of_thread])

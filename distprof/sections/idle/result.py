@@ -5,7 +5,21 @@ from __future__ import annotations
 from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 
-__all__ = ["IdleResult", "PausesResult", "RankIdle", "RankPauses", "SyncCall"]
+__all__ = [
+    "COLLECTION",
+    "MEMORY",
+    "PYTHON",
+    "CpuPause",
+    "IdleResult",
+    "PausesResult",
+    "RankIdle",
+    "RankPauses",
+]
+
+COLLECTION = "garbage collection"
+MEMORY = "memory calls"
+PYTHON = "Python"
+"""Names of pauses that no call or range names; ``MEMORY`` stands for all calls of its kind."""
 
 
 class RankIdle(Record, frozen=True, kw_only=True):
@@ -20,6 +34,8 @@ class RankIdle(Record, frozen=True, kw_only=True):
             to it exactly.
         input_ns: Idle while the training thread waited for input.
         sync_ns: Idle because a CPU call had waited for the GPU.
+        pause_ns: Idle because the CPU did something else than launching: garbage collection,
+            memory calls, a named range, or code outside of PyTorch.
         host_ns: Idle because the CPU launched too late.
         comm_wait_ns: Idle between work launched in time and communication on another stream.
         unknown_ns: Idle without a cause in the trace.
@@ -29,6 +45,8 @@ class RankIdle(Record, frozen=True, kw_only=True):
             without launches.
         within_launch_ns: Part of ``unknown_ns`` inside one launch call or before the first recorded
             kernel of a CUDA graph, where the trace may lack kernels.
+        num_launches: Launches with a record in the analysed time.
+        num_zeroing: The part of them made by ``zero_grad``.
     """
 
     rank: int
@@ -42,43 +60,59 @@ class RankIdle(Record, frozen=True, kw_only=True):
     median_kernel_ns: int | None
     late_launch_ratio: float | None
     within_launch_ns: int = 0
+    pause_ns: int = 0
+    num_launches: int = 0
+    num_zeroing: int = 0
 
 
-# Causes of idle time: input, a synchronising call, a late CPU, communication, unknown -----------
+# What CPUs did instead of launching ---------------------------------------------------------------
 
 
-class SyncCall(Record, frozen=True, kw_only=True):
-    """A synchronising runtime call, summed over all ranks and analysed steps.
+class CpuPause(Record, frozen=True, kw_only=True):
+    """What CPUs did instead of launching, summed over all ranks and analysed steps.
 
     Args:
-        name: Runtime call, for example ``cudaStreamSynchronize``.
-        ranks: Ranks that made it.
-        count_per_step: Number of calls, mean per rank and step.
-        blocked_ns_per_step: CPU time inside it, mean per rank and step.
-        idle_ns_per_step: Idle GPU time that it caused, mean per rank and step.
+        kind: ``sync`` (a call that waits for the GPU), ``input`` (waiting for a batch or loading
+            it), ``collection`` (garbage collection), ``memory`` (a call that allocates or frees
+            memory of the GPU), ``range`` (a range that the program named) or ``python`` (code
+            outside of PyTorch).
+        name: Runtime call or range, for example ``cudaStreamSynchronize`` or ``save_checkpoint``.
+        caller: Operator or range that made most of these calls, for example ``aten::item``; empty
+            if unknown.
+        ranks: Ranks that paused.
+        count_per_step: Number of pauses, mean per rank and step.
+        cpu_ns_per_step: CPU time in them, mean per rank and step.
+        idle_ns_per_step: Idle GPU time that they caused, mean per rank and step.
     """
 
+    kind: str
     name: str
+    caller: str
     ranks: tuple[int, ...]
     count_per_step: float
-    blocked_ns_per_step: int
+    cpu_ns_per_step: int
     idle_ns_per_step: int
 
 
 class IdleResult(Result, frozen=True, kw_only=True):
-    """Idle time by cause, and the calls that drained the GPU's queue.
+    """Idle time by cause, and the pauses of CPUs that drained the GPU's queue.
 
     Args:
         ranks: Each rank over all analysed steps.
-        sync_calls: Runtime calls that waited for the GPU, most idle time first.
+        pauses: What CPUs did instead of launching, most idle time first.
         is_cpu: Whether the ranks compute on CPUs. Idle is then the time between operators.
     """
 
     needs_traces = True
 
     ranks: tuple[RankIdle, ...]
-    sync_calls: tuple[SyncCall, ...]
+    pauses: tuple[CpuPause, ...]
     is_cpu: bool = False
+
+    @property
+    def sync_calls(self) -> tuple[CpuPause, ...]:
+        """Calls that waited for the GPU, most idle time first."""
+        return tuple(pause for pause in self.pauses if pause.kind == "sync")
 
     @property
     def nothing_runs(self) -> str:

@@ -25,7 +25,7 @@ from distprof.units import format_ratio
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
-__all__ = ["idle_line", "idle_table", "pauses_table", "sync_table"]
+__all__ = ["cpu_pauses_table", "idle_line", "idle_table", "pauses_table"]
 
 MAX_CALLS_SHOWN = 5
 _MIN_IDLE_RATIO = 0.02
@@ -40,6 +40,10 @@ _LOSSES = {
     "idle_sync": (
         "The {device} idles {share} because of synchronising calls.",
         "Remove the calls inside the step that wait for the {device}.",
+    ),
+    "idle_pause": (
+        "The {device} idles {share} while the CPU does something else than launching kernels.",
+        "Move that work out of the step, or to another thread or process.",
     ),
     "idle_input": (
         "Waiting for input takes {share}.",
@@ -89,7 +93,7 @@ def idle_sentence(report: Report) -> str:
     """How much of a step the GPU is idle, and the main cause."""
     idle = [part for part in parts_of(report) if part.key.startswith("idle_")]
     total = sum(part.ratio for part in idle)
-    if total < MIN_LOSS_RATIO:
+    if total < MIN_LOSS_RATIO or report.capture.filtered_ranks:
         return ""
     worst = max(idle, key=lambda part: part.ns)
     return (
@@ -118,6 +122,7 @@ def idle_table(report: Report, *, show_all: bool) -> TableView | None:
             cause("idle", "idle_ns"),
             cause("input", "input_ns"),
             cause("sync call", "sync_ns"),
+            cause("pause", "pause_ns"),
             cause("CPU", "host_ns"),
             cause("after comm", "comm_wait_ns"),
             cause("unknown", "unknown_ns"),
@@ -137,20 +142,21 @@ def _per_window(rank: RankIdle, *, field: str, windows: int) -> float:
 
 
 @table(place=310)
-def sync_table(report: Report, *, show_all: bool) -> TableView | None:
-    """Synchronising calls that left the GPU idle."""
+def cpu_pauses_table(report: Report, *, show_all: bool) -> TableView | None:
+    """What CPUs did while they left the GPU idle."""
     min_ns = 0 if show_all else _MIN_ROW_RATIO * (mean_span_ns(report) or 0)
-    calls = [call for call in report.idle.sync_calls if call.idle_ns_per_step >= min_ns]
+    found = [pause for pause in report.idle.pauses if pause.idle_ns_per_step >= min_ns]
     return rows_table(
-        "Synchronising calls",
+        "What CPUs did instead of launching",
         (
-            Column("call", "name", left=True, stretch=True),
-            Column("calls", lambda call: f"{call.count_per_step:,.1f}"),
-            Column("CPU blocked", "blocked_ns_per_step"),
+            Column("call or range", "name", left=True, stretch=True),
+            Column("in", "caller", left=True, when=any(pause.caller for pause in found)),
+            Column("times", lambda pause: f"{pause.count_per_step:,.1f}"),
+            Column("CPU time", "cpu_ns_per_step"),
             Column("GPU idle", "idle_ns_per_step"),
-            Column("ranks", lambda call: short_ranks(call.ranks, 20), left=True),
+            Column("ranks", lambda pause: short_ranks(pause.ranks, 20), left=True),
         ),
-        calls if show_all else calls[:MAX_CALLS_SHOWN],
+        found if show_all else found[:MAX_CALLS_SHOWN],
         caption=f"mean per rank and {window_word(report)}",
     )
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from distprof.escape import short_ranks, shorten
 from distprof.sections.job.result import JobExit, JobResult, ProbeOverhead, ProbeState
+from distprof.sections.perturbation.show import profiler_fact
 from distprof.sections.shows import table
 from distprof.sections.table import TableView, facts_table
 from distprof.units import capitalized, format_duration, name_ranks, signed_ratio
@@ -19,7 +20,12 @@ __all__ = ["end_line", "job_facts", "job_table", "mesh_text"]
 MAX_ERRORS_SHOWN = 3
 MAX_NOTES_SHOWN = 6
 _MAX_TEXT = 300
-_MODES = {"always_on": "always-on probes", "tracing": "tracing"}
+_MODES = {
+    "always_on": "always-on probes",
+    "tracing": "tracing",
+    "light": "tracing the GPU alone",
+    "after": "after tracing",
+}
 _QUIET = ("on", "off")
 
 
@@ -47,9 +53,12 @@ def job_facts(report: Report) -> tuple[str, ...]:
     facts = []
     if job.faults:
         facts.append("injected on purpose: " + ", ".join(fault.text for fault in job.faults))
-    if job.overhead:
-        facts.append("measured cost: " + ", ".join(_overhead_text(o) for o in job.overhead))
-    return tuple(facts)
+    modes = ("always_on",) if report.perturbation.is_corrected else ("always_on", "tracing")
+    costs = [_overhead_text(one) for one in job.overhead if one.mode in modes]
+    if costs:
+        facts.append(f"measured cost: {', '.join(costs)}")
+    profiler = profiler_fact(report.perturbation)
+    return (*facts, profiler) if profiler else tuple(facts)
 
 
 def mesh_text(mesh: dict[str, int], strategy: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.intervals import Intervals
@@ -51,8 +52,22 @@ def analyze_kernels(analyses: RankAnalyses) -> KernelsResult:
     return KernelsResult(
         categories=_categories(cells),
         kernels=_kernel_rows(cells),
-        ranks=_rank_speeds(cells),
+        ranks=tuple(
+            replace(speed, stretched_ns_per_step=_stretched_ns(analyses[speed.rank].kernel_steps))
+            for speed in _rank_speeds(cells)
+        ),
     )
+
+
+def _stretched_ns(steps: KernelSteps | None) -> int | None:
+    """Time of kernels beyond their usual duration in the fastest step, mean per step."""
+    if steps is None or steps.count.size == 0:
+        return None
+    middle = steps.quartile_ns[:, :, [0, 2]].mean(axis=2)  # a few that are stretched do not count
+    usual = np.where(steps.count > 0, middle, np.inf).min(axis=1)
+    usual = np.where(np.isfinite(usual), usual, 0)
+    more = np.maximum(steps.total_ns - steps.count * usual[:, None], 0)
+    return round(float(more.sum(axis=0).mean()))
 
 
 def _cells_of(analyses: Sequence[RankAnalysis]) -> _Cells:
@@ -111,8 +126,9 @@ def _kernel_rows(cells: _Cells) -> tuple[KernelRow, ...]:
     total_ns = _add_per_kernel(cells, cells.total_ns)
     count = _add_per_kernel(cells, cells.count)
     median_ns = _median_per_kernel(cells, cells.median_ns)
-    names = np.array([key[1] for key in cells.keys], dtype=object)
-    order = np.lexsort((names.astype(str), -total_ns)) if len(names) else np.empty(0, np.int64)
+    names = [key[1] for key in cells.keys]
+    by_name = np.array(sorted(range(len(names)), key=names.__getitem__), np.int64)
+    order = by_name[np.argsort(-total_ns[by_name], kind="stable")]
     shown = order if len(order) <= TABLE_LIMIT else order[: TABLE_LIMIT - 1]
     rows = [_kernel_row(cells, k, count, total_ns, median_ns) for k in shown.tolist()]
     rest = order[len(shown) :]

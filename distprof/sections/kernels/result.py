@@ -53,12 +53,16 @@ class RankSpeed(Record, frozen=True, kw_only=True):
         relative_work: Launches of shared kernels, weighted by their usual duration, over those of
             the median rank.
         num_shared_kernels: Kernel names that were compared with those of peers.
+        stretched_ns_per_step: Time of its kernels beyond their usual duration in the fastest step,
+            mean per step: long if another process takes turns with them. Null if kernels were not
+            measured step by step.
     """
 
     rank: int
     relative_time: float | None
     relative_work: float | None
     num_shared_kernels: int
+    stretched_ns_per_step: int | None = None
 
 
 class KernelsResult(Result, frozen=True, kw_only=True):

@@ -272,8 +272,11 @@ def _limits(log: NcclLog) -> tuple[str, ...]:
         )
     world = log.world_size
     num_ranked = sum(process.rank is not None for process in log.processes)
-    if world is not None and num_ranked < world:
-        limits.append(f"The log covers {num_ranked} of {world} ranks.")
+    if world is not None and len(log.processes) < world:
+        limits.append(f"The log covers {len(log.processes)} of {world} ranks.")
+    if unknown := len(log.processes) - num_ranked:
+        plural = "es" if unknown > 1 else ""
+        limits.append(f"The log does not name the rank of {unknown:,} process{plural}.")
     return tuple(limits)
 
 

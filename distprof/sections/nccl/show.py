@@ -76,8 +76,20 @@ def _line(result: NcclResult) -> str:
     parts = [_share(result, BETWEEN), _share(result, INSIDE)]
     line = "; ".join(part for part in parts if part)
     if not line:
-        return "The log names no connection between ranks."
+        return f"{_chosen(result)}The log names no connection between ranks."
     return f"{capitalized(line)}."
+
+
+def _chosen(result: NcclResult) -> str:
+    """The network that all processes chose; empty if unknown."""
+    if not result.networks:
+        return ""
+    cards = sorted({card for host in result.hosts for card in host.cards})
+    over = f" over {', '.join(cards[:4])}" if cards else ""
+    names = ["TCP sockets" if name == "Socket" else name for name in result.networks]
+    missing = any("libibverbs" in warning.text for warning in result.warnings)
+    why = " because libibverbs could not be opened" if missing else ""
+    return f"Between nodes, NCCL uses {' and '.join(names)}{over}{why}. "
 
 
 def _share(result: NcclResult, where: str) -> str:
@@ -202,13 +214,18 @@ def nccl_hosts_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("host", "host", left=True),
             Column("ranks", "ranks", left=True),
             Column("kind", lambda host: ", ".join(host.links) or "Socket", left=True),
-            Column("used", lambda host: f"{len(host.used_cards)} of {len(host.cards)}"),
+            Column("used", _used_cards),
             Column("unused", _unused_cards, left=True, wrap=True),
         ),
         _some(hosts, show_all=show_all),
         caption="cards found by NCCL, and cards used by connections in the log",
         notes=_more(hosts, "host", show_all=show_all),
     )
+
+
+def _used_cards(host: NcclHost) -> str:
+    """Used cards; only those that NCCL found if no connection leaves the host."""
+    return f"{len(host.used_cards) or '–'} of {len(host.cards)}"
 
 
 def _unused_cards(host: NcclHost) -> str:

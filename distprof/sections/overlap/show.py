@@ -39,9 +39,10 @@ def communication_sentence(report: Report) -> str:
     if unsplit > exposed / 2:
         return f"{text}; waiting and transfer cannot be separated in the exposed rest."
     caveat = "" if has_all_members(report.capture) else " or waiting for ranks not recorded"
+    rest = f", {format_ratio(unsplit / exposed)} not separable" if unsplit else ""
     return (
         f"{text}; the exposed rest is {format_ratio(wait / exposed)} waiting for late ranks, "
-        f"{format_ratio(transfer / exposed)} transfer{caveat}."
+        f"{format_ratio(transfer / exposed)} transfer{caveat}{rest}."
     )
 
 

@@ -6,6 +6,7 @@ work of a position, so a slow rank among several does not count as an unequal sp
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -33,6 +34,7 @@ from distprof.sections.pipeline.slots import (
     rank_stages,
 )
 from distprof.sections.pipeline.sources import groups_from_messages, pipelines_of_log
+from distprof.sections.step_log.result import StepLogResult
 from distprof.terms import MeshAxis
 
 __all__ = [
@@ -151,16 +153,29 @@ NO_MARKS = "no marks of pipeline stages in the traces"
 NO_STAGES = "the log names no pipeline stages with forward and backward passes"
 
 
-def analyze_pipeline(run: Run, analyses: RankAnalyses) -> PipelineResult:
+def analyze_pipeline(
+    run: Run, analyses: RankAnalyses, steps: StepLogResult | None = None
+) -> PipelineResult:
     """Work, waiting and bubble of a run's pipelines.
 
     Args:
         run: The run, with its clock and groups, or with an operation log instead of traces.
         analyses: By global rank; ranks without slots are ignored.
+        steps: Step logs, which count samples.
 
     Source:
         Formula sheet, "Pipeline bubble": stage imbalance is maximum over mean stage time.
     """
+    result = _without_samples(run, analyses)
+    samples = {one.rank: one.samples_per_step or 0 for one in steps.ranks} if steps else {}
+    groups = tuple(
+        replace(group, samples_per_step=max(samples.get(r, 0) for r in group.ranks) or None)
+        for group in result.groups
+    )
+    return replace(result, groups=groups)
+
+
+def _without_samples(run: Run, analyses: RankAnalyses) -> PipelineResult:
     if (operations := run.get(OperationLog)) is not None:
         groups = groups_of(pipelines_of_log(operations))
         return PipelineResult(groups=groups, unavailable=() if groups else (NO_STAGES,))
@@ -266,6 +281,7 @@ def _position(
 ) -> PipelinePosition:
     batches = float(np.mean([member.num_micro_batches for member in members]))
     mean, peers = float(work.mean()), float((work - excess).mean())
+    busiest, share = _busiest_stage(members)
     return PipelinePosition(
         stages=members[0].stages,
         ranks=tuple(sorted(member.analysis.rank for member in members)),
@@ -274,7 +290,23 @@ def _position(
         work_ns_per_micro_batch=int(mean / batches) if batches and members[0].is_marked else None,
         excess_ratio=float(excess.mean()) / peers if peers > 0 else 0.0,
         chance=chance,
+        busiest_stage=busiest,
+        busiest_ratio=share,
     )
+
+
+def _busiest_stage(members: Sequence[_Member]) -> tuple[int | None, float | None]:
+    """The stage that works most among several of the same ranks, and its share of their work."""
+    work: Counter[int] = Counter()
+    for member in members:
+        slots = member.analysis.slots
+        if slots is not None:
+            for stage, ns in zip(slots.stage.tolist(), slots.work_ns.tolist(), strict=True):
+                work[stage] += ns
+    if len(work) < 2 or not work.total():
+        return None, None
+    ((busiest, ns),) = work.most_common(1)
+    return busiest, ns / work.total()
 
 
 def _rank(member: _Member) -> PipelineRank:

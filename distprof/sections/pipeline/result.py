@@ -154,6 +154,8 @@ class PipelineGroup(Record, frozen=True, kw_only=True):
         picture: Slots of one step of median length, by rank and start; only some ranks if there
             are many slots.
         notes: Assumptions and omissions, one sentence each.
+        samples_per_step: Samples of the pipeline per step, which its micro-batches share; null if
+            they were not logged.
     """
 
     schedule: str
@@ -188,13 +190,24 @@ class PipelineGroup(Record, frozen=True, kw_only=True):
     prediction_error_ratio: float | None = None
     picture: tuple[PictureRow, ...] = ()
     notes: tuple[str, ...] = ()
+    samples_per_step: int | None = None
+
+    def can_have(self, num_micro_batches: int) -> bool:
+        """Whether that many micro-batches can share the samples of a step evenly."""
+        return self.samples_per_step is None or self.samples_per_step % num_micro_batches == 0
 
     @property
     def better(self) -> tuple[PipelinePrediction, ...]:
         """The best prediction with more micro-batches, then the best with another schedule."""
         rows = [row for row in self.predictions if row.saved_ns > 0]
         most = LARGEST_FACTOR * self.num_micro_batches
-        more = [r for r in rows if r.change == "micro-batches" and r.num_micro_batches <= most]
+        more = [
+            r
+            for r in rows
+            if r.change == "micro-batches"
+            and r.num_micro_batches <= most
+            and self.can_have(r.num_micro_batches)
+        ]
         other = [r for r in rows if r.change in ("schedule", "virtual-stages")]
         return (*more[:1], *other[:1])
 
@@ -211,6 +224,8 @@ class PipelinePosition(Record, frozen=True, kw_only=True):
         work_ns_per_micro_batch: Work per micro-batch; null without micro-batches or marks.
         excess_ratio: Work above the median of the other positions, over that median.
         chance: Probability that equal positions show this excess, at most 1.
+        busiest_stage: The stage that works most; null if there is one, or no mark shows their work.
+        busiest_ratio: Its share of the work; null as above.
     """
 
     stages: tuple[int, ...]
@@ -220,6 +235,8 @@ class PipelinePosition(Record, frozen=True, kw_only=True):
     work_ns_per_micro_batch: int | None
     excess_ratio: float
     chance: float
+    busiest_stage: int | None = None
+    busiest_ratio: float | None = None
 
 
 class PipelineRank(Record, frozen=True, kw_only=True):

@@ -467,11 +467,16 @@ def needed_at(collectives: Table, slots: StageSlots, since_ns: int) -> Int64Arra
 
 
 def _of_one_kind(slots: StageSlots, end: Int64Array) -> Int64Array | None:
-    """Starts of the forwards, or of the backwards, if each message ended before its own slot."""
-    if len(np.unique(slots.stage)) > 1:
-        return None
-    for kinds in ((SlotKind.FORWARD,), _BACKWARDS):
-        starts = np.sort(slots.start_ns[np.isin(slots.kind, kinds)])
-        if len(starts) == len(end) and (end <= starts).all():
-            return starts
+    """Starts of the slots that a peer's messages are for, if each ended before its own slot.
+
+    Forwards take messages from one side, backwards from the other. The pipeline's first stage has
+    nothing to receive for its forwards, and the last one nothing for its backwards.
+    """
+    stage, first, last = slots.stage, slots.stage.min(), slots.stage.max()
+    for kinds, at_the_end in (((SlotKind.FORWARD,), first), (_BACKWARDS, last)):
+        of_kind = np.isin(slots.kind, kinds)
+        for chosen in (of_kind, of_kind & (stage != at_the_end)):
+            starts = np.sort(slots.start_ns[chosen])
+            if len(starts) == len(end) and (end <= starts).all():
+                return starts
     return None

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from distprof.artefacts.records import CollectivesRecord
 from distprof.artefacts.run_file import RunFile
-from distprof.run.records import RankRecords
+from distprof.run.records import RankRecords, untraced_steps
 from distprof.schema import Int64Array, Table
 from distprof.sections.context import ProbeRecords
 from distprof.sections.matched import segment_median
@@ -32,6 +32,9 @@ __all__ = ["StepLog", "analyze_step_log", "combine_step_logs", "measure_step_log
 
 MAX_STEPS_COMPARED = 20_000
 """Number of last steps per rank that are joined across ranks, to bound the data per rank."""
+
+SELDOM = 0.1
+"""Share of steps at whose end the GPU is a step behind, below which its CPU does not run ahead."""
 
 MAX_STEPS_KEPT = 512
 """Most durations of single steps in a report."""
@@ -67,6 +70,10 @@ def measure_step_log(records: RankRecords) -> StepLog | None:
     duration = log["end_ns"] - log["start_ns"]
     traced = log["is_traced"]
     plain = _plain(traced)
+    untraced = untraced_steps(log)
+    usual = duration[plain & untraced]
+    behind = log["gpu_behind"][untraced]
+    behind = behind[behind >= 0]
     kept = slice(max(0, len(log) - MAX_STEPS_COMPARED), None)
     losses = log["loss"][np.isfinite(log["loss"])]
     row = RankStepLog(
@@ -75,9 +82,10 @@ def measure_step_log(records: RankRecords) -> StepLog | None:
         last_step=int(log["step"].max()),
         num_steps=len(log),
         num_plain=int(plain.sum()),
-        median_ns=_median(duration[plain]),
-        p95_ns=_p95(duration[plain]),
-        cv=_cv(duration[plain]),
+        median_ns=_median(usual),
+        p95_ns=_p95(usual),
+        cv=_cv(usual),
+        gpu_behind_ratio=float(behind.mean()) if len(behind) else None,
         traced_median_ns=_median(duration[traced]),
         tokens_per_s=_rate(log["tokens"], duration, plain),
         samples_per_s=_rate(log["samples"], duration, plain),
@@ -121,7 +129,7 @@ def combine_step_logs(
     if not rows:
         return StepLogResult(unavailable=tuple(unavailable))
     plain, traced = _durations(logs, "is_plain"), _durations(logs, "is_traced")
-    shared, has_gpus = _shared_durations(logs), _has_gpus(job)
+    shared, has_gpus = _shared_durations(logs), _has_gpus(job) and _may_run_ahead(rows)
     return StepLogResult(
         num_steps=max(row.last_step for row in rows) - min(row.first_step for row in rows) + 1,
         last_step=min(row.last_step for row in rows),
@@ -149,6 +157,12 @@ def combine_step_logs(
 
 def _has_gpus(job: RunFile | None) -> bool:
     return job is not None and any(entry.device not in ("", "cpu") for entry in job.ranks)
+
+
+def _may_run_ahead(rows: Sequence[RankStepLog]) -> bool:
+    """Whether CPUs may be more than a step ahead of their GPUs, as far as anything shows it."""
+    known = [row.gpu_behind_ratio for row in rows if row.gpu_behind_ratio is not None]
+    return not known or max(known) >= SELDOM
 
 
 def _late(logs: Sequence[StepLog], job: RunFile) -> tuple[LateInLog, ...]:

@@ -99,9 +99,10 @@ class RankStepLog(Record, frozen=True, kw_only=True):
         last_step: Number of the last step completed.
         num_steps: Steps in the log.
         num_plain: Plain steps.
-        median_ns: Median of plain steps; None without any.
-        p95_ns: 95th percentile.
-        cv: Standard deviation over mean.
+        median_ns: Median of plain steps that are as fast as without a profiler: the first steps
+            and slower ones after it do not count if there are others. None without any.
+        p95_ns: 95th percentile of the same steps.
+        cv: Their standard deviation over their mean.
         traced_median_ns: Median of traced steps; None without any.
         tokens_per_s: Tokens of plain steps over their time; None if no tokens are logged.
         samples_per_s: The same for samples.
@@ -112,6 +113,8 @@ class RankStepLog(Record, frozen=True, kw_only=True):
         tokens_per_step: Median of plain steps; None if no tokens are logged.
         num_micro_batches: The same for forward passes.
         samples_per_step: The same for samples.
+        gpu_behind_ratio: Share of steps without a profiler at whose end the GPU had not finished
+            the step before: the GPU sets the pace. None if it was not observed.
     """
 
     rank: int
@@ -132,6 +135,7 @@ class RankStepLog(Record, frozen=True, kw_only=True):
     tokens_per_step: int | None = None
     num_micro_batches: int | None = None
     samples_per_step: int | None = None
+    gpu_behind_ratio: float | None = None
 
 
 class StepLogResult(Result, frozen=True, kw_only=True):

@@ -10,13 +10,14 @@ long by the same time. Nothing stalls there, so a long step counts without the l
 
 from __future__ import annotations
 
-from math import exp, lgamma
+from math import exp
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from distprof.schema import Int64Array
+from distprof.sections.shares import log_choose
 from distprof.sections.step_log.result import PeriodicStall
 
 __all__ = ["find_periodic_stalls", "find_waits"]
@@ -206,17 +207,13 @@ def _chance(num_steps: int, num_long: int, num_due: int, held: int) -> float:
     This is the upper tail of the hypergeometric distribution times the number of periods and
     offsets.
     """
-    ways = _log_choose(num_steps, num_long)
+    ways = log_choose(num_steps, num_long)
     tail = sum(
-        exp(_log_choose(num_due, n) + _log_choose(num_steps - num_due, num_long - n) - ways)
+        exp(log_choose(num_due, n) + log_choose(num_steps - num_due, num_long - n) - ways)
         for n in range(held, min(num_due, num_long) + 1)
         if num_long - n <= num_steps - num_due
     )
     return tail * (num_steps / _FEWEST) ** 2 / 2
-
-
-def _log_choose(whole: int, part: int) -> float:
-    return lgamma(whole + 1) - lgamma(part + 1) - lgamma(whole - part + 1)
 
 
 def _candidates(long: Int64Array) -> list[int]:

@@ -16,8 +16,9 @@ from distprof.schema import ABSENT, Int64Array
 from distprof.sections.context import RankAnalysis
 from distprof.sections.matched import Members, RowIndex, by_size
 from distprof.sections.own_time import held_stages
-from distprof.sections.stragglers.inheritance import find_roots
+from distprof.sections.stragglers.inheritance import UNRECORDED, find_roots, since_meeting
 from distprof.terms import CollectiveKind
+from distprof.units import fold_ranks
 
 __all__ = ["Arrivals", "Blame", "judge_arrivals"]
 
@@ -67,6 +68,8 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
         num_incomplete: Judged instances with a member missing from the capture.
         num_across_stages: Instances that join ranks of different pipeline stages, which finish
             their steps at different times by design; not judged.
+        unrecorded_ns: Cost of all instances whose last member may have waited for a rank that was
+            not recorded.
     """
 
     ranks: tuple[int, ...]
@@ -80,6 +83,7 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
     num_incomparable: int
     num_incomplete: int
     num_across_stages: int = 0
+    unrecorded_ns: int = 0
 
 
 def judge_arrivals(run: Run, analyses: Mapping[int, RankAnalysis], num_steps: int) -> Blame:
@@ -139,12 +143,14 @@ class _Context(msgspec.Struct, frozen=True, kw_only=True):
         start_ns = index.column(
             lambda rank: run.clock.to_common(rank.rank, rank.collectives["start_ns"])
         )
+        lacking = _groups_lacking(run, analyses)
         roots, last_row = find_roots(
             index,
             members,
             start_ns,
-            lambda rank: analyses[rank.rank].exposed_wait_ns,
-            lambda rank: _exposed_transfer(rank, analyses),
+            lambda rank: _known_wait(rank, analyses, lacking),
+            lambda rank: _exposed_transfer(rank, analyses, lacking),
+            lambda rank: _unseen(rank, analyses, lacking),
         )
         owner = np.searchsorted(index.base, last_row, side="right") - 1
         return _Context(
@@ -176,12 +182,65 @@ class _Columns(msgspec.Struct, frozen=True, kw_only=True):
     step: NDArray[np.int32]
 
 
-def _exposed_transfer(rank: Rank, analyses: Mapping[int, RankAnalysis]) -> Int64Array:
-    """Exposed transfer of each row; 0 for messages, whose wait and transfer cannot be separated."""
+def _groups_lacking(run: Run, analyses: Mapping[int, RankAnalysis]) -> frozenset[str]:
+    """Groups with a member that was not analysed, by their ranks."""
+    groups = (group.ranks for group in run.topology.groups)
+    return frozenset(fold_ranks(ranks) for ranks in groups if not analyses.keys() >= set(ranks))
+
+
+def _known_wait(
+    rank: Rank, analyses: Mapping[int, RankAnalysis], lacking: frozenset[str]
+) -> Int64Array:
+    """Exposed wait of each row for a rank that was recorded.
+
+    Waits for messages pass from stage to stage. If a rank of the pipeline was not recorded, they
+    may have begun with it.
+    """
+    wait = analyses[rank.rank].exposed_wait_ns
+    return np.where(_is_message(rank) & _is_of(rank, lacking), 0, wait).astype(np.int64)
+
+
+def _exposed_transfer(
+    rank: Rank, analyses: Mapping[int, RankAnalysis], lacking: frozenset[str]
+) -> Int64Array:
+    """Exposed transfer of each row.
+
+    A message counts only if a rank of its pipeline was not recorded, with its
+    wait, because wait and transfer of messages cannot be separated.
+    """
     analysis = analyses[rank.rank]
     moved = analysis.exposed_ns - np.maximum(analysis.exposed_wait_ns, 0)
+    unknown = np.where(_is_of(rank, lacking), analysis.exposed_ns, 0)
+    return np.where(_is_message(rank), unknown, moved).astype(np.int64)
+
+
+def _unseen(
+    rank: Rank, analyses: Mapping[int, RankAnalysis], lacking: frozenset[str]
+) -> Int64Array:
+    """How long each row was held up in groups with a rank that was not recorded.
+
+    That is the exposed time in such groups since the row's own group last met. A row that followed
+    a collective of such a group on another stream was held up all of that time, exposed or not.
+    """
+    inside = _is_of(rank, lacking)
+    held = since_meeting(rank, _exposed_transfer(rank, analyses, lacking) * inside)
+    line = analyses[rank.rank].line
+    if line is None or len(line.leader) != len(held):
+        return held
+    length = (rank.collectives["end_ns"] - rank.collectives["start_ns"]) * inside
+    followed = np.where(line.leader != ABSENT, length[line.leader], 0)
+    return np.maximum(held, followed)
+
+
+def _is_message(rank: Rank) -> NDArray[np.bool_]:
     messages = [kind for kind in CollectiveKind if kind.is_point_to_point]
-    return np.where(np.isin(rank.collectives["kind"], messages), 0, moved).astype(np.int64)
+    return np.isin(rank.collectives["kind"], messages)
+
+
+def _is_of(rank: Rank, groups: frozenset[str]) -> NDArray[np.bool_]:
+    """Whether each row belongs to one of the groups."""
+    ranks = rank.collectives.coded("group_ranks")
+    return ranks.where([value in groups for value in ranks.values])
 
 
 def _waits_for_all(run: Run) -> NDArray[np.bool_]:
@@ -295,7 +354,7 @@ class _Tally:
         self.parts: list[Arrivals] = []
         self.roots: list[tuple[Int64Array, Int64Array]] = []
         self.num_below = self.num_incomparable = self.num_incomplete = 0
-        self.num_across_stages = 0
+        self.num_across_stages = self.unrecorded_ns = 0
 
     def add(self, block: _Block, incomplete: NDArray[np.bool_]) -> None:
         inside = block.step >= 0
@@ -314,7 +373,9 @@ class _Tally:
         below = (2 * num_tied > size) | (block.root < 0)  # no rank is to blame for a slow link
         # As means over all other ranks, costs of parallel groups can be added.
         spread = (size - 1) / max(self.shape[0] - 1, 1)
-        cost = np.where(below, 0, block.wait_ns() * spread).astype(np.int64)
+        wait = block.wait_ns() * spread
+        self.unrecorded_ns += int(wait[block.root == UNRECORDED].sum())
+        cost = np.where(below, 0, wait).astype(np.int64)
         share = np.where(below, 0.0, 1 / num_tied)[:, None] * tied
         self._add_cost(block, cost, share)
         cell = block.rank_index.astype(np.int64) * self.shape[1] + block.step[:, None]
@@ -348,6 +409,7 @@ class _Tally:
             num_incomparable=self.num_incomparable,
             num_incomplete=self.num_incomplete,
             num_across_stages=self.num_across_stages,
+            unrecorded_ns=self.unrecorded_ns,
         )
 
 

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from distprof.schema import Int64Array
 from distprof.sections.context import RankAnalysis
 from distprof.sections.idle.measure import HostPauses
-from distprof.sections.own_time import COMPUTATION, HOST, INPUT, OwnTime
+from distprof.sections.own_time import COMPUTATION, COPYING, HOST, INPUT, OwnTime
 from distprof.sections.stragglers.computing import Work, why_it_computes_longer
-from distprof.sections.stragglers.result import SequenceImbalance
+from distprof.sections.stragglers.result import MEMORY_CALLS, PAUSED_FOR, SequenceImbalance
 from distprof.sections.stragglers.untraced import CONFIRMS, only_while_traced
 from distprof.sections.telemetry.result import RankTelemetry, TelemetryResult, WindowSensors
 from distprof.terms import StragglerCause
@@ -334,11 +334,72 @@ def _without_queue(late: Late, evidence: Evidence, proven: str) -> Cause:
     if largest.what == HOST:
         largest = _in_proportion(largest, excesses)
     text = _text(largest)
+    paused = _paused_for(late, evidence) if largest.what == HOST else None
+    if paused is not None:
+        return Cause(StragglerCause.LATE_HOST, (text, paused[1]), paused[0], 0.95)
+    if largest.what == COPYING:
+        more, why = _copied(late, evidence)
+        cause = StragglerCause.MORE_WORK if more else StragglerCause.SLOW_COPIES
+        return Cause(cause, (text, why), "copies" if more else "", _share(largest, late.ns), more)
     if largest.what in _CAUSES:
         return Cause(_CAUSES[largest.what], (text,), confidence=_share(largest, late.ns))
     if evidence.sequences is not None:
         return Cause(StragglerCause.MORE_WORK, (text, _LENGTHS), "sequence_length", 0.9, True)
     return _of_computing(late, evidence, largest)
+
+
+MORE_BYTES = 1.25
+"""Bytes copied relative to the peers' from which more copying is the reason for longer copying."""
+
+
+def _copied(late: Late, evidence: Evidence) -> tuple[bool, str]:
+    """Whether the rank copies more bytes than its peers, and a sentence on it."""
+    ranks = evidence.own_time.ranks
+    sizes = [
+        sum(max(one.num_bytes, 0) for one in evidence.analyses[ranks[at]].copies)
+        for at in (late.position, *late.others(evidence.own_time))
+    ]
+    usual = float(np.median(sizes[1:])) if sizes[1:] else 0.0
+    if not usual:
+        return False, "the sizes of copies are not recorded"
+    ratio = sizes[0] / usual
+    return ratio >= MORE_BYTES, f"it copies {ratio:.2f} times as many bytes as its peers"
+
+
+_PAUSES = {"memory": MEMORY_CALLS, "collection": "gc"}
+
+
+def _paused_for(late: Late, evidence: Evidence) -> tuple[str, str] | None:
+    """Detail and sentence, if the trace says what the rank's CPU does while its GPU idles."""
+    ranks = evidence.own_time.ranks
+    own = _pauses(evidence.analyses[ranks[late.position]])
+    peers = [_pauses(evidence.analyses[ranks[at]]) for at in late.others(evidence.own_time)]
+    more = {
+        what: ns - (float(np.median([o.get(what, (0,))[0] for o in peers])) if peers else 0.0)
+        for what, (ns, _) in own.items()
+    }
+    what = max(more, key=lambda one: more[one], default="")
+    whole_ns = late.ns * len(late.steps)
+    if not what or more[what] < EXPLAINS * whole_ns:
+        return None
+    names = " and ".join(own[what][1])
+    per_step = format_duration(more[what] / len(late.steps))
+    return what, f"its GPU idles {per_step} longer in a late step while its CPU is in {names}"
+
+
+def _pauses(analysis: RankAnalysis) -> dict[str, tuple[int, tuple[str, ...]]]:
+    """Idle time of the GPU by what the CPU does, and the names of calls and ranges.
+
+    Calls that wait for the GPU, and input, have causes of their own.
+    """
+    found: dict[str, tuple[int, tuple[str, ...]]] = {}
+    for pause in analysis.cpu_pauses:
+        is_range = pause.kind == "range"
+        what = f"{PAUSED_FOR}{pause.name}" if is_range else _PAUSES.get(pause.kind, "")
+        if what:
+            ns, names = found.get(what, (0, ()))
+            found[what] = (ns + pause.idle_ns, (*names, pause.name))
+    return found
 
 
 def _of_computing(late: Late, evidence: Evidence, longer: _Excess) -> Cause:
@@ -360,7 +421,8 @@ def _of_computing(late: Late, evidence: Evidence, longer: _Excess) -> Cause:
     sensed: tuple[str, ...] = ()
     detail = found.detail
     if found.cause is StragglerCause.SLOW_DEVICE:
-        sensed, detail = sensed_difference(rank, peers, evidence.telemetry)
+        sensed, known = sensed_difference(rank, peers, evidence.telemetry)
+        detail = known or detail
     texts = (_text(longer), found.why, *sensed)
     return Cause(found.cause, texts, detail, found.confidence, found.is_counted)
 

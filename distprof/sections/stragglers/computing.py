@@ -15,16 +15,21 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.escape import shorten
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.context import KernelSteps, RankAnalysis
 from distprof.sections.stragglers.pace import EQUAL_GRIDS, SLOW_DEVICE_SHARE
+from distprof.sections.stragglers.result import STALL
 from distprof.terms import StragglerCause
-from distprof.units import format_ratio
+from distprof.units import format_duration, format_ratio
 
 __all__ = ["EXPERTS", "SLOWER", "Computing", "Work", "why_it_computes_longer"]
 
 EXPERTS = "experts"
 """Detail of a cause: the rank's experts get more tokens."""
+
+STALLS = 0.8
+"""Share of the excess computation that such launches must explain."""
 
 SLOWER = 1.03
 """Kernel time relative to peers from which a device counts as slow, or its work as more."""
@@ -88,6 +93,7 @@ class _Compared(msgspec.Struct, frozen=True, kw_only=True):
             are not recorded.
         extra_ratio: Time in kernels that most peers do not run at all, over the peers' time. Other
             versions of the peers' kernels, launched equally often, do not count.
+        stall: What a few launches of one kernel took too long, if that explains the excess.
     """
 
     ratio: _Floats
@@ -96,6 +102,7 @@ class _Compared(msgspec.Struct, frozen=True, kw_only=True):
     time_ratio: float
     grid_ratio: _Floats
     extra_ratio: float = 0.0
+    stall: str = ""
 
     @property
     def larger(self) -> NDArray[np.bool_]:
@@ -164,6 +171,9 @@ def why_it_computes_longer(
         return _more(f"it launches {compared.count_ratio:.2f} times as many kernels as its peers")
     if compared.count_ratio - 1 >= EXPLAINS * longer:
         return _more(f"it launches {compared.count_ratio:.2f} times as many kernels as its peers")
+    if compared.stall:
+        why = f"{compared.stall}, with as many thread blocks as on its peers"
+        return Computing(cause=StragglerCause.SLOW_DEVICE, why=why, detail=STALL, confidence=0.8)
     if compared.time_ratio < min(SLOWER, 1 + EXPLAINS * longer):
         return _more("its kernels are as fast as its peers', so it has more work")
     return _by_kernels(compared, work)
@@ -249,6 +259,7 @@ def _compare(
         time_ratio=float((ratio * their_total).sum() / whole),
         grid_ratio=grid_ratio,
         extra_ratio=_extra_ns(mine, theirs) / whole,
+        stall=_stall(own, steps, mine, theirs),
     )
 
 
@@ -265,6 +276,33 @@ def _extra_ns(mine: _Cells, theirs: Sequence[_Cells]) -> float:
     ]
     rest = 1 - float(np.median(replaced)) / max(count, 1)
     return sum(mine[name][1] for name in alone) * max(rest, 0.0)
+
+
+def _stall(own: KernelSteps, steps: Sequence[int], mine: _Cells, theirs: Sequence[_Cells]) -> str:
+    """The kernel of which a few launches took too long; empty unless they explain the excess."""
+    launches = {
+        name: np.array([[ns / n, blocks / n] for n, ns, blocks in peers])
+        for name in mine
+        if (peers := [cell[name] for cell in theirs if name in cell])
+    }
+    excess = {
+        name: mine[name][1] - mine[name][0] * float(np.median(each[:, 0]))
+        for name, each in launches.items()
+    }
+    more = sum(ns for ns in excess.values() if ns > 0)
+    name = max(excess, key=lambda kernel: excess[kernel], default="")
+    if not name or excess[name] < STALLS * more:
+        return ""
+    count, total, blocks = mine[name]
+    usual, grid = np.median(launches[name], axis=0)
+    row, chosen = own.names.index(name), [s for s in steps if s < own.count.shape[1]]
+    launched = own.count[row, chosen]
+    typical = float((own.quartile_ns[row, chosen, 1] * launched).sum()) / max(count, 1)
+    is_same = abs(blocks / count / grid - 1) <= EQUAL_GRIDS  # False if unknown
+    if not is_same or typical > (1 + EXPLAINS * (SLOWER - 1)) * usual or total < 2 * count * usual:
+        return ""
+    longer = format_duration(round(excess[name] / max(len(chosen), 1)))
+    return f"{shorten(name, 60)} takes {longer} longer in a few launches of a late step"
 
 
 def _of_steps(kernels: KernelSteps, steps: Sequence[int]) -> dict[str, tuple[int, int, float]]:

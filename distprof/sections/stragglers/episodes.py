@@ -8,6 +8,8 @@ is the median over the steps of its time less the median of each step.
   most half of the ranks are slow, so no rank is called slow because another one is fast.
 - *From a step on.* Both the earlier and the later steps of a rank or set are even, and the later
   ones are higher by more than chance.
+- *Noisy node.* All ranks of one node lose time, each in other steps, so that no rank alone differs
+  by more than chance, but the node does.
 - *Some steps.* Single cells are far above the usual, or several cells of one rank are, and together
   cost as much as slowness in all steps would. On three or more ranks the slowness rotates.
 """
@@ -24,7 +26,7 @@ from numpy.typing import NDArray
 from distprof.sections.own_time import chance_of_mean
 from distprof.terms import StragglerPattern
 
-__all__ = ["Episode", "Limits", "find_episodes"]
+__all__ = ["Episode", "Limits", "find_episodes", "find_noisy_node"]
 
 _Floats = NDArray[np.float64]
 
@@ -58,6 +60,12 @@ USUAL = 0.35
 
 MIN_AGAIN = 2
 """Steps in which a rank must be slow if none of them is worth reporting alone."""
+
+LEAST_OF_NODE = 0.25
+"""Mean excess of each rank of a noisy node, relative to the mean of all of its ranks."""
+
+OVER_OTHERS = 2.0
+"""The same, relative to the highest of all other ranks."""
 
 MIN_STEPS = 3
 
@@ -138,6 +146,34 @@ def find_episodes(values: _Floats, group: Sequence[int], limits: Limits) -> Iter
             rest[row] = False
             yield _since(values.shape, group, beyond, alone, since)
     yield from _in_some_steps(values.shape, group, beyond, rest, limits)
+
+
+def find_noisy_node(
+    values: _Floats, nodes: Sequence[tuple[int, ...]], least_ns: float
+) -> Episode | None:
+    """The one node whose ranks all lose time, each in other steps.
+
+    Args:
+        values: Own time, shape ``(P, S)``, ns.
+        nodes: Positions of the ranks of each node.
+        least_ns: The smallest mean excess worth reporting.
+    """
+    found = []
+    for node in nodes:
+        rest = np.setdiff1d(np.arange(len(values)), node)
+        if len(node) < 2 or len(rest) < 2 or values.shape[1] < MIN_STEPS:
+            continue
+        beyond = values - np.median(values[rest], axis=0)
+        mine, others = beyond[list(node)], beyond[rest].mean(axis=1)
+        each = mine.mean(axis=1)
+        chance = len(nodes) * float(chance_of_mean(mine.reshape(1, -1))[0])
+        is_all = each.min() >= max(LEAST_OF_NODE * each.mean(), OVER_OTHERS * others.max())
+        if is_all and each.mean() >= least_ns and chance <= CHANCE:
+            excess = np.zeros(values.shape)
+            excess[list(node)] = np.maximum(mine, 0)
+            pattern = StragglerPattern.PERSISTENT
+            found.append(Episode(pattern=pattern, excess_ns=excess, chance=chance))
+    return found[0] if len(found) == 1 else None
 
 
 def _slow_set(values: _Floats, limits: Limits) -> NDArray[np.bool_]:

@@ -7,7 +7,8 @@ together, and a rank does not cause its own exposed waiting in other groups afte
 waiting explains at least :data:`INHERITED` of the lateness of the last member, the instance points
 to the one in which that member waited longest, and blame follows the pointers to their root. If
 transfers that took the last member longer than the others explain as much, a link held it up, and
-no rank is to blame.
+no rank is to blame. In a group with a rank that was not recorded, such a transfer may be waiting
+for that rank, also if it is hidden: a collective that needs its result starts no sooner.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ from distprof.run.tables import distinct, order_of_codes
 from distprof.schema import Int64Array
 from distprof.sections.matched import Members, RowIndex, by_size
 
-__all__ = ["INHERITED", "find_roots", "range_argmax"]
+__all__ = ["INHERITED", "UNRECORDED", "find_roots", "range_argmax", "since_meeting"]
 
 INHERITED = 0.5
 """Share of the last member's lateness that earlier waiting must explain for blame to move on."""
 
+UNRECORDED = -2
+"""Root of an instance whose last member may have waited for a rank that was not recorded."""
 
 _OfRank: TypeAlias = "Callable[[Rank], Int64Array]"
 """A column of a rank's COLLECTIVES rows."""
@@ -41,6 +44,7 @@ def find_roots(
     start_ns: Int64Array,
     exposed_wait_ns: _OfRank,
     exposed_transfer_ns: _OfRank,
+    unseen_ns: _OfRank,
 ) -> tuple[Int64Array, Int64Array]:
     """For each instance, the one whose last member is to blame for it: itself or an earlier one.
 
@@ -50,41 +54,52 @@ def find_roots(
         start_ns: Start of each row on the common clock.
         exposed_wait_ns: Exposed wait of each row of a rank; negative if unknown.
         exposed_transfer_ns: Exposed transfer of each row of a rank.
+        unseen_ns: For each row of a rank, how long it was held up in groups with a rank that was
+            not recorded, since the row's own group last met.
 
     Returns:
-        The instances to blame, int64, -1 if a transfer is to blame; and the row of the last member
+        The instances to blame, int64, -1 if a transfer is to blame, :data:`UNRECORDED` if that may
+        be waiting for a rank that was not recorded; and the row of the last member
         of each instance, -1 for an instance without members.
     """
-    waited = index.column(lambda rank: _since_meeting(rank, exposed_wait_ns(rank)))
-    moved = index.column(lambda rank: _since_meeting(rank, exposed_transfer_ns(rank)))
-    last = _last_members(members, start_ns, waited, moved)
-    del waited, moved
+    waited = index.column(lambda rank: since_meeting(rank, exposed_wait_ns(rank)))
+    moved = index.column(lambda rank: since_meeting(rank, exposed_transfer_ns(rank)))
+    unseen = index.column(unseen_ns)
+    last = _last_members(members, start_ns, waited, moved, unseen)
+    del waited, moved, unseen
     source = _longest_wait(index, members, exposed_wait_ns, last)
     # Pointers lead back in time, so following them ends.
     source = np.where((source >= 0) & (last.start_ns[source] < last.start_ns), source, -1)
     root = _follow(source)
-    return np.where(last.held_up[root], -1, root), last.row
+    held_up = np.where(last.unseen[root], UNRECORDED, -1)
+    return np.where(last.held_up[root], held_up, root), last.row
 
 
 class _Last(msgspec.Struct, frozen=True, kw_only=True):
     """Per instance: row and start of its last member, and the origin of its lateness.
 
-    ``inherited``: earlier waiting. ``held_up``: transfers instead.
+    ``inherited``: earlier waiting. ``held_up``: transfers instead. ``unseen``: transfers in groups
+    with a rank that was not recorded.
     """
 
     row: Int64Array
     start_ns: Int64Array
     inherited: NDArray[np.bool_]
     held_up: NDArray[np.bool_]
+    unseen: NDArray[np.bool_]
 
 
 def _last_members(
-    members: Members, start_ns: Int64Array, waited: Int64Array, moved: Int64Array
+    members: Members,
+    start_ns: Int64Array,
+    waited: Int64Array,
+    moved: Int64Array,
+    unseen: Int64Array,
 ) -> _Last:
     row = np.full(members.count, -1, dtype=np.int64)
     last_start = np.zeros(members.count, dtype=np.int64)
     inherited = np.zeros(members.count, dtype=np.bool_)
-    held_up = np.zeros(members.count, dtype=np.bool_)
+    held_up, lacking = inherited.copy(), inherited.copy()
     for instances, positions in by_size(members.offsets):
         rows = members.row[positions]
         start, before = start_ns[rows], waited[rows]
@@ -92,14 +107,23 @@ def _last_members(
         late = start[at] - np.median(start, axis=1)
         row[instances] = rows[at]
         last_start[instances] = start[at]
-        excess = before[at] - np.median(before, axis=1)
-        inherited[instances] = (late > 0) & (excess >= INHERITED * late)
-        longer = moved[rows][at] - np.median(moved[rows], axis=1)
-        held_up[instances] = (late > 0) & (longer >= INHERITED * late)
-    return _Last(row=row, start_ns=last_start, inherited=inherited, held_up=held_up & ~inherited)
+        inherited[instances] = _explains(before, at, late)
+        held_up[instances] = _explains(moved[rows], at, late)
+        lacking[instances] = _explains(unseen[rows], at, late)
+    held_up = (held_up | lacking) & ~inherited
+    return _Last(row=row, start_ns=last_start, inherited=inherited, held_up=held_up, unseen=lacking)
 
 
-def _since_meeting(rank: Rank, exposed_ns: Int64Array) -> Int64Array:
+def _explains(
+    times: Int64Array, at: tuple[Int64Array, Int64Array], late: NDArray[np.float64]
+) -> NDArray[np.bool_]:
+    """Whether the last member's time above the median explains its lateness."""
+    more = times[at] - np.median(times, axis=1)
+    result: NDArray[np.bool_] = (late > 0) & (more >= INHERITED * late)
+    return result
+
+
+def since_meeting(rank: Rank, exposed_ns: Int64Array) -> Int64Array:
     """For each row, exposed time of the rank's rows since its group last met."""
     before = np.concatenate(([0], np.cumsum(np.maximum(exposed_ns, 0))))
     since: Int64Array = before[:-1] - before[_previous_of_group(rank) + 1]

@@ -4,18 +4,22 @@ A transfer runs from the last member's start to the end, so it contains no laten
 axis do the same work at the same time. A group whose transfers of the same kind and size take
 longer than the other groups' uses a slow link. Messages are compared in the same way: two ranks
 that send to each other are a group. If all transfers that leave one node are slow and no others
-are, the link is that node's. Otherwise, if several slow groups have members in common, it is the
-link of one of these members.
+are, the link is that node's. Otherwise, if several slow groups have members in common, of one axis
+or of several, it is the link of one of these members.
+
+A link may be slow only for a time. Each group is compared with the others step by step, and in the
+steps in which it falls behind as above. If all groups of an axis take longer in some steps than in
+the others, the network was slow for all of them, and no link is blamed.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
-from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from distprof.run.run import Rank, Run
 from distprof.run.topology import ProcessGroup
@@ -38,6 +42,21 @@ MIN_INSTANCES = 5
 LEAST_QUANTILE = 0.2
 """This share of a slow group's transfers may be as short as the other groups' median."""
 
+FOR_A_TIME = 1.5
+"""Transfer relative to the usual one from which a link counts as slow for a time."""
+
+ONCE = 2.5
+"""The same for a single step."""
+
+MIN_STEPS = 2
+"""Steps in which a link that is slow for a time must be as fast as usual."""
+
+FAST_SHARE = 0.25
+"""A link that is slow for a time is as fast as usual in this share of the steps, or more."""
+
+CLEARLY = 0.25
+"""Gap between the usual and the slow steps of a link that is slow for a time, over the usual."""
+
 
 def find_slow_links(
     run: Run,
@@ -45,7 +64,7 @@ def find_slow_links(
     wait_ends: Mapping[int, Int64Array],
     mean_step_ns: float,
 ) -> tuple[SlowLink, ...]:
-    """Slow links, most expensive first; one entry per set of ranks.
+    """Slow links, most expensive first; one entry per set of ranks and time.
 
     Args:
         run: The recording.
@@ -53,18 +72,57 @@ def find_slow_links(
         wait_ends: When the last member of each collective started, on each rank's own clock.
         mean_step_ns: Mean step, which shares refer to.
     """
-    cells = _cells(run, analyses, wait_ends)
-    if cells is None:
+    transfers = _transfers(run, analyses, wait_ends)
+    if transfers is None:
         return ()
-    num_steps = max(len(analysis.steps) for analysis in analyses.values())
-    slow = [one for members in _by_class(run, cells).values() for one in _slow_of(cells, members)]
-    found: dict[tuple[int, ...], list[SlowLink]] = {}
-    for one, ranks in zip(slow, _blamed(run, cells, slow), strict=True):
-        link = _link(run, cells, one, ranks, max(num_steps, 1), mean_step_ns)
-        found.setdefault(link.ranks, []).append(link)
-    together = [_together(parts) for parts in found.values()]
-    links = [link for link in together if link.share_of_step_ratio >= MIN_SHARE]
-    return tuple(sorted(links, key=lambda link: (-link.lost_ns_per_step, link.ranks)))
+    steps = [step.step for step in max((one.steps for one in analyses.values()), key=len)]
+    lasting = list(_slower_than_others(run, _Cells.of(transfers)))
+    events = [lasting, *_for_a_time(run, transfers, {one.place for one in lasting}, steps)]
+    found: list[SlowLink] = []
+    for event in events:
+        by_ranks: dict[tuple[int, ...], list[_Slow]] = {}
+        for one, ranks in zip(event, _blamed(run, event), strict=True):
+            by_ranks.setdefault(ranks, []).append(one)
+        found += [
+            _link(run, slow, ranks, max(len(steps), 1), mean_step_ns)
+            for ranks, slow in by_ranks.items()
+        ]
+    links = [link for link in found if link.share_of_step_ratio >= MIN_SHARE]
+    return tuple(sorted(links, key=lambda link: (-link.lost_ns_per_step, link.ranks, link.steps)))
+
+
+class _Transfers(msgspec.Struct, frozen=True, kw_only=True):
+    """Transfers of all groups; arrays of equal length.
+
+    Args:
+        place: Place of the ranks, from :func:`~distprof.sections.matched.places`.
+        group: Index of the process group.
+        kind: A CollectiveKind.
+        bytes: Size, ABSENT if unknown.
+        step: Index of the step.
+        length_ns: From the last member's start, on the median member.
+        exposed_ns: Exposed part of it.
+    """
+
+    place: Int64Array
+    group: Int64Array
+    kind: Int64Array
+    bytes: Int64Array
+    step: Int64Array
+    length_ns: Int64Array
+    exposed_ns: Int64Array
+
+    def only(self, chosen: NDArray[np.bool_]) -> _Transfers:
+        """Some of them."""
+        return _Transfers(**{name: getattr(self, name)[chosen] for name in self.__struct_fields__})
+
+    def by_cell(self) -> tuple[Int64Array, Int64Array]:
+        """Order by cell and length, and where each cell begins in it."""
+        keys = (self.place, self.group, self.kind, self.bytes)
+        order = np.lexsort((self.length_ns, *keys))
+        changes = [np.diff(key[order]) != 0 for key in keys]
+        first = np.concatenate(([0], np.flatnonzero(np.any(changes, axis=0)) + 1))
+        return order, first.astype(np.int64)
 
 
 class _Cells(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,13 +148,36 @@ class _Cells(msgspec.Struct, frozen=True, kw_only=True):
     least_ns: Int64Array
     exposed_ns: Int64Array
 
+    @staticmethod
+    def of(transfers: _Transfers) -> _Cells:
+        """Cells of these transfers."""
+        order, first = transfers.by_cell()
+        count = np.diff(np.append(first, len(order)))
+        ordered = transfers.length_ns[order]
+        return _Cells(
+            place=transfers.place[order[first]],
+            group=transfers.group[order[first]],
+            kind=transfers.kind[order[first]],
+            bytes=transfers.bytes[order[first]],
+            count=count,
+            median_ns=ordered[first + (count - 1) // 2],
+            least_ns=ordered[first + (LEAST_QUANTILE * (count - 1)).astype(np.int64)],
+            exposed_ns=np.add.reduceat(transfers.exposed_ns[order], first),
+        )
 
-def _cells(
+    def keys(self) -> Iterator[tuple[int, ...]]:
+        """What each cell is."""
+        columns = (self.place, self.group, self.kind, self.bytes)
+        return zip(*(column.tolist() for column in columns), strict=True)
+
+
+def _transfers(
     run: Run, analyses: Mapping[int, RankAnalysis], wait_ends: Mapping[int, Int64Array]
-) -> _Cells | None:
+) -> _Transfers | None:
     index = RowIndex.of(run, analyses)
     members = index.members(run.matches)
-    chosen = _chosen(run, analyses, index, members)
+    step = index.column(lambda rank: analyses[rank.rank].collective_step)
+    chosen = _chosen(run, step, members)
     if len(chosen) == 0:
         return None
     lengths, exposed_ns = (
@@ -104,37 +185,21 @@ def _cells(
         for of in _columns(analyses, wait_ends)
     )
     known = lengths >= 0
-    chosen, lengths, exposed_ns = chosen[known], lengths[known], exposed_ns[known]
+    chosen, matches = chosen[known], run.matches
     if len(chosen) == 0:
         return None
-    matches = run.matches
-    keys = np.stack(
-        [
-            column[chosen].astype(np.int64)
-            for column in (places(matches), matches.group, matches.kind, matches.bytes)
-        ]
-    )
-    order = np.lexsort((lengths, *keys))
-    table = keys[:, order]
-    changes = np.flatnonzero((np.diff(table, axis=1) != 0).any(axis=0)) + 1
-    first = np.concatenate(([0], changes)).astype(np.int64)
-    count = np.diff(np.append(first, len(order)))
-    ordered = lengths[order]
-    return _Cells(
-        place=table[0, first],
-        group=table[1, first],
-        kind=table[2, first],
-        bytes=table[3, first],
-        count=count,
-        median_ns=ordered[first + (count - 1) // 2],
-        least_ns=ordered[first + (LEAST_QUANTILE * (count - 1)).astype(np.int64)],
-        exposed_ns=np.add.reduceat(exposed_ns[order], first),
+    return _Transfers(
+        place=places(matches)[chosen],
+        group=matches.group[chosen].astype(np.int64),
+        kind=matches.kind[chosen].astype(np.int64),
+        bytes=matches.bytes[chosen].astype(np.int64),
+        step=step[members.first_row[chosen]].astype(np.int64),
+        length_ns=lengths[known],
+        exposed_ns=exposed_ns[known],
     )
 
 
-def _chosen(
-    run: Run, analyses: Mapping[int, RankAnalysis], index: RowIndex, members: Members
-) -> Int64Array:
+def _chosen(run: Run, step: Int64Array, members: Members) -> Int64Array:
     """Complete instances inside the analysed steps, of kinds that load each group equally."""
     matches = run.matches
     kinds = [kind for kind in CollectiveKind if kind.is_symmetric and kind not in _BY_CONTENT]
@@ -145,7 +210,6 @@ def _chosen(
     known = np.array([bool(group.ranks) for group in run.topology.groups], dtype=np.bool_)
     wanted &= np.isin(matches.group, np.flatnonzero(known))
     instances = np.flatnonzero(wanted)
-    step = index.column(lambda rank: analyses[rank.rank].collective_step)
     inside: Int64Array = instances[step[members.first_row[instances]] >= 0]
     return inside
 
@@ -172,18 +236,22 @@ def _columns(
     yield from (transfer, exposed)
 
 
-def _by_class(run: Run, cells: _Cells) -> Mapping[tuple[int, int, int, str, int], list[int]]:
+def _by_class(run: Run, cells: _Cells, least: int) -> Iterator[list[int]]:
     """Cells of the same kind and size, on groups of the same size, axis and number of nodes."""
-    groups = run.topology.groups
-    found: dict[tuple[int, int, int, str, int], list[int]] = {}
-    for cell, place in enumerate(cells.place.tolist()):
-        if cells.count[cell] >= MIN_INSTANCES:
-            ranks = ranks_at(place, groups)
-            axis = _axis(groups[int(cells.group[cell])])
-            looks = (len(ranks), axis, len(_nodes(run, ranks)))
-            key = (int(cells.kind[cell]), int(cells.bytes[cell]), *looks)
-            found.setdefault(key, []).append(cell)
-    return found
+    found: dict[tuple[int, int, _Looks], list[int]] = {}
+    for cell in np.flatnonzero(cells.count >= least).tolist():
+        looks = _looks(run, int(cells.place[cell]), int(cells.group[cell]))
+        found.setdefault((int(cells.kind[cell]), int(cells.bytes[cell]), looks), []).append(cell)
+    yield from found.values()
+
+
+_Looks = tuple[int, str, int]
+
+
+def _looks(run: Run, place: int, group: int) -> _Looks:
+    """Size, axis and number of nodes of a group: groups that look the same do the same work."""
+    ranks = ranks_at(place, run.topology.groups)
+    return len(ranks), _axis(run.topology.groups[group]), len(_nodes(run, ranks))
 
 
 def _axis(group: ProcessGroup) -> str:
@@ -196,49 +264,227 @@ def _nodes(run: Run, ranks: tuple[int, ...]) -> tuple[str, ...]:
     return tuple(name for name, held in run.topology.nodes.items() if wanted & set(held))
 
 
-class _Slow(msgspec.Struct, frozen=True):
-    """A slow cell, the usual time, and the cells that are not slow."""
+class _Slow(msgspec.Struct, frozen=True, kw_only=True):
+    """Slow transfers of one group, kind and size.
 
-    cell: int
+    Args:
+        place: Place of the ranks.
+        group: Index of the process group.
+        kind: A CollectiveKind.
+        bytes: Size, ABSENT if unknown.
+        length_ns: Median of the transfers.
+        usual_ns: The usual time.
+        exposed_ns: Exposed part, sum over the transfers.
+        others: Places of the groups that are not slow; empty if all of the axis are.
+        steps: Steps in which they are slow; empty for all.
+    """
+
+    place: int
+    group: int
+    kind: int
+    bytes: int
+    length_ns: int
     usual_ns: int
+    exposed_ns: int
     others: tuple[int, ...]
+    steps: tuple[int, ...] = ()
+
+    @staticmethod
+    def of(cells: _Cells, cell: int, usual_ns: int, **more: tuple[int, ...]) -> _Slow:
+        """The slow transfers of a cell."""
+        return _Slow(
+            place=int(cells.place[cell]),
+            group=int(cells.group[cell]),
+            kind=int(cells.kind[cell]),
+            bytes=int(cells.bytes[cell]),
+            length_ns=int(cells.median_ns[cell]),
+            usual_ns=usual_ns,
+            exposed_ns=int(cells.exposed_ns[cell]),
+            **more,
+        )
+
+    @property
+    def lost_ns(self) -> float:
+        """Exposed transfer above the usual, sum over the transfers."""
+        return self.exposed_ns * (1 - self.usual_ns / self.length_ns)
 
 
-def _slow_of(cells: _Cells, members: list[int]) -> Iterator[_Slow]:
-    """Cells of a class that are slower than the others; at most half of them can be."""
-    medians = cells.median_ns[members]
-    if len(members) < 2:
+def _slower_than_others(
+    run: Run, cells: _Cells, steps: tuple[int, ...] = (), least_ratio: float = SLOWER
+) -> Iterator[_Slow]:
+    """Cells that are slower than the others of their class; at most half of them can be."""
+    for members in _by_class(run, cells, 1 if steps else MIN_INSTANCES):
+        medians = cells.median_ns[members]
+        if len(members) < 2:
+            continue
+        usual = int(np.sort(medians)[(len(members) - 1) // 2])  # of two, the faster one counts
+        slow = [
+            cell
+            for cell, median in zip(members, medians.tolist(), strict=True)
+            if usual > 0 and median >= least_ratio * usual and cells.least_ns[cell] > usual
+        ]
+        others = tuple(int(cells.place[cell]) for cell in members if cell not in set(slow))
+        for cell in slow:
+            yield _Slow.of(cells, cell, usual, others=others, steps=steps)
+
+
+# Slow for a time ----------------------------------------------------------------------------------
+
+
+def _for_a_time(
+    run: Run, transfers: _Transfers, lasting: set[int], steps: Sequence[int]
+) -> Iterator[list[_Slow]]:
+    """Transfers that are slow in some steps only, those of the same time together.
+
+    Args:
+        run: The recording.
+        transfers: All transfers.
+        lasting: Places whose transfers are always slow.
+        steps: Number of each step.
+    """
+    events: list[list[_Slow]] = []
+    paces = _Paces.of(transfers, len(steps))
+    for rows in paces.alike(run):
+        axis_ns = _lower_median(paces.ratio[rows])
+        if when := _slow_steps(axis_ns):
+            inside = np.isin(transfers.place, paces.place[rows])
+            yield list(_slower_than_before(transfers.only(inside), when, steps))
+        for row in rows:
+            place = int(paces.place[row])
+            when = _slow_steps(paces.ratio[row] / axis_ns) if len(rows) > 1 else ()
+            if when and place not in lasting:
+                named = tuple(steps[step] for step in when)
+                cells = _Cells.of(transfers.only(np.isin(transfers.step, when)))
+                found = _slower_than_others(run, cells, named, FOR_A_TIME)
+                _put(events, [one for one in found if one.place == place])
+    yield from events
+
+
+class _Paces(msgspec.Struct, frozen=True, kw_only=True):
+    """How long transfers take in each step, relative to the fast ones of their group and size.
+
+    Args:
+        place: Places of groups, int64, shape ``(places,)``.
+        group: A process group of each.
+        ratio: Shape ``(places, steps)``, NaN where a group transfers nothing.
+    """
+
+    place: Int64Array
+    group: Int64Array
+    ratio: NDArray[np.float64]
+
+    @staticmethod
+    def of(transfers: _Transfers, num_steps: int) -> _Paces:
+        """Pace of each group that transfers."""
+        order, first = transfers.by_cell()
+        count = np.diff(np.append(first, len(order)))
+        fast = transfers.length_ns[order[first + (FAST_SHARE * (count - 1)).astype(np.int64)]]
+        usual = np.empty(len(order))
+        usual[order] = np.repeat(fast, count)
+        place, example, number = np.unique(transfers.place, return_index=True, return_inverse=True)
+        at = number * num_steps + transfers.step
+        spent, expected = (
+            np.bincount(at, weights=ns, minlength=len(place) * num_steps)
+            for ns in (transfers.length_ns, usual)
+        )
+        ratio = np.divide(spent, expected, out=np.full(len(spent), np.nan), where=expected > 0)
+        return _Paces(
+            place=place, group=transfers.group[example], ratio=ratio.reshape(len(place), num_steps)
+        )
+
+    def alike(self, run: Run) -> Iterator[list[int]]:
+        """Rows of groups that do the same work at the same time."""
+        found: dict[_Looks, list[int]] = {}
+        for row, (place, group) in enumerate(
+            zip(self.place.tolist(), self.group.tolist(), strict=True)
+        ):
+            found.setdefault(_looks(run, place, group), []).append(row)
+        yield from found.values()
+
+
+def _lower_median(ratio: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Median of the groups in each step; of two, the faster one counts. NaN where none has any."""
+    ordered = np.sort(ratio, axis=0)  # NaN come last
+    known = np.isfinite(ordered).sum(axis=0)
+    middle: NDArray[np.float64] = ordered[np.maximum(known - 1, 0) // 2, range(len(known))]
+    return middle
+
+
+def _slow_steps(ratio: NDArray[np.float64]) -> tuple[int, ...]:
+    """Steps in which transfers take clearly longer than in the others; empty if there are none.
+
+    The first step alone proves nothing: it often connects ranks, or reserves memory.
+    """
+    known = np.flatnonzero(np.isfinite(ratio))
+    order = known[np.argsort(ratio[known], kind="stable")]
+    ordered = ratio[order]
+    first = max(MIN_STEPS, int(np.ceil(FAST_SHARE * len(order))))
+    for fast in range(first, len(order)):
+        slow = tuple(sorted(order[fast:].tolist()))
+        gap = ordered[fast] - ordered[fast - 1]
+        is_clear = gap >= max(CLEARLY * ordered[fast - 1], ordered[fast - 1] - ordered[0])
+        least = ONCE if len(slow) == 1 else FOR_A_TIME
+        if is_clear and np.median(ordered[fast:]) >= least * np.median(ordered[:fast]):
+            return slow if slow != (0,) else ()
+    return ()
+
+
+def _slower_than_before(
+    transfers: _Transfers, when: tuple[int, ...], steps: Sequence[int]
+) -> Iterator[_Slow]:
+    """Transfers of groups that are all slow in some steps, compared with the other steps."""
+    slow = np.isin(transfers.step, when)
+    cells, usual = _Cells.of(transfers.only(slow)), _Cells.of(transfers.only(~slow))
+    known = dict(zip(usual.keys(), usual.median_ns.tolist(), strict=True))
+    named = tuple(steps[step] for step in when)
+    for cell, key in enumerate(cells.keys()):
+        usual_ns = known.get(key, 0)
+        if usual_ns and cells.median_ns[cell] >= SLOWER * usual_ns:
+            yield _Slow.of(cells, cell, usual_ns, others=(), steps=named)
+
+
+def _put(events: list[list[_Slow]], slow: list[_Slow]) -> None:
+    """Add slow transfers to those that share most of their steps."""
+    if not slow:
         return
-    usual = int(np.sort(medians)[(len(members) - 1) // 2])  # of two, the faster is the reference
-    slow = [
-        cell
-        for cell, median in zip(members, medians.tolist(), strict=True)
-        if usual > 0 and median >= SLOWER * usual and cells.least_ns[cell] > usual
-    ]
-    others = tuple(cell for cell in members if cell not in set(slow))
-    for cell in slow:
-        yield _Slow(cell, usual, others)
+    steps = {*slow[0].steps}
+    for event in events:
+        if 2 * len(steps & {*event[0].steps}) > len(steps | {*event[0].steps}):
+            event += slow
+            return
+    events.append(slow)
 
 
-def _blamed(run: Run, cells: _Cells, slow: Sequence[_Slow]) -> list[tuple[int, ...]]:
-    """For each slow cell, the ranks that share the slow link, or one of which has it."""
+# Whose link ---------------------------------------------------------------------------------------
+
+
+def _blamed(run: Run, slow: Sequence[_Slow]) -> list[tuple[int, ...]]:
+    """For slow transfers, the ranks that share the slow link, or one of which has it.
+
+    All ranks of the axis if all of its groups are slow.
+    """
     groups = run.topology.groups
 
-    def ranks_of(cell: int) -> frozenset[int]:
-        return frozenset(ranks_at(int(cells.place[cell]), groups))
+    def ranks_of(place: int) -> frozenset[int]:
+        return frozenset(ranks_at(place, groups))
 
-    usual = {ranks_of(cell) for one in slow for cell in one.others}
+    usual = {ranks_of(place) for one in slow for place in one.others}
     nodes = [frozenset(ranks) for ranks in run.topology.nodes.values()]
     whole = [node for node in nodes if not any(_leaves(ranks, node) for ranks in usual)]
     by_class: dict[tuple[int, ...], list[frozenset[int]]] = {}
     for one in slow:
-        by_class.setdefault(one.others, []).append(ranks_of(one.cell))
+        by_class.setdefault(one.others, []).append(ranks_of(one.place))
     shared = {others: frozenset.intersection(*held) for others, held in by_class.items()}
+    known = [ranks for ranks in shared.values() if ranks]
+    of_all = frozenset.intersection(*known) if known else frozenset()
     result = []
     for one in slow:
-        left = [node for node in whole if _leaves(ranks_of(one.cell), node)]
-        blamed = left[0] if len(left) == 1 else shared[one.others] or ranks_of(one.cell)
-        result.append(tuple(sorted(blamed)))
+        own = ranks_of(one.place)
+        left = [node for node in whole if _leaves(own, node)]
+        common = of_all & own or shared[one.others] or own
+        blamed = left[0] if len(left) == 1 else common
+        everybody = frozenset[int]().union(*by_class[one.others])
+        result.append(tuple(sorted(blamed if one.others else everybody)))
     return result
 
 
@@ -249,56 +495,45 @@ def _leaves(ranks: frozenset[int], node: frozenset[int]) -> bool:
 
 def _link(
     run: Run,
-    cells: _Cells,
-    slow: _Slow,
+    slow: Sequence[_Slow],
     ranks: tuple[int, ...],
     num_steps: int,
     mean_step_ns: float,
 ) -> SlowLink:
-    cell = slow.cell
-    median = int(cells.median_ns[cell])
-    lost = float(cells.exposed_ns[cell]) * (1 - slow.usual_ns / median) / num_steps
-    group = run.topology.groups[int(cells.group[cell])]
-    size = None if cells.bytes[cell] == ABSENT else int(cells.bytes[cell])
-    kind = CollectiveKind(int(cells.kind[cell])).label
-    transfers = SlowTransfers(
-        ranks=ranks_at(int(cells.place[cell]), run.topology.groups),
-        kind=kind,
-        bytes=size,
-        transfer_ns=median,
-        others_ns=slow.usual_ns,
-    )
-    return SlowLink(
-        ranks=ranks,
-        nodes=_nodes(run, ranks),
-        axis=_axis(group),
-        kind=kind,
-        bytes=size,
-        transfer_ns=median,
-        others_ns=slow.usual_ns,
-        ratio=median / slow.usual_ns,
-        num_compared=len(slow.others),
-        lost_ns_per_step=int(lost),
-        share_of_step_ratio=lost / max(mean_step_ns, 1.0),
-        transfers=(transfers,),
-    )
-
-
-def _together(parts: Sequence[SlowLink]) -> SlowLink:
     """One entry for all losses of the same ranks: the most expensive one, with the total cost.
 
     Losses of different ranks at the same time do not add up: the rank that loses most counts.
     """
-    costliest = max(parts, key=lambda link: link.lost_ns_per_step)
-    lost: Counter[int] = Counter()
-    for link in parts:
-        lost.update(dict.fromkeys(link.transfers[0].ranks, link.lost_ns_per_step))
-    most = max(lost.values())
-    return replace(
-        costliest,
-        lost_ns_per_step=most,
-        share_of_step_ratio=costliest.share_of_step_ratio
-        * most
-        / max(costliest.lost_ns_per_step, 1),
-        transfers=tuple(transfers for link in parts for transfers in link.transfers),
+    groups = run.topology.groups
+    lost: defaultdict[int, float] = defaultdict(float)
+    for one in slow:
+        for rank in ranks_at(one.place, groups):
+            lost[rank] += one.lost_ns / num_steps
+    most, first = max(lost.values()), max(slow, key=lambda one: one.lost_ns)
+    transfers = [
+        SlowTransfers(
+            ranks=ranks_at(one.place, groups),
+            kind=CollectiveKind(one.kind).label,
+            bytes=None if one.bytes == ABSENT else one.bytes,
+            transfer_ns=one.length_ns,
+            others_ns=one.usual_ns,
+        )
+        for one in slow
+    ]
+    example = transfers[slow.index(first)]
+    return SlowLink(
+        ranks=ranks,
+        nodes=_nodes(run, ranks),
+        axis=_axis(groups[first.group]),
+        kind=example.kind,
+        bytes=example.bytes,
+        transfer_ns=example.transfer_ns,
+        others_ns=example.others_ns,
+        ratio=example.transfer_ns / example.others_ns,
+        num_compared=len(first.others),
+        steps=first.steps,
+        num_steps=num_steps,
+        lost_ns_per_step=int(most),
+        share_of_step_ratio=most / max(mean_step_ns, 1.0),
+        transfers=tuple(transfers),
     )

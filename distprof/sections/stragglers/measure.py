@@ -81,17 +81,22 @@ MOST_EXAMINED = 64
 
 NO_MESSAGES = "no rank waits in sends and receives"
 
+TRUST_IN_DAMAGED = 0.7
+"""Factor on the confidence in a rank whose recording is damaged: below the confidence that counts
+as measured."""
 
-def analyze_messages(analyses: RankAnalyses) -> MessagesResult:
+
+def analyze_messages(run: Run, analyses: RankAnalyses) -> MessagesResult:
     """Ranks that idle while others wait for messages.
 
     Args:
+        run: The recording, for its pipelines.
         analyses: Analyses by global rank.
 
     Source:
         Formula sheet, "Measured from traces" (straggler).
     """
-    own = OwnTime.of(analyses)
+    own = OwnTime.of(analyses, held_stages(analyses, run))
     spans = [step.span_ns for analysis in analyses.values() for step in analysis.steps]
     if not spans or not any(a.waterfall.exposed_p2p_wait_ns for a in analyses.values()):
         return MessagesResult(unavailable=(NO_MESSAGES,))
@@ -114,11 +119,23 @@ def analyze_messages(analyses: RankAnalyses) -> MessagesResult:
 
 
 class _Evidence(Evidence, frozen=True, kw_only=True, dict=True):
-    """The evidence for causes, with the run, its stages and the mean of what ranks exchange."""
+    """The evidence for causes, with the run, its stages and the mean of what ranks exchange.
+
+    ``hidden`` says why the cause of a rank cannot be known, if its recording is damaged.
+    """
 
     run: Run
     stages: Mapping[int, tuple[int, ...]]
     even: Mapping[int, float]
+    hidden: Mapping[int, str]
+
+    def trust(self, ranks: Iterable[int]) -> float:
+        """Factor on the confidence in what is said of these ranks: below 1 if damage affects it."""
+        named = {*ranks}
+        doubtful = any(
+            gap.fact and (not gap.ranks or named.intersection(gap.ranks)) for gap in self.run.gaps
+        )
+        return TRUST_IN_DAMAGED if doubtful else 1.0
 
     @cached_property
     def leads(self) -> dict[int, float]:
@@ -165,13 +182,19 @@ def analyze_stragglers(
         sequences=sequences,
         exchanged=_exchanged(run, analyses),
         even=_exchanged(run, analyses, both_ways=True),
+        hidden={rank: gap.message for gap in run.gaps if gap.hides_cause for rank in gap.ranks},
         crowded=settings.crowded if settings else (),
     )
     slow = find_slowness(
-        analyses, own_time, stages, mean_step, computes_unevenly=sequences is not None
+        analyses,
+        own_time,
+        stages,
+        mean_step,
+        computes_unevenly=sequences is not None,
+        nodes=_positions_of_nodes(run, own_time.ranks),
     )
     sets = joined_by_pipelines(
-        _merged([made for one in slow for made in _sets(one, blame, evidence)]),
+        _once(_merged([made for one in slow for made in _sets(one, blame, evidence)]), evidence),
         run,
         own_time.ranks,
         stages,
@@ -198,8 +221,15 @@ def analyze_stragglers(
         links=find_slow_links(run, analyses, analyses.wait_ends, mean_step),
         sequences=sequences,
         sets=sets,
+        unrecorded_ns_per_step=blame.unrecorded_ns // max(len(step_numbers), 1),
         unavailable=_unavailable(blame),
     )
+
+
+def _positions_of_nodes(run: Run, ranks: Sequence[int]) -> list[tuple[int, ...]]:
+    """Positions of the ranks of each node among these ranks."""
+    nodes = [{*held} for held in run.topology.nodes.values()]
+    return [tuple(at for at, rank in enumerate(ranks) if rank in held) for held in nodes]
 
 
 def _exchanged(
@@ -270,7 +300,7 @@ def _set(slow: Slowness, cause: Cause, blame: Blame, evidence: _Evidence) -> Str
         is_hidden=slow.is_hidden,
         lost_ns_per_step=int(lost_ns),
         share_of_step_ratio=lost_ns / evidence.mean_step,
-        confidence=min(0.99, 1 - episode.chance) * _seen(blame),
+        confidence=min(0.99, 1 - episode.chance) * _seen(blame) * evidence.trust(ranks),
         cause_confidence=cause.confidence,
         evidence=(*_evidence_of(slow, step_numbers, since), *cause.evidence, *_lack(blame)),
         scenario=f"rank {ranks[0]}" if alone else set_key(ranks, episode.pattern),
@@ -288,6 +318,20 @@ def _merged(sets: Sequence[StragglerSet]) -> tuple[StragglerSet, ...]:
         first = merged.get(key)
         merged[key] = one if first is None else _sum(first, one)
     return tuple(merged.values())
+
+
+def _once(sets: Sequence[StragglerSet], evidence: _Evidence) -> tuple[StragglerSet, ...]:
+    """The sets, but only the costliest one of a rank whose cause damage hides.
+
+    What is missing from its recording differs between steps, and so does its own time.
+    """
+    first: dict[tuple[int, ...], StragglerSet] = {}
+    for one in sets:
+        if evidence.hidden.keys() >= {*one.ranks}:
+            known = first.setdefault(one.ranks, one)
+            if one.lost_ns_per_step > known.lost_ns_per_step:
+                first[one.ranks] = one
+    return tuple(one for one in sets if first.get(one.ranks, one) is one)
 
 
 def _sum(first: StragglerSet, other: StragglerSet) -> StragglerSet:
@@ -364,6 +408,8 @@ def _cause_in(slow: Slowness, position: int, evidence: _Evidence) -> Cause:
     excess = slow.episode.excess_ns[position]
     steps = np.flatnonzero(excess > 0).tolist()
     late = Late(position, steps, float(excess[steps].mean()))
+    if (damaged := evidence.hidden.get(evidence.own_time.ranks[position])) is not None:
+        return Cause(StragglerCause.UNKNOWN, (damaged,))
     if slow.is_alone and slow.part == PACE:
         excused = cpu_taken(late, evidence) or only_traced(late, evidence)
         if excused is not None:
@@ -453,15 +499,20 @@ def _straggler(
     lost = blame.lost_ns[position]
     judged = int(blame.judged[position])
     cause = _cause(position, blame, verdict, evidence)
+    rank = blame.ranks[position]
+    if verdict is not None and rank in evidence.hidden:
+        cause = Cause(StragglerCause.UNKNOWN, (evidence.hidden[rank],))
     sentences = () if verdict is None else (*verdict.why, *cause.evidence, *_lack(blame))
     return RankStraggler(
-        rank=blame.ranks[position],
+        rank=rank,
         lost_ns_per_step=int(lost.mean()),
         share_of_step_ratio=float(lost.mean()) / evidence.mean_step,
         late_ratio=float(blame.late[position]) / judged if judged else None,
         pattern=StragglerPattern.NONE if verdict is None else verdict.pattern,
         cause=cause.cause,
-        confidence=0.0 if verdict is None else verdict.confidence * _seen(blame),
+        confidence=(
+            0.0 if verdict is None else verdict.confidence * _seen(blame) * evidence.trust([rank])
+        ),
         evidence=sentences,
         detail=cause.detail,
         cause_confidence=cause.confidence if verdict is not None else 0.0,

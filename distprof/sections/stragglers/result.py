@@ -14,6 +14,9 @@ from distprof.terms import StragglerCause, StragglerPattern
 from distprof.units import fold_ranks
 
 __all__ = [
+    "MEMORY_CALLS",
+    "PAUSED_FOR",
+    "STALL",
     "MessageRank",
     "MessagesResult",
     "RankStraggler",
@@ -23,6 +26,16 @@ __all__ = [
     "StragglerSet",
     "StragglersResult",
 ]
+
+
+MEMORY_CALLS = "memory"
+"""Detail of a cause: the CPU allocates and frees GPU memory."""
+
+STALL = "stall"
+"""Detail of a cause: a few launches of one kernel take far longer than all others of it."""
+
+PAUSED_FOR = "pause "
+"""Prefix of a detail of a cause: the name of a range that spans the pause of the CPU."""
 
 
 class SlowTransfers(Record, frozen=True, kw_only=True):
@@ -44,19 +57,23 @@ class SlowTransfers(Record, frozen=True, kw_only=True):
 
 
 class SlowLink(Record, frozen=True, kw_only=True):
-    """Ranks whose transfers take longer than the same transfers of other groups.
+    """Ranks whose transfers take longer than the same of other groups, or of other steps.
 
     Args:
-        ranks: Ranks that the slow transfers have in common; one of their links is slow.
+        ranks: Ranks that the slow transfers have in common; one of their links is slow. All ranks
+            of the axis if its groups are slow together for a time.
         nodes: Their nodes, as far as known.
         axis: Mesh axis or description of their groups.
         kind: Kind of the collectives that lose most.
         bytes: Their size, None if unknown.
         transfer_ns: Median of their transfers.
-        others_ns: Median of the other groups' transfers.
+        others_ns: Median of the other groups' transfers; of the other steps' if all groups are
+            slow together.
         ratio: ``transfer_ns`` over ``others_ns``.
-        num_compared: Number of other groups.
-        lost_ns_per_step: Exposed transfer above the other groups', mean per step.
+        num_compared: Number of other groups; 0 if all are slow together.
+        steps: Numbers of the steps in which they are slow; empty for all steps.
+        num_steps: Number of steps that were compared.
+        lost_ns_per_step: Exposed transfer above ``others_ns``, mean per step.
         share_of_step_ratio: The same over the mean step.
         transfers: All transfers that the link slows down.
     """
@@ -70,6 +87,8 @@ class SlowLink(Record, frozen=True, kw_only=True):
     others_ns: int
     ratio: float
     num_compared: int
+    steps: tuple[int, ...] = ()
+    num_steps: int = 0
     lost_ns_per_step: int
     share_of_step_ratio: float
     transfers: tuple[SlowTransfers, ...] = ()
@@ -77,7 +96,8 @@ class SlowLink(Record, frozen=True, kw_only=True):
     @property
     def scenario(self) -> str:
         """Key of the simulation in which these transfers take as long as others."""
-        return f"link {fold_ranks(self.ranks)}"
+        when = f" in steps {fold_ranks(self.steps)}" if self.steps else ""
+        return f"link {fold_ranks(self.ranks)}{when}"
 
 
 class SequenceImbalance(Record, frozen=True, kw_only=True):
@@ -157,7 +177,9 @@ class RankStraggler(Record, frozen=True, kw_only=True):
         evidence: Evidence for pattern and cause, one sentence each.
         detail: Detail of the cause if known: ``gc`` (garbage collection), ``throttled``,
             ``low_clocks``, ``sequence_length``, ``tokens``, ``inputs``, ``experts`` (they get more
-            tokens); empty otherwise.
+            tokens), ``memory`` (calls that allocate and free GPU memory), ``pause NAME`` (its CPU
+            is in this range), ``stall`` (a few launches of one kernel take far longer than the
+            others); empty otherwise.
     """
 
     rank: int
@@ -251,6 +273,8 @@ class StragglersResult(Result, frozen=True, kw_only=True):
             shows it.
         sets: Ranks that are slow for one reason, most expensive first; each rank is also in
             ``ranks``.
+        unrecorded_ns_per_step: Waiting for ranks that may have waited for an unrecorded rank
+            themselves, as a mean over all ranks; no recorded rank is blamed for it.
     """
 
     needs_traces = True
@@ -264,3 +288,4 @@ class StragglersResult(Result, frozen=True, kw_only=True):
     links: tuple[SlowLink, ...] = ()
     sequences: SequenceImbalance | None = None
     sets: tuple[StragglerSet, ...] = ()
+    unrecorded_ns_per_step: int = 0

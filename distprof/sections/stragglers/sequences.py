@@ -35,6 +35,9 @@ FOLLOWS = 0.9
 MORE_SPREAD = 1.3
 """Spread of attention over that of the rest from which lengths explain the difference."""
 
+ONE_STEP = 0.8
+"""Share of the variance in one step of several from which a kernel stalled: lengths vary in all."""
+
 PERSISTS = 0.5
 """Share of the variance that lasting differences between ranks may explain."""
 
@@ -79,7 +82,7 @@ def find_sequence_imbalance(
         return None
     more = _beyond_mean(work, own_time)
     lost = float(_most(more, own_time).max(axis=0).mean())
-    if lost < MIN_SHARE * mean_step_ns or _persists(more):
+    if lost < MIN_SHARE * mean_step_ns or _persists(more) or _is_of_one_step(more):
         return None
     match = _by_tokens(more, analyses, own_time, pauses) or _by_attention(
         more, work, analyses, own_time
@@ -98,6 +101,12 @@ def find_sequence_imbalance(
         share_of_step_ratio=lost / max(mean_step_ns, 1.0),
         ranks=own_time.ranks,
     )
+
+
+def _is_of_one_step(more: NDArray[np.float64]) -> bool:
+    """Whether differences in one step outweigh those in all others."""
+    of_step = (more**2).sum(axis=0)
+    return len(of_step) > 2 and float(of_step.max()) > ONE_STEP * float(of_step.sum())
 
 
 def _beyond_mean(values: NDArray[np.float64], own_time: OwnTime) -> NDArray[np.float64]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from distprof.escape import short_ranks
 from distprof.sections.parts import Part, amount_text, each_window, is_whole_capture, window_word
+from distprof.sections.shares import latest_by_chance
 from distprof.sections.shows import table, why
 from distprof.sections.stragglers.result import RankStraggler, StragglerSet
 from distprof.sections.table import Column, TableView, counted, rows_table
@@ -30,6 +31,7 @@ _CAUSE_ACTIONS = {
     ),
     StragglerCause.MORE_WORK: "It has more to compute: balance the work.",
     StragglerCause.LATE_HOST: "Its CPU launches late: look at what that CPU does.",
+    StragglerCause.SLOW_COPIES: "Its copies are slow: look at its PCIe link.",
     StragglerCause.LATE_INPUT: "Its input arrives late: look at its data loading.",
     StragglerCause.CPU_TAKEN: "Other processes take its CPU.",
     StragglerCause.TRACING: "It computes longer only while it is traced.",
@@ -88,6 +90,11 @@ def _whose(report: Report, late: tuple[RankStraggler, ...]) -> str:
     if suspect is None:
         return "No single rank is responsible. Even out the work between ranks."
     share = format_ratio(suspect.lost_ns_per_step / report.stragglers.lost_ns_per_step)
+    if not latest_by_chance(report.stragglers, suspect.rank):
+        return (
+            f"Rank {suspect.rank} causes {share} of that time by arriving last: look at what it "
+            "does before its collectives."
+        )
     steps = counted(report.waterfall.num_steps, "step")
     return (
         f"Rank {suspect.rank} causes {share} of that time by arriving last, but {steps} cannot "

@@ -9,7 +9,7 @@ measure. Kernel counts are a third measure, which proves more work even if times
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -17,8 +17,13 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.sections.context import RankAnalysis
-from distprof.sections.own_time import COMPUTATION, HOST, INPUT, OwnTime, same_stages
-from distprof.sections.stragglers.episodes import Episode, Limits, find_episodes
+from distprof.sections.own_time import COMPUTATION, COPYING, HOST, INPUT, OwnTime, same_stages
+from distprof.sections.stragglers.episodes import (
+    Episode,
+    Limits,
+    find_episodes,
+    find_noisy_node,
+)
 from distprof.sections.stragglers.pace import Pace, pace_of
 from distprof.sections.stragglers.surplus import work_by_counts
 
@@ -66,7 +71,7 @@ class Slowness(msgspec.Struct, frozen=True, kw_only=True):
     """An episode, its part of own time and its cost.
 
     Args:
-        part: :data:`PACE`, :data:`WORK`, :data:`COUNTS`, input or idling for the CPU.
+        part: :data:`PACE`, :data:`WORK`, :data:`COUNTS`, copies, input or idling for the CPU.
         episode: Who and when.
         lost_ns: How long the others wait for it, mean per step.
         is_alone: Whether all peers that do the same work as its ranks are slow as well.
@@ -92,6 +97,7 @@ def find_slowness(
     step_ns: float,
     *,
     computes_unevenly: bool = False,
+    nodes: Sequence[tuple[int, ...]] = (),
 ) -> tuple[Slowness, ...]:
     """Episodes of all parts that make the others wait, most expensive first.
 
@@ -102,6 +108,7 @@ def find_slowness(
         step_ns: Mean step.
         computes_unevenly: Whether computation follows something else, such as sequence lengths, and
             says nothing about the ranks.
+        nodes: Positions of the ranks of each node; empty if the nodes are unknown.
     """
     if own_time.parts[COMPUTATION].size == 0:
         return ()
@@ -112,9 +119,10 @@ def find_slowness(
     blocked = _blocked(analyses, shape) - own_time.hidden if len(peers) == 1 else None
     is_cpu = any(analysis.is_cpu for analysis in analyses.values())
     found = []
-    for part, episode in _episodes(
+    episodes = _episodes(
         analyses, own_time, peers, step_ns, is_cpu=is_cpu, computes_unevenly=computes_unevenly
-    ):
+    )
+    for part, episode in _joined_by_node(list(episodes), own_time, nodes, LASTING * step_ns):
         computes = own_part(part) == COMPUTATION
         lost = _paid(episode, blocked, later=1)
         if computes:
@@ -157,11 +165,46 @@ def _episodes(
         counted = work_by_counts(analyses, peers)
         if counted is not None:
             yield from _of(COUNTS, counted, peers, device)
+    yield from _of(COPYING, _copying(analyses, own_time), peers, host)
     yield from _of(INPUT, own_time.parts[INPUT].astype(np.float64), all_ranks, host)
     # A pair does not show which rank is usual, and idling for the CPU depends little on the stage.
     few = min(len(group) for group in peers) < FEWEST_PEERS
     compared = all_ranks if few else peers
     yield from _of(HOST, own_time.parts[HOST].astype(np.float64), compared, host)
+
+
+def _joined_by_node(
+    episodes: list[tuple[str, Episode]],
+    own_time: OwnTime,
+    nodes: Sequence[tuple[int, ...]],
+    least_ns: float,
+) -> Iterator[tuple[str, Episode]]:
+    """Episodes, with those of single CPUs replaced where the CPUs of a whole node are late."""
+    noisy = find_noisy_node(own_time.parts[HOST].astype(np.float64), nodes, least_ns)
+    if noisy is not None:
+        ranks = {*noisy.positions}
+        episodes = [
+            (part, one) for part, one in episodes if part != HOST or not ranks & {*one.positions}
+        ]
+        episodes.append((HOST, noisy))
+    yield from episodes
+
+
+LONGER_COPIES = 1.2
+"""Duration of a rank's copies relative to its peers' from which it copies longer."""
+
+
+def _copying(analyses: Mapping[int, RankAnalysis], own_time: OwnTime) -> _Floats:
+    """Time in which each rank only copies; the median of its peers if its copies are no longer.
+
+    Chance, and what else runs, decide how much of equal copies overlaps with something.
+    """
+    alone = own_time.parts[COPYING].astype(np.float64)
+    excess = own_time.excess[COPYING]
+    copies = np.array([sum(one.duration_ns for one in analyses[r].copies) for r in own_time.ranks])
+    usual = np.array([np.median(copies[list(group)]) for group in own_time.peers])
+    longer = copies >= LONGER_COPIES * np.maximum(usual, 1)
+    return np.where(longer[:, None], alone, alone - np.maximum(excess, 0))
 
 
 def _limits(step_ns: float, lasting: float, cell: float) -> Limits:

@@ -12,19 +12,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.join.inspected import compared, summary_of
-from distprof.run.evidence import CollectiveSummary, InputReadiness, InspectorLog
+from distprof.run.evidence import (
+    CollectiveSummary,
+    InputReadiness,
+    InspectorLog,
+    OperatorTable,
+    TableOperator,
+)
 from distprof.run.run import Run
 from distprof.schema import Int64Array
 from distprof.sections.summaries.result import (
     CollectiveSummaryResult,
     InputReadinessResult,
     LatePeriod,
+    OperatorTableResult,
     RankReadiness,
     SummarisedClass,
     SummarisedRank,
+    TablePart,
+    TableRow,
 )
+from distprof.terms import CollectiveKind
 
-__all__ = ["analyze_collective_summary", "analyze_input_readiness"]
+__all__ = ["analyze_collective_summary", "analyze_input_readiness", "analyze_operator_table"]
 
 CLEAR_RATIO = 0.5
 """A rank is named if the collectives in which it arrives last hold this share of all waiting."""
@@ -222,3 +232,74 @@ def _smoothed(ratio: NDArray[np.float64]) -> NDArray[np.float64]:
     )
     smooth: NDArray[np.float64] = np.where(counts > 0.5, sums / np.maximum(counts, 1.0), 1.0)
     return smooth
+
+
+# A table of operators ----------------------------------------------------------------------------
+
+MOST_ROWS = 200
+_STEP = "ProfilerStep"
+_LOADER = "enumerate(DataLoader)"
+_OPERATORS = ("aten::", "autograd::", "c10d::", "nccl:", "record_param_comms", "Optimizer.", _STEP)
+_COPIES = ("Memcpy", "Memset")
+
+
+def analyze_operator_table(run: Run) -> OperatorTableResult:
+    """Time of the device by what it does, from a table of operators.
+
+    Args:
+        run: The table alone.
+    """
+    table = run.get(OperatorTable)
+    if table is None:
+        return OperatorTableResult()
+    steps = [row for row in table.operators if row.name.startswith(_STEP)]
+    num_steps = sum(row.num_calls for row in steps)
+    loads = [row.cpu_ns for row in table.operators if row.name.startswith(_LOADER)]
+    parts = _parts(table)
+    order = sorted(table.operators, key=lambda row: (-row.self_device_ns, -row.self_cpu_ns))
+    return OperatorTableResult(
+        device=table.device,
+        num_steps=num_steps or None,
+        step_ns=sum(row.cpu_ns for row in steps) // num_steps if num_steps else None,
+        self_device_ns=sum(part.device_ns for part in parts) if table.device else None,
+        loader_ns=sum(loads) // num_steps if loads and num_steps else None,
+        parts=parts,
+        rows=tuple(
+            TableRow(
+                name=row.name,
+                num_calls=row.num_calls,
+                self_cpu_ns=row.self_cpu_ns,
+                self_device_ns=row.self_device_ns,
+            )
+            for row in order[:MOST_ROWS]
+        ),
+        num_rows=len(table.operators),
+        unavailable=table.notes,
+    )
+
+
+def _parts(table: OperatorTable) -> tuple[TablePart, ...]:
+    """Parts of the device's time. Operators repeat the time of kernels that have rows."""
+    busy = [row for row in table.operators if row.self_device_ns > 0]
+    kernels = [row for row in busy if not row.name.startswith(_OPERATORS)] or busy
+    ns: dict[str, int] = {}
+    calls: dict[str, int] = {}
+    for row in kernels:
+        kind = _kind(row)
+        ns[kind] = ns.get(kind, 0) + row.self_device_ns
+        calls[kind] = calls.get(kind, 0) + row.num_calls
+    listed = sum(ns.values())
+    total = max(table.self_device_ns or 0, listed)
+    if total > listed:
+        ns["not listed"] = total - listed
+    order = sorted(ns, key=lambda kind: -ns[kind])
+    return tuple(
+        TablePart(kind=kind, device_ns=ns[kind], ratio=ns[kind] / total, num_calls=calls.get(kind))
+        for kind in order
+    )
+
+
+def _kind(row: TableOperator) -> str:
+    if row.kind is not CollectiveKind.UNKNOWN:
+        return row.kind.label
+    return "copies" if row.name.startswith(_COPIES) else "computation"

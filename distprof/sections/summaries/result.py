@@ -15,9 +15,12 @@ __all__ = [
     "CollectiveSummaryResult",
     "InputReadinessResult",
     "LatePeriod",
+    "OperatorTableResult",
     "RankReadiness",
     "SummarisedClass",
     "SummarisedRank",
+    "TablePart",
+    "TableRow",
 ]
 
 
@@ -142,3 +145,64 @@ class InputReadinessResult(Result, frozen=True, kw_only=True):
     job_ratio: float | None = None
     ranks: tuple[RankReadiness, ...] = ()
     periods: tuple[LatePeriod, ...] = ()
+
+
+# A table of operators ----------------------------------------------------------------------------
+
+
+class TablePart(Record, frozen=True, kw_only=True):
+    """Time of the device by what it does.
+
+    Args:
+        kind: Kind of a collective, ``copies`` or ``computation``; ``not listed`` for rows that the
+            table leaves out.
+        device_ns: Sum of the kernels' durations. Kernels may run at the same time.
+        ratio: Share of all.
+        num_calls: Kernels; null if they are not listed.
+    """
+
+    kind: str
+    device_ns: int
+    ratio: float
+    num_calls: int | None = None
+
+
+class TableRow(Record, frozen=True, kw_only=True):
+    """An operator or kernel.
+
+    Args:
+        name: As printed.
+        num_calls: Calls.
+        self_cpu_ns: CPU time without operators inside.
+        self_device_ns: Time of its kernels.
+    """
+
+    name: str
+    num_calls: int
+    self_cpu_ns: int
+    self_device_ns: int
+
+
+class OperatorTableResult(Result, frozen=True, kw_only=True):
+    """A table of operators without a time line.
+
+    Args:
+        device: Name of the device in the table; empty without one.
+        num_steps: Steps that the profiler marked; null without a row for them.
+        step_ns: Mean CPU time of a step; null as above.
+        self_device_ns: Sum over all kernels; null without a device.
+        loader_ns: Time in which the training thread waits for its data loader, per step; null if
+            steps or loader have no row.
+        parts: Time of the device, largest part first.
+        rows: Rows with most time on the device, or on the CPU without a device.
+        num_rows: Rows of the table.
+    """
+
+    device: str = ""
+    num_steps: int | None = None
+    step_ns: int | None = None
+    self_device_ns: int | None = None
+    loader_ns: int | None = None
+    parts: tuple[TablePart, ...] = ()
+    rows: tuple[TableRow, ...] = ()
+    num_rows: int = 0

@@ -1,4 +1,4 @@
-"""Tables of other tools: collectives by class and rank, readiness of input."""
+"""Tables of other tools: collectives by class and rank, readiness of input, operators."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING
 from distprof.escape import shorten
 from distprof.sections.parts import is_recorded
 from distprof.sections.shows import VerdictText, headline, table, verdict
-from distprof.sections.summaries.result import CollectiveSummaryResult, InputReadinessResult
+from distprof.sections.summaries.result import (
+    CollectiveSummaryResult,
+    InputReadinessResult,
+    OperatorTableResult,
+)
 from distprof.sections.table import (
     Bar,
     Column,
@@ -24,9 +28,11 @@ if TYPE_CHECKING:
     from distprof.sections.report import Report
 
 __all__ = [
+    "operators_table",
     "readiness_table",
     "summarised_classes_table",
     "summarised_ranks_table",
+    "table_parts_table",
 ]
 
 MAX_ROWS = 12
@@ -111,6 +117,42 @@ def readiness_table(report: Report, *, show_all: bool) -> TableView | None:
     )
 
 
+@table(place=512)
+def table_parts_table(report: Report, *, show_all: bool) -> TableView | None:  # noqa: ARG001
+    """Time of the device by what it does."""
+    result = report.operator_table
+    return rows_table(
+        f"{result.device or 'Device'} time",
+        (
+            Column("what", "kind", left=True),
+            Column("time", "device_ns"),
+            Column("share", "ratio"),
+            Column("kernels", "num_calls"),
+        ),
+        result.parts,
+        caption="sum of durations: kernels may run at the same time",
+    )
+
+
+@table(place=514)
+def operators_table(report: Report, *, show_all: bool) -> TableView | None:
+    """Rows of a table of operators, longest first."""
+    result = report.operator_table
+    shown = result.rows if show_all else result.rows[:MAX_ROWS]
+    left = result.num_rows - len(shown)
+    return rows_table(
+        "Operators from another tool",
+        (
+            Column("name", lambda row: shorten(row.name, _MAX_NAME), left=True),
+            Column("calls", "num_calls"),
+            Column("own CPU time", "self_cpu_ns"),
+            Column(f"own {result.device or 'device'} time", "self_device_ns"),
+        ),
+        shown,
+        notes=(*result.unavailable, *((f"{counted(left, 'more row')}.",) if left > 0 else ())),
+    )
+
+
 # The first lines of a report on tables of other tools: collectives by rank, input readiness ------
 
 READY_RATIO = 0.9
@@ -121,13 +163,21 @@ def summaries_verdict(report: Report) -> VerdictText:
     """The verdict and the numbers behind it; None for other reports."""
     if not _is_alone(report):
         return None
-    lines = [*_collectives(report.collective_summary), *_input(report.input_readiness)]
+    lines = [
+        *_collectives(report.collective_summary),
+        *_input(report.input_readiness),
+        *_operators(report.operator_table),
+    ]
     return lines[0], tuple(lines[1:])
 
 
 def _is_alone(report: Report) -> bool:
-    """Whether the report holds only other tools' tables of collectives or input."""
-    summarised = bool(report.collective_summary.classes or report.input_readiness.num_samples)
+    """Whether the report holds only other tools' tables of collectives, input or operators."""
+    summarised = bool(
+        report.collective_summary.classes
+        or report.input_readiness.num_samples
+        or report.operator_table.num_rows
+    )
     return summarised and not (report.training_log.origin or is_recorded(report))
 
 
@@ -144,6 +194,8 @@ def summaries_headline(report: Report) -> str:
     if readiness.num_samples:
         facts.append(f"input readiness · {counted(len(readiness.ranks), 'rank')}")
         facts.append(counted(readiness.num_samples, "sample"))
+    if report.operator_table.num_rows:
+        facts.append(f"table of operators · {counted(report.operator_table.num_rows, 'row')}")
     return " · ".join([*facts, "no traces"])
 
 
@@ -188,3 +240,25 @@ def _input(result: InputReadinessResult) -> list[str]:
     if who:
         return [f"{text}; it is rank {who[0]}."]
     return [f"{text}; which rank it is keeps changing."]
+
+
+def _operators(result: OperatorTableResult) -> list[str]:
+    if not result.num_rows:
+        return []
+    steps = []
+    if result.num_steps and result.step_ns is not None:
+        steps.append(
+            f"{counted(result.num_steps, 'step')} of {format_duration(result.step_ns)}, profiler "
+            "included."
+        )
+    if not result.parts:
+        return ["The table of operators names no kernel, only CPU time.", *steps]
+    first = next((part for part in result.parts if part.num_calls is not None), None)
+    if first is None:
+        return ["The table of operators lists no row with time on the GPU.", *steps]
+    return [
+        f"{first.kind.capitalize()} takes most of the GPU's time that is listed: "
+        f"{format_duration(first.device_ns)} of {format_duration(result.self_device_ns)} "
+        f"({format_ratio(first.ratio)}).",
+        *steps,
+    ]

@@ -273,7 +273,7 @@ def _xids(table: Table) -> tuple[int, ...]:
 
 # Sensor files and driver logs: GPUs without a rank, errors, NVLink --------------------------------
 
-MAX_DEVICES = 4_096
+MAX_DEVICES = 1 << 16
 
 MAX_ERRORS = 1_000
 

@@ -288,7 +288,7 @@ def _contents(result: TelemetryResult) -> list[str]:
     parts = []
     if result.devices:
         samples = sum(device.sensors.num_samples for device in result.devices)
-        devices = {(d.host, d.index, d.bus_id if d.index is None else "") for d in result.devices}
+        devices = {(d.host, d.uuid or d.bus_id or d.index) for d in result.devices}
         parts.append(f"{counted(samples, 'sample')} of {counted(len(devices), 'GPU')}")
     if result.errors:
         parts.append(counted(sum(error.count for error in result.errors), "error"))

@@ -83,6 +83,7 @@ def measure_copies(
                 host_memory=memory,
                 count=int(rows.sum()),
                 num_bytes=int(ABSENT) if (sizes == ABSENT).any() else int(sizes.sum()),
+                duration_ns=int((end - start)[rows].sum()),
                 exposed_ns=int(covered(spans, alone).sum()),
                 operators=_busiest(operators[rows], (end - start)[rows]),
             )

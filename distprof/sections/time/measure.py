@@ -34,6 +34,7 @@ __all__ = [
     "rank_computation_ns",
     "rank_copies",
     "rank_steps",
+    "rank_tail_ns",
     "rank_timeline",
     "rank_waterfall",
     "step_times",
@@ -90,6 +91,19 @@ def rank_timeline(activity: Table) -> Timeline:
 def rank_computation_ns(windows: Intervals, timeline: Timeline) -> Int64Array:
     """Computation in each window."""
     return covered(windows, timeline.computation)
+
+
+def rank_tail_ns(windows: Intervals, timeline: Timeline) -> Int64Array:
+    """Idle time at the end of each window, after the last activity in it."""
+    last = windows.start.copy()
+    parts = (timeline.computation, timeline.exposed_comm, timeline.exposed_copy)
+    for busy in (*parts, timeline.message_wait):
+        if busy.size:
+            at = np.maximum(np.searchsorted(busy.start, windows.end) - 1, 0)
+            begun = busy.start[at] < windows.end
+            last = np.maximum(last, np.where(begun, np.minimum(busy.end[at], windows.end), 0))
+    tail: Int64Array = windows.end - np.maximum(last, windows.start)
+    return tail
 
 
 def rank_copies(
@@ -281,6 +295,7 @@ def rank_waterfall(
         exposed_copy_ns=sum(step.exposed_copy_ns for step in steps),
         idle_host_ns=idle.host_ns if idle else 0,
         idle_sync_ns=idle.sync_ns if idle else 0,
+        idle_pause_ns=idle.pause_ns if idle else 0,
         idle_input_ns=idle.input_ns if idle else 0,
         idle_comm_wait_ns=idle.comm_wait_ns if idle else 0,
         idle_unknown_ns=idle.unknown_ns if idle else idle_ns,

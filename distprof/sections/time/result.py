@@ -76,6 +76,7 @@ class RankWaterfall(Record, frozen=True, kw_only=True):
         exposed_copy_ns: Memory copies that overlap with neither computation nor communication.
         idle_host_ns: Idle because the CPU launched too late.
         idle_sync_ns: Idle because the CPU had waited for the GPU in a call.
+        idle_pause_ns: Idle because the CPU did something else than launching.
         idle_input_ns: Idle while the training thread waited for input.
         idle_comm_wait_ns: Idle between work launched in time and communication on another stream.
         idle_unknown_ns: Idle without a cause in the trace.
@@ -94,6 +95,7 @@ class RankWaterfall(Record, frozen=True, kw_only=True):
     idle_input_ns: int
     idle_comm_wait_ns: int
     idle_unknown_ns: int
+    idle_pause_ns: int = 0
 
 
 # Where each rank's time went: computation, exposed communication, exposed copies, idle ----------

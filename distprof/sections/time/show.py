@@ -7,6 +7,7 @@ step, because nothing else is worth the reader's time.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 from typing import TYPE_CHECKING
 
 from distprof.sections.idle.show import idle_line
@@ -16,15 +17,16 @@ from distprof.sections.parts import (
     amount_text,
     each_window,
     is_whole_capture,
+    mean_span_ns,
     parts_of,
     window_word,
 )
-from distprof.sections.shares import has_all_members
-from distprof.sections.shows import table
+from distprof.sections.shares import has_all_members, unrecorded
+from distprof.sections.shows import table, why
 from distprof.sections.stragglers.show import culprits, wait_line
 from distprof.sections.table import Bar, Cell, Column, TableView, folded_ranks
 from distprof.terms import CollectiveKind, MeshAxis
-from distprof.units import format_duration, format_parts, format_ratio
+from distprof.units import fold_ranks, format_duration, format_parts, format_ratio
 
 if TYPE_CHECKING:
     from distprof.sections.report import Report
@@ -38,6 +40,15 @@ __all__ = [
 ]
 
 SMALL_RATIO = 0.0005
+
+RAISED = 1.1
+"""Mean step over the median from which a few long steps tell more than the mean."""
+
+LONG = 1.2
+"""A step over the median from which it counts as long."""
+
+LAUNCH_BOUND = 0.15
+"""Share of the step from which late launches are a verdict, as in the rule launch-bound-host."""
 _BREAKDOWN_PARTS = ("computation_ns", "exposed_comm_ns", "exposed_copy_ns", "idle_ns")
 
 _LOSSES = {
@@ -92,7 +103,16 @@ def _worst_loss(report: Report, parts: tuple[Part, ...]) -> Part:
 
 
 def _weight(report: Report, part: Part) -> float:
-    """Cost of a part per step. A straggler does not wait, so the mean understates its cost."""
+    """Cost of a part per step. A straggler does not wait, so the mean understates its cost.
+
+    Launching counts as far as it is neither chance nor the profiler's doing, idle time only if
+    no trace was filtered.
+    """
+    if part.key.startswith("idle_") and report.capture.filtered_ranks:
+        return 0
+    if part.key == "idle_host":
+        sure = report.perturbation.surely_ns(round(part.ns))
+        return sure if sure >= LAUNCH_BOUND * part.ns / max(part.ratio, 1e-9) else 0
     late = culprits(report)
     if part.key == "exposed_wait" and late:
         return max(part.ns, late[0].lost_ns_per_step)
@@ -100,10 +120,18 @@ def _weight(report: Report, part: Part) -> float:
 
 
 def _computation_line(report: Report, computation: Part) -> str:
-    worst = _worst_loss(report, parts_of(report))
+    losses = [part for part in parts_of(report) if part.key != "computation"]
+    worst = max(losses, key=lambda part: part.ns)
     share = f"{format_ratio(computation.ratio)} of {each_window(report)}"
     if worst.ns <= 0:
         return f"Computation takes {share}: only faster kernels would shorten it."
+    if worst.key.startswith("idle_") and report.capture.filtered_ranks:
+        return f"Computation takes {share}. The rest is unknown: rows were removed from the traces."
+    if worst.ns > computation.ns:  # launching that is chance or the profiler's doing
+        return (
+            f"Computation takes {share}. Late launches take {format_ratio(worst.ratio)}, for which "
+            "the profiler or chance may be the reason."
+        )
     return (
         f"Computation dominates ({share}): no other part takes more than "
         f"{format_ratio(worst.ratio)} ({worst.label})."
@@ -114,7 +142,7 @@ def _loss_words(report: Report, key: str) -> tuple[str, str]:
     """Start of the sentence on a loss, and the action that this recording supports."""
     subject, action = _LOSSES[key]
     if key == "exposed_transfer" and not has_all_members(report.capture):
-        subject = "Moving data, or waiting for ranks that were not recorded, takes"
+        subject = f"Moving data, or waiting for {unrecorded(report.capture)}, takes"
         action = "record all ranks to see which"
     if key == "exposed_comm_unsplit" and len(report.run.ranks) == 1 and report.run.world_size != 1:
         action = (
@@ -221,3 +249,23 @@ def _mean_of(report: Report) -> str:
     of_steps = f"{steps} steps" if steps > 1 and not is_whole_capture(report) else ""
     over = " and ".join(text for text in (of_ranks, of_steps) if text)
     return f"mean of {over}" if over else ""
+
+
+@why(place=45, is_brief=True)
+def long_steps(report: Report) -> str:
+    """The usual step, where a few long ones raise the mean that all shares refer to."""
+    usual, mean = report.step_time.median_ns, mean_span_ns(report)
+    if not usual or not mean or mean < RAISED * usual:
+        return ""
+    spans: dict[int, list[int]] = {}
+    for row in report.breakdown.steps:
+        spans.setdefault(row.step, []).append(row.span_ns)
+    long = {step: ns for step, of in spans.items() if (ns := median(of)) >= LONG * usual}
+    if not long:
+        return ""
+    numbers, longest = fold_ranks(long).replace(",", ", "), format_duration(max(long.values()))
+    which = f"steps {numbers} take up to" if len(long) > 1 else f"step {numbers} takes"
+    return (
+        f"Usually a step takes {format_duration(usual)}; {which} {longest} and raise"
+        f"{'' if len(long) > 1 else 's'} the mean to {format_duration(mean)}."
+    )

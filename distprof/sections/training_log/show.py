@@ -27,6 +27,10 @@ MIN_IDLE_RATIO = 0.05
 
 MIN_SLOW_RATIO = 0.02
 
+_REDUCTIONS = ("bwd_allreduce", "bwd_allreduce_microstep", "backward-params-all-reduce",
+               "all-grads-sync", "grads-all-reduce")  # fmt: skip
+"""Timers of DeepSpeed and Megatron-LM around the reduction of gradients alone."""
+
 
 @verdict(place=40)
 def training_verdict(report: Report) -> VerdictText:
@@ -40,7 +44,7 @@ def training_verdict(report: Report) -> VerdictText:
     if nccl_line and log.mean_ns is not None and log.idle_ratio is None:  # the best available
         time = f"An iteration takes {format_duration(log.mean_ns)}"
         line, nccl_line = f"{time}; {nccl_line[:1].lower()}{nccl_line[1:]}", ""
-    why = (_waiting(log), _slow_sentence(log), _throughput(log), nccl_line)
+    why = (_waiting(log), _reducing(log), _slow_sentence(log), _throughput(log), nccl_line)
     return line, tuple(sentence for sentence in why if sentence)
 
 
@@ -102,8 +106,10 @@ def _line(log: TrainingLogResult) -> str:
         return f"The log of {log.origin} has no iteration times."
     time = f"An iteration takes {format_duration(log.mean_ns)}"
     if log.idle_ratio is None:
+        usually = format_duration(log.median_ns)
         return (
-            f"{time} (mean of {log.num_steady:,} reports); a trace would show where the time goes."
+            f"{time} (mean of {log.num_steady:,} reports, median {usually}); a trace would show "
+            "where the time goes."
         )
     who = f"the {log.timer_stage} stage" if log.timer_stage else "the slowest rank"
     if log.mesh.get("pp", 1) < 2:
@@ -122,6 +128,25 @@ def _waiting(log: TrainingLogResult) -> str:
     return (
         f"Most of the communication in the timers is waiting for other stages: {', '.join(parts)}."
     )
+
+
+def _reducing(log: TrainingLogResult) -> str:
+    """The timer of the gradients' reduction, if the program waits for it.
+
+    DeepSpeed's breakdown has no share of an iteration, but its timers of one line add up to one.
+    """
+    means = {timer.name: timer.mean_ns for timer in log.timers}
+    whole = sum(means.get(name, 0) for name in ("fwd", "bwd", "step"))
+    for timer in (one for one in log.timers if one.name in _REDUCTIONS):
+        ratio = timer.ratio
+        if ratio is None and "fwd" in means and whole:
+            ratio = timer.mean_ns / whole
+        if ratio is not None and ratio >= MIN_IDLE_RATIO:
+            return (
+                f"The reduction of gradients ({timer.name}) takes "
+                f"{format_duration(timer.mean_ns)}, {format_ratio(ratio)} of an iteration."
+            )
+    return ""
 
 
 def _slow_sentence(log: TrainingLogResult) -> str:

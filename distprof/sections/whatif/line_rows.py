@@ -32,10 +32,13 @@ class LineRows(msgspec.Struct, frozen=True, kw_only=True):
     stream: Int64Array
     kind: NDArray[np.int8]
     bytes: Int64Array
+    step: NDArray[np.int32]
     axis: NDArray[np.int32]
     axis_names: tuple[str, ...]
     issue: Int64Array  # as in the line, numbered across ranks; ABSENT outside
     leader: Int64Array  # row on another stream whose end each waited for; ABSENT for none
+    unheld: Int64Array  # where each would have been issued without a copy; ABSENT for no copy
+    copy_ns: Int64Array
     resume: Int64Array
     exposed: NDArray[np.bool_]
     begin_ns: Int64Array  # of each rank's line, common clock
@@ -81,10 +84,13 @@ class LineRows(msgspec.Struct, frozen=True, kw_only=True):
             stream=index.column(lambda rank: rank.collectives["stream"]),
             kind=index.column(lambda rank: rank.collectives["kind"]).astype(np.int8),
             bytes=index.column(lambda rank: rank.collectives["bytes"]),
+            step=index.column(lambda rank: _step_numbers(analyses[rank.rank])),
             axis=axis,
             axis_names=names,
             issue=numbered("issue"),
             leader=_leaders(index, line_of),
+            unheld=numbered("unheld"),
+            copy_ns=index.column(_of_lines(line_of, "copy_ns")),
             resume=numbered("resume"),
             exposed=index.column(_of_lines(line_of, "exposed")),
             begin_ns=np.array(begin, dtype=np.int64) - epoch,
@@ -102,6 +108,13 @@ class LineRows(msgspec.Struct, frozen=True, kw_only=True):
         """Rows that affect a line."""
         mask: NDArray[np.bool_] = (self.issue != ABSENT) | (self.resume != ABSENT)
         return mask
+
+
+def _step_numbers(analysis: RankAnalysis) -> NDArray[np.int32]:
+    """Number of the step of each row, ABSENT outside of all."""
+    numbers = np.array([*(step.step for step in analysis.steps), ABSENT], dtype=np.int32)
+    inside = analysis.collective_step >= 0
+    return numbers[np.where(inside, analysis.collective_step, len(numbers) - 1)]
 
 
 def _of_lines(line_of: Mapping[int, MainLine], name: str) -> Callable[[Rank], NDArray[Any]]:
@@ -149,6 +162,7 @@ class Transfers(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         duration_ns: int64.
         kind: int8, a CollectiveKind.
+        step: int32, number of the step of a member, ABSENT outside of all.
         axis: int32, index into the graph's ``axis_names``; ABSENT for messages of unknown group.
         bytes: int64, ABSENT if unknown.
         owner: int32, position of the rank; ABSENT if several ranks take part.
@@ -163,6 +177,7 @@ class Transfers(msgspec.Struct, frozen=True, kw_only=True):
 
     duration_ns: Int64Array
     kind: NDArray[np.int8]
+    step: NDArray[np.int32]
     axis: NDArray[np.int32]
     bytes: Int64Array
     owner: NDArray[np.int32]
@@ -308,6 +323,7 @@ def _parts_of(
         transfers=Transfers(
             duration_ns=duration.astype(np.int64),
             kind=(rows.kind[example] if kind is None else kind).astype(np.int8),
+            step=rows.step[example],
             axis=rows.axis[example].astype(np.int32),
             bytes=rows.bytes[example].astype(np.int64),
             owner=shared if owner is None else owner,
@@ -436,6 +452,7 @@ def _blocked_on_rank(
         transfers=Transfers(
             duration_ns=np.maximum(end - begins, 0),
             kind=np.full(len(end), CollectiveKind.SEND_RECV, np.int8),
+            step=np.full(len(end), ABSENT, dtype=np.int32),
             axis=axis,
             bytes=np.full(len(end), ABSENT, np.int64),
             owner=np.full(len(end), position, np.int32),

@@ -64,6 +64,7 @@ _ACTIONS: tuple[tuple[str, _Class, int, str], ...] = (
     ("repeated gradients", _Class.SHARED, 0, "gradients reduced once per update"),
     ("input", _Class.SHARED, 1, "input always ready"),
     ("sync-calls", _Class.SHARED, 1, "synchronising calls removed"),
+    ("pause ", _Class.SHARED, 1, "{} out of the step"),
     ("launch-gaps", _Class.SHARED, 2, "launches on time"),
     ("late ranks", _Class.SHARED, 3, "ranks evened out"),
     ("copies", _Class.TUNING, 0, "copies overlapped"),

@@ -32,6 +32,11 @@ __all__ = [
 ]
 
 
+PAGEABLE = "pageable copies"
+"""Name of what copies from pageable memory take beyond those from pinned memory, and of the idle
+time after calls that had to wait for them."""
+
+
 class Scenario(Record, frozen=True, kw_only=True):
     """The step simulated without one cause.
 

@@ -137,6 +137,7 @@ _PARTS = (
     ("launch-gaps", Own.HOST, "the CPU never launched late"),
     ("input", Own.INPUT, "no rank waited for input"),
     ("sync-calls", Own.SYNC, "no call synchronised with the GPU"),
+    ("cpu-pauses", Own.PAUSE, "the CPUs did nothing but launch"),
     ("copies", Own.COPY, "all copies overlapped with compute"),
 )
 
@@ -150,7 +151,17 @@ def _idle(graph: TraceGraph, sections: Sections) -> Iterator[TraceChange]:
                 what=what,
                 title=title,
                 own_ns=own - graph.own_ns[:, column],
-                delay_ns=None if column is Own.COPY else graph.launched_in_time(),
+                delay_ns=graph.copied_in_time(None)
+                if column is Own.COPY
+                else graph.launched_in_time(),
+            )
+    for name, part in graph.pause_ns.items():
+        if part.any():
+            yield TraceChange(
+                what=f"pause {name}",
+                title=f"the CPUs did not pause for {name}",
+                own_ns=own - part,
+                delay_ns=graph.launched_in_time(),
             )
     waits = graph.own_ns[:, Own.INPUT]
     if waits.any() and sections.has_peers:
@@ -190,7 +201,7 @@ def _late_ranks(
         what="late ranks",
         title=title,
         own_ns=even,
-        delay_ns=launched_as_peers(graph, sections),
+        delay_ns=graph.copied_in_time(launched_as_peers(graph, sections), range(len(graph.ranks))),
         release_ns=release,
     )
     num_windows = graph.opens.shape[1]
@@ -208,7 +219,7 @@ def _late_ranks(
             title=f"rank {rank} kept up with its peers",
             ranks=(rank,),
             own_ns=np.where(graph.owner == position, even, own),
-            delay_ns=graph.launched_in_time([position]),
+            delay_ns=graph.kept_up([position]),
             release_ns=beginning(graph, begins, [position]),
         )
 
@@ -301,21 +312,29 @@ def _imbalance(graph: TraceGraph, sections: Sections) -> Iterator[TraceChange]:
 
 
 def _balanced_stages(graph: TraceGraph, sections: Sections) -> Int64Array | None:
-    """Own time with equal work inside the marks of all stages; None without several stages."""
+    """Own time with equal work of all stages; None without several stages.
+
+    Stages are those of the marks: a rank of an interleaved schedule holds several. Without marks,
+    all computation of a rank belongs to the stages that it holds.
+    """
     held: dict[tuple[int, ...], list[int]] = {}
     for position, rank in enumerate(graph.ranks):
         held.setdefault(sections.stages[rank], []).append(position)
     if len(held) < 2 or () in held:
         return None
-    # without marks, all computation of a rank belongs to its stage
-    in_stages = graph.stage_ns if graph.stage_ns.any() else graph.own_ns[:, Own.COMPUTATION]
-    work = sections.by_window(in_stages)
-    level = _levelled(np.array([work[rows].mean() for rows in held.values()]))
-    factor = np.ones(len(graph.ranks))
-    for rows, of_position in zip(held.values(), level, strict=True):
-        factor[rows] = of_position
-    more = np.rint(in_stages * (factor[graph.owner] - 1)).astype(np.int64)
-    balanced: Int64Array = graph.own_total_ns + more
+    work, stage = graph.stage_ns, graph.stage
+    if not work.any():
+        work, of_rank = graph.own_ns[:, Own.COMPUTATION], np.zeros(len(graph.ranks), np.int32)
+        for at, positions in enumerate(held.values()):
+            of_rank[positions] = at
+        stage = of_rank[graph.owner]
+    marked = np.flatnonzero(stage != ABSENT)
+    names, number = np.unique(stage[marked], return_inverse=True)
+    places = np.unique(number.astype(np.int64) * len(graph.ranks) + graph.owner[marked])
+    copies = np.bincount(places // len(graph.ranks), minlength=len(names))
+    level = _levelled(np.bincount(number, work[marked], len(names)) / copies)
+    balanced = graph.own_total_ns.copy()
+    balanced[marked] += np.rint(work[marked] * (level[number] - 1)).astype(np.int64)
     return balanced
 
 

@@ -22,12 +22,14 @@ from numpy.typing import NDArray
 
 from distprof.intervals import EMPTY, Intervals, clip, covered, intersect, subtract, union
 from distprof.run.tables import RankTables, distinct, intervals_of
-from distprof.schema import ABSENT, Int64Array
+from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.context import LaunchBounds, MainLine, Own, RankContext, StageSlots
 from distprof.sections.idle.launch_bounds import held_by_launches, launch_bounds
 from distprof.sections.idle.measure import IdleCauses
 from distprof.sections.pipeline.slots import needed_at
+from distprof.sections.time.copies import direction_of
 from distprof.sections.time.measure import Timeline
+from distprof.sections.whatif.result import PAGEABLE
 from distprof.terms import ActivityKind, CollectiveKind, IdleCause
 
 __all__ = ["StageLine", "main_line", "rank_line"]
@@ -36,27 +38,40 @@ __all__ = ["StageLine", "main_line", "rank_line"]
 QUEUED_NS = 20_000
 """A collective that starts this soon after another on its stream may have been ready before."""
 
-_CAUSES = {Own.HOST: IdleCause.HOST, Own.INPUT: IdleCause.INPUT, Own.SYNC: IdleCause.SYNC}
+_CAUSES = {
+    Own.HOST: IdleCause.HOST,
+    Own.INPUT: IdleCause.INPUT,
+    Own.SYNC: IdleCause.SYNC,
+    Own.PAUSE: IdleCause.PAUSE,
+}
 
 
-_REDUCTIONS = (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER, CollectiveKind.REDUCE)
+_GIVEN_AWAY = (
+    *(CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER, CollectiveKind.REDUCE),
+    CollectiveKind.SEND,
+)
+"""What a rank need not wait for before it continues: gradients, and what others work on."""
 
 
 class StageLine(msgspec.Struct, frozen=True, kw_only=True):
     """When a rank's pipeline stages work and need communication, own clock.
 
     Args:
-        slots: When they work; disjoint, in order.
+        slots: When each stage works; disjoint, in order.
         needed_ns: int64 per row of COLLECTIVES: when they would need it to continue, had it come in
             time; ABSENT if unknown.
     """
 
-    slots: Intervals
+    slots: Mapping[int, Intervals]
     needed_ns: Int64Array
 
 
 NOTED_LATE_NS = 500_000
 """A gloo thread may record a collective's end this long after the training thread continued."""
+
+EARLY_NS = 5_000
+"""A kernel may begin this long before the collective that it waited for ends: stamps are rounded,
+and kernels of programmatic dependent launches begin in the tail of the one before."""
 
 
 def rank_line(
@@ -70,10 +85,14 @@ def rank_line(
     windows, stages = context.windows, None
     if windows.size and slots is not None and len(slots):
         stages = StageLine(
-            slots=union(Intervals(slots.start_ns, slots.end_ns)),
+            slots={
+                stage: union(Intervals(slots.start_ns[mine], slots.end_ns[mine]))
+                for stage in np.unique(slots.stage).tolist()
+                for mine in (slots.stage == stage,)
+            },
             needed_ns=needed_at(tables.collectives, slots, int(windows.start[0])),
         )
-    lag_ns = NOTED_LATE_NS if context.is_cpu else 0
+    lag_ns = NOTED_LATE_NS if context.is_cpu else EARLY_NS
     line = main_line(tables, windows, timeline, causes, stages, lag_ns=lag_ns)
     if line is None or context.simulated is None:
         return line
@@ -125,9 +144,10 @@ def main_line(
         return None
     line = int(windows.start[0]), int(windows.end[-1])
     collectives = tables.collectives
-    issue_ns, leader = _issue_times(tables, causes)
+    issue_ns, leader, unheld_ns = _issue_times(tables, causes)
     end = collectives["end_ns"]
     issued = (issue_ns >= line[0]) & (issue_ns < line[1])
+    held = issued & (unheld_ns >= line[0]) & (unheld_ns < issue_ns)
     ended = collectives["is_timed"] & (end > line[0]) & (end <= line[1])
     stretches = clip(timeline.exposed_comm, *line)
     exposed, continued_ns, blocked = _blocked(issue_ns, end, ended, stretches, lag_ns)
@@ -138,17 +158,27 @@ def main_line(
     hidden = np.zeros(len(end), np.bool_)
     if stages is not None:
         needed = stages.needed_ns
+        exposed &= ~_needed_later(end, exposed, stretches, needed)
         hidden = ended & ~exposed & (needed >= end) & (needed <= line[1])
         resumed_ns = np.where(hidden, needed, resumed_ns)
     hard = np.concatenate((*windows, resumed_ns[exposed | hidden], waits.end))
-    cuts = _Cuts.of(hard, issue_ns[issued])
+    cuts = _Cuts.of(hard, np.concatenate((issue_ns[issued], unheld_ns[held])))
     own = _own_time(cuts, blocked, timeline, causes.causes if causes else {})
     # A rank may wait as soon as it has issued something: then there is no segment in between
     dropped = cuts.is_soft & (own.sum(axis=1) == 0)
-    of_stages = EMPTY if stages is None else intersect(stages.slots, timeline.computation)
-    stage_ns = covered(cuts.spans, of_stages)[~dropped]
+    stage_ns, stage = _of_stages(cuts.spans, stages, timeline.computation)
     begin = cuts.spans.start[~dropped]
+    spans = cuts.spans
     cuts, own = cuts.without(dropped, own)
+    named = causes.named if causes else {}
+    pauses = {
+        name: covered(spans, subtract(idle, blocked))[~dropped] for name, idle in named.items()
+    }
+    needless = _needless_copying(tables.activity, timeline, spans)
+    if needless.any():
+        after = causes.after_copies if causes else EMPTY
+        needless += covered(spans, subtract(after, blocked))
+        pauses[PAGEABLE] = needless[~dropped]
     opens = cuts.after_hard(windows.start)
     bounds = LaunchBounds.none()
     if causes is not None:
@@ -156,9 +186,12 @@ def main_line(
     return MainLine(
         start_ns=line[0],
         own_ns=own,
-        stage_ns=stage_ns,
+        stage_ns=stage_ns[~dropped],
+        stage=stage[~dropped],
         issue=_where(issued, cuts.before_soft(issue_ns)),
         leader=leader,
+        unheld=_where(held, cuts.before_soft(unheld_ns)),
+        copy_ns=np.where(held, issue_ns - unheld_ns, 0),
         resume=_where(ended, cuts.after_hard(resumed_ns)),
         exposed=exposed,
         wait_start_ns=waits.start,
@@ -169,6 +202,7 @@ def main_line(
         bounds=bounds,
         held_ns=held_by_launches(bounds, opens),
         begin_ns=begin - line[0],
+        pause_ns=pauses,
     )
 
 
@@ -218,15 +252,19 @@ class _Cuts(msgspec.Struct, frozen=True, kw_only=True):
         return after
 
 
-def _issue_times(tables: RankTables, causes: IdleCauses | None) -> tuple[Int64Array, Int64Array]:
-    """When the rank was ready for each collective, and the one on another stream that it followed.
+def _issue_times(
+    tables: RankTables, causes: IdleCauses | None
+) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """When the rank was ready for each collective, and what it waited for before.
 
     The rank was ready when the collective started, unless the collective was queued. A collective
     that starts as another one ends, on its own stream or on one whose result it needs, may have
     been ready long before: once it was launched and the computation launched before it was done.
+    One that starts as a copy from the CPU ends needs what was copied.
 
     Returns:
-        int64 per row: the time; and the row on another stream that it followed, ABSENT for none.
+        int64 per row: the time; the row on another stream that it followed, ABSENT for none; and
+        when it would have been ready without the copy, the same time if it needed none.
     """
     collectives = tables.collectives
     start, end = intervals_of(collectives)
@@ -234,13 +272,28 @@ def _issue_times(tables: RankTables, causes: IdleCauses | None) -> tuple[Int64Ar
     queued = _queued_behind(start, end, stream)
     leader = np.where(queued, ABSENT, _ended_before(start, end, stream))
     queued |= leader != ABSENT
-    queued &= (enqueue != ABSENT) & (enqueue <= start)
-    if causes is None or not queued.any():
-        return start, np.full(len(start), ABSENT, dtype=np.int64)
-    ready = np.maximum(enqueue, _done_before(tables, causes, enqueue))
-    issue_ns = np.where(queued, np.minimum(ready, start), start)
+    copied = _copied_before(tables.activity, start) & ~queued
+    launched = (enqueue != ABSENT) & (enqueue <= start)
+    queued, copied = queued & launched, copied & launched
+    if causes is None or not (queued.any() or copied.any()):
+        return start, np.full(len(start), ABSENT, dtype=np.int64), start
+    ready = np.minimum(np.maximum(enqueue, _done_before(tables, causes, enqueue)), start)
+    issue_ns = np.where(queued, ready, start)
     waited = queued & (leader != ABSENT) & (issue_ns <= end[leader])
-    return np.where(waited | (leader == ABSENT), issue_ns, start), np.where(waited, leader, ABSENT)
+    issue_ns = np.where(waited | (leader == ABSENT), issue_ns, start)
+    return issue_ns, np.where(waited, leader, ABSENT), np.where(copied, ready, issue_ns)
+
+
+def _copied_before(activity: Table, start: Int64Array) -> NDArray[np.bool_]:
+    """Rows that start as a copy from the CPU ends."""
+    names = activity.coded("name")
+    from_cpu = names.where([direction_of(name)[0] == "HtoD" for name in names.values])
+    ends = np.sort(activity["end_ns"][from_cpu & (activity["kind"] == ActivityKind.COPY)])
+    if len(ends) == 0:
+        return np.zeros(len(start), dtype=np.bool_)
+    since = start - ends[np.maximum(np.searchsorted(ends, start, side="right") - 1, 0)]
+    copied: NDArray[np.bool_] = (since >= 0) & (since <= QUEUED_NS)
+    return copied
 
 
 def _queued_behind(start: Int64Array, end: Int64Array, stream: Int64Array) -> NDArray[np.bool_]:
@@ -321,7 +374,7 @@ def _passed_by(
     exposed: NDArray[np.bool_],
     stretches: Intervals,
 ) -> NDArray[np.bool_]:
-    """Reductions that end while the rank waits for another collective issued before.
+    """Reductions and sends that end while the rank waits for another collective issued before.
 
     Nothing shows that the rank needed them: gradients are needed at the end of the step.
     """
@@ -334,7 +387,20 @@ def _passed_by(
     since = np.searchsorted(order, end[this], side="left")
     until = np.searchsorted(order, end[other], side="right")
     passed = (stretch[1:] == stretch[:-1]) & (since == until) & (end[this] < end[other])
-    result[this[passed & np.isin(kind[this], _REDUCTIONS)]] = True
+    result[this[passed & np.isin(kind[this], _GIVEN_AWAY)]] = True
+    return result
+
+
+def _needed_later(
+    end: Int64Array, exposed: NDArray[np.bool_], stretches: Intervals, needed_ns: Int64Array
+) -> NDArray[np.bool_]:
+    """Receives that end while the rank waits for another one, which an earlier slot needs."""
+    result = np.zeros(len(end), dtype=np.bool_)
+    rows = np.flatnonzero(exposed & (needed_ns != ABSENT))
+    stretch = np.searchsorted(stretches.start, end[rows], side="left") - 1
+    first = np.full(stretches.size, np.iinfo(np.int64).max)
+    np.minimum.at(first, stretch, needed_ns[rows])
+    result[rows[needed_ns[rows] > first[stretch]]] = True
     return result
 
 
@@ -382,6 +448,39 @@ def _own_time(
     free = spans.end - spans.start - covered(spans, blocked)
     own[:, Own.OTHER] = np.maximum(free - own.sum(axis=1), 0)
     return own
+
+
+def _of_stages(
+    spans: Intervals, stages: StageLine | None, computation: Intervals
+) -> tuple[Int64Array, NDArray[np.int32]]:
+    """Computation inside the marks of stages per span, and the stage that computes most in it."""
+    total = np.zeros(spans.size, dtype=np.int64)
+    most, stage = total.copy(), np.full(spans.size, ABSENT, dtype=np.int32)
+    for number, slots in stages.slots.items() if stages is not None else ():
+        ns = covered(spans, intersect(slots, computation))
+        stage[ns > most] = number
+        most, total = np.maximum(most, ns), total + ns
+    return total, stage
+
+
+PINNED_BYTES_PER_NS = 36.0
+"""Bandwidth of copies from pinned memory: between 24 over PCIe 4.0 x16 and 50 over PCIe 5.0."""
+
+
+def _needless_copying(activity: Table, timeline: Timeline, spans: Intervals) -> Int64Array:
+    """Exposed time of copies from or to pageable memory beyond that of pinned memory, per span."""
+    names = activity.coded("name")
+    pageable = names.where([direction_of(name)[1] == "pageable" for name in names.values])
+    rows = np.flatnonzero(pageable & (activity["kind"] == ActivityKind.COPY))
+    copies = Intervals(activity["start_ns"][rows], activity["end_ns"][rows])
+    length, sizes = copies.end - copies.start, np.maximum(activity["bytes"][rows], 0)
+    total = int(length.sum())
+    if total == 0:
+        return np.zeros(spans.size, dtype=np.int64)
+    pinned = np.minimum(sizes / PINNED_BYTES_PER_NS, length).sum()
+    exposed = covered(spans, intersect(union(copies), timeline.exposed_copy))
+    needless: Int64Array = np.rint(exposed * (1 - pinned / total)).astype(np.int64)
+    return needless
 
 
 def _where(known: NDArray[np.bool_], segment: Int64Array) -> Int64Array:

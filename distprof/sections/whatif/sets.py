@@ -20,7 +20,7 @@ from distprof.sections.own_time import same_stages
 from distprof.sections.stragglers.computing import EXPERTS
 from distprof.sections.stragglers.pace import pace_of
 from distprof.sections.stragglers.result import SlowLink, StragglerSet
-from distprof.sections.whatif.delays import Sections
+from distprof.sections.whatif.delays import OUTSIDE, Sections
 from distprof.sections.whatif.scenarios import TraceChange, beginning, in_time
 from distprof.sections.whatif.trace_graph import TraceGraph
 from distprof.terms import CollectiveKind, StragglerCause, StragglerPattern
@@ -62,7 +62,7 @@ def set_changes(
             title=f"{name_ranks(one.ranks)} kept up with the other ranks",
             ranks=one.ranks,
             own_ns=_without_cause(graph, sections, analyses, own, slow, one),
-            delay_ns=graph.launched_in_time(np.flatnonzero(slow.any(axis=1)).tolist()),
+            delay_ns=graph.kept_up(np.flatnonzero(slow.any(axis=1)).tolist()),
             release_ns=_first_starts(graph, sections, slow, one),
             transfer_ns=_evened(graph, one),
         )
@@ -102,7 +102,7 @@ def _without_cause(
 ) -> Int64Array:
     """Own time of each segment without the cause; tokens of busy experts go to the others."""
     if one.detail == EXPERTS:
-        return sections.mean(own)
+        return _experts_evened(sections, own)
     alone = [
         position
         for group in sections.peers
@@ -113,6 +113,25 @@ def _without_cause(
     if one.cause in (StragglerCause.LATE_INPUT, StragglerCause.LATE_HOST):
         return np.minimum(less, _idling_less(graph, sections, own, slow, alone))
     return np.minimum(less, _paced(graph, analyses, sections, own, slow, alone))
+
+
+def _experts_evened(sections: Sections, own: Int64Array) -> Int64Array:
+    """Own time with the experts of every rank computing as long as the mean of its peers.
+
+    Tokens go to other ranks, so the sum stays. Chance differences between layers stay as well.
+    """
+    expert = sections.of_segment != OUTSIDE
+    expert &= sections.is_expert[np.maximum(sections.of_segment, 0)]
+    if not expert.any():
+        return sections.mean(own)
+    work = np.where(expert, own, 0)
+    windows = sections.by_window(work)
+    even = windows.copy()
+    for group in sections.peers:
+        even[list(group)] = windows[list(group)].mean(axis=0)
+    factor = np.divide(even, windows, out=np.ones_like(even), where=windows > 0)
+    more = np.rint(work * (sections.of_windows(factor) - 1)).astype(np.int64)
+    return own + more
 
 
 def _are_slow_together(slow: NDArray[np.bool_]) -> bool:
@@ -216,7 +235,8 @@ def link_changes(
     for link in links:
         yield TraceChange(
             what=link.scenario,
-            title=f"links of {name_ranks(link.ranks)} were as fast as the others",
+            title=f"links of {name_ranks(link.ranks)} were as fast as "
+            + ("the others" if link.num_compared else "in other steps"),
             ranks=link.ranks,
             transfer_ns=_faster(graph, groups, link),
         )
@@ -229,5 +249,7 @@ def _faster(graph: TraceGraph, groups: Sequence[ProcessGroup], link: SlowLink) -
         size = ABSENT if slow.bytes is None else slow.bytes
         same = np.isin(known.place, place_of(slow.ranks, groups)) & (known.bytes == size)
         same &= known.kind == CollectiveKind[slow.kind.upper()]
+        if link.steps:
+            same &= np.isin(known.step, link.steps)
         result[same] *= slow.others_ns / slow.transfer_ns
     return np.rint(result).astype(np.int64)

@@ -43,6 +43,7 @@ _WITHOUT = {
     "idle_host": "launch-gaps",
     "idle_sync": "sync-calls",
     "idle_input": "input",
+    "idle_pause": "cpu-pauses",
 }
 """Part of the step to the scenario without it."""
 

@@ -41,6 +41,7 @@ _NAMES = {
     Own.HOST: "idle: late launches",
     Own.INPUT: "idle: input",
     Own.SYNC: "idle: synchronising call",
+    Own.PAUSE: "idle: pause of the CPU",
     Own.OTHER: "idle: other",
 }
 

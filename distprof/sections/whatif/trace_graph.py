@@ -44,6 +44,28 @@ _NEVER = -(1 << 52)
 """Delay of an edge that holds nothing back."""
 
 
+class CopyEdges(msgspec.Struct, frozen=True, kw_only=True):
+    """Edges to collectives that waited for a copy from the CPU, arrays of equal length.
+
+    Args:
+        position: int32, position of the rank that copied.
+        held: int64, the edge by which the collective waits for the copy.
+        unheld: int64, the edge by which it waits for all the rest.
+        wait_ns: int64, how long it waited for the copy.
+    """
+
+    position: NDArray[np.int32]
+    held: Int64Array
+    unheld: Int64Array
+    wait_ns: Int64Array
+
+    def left(self, num_ranks: int) -> NDArray[np.float64]:
+        """Share of each rank's waits that is left if it copies as fast as the median of all."""
+        total = np.bincount(self.position, weights=self.wait_ns, minlength=num_ranks)
+        usual = float(np.median(total))
+        return np.minimum(usual / np.maximum(total, 1.0), 1.0)
+
+
 class TraceGraph(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A run of P ranks and W windows as S segments and J transfers.
 
@@ -51,7 +73,9 @@ class TraceGraph(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         ranks: Global ranks.
         owner: int32 per segment, position of its rank.
         own_ns: int64, shape ``(S, len(Own))``.
+        pause_ns: Name of a pause of CPUs to its part of ``Own.PAUSE``, int64 per segment.
         stage_ns: int64 per segment, computation inside the marks of pipeline stages.
+        stage: int32 per segment, the stage that computes most in it; ABSENT for none.
         transfers: Transfers between ranks.
         axis_names: Mesh axes or group descriptions.
         graph: Dependencies; nodes are segments, then transfers.
@@ -59,6 +83,7 @@ class TraceGraph(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         edge_transfer: int64 per edge, the transfer whose end it propagates; ABSENT for others.
         launcher: int32 per edge, position of the rank whose CPU launches the target no sooner;
             ABSENT for others.
+        copies: Collectives that waited for copies from the CPU.
         held_ns: int64, shape ``(P,)``: how much longer than its own time launches would make a
             window of each rank, mean over analysed windows.
         release_ns: int64 per node.
@@ -77,13 +102,16 @@ class TraceGraph(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     ranks: tuple[int, ...]
     owner: NDArray[np.int32]
     own_ns: Int64Array
+    pause_ns: Mapping[str, Int64Array]
     stage_ns: Int64Array
+    stage: NDArray[np.int32]
     transfers: Transfers
     axis_names: tuple[str, ...]
     graph: Graph
     delay_ns: Int64Array
     edge_transfer: Int64Array
     launcher: NDArray[np.int32]
+    copies: CopyEdges
     held_ns: Int64Array
     release_ns: Int64Array
     opens: Int64Array
@@ -148,6 +176,34 @@ class TraceGraph(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if positions is not None:
             held &= np.isin(self.launcher, list(positions))
         return np.where(held, _NEVER, self.delay_ns) if held.any() else None
+
+    def copied_in_time(
+        self, delay_ns: Int64Array | None, positions: Collection[int] | None = None
+    ) -> Int64Array | None:
+        """Delays of edges if no collective waits for a copy.
+
+        Args:
+            delay_ns: Delays that are changed; None for those of the recording.
+            positions: Ranks that copy as fast as the median of all, instead of instantly; None if
+                all ranks copy instantly.
+        """
+        copies = self.copies
+        chosen = np.ones(len(copies.held), dtype=np.bool_)
+        left = np.zeros(len(self.ranks))
+        if positions is not None:
+            chosen = np.isin(copies.position, list(positions))
+            left = copies.left(len(self.ranks))
+        if not chosen.any():
+            return delay_ns
+        result = (self.delay_ns if delay_ns is None else delay_ns).copy()
+        result[copies.held[chosen]] = _NEVER
+        wait_ns = copies.wait_ns[chosen] * left[copies.position[chosen]]
+        result[copies.unheld[chosen]] = np.rint(wait_ns)
+        return result
+
+    def kept_up(self, positions: Collection[int]) -> Int64Array | None:
+        """Delays of edges if the CPUs of ranks launch in time, and their copies take no longer."""
+        return self.copied_in_time(self.launched_in_time(positions), positions)
 
     def without_launch_bounds(self) -> TraceGraph:
         """The same run with all launches in time, except for idle time in own time."""
@@ -231,6 +287,7 @@ def _assemble(
 ) -> TraceGraph:
     num_segments = int(rows.base[-1])
     issue, resume = rows.issue[parts.row], rows.resume[parts.row]
+    unlaunched, closes = _unlaunched(rows, parts)
     has_issue, has_resume = issue != ABSENT, resume != ABSENT
     follower, leader, leader_late = (
         np.concatenate(both)
@@ -239,6 +296,7 @@ def _assemble(
     chain = np.setdiff1d(np.arange(1, num_segments, dtype=np.int64), rows.base, assume_unique=True)
     none = np.full(len(chain), ABSENT, dtype=np.int64)
     launched = _launch_edges(rows)
+    copied = np.flatnonzero(has_issue & (rows.unheld[parts.row] != ABSENT))
     edges = (
         # source, target, delay, transfer whose end it propagates
         (chain - 1, chain, 0 * chain, none),
@@ -257,7 +315,19 @@ def _assemble(
             parts.late[has_resume],
             parts.of[has_resume],
         ),
+        (
+            num_segments + parts.of[unlaunched],
+            closes,
+            parts.late[unlaunched],
+            parts.of[unlaunched],
+        ),
         (num_segments + parts.unblocks_of, parts.unblocks, 0 * parts.unblocks, parts.unblocks_of),
+        (
+            rows.unheld[parts.row[copied]],
+            num_segments + parts.of[copied],
+            0 * copied,
+            0 * copied + ABSENT,
+        ),
         (launched.after, launched.segment, launched.delay_ns, 0 * launched.after + ABSENT),
     )
     source, target, delay, transfer = (
@@ -273,17 +343,27 @@ def _assemble(
     owner = np.repeat(np.arange(len(ranks), dtype=np.int32), np.diff(rows.base))
     launcher = np.full(len(source), ABSENT, dtype=np.int32)
     launcher[len(source) - len(launched.after) :] = owner[launched.segment]
+    first_resume = sum(len(part[0]) for part in edges[:5])
+    launcher[first_resume + (np.cumsum(has_resume) - 1)[unlaunched]] = owner[resume[unlaunched]]
     return TraceGraph(
         ranks=ranks,
         owner=owner,
         own_ns=np.concatenate([line.own_ns for line in rows.lines]),
+        pause_ns=_pauses_of(rows.lines),
         stage_ns=np.concatenate([line.stage_ns for line in rows.lines]),
+        stage=np.concatenate([line.stage for line in rows.lines]),
         transfers=parts.transfers,
         axis_names=rows.axis_names,
         graph=Graph.of(len(release), source, target),
         delay_ns=delay,
         edge_transfer=transfer,
         launcher=launcher,
+        copies=CopyEdges(
+            position=owner[rows.unheld[parts.row[copied]]],
+            held=len(chain) + (np.cumsum(has_issue) - 1)[copied],
+            unheld=len(source) - len(launched.after) - len(copied) + np.arange(len(copied)),
+            wait_ns=rows.copy_ns[parts.row[copied]],
+        ),
         held_ns=np.array([round(line.held_ns.mean()) for line in rows.lines], np.int64),
         release_ns=release,
         opens=np.stack([line.opens for line in rows.lines]) + rows.base[:-1, None],
@@ -298,6 +378,43 @@ def _assemble(
         first_window=first,
         num_analysed=max(len(analyses[r].steps) for r in ranks),
     )
+
+
+LATE_LAUNCH_NS = 50_000
+"""A rank whose CPU launches this long after a collective ended did not wait for its end."""
+
+
+def _unlaunched(rows: LineRows, parts: TransferParts) -> tuple[Int64Array, Int64Array]:
+    """Members that seem to wait for a transfer because their CPU launches nothing meanwhile.
+
+    At least half of the members compute while it runs, so its result is needed later.
+
+    Returns:
+        Places in ``parts.row``, and the segment after the window in which each ends: no rank begins
+        the next step without it.
+    """
+    row, count = parts.row, len(parts.transfers)
+    blocked = np.bincount(parts.of, rows.exposed[row], count)
+    half_compute = blocked <= np.bincount(parts.of, minlength=count) / 2
+    own = np.concatenate([line.own_ns for line in rows.lines])
+    late_ns = own[rows.resume[row]][:, [Own.HOST, Own.PAUSE]].sum(axis=1)
+    is_late = rows.exposed[row] & (rows.resume[row] != ABSENT) & (late_ns >= LATE_LAUNCH_NS)
+    found = np.flatnonzero(is_late & half_compute[parts.of])
+    bases = zip(rows.lines, rows.base[:-1].tolist(), strict=True)
+    closes = np.concatenate([line.closes + base for line, base in bases])
+    at = np.searchsorted(closes, rows.resume[row[found]])
+    return found, closes[np.minimum(at, len(closes) - 1)]
+
+
+def _pauses_of(lines: Sequence[MainLine]) -> dict[str, Int64Array]:
+    """Time of each pause per segment of all lines."""
+    names = dict.fromkeys(name for line in lines for name in line.pause_ns)
+    return {
+        name: np.concatenate(
+            [line.pause_ns.get(name, np.zeros(len(line), np.int64)) for line in lines]
+        )
+        for name in names
+    }
 
 
 def _launch_edges(rows: LineRows) -> LaunchBounds:
@@ -356,6 +473,7 @@ _OWN = {
     Own.HOST: ("launch", "late launches"),
     Own.INPUT: ("other", "input"),
     Own.SYNC: ("launch", "synchronising call"),
+    Own.PAUSE: ("launch", "pause of the CPU"),
     Own.OTHER: ("other", "idle"),
 }
 

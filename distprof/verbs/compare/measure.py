@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from distprof.artefacts.summary_file import StepParts, SummaryFile
-from distprof.run.fingerprint import differences, unlike
+from distprof.run.fingerprint import compared, differences, unlike
 from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
 from distprof.sections.kernels.result import KernelRow, KernelsResult
 from distprof.units import NS_PER_S
@@ -31,6 +31,7 @@ from distprof.verbs.gate.decide import mann_whitney
 __all__ = [
     "FoundProblem",
     "Side",
+    "common_kernels",
     "compare",
     "compare_collectives",
     "compare_kernels",
@@ -44,6 +45,8 @@ ALIKE_RATIO = 0.02
 """Times that differ by less than this count as equal."""
 
 _REST = "other"
+
+_COMPUTATION = "computation"
 
 
 def compare_kernels(
@@ -63,6 +66,24 @@ def compare_kernels(
         for key in dict.fromkeys((*mine, *theirs))
     ]
     return tuple(sorted(changes, key=lambda change: (-abs(change.change_ns), change.name)))
+
+
+def common_kernels(first: KernelsResult, second: KernelsResult) -> float | None:
+    """Share of the computation in kernels of both tables, the smaller one; None without kernels.
+
+    A program that runs other kernels is another program, or is compiled differently.
+    """
+    totals = [
+        {row.name: row.total_ns for row in table.kernels if row.kind == _COMPUTATION}
+        for table in (first, second)
+    ]
+    both = totals[0].keys() & totals[1].keys()
+    sums = [sum(total.values()) for total in totals]
+    if not all(sums):
+        return None
+    return min(
+        sum(total[name] for name in both) / whole for total, whole in zip(totals, sums, strict=True)
+    )
 
 
 def state_of(first_ns: float | None, second_ns: float | None) -> State:
@@ -239,6 +260,7 @@ def compare_steps(first: Sequence[int], second: Sequence[int]) -> StepChange:
         change_ratio=change / mine if change is not None and mine else None,
         trend=_trend(first, second, change),
         p_value=_p_value(first, second),
+        num_apart=_num_apart(first, second, change),
     )
 
 
@@ -316,6 +338,14 @@ def _trend(first: Sequence[int], second: Sequence[int], change: int | None) -> T
     return "slower" if change > 0 else "faster"
 
 
+def _num_apart(first: Sequence[int], second: Sequence[int], change: int | None) -> int:
+    if not change:
+        return 0
+    if change > 0:
+        return sum(ns > max(first) for ns in second)
+    return sum(ns < min(first) for ns in second)
+
+
 def _can_tell(first: int, second: int) -> bool:
     """Whether there are enough steps for the smallest possible p-value to be significant."""
     return 2 / comb(first + second, first) <= _ALPHA
@@ -386,6 +416,8 @@ def compare(first: Side, second: Side, *, version: str) -> Comparison:
         kernels=compare_kernels(first.kernels, second.kernels, windows),
         collectives=compare_collectives(first.collectives, second.collectives),
         findings=_findings(first.problems, second.problems),
+        compared=compared(first.summary.fingerprint, second.summary.fingerprint),
+        common_kernels_ratio=common_kernels(first.kernels, second.kernels),
         unavailable=_missing(first.summary, second.summary),
     )
 
@@ -471,7 +503,7 @@ def _size(change: FindingChange) -> int:
 
 def _missing(first: SummaryFile, second: SummaryFile) -> tuple[str, ...]:
     found = []
-    if first.is_traced != second.is_traced:
+    if first.step_ns and second.step_ns and first.is_traced != second.is_traced:
         found.append(
             "One run has steps without a profiler, but the other has only traced steps: the "
             "comparison uses the traced steps of both."

@@ -77,8 +77,10 @@ class StepChange(Record, frozen=True, kw_only=True):
         second_high_ns: Upper end of the interval.
         change_ns: Second minus first.
         change_ratio: Change divided by the first median; 0.1 is 10 % slower.
-        trend: ``alike`` if chance explains the difference, ``unknown`` if there are too few steps
-            to decide.
+        trend: ``alike`` if chance may explain the difference, ``unknown`` if there are too few
+            steps to decide.
+        num_apart: Steps of the second run beyond every step of the first, in the direction of the
+            change.
         p_value: Two-sided p-value of the Mann-Whitney test on the steps; None if a side has no
             steps.
     """
@@ -93,6 +95,7 @@ class StepChange(Record, frozen=True, kw_only=True):
     change_ratio: float | None
     trend: Trend
     p_value: float | None = None
+    num_apart: int = 0
 
 
 class PartChange(Record, frozen=True, kw_only=True):
@@ -182,6 +185,9 @@ class Comparison(Displayed, Result, frozen=True, kw_only=True):
         kernels: Kernels, largest change first.
         collectives: Classes of collectives, largest change first.
         findings: Findings by rule, new ones first.
+        compared: Properties that both runs record; differences in others are unknown.
+        common_kernels_ratio: Share of the computation in kernels that both runs have, the smaller
+            one of both runs; None without kernels.
     """
 
     schema: str = COMPARISON_SCHEMA
@@ -195,3 +201,5 @@ class Comparison(Displayed, Result, frozen=True, kw_only=True):
     kernels: tuple[KernelChange, ...]
     collectives: tuple[CollectiveChange, ...]
     findings: tuple[FindingChange, ...]
+    compared: tuple[str, ...] = ()
+    common_kernels_ratio: float | None = None

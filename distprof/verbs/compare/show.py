@@ -19,7 +19,7 @@ from distprof.units import (
     format_ratio,
     signed,
 )
-from distprof.verbs.compare.measure import FoundProblem, Side, compare
+from distprof.verbs.compare.measure import ALIKE_RATIO, FoundProblem, Side, compare
 from distprof.verbs.compare.result import (
     COMPARISON_SCHEMA,
     CollectiveChange,
@@ -63,23 +63,73 @@ T = TypeVar("T")
 
 
 def comparison_verdict(comparison: Comparison) -> str:
+    """Whether the runs are comparable, which one is slower, by how much, and the main cause."""
+    return " ".join(filter(None, (_unlike(comparison), _change_words(comparison))))
+
+
+def _unlike(comparison: Comparison) -> str:
+    """Why the step times say little about the code; empty if nothing recorded speaks against it."""
+    forbidding = [one for one in comparison.differences if one.forbids]
+    if forbidding:
+        named = "; ".join(f"{d.field} {_or(d.first)} → {_or(d.second)}" for d in forbidding[:2])
+        more = f" and {len(forbidding) - 2} more" if len(forbidding) > 2 else ""
+        return f"Not like for like: {named}{more}."
+    ratio = comparison.common_kernels_ratio
+    if ratio is not None and ratio < LEAST_COMMON:
+        return (
+            f"Perhaps not like for like: only {format_ratio(ratio)} of the computation is in "
+            "kernels that both runs have."
+        )
+    return ""
+
+
+LEAST_COMMON = 0.5
+"""With a smaller share of common kernels, two runs may be of different programs."""
+
+
+def _change_words(comparison: Comparison) -> str:
     """Whether the second run is slower, by how much, and the main cause."""
     step = comparison.step
     if step.first_ns is None or step.second_ns is None:
         return f"Step times cannot be compared: {_without_steps(comparison)} has no steps."
     first, second = format_duration(step.first_ns), format_duration(step.second_ns)
     took = f"{second} per step instead of {first}"
-    ratio = format_ratio(abs(step.change_ratio)) if step.change_ratio is not None else "–"
-    if step.change_ratio is not None and step.change_ratio > 1:
-        ratio = f"{step.change_ratio:.1f} ×"
     if step.trend == "alike":
-        return f"No difference beyond chance: {took} ({_sign(step)}{ratio})."
-    word = "slower" if (step.change_ns or 0) > 0 else "faster"
+        return _undecided(comparison, took)
     doubt = "" if step.trend != "unknown" else " (too few steps to rule out chance)"
     if doubt and first == second:
         return f"Both runs take {first} per step{doubt}."
     cause = _main_cause(comparison) if _is_traced(comparison) else ""
-    return f"The second run is {ratio} {word}{doubt}: {took}. {_sentence(cause)}".rstrip()
+    words = f"The second run {_how_long(step)}{doubt}: {took}."
+    return f"{words} {_sentence(cause)}".rstrip()
+
+
+def _undecided(comparison: Comparison, took: str) -> str:
+    """What a test says that finds no difference: it is no proof that there is none."""
+    step = comparison.step
+    change = abs(step.change_ratio or 0)
+    by = f"{took} ({_sign(step)}{format_ratio(change)})"
+    if change <= ALIKE_RATIO:
+        return f"No difference found: {by}."
+    apart = ""
+    steps = comparison.second.num_steps
+    if 2 * step.num_apart > steps:
+        than = "longer" if (step.change_ns or 0) > 0 else "shorter"
+        apart = (
+            f" {step.num_apart} of {steps} steps of the second run are {than} than all of the "
+            "first: look at the others, and compare more steps."
+        )
+    return f"Undecided, since chance may explain it ({_odds(step)}): {by}.{apart}"
+
+
+def _how_long(step: StepChange) -> str:
+    """By how much the second run is slower; as a multiple if percentages would mislead."""
+    change = step.change_ratio
+    if change is None:
+        return "takes another time"
+    if not -1 / 2 <= change <= 1:
+        return f"takes {1 + change:.2g} × as long"
+    return f"is {format_ratio(abs(change))} {'slower' if change > 0 else 'faster'}"
 
 
 def _sentence(cause: str) -> str:
@@ -161,18 +211,7 @@ def _named(run: ComparedRun) -> str:
 
 def comparison_sentences(comparison: Comparison) -> Iterator[str]:
     """Whether the comparison is like for like, its uncertainty, throughput and memory."""
-    forbidding = [one for one in comparison.differences if one.forbids]
-    if forbidding:
-        named = "; ".join(f"{d.field} {_or(d.first)} → {_or(d.second)}" for d in forbidding[:4])
-        more = f" and {len(forbidding) - 4} more" if len(forbidding) > 4 else ""
-        yield f"Not like for like: {named}{more}. Step times say little about the code."
-    elif not comparison.differences:
-        yield "Like for like, as far as both runs record: same hardware, job and software."
-    else:
-        yield (
-            "Hardware and job are the same, as far as both runs record. "
-            f"{counted(len(comparison.differences), 'difference')} in software."
-        )
+    yield _likeness(comparison)
     yield from filter(None, (_traced_change(comparison), _certainty(comparison)))
     throughput = _throughput(comparison)
     if throughput:
@@ -183,8 +222,35 @@ def comparison_sentences(comparison: Comparison) -> Iterator[str]:
     yield from comparison.unavailable
 
 
+def _likeness(comparison: Comparison) -> str:
+    """What of hardware, job and software was compared, and with which result."""
+    forbidding = [one for one in comparison.differences if one.forbids]
+    if forbidding:
+        named = ", ".join(one.field for one in forbidding[:4])
+        return f"Step times say little about the code while these differ: {named}."
+    if not comparison.compared:
+        return "Neither hardware nor program is recorded by both runs: they may be unlike."
+    same = [
+        name
+        for name in comparison.compared
+        if name not in _OF_SOFTWARE or not comparison.differences
+    ]
+    unknown = "" if "program" in comparison.compared else " The program is not recorded."
+    software = (
+        f" {counted(len(comparison.differences), 'difference')} in software."
+        if comparison.differences
+        else ""
+    )
+    return f"The same in both runs: {', '.join(same)}.{software}{unknown}"
+
+
+_OF_SOFTWARE = ("versions", "variables")
+
+
 def _certainty(comparison: Comparison) -> str:
     step, runs = comparison.step, (comparison.first, comparison.second)
+    if not all(run.num_steps for run in runs):
+        return ""
     traced = "traced steps" if any(run.is_traced for run in runs) else "steps without a profiler"
     if _is_mixed(comparison):
         return "There is one mean traced step per run, so chance cannot be ruled out."

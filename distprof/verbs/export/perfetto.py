@@ -20,10 +20,11 @@ from distprof.replay import critical_path
 from distprof.rules.base import Finding
 from distprof.run.run import Rank, Run
 from distprof.schema import ABSENT, Coded, Int64Array
+from distprof.sections.perturbation.show import profiler_fact
 from distprof.sections.stragglers.result import StragglerSet
 from distprof.sections.whatif.trace_changes import TraceModel
 from distprof.sections.whatif.trace_graph import TraceGraph, node_names
-from distprof.units import fold_ranks, format_duration, name_ranks
+from distprof.units import capitalized, fold_ranks, format_duration, name_ranks
 from distprof.verbs.export.common import CommonClock, arrivals_of, clock_text, inside
 from distprof.verbs.export.packets import PacketFile, Slices, WriteError
 from distprof.verbs.export.rank_tracks import Only, RankTracks, windows_of_steps
@@ -104,7 +105,7 @@ def export_perfetto(
         ranks=tuple(rank.rank for rank in ranks),
         num_slices=timeline.num_slices,
         num_bytes=size,
-        notes=(*timeline.notes, *_doubts(examined.run)),
+        notes=(*timeline.notes, *_doubts(examined)),
     )
 
 
@@ -149,14 +150,16 @@ def _epoch(run: Run) -> int | None:
     return CommonClock.of(run).first_ns if all(rank.has_epoch for rank in run.ranks) else None
 
 
-def _doubts(run: Run) -> tuple[str, ...]:
-    """Notes on clocks that readers of the merged timeline must know about."""
-    if len(set(run.clock.component.tolist())) < 2:
-        return ()
-    return (
-        "Some clocks could not be aligned: their ranks keep their own clock, and the track names"
-        " say so.",
-    )
+def _doubts(examined: Examined) -> tuple[str, ...]:
+    """Notes on clocks and times that readers of the merged timeline must know about."""
+    fact = profiler_fact(examined.report.perturbation)
+    notes = [f"{capitalized(fact)}."] if fact else []
+    if len(set(examined.run.clock.component.tolist())) > 1:
+        notes.append(
+            "Some clocks could not be aligned: their ranks keep their own clock, and the track"
+            " names say so."
+        )
+    return tuple(notes)
 
 
 class _TimeLine:

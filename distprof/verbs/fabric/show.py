@@ -32,15 +32,30 @@ def fabric_verdict(profile: FabricFile) -> str:
     measured = [curve for curve in profile.curves if curve.points]
     if not measured:
         return "The profile has no measurements."
-    curve = min(measured, key=_rank_of)
+    if wrong := sum(curve.num_wrong for curve in measured):
+        kinds = dict.fromkeys(curve.kind for curve in measured if curve.num_wrong)
+        times = counted(wrong, "measurement")
+        return (
+            f"This fabric is broken: nccl-tests found wrong values in {times} "
+            f"of {', '.join(kinds)}. No speed counts before that is repaired."
+        )
+    return _speed(min(measured, key=_rank_of))
+
+
+def _speed(curve: FabricCurve) -> str:
+    """The best bandwidth, and from which size on a collective comes near it."""
     best = _best(curve)
     reaches = (
         f"{curve.kind} over {_where(curve)} reaches {format_bandwidth(best.busbw_bytes_per_s)}"
     )
     at = f" bus bandwidth at {format_bytes(best.bytes)}"
-    if curve.fit is None:
+    if curve.fit is not None and not _is_loose(curve.fit):
+        below = format_bytes(curve.fit.crossover_bytes)
+        return f"{reaches}{at}. Below {below}, it is latency-bound."
+    slow = [p.bytes for p in curve.points if 2 * p.busbw_bytes_per_s < best.busbw_bytes_per_s]
+    if not slow:
         return f"{reaches}{at}."
-    return f"{reaches}{at}. Below {format_bytes(curve.fit.crossover_bytes)}, it is latency-bound."
+    return f"{reaches}{at}, but less than half of that up to {format_bytes(max(slow))}."
 
 
 def _rank_of(curve: FabricCurve) -> tuple[int, int]:
@@ -67,11 +82,16 @@ def fabric_sentences(profile: FabricFile) -> Iterator[str]:
         if curve.fit is None:
             refused.setdefault(curve.refusal, []).append(_name(curve))
             continue
-        if curve.fit.residual_ratio > _LOOSE_RATIO or curve.fit.worst_ratio > _BUMP_RATIO:
+        if _is_loose(curve.fit):
             yield _loose(curve, curve.fit)
     for why, names in refused.items():
         yield f"No α and β for {'; '.join(dict.fromkeys(names))}: {why}."
     yield from profile.notes
+
+
+def _is_loose(fit: FabricFit) -> bool:
+    """Whether the times follow no straight line, so latency and crossover say little."""
+    return fit.residual_ratio > _LOOSE_RATIO or fit.worst_ratio > _BUMP_RATIO
 
 
 def _loose(curve: FabricCurve, fit: FabricFit) -> str:

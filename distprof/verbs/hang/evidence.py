@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from distprof.artefacts import FLIGHT_FILE, REQUESTS_DIR, RUN_FILE, STACKS_FILE
-from distprof.artefacts.stacks import FRAME, LIBRARY, main_stack
+from distprof.artefacts.stacks import main_stack
 from distprof.bounds import expanded
 from distprof.errors import DistprofError, InputError
 from distprof.ingest.executor import Outcome, Progress, map_each, running
@@ -29,76 +29,27 @@ from distprof.ingest.job.run_directory import (
     find_run_directory,
     open_run_directory,
 )
+from distprof.ingest.kinds.job_output import paths_of_output
+from distprof.ingest.output.read import Reader
+from distprof.ingest.output.stacks import calls_of
+from distprof.run.job_output import JobOutput
 from distprof.run.records import FlightDump
 from distprof.units import NS_PER_S, name_ranks
 from distprof.verbs.hang.progress import find_stop, is_stale, last_step, modified_ns
 from distprof.verbs.hang.ras import NAME, dead_ranks, lines_of_ras
 from distprof.verbs.hang.result import HangEvidence, LogLine
+from distprof.verbs.hang.text import lines_of_output
 
 __all__ = [
     "DumpFile",
     "LogFile",
-    "calls_of_stacks",
     "find_files",
     "read_dump",
     "read_evidence",
-    "scan_log",
 ]
-
-MAX_LINES = 50
 
 EXIT_TOGETHER_NS = 5 * NS_PER_S
 """Ranks of a job that ends normally exit within this time of each other."""
-
-MAX_TEXT = 300
-
-MAX_HEAD_BYTES = 1 << 22
-
-MAX_TAIL_BYTES = 1 << 24
-
-MAX_CALLS = 30
-
-_PATTERNS: tuple[tuple[str, re.Pattern[bytes]], ...] = tuple(
-    (about, re.compile(pattern))
-    for about, pattern in (
-        (
-            "timeout",
-            rb"(?i)watchdog caught|collective operation timeout|WorkNCCL\(SeqNum|Timed out waiting"
-            rb"|heartbeat monitor timed out|watchdog got stuck",
-        ),
-        (
-            "device",
-            rb"\bXid\b|NVRM:|uncorrectable ECC|ECC error|CUDA error|cudaError[A-Z]|fell off the bus"
-            rb"|HIP error|GPU hang|unspecified launch failure",
-        ),
-        (
-            "peer",
-            rb"(?i)connection (?:closed by peer|reset by peer|refused)|ncclRemoteError"
-            rb"|remote process exited|peer may have crashed|socketProgress",
-        ),
-        (
-            "nccl",
-            rb"NCCL WARN|ncclSystemError|ncclInternalError|ncclUnhandledCudaError"
-            rb"|Got completion from peer|IBV_WC_|NET/\w+.{0,40}(?:error|fail)",
-        ),
-        (
-            "error",
-            rb"out of memory|OutOfMemoryError|oom[-_]kill|Killed process|Segmentation fault"
-            rb"|Fatal Python error|^\w*(?:Error|Exception): ",
-        ),
-    )
-)
-
-_ANY = re.compile(
-    rb"(?i)watchdog|timed? ?out|nccl ?(?:warn|[a-z]*error)|cuda ?error|hip error|\bxid\b|nvrm"
-    rb"|\becc\b"
-    rb"|connection|exited|crashed|completion|net/|memory|oom|fault|fatal|(?:error|exception): "
-    rb"|fell off|gpu hang|launch failure|killed|socketprogress|ibv_wc|WorkNCCL"
-)
-
-_RANK = re.compile(rb"\[?\b[Rr]ank[ :=]?(\d{1,7})\]?")
-
-_NOISE = re.compile(rb"NCCL INFO|NCCL TRACE|DEBUG")
 
 
 class LogFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,76 +66,6 @@ class LogFile(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     shown: str
     rank: int | None
-
-
-def scan_log(log: LogFile) -> tuple[LogLine, ...]:
-    """Lines that report trouble, without repetitions. Of a large file, only head and tail are read.
-
-    Returns:
-        The first ``MAX_LINES`` of them, in order; none if the file cannot be read.
-    """
-    found: list[LogLine] = []
-    seen: set[tuple[str, bytes]] = set()
-    for number, line in _lines(log):
-        about = _about(line)
-        key = (about, re.sub(rb"\d+", b"0", line[:200]))
-        if not about or key in seen:
-            continue
-        seen.add(key)
-        text = line.strip().decode("utf-8", "replace")[:MAX_TEXT]
-        found.append(
-            LogLine(rank=_rank(line, log.rank), file=log.shown, line=number, about=about, text=text)
-        )
-        if len(found) == MAX_LINES:
-            break
-    return tuple(found)
-
-
-def _lines(log: LogFile) -> Iterator[tuple[int, bytes]]:
-    """Numbered lines that may report trouble, skipping the middle of a large file."""
-    size = log.folder.size(log.name) or 0
-    number = 0
-    try:
-        with log.folder.open(log.name) as stream:
-            while line := stream.readline(1 << 16):
-                number += 1
-                if _ANY.search(line):
-                    yield number, line
-                at = stream.tell()
-                if MAX_HEAD_BYTES < at < size - MAX_TAIL_BYTES:
-                    stream.seek(size - MAX_TAIL_BYTES)
-                    stream.readline(1 << 16)
-    except OSError:
-        return
-
-
-def _about(line: bytes) -> str:
-    if _NOISE.search(line):
-        return ""
-    return next((about for about, pattern in _PATTERNS if pattern.search(line)), "")
-
-
-def _rank(line: bytes, rank: int | None) -> int | None:
-    if rank is not None:
-        return rank
-    match = _RANK.search(line)
-    return int(match[1]) if match else None
-
-
-def calls_of_stacks(text: str) -> tuple[str, ...]:
-    """The training thread's calls in a dump of Python's fault handler, innermost first.
-
-    Python prints the main thread last. Threads without Python code are left out. Calls inside
-    libraries are left out too, unless there are no others.
-    """
-    calls: list[tuple[str, bool]] = []
-    for line in main_stack(text.splitlines())[:MAX_CALLS]:
-        if match := FRAME.match(line):
-            path = match["file"]
-            call = f"{match['name']} ({path.rpartition('/')[2]}:{match['line']})"[:MAX_TEXT]
-            calls.append((call, LIBRARY.search(path) is None))
-    has_own = any(is_own for _, is_own in calls)
-    return tuple(call for call, is_own in calls if is_own or not has_own)
 
 
 # Finding the dumps of a job in a folder, and the logs and stacks next to them --------------------
@@ -211,7 +92,7 @@ _RANK_WORD = re.compile(r"rank[_-]?(\d{1,7})(?!\d)")
 
 _LAST_NUMBER = re.compile(r"(?<!\d)(\d{1,7})$")
 
-_LOG = re.compile(r"\.(?:log|out|err)$|^(?:stdout|stderr)$|^nccl.*\.txt$")
+_LOG = re.compile(r"\.(?:log|out|err|txt)(?:\.gz)?$|^(?:stdout|stderr)$")
 
 _NOT_DUMPS = re.compile(
     r"\.(?:jsonl|log|out|err|txt|parquet|toml|py|md|html)(?:\.gz)?$|^report\.json$"
@@ -239,25 +120,32 @@ class DumpFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_evidence(
-    source: str, *, executor: str = "process", progress: Progress | None = None
+    *sources: str, executor: str = "process", progress: Progress | None = None
 ) -> HangEvidence:
     """Read all dumps of a folder, and the logs and stacks next to them.
 
     Args:
-        source: A folder of dumps, a run directory, or one dump.
+        sources: Folders of dumps, run directories, dumps, logs or globs of logs, all of one job.
         executor: Kind of executor that reads the dumps if there are many.
         progress: Called with the number of dumps read and the total number.
 
     Raises:
-        InputError: If no dump can be read.
+        InputError: If no dump can be read, and no log says how the job ended.
     """
-    root, dumps, logs, stacks = find_files(source)
-    if not dumps:
-        raise _nothing(source)
+    source = sources[0] if len(sources) == 1 else f"{sources[0]} and {len(sources) - 1} more"
+    found = [find_files(one) for one in sources]
+    root = found[0][0]
+    dumps = [dump for _, some, _, _ in found for dump in some]
+    logs = [log for _, _, some, _ in found for log in some]
+    stacks = [stack for _, _, _, some in found for stack in some]
+    output = _read_output(logs)
+    has_text = bool(output.events or output.stacks)
+    if not dumps and not has_text:
+        raise _nothing(source, output)
     with running(executor if len(dumps) > _FEW else "serial") as pool:
         outcomes = map_each(pool, read_dump, dumps, progress)
-    notes: list[str] = []
-    good = _chosen(dumps, outcomes, source, notes)
+    notes: list[str] = [*output.notes]
+    good = _chosen(dumps, outcomes, source, notes) if dumps else ()
     ras_lines, ras_notes = lines_of_ras(
         (log.folder.child(log.name).path, log.shown) for log in logs if NAME.search(log.name)
     )
@@ -266,7 +154,8 @@ def read_evidence(
         HangEvidence(
             source=source,
             dumps=good,
-            log_lines=(*ras_lines, *_scanned(logs)),
+            log_lines=(*ras_lines, *lines_of_output(output)),
+            output=output,
             failed=dead_ranks(ras_lines),
             stacks={rank: calls for rank, calls in _stacks(stacks) if calls},
             notes=tuple(notes),
@@ -288,8 +177,15 @@ def find_files(
     stacks: list[tuple[int, Folder]] = []
     if not root.names() and "://" not in path and Path(root.path).is_file():
         file = Path(root.path)
-        dump = _dump_file(Folder(str(file.parent)), file.name, file.name, None)
-        return Folder(str(file.parent)), [dump or _single_dump(file)], [], []
+        folder = Folder(str(file.parent))
+        dump = _dump_file(folder, file.name, file.name, None)
+        if dump is None and _is_text(folder, file.name):
+            rank = _log_rank(folder, file.name)
+            log = LogFile(folder=folder, name=file.name, shown=file.name, rank=rank)
+            return folder, [], [log], []
+        return folder, [dump or _single_dump(file)], [], []
+    if not root.names() and set("*?[") & set(path):
+        return root, [], _globbed(path), []
     for folder, name, shown in _walk(root):
         rank = _folder_rank(folder)
         if name == STACKS_FILE and rank is not None:
@@ -354,6 +250,25 @@ def _single_dump(file: Path) -> DumpFile:
     return DumpFile(
         folder=Folder(str(file.parent)), name=file.name, shown=file.name, rank=0, is_certain=True
     )
+
+
+def _is_text(folder: Folder, name: str) -> bool:
+    head = _head(folder, name).lstrip()
+    return b"\0" not in head and not head.startswith((b"{", b"\x80")) and not looks_like_dump(head)
+
+
+def _globbed(pattern: str) -> list[LogFile]:
+    """The files of a pattern, as logs."""
+    files = [Path(path) for path in paths_of_output(pattern)]
+    return [
+        LogFile(
+            folder=(folder := Folder(str(file.parent))),
+            name=file.name,
+            shown=file.name,
+            rank=_log_rank(folder, file.name),
+        )
+        for file in files
+    ]
 
 
 def _head(folder: Folder, name: str) -> bytes:
@@ -442,23 +357,27 @@ def _unreadable(source: str, broken: Sequence[tuple[DumpFile, str]]) -> InputErr
     )
 
 
-def _nothing(source: str) -> InputError:
+def _nothing(source: str, output: JobOutput) -> InputError:
+    found = "none" if Folder(source).names() else "nothing with that name, or an empty folder"
+    if output.num_lines:
+        found = f"{output.num_lines:,} lines of text without a time-out, an error or a stack"
     return InputError(
         source,
         expected="dumps of torch's Flight Recorder, such as nccl_trace_rank_0 or "
-        f"rank00000/{FLIGHT_FILE}",
-        found="none" if Folder(source).names() else "no folder with that name, or an empty one",
-        fix="set TORCH_FR_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1 before the run; for a "
+        f"rank00000/{FLIGHT_FILE}, or logs and Python stacks of a job that failed or stands still",
+        found=found,
+        fix="name the whole output of all ranks; to record dumps, set TORCH_FR_BUFFER_SIZE=2000 "
+        "and TORCH_NCCL_DUMP_ON_TIMEOUT=1 before the run; for a "
         "job under distprof: distprof attach RUN --flight",
     )
 
 
-def _scanned(logs: Sequence[LogFile]) -> tuple[LogLine, ...]:
-    lines = [line for log in logs[:MAX_LOGS] for line in scan_log(log)]
-    order = sorted(
-        lines, key=lambda line: (line.rank is None, line.rank or 0, line.file, line.line)
-    )
-    return tuple(order)
+def _read_output(logs: Sequence[LogFile]) -> JobOutput:
+    """What all logs say, in one pass over each."""
+    reader = Reader()
+    for log in logs[:MAX_LOGS]:
+        reader.take_file(log.folder.child(log.name).path, log.shown, log.rank)
+    return reader.result(log.shown for log in logs[:MAX_LOGS])
 
 
 def _stacks(folders: Sequence[tuple[int, Folder]]) -> Iterator[tuple[int, tuple[str, ...]]]:
@@ -467,7 +386,7 @@ def _stacks(folders: Sequence[tuple[int, Folder]]) -> Iterator[tuple[int, tuple[
             text = folder.read(STACKS_FILE, 1 << 24).decode("utf-8", "replace")
         except OSError:
             continue
-        yield rank, calls_of_stacks(text)
+        yield rank, calls_of(main_stack(text.splitlines()))
 
 
 def _sane(world_size: int | None) -> int | None:

@@ -14,12 +14,11 @@ import msgspec
 import numpy as np
 
 from distprof.run.records import FlightDump, FlightState, GroupStatus
+from distprof.run.topology import DEFAULT_GROUPS
 from distprof.schema import Int64Array
 from distprof.verbs.hang.result import Cadence
 
 __all__ = ["JobGroup", "Member", "cadence", "job_groups"]
-
-_DEFAULT = ("default_pg", "0", "")
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,7 +138,7 @@ def _ranks_of(
 ) -> tuple[int, ...]:
     if name in members:
         return members[name]
-    if description in _DEFAULT and "" in members:
+    if description in DEFAULT_GROUPS and "" in members:
         return members[""]
     return ()
 
@@ -164,7 +163,7 @@ def _settle(
             continue
         seen = {dump.rank for dump in left}
         texts = [descriptions[name, dump.rank] for dump in left]
-        if world_size and any(text in _DEFAULT[:1] for text in texts):
+        if world_size and "default_pg" in texts:
             seen |= set(range(world_size))
         parts[name, tuple(sorted(seen))] = list(zip(left, texts, strict=True))
 

@@ -10,6 +10,8 @@ from msgspec.structs import replace
 
 from distprof.run.records import FlightDump
 from distprof.schema import ABSENT
+from distprof.sections.ending.measure import diagnose_output
+from distprof.sections.ending.result import EndingResult
 from distprof.terms import CollectiveKind, Confidence
 from distprof.units import NS_PER_S, name_ranks
 from distprof.verbs.hang.divergence import (
@@ -37,6 +39,7 @@ from distprof.verbs.hang.result import (
     StuckOperation,
 )
 from distprof.verbs.hang.roots import Root, independent_roots, when
+from distprof.verbs.hang.text import report_of_output
 
 __all__ = ["Diagnosis", "diagnose"]
 
@@ -86,6 +89,9 @@ def diagnose(evidence: HangEvidence, *, version: str) -> HangReport:
         evidence: Dumps, logs and stacks as read.
         version: Version of distprof, for the report.
     """
+    ending = diagnose_output(evidence.output)
+    if not evidence.dumps:
+        return report_of_output(evidence, ending, version)
     groups = job_groups(evidence.dumps, evidence.world_size)
     found = _with_stop(_diagnosis(groups, evidence), evidence)
     is_stuck = found.state is HangState.STUCK
@@ -104,6 +110,9 @@ def diagnose(evidence: HangEvidence, *, version: str) -> HangReport:
             sentence=sentence,
         )
 
+    if not is_stuck and ending.state:
+        told = report_of_output(evidence, ending, version)
+        return replace(told, why=(*told.why, explanation.verdict))
     return HangReport(
         distprof_version=version,
         source=evidence.source,
@@ -116,7 +125,7 @@ def diagnose(evidence: HangEvidence, *, version: str) -> HangReport:
         roots=tuple(map(hang_root, found.roots, explanation.roots)) if is_stuck else (),
         suspects=suspects if is_stuck else (),
         hosts=_hosts(found.culprits, evidence.hosts),
-        why=explanation.why,
+        why=(*explanation.why, *_told(ending, found)),
         alternatives=explanation.alternatives,
         next_steps=explanation.next_steps,
         dumps=tuple(dump.rank for dump in evidence.dumps),
@@ -129,6 +138,15 @@ def diagnose(evidence: HangEvidence, *, version: str) -> HangReport:
         cadence=cadence(groups),
         notes=_notes(evidence),
     )
+
+
+def _told(ending: EndingResult, found: Diagnosis) -> tuple[str, ...]:
+    """What the output says, if it blames a rank that the dumps do not show."""
+    if not ending.state or found.state is not HangState.STUCK:
+        return ()
+    if ending.ranks and set(ending.ranks) <= set(found.culprits):
+        return ()
+    return (f"The logs: {ending.verdict}",)
 
 
 def _graph(found: Diagnosis) -> dict[int, set[int]]:

@@ -7,6 +7,7 @@ from enum import StrEnum
 import msgspec
 
 from distprof.formats import Displayed
+from distprof.run.job_output import JobOutput
 from distprof.run.records import FlightDump
 from distprof.terms import Confidence
 from distprof.verbs.hang.progress import Stop
@@ -61,6 +62,7 @@ class HangEvidence(msgspec.Struct, frozen=True, kw_only=True):
         stop: The stop of the job's steps; None if steps continued, or are unknown.
         notes: Damaged or omitted input, one sentence each.
         num_other_dumps: Older dumps of the same ranks, left out.
+        output: What the job printed.
     """
 
     source: str
@@ -74,6 +76,7 @@ class HangEvidence(msgspec.Struct, frozen=True, kw_only=True):
     stop: Stop | None = None
     notes: tuple[str, ...] = ()
     num_other_dumps: int = 0
+    output: JobOutput = JobOutput()
 
 
 # The hang report ----------------------------------------------------------------------------------
@@ -82,9 +85,11 @@ HANG_SCHEMA = "distprof.hang/1"
 
 
 class HangState(StrEnum):
-    """State of the job according to the dumps."""
+    """State of the job according to the dumps, or to what it printed."""
 
     STUCK = "stuck"
+    FAILED = "failed"  # the job ended: a rank failed, or was ended from outside
+    UNDECIDED = "undecided"  # only output that reports neither
     IN_FLIGHT = "in_flight"  # all ranks launched the operations in flight: running, or just stopped
     NO_HANG = "no_hang"
 
@@ -263,7 +268,8 @@ class HangReport(Displayed, _Record, frozen=True, kw_only=True):
         schema: Schema id of this document.
         distprof_version: Version of distprof that wrote it.
         source: The input, as the user named it.
-        state: ``stuck``, ``in_flight`` or ``no_hang``.
+        state: ``stuck``, ``in_flight`` or ``no_hang``; from output alone, ``stuck``, ``failed``
+            or ``undecided``.
         verdict: The verdict in words.
         kind: How the first divergent operation diverges; None if no operation diverges.
         confidence: Measured if a log, an exit or a stack agrees with the dumps, else inferred.

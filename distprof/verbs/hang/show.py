@@ -35,6 +35,9 @@ _ALL = 1_000_000
 
 def headline(report: HangReport) -> str:
     """One line that counts the dumps, operations and groups read."""
+    if not report.dumps:
+        lines = counted(len(report.log_lines), "line")
+        return f"no dumps · {lines} about the end of the job · verdict inferred"
     entries = sum(position.entries for position in report.ranks)
     parts = [f"{counted(len(report.dumps), 'dump')} ({short_ranks(report.dumps)})"]
     parts.append(f"{counted(entries, 'operation')} in {counted(len(report.groups), 'group')}")
@@ -55,7 +58,7 @@ def hang_tables(report: HangReport, *, show_all: bool) -> Iterator[TableView]:
         yield _root_table(report, show_all=show_all)
     if report.groups and report.state is not HangState.NO_HANG:
         yield _group_table(report, show_all=show_all)
-    if report.state is HangState.STUCK:
+    if report.state is HangState.STUCK and report.ranks:
         yield _rank_table(report, show_all=show_all)
     if report.log_lines:
         yield _log_table(report, show_all=show_all)

@@ -48,8 +48,15 @@ MANY_FILES = 2_000
 _SETTINGS = {
     "autoinstall_known_extensions": "false",  # a query must not download extensions
     "autoload_known_extensions": "false",
-    "memory_limit": "4GB",
+    "memory_limit": "1GB",
+    "max_temp_directory_size": "1GB",
 }
+QUERY_SECONDS = 60.0
+"""Time that a query may take."""
+
+MOST_ROWS = 100_000
+"""Rows that a query may return."""
+
 _ATTEMPTS = 5  # attempts to read while other processes merge files
 
 
@@ -106,7 +113,8 @@ def read(folder: str) -> tuple[tuple[SummaryFile, ...], tuple[str, ...]]:
 def query(folder: str, sql: str) -> tuple[list[str], list[tuple[Any, ...]], tuple[str, ...]]:
     """Run a query on the table ``history`` and return columns, rows, and notes on damaged files.
 
-    The query can access only that table: no files, no network, no variables of distprof.
+    The query can access only that table: no files, no network, no variables of distprof. Its time,
+    its memory and the number of its rows are limited.
 
     Raises:
         InputError: If there is no history, or the query is wrong.
@@ -120,6 +128,13 @@ def query(folder: str, sql: str) -> tuple[list[str], list[tuple[Any, ...]], tupl
         connection.execute("SET lock_configuration = true")
         try:
             columns, rows = _asked(connection, sql)
+        except TimeoutError as error:
+            raise InputError(
+                folder,
+                expected=f"a query that ends within {QUERY_SECONDS:g} s",
+                found="it was still running, and was stopped",
+                fix="ask for less: fewer columns, a WHERE clause, no join of the table with itself",
+            ) from error
         except (duckdb.Error, ValueError, OverflowError) as error:
             raise InputError(
                 folder,
@@ -133,14 +148,20 @@ def query(folder: str, sql: str) -> tuple[list[str], list[tuple[Any, ...]], tupl
 def _asked(
     connection: Any, sql: str, parameters: dict[str, Any] | None = None
 ) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Columns and rows of a query. It runs on a thread, because DuckDB blocks signals meanwhile."""
+    """Columns and rows of a query, which is stopped at its limit of time.
+
+    It runs on a thread, because DuckDB blocks signals meanwhile.
+    """
     found: Future[tuple[list[str], list[tuple[Any, ...]]]] = Future()
 
     def ask() -> tuple[list[str], list[tuple[Any, ...]]]:
         answer = connection.execute(sql, parameters)
         if answer is None:  # no statement
             return [], []
-        return [str(entry[0]) for entry in answer.description or ()], answer.fetchall()
+        rows = answer.fetchmany(MOST_ROWS + 1)
+        if len(rows) > MOST_ROWS:
+            raise ValueError(f"more than {MOST_ROWS:,} rows: add LIMIT, or aggregate")
+        return [str(entry[0]) for entry in answer.description or ()], rows
 
     def work() -> None:
         if found.set_running_or_notify_cancel():
@@ -151,7 +172,7 @@ def _asked(
 
     try:
         Thread(target=work).start()
-        return found.result()
+        return found.result(timeout=QUERY_SECONDS)
     except BaseException:  # mainly an interrupt, which may arrive before the thread runs
         while not (found.cancel() or found.done()):
             connection.interrupt()

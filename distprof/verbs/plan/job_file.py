@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Callable, Mapping
 from itertools import zip_longest
 from pathlib import Path
@@ -29,6 +28,7 @@ from distprof.verbs.plan.torchtitan import (
     launch_values,
     names_function,
     values_of_function,
+    words_of_script,
 )
 
 __all__ = ["JobFile", "layout_of", "num_gpus_of", "read_job_file"]
@@ -206,7 +206,7 @@ def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 def _arguments(text: str, source: str) -> dict[str, Any]:
     """Options of a command line; the last occurrence wins, and a flag is True."""
     try:
-        words = shlex.split(text.replace("\\\n", " "), comments=True)
+        words = words_of_script(text)
     except ValueError as error:
         raise _unreadable(source, str(error)) from error
     found: dict[str, Any] = {}

@@ -25,7 +25,14 @@ import msgspec
 from distprof.bounds import read_plain
 from distprof.errors import InputError
 
-__all__ = ["UNKNOWN", "is_launch", "launch_values", "names_function", "values_of_function"]
+__all__ = [
+    "UNKNOWN",
+    "is_launch",
+    "launch_values",
+    "names_function",
+    "values_of_function",
+    "words_of_script",
+]
 
 UNKNOWN = "set by code that is not followed"
 
@@ -76,7 +83,7 @@ def launch_values(text: str, path: Path, most_bytes: int) -> Values:
         InputError: If the command names no function, or the function is not found.
     """
     try:
-        words = shlex.split(text.replace("\\\n", " "), comments=True)
+        words = words_of_script(text)
     except ValueError as error:
         raise _unresolved(str(path), str(error)) from error
     typed = dict(_typed(words))
@@ -88,6 +95,21 @@ def launch_values(text: str, path: Path, most_bytes: int) -> Values:
     file, root = _module_file(module, path)
     place = _Place(file=file, root=root, most_bytes=most_bytes)
     return {**_flat(_configured(place, function)), **_overrides(typed)}
+
+
+MOST_CHARACTERS = 1 << 16
+"""Of a script: the time for which ``shlex`` reads a word grows with the square of its length."""
+
+
+def words_of_script(text: str) -> list[str]:
+    """Words of a shell script, without its comments.
+
+    Raises:
+        ValueError: If it is too long, or a quotation has no end.
+    """
+    if len(text) > MOST_CHARACTERS:
+        raise ValueError(f"a script of more than {MOST_CHARACTERS:,} characters")
+    return shlex.split(text.replace("\\\n", " "), comments=True)
 
 
 def values_of_function(source: str, most_bytes: int) -> Values:

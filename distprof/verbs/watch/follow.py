@@ -19,6 +19,9 @@ __all__ = ["ENDED", "follow", "run_directory"]
 
 ENDED = ("completed", "failed", "interrupted")
 
+LONGEST_START_S = 4.0
+"""A job writes run.json before its ranks start: a folder without one after this time is another."""
+
 
 def run_directory(source: str | os.PathLike[str]) -> Path:
     """The run directory that the user named.
@@ -64,15 +67,28 @@ def follow(
         one after the job has ended.
 
     Raises:
-        InputError: If there is no run directory.
+        InputError: If there is no run directory, or none within a few seconds.
     """
     path = run_directory(source)
     live, job = GrowingRun(path), JobWatch(os.fspath(source), levels)
+    is_run, waited_s = False, 0.0
     while True:
         began_s = time.monotonic()
+        is_run = is_run or (path / RUN_FILE).exists() or any(path.glob("rank[0-9]*"))
+        if not is_run and waited_s >= LONGEST_START_S:
+            raise InputError(
+                os.fspath(source),
+                expected=f"the run directory of a job, which holds {RUN_FILE}",
+                found=f"a folder without {RUN_FILE} and without folders of ranks",
+                fix="name the folder that distprof run or distprof capture printed when the job "
+                "started; to read logs, run distprof hang",
+            )
         alerts = job.take(live.look(), now_s=began_s, now_ns=time.time_ns())
         report = report_on(job, now_s=began_s, now_ns=time.time_ns())
         yield report, alerts
         if report.state in ENDED:
             return
-        sleep(max(period_s - (time.monotonic() - began_s), 0.05))
+        pause_s = max(period_s - (time.monotonic() - began_s), 0.05)
+        pause_s = pause_s if is_run else min(pause_s, LONGEST_START_S)
+        sleep(pause_s)
+        waited_s += pause_s

@@ -68,6 +68,7 @@ def report_on(job: JobWatch, *, now_s: float, now_ns: int) -> WatchReport:
         own_ratio=own_ratio,
         input_ratio=input_ratio,
         input_rank=input_rank,
+        gpu_behind_ratio=_mean_known(job.table.of("gpu_behind", steps)),
         late=_late(job, steps, own),
         lost=_lost(job, now_s),
         throttled=_throttled(job),
@@ -105,6 +106,11 @@ def _ratio(part: Floats, whole: Floats) -> float | None:
     shares = part / whole
     known = shares[np.isfinite(shares)]
     return min(float(np.median(known)), 1.0) if known.size else None
+
+
+def _mean_known(values: Floats) -> float | None:
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if known.size else None
 
 
 def _world_size(job: JobWatch) -> int | None:

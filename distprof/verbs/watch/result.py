@@ -203,6 +203,8 @@ class WatchReport(Displayed, msgspec.Struct, frozen=True, kw_only=True, forbid_u
         own_known_from: Source of own time: ``cpu`` the CPU time of the training thread,
             ``collectives`` the durations of collectives on the GPU; None if own time is unknown.
         probe_cost: Overhead of the always-on probes; None if it has not been measured.
+        gpu_behind_ratio: Share of steps at whose end the GPU had not finished the step before, mean
+            over ranks; None if it was not observed.
     """
 
     schema: str = WATCH_SCHEMA
@@ -229,3 +231,4 @@ class WatchReport(Displayed, msgspec.Struct, frozen=True, kw_only=True, forbid_u
     notes: tuple[str, ...]
     own_known_from: Literal["cpu", "collectives"] | None = None
     probe_cost: ProbeCost | None = None
+    gpu_behind_ratio: float | None = None

@@ -48,6 +48,7 @@ _ENDED = {
 }
 
 _MOST_LOST = 8
+_MOSTLY_BEHIND = 0.5
 _LEAST_SHARE = 0.05  # a lower bound below this says nothing
 
 
@@ -158,12 +159,27 @@ def _facts(report: WatchReport) -> TableView:
             ("tokens", tokens),
             ("own time", shares),
             ("input", waits),
+            ("GPU", _pace(report)),
             ("memory", used),
             ("probes", probes),
             ("throttled", short_ranks([each.rank for each in report.throttled], 60)),
         ],
         caption=f"the last {WINDOW} steps",
     )
+
+
+def _pace(report: WatchReport) -> str:
+    """Whether GPUs are the limit; empty if that is unknown."""
+    behind = report.gpu_behind_ratio
+    if behind is None:
+        return ""
+    if behind >= _MOSTLY_BEHIND:
+        return (
+            f"sets the pace: more than a step behind at the end of {format_ratio(behind)} of steps"
+        )
+    if behind > 0:
+        return f"more than a step behind at the end of {format_ratio(behind)} of steps"
+    return "never a step behind: the CPU, its input or a wait in each step may set the pace"
 
 
 def _tables(report: WatchReport) -> Iterator[TableView]:

@@ -21,7 +21,10 @@ CAPACITY: Final = 128
 PATIENCE_NS: Final = 5 * NS_PER_S
 """A step is complete when all living ranks have reported it, or most are this far past it."""
 
-FIELDS: Final = ("step_ns", "cpu_ns", "queue_ns", "asleep_ns", "input_ns", "tokens")
+FIELDS: Final = (
+    *("step_ns", "cpu_ns", "queue_ns", "asleep_ns"),
+    *("input_ns", "tokens", "gpu_behind"),
+)
 
 INPUT: Final = "input"
 
@@ -88,6 +91,7 @@ class StepTable:
             "asleep_ns": record.input_asleep_ns or 0,
             "input_ns": sum(p.end_ns - p.start_ns for p in record.phases if p.name == INPUT),
             "tokens": record.tokens,
+            "gpu_behind": None if record.gpu_behind is None else int(record.gpu_behind),
         }
         for name, value in row.items():
             if value is not None:

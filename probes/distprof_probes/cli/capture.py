@@ -101,6 +101,13 @@ def _switches(command: _Command) -> _Command:
     help="Number of steps to trace; 0: the default.",
 )
 @click.option(
+    "--light-steps",
+    type=click.IntRange(min=0),
+    default=4,
+    show_default=True,
+    help="Steps before them in which only the GPU is recorded, which costs less; 0: none.",
+)
+@click.option(
     "--profile-ranks",
     default="all",
     show_default=True,
@@ -139,8 +146,11 @@ def capture(
     """Run a training program with probes, and report where the time of its steps goes.
 
     The program needs no changes: distprof finds steps by the optimizer. Its output, signals and
-    exit code pass through. With --fail-on, a program that ended with 0 gives 1 if there are such
-    findings, and 3 if there is no report or no step.
+    exit code pass through. Recording costs the job about a second, once: four light steps, three of
+    warm-up and four full ones take up to about twice as long, and the trace has to be saved. The
+    report says how much it was, and is in the time of steps without the profiler. With --fail-on, a
+    program that ended with 0 gives 1 if there are such findings, and 3 if there is no report or no
+    step.
 
     \b
       distprof capture -- torchrun --nproc-per-node 8 train.py --lr 3e-4

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from distprof.artefacts import TRACE_FILE
+from distprof.artefacts import LIGHT_TRACE_FILE, TRACE_FILE
 from distprof.artefacts.run_file import ProbeStatus
-from distprof_probes.probe import Tracer, Unavailable, Yielded
+from distprof_probes.probe import Traced, Tracer, Unavailable, Yielded
 from distprof_probes.probes.exported import ExportWatch
 from distprof_probes.probes.memory import resident_bytes
 
@@ -181,7 +181,7 @@ def save_trace(profile: Any, path: Path, *, cut_step: int | None = None) -> Save
     try:
         profile.export_chrome_trace(str(plain))
         _check_whole(plain)
-        saved = _compress(plain, packed, cut_step)
+        saved = _compress(plain, packed, cut_step, path.name)
         packed.replace(path)
     finally:
         for part in (plain, plain.with_name(f"{plain.name}.tmp"), packed):  # .tmp is torch's own
@@ -200,10 +200,10 @@ def _check_whole(plain: Path) -> None:
             raise OSError(f"the disk did not accept the whole trace ({plain.stat().st_size} bytes)")
 
 
-def _compress(plain: Path, packed: Path, cut_step: int | None) -> SavedTrace:
+def _compress(plain: Path, packed: Path, cut_step: int | None, packed_name: str) -> SavedTrace:
     has_device_events = False
     # torch writes the path of its file as a name and does not escape quotation marks.
-    name_as_written, name = b'"' + os.fsencode(plain) + b'"', b'"%s"' % TRACE_FILE.encode()
+    name_as_written, name = b'"' + os.fsencode(plain) + b'"', b'"%s"' % packed_name.encode()
     compressor = zlib.compressobj(_LEVEL, wbits=31)
     with plain.open("rb") as source, packed.open("wb") as target:
         for lines in _whole_lines(source):
@@ -238,22 +238,38 @@ _ON_DEMAND_REMARK = "nothing was traced: a trace on demand (distprof attach) ran
 _FORBIDDEN = re.compile(r"[^A-Za-z0-9_:.=;,\[\] -]")
 
 
+class _Window(NamedTuple):
+    """Steps that one profiler records.
+
+    Args:
+        what: ``light``, the GPU alone; ``full``, the CPU, too.
+        warmup: Steps in which it runs and its records are discarded.
+        steps: Steps to record.
+        file: Name of the trace.
+    """
+
+    what: Traced
+    warmup: range
+    steps: range
+    file: str
+
+
 class ProfilerProbe(Tracer):
-    """Writes ``trace.json.gz``.
+    """Writes ``trace.json.gz``, and before it ``trace-light.json.gz`` on GPU ranks.
 
     Attributes:
-        traced_steps: Steps recorded from start to end.
+        recorded_steps: Steps recorded from start to end, by what was recorded.
     """
 
     name = "profiler"
 
     def __init__(self) -> None:
         super().__init__()
-        self.traced_steps: list[int] = []
+        self.recorded_steps: dict[Traced, list[int]] = {"light": [], "full": []}
         self._session: Session
+        self._windows: list[_Window] = []
         self._profile: Any = None
         self._is_recording = False
-        self._is_done = False
         self._mark: AbstractContextManager[Any] | None = None
         self._marked_step = -1
         self._thread = 0
@@ -265,6 +281,12 @@ class ProfilerProbe(Tracer):
     def start(self, session: Session) -> None:
         """Check whether tracing can work here; it starts later, by step number."""
         self._session = session
+        plan = session.plan
+        windows = (
+            _Window("light", plan.light_warmup, plan.light, LIGHT_TRACE_FILE),
+            _Window("full", plan.warmup, plan.traced, TRACE_FILE),
+        )
+        self._windows = [window for window in windows if window.steps]
         tool = tool_that_holds_cupti()
         if tool:
             raise Unavailable(f"{tool} uses CUPTI, which serves one tool at a time")
@@ -278,46 +300,63 @@ class ProfilerProbe(Tracer):
         if self._exports is None:
             target = self._session.rank_dir / TRACE_FILE
             self._exports = ExportWatch(
-                target, lambda: self._has_given_way and not self.traced_steps
+                target, lambda: self._has_given_way and not self.recorded_steps["full"]
             )
             self._exports.install()
 
     def between_steps(self, next_step: int) -> bool:
         """Arm, start or end the recording, as the next step requires."""
-        plan = self._session.plan
         if self._has_given_way:
             raise Yielded(self._why_yielded())
-        if self._is_done:
-            return False
-        arms = self._profile is None and (next_step in plan.warmup or next_step in plan.traced)
-        starts = not self._is_recording and next_step in plan.traced
-        ends = self._is_recording and (next_step >= plan.traced.stop or self._is_too_big())
-        if arms:
-            self._arm()
-        if starts and self._profile is not None:
-            self._record()
-        if ends:
+        took_long = False
+        if self._is_recording and (next_step >= self._windows[0].steps.stop or self._is_too_big()):
             self._finish()
-        return arms or starts or ends
+            took_long = True
+        window = self._next_window(next_step)
+        if window is None:
+            return took_long
+        if self._profile is None and (next_step in window.warmup or next_step in window.steps):
+            self._arm(window)
+            took_long = True
+        if not self._is_recording and next_step in window.steps and self._profile is not None:
+            self._record()
+            took_long = True
+        return took_long
+
+    def _next_window(self, next_step: int) -> _Window | None:
+        """The window that is being recorded or comes next; only GPU ranks have light steps."""
+        while self._windows and self._profile is None:
+            window = self._windows[0]
+            is_reached = next_step >= min([*window.warmup, window.steps.start])
+            is_light = window.what == "light" and is_reached and "torch" in sys.modules
+            lacks_gpu = is_light and not _uses_cuda()
+            if next_step < window.steps.stop and not lacks_gpu:
+                break
+            del self._windows[0]
+        return self._windows[0] if self._windows else None
 
     def step_started(self, step: int) -> None:
-        """Open the mark by which readers find steps."""
+        """Open the mark by which readers find steps; a recording of the GPU alone has none."""
         if self._is_recording:
             self._marked_step = step
-            self._mark = _entered(f"ProfilerStep#{step}")
+            if self._windows[0].what == "full":
+                self._mark = _entered(f"ProfilerStep#{step}")
 
-    def end_mark(self, step: int) -> bool:
+    def end_mark(self, step: int) -> Traced:
         """Close the step's mark."""
-        if self._mark is None:
-            return False
-        mark, self._mark = self._mark, None
-        mark.__exit__(None, None, None)
-        self.traced_steps.append(step)
-        return True
+        if not self._is_recording or self._marked_step != step:
+            return ""
+        if self._mark is not None:
+            mark, self._mark = self._mark, None
+            mark.__exit__(None, None, None)
+        self._marked_step = -1
+        what = self._windows[0].what
+        self.recorded_steps[what].append(step)
+        return what
 
     def open_mark(self, name: str) -> AbstractContextManager[Any] | None:
         """A mark for a phase; waiting for input gets the name that readers expect."""
-        if not self._is_recording:
+        if not self._is_recording or self._windows[0].what == "light":
             return None
         if name == "input":
             return _entered("distprof:input")
@@ -330,7 +369,7 @@ class ProfilerProbe(Tracer):
         elif self._is_recording:
             self._profile = None  # torch requires the thread that started a profiler to stop it
             self.remark = "the trace is lost: the session was closed from another thread"
-        elif not self._is_done and not self.traced_steps and not self.remark:
+        elif self._windows and not self.recorded_steps["full"] and not self.remark:
             first = self._session.plan.traced.start
             self.remark = (
                 f"nothing was traced: the job ended before step {first}; give an earlier start_step"
@@ -338,16 +377,16 @@ class ProfilerProbe(Tracer):
         if self._exports is not None and not self._has_given_way:
             self._exports.remove()
         self._disarm()
-        self._is_done, self._is_recording = True, False
+        self._windows, self._is_recording = [], False
 
     def status(self) -> ProbeStatus:
         """Records are steps."""
-        self.num_records = len(self.traced_steps)
+        self.num_records = sum(map(len, self.recorded_steps.values()))
         return super().status()
 
     # Steps of its life ----------------------------------------------------------------------------
 
-    def _arm(self) -> None:
+    def _arm(self, window: _Window) -> None:
         if "torch" not in sys.modules:
             raise Unavailable("torch is not imported in this process")
         if is_profiler_running():
@@ -359,7 +398,7 @@ class ProfilerProbe(Tracer):
         self._watch.install()
         self._watch_exports()
         self._thread = threading.get_ident()
-        self._profile = _make_profile(self._session)
+        self._profile = _make_profile(self._session, window)
         with self._watch.ours(), warnings.catch_warnings():
             # torch 2.11 also warns about a first cycle, on the stderr of a program that did not ask
             # for it
@@ -376,24 +415,42 @@ class ProfilerProbe(Tracer):
 
     def _finish(self) -> None:
         """Stop recording, save, and release everything."""
-        cut_step = self._marked_step if self._mark is not None else None
+        cut_step = self._marked_step if self._marked_step >= 0 else None
         if self._mark is not None:
             self._mark.__exit__(None, None, None)
             self._mark = None
-        self._is_recording, self._is_done = False, True
+        window = self._windows.pop(0)
+        self._is_recording, self._marked_step = False, -1
         profile = self._profile
-        with self._watch.ours():
+        with self._watch.ours(), self._torn_down():
             profile.stop_trace()
         self._profile = None
         self._watch.remove()
-        if self.traced_steps:
-            saved = save_trace(profile, self._session.rank_dir / TRACE_FILE, cut_step=cut_step)
-            self._remember(saved)
+        steps = self.recorded_steps[window.what]
+        if steps:
+            saved = save_trace(profile, self._session.rank_dir / window.file, cut_step=cut_step)
+            self._remember(window, saved)
 
-    def _remember(self, saved: SavedTrace) -> None:
-        planned = len(self._session.plan.traced)
-        if len(self.traced_steps) < planned and not self.remark:
-            self.remark = f"{len(self.traced_steps)} of {planned} steps were traced"
+    @contextmanager
+    def _torn_down(self) -> Iterator[None]:
+        """Detach CUPTI at the last stop: attached, it makes each launch slower."""
+        why_not = "" if not self._windows else "more steps follow"
+        why_not = why_not or _why_no_teardown()
+        if why_not:
+            if not self._windows and _uses_cuda():
+                self._session.note(f"CUPTI stays attached after tracing: {why_not}")
+            yield
+            return
+        os.environ[_TEARDOWN] = "1"
+        try:
+            yield
+        finally:
+            os.environ.pop(_TEARDOWN, None)
+
+    def _remember(self, window: _Window, saved: SavedTrace) -> None:
+        planned, recorded = len(window.steps), len(self.recorded_steps[window.what])
+        if recorded < planned and not self.remark:
+            self.remark = f"{recorded} of {planned} steps were traced"
         if not saved.has_device_events and _uses_cuda():
             self.remark = "the trace holds no kernels: does another tool hold CUPTI?"
 
@@ -411,8 +468,9 @@ class ProfilerProbe(Tracer):
         limit = self._session.options.max_growth_mb * 1_000_000
         if grown < limit:
             return False
+        window = self._windows[0]
         self.remark = (
-            f"stopped after {len(self.traced_steps)} of {len(self._session.plan.traced)} steps:"
+            f"stopped after {len(self.recorded_steps[window.what])} of {len(window.steps)} steps:"
             f" the process grew by {grown / 1e6:.0f} MB, {limit / 1e6:.0f} allowed (max_growth_mb)"
         )
         return True
@@ -421,7 +479,7 @@ class ProfilerProbe(Tracer):
 
     def _give_way(self) -> None:
         """The user's profiler is about to start, perhaps in the middle of a traced step."""
-        if self._has_given_way or self._is_done:
+        if self._has_given_way or not self._windows:
             return
         self._has_given_way = True
         try:
@@ -434,9 +492,10 @@ class ProfilerProbe(Tracer):
         self._watch.remove()
 
     def _why_yielded(self) -> str:
-        kept = f"; {len(self.traced_steps)} steps were traced before" if self.traced_steps else ""
+        steps = self.recorded_steps["full"]
+        kept = f"; {len(steps)} steps were traced before" if steps else ""
         lost = f"; {self.remark}" if self.remark else ""
-        used = "" if self.traced_steps else "; the first trace that it exports is used instead"
+        used = "" if steps else "; the first trace that it exports is used instead"
         return f"the program started its own profiler{kept}{lost}{used}"
 
 
@@ -455,22 +514,41 @@ def _uses_cuda() -> bool:
     return bool(torch.cuda.is_available() and torch.cuda.is_initialized())
 
 
-def _make_profile(session: Session) -> Any:
+_TEARDOWN, _NO_LAZY_START = "TEARDOWN_CUPTI", "DISABLE_CUPTI_LAZY_REINIT"
+_SAFE_CUDA = (12, 6)  # from here on CUDA graphs survive it (pytorch pull request 146604)
+
+
+def _why_no_teardown() -> str:
+    """Why CUPTI may not be detached from this process; empty if it may."""
+    if not _uses_cuda():
+        return "there is no CUDA"
+    if _TEARDOWN in os.environ or _NO_LAZY_START in os.environ:
+        return f"{_TEARDOWN} or {_NO_LAZY_START} is set"
+    version = str(sys.modules["torch"].version.cuda or "")
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+    if numbers < _SAFE_CUDA:
+        return f"with CUDA {version or 'of an unknown version'}, CUDA graphs would not survive it"
+    return ""
+
+
+def _make_profile(session: Session, window: _Window) -> Any:
     from torch.profiler import ProfilerActivity
     from torch.profiler.profiler import _KinetoProfile
 
     options = session.options
-    activities = [ProfilerActivity.CPU]
+    is_full = window.what == "full"
+    activities = [ProfilerActivity.CPU] if is_full else []
     if _uses_cuda():
         activities.append(ProfilerActivity.CUDA)
+    with_stack = is_full and options.stacks
     profile = _KinetoProfile(
         activities=activities,
-        record_shapes=options.shapes,
-        with_stack=options.stacks,
-        profile_memory=options.profile_memory,
-        experimental_config=None if options.stacks else _trace_only(),
+        record_shapes=is_full and options.shapes,
+        with_stack=with_stack,
+        profile_memory=is_full and options.profile_memory,
+        experimental_config=None if with_stack else _trace_only(),
     )
-    profile.preset_metadata_json("distprof", json.dumps(_metadata(session)))
+    profile.preset_metadata_json("distprof", json.dumps(_metadata(session, window)))
     return profile
 
 
@@ -484,7 +562,7 @@ def _trace_only() -> Any:
         return None
 
 
-def _metadata(session: Session) -> dict[str, Any]:
+def _metadata(session: Session, window: _Window) -> dict[str, Any]:
     """Facts about the rank for the trace, in addition to torch's ``distributedInfo``.
 
     torch drops the backslashes of escaped characters, so texts keep only those that need none.
@@ -499,5 +577,6 @@ def _metadata(session: Session) -> dict[str, Any]:
         "host": _plain(place.host),
         "mesh": {_plain(axis): size for axis, size in sizes.items()},
         "coordinates": {_plain(axis): index for axis, index in coordinates.items()},
-        "first_step": session.plan.traced.start,
+        "first_step": window.steps.start,
+        "kind": window.what,
     }

@@ -9,8 +9,9 @@ import msgspec
 
 from distprof.artefacts import STEPS_FILE
 from distprof.artefacts.records import Phase, StepRecord
+from distprof_probes.gpu_pace import GpuPace
 from distprof_probes.host_copy import HostCopy
-from distprof_probes.probe import Probe
+from distprof_probes.probe import Probe, Traced
 from distprof_probes.run_queue import CpuTime, RunQueue
 
 __all__ = ["StepLog"]
@@ -28,6 +29,7 @@ class StepLog(Probe):
         super().__init__()
         self._phases: list[Phase] = []
         self._queue = RunQueue()
+        self._pace = GpuPace()
         self._input_began: CpuTime | None = None
         self._input_asleep_ns: int | None = None
 
@@ -62,7 +64,7 @@ class StepLog(Probe):
         loss: Any,
         tokens: int | None,
         samples: int | None,
-        is_traced: bool,
+        traced: Traced,
         is_probed: bool,
     ) -> None:
         """Write the record of the step that ended.
@@ -74,7 +76,7 @@ class StepLog(Probe):
             loss: A number, a tensor of one element on any device, or None.
             tokens: Tokens of this rank.
             samples: Samples of this rank.
-            is_traced: Whether the profiler recorded it.
+            traced: What the profiler recorded of it.
             is_probed: Whether the probes recorded it.
         """
         phases, self._phases = self._phases, []
@@ -91,11 +93,19 @@ class StepLog(Probe):
             run_queue_ns=cpu.waited_ns,
             cpu_ns=cpu.ran_ns,
             input_asleep_ns=asleep_ns,
-            is_traced=is_traced,
+            is_traced=bool(traced),
+            is_light=traced == "light",
+            gpu_behind=self._gpu_behind(is_probed=is_probed),
             is_probed=is_probed,
         )
         if self.writer is not None:
             self.writer.put(self._with_loss(record, loss))
+
+    def _gpu_behind(self, *, is_probed: bool) -> bool | None:
+        if not is_probed:
+            self._pace.forget()
+            return None
+        return self._pace.step_ended()
 
     def _with_loss(self, record: StepRecord, loss: Any) -> StepRecord | _LossToCome:
         if loss is None:

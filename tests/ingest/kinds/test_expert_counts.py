@@ -83,7 +83,7 @@ def test_a_file_that_is_not_there_cannot_be_read(tmp_path):
         ({"schemaVersion": 1, "traceEvents": []}, False),
         ([{"ph": "X"}], False),
         ({"layers": [0, 7]}, False),
-        ({"schema": "distprof.report/1"}, False),
+        ({"schema": "distprof.report/2"}, False),
         ("", False),
     ],
 )

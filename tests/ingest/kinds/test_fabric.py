@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import random
@@ -15,8 +16,9 @@ import pytest
 from distprof.artefacts.fabric_file import FabricFile
 from distprof.costs.fabric import expected_busbw
 from distprof.errors import InputError
-from distprof.ingest.fabric import read_fabric
+from distprof.ingest.fabric import BOUND, read_fabric
 from distprof.terms import CollectiveKind
+from distprof.verbs.fabric.show import fabric_verdict
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "nccl-tests"
 
@@ -133,7 +135,39 @@ def test_wrong_values_are_told(tmp_path):
     file = tmp_path / "all_reduce.log"
     text = (GOLDEN / "mlperf-v5.0-b200-8gpu-allreduce.txt").read_text()
     file.write_text(text.replace("389.23      0", "389.23     17"))
-    assert any("wrong values" in note for note in read_fabric(str(file)).notes)
+    profile = read_fabric(str(file))
+    assert [curve.num_wrong for curve in profile.curves] == [1, 0]
+    assert fabric_verdict(profile).startswith(
+        "This fabric is broken: nccl-tests found wrong values in 1 measurement of all_reduce."
+    )
+
+
+def test_a_crossover_is_not_named_if_no_line_fits():
+    """The page says that no straight line fits, so the measured half is what counts."""
+    profile = read_fabric(str(GOLDEN / "aks-ndv4-16gpu-allreduce-rdma.log"))
+    curve = profile.curves[0]
+    speed = {p.bytes: p.busbw_bytes_per_s for p in curve.points}
+    best = max(speed.values())
+    assert curve.fit is not None
+    assert fabric_verdict(profile).endswith("but less than half of that up to 8.39 MB.")
+    assert 2 * speed[8_388_608] < best <= 2 * min(v for k, v in speed.items() if k > 8_388_608)
+
+
+def test_a_gzipped_log_is_read_like_the_log(tmp_path):
+    log = GOLDEN / "superbench-a100-40gb-8gpu-allreduce.log"
+    packed = tmp_path / "all_reduce.log.gz"
+    packed.write_bytes(gzip.compress(log.read_bytes()))
+    assert read_fabric(str(packed)).curves == read_fabric(str(log)).curves
+    packed.write_bytes(gzip.compress(log.read_bytes())[:900])
+    with pytest.raises(InputError, match="ended before"):
+        read_fabric(str(packed))
+
+
+def test_a_gzip_bomb_is_refused(tmp_path):
+    packed = tmp_path / "bomb.log.gz"
+    packed.write_bytes(gzip.compress(bytes(BOUND.num_bytes + 1), 9))
+    with pytest.raises(InputError, match="a larger file"):
+        read_fabric(str(packed))
 
 
 def test_a_nameless_table_is_told_by_its_ratio_or_asked_about(tmp_path):

@@ -100,3 +100,9 @@ def test_any_text_is_read_or_refused(tmp_path_factory, text):
     except InputError:
         return
     assert all(summary.step_ns[0] > 0 for summary in found)
+
+
+def test_a_cell_of_megabytes_is_refused_with_a_sentence(tmp_path):
+    path = table(tmp_path, f"ranks,step_ms\n1,{'8' * 300_000}\n")
+    with pytest.raises(InputError, match="field larger than field limit"):
+        read_measurements(path)

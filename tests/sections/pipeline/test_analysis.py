@@ -114,7 +114,7 @@ def test_on_a_device_its_own_marks_count():
 
 def test_the_rank_whose_host_stalls_while_others_wait_for_messages():
     ranks = [rank_of(rank, stages={rank: 100}, idle=300 if rank == 1 else 0) for rank in range(3)]
-    result = analyze_messages(RankAnalyses.of(ranks))
+    result = analyze_messages(make_run([]), RankAnalyses.of(ranks))
     assert result.step_ns == 1_000
     assert [rank.wait_ns_per_step for rank in result.ranks] == [100, 100, 100]
     late = {rank.rank: rank.late_ns_per_step for rank in result.ranks}
@@ -125,5 +125,5 @@ def test_the_rank_whose_host_stalls_while_others_wait_for_messages():
 
 def test_without_waiting_for_messages_there_is_nothing_to_say():
     analysis = measured(RankBuilder(0).step(0, 0, 10).kernel("gemm", 0, 5))
-    assert analyze_messages(RankAnalyses.of([analysis])).ranks == ()
-    assert analyze_messages(RankAnalyses.of([])).ranks == ()
+    assert analyze_messages(make_run([]), RankAnalyses.of([analysis])).ranks == ()
+    assert analyze_messages(make_run([]), RankAnalyses.of([])).ranks == ()

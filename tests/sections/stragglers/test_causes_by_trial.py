@@ -17,8 +17,11 @@ def test_the_fault_is_named_and_nobody_else(build, seed):
     outcome = judge(trial_of(build, seed))
     assert outcome.is_right, outcome.accusations
     assert all(abs(error) < 0.2 for error in outcome.cost_errors)
+    assert outcome.overstated == []
 
 
 @pytest.mark.parametrize("seed", drawn(range(5000, 5006), always=3))
 def test_nobody_is_accused_in_a_healthy_job(seed):
-    assert judge(trial_of(healthy, seed)).accusations == []
+    outcome = judge(trial_of(healthy, seed))
+    assert outcome.accusations == []
+    assert outcome.overstated == []

@@ -9,6 +9,7 @@ import pytest
 from distprof.sections.context import KernelSteps
 from distprof.sections.stragglers.computing import Work, why_it_computes_longer
 from distprof.terms import StragglerCause
+from distprof.units import format_duration
 
 SLOW_DEVICE, MORE_WORK, UNKNOWN = (
     StragglerCause.SLOW_DEVICE,
@@ -155,3 +156,29 @@ def test_other_versions_of_the_same_kernels_are_no_extra_work() -> None:
     own = with_names(("a", "b", "tile128"), [900, 600, 750], [10, 10, 20])
     found = why_it_computes_longer(1, 0.5, STEPS, {0: peer, 1: own}, Work())
     assert found.cause is SLOW_DEVICE
+
+
+def stalled(stall_ns, *, typical=10_000, blocks=6_400):
+    """In the second step, launches of the first kernel take ``stall_ns`` longer in sum."""
+    known = [100 * 64] * 10
+    slow = rank([10**6] * 10, blocks=[blocks, *known[1:]]).kernel_steps
+    slow.total_ns[0, 1] += stall_ns
+    slow.quartile_ns[0, 1] = typical
+    peers = (rank([10**6] * 10, blocks=known) for _ in range(2))
+    analyses = dict(zip((0, 2), peers, strict=True)) | {1: SimpleNamespace(kernel_steps=slow)}
+    return why_it_computes_longer(1, stall_ns / 10**7, (1,), analyses, Work())
+
+
+@pytest.mark.parametrize("stall_ns", [2 * 10**6, 10**8])
+def test_one_launch_that_takes_far_longer_than_all_others_is_a_stall(stall_ns):
+    found = stalled(stall_ns)
+    assert (found.cause, found.detail) == (SLOW_DEVICE, "stall")
+    assert found.why.startswith(f"a takes {format_duration(stall_ns)} longer in a few launches")
+
+
+def test_a_kernel_that_is_slower_in_all_launches_is_no_stall():
+    assert stalled(2 * 10**6, typical=30_000).detail != "stall"
+
+
+def test_more_thread_blocks_are_no_stall():
+    assert stalled(2 * 10**6, blocks=19_200).detail != "stall"

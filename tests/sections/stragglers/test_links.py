@@ -56,6 +56,16 @@ def test_the_group_with_a_slow_link_is_named_with_what_it_costs(factor):
     assert link.nodes == ("node0", "node1", "node2")
 
 
+@pytest.mark.parametrize("rank", range(6))
+@pytest.mark.parametrize("factor", [1.5, 3.0])
+def test_a_gpu_whose_groups_of_all_axes_are_slow_is_named(rank, factor):
+    job = replace(MESH, faults=(SlowLink(rank=rank, factor=factor, is_gpu=True),))
+    report = report_of(job.run())
+    (found,) = (finding for finding in report.findings if finding.code == "STR107")
+    assert found.ranks == (rank,)
+    assert found.recoverable_ns == pytest.approx(mean_step(job) - mean_step(MESH), rel=0.1)
+
+
 def test_ranks_that_a_slow_link_holds_up_are_not_stragglers():
     result = stragglers_of(replace(MESH, faults=(SlowLink(rank=3, factor=2.0),)))
     assert result.pattern is StragglerPattern.NONE
@@ -164,3 +174,44 @@ def test_a_stage_that_a_slow_link_holds_up_is_no_straggler(stages, replicas):
     report = report_of(replace(job, faults=(SlowLink(rank=0, factor=6.0),)).run())
     assert report.findings[0].code == "STR107"
     assert "STR101" not in [found.code for found in report.findings]
+
+
+# Slow for a time ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [(13, 14), (12, 15), (15,), (13, 14, 15, 16)])
+def test_a_link_is_named_with_the_steps_in_which_it_is_slow(steps):
+    """8 steps from 10 on, the first and last of which are not recorded whole."""
+    result = stragglers_of(replace(MESH, faults=(SlowLink(rank=3, factor=4.0, steps=steps),)))
+    (link,) = result.links
+    assert (link.ranks, link.steps, link.num_compared) == ((1, 3, 5), steps, 1)
+    assert (link.transfer_ns, link.others_ns) == pytest.approx((8 * MS, 2 * MS), rel=0.05)
+    lost = 3 * 2 * MS * len(steps) / link.num_steps
+    assert link.lost_ns_per_step == pytest.approx(lost, rel=0.05)
+
+
+@pytest.mark.parametrize("steps", [(13, 14), (12, 15), (15,), (13, 14, 15, 16)])
+def test_a_network_that_is_slow_for_all_is_no_rank_s_link(steps):
+    faults = tuple(SlowLink(rank=rank, factor=3.0, steps=steps) for rank in range(6))
+    report = report_of(replace(MESH, faults=faults).run())
+    (link,) = report.stragglers.links
+    assert (link.ranks, link.steps, link.num_compared) == (tuple(range(6)), steps, 0)
+    (found,) = [found for found in report.findings if found.code == "STR107"]
+    assert found.ranks == ()
+    assert f"in {len(steps)} of {link.num_steps} steps (" in found.message
+    assert "times as long as in the other steps" in found.message
+
+
+def test_a_first_step_that_is_slow_alone_proves_nothing():
+    whole = stragglers_of(MESH)
+    assert whole.links == ()
+    first = min(step.step for step in whole.steps)
+    faults = tuple(SlowLink(rank=rank, factor=3.0, steps=(first,)) for rank in range(6))
+    assert stragglers_of(replace(MESH, faults=faults)).links == ()
+
+
+@given(st.integers(0, 1 << 30), st.floats(0.0, 0.08))
+@settings(max_examples=15)
+def test_jobs_whose_links_are_all_alike_have_no_slow_one_at_any_time(seed, noise):
+    job = replace(MESH, seed=seed, compute_noise=noise, end_jitter_ns=20_000)
+    assert stragglers_of(job).links == ()

@@ -10,7 +10,7 @@ from distprof.ingest.assemble import assemble_run
 from distprof.sections.context import ProbeRecords
 from distprof.sections.idle.measure import HostPauses, measure_host_pauses
 from distprof.sections.stragglers.measure import analyze_stragglers
-from distprof.sections.stragglers.sequences import is_attention
+from distprof.sections.stragglers.sequences import _is_of_one_step, is_attention
 from distprof.terms import StragglerCause, StragglerPattern
 from tests.sections.measured import measure
 from tests.simulator import SlowDevice, rotating
@@ -120,3 +120,11 @@ def test_attention_is_known_by_name(name):
 @pytest.mark.parametrize("name", ["ampere_bf16_gemm_128x128", "softmax_warp_forward", "adam"])
 def test_other_kernels_are_not_taken_for_attention(name):
     assert not is_attention(name)
+
+
+def test_a_kernel_that_stalls_in_one_step_is_no_longer_sequence():
+    more = np.zeros((4, 8))
+    more[2, 4] = 12e6
+    assert _is_of_one_step(more - more.mean(axis=0))
+    drawn = np.random.default_rng(0).normal(size=(4, 8))
+    assert not _is_of_one_step(drawn - drawn.mean(axis=0))

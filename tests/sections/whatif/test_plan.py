@@ -5,18 +5,23 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 import distprof
 from distprof.ingest.assemble import assemble_run
+from distprof.run.run import Run
 from distprof.sections.moe.result import MoeResult
 from distprof.sections.pipeline.result import PipelineResult
 from distprof.sections.stragglers.measure import analyze_stragglers
 from distprof.sections.whatif.measure import analyze_whatif
 from distprof.sections.whatif.plan import FAR_MORE, Workbench, is_actionable
 from distprof.sections.whatif.result import RepairPlan
+from distprof.terms import ActivityKind
+from tests.builders import MemoryTables
 from tests.sections.measured import measure
 from tests.simulator.job import (
     MS,
@@ -46,6 +51,39 @@ def job(*faults: SlowDevice | LateInput) -> SimulatedJob:
 def true_step_ns(*faults: SlowDevice | LateInput) -> float:
     """The mean step with these faults only."""
     return job(*faults).run().mean_step_ns()
+
+
+def with_early_kernels(run: Run, early_ns: int) -> Run:
+    """Kernels after a collective begin this long before it ends, as dependent launches do."""
+    ranks = []
+    for rank in run.ranks:
+        tables = rank.tables.load(every_host_row=True)
+        start = tables.activity["start_ns"].copy()
+        ends = np.sort(tables.collectives["end_ns"])
+        is_kernel = tables.activity["kind"] == ActivityKind.COMPUTATION
+        at = np.maximum(np.searchsorted(ends, start, side="right") - 1, 0)
+        follows = is_kernel & (start >= ends[at]) & (start - ends[at] < 10_000)
+        assert follows.any()
+        start[follows] = ends[at[follows]] - early_ns
+        activity = tables.activity.with_columns(start_ns=start)
+        moved = MemoryTables(structs.replace(tables, activity=activity))
+        ranks.append(structs.replace(rank, tables=moved))
+    return structs.replace(run, ranks=tuple(ranks))
+
+
+@pytest.mark.parametrize("early_ns", [0, 20, 40, 2_000])
+@pytest.mark.parametrize("fault", [SLOW, LATE])
+def test_kernels_that_begin_in_the_tail_of_a_collective_have_waited_for_it(
+    fault: SlowDevice | LateInput, early_ns: int
+) -> None:
+    middle = Collective(transfer_ns=MS)
+    program = (*STEP[:2], middle, Compute(ns=5 * MS, kernels=10), middle, *STEP[2:])
+    faulty, sound = (replace(job(*one), program=program) for one in ((fault,), ()))
+    run = assemble_run("simulated", faulty.run().to_ranks())
+    report = distprof.analyze(with_early_kernels(run, early_ns), executor="serial")
+    truth = faulty.run().mean_step_ns() - sound.run().mean_step_ns()
+    assert report.findings[0].ranks == (fault.rank,)
+    assert report.findings[0].recoverable_ns == pytest.approx(truth, rel=0.1)
 
 
 def plan_of(simulated: SimulatedJob, claimed: list[str]) -> RepairPlan:

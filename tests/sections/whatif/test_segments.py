@@ -45,10 +45,10 @@ def test_a_hidden_collective_cuts_where_it_starts_and_holds_up_the_next_step_onl
 
 def test_a_collective_after_which_nothing_was_waited_for_leaves_idle_time():
     """Computation begins while it still runs, so that it cannot have waited for it."""
-    rank = RankBuilder().step(0, 0, 60)
-    rank.comm("nccl", 10, 50).kernel("gemm", 30, 60)
+    rank = RankBuilder().step(0, 0, 60_000)
+    rank.comm("nccl", 10_000, 50_000).kernel("gemm", 30_000, 60_000)
     line = line_of(rank)
-    assert spent(line, Own.COMPUTATION, Own.OTHER) == [[0, 10], [30, 20], [0, 0]]
+    assert spent(line, Own.COMPUTATION, Own.OTHER) == [[0, 10_000], [30_000, 20_000], [0, 0]]
 
 
 def test_the_second_of_two_collectives_is_asked_for_after_the_first():
@@ -189,3 +189,18 @@ def test_a_reduction_that_ends_while_the_rank_waits_for_another_blocks_nothing()
     line = line_of(rank)
     assert line.exposed.tolist() == [False, True]
     assert line.resume[1] < line.resume[0]
+
+
+def test_a_receive_that_a_later_slot_needs_does_not_hold_up_an_earlier_one():
+    """While the stage waits for its second forward's input, the gradient of its first comes."""
+    rank = RankBuilder().step(0, 0, 100)
+    for op, batch, start, end in (("F", 0, 10, 20), ("F", 1, 40, 50), ("B", 0, 50, 70)):
+        rank.annotation(f"distprof:pp stage=1 op={op} mb={batch}", start, end)
+        rank.kernel("gemm", start, end, launched=(start, start + 1))
+    rank.kernel("adam", 70, 100)
+    rank.comm("recv", 0, 10, kind=CollectiveKind.RECV, peer=0)
+    rank.comm("recv", 10, 40, kind=CollectiveKind.RECV, peer=0)
+    rank.comm("recv", 12, 30, kind=CollectiveKind.RECV, peer=2, stream=21)
+    line = line_of(rank)
+    assert line.exposed.tolist() == [True, True, False]
+    assert line.resume[2] > line.resume[1]

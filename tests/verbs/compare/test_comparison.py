@@ -146,6 +146,70 @@ def test_few_steps_that_take_as_long_are_not_faster_by_nothing():
     )
 
 
+def test_steps_that_one_outlier_keeps_undecided_are_not_called_alike():
+    """Five of six steps are shorter than all of the other run; one is longer than these."""
+    first = side(step_ns=(150, 151, 152, 153, 154, 155))
+    second = side(step_ns=(120, 121, 122, 123, 124, 400))
+    found = changes(first, second)
+    assert found.step.trend == "alike"
+    assert found.step.num_apart == 5
+    assert comparison_verdict(found) == (
+        "Undecided, since chance may explain it (p = 0.065): 122 ns per step instead of 152 ns "
+        "(−19.7 %). 5 of 6 steps of the second run are shorter than all of the first: look at "
+        "the others, and compare more steps."
+    )
+
+
+def test_absence_of_a_difference_is_not_claimed():
+    found = changes(side(step_ns=(99, 100, 101) * 3), side(step_ns=(100, 101, 99) * 3))
+    assert comparison_verdict(found) == (
+        "No difference found: 100 ns per step instead of 100 ns (+0 %)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("second", "words"),
+    [(260, "takes 2.6 × as long"), (2, "takes 0.02 × as long"), (190, "is 90.0 % slower"),
+     (60, "is 40.0 % faster")],
+)  # fmt: skip
+def test_large_changes_are_multiples_of_the_whole(second, words):
+    found = changes(side(step_ns=(100,) * 9), side(step_ns=(second,) * 9))
+    assert comparison_verdict(found).startswith(f"The second run {words}: ")
+
+
+def test_unlike_runs_are_said_in_the_first_sentence():
+    first = side(fingerprint=Fingerprint(device="H100", world_size=8))
+    second = side(fingerprint=Fingerprint(device="A100", world_size=8), step_ns=(130,) * 9)
+    found = changes(first, second)
+    assert comparison_verdict(found).startswith("Not like for like: device H100 → A100. The ")
+
+
+def test_only_what_both_runs_record_is_called_the_same():
+    both = Fingerprint(device="H100", world_size=8)
+    told = list(comparison_sentences(changes(side(fingerprint=both), side(fingerprint=both))))
+    assert told[0] == "The same in both runs: device, world size. The program is not recorded."
+    told = list(comparison_sentences(changes(side(), side())))
+    assert told[0] == "Neither hardware nor program is recorded by both runs: they may be unlike."
+
+
+def test_kernels_show_that_two_runs_may_be_of_different_programs():
+    same = Fingerprint(device="H100", world_size=8)
+    first = side(kernels=[kernel("gemm", 900), kernel("norm", 100)], fingerprint=same)
+    second = side(kernels=[kernel("conv", 900), kernel("norm", 100)], fingerprint=same)
+    found = changes(first, second)
+    assert found.common_kernels_ratio == 0.1
+    assert comparison_verdict(found).startswith(
+        "Perhaps not like for like: only 10.0 % of the computation is in kernels that both"
+    )
+    assert "Perhaps" not in comparison_verdict(changes(first, first))
+
+
+def test_a_run_without_steps_is_not_said_to_have_plain_ones():
+    found = changes(side(is_traced=True, parts=parts(100)), side(step_ns=()))
+    assert not any("without a profiler" in text for text in found.unavailable)
+    assert not any("Medians" in text for text in comparison_sentences(found))
+
+
 def test_a_headline_never_has_opposite_signs():
     """Plain steps grew by 45 %, traced ones shrank: the split explains nothing of the growth."""
     first = side(step_ns=(100,) * 9, parts=parts(300, computation_ns=250))

@@ -73,8 +73,8 @@ def rows(run, rank, table, category):
 
 @pytest.mark.parametrize("source", INPUTS, ids=lambda path: path.name)
 def test_golden_inputs_are_found_again(source, tmp_path):
-    run = open_run(source, use_cache=False)
-    examined, trace = exported(run, tmp_path)
+    examined, trace = exported(open_run(source, use_cache=False), tmp_path)
+    run = examined.run
     for rank in run.ranks:
         check_rank(run, rank, of_rank(trace, rank.rank))
     check_arrows(run, trace)

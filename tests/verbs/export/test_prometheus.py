@@ -271,7 +271,7 @@ def test_nothing_in_the_run_directory_changes(job):
 
 
 def test_a_damaged_report_costs_the_report_only(job):
-    (job.path / "report.json").write_text('{"schema": "distprof.report/1"')
+    (job.path / "report.json").write_text('{"schema": "distprof.report/2"')
     found = parsed(text_of(Exposition(str(job.path))))
     assert ("distprof_job_ranks", ()) in found
 

@@ -146,7 +146,7 @@ def test_a_baseline_that_no_run_can_have_made_is_refused(tmp_path, change, found
     assert "version control" in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", "\ufeff{}", '{"schema": "distprof.report/1"}'])
+@pytest.mark.parametrize("text", ["", "{", "[1]", "\ufeff{}", '{"schema": "distprof.report/2"}'])
 def test_other_documents_are_refused(tmp_path, text):
     file = tmp_path / "baseline.json"
     file.write_text(text)

@@ -13,7 +13,8 @@ import pytest
 from distprof.artefacts.rank_file import ErrorFile
 from distprof.artefacts.run_file import Exit, RankEntry, RunFile
 from distprof.errors import InputError
-from distprof.verbs.hang.evidence import calls_of_stacks, read_evidence
+from distprof.ingest.output.stacks import stacks_in
+from distprof.verbs.hang.evidence import read_evidence
 from tests.flight_jobs import START_NS, dump, job, op, written
 
 ONE = dump([op(1), op(2)], {"0": [0, 1]})
@@ -125,21 +126,20 @@ def test_the_rank_in_a_line_counts_where_the_file_is_of_many(tmp_path: Path) -> 
     assert found.rank == 3
 
 
-def test_of_a_large_log_the_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distprof.verbs.hang.evidence.MAX_HEAD_BYTES", 1000)
-    monkeypatch.setattr("distprof.verbs.hang.evidence.MAX_TAIL_BYTES", 1000)
+def test_a_large_log_is_read_whole(tmp_path: Path) -> None:
     written(tmp_path, job({0: [op(1)]}))
-    fine = ["fine"] * 2000
+    fine = ["fine"] * 300_000
     (tmp_path / "rank0.log").write_text(
         "\n".join([LINES["peer"], *fine, LINES["device"], *fine, LINES["timeout"]])
     )
     found = read_evidence(str(tmp_path)).log_lines
-    assert [line.about for line in found] == ["peer", "timeout"]
+    assert [(line.about, line.line) for line in found] == [
+        ("peer", 1), ("device", 300_002), ("timeout", 600_003)]  # fmt: skip
 
 
 def test_the_main_thread_of_a_stack_dump_is_the_one_that_counts() -> None:
-    assert calls_of_stacks(STACKS) == ("average (train.py:40)", "<module> (train.py:90)")
-    assert calls_of_stacks("nonsense") == ()
+    assert stacks_in(STACKS)[0] == ("average (train.py:40)", "<module> (train.py:90)")
+    assert stacks_in("nonsense")[0] == ()
 
 
 def test_a_run_directory_tells_size_hosts_ends_and_stacks(tmp_path: Path) -> None:

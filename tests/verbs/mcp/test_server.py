@@ -104,7 +104,9 @@ def test_each_tool_answers_and_nothing_below_the_root_changes(
     assert listed["findings"][0]["cost_ns_per_step"] == 6_910_000
     assert (listed["num_findings"], listed["next_offset"]) == (2, None)
     assert text_of(page).startswith("# persistent-straggler\n")
-    assert text_of(change).startswith("Both runs take 22.3 ms per step")
+    assert text_of(change).startswith(
+        "Not like for like: nodes 1 → 2. Both runs take 22.3 ms per step"
+    )
     assert text_of(stuck).startswith("Stuck: rank 12 never launched all_to_all 20537")
 
 
@@ -142,7 +144,7 @@ def test_tools_are_said_to_read_only_and_describe_their_arguments(place):
     ],
 )
 def test_an_error_is_one_sentence_and_the_server_goes_on(place, name, arguments, said):
-    (place / "broken.json").write_text('{"schema": "distprof.report/1", ')
+    (place / "broken.json").write_text('{"schema": "distprof.report/2", ')
     failed, after = talk(in_process(place), (name, arguments), ("analyze", {"path": "fast.json"}))
     assert failed.is_error
     text = failed.content[0].text.replace(str(place), "ROOT")

@@ -90,12 +90,17 @@ def test_meshes_of_torchtitan(tmp_path, replicate, shard, sharding):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "hello", "{", '{"a": ' * 100_000, "[other]\nx = 1", "--num-layers '", "[]"]
+    "text",
+    [
+        *("", "hello", "{", '{"a": ' * 100_000, "[other]\nx = 1", "--num-layers '", "[]"),
+        "--num-layers 4 --name " + "a" * 3_000_000,
+        "--module a --config " + "a" * 3_000_000,
+    ],
 )
 def test_other_files_are_refused_with_a_sentence(tmp_path, text):
     file = tmp_path / "f"
     file.write_text(text)
-    with pytest.raises(InputError, match="expected: a layout"):
+    with pytest.raises(InputError, match=r"expected: a (layout|torchtitan launch)"):
         read_job_file(file)
 
 

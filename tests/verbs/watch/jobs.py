@@ -95,7 +95,11 @@ class Playing:
         return START_NS + round((self.now_s - 1_000) * 1e9)
 
     def steps(
-        self, first: int, last: int, own_ms: Mapping[int, float] | None = None, **more: float
+        self,
+        first: int,
+        last: int,
+        own_ms: Mapping[int, float] | None = None,
+        **more: float | bool | None,
     ) -> list[Alert]:
         """All ranks report steps, one per look; some need other own times."""
         found = []

@@ -199,7 +199,7 @@ def test_before_the_first_look_there_is_no_report(board: Board) -> None:
 def test_another_server_is_told_by_what_it_sends() -> None:
     with answering(lambda visitor: ok(visitor, b"# HELP distprof_steps_total Steps")) as url:
         assert "a watched job" in why(url)
-    with answering(lambda visitor: ok(visitor, b'{"schema": "distprof.report/1"}')) as url:
+    with answering(lambda visitor: ok(visitor, b'{"schema": "distprof.report/2"}')) as url:
         assert "distprof.watch/1" in why(url)
     with answering(lambda visitor: visitor.send_error(403)) as url:
         assert "the server answered 403" in why(url)

@@ -106,3 +106,20 @@ def test_the_verdict_of_each_state() -> None:
     assert (
         verdict(state="stalled", silent_ns=31 * 10**9) == "No rank has completed a step for 31.0 s."
     )
+
+
+@pytest.mark.parametrize(
+    ("behind", "words"),
+    [
+        (True, "sets the pace: more than a step behind at the end of 100 % of steps"),
+        (False, "never a step behind: the CPU, its input or a wait in each step may set the pace"),
+        (None, ""),
+    ],
+)
+def test_the_page_says_whether_gpus_set_the_pace(behind: bool | None, words: str) -> None:
+    playing = Playing(2)
+    playing.steps(0, 60, gpu_behind=behind)
+    report = report_on(playing.job, now_s=playing.now_s, now_ns=playing.now_ns)
+    page = " ".join(text(report, 120).split())
+    assert words in page
+    assert ("GPU " in page) == bool(words)

@@ -1,7 +1,8 @@
 """# capture-incomplete
 
 ## What it detects
-Ranks are missing from the recording, files are damaged, or collectives could not be matched. The
+Ranks are missing from the recording, files are damaged, rows were removed from a trace after
+the profiler wrote it, or collectives could not be matched. The
 other findings then describe only a part of the job.
 
 ## Why it costs time
@@ -33,7 +34,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.rules.base import Draft, Limit, Limits, rule
-from distprof.sections.capture.result import CaptureResult
+from distprof.sections.capture.result import LEFT_OUT, CaptureResult
 from distprof.terms import Severity
 from distprof.units import capitalized, format_ratio, name_ranks
 
@@ -67,15 +68,15 @@ def check(capture: CaptureResult, limits: Limits) -> Iterator[Draft]:
 
 
 _INTENDED = frozenset({"chosen-ranks", "no-traces"})
-_DAMAGE = frozenset({"truncated", "unreadable"})
+_DAMAGE = frozenset({"truncated", *LEFT_OUT})
 
 
 def _ranks(capture: CaptureResult) -> Iterator[str]:
-    chosen = any(gap.what in _INTENDED for gap in capture.gaps)
-    if capture.ranks_missing and not chosen:
-        missing = name_ranks(capture.ranks_missing)
-        are = "are" if len(capture.ranks_missing) > 1 else "is"
-        yield f"{missing} of {capture.world_size} {are} not in the recording"
+    damaged = {rank for gap in capture.gaps if gap.what in LEFT_OUT for rank in gap.ranks}
+    missing = sorted(set(capture.ranks_missing) - damaged)
+    if missing and not any(gap.what in _INTENDED for gap in capture.gaps):
+        are = "are" if len(missing) > 1 else "is"
+        yield f"{name_ranks(missing)} of {capture.world_size} {are} not in the recording"
 
 
 def _matches(capture: CaptureResult, limits: Limits) -> Iterator[str]:
@@ -92,10 +93,13 @@ def _damage(capture: CaptureResult, limits: Limits) -> Iterator[str]:
         count = max(len(files), len(ranks))
         named = f" ({name_ranks(ranks)})" if ranks else ""
         yield f"{count} {'files are' if count > 1 else 'file is'} damaged{named}"
+    if filtered := capture.filtered_ranks:
+        of = f"trace{'s' * (len(filtered) > 1)} of {name_ranks(filtered)}"
+        yield f"rows were removed from the {of}"
     if capture.num_quarantined > limits["damaged_ratio"] * max(capture.num_events, 1):
         yield f"{capture.num_quarantined} of {capture.num_events} events are broken"
 
 
 def _affected(capture: CaptureResult) -> tuple[int, ...]:
     damaged = {rank for gap in capture.gaps if gap.what in _DAMAGE for rank in gap.ranks}
-    return tuple(sorted(damaged | set(capture.ranks_missing)))
+    return tuple(sorted({*damaged, *capture.ranks_missing, *capture.filtered_ranks}))

@@ -3,7 +3,7 @@
 ## What it detects
 Each step contains many small all-reduces, all-gathers or reduce-scatters. Latency, not size,
 determines how long messages this small take. The rule also reports many consecutive reductions
-while nothing else runs, which need no sizes: the pattern of gradients without buckets.
+while hardly anything else runs, which need no sizes: the pattern of gradients without buckets.
 
 ## Why it costs time
 A collective of any size costs a latency for every hop. Below the crossover size n* = α · bandwidth
@@ -147,7 +147,7 @@ def _without_sizes(
         yield Draft(
             message=(
                 f"{train.num_per_step:.0f} {train.kind}s per {step.word} and rank run one after "
-                "another while nothing else runs "
+                "another while hardly anything else runs "
                 f"({format_duration(train.duration_ns_median)} each). They take "
                 f"{step.share(whole)}, of which {format_duration(train.gap_ns_per_step)} is "
                 "between them."

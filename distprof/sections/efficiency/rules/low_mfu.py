@@ -50,7 +50,7 @@ _PARTS = {
         "exposed_p2p_wait_ns",
     ),
     "copies": ("exposed_copy_ns",),
-    "waiting for the CPU": ("idle_host_ns", "idle_sync_ns"),
+    "waiting for the CPU": ("idle_host_ns", "idle_sync_ns", "idle_pause_ns"),
     "waiting for input": ("idle_input_ns",),
     "idle time with other causes": ("idle_comm_wait_ns", "idle_unknown_ns"),
 }

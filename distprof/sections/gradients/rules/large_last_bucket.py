@@ -28,7 +28,9 @@ until there are at least 8 buckets, but not below 1 MB, where latency dominates
 bucket by itself: tie, shard or freeze it. Megatron-Core: `--ddp-bucket-size`.
 
 ## When it is wrong
-The first layer may make up most of the model and be needed whole. If all buckets have the same
+If every bucket takes more than a millisecond whatever its size, it waits for a late rank or a
+broken path, and the rule is silent (see `exposed-communication`). The first layer may make up most
+of the model and be needed whole. If all buckets have the same
 size, latency and transfer cannot be separated, and the fix may recover less.
 
 ## Sources
@@ -83,7 +85,9 @@ def check(
 ) -> Iterator[Draft]:
     """Yield one finding per axis."""
     for group in gradient_groups(gradients):
-        if not _is_large(group, limits["last_bucket_ratio"], limits["min_bytes"]):
+        if group.is_held_up or not _is_large(
+            group, limits["last_bucket_ratio"], limits["min_bytes"]
+        ):
             continue
         step = mean_step(waterfall, step_time)
         exposed = group.last_bucket_ns_per_step

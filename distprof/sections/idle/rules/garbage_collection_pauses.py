@@ -32,7 +32,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.rules.base import Draft, Limit, Limits, rule
-from distprof.sections.idle.result import PausesResult, RankPauses
+from distprof.sections.idle.result import COLLECTION, IdleResult, PausesResult, RankPauses
 from distprof.sections.step_log.result import StepLogResult
 from distprof.terms import Severity
 from distprof.units import capitalized, format_duration, format_ratio, name_ranks
@@ -42,10 +42,12 @@ from distprof.units import capitalized, format_duration, format_ratio, name_rank
     code="HST103",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(PausesResult, StepLogResult),
+    needs=(PausesResult, StepLogResult, IdleResult),
     limits={"min_step_ratio": Limit(0.01, "share of the step that collections may take")},
 )
-def check(pauses: PausesResult, step_log: StepLogResult, limits: Limits) -> Iterator[Draft]:
+def check(
+    pauses: PausesResult, step_log: StepLogResult, idle: IdleResult, limits: Limits
+) -> Iterator[Draft]:
     """Yield one finding for the run."""
     step = step_log.step_ns or step_log.traced_median_ns
     if not step:
@@ -69,8 +71,15 @@ def check(pauses: PausesResult, step_log: StepLogResult, limits: Limits) -> Iter
         cost_ns_per_step=worst.gc_ns_per_step,
         ranks=ranks,
         evidence=("pauses.ranks", "step_log.median_ns"),
-        without=f"rank {ranks[0]}" if len(ranks) == 1 else "",
+        without=_without(ranks, idle),
     )
+
+
+def _without(ranks: tuple[int, ...], idle: IdleResult) -> str:
+    """The scenario without collections, if the traces show what they cost."""
+    if any(pause.kind == "collection" and pause.idle_ns_per_step for pause in idle.pauses):
+        return f"pause {COLLECTION}"
+    return f"rank {ranks[0]}" if len(ranks) == 1 else ""
 
 
 def _who(ranks: tuple[int, ...]) -> str:

@@ -11,6 +11,8 @@ until new work arrives. Each call leaves a gap.
 Runtime calls of at least one rank (`cudaStreamSynchronize`, `cudaDeviceSynchronize`, blocking
 copies and their HIP names) and launch calls.
 
+The operators around the calls, if the trace has them, name the callers.
+
 ## How the cost is computed
 Idle GPU time caused by synchronising calls that delayed the next launches, mean over ranks and
 steps. Time in which the CPU is blocked while the GPU works costs nothing and is not counted.
@@ -35,7 +37,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
-from distprof.sections.idle.result import IdleResult
+from distprof.sections.idle.result import CpuPause, IdleResult
 from distprof.sections.shares import mean_step
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import Severity
@@ -60,7 +62,7 @@ def check(
     step = mean_step(waterfall, step_time)
     if not idle.ranks:
         raise InsufficientEvidenceError(
-            "no runtime calls in the traces: the cause of idle time is unknown"
+            "no runtime calls to judge by: the cause of idle time is unknown"
         )
     cost = step.mean(step.total.idle_sync_ns)
     if step.ratio(cost) < limits["idle_sync_ratio"] or not idle.sync_calls:
@@ -69,7 +71,7 @@ def check(
     yield Draft(
         message=(
             f"The GPU idles {step.share(cost)} after the CPU has waited for it, mostly because of "
-            f"{worst.name}: {worst.count_per_step:.1f} calls per {step.word} on "
+            f"{_called(worst)}: {worst.count_per_step:.1f} calls per {step.word} on "
             f"{name_ranks(worst.ranks)}, {format_duration(worst.idle_ns_per_step)} idle."
         ),
         fix=(
@@ -79,6 +81,10 @@ def check(
         ),
         cost_ns_per_step=cost,
         ranks=worst.ranks,
-        evidence=("idle.sync_calls", "waterfall.all"),
+        evidence=("idle.pauses", "waterfall.all"),
         without="sync-calls",
     )
+
+
+def _called(pause: CpuPause) -> str:
+    return f"{pause.caller} ({pause.name})" if pause.caller else pause.name

@@ -32,7 +32,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.sections.capture.result import CaptureResult
 from distprof.sections.idle.result import IdleResult
 from distprof.sections.shares import mean_step
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
@@ -47,13 +48,21 @@ DOMINATES = 0.5
     code="HST109",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(IdleResult, WaterfallResult, StepTimeResult),
+    needs=(IdleResult, CaptureResult, WaterfallResult, StepTimeResult),
     limits={"idle_ratio": Limit(0.2, "share of the step that may be idle for unknown causes")},
 )
 def check(
-    idle: IdleResult, waterfall: WaterfallResult, step_time: StepTimeResult, limits: Limits
+    idle: IdleResult,
+    capture: CaptureResult,
+    waterfall: WaterfallResult,
+    step_time: StepTimeResult,
+    limits: Limits,
 ) -> Iterator[Draft]:
     """Yield one finding for the run."""
+    if capture.filtered_ranks:
+        raise InsufficientEvidenceError(
+            "rows were removed from traces, so the GPU may have been busy when it seems idle"
+        )
     step = mean_step(waterfall, step_time)
     cost = step.mean(step.total.idle_unknown_ns)
     if idle.is_cpu or step.ratio(cost) < limits["idle_ratio"]:

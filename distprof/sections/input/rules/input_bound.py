@@ -73,7 +73,7 @@ def check(
     step = mean_step(waterfall, step_time)
     if not idle.ranks:
         raise InsufficientEvidenceError(
-            "no CPU activities in the traces: the cause of idle time is unknown"
+            "no CPU activities to judge by: the cause of idle time is unknown"
         )
     cost = step.mean(step.total.idle_input_ns)
     if step.ratio(cost) < limits["idle_input_ratio"]:

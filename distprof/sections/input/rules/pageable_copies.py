@@ -37,6 +37,7 @@ from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.settings.result import SettingsResult
 from distprof.sections.shares import mean_step
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
+from distprof.sections.whatif.result import PAGEABLE
 from distprof.terms import Severity
 
 
@@ -72,6 +73,7 @@ def check(
             "other tensors) and copy with non_blocking=True."
         ),
         cost_ns_per_step=cost,
+        without=f"pause {PAGEABLE}",
         ranks=tuple(
             rank.rank
             for rank in settings.feed

@@ -8,8 +8,8 @@ Sockets copy every byte through CPU memory and the operating system's kernel. In
 EFA move data from GPU to GPU at several times the bandwidth and a fraction of the latency.
 
 ## Evidence needed
-An NCCL log (`NCCL_DEBUG=INFO`) that names connections between nodes. The log shows only networks
-that NCCL found.
+An NCCL log (`NCCL_DEBUG=INFO`) that names connections between nodes, or at least the network that
+NCCL chose. The log shows only networks that NCCL found.
 
 ## How the cost is computed
 With traces: exposed transfer per step of the collectives that cross nodes. This is an upper bound
@@ -35,9 +35,16 @@ from collections.abc import Iterator
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.collectives.result import CollectivesResult
 from distprof.sections.nccl.result import BETWEEN, NcclResult
-from distprof.sections.nccl.rules._shared import connections, exposed_between_nodes, setting_of
+from distprof.sections.nccl.rules._shared import (
+    connections,
+    exposed_between_nodes,
+    has_log,
+    setting_of,
+)
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import Confidence, Severity
+
+_MOST_CARDS = 4
 
 
 @rule(
@@ -57,6 +64,9 @@ def check(
     limits: Limits,
 ) -> Iterator[Draft]:
     """Yield one finding for all sockets."""
+    if has_log(nccl) and not nccl.transports and nccl.networks:
+        yield from _by_choice(nccl)
+        return
     sockets, total = connections(nccl, BETWEEN, lambda way: way.transport == "NET/Socket")
     if not sockets or sockets < limits["socket_ratio"] * total:
         return
@@ -76,8 +86,34 @@ def check(
     )
 
 
+def _by_choice(nccl: NcclResult) -> Iterator[Draft]:
+    """The finding from the network that NCCL chose, if the log names no connection.
+
+    Inside a node, ranks do without the network, so a log of one host is information.
+    """
+    if set(nccl.networks) != {"Socket"}:
+        return
+    cards = sorted({card for host in nccl.hosts for card in host.cards})
+    over = f" over {', '.join(cards[:_MOST_CARDS])}" if cards else ""
+    yield Draft(
+        message=(
+            f"NCCL uses TCP sockets{over} for everything between nodes, on all "
+            f"{nccl.num_processes:,} processes of the log{_why(nccl)}."
+        ),
+        fix=(
+            "Give NCCL access to the fast network: add InfiniBand devices, libibverbs or the "
+            "plug-in to the container. With only Ethernet, use more sockets and all interfaces."
+        ),
+        confidence=Confidence.INFERRED,
+        severity=None if nccl.num_hosts > 1 else Severity.INFO,
+        evidence=("nccl.networks", "nccl.hosts"),
+    )
+
+
 def _why(nccl: NcclResult) -> str:
     """What the log says about the fast network."""
+    if any("libibverbs" in warning.text for warning in nccl.warnings):
+        return "; libibverbs could not be opened, so InfiniBand and RoCE are out of reach"
     for name in ("NCCL_IB_DISABLE", "NCCL_NET", "NCCL_NET_PLUGIN"):
         value = setting_of(nccl, name)
         if value and value != "0":

@@ -17,9 +17,11 @@ With traces: exposed transfer per step of the collectives that cross nodes. This
 on the time that GPUDirect would recover. A log alone gives no cost.
 
 ## How to fix
-NVIDIA GPUs with NVIDIA cards: load `nvidia-peermem` (or use DMA-BUF: Linux 5.12, open kernel
-modules, NCCL 2.13). AMD GPUs: DMA-BUF and large BARs. Omni-Path: the GPUDirect build of its driver,
-and PSM2 with CUDA. EFA: `aws-ofi-nccl`. Everywhere: disable ACS on PCIe switches.
+If some connections use GPUDirect and others do not, the drivers are fine and the latter use a card
+that is far from their GPU: pair each GPU with the nearest card, on the same rail of every node.
+Otherwise: NVIDIA GPUs with NVIDIA cards: load `nvidia-peermem` (or use DMA-BUF: Linux 5.12, open
+kernel modules, NCCL 2.13). AMD GPUs: DMA-BUF and large BARs. Omni-Path: the GPUDirect build of its
+driver, and PSM2 with CUDA. EFA: `aws-ofi-nccl`. Everywhere: disable ACS on PCIe switches.
 `NCCL_NET_GDR_LEVEL` raises the distance up to which NCCL uses GPUDirect.
 
 ## When it is wrong
@@ -70,11 +72,18 @@ def check(
             f"{plain:,} of {total:,} connections between nodes use {', '.join(sorted(ways))} "
             f"without GPUDirect RDMA: every byte goes through CPU memory{because}."
         ),
-        fix=_fix(nccl),
+        fix=_FIX_FAR if total > plain else _fix(nccl),
         cost_ns_per_step=exposed_between_nodes(collectives, waterfall, step_time),
         confidence=Confidence.INFERRED,
         evidence=("nccl.transports",),
     )
+
+
+_FIX_FAR = (
+    "GPUDirect RDMA works on the other connections, so the drivers are fine: these use a card that "
+    "is far from their GPU. Pair each GPU with the nearest card (NCCL_CROSS_NIC=0, the same rail "
+    "on each node, NCCL_TOPO_FILE in virtual machines), or raise NCCL_NET_GDR_LEVEL."
+)
 
 
 def _fix(nccl: NcclResult) -> str:

@@ -44,6 +44,7 @@ from collections.abc import Iterator
 
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.capture.result import CaptureResult
+from distprof.sections.gradients.result import GradientGroup, GradientsResult
 from distprof.sections.shares import MeanStep, has_all_members, mean_step
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import Confidence, Severity
@@ -54,13 +55,17 @@ from distprof.units import format_duration
     code="COM102",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(WaterfallResult, StepTimeResult, CaptureResult),
+    needs=(WaterfallResult, StepTimeResult, CaptureResult, GradientsResult),
     limits={
         "exposed_ratio": Limit(0.2, "largest acceptable share of exposed communication in the step")
     },
 )
 def check(
-    waterfall: WaterfallResult, step_time: StepTimeResult, capture: CaptureResult, limits: Limits
+    waterfall: WaterfallResult,
+    step_time: StepTimeResult,
+    capture: CaptureResult,
+    gradients: GradientsResult,
+    limits: Limits,
 ) -> Iterator[Draft]:
     """Yield one finding for the run."""
     step = mean_step(waterfall, step_time)
@@ -69,17 +74,39 @@ def check(
     exposed = sum(ns for ns, _ in parts)
     if step.ratio(exposed) <= limits["exposed_ratio"]:
         return
+    held_up = max(
+        (group for group in gradients.groups if group.is_held_up),
+        key=lambda group: group.bucket_fixed_ns or 0,
+        default=None,
+    )
     split = ", ".join(f"{format_duration(ns)} {what}" for ns, what in parts if ns > 0)
     yield Draft(
         message=(
             f"{step.share(exposed)} is exposed communication: {split}. Other findings name parts "
-            "of the same time."
+            f"of the same time.{_held_up_words(held_up)}"
         ),
-        fix=_FIXES[parts[0][1]],
+        fix=_FIXES[parts[0][1]] if held_up is None else _FIX_HELD_UP,
         cost_ns_per_step=exposed,
         confidence=Confidence.INFERRED if parts[0][1] == _DOUBTFUL else Confidence.MEASURED,
         evidence=("waterfall.all", "breakdown.ranks"),
         without="communication",
+        comes_first=held_up is not None,
+    )
+
+
+_FIX_HELD_UP = (
+    "Find what each all-reduce waits for before you tune buckets or overlap: record all ranks to "
+    "see who is late, and look for a broken path (NCCL_DEBUG=INFO, retransmissions, link errors)."
+)
+
+
+def _held_up_words(group: GradientGroup | None) -> str:
+    """What the sizes of buckets do not explain."""
+    if group is None:
+        return ""
+    return (
+        f" Each all-reduce of gradients takes {format_duration(group.bucket_fixed_ns)} whatever "
+        "its size: it waits for a late rank or a broken path."
     )
 
 

@@ -42,11 +42,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.capture.result import CaptureResult
 from distprof.sections.collectives.result import CollectivesResult
 from distprof.sections.overlap.result import OverlapResult
-from distprof.sections.shares import has_all_members, hideable_ns, mean_step
+from distprof.sections.shares import has_all_members, hideable_ns, mean_step, unrecorded
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import Confidence, Severity
 from distprof.units import format_duration, format_ratio
@@ -77,6 +77,10 @@ def check(
     limits: Limits,
 ) -> Iterator[Draft]:
     """Yield one finding for the run."""
+    if capture.filtered_ranks:
+        raise InsufficientEvidenceError(
+            "rows were removed from traces: computation that overlaps may be missing"
+        )
     step = mean_step(waterfall, step_time)
     hidden = step.mean(sum(rank.overlapped_ns for rank in overlap.ranks))
     transfer = hidden + step.exposed_transfer_ns
@@ -89,9 +93,12 @@ def check(
     if ratio >= limits["overlap_ratio"] or step.ratio(cost) < limits["min_step_ratio"]:
         return
     is_sure = step.is_split and has_all_members(capture)
+    knows_all = has_all_members(capture) and not capture.ranks_missing
+    who = "other ranks" if knows_all else unrecorded(capture)
     yield Draft(
-        message=_message(ratio, step.exposed_transfer_ns, cost, is_sure=is_sure),
-        fix=(
+        message=_message(ratio, step.exposed_transfer_ns, cost, "" if is_sure else who),
+        fix=("" if has_all_members(capture) else "Record all ranks to see how much. ")
+        + (
             "Start transfers earlier, during computation: bucket_cap_mb (DDP), "
             "set_modules_to_forward_prefetch and set_modules_to_backward_prefetch (FSDP2), "
             "asynchronous tensor parallelism."
@@ -124,9 +131,9 @@ def _mostly_scalars(collectives: CollectivesResult, most_bytes: float) -> bool:
     return exposed[True] > 0 and exposed[True] >= MOSTLY * sum(exposed.values())
 
 
-def _message(ratio: float, exposed_ns: int, cost_ns: int, *, is_sure: bool) -> str:
-    what = "transfer" if is_sure else "communication"
-    caveat = "" if is_sure else ", part of which may be waiting for other ranks"
+def _message(ratio: float, exposed_ns: int, cost_ns: int, waits_for: str) -> str:
+    what = "communication" if waits_for else "transfer"
+    caveat = f", part of which may be waiting for {waits_for}" if waits_for else ""
     part = "all" if cost_ns >= exposed_ns else format_duration(cost_ns)
     overlaps = f"Only {format_ratio(ratio)} of" if ratio > 0 else "No"
     return (

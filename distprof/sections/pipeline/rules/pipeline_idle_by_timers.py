@@ -88,8 +88,9 @@ def _fix(log: TrainingLogResult, ideal: float) -> str:
     """A fix for the larger part of the idle time."""
     if ideal >= (log.idle_ratio or 0.0) / 2:
         wanted = MICRO_BATCHES_PER_STAGE * log.mesh["pp"]
-        return (
-            f"Use more micro-batches ({wanted:,} or more for {log.mesh['pp']} stages), several "
-            "chunks per rank, or fewer stages."
-        )
+        most = (log.num_micro_batches or 0) * (log.micro_batch_size or wanted)
+        more = f"Use more micro-batches ({min(wanted, most):,} or more for {log.mesh['pp']} stages)"
+        if log.micro_batch_size == 1:
+            more = "Each micro-batch is one sample: use a larger batch"
+        return f"{more}, several chunks per rank, or fewer stages."
     return "Balance the stages (the first and the last hold the embedding), and overlap messages."

@@ -42,7 +42,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.rules.base import Draft, Limit, Limits, rule
-from distprof.sections.pipeline.result import PipelineResult, refill_key
+from distprof.sections.pipeline.result import PipelineGroup, PipelineResult, refill_key
 from distprof.sections.pipeline.rules._shared import Judged, judged_groups
 from distprof.terms import Confidence, Severity
 from distprof.units import format_duration, format_ratio, name_ranks
@@ -105,8 +105,8 @@ def _by_count(pipeline: PipelineResult, max_ratio: float) -> Iterator[Draft]:
                 "best, if stages alternate between forward and backward."
             ),
             fix=(
-                f"Use more micro-batches ({4 * ranks} or more for {ranks} stages), several stages "
-                "per rank, or fewer stages. Mark the stages (pipeline_marks) to see the order."
+                f"{_more(group, ranks)}several stages per rank, or fewer stages. Mark the stages "
+                "(pipeline_marks) to see the order."
             ),
             cost_ns_per_step=round(min(ideal, idle) * span),
             confidence=Confidence.INFERRED,
@@ -116,11 +116,21 @@ def _by_count(pipeline: PipelineResult, max_ratio: float) -> Iterator[Draft]:
         )
 
 
+def _more(group: PipelineGroup, ranks: int) -> str:
+    """Advice to use more micro-batches, as far as the batch has enough samples."""
+    samples = group.samples_per_step
+    if samples is not None and samples <= group.num_micro_batches:
+        return "Each micro-batch is one sample: use a larger batch, "
+    wanted = 4 * ranks if samples is None else min(4 * ranks, samples)
+    return f"Use more micro-batches ({wanted} or more for {ranks} stages), "
+
+
 def _fix(judged: Judged) -> str:
     """The best predictions with more micro-batches and with another schedule."""
     best = judged.group.better
     if not best:
-        return "Use more micro-batches, several stages per rank, or a zero-bubble schedule."
+        more = _more(judged.group, len(judged.group.ranks))
+        return f"{more}several stages per rank, or a zero-bubble schedule."
     promises = "; ".join(judged.promise(row) for row in best)
     return f"For the same batch, {promises}."
 

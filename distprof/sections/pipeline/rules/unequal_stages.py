@@ -106,7 +106,7 @@ def check(
         raise InsufficientEvidenceError(_without_cpu(busiest))
     yield Draft(
         message=(
-            f"{_stages(busiest)} ({name_ranks(busiest.ranks)}) works "
+            f"{_who_works(busiest)} "
             f"{format_duration(_work(busiest))} {_each(busiest)}, "
             f"{format_ratio(busiest.excess_ratio)} more than the other stages' median of "
             f"{format_duration(_others(busiest))}. The pipeline waits {format_duration(cost)} "
@@ -135,6 +135,9 @@ def _is_due_to(
     slow = {rank for one in stragglers.sets if one.cause is cause for rank in one.ranks}
     return set(busiest.ranks) <= slow
 
+
+UNEVEN = 1.1
+"""Share of a stage over an even one from which it, and not its group, is named."""
 
 SHOWS = 0.5
 """Share of a stage's excess, in time or relative to the other stages, that the CPU time of its
@@ -220,6 +223,18 @@ def _unpriced(group: PipelineGroup, ratio: float) -> str:
         f"rank {group.limiting_rank} of the pipeline of {name_ranks(group.ranks)} works "
         f"{format_ratio(ratio - 1)} more than the mean, but the cost is unknown, because its "
         "stages or their order are not completely known: mark the stages (pipeline_marks)"
+    )
+
+
+def _who_works(position: PipelinePosition) -> str:
+    """The subject and the verb: the stage, or the one of several that works more than its share."""
+    ranks, ratio = name_ranks(position.ranks), position.busiest_ratio
+    if ratio is None or ratio < UNEVEN / len(position.stages):
+        return f"{_stages(position)} ({ranks}) works"
+    share, verb = format_ratio(ratio), "works" if len(position.ranks) == 1 else "work"
+    numbers = ", ".join(map(str, position.stages))
+    return (
+        f"Stage {position.busiest_stage} is {share} of the work of stages {numbers}: {ranks} {verb}"
     )
 
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 from distprof.rules.base import InsufficientEvidenceError
 from distprof.sections.collectives.result import CollectivesResult
 from distprof.sections.moe.result import MoeResult
-from distprof.sections.stragglers.result import RankStraggler, StragglerSet, StragglersResult
+from distprof.sections.stragglers.result import (
+    MEMORY_CALLS,
+    PAUSED_FOR,
+    STALL,
+    RankStraggler,
+    StragglerSet,
+    StragglersResult,
+)
 from distprof.terms import StragglerCause, StragglerPattern
 from distprof.units import capitalized, name_ranks
 
@@ -28,6 +35,10 @@ _FIX = {
         "Look at this rank's input: storage of its shard, num_workers, prefetch_factor, sample "
         "lengths, CPU contention with the data loader."
     ),
+    StragglerCause.SLOW_COPIES: (
+        "Compare its PCIe link with the other GPUs' (nvidia-smi -q: Link Width and Generation), "
+        "pin its process to the CPU next to its GPU (numactl), and pin the memory that is copied."
+    ),
     StragglerCause.CPU_TAKEN: (
         "Give the job dedicated CPUs: stop other processes on the host, or pin ranks to cores."
     ),
@@ -45,9 +56,17 @@ _FIX_OF_DETAIL = {
         "Call gc.collect() and gc.freeze() after set-up, then gc.disable(), and gc.collect() on "
         "all ranks in the same step, every few hundred steps."
     ),
+    MEMORY_CALLS: (
+        "Do not call torch.cuda.empty_cache() in the loop. If memory is nearly full, use smaller "
+        "micro-batches, or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
+    ),
     "throttled": (
         "Find out why the GPU is throttled (nvidia-smi -q -d PERFORMANCE). For heat, check cooling "
         "and air flow; for power, check cap and supply. Until then run the job without its node."
+    ),
+    STALL: (
+        "Find out what held the kernel up at that time: preemption by another process on the GPU, "
+        "page migration of managed memory, ECC errors and Xids (dmesg), a clock that dropped."
     ),
     "low_clocks": (
         "Compare application clocks and power limits with the other GPUs' (nvidia-smi -q -d "
@@ -61,6 +80,10 @@ _FIX_OF_DETAIL = {
         "Give all ranks inputs of the same size: balance the tokens of a global batch, bucket or "
         "pack sequences by length, and check this rank's micro-batch size."
     ),
+    "copies": (
+        "Find out what this rank alone copies: logging, checkpoints, metrics, or a larger share of "
+        "what is offloaded."
+    ),
     "experts": (
         "Balance the routing (load-balancing loss, bias of the router), or place busy experts on "
         "different ranks."
@@ -73,12 +96,15 @@ _FIX_OF_DETAIL = {
 
 _BECAUSE_OF_DETAIL = {
     "gc": "Its CPU launches late: Python's garbage collector runs",
+    MEMORY_CALLS: "Its CPU launches late: it frees and allocates GPU memory",
     "throttled": "It runs the same kernels slower: its GPU is throttled",
+    STALL: "One of its kernels stalls",
     "low_clocks": "It runs the same kernels slower: its GPU clock is low",
     "sequence_length": "It has more work: longer sequences",
     "tokens": "It has more work: more tokens",
     "inputs": "It has more work: larger inputs",
     "experts": "It has more work: its experts get more tokens",
+    "copies": "It copies more between CPU and GPU",
 }
 
 _BECAUSE = {
@@ -86,6 +112,7 @@ _BECAUSE = {
     StragglerCause.MORE_WORK: "It has more work",
     StragglerCause.LATE_HOST: "Its CPU launches late",
     StragglerCause.LATE_INPUT: "Its input arrives late",
+    StragglerCause.SLOW_COPIES: "Its copies between CPU and GPU are slow",
     StragglerCause.CPU_TAKEN: "Other processes take its CPU",
     StragglerCause.TRACING: "It computes longer only while it is traced",
     StragglerCause.UNKNOWN: "The traces do not show why",
@@ -100,6 +127,9 @@ _SEVERAL = (
     ("It computes longer only while it is", "They compute longer only while they are"),
     ("Its CPU launches", "Their CPUs launch"),
     ("Its input arrives", "Their input arrives"),
+    ("Its copies", "Their copies"),
+    ("It copies", "They copy"),
+    ("One of its kernels stalls", "Their kernels stall"),
     ("its GPU is", "their GPUs are"),
     ("its GPU clock is", "their GPU clocks are"),
     ("its experts", "their experts"),
@@ -123,11 +153,19 @@ def who(found: StragglerSet) -> str:
 
 
 def _because(rank: _Slow) -> str:
+    if rank.detail.startswith(PAUSED_FOR):
+        return f"Its CPU launches late: it is in {rank.detail.removeprefix(PAUSED_FOR)}"
     return _BECAUSE_OF_DETAIL.get(rank.detail) or _BECAUSE[rank.cause]
 
 
 def fix_of(rank: _Slow) -> str:
     """What to do about the cause."""
+    if rank.detail.startswith(PAUSED_FOR):
+        what = rank.detail.removeprefix(PAUSED_FOR)
+        return (
+            f"Take {what} out of the step: run it in the background or less often. If all ranks "
+            "need it, run it on all of them in the same step."
+        )
     return _FIX_OF_DETAIL.get(rank.detail) or _FIX[rank.cause]
 
 

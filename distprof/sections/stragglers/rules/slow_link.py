@@ -1,25 +1,32 @@
 """# slow-link
 
 ## What it detects
-The collectives of some ranks take longer to transfer than the same collectives of other groups.
+The collectives of some ranks take longer to transfer than the same collectives of other groups, in
+all steps or for a time. Or those of all groups of an axis take longer in some steps than in others.
 
 ## Why it costs time
 The groups of a mesh wait for each other in the next collective that joins them. One slow cable,
-switch port or network card therefore holds up all ranks, although none of them is late.
+switch port or network card therefore holds up all ranks, although none of them is late. A network
+that other jobs load for a time does the same.
 
 ## Evidence needed
 Collectives matched across ranks on clocks that can be compared, with at least two groups of the
 same axis that do the same work: transfers of the same kind and size between the same number of
-nodes. A transfer runs from the last member's start, so it contains no lateness.
+nodes. For slow steps of a whole axis one group is enough. A transfer runs from the last member's
+start, so it contains no lateness.
 
 ## How the cost is computed
-Exposed transfer of the slow group above what it would be at the other groups' median, mean per
-step. The time is part of what `exposed-communication` reports.
+Exposed transfer of the slow group above what it would be at the other groups' median (the other
+steps' if all groups are slow together), mean per step. A link that is slow for a time takes at
+least 1.5 times as long (2.5 times in a single step), and is as fast as usual in at least a quarter
+of the steps. The time is part of what `exposed-communication` reports.
 
 ## How to fix
 Compare the links of the named ranks with the others': NCCL_DEBUG=INFO shows which network card and
 which protocol each rank uses. Check error counters, cable and link width (ibstat, nvidia-smi nvlink
 -s, lspci -vv), measure with nccl-tests between these nodes alone, and swap the card or the cable.
+If all groups are slow together, look at what else used the network in these steps: other jobs,
+checkpoints, and the switches' counters of congestion (ECN marks, PFC pauses) and of link flaps.
 
 ## When it is wrong
 Other jobs on the same links. Groups that look alike, but share a link with other traffic of the
@@ -39,7 +46,7 @@ from distprof.sections.idle.result import IdleResult, PausesResult
 from distprof.sections.shares import WIDER_TRANSFER
 from distprof.sections.stragglers.result import SlowLink, StragglersResult
 from distprof.terms import Severity
-from distprof.units import format_bytes, format_duration, format_ratio, name_ranks
+from distprof.units import fold_ranks, format_bytes, format_duration, format_ratio, name_ranks
 
 
 @rule(
@@ -68,39 +75,61 @@ def check(
         if link.share_of_step_ratio >= limits["min_step_ratio"]
         and link.ratio >= limits["slower_ratio"]
     ]
-    sure = [link for link in slow if not (idle.is_cpu and _waits_for_cpu(link, pauses))]
+    sure = [link for link in slow if not (idle.is_cpu and _may_be_the_cpu(link, pauses))]
     if slow and not sure:
         raise InsufficientEvidenceError(
-            f"transfers of {name_ranks(slow[0].ranks)} take longer, but the machine is busy: the "
-            "ranks wait at least as long for a free CPU, and CPU ranks move data themselves"
+            f"transfers of {name_ranks(slow[0].ranks)} take longer, but CPU ranks move data "
+            "themselves, and wait at least as long for a free CPU or are slow in one step only"
         )
     for link in sure:
-        plural = "s" if link.num_compared > 1 else ""
         yield Draft(
             message=(
-                f"Transfers of {name_ranks(link.ranks)} are slow: {_what(link)} takes "
+                f"Transfers of {name_ranks(link.ranks)} are slow{_when(link)}: {_what(link)} takes "
                 f"{format_duration(link.transfer_ns)}, {link.ratio:.2f} times as long as in "
-                f"{link.num_compared} other group{plural}. This costs "
-                f"{format_duration(link.lost_ns_per_step)} of each step "
-                f"({format_ratio(link.share_of_step_ratio)})."
+                f"{_compared(link)}. This costs {format_duration(link.lost_ns_per_step)} of each "
+                f"step ({format_ratio(link.share_of_step_ratio)})."
             ),
-            fix=(
-                f"Compare the links of these ranks{_where(link)} with the others': network card "
-                "and protocol (NCCL_DEBUG=INFO), error counters, cable, link width. Measure with "
-                "nccl-tests between these nodes alone."
-            ),
+            fix=_fix(link),
             cost_ns_per_step=link.lost_ns_per_step,
-            ranks=link.ranks,
+            ranks=link.ranks if link.num_compared else (),
             evidence=("stragglers.links",),
             without=link.scenario,
             explains=WIDER_TRANSFER,
         )
 
 
-def _waits_for_cpu(link: SlowLink, pauses: PausesResult) -> bool:
+def _when(link: SlowLink) -> str:
+    """In which steps, unless in all."""
+    if not link.steps:
+        return ""
+    which = fold_ranks(link.steps).replace(",", ", ")
+    return f" in {len(link.steps)} of {link.num_steps} steps ({which})"
+
+
+def _compared(link: SlowLink) -> str:
+    if not link.num_compared:
+        return "the other steps"
+    return f"{link.num_compared} other group{'s' if link.num_compared > 1 else ''}"
+
+
+def _fix(link: SlowLink) -> str:
+    if not link.num_compared:
+        return (
+            "Look at what else used the network in these steps: other jobs, checkpoints, the "
+            "switches' congestion counters (ECN marks, PFC pauses) and link flaps. Repeat "
+            "nccl-tests between these nodes until it is slow, too."
+        )
+    return (
+        f"Compare the links of these ranks{_where(link)} with the others': network card "
+        "and protocol (NCCL_DEBUG=INFO), error counters, cable, link width. Measure with "
+        "nccl-tests between these nodes alone."
+    )
+
+
+def _may_be_the_cpu(link: SlowLink, pauses: PausesResult) -> bool:
     """Whether a rank waits for a free CPU at least as long as its slow transfers cost."""
     waits = (ns for rank, ns in pauses.queued_ns.items() if rank in link.ranks)
-    return max(waits, default=0) >= link.lost_ns_per_step
+    return len(link.steps) == 1 or max(waits, default=0) >= link.lost_ns_per_step
 
 
 def _what(link: SlowLink) -> str:

@@ -15,7 +15,9 @@ container may show only its own processes.
 
 ## How the cost is computed
 Idle time of these ranks although kernels were launched in time, mean per step, less the median of
-ranks that have a GPU to themselves. Interrupted kernels also take longer, which no trace shows.
+ranks that have a GPU to themselves. Kernels that are interrupted take longer: their time beyond the
+usual duration of the same kernels in the fastest step is added, if it is at least a tenth of the
+step.
 
 ## How to fix
 Give each rank its own GPU: set the device from LOCAL_RANK, and start as many ranks as there are
@@ -38,6 +40,7 @@ from statistics import mean, median
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.idle.result import IdleResult
+from distprof.sections.kernels.result import KernelsResult
 from distprof.sections.shares import MeanStep, mean_step
 from distprof.sections.telemetry.result import RankTelemetry, TelemetryResult
 from distprof.sections.telemetry.rules._shared import NO_SENSORS
@@ -52,14 +55,18 @@ _WIDER = ("HST109", "STR110", "COM103")
     code="TEL107",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(TelemetryResult, IdleResult, WaterfallResult, StepTimeResult),
+    needs=(TelemetryResult, IdleResult, KernelsResult, WaterfallResult, StepTimeResult),
     limits={
         "dominates_ratio": Limit(0.05, "share of the step from which this finding comes first"),
+        "stretched_ratio": Limit(
+            0.1, "share of the step from which kernels that run longer than usual count"
+        ),
     },
 )
 def check(
     telemetry: TelemetryResult,
     idle: IdleResult,
+    kernels: KernelsResult,
     waterfall: WaterfallResult,
     step_time: StepTimeResult,
     limits: Limits,
@@ -77,10 +84,13 @@ def check(
         if not groups:
             continue
         ranks = tuple(sorted(one.rank for sharers in groups for one in sharers))
-        cost = _idle_ns(idle, ranks, step)
+        stretched = _stretched_ns(kernels, ranks)
+        if step.ratio(stretched) < limits["stretched_ratio"]:
+            stretched = 0
+        cost = _idle_ns(idle, ranks, step) + stretched
         is_costly = step.ratio(cost) >= limits["dominates_ratio"]
         yield Draft(
-            message=f"{capitalized(text(groups))} {_effect(cost, step)}",
+            message=f"{capitalized(text(groups))} {_effect(cost, stretched, step)}",
             fix=(
                 "Give each rank its own GPU (device from LOCAL_RANK, as many ranks as GPUs), and "
                 "stop processes that earlier jobs left on it."
@@ -121,12 +131,23 @@ def _of_others(groups: Sequence[Sequence[RankTelemetry]]) -> str:
     )
 
 
-def _effect(cost: int, step: MeanStep) -> str:
+def _effect(cost: int, stretched: int, step: MeanStep) -> str:
     if not cost:
         return "The traces do not show the cost."
+    if stretched:
+        return (
+            f"For {step.share(cost)} the GPU runs none of their kernels, or stretches them beyond "
+            "their usual duration."
+        )
     return (
         f"For {step.share(cost)} the GPU runs none of their kernels, although these are launched."
     )
+
+
+def _stretched_ns(kernels: KernelsResult, ranks: Sequence[int]) -> int:
+    """Time of kernels beyond their usual durations on these ranks, mean per rank and step."""
+    known = [one.stretched_ns_per_step or 0 for one in kernels.ranks if one.rank in ranks]
+    return round(mean(known)) if known else 0
 
 
 def _idle_ns(idle: IdleResult, ranks: Sequence[int], step: MeanStep) -> int:

@@ -29,16 +29,21 @@ Formula sheet, "What-if".
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.sections.capture.result import CaptureResult
+from distprof.sections.perturbation.result import PerturbationResult
+from distprof.sections.shares import has_all_members
+from distprof.sections.stragglers.result import StragglersResult
 from distprof.sections.whatif.result import Scenario, WhatIfResult
 from distprof.terms import Confidence, Severity
 from distprof.units import format_duration
 
 _FIXES = {
     "late ranks": (
-        "Find out why ranks take turns being late: garbage collection, sequences of different "
+        "Find out why these ranks are late: garbage collection, sequences of different "
         "lengths, other processes on the hosts."
     ),
     "overlap": "Start transfers earlier: smaller buckets, prefetching, asynchronous collectives.",
@@ -57,22 +62,34 @@ _LEADS = {"overlap": "Communication runs alone where it could overlap. "}
     code="STR110",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(WhatIfResult,),
-    limits={"min_step_ratio": Limit(0.05, "smallest share of the step that is worth reporting")},
+    needs=(WhatIfResult, PerturbationResult, StragglersResult, CaptureResult),
+    limits={
+        "min_step_ratio": Limit(0.05, "smallest share of the step that is worth reporting"),
+        "launch_ratio": Limit(0.15, "the same for late launches, which a profiler causes, too"),
+    },
 )
-def check(whatif: WhatIfResult, limits: Limits) -> Iterator[Draft]:
+def check(
+    whatif: WhatIfResult,
+    perturbation: PerturbationResult,
+    stragglers: StragglersResult,
+    capture: CaptureResult,
+    limits: Limits,
+) -> Iterator[Draft]:
     """Yield one finding per change that is worth it."""
     step = whatif.replayed_ns
     if whatif.source != "traces" or not step:
         return
-    min_gain_ns = round(limits["min_step_ratio"] * step)
     for scenario in whatif.without:
-        gain = scenario.recoverable_ns
-        if gain < min_gain_ns or scenario.what not in _FIXES:
+        least = limits["launch_ratio" if scenario.what == "launch-gaps" else "min_step_ratio"]
+        gain, min_gain_ns = scenario.recoverable_ns, round(least * step)
+        sure = perturbation.surely_ns(gain) if scenario.what == "launch-gaps" else gain
+        if sure < min_gain_ns or scenario.what not in _FIXES:
             continue
+        if scenario.what == "overlap" and not has_all_members(capture):
+            continue  # what looks like transfer may be waiting for a rank that was not recorded
         yield Draft(
             message=(
-                f"{_lead(whatif, scenario)}If {scenario.title}, a step would take "
+                f"{_lead(stragglers, scenario)}If {scenario.title}, a step would take "
                 f"{format_duration(gain)} less (simulated). No other finding names the reason."
             ),
             fix=_FIXES[scenario.what],
@@ -84,8 +101,18 @@ def check(whatif: WhatIfResult, limits: Limits) -> Iterator[Draft]:
         )
 
 
-def _lead(whatif: WhatIfResult, scenario: Scenario) -> str:
-    """Opening sentence. Only several steps can show that ranks take turns."""
-    if scenario.what == "late ranks":
-        return "Ranks take turns being late. " if (whatif.num_steps or 0) > 1 else ""
-    return _LEADS.get(scenario.what, "")
+def _lead(stragglers: StragglersResult, scenario: Scenario) -> str:
+    """Opening sentence: who costs the others most, in how many of the steps."""
+    if scenario.what != "late ranks":
+        return _LEADS.get(scenario.what, "")
+    times = Counter(step.rank for step in stragglers.steps if step.rank is not None)
+    if not times or len(stragglers.steps) < 2:
+        return ""
+    (rank, most), *others = times.most_common()
+    steps = f"{most} of {len(stragglers.steps)} steps"
+    if others:
+        return (
+            f"{len(times)} ranks are the latest in one step or another, rank {rank} most often "
+            f"({steps}). "
+        )
+    return f"Rank {rank} is the latest in {steps}. "

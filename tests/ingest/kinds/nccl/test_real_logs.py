@@ -228,9 +228,11 @@ def test_a_log_of_more_ranks_than_the_recorded_job_has_is_of_another_job(
     traces, others, own = "../kineto/dlrm-v100-8gpu", EFA, PCIE
     assert main(["analyze", traces, "--with", others, "--no-cache"]) == 0
     first_screen = " ".join(capsys.readouterr().out.partition("Findings")[0].split())
-    assert f"another job wrote {others}: it had 16 ranks, the recorded job 8." in first_screen
+    assert f"another job wrote {others}, so it is not used: it had 16 ranks, the" in first_screen
     assert "4 of 8 ranks · 1 step · 1 log of another job · nccl" in first_screen
+    assert open_run(traces, evidence=[others], use_cache=False).get(NcclLog) is None
     same_size = open_run(traces, evidence=[own], use_cache=False)
+    assert same_size.get(NcclLog) is not None
     assert [gap for gap in same_size.gaps if gap.what == "another-job"] == []
 
 
@@ -250,4 +252,6 @@ def test_hosts_and_versions_show_that_a_log_is_of_another_job(rank, differs):
     ranks = tuple(replace(one, **rank) for one in recorded.ranks)
     run = with_evidence(replace(recorded, ranks=ranks), [str(GOLDEN / PCIE)])
     told = [gap.message for gap in run.gaps if gap.what == "another-job"]
-    assert told == ([f"Another job wrote {GOLDEN / PCIE}: {differs}."] if differs else [])
+    assert told == (
+        [f"Another job wrote {GOLDEN / PCIE}, so it is not used: {differs}."] if differs else []
+    )

@@ -140,6 +140,88 @@ def test_of_another_host_nothing_is_joined():
     assert "Unknown rank" in gaps_of(joined, "unplaced-devices")[0]
 
 
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+def named(log, names):
+    """The log with the names of its GPUs."""
+    series = tuple(replace(one, name=names[i % len(names)]) for i, one in enumerate(log.series))
+    return replace(log, series=series)
+
+
+def test_sensors_of_other_gpus_than_the_jobs_are_refused_by_name():
+    run = simulated()
+    log = named(log_beside(run, throttled=(1,)), [H100])
+    xid = DeviceEvent(file="gpu.csv", kind="xid", number=79, index=1, text="off the bus")
+    state = DeviceState(file="gpu.csv", index=0, name=H100)
+    joined = with_device_log(run, replace(log, events=(xid,), states=(state,)))
+    assert joined.records == run.records
+    found = joined.get(DeviceLog)
+    assert (found.series, found.states, found.events) == ((), (), ())
+    (said,) = gaps_of(joined, "another-job")
+    assert said == f"The ranks ran on NVIDIA H200, so {H100} in gpu.csv is not used."
+
+
+def test_gpus_of_other_models_in_a_file_of_a_cluster_are_left_out_alone():
+    run = simulated()
+    joined = with_device_log(run, named(log_beside(run), ["NVIDIA H200", H100]))
+    assert [series.rank for series in joined.get(DeviceLog).series] == [0, 2]
+    assert len(gaps_of(joined, "another-job")) == 1
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM..."),
+        ("NVIDIA A100-PG509-200", "A100"),
+        ("AMD Instinct MI250X", "AMD Instinct MI250"),
+        ("AMD Radeon Graphics", "AMD Instinct MI300X"),
+        ("NVIDIA H200", ""),
+        ("", "NVIDIA H200"),
+    ],
+)
+def test_a_model_that_may_be_the_same_is_joined(ours, theirs):
+    run = simulated()
+    ranks = tuple(replace(rank, device=replace(rank.device, name=ours)) for rank in run)
+    run = replace(run, ranks=ranks)
+    joined = with_device_log(run, named(log_beside(run), [theirs]))
+    assert sorted(joined.records) == [0, 1, 2, 3]
+    assert gaps_of(joined, "another-job") == []
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [("NVIDIA H200", "NVIDIA H20"), ("NVIDIA B200", "NVIDIA GB200"), ("Tesla V100", "Tesla T4")],
+)
+def test_models_with_similar_names_are_told_apart(ours, theirs):
+    run = simulated()
+    ranks = tuple(replace(rank, device=replace(rank.device, name=ours)) for rank in run)
+    joined = with_device_log(replace(run, ranks=ranks), named(log_beside(run), [theirs]))
+    assert joined.records == run.records
+
+
+def test_two_hosts_in_a_file_are_not_both_the_unknown_host_of_the_job():
+    run = simulated()
+    unnamed = replace(run, topology=replace(run.topology, nodes={}))
+    log = DeviceLog.merged([log_beside(run, host="alpha"), log_beside(run, host="beta")])
+    joined = with_device_log(unnamed, log)
+    assert joined.records == run.records
+    assert {series.rank for series in joined.get(DeviceLog).series} == {None}
+
+
+def test_no_rank_beyond_the_job_gets_sensors():
+    """NCCL's log of a larger job: its rank 19 has the bus id of a GPU in the file."""
+    run = simulated()
+    process = NcclProcess(host="node-1", pid=1, rank=19)
+    member = NcclMember(process=0, rank=19, bus_id="1b000")
+    group = NcclCommunicator(name="c", num_ranks=4, members=(member,), is_certain=True)
+    run = run.having(NcclLog(processes=(process,), communicators=(group,)))
+    log = log_beside(run)
+    series = (replace(log.series[0], index=None, bus_id="00000000:1b:00.0"),)
+    joined = with_device_log(run, replace(log, series=series))
+    assert joined.records == run.records
+
+
 def test_several_nodes_without_a_name_are_told_apart_by_nothing_and_the_fix_is_said():
     run = simulated()
     topology = replace(run.topology, nodes={"node-1": (0, 1), "node-2": (2, 3)})

@@ -37,6 +37,11 @@ PREFIXES = {
     "short-unix": ("1740327858.000000 node-1 kernel: ", "node-1", 1_740_327_858),
     "short-monotonic": ("[12345.678901] node-1 kernel: ", "node-1", None),
     "kern.log": ("Feb 23 16:24:18 node-1 kernel: [12345.678901] ", "node-1", None),
+    "bracketed iso": ("[2025-02-23T16:24:18+00:00] ", "", 1_740_327_858),
+    "spaced iso": ("2025-02-23 16:24:18 node-1 kernel: ", "node-1", 1_740_327_858),
+    "syslog": ("2025-02-23T16:24:18.000000Z node-1 kernel - - - ", "node-1", 1_740_327_858),
+    "dmesg -x": ("kern  :err   : [Sun Feb 23 16:24:18 2025] ", "", 1_740_327_858),
+    "dmesg -x iso": ("kern  :warn  : 2025-02-23T16:24:18,000000+00:00 ", "", 1_740_327_858),
     "pdsh": ("node-1: [Sun Feb 23 16:24:18 2025] ", "node-1", 1_740_327_858),
     "srun --label": ("3: [Sun Feb 23 16:24:18 2025] ", "", 1_740_327_858),
 }
@@ -148,8 +153,24 @@ def test_a_kernel_log_without_an_error_says_so(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "prefix",
+    [
+        "2025-02-23T16:24:18,000000+00:00 ",
+        "2025-02-23 16:24:18 node-1 kernel: ",
+        "kern  :info  : 2025-02-23T16:24:18,000000+00:00 ",
+    ],
+)
+def test_a_dated_kernel_log_without_an_error_is_one(prefix, tmp_path):
+    text = "".join(f"{prefix}usb 1-{n}: new high-speed USB device\n" for n in range(5))
+    assert log_of(tmp_path, text).kernel_logs == ("kernel.log",)
+
+
+@pytest.mark.parametrize(
     "text",
     [
+        "[2025-02-23 16:24:18] step 1\n" * 9,
+        "[2025-02-23T16:24:18+00:00] step 1\n" * 9,
+        "info :warn : step 1\n" * 9,
         "2025-02-23 16:24:18 step 1\n" * 9,
         "2025-02-23T16:24:18+0000 step 1\n" * 9,
         "[1.5] one line\n",

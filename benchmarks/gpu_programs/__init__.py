@@ -1,0 +1,1 @@
+"""Training programs with one fault each, for ``benchmarks/gpu_truth.py``."""

@@ -1,0 +1,1 @@
+"""Reader of what jobs print: one table of expressions, one pass over the bytes."""

@@ -1,0 +1,293 @@
+"""Reads what jobs print, in one pass and bounded memory: files, folders, globs.
+
+Lines may carry launcher prefixes and colours, progress bars may overwrite lines, several ranks may
+share a file, and files may be gzipped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from distprof.ingest.files import DAMAGE, Blocks, opened
+from distprof.ingest.output.expressions import Expression, signs
+from distprof.ingest.output.stacks import stacks_in
+from distprof.run.job_output import JobOutput, OutputEvent, OutputStack
+from distprof.run.topology import DEFAULT_GROUPS
+
+__all__ = ["Reader", "kinds_in", "prefix_rank", "read_output"]
+
+MAX_EVENTS = 20_000
+MAX_OF_A_KIND = 64
+"""Events of one wording and rank that are kept."""
+
+MAX_STACKS = 20_000
+MAX_TEXT = 300
+QUIET = frozenset(("warning", "phase", "error"))
+"""Kinds of lines that healthy jobs print, too: alone, they are no evidence of an end."""
+
+_NOISE = re.compile(r"NCCL (?:INFO|TRACE)|\bDEBUG\b")
+_MAX_RECORD_BYTES = 1 << 14
+_MAX_TRIES = 5_000
+"""Lines of a file that are matched with one expression: later ones say the same."""
+
+_MAX_RECORD_TRIES = 500
+_WINDOW = 4_096
+_BEFORE_SIGN = 600
+_MAX_WORLD = 1 << 20
+
+_ESCAPES = re.compile(
+    r"\x1b(?:\[[0-9;?]{0,40}[ -/]{0,8}[@-~]|\][^\x07\x1b]{0,500}(?:\x07|\x1b\\)|.)"
+)
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
+_STAMP = r"(?:\[?\d{4}-\d\d-\d\d[T ][\d:.,]{8,18}(?:Z|[+-]\d\d:?\d\d)?\]?[ ,]+)?"
+_PREFIX = re.compile(
+    rf"^\s{{0,8}}{_STAMP}(?:"
+    r"\[rank(\d{1,7})\]:?"  # torch since 2.2
+    r"|\[default(\d{1,7})\]:"  # torchrun --tee
+    r"|\[\w{1,40}?(\d{1,7})\|\d{1,7}\]:"  # torchrun with --role: role, rank, local rank
+    r"|\[\d{1,9},(\d{1,7})\](?:<\w{3,8}>)?:"  # mpirun --tag-output
+    r"|(\d{1,7}): ?(?!\d\d:)"  # srun --label
+    r"|\(\w{0,60}[^()]{0,60}\brank[=: ]?(\d{1,7})\b[^()]{0,80}\)"  # Ray
+    r"|\[Rank:? (\d{1,7})\]|\[?RANK[ =:](\d{1,7})\]?) ?"
+)
+
+
+def prefix_rank(line: str) -> int | None:
+    """The rank that a launcher put before a line; None if there is none."""
+    found = _PREFIX.match(line[:200])
+    return int(next(group for group in found.groups() if group)) if found else None
+
+
+def cleaned(raw: bytes) -> str:
+    """Text without escape sequences and control characters."""
+    text = raw.decode("utf-8", "replace")
+    if "\x1b" in text:
+        text = _ESCAPES.sub("", text)
+    return _CONTROLS.sub("", text)
+
+
+class Reader:
+    """Collects events and stacks over files."""
+
+    def __init__(self) -> None:
+        self.events: dict[tuple[object, ...], OutputEvent] = {}
+        self.stacks: list[OutputStack] = []
+        self.ranks: set[int] = set()
+        self.notes: list[str] = []
+        self.lines_of: dict[str, int] = {}
+        self._counts: Counter[tuple[str, int | None]] = Counter()
+        self._tries: Counter[str] = Counter()
+        self._worlds: Counter[int] = Counter()
+        self._num_dropped = 0
+
+    def take_file(self, path: str, shown: str, rank: int | None) -> None:
+        """Read one file.
+
+        Args:
+            path: Path or URL.
+            shown: Its name in reports.
+            rank: Rank that wrote it; None if its name does not say.
+        """
+        try:
+            with opened(path) as stream:
+                blocks = Blocks(stream)
+                self.take_blocks(blocks, shown, rank)
+        except DAMAGE as error:
+            self.notes.append(f"Cannot read {shown}: {' '.join(str(error).split())[:200]}.")
+            return
+        if blocks.damage:
+            self.notes.append(f"{shown} was read only up to the damage: {blocks.damage}.")
+
+    def take_blocks(self, blocks: Iterable[bytes], shown: str, rank: int | None) -> None:
+        """Read blocks of whole lines.
+
+        A record of several lines near the end of a block is read with the next block.
+        """
+        rest, before = b"", 0
+        for block in blocks:
+            data = rest + block if rest else block
+            keep = self._take(data, before, shown, rank, is_last=False)
+            before += data.count(b"\n", 0, keep)
+            rest = data[keep:]
+        self._take(rest, before, shown, rank, is_last=True)
+        number = before + rest.count(b"\n") + (bool(rest) and not rest.endswith(b"\n"))
+        self.lines_of[shown] = self.lines_of.get(shown, 0) + number
+        if rank is not None:
+            self.ranks.add(rank)
+
+    def _take(
+        self, data: bytes, before: int, shown: str, rank: int | None, *, is_last: bool
+    ) -> int:
+        """Read a block; returns where the next block must begin again."""
+        number, counted, seen = before + 1, 0, set[tuple[int, str]]()
+        if before == 0:
+            self._tries.clear()
+        for at, row in signs().find(data):
+            start = data.rfind(b"\n", 0, at) + 1
+            most = _MAX_RECORD_TRIES if row.after or row.yields == "stack" else _MAX_TRIES
+            if (start, row.name) in seen or self._tries[row.name] >= most:
+                continue
+            if (row.after or row.before) and not is_last and len(data) - at < _MAX_RECORD_BYTES:
+                keep = _line_back(data, start, row.before)
+                if keep > 0:
+                    return keep
+            seen.add((start, row.name))
+            self._tries[row.name] += 1
+            number += data.count(b"\n", counted, start)
+            counted = start
+            self._match(data, start, at, row, number, shown, rank)
+        return len(data)
+
+    def _match(
+        self,
+        data: bytes,
+        start: int,
+        at: int,
+        row: Expression,
+        number: int,
+        shown: str,
+        rank: int | None,
+    ) -> None:
+        end = data.find(b"\n", at, at + _WINDOW)
+        end = min(at + _WINDOW, len(data)) if end < 0 else end
+        head = cleaned(data[start : min(start + 200, end)])
+        by_prefix = prefix_rank(head)
+        writer = rank if by_prefix is None else by_prefix
+        if row.yields == "stack":
+            self._keep_stacks(data, start, number, shown, writer)
+            return
+        if row.before or row.after:
+            first = _line_back(data, start, row.before)
+            last = _line_forward(data, end, row.after)
+            text = _without_prefixes(cleaned(data[first : min(last, first + _MAX_RECORD_BYTES)]))
+        else:
+            text = cleaned(data[max(start, at - _BEFORE_SIGN) : end])
+        fields = row.search(text)
+        if fields is None or (row.yields != "world" and _NOISE.search(text[:_BEFORE_SIGN])):
+            return
+        line = cleaned(data[max(start, at - 120) : end])[:MAX_TEXT].strip()
+        self._keep(row, fields, writer, OutputEvent(
+            name=row.name, yields=row.yields, file=shown, line=number, text=line))  # fmt: skip
+
+    def _keep(
+        self, row: Expression, fields: dict[str, str], writer: int | None, event: OutputEvent
+    ) -> None:
+        rank = _subject(fields, writer)
+        if writer is not None:
+            self.ranks.add(writer)
+        world = fields.get("world", "")
+        if world.isdigit() and len(world) < 8 and 0 < int(world) <= _MAX_WORLD:
+            self._worlds[int(world)] += 1
+        if row.yields == "world":
+            return
+        key = (row.name, rank, *sorted(fields.items()))
+        count = self._counts[row.name, rank]
+        if key in self.events or count >= MAX_OF_A_KIND or len(self.events) >= MAX_EVENTS:
+            self._num_dropped += key not in self.events
+            return
+        self._counts[row.name, rank] += 1
+        short = {name: value[-4 * MAX_TEXT :] if name == "frames" else value[: 2 * MAX_TEXT]
+                 for name, value in fields.items()}  # fmt: skip
+        self.events[key] = OutputEvent(
+            name=event.name,
+            yields=event.yields,
+            file=event.file,
+            line=event.line,
+            text=event.text,
+            rank=rank,
+            fields=short,
+        )
+
+    def _keep_stacks(
+        self, data: bytes, start: int, number: int, shown: str, rank: int | None
+    ) -> None:
+        text = cleaned(data[start : start + _MAX_RECORD_BYTES])
+        calls, named = stacks_in(text)
+        if calls and len(self.stacks) < MAX_STACKS:
+            found = rank if named is None else named
+            self.stacks.append(OutputStack(file=shown, line=number, rank=found, calls=calls))
+
+    def result(self, files: Iterable[str]) -> JobOutput:
+        """What was read from the files."""
+        notes = list(self.notes)
+        if self._num_dropped:
+            notes.append(
+                f"{self._num_dropped:,} more lines of the same kinds were left out: distprof keeps "
+                f"{MAX_OF_A_KIND} of each kind and rank."
+            )
+        return JobOutput(
+            files=tuple(files),
+            events=tuple(self.events.values()),
+            stacks=tuple(self.stacks),
+            ranks=tuple(sorted(self.ranks)),
+            world_size=max(self._worlds, default=None),
+            num_lines=sum(self.lines_of.values()),
+            lines_of=dict(self.lines_of),
+            notes=tuple(notes),
+        )
+
+
+def _subject(fields: Mapping[str, str], writer: int | None) -> int | None:
+    """The rank that a line is about: as named, else its writer.
+
+    ``own`` is the writer's rank in the process group of the line. It is the global rank only if
+    that group is the default one and no launcher named the rank.
+    """
+    named = fields.get("rank", "")
+    if not named and writer is None and fields.get("group", "") in DEFAULT_GROUPS:
+        named = fields.get("own", "")
+    return int(named) if named.isdigit() and len(named) < 8 else writer
+
+
+def _line_back(data: bytes, start: int, count: int) -> int:
+    """Start of the line ``count`` lines before the one that begins at ``start``."""
+    for _ in range(count):
+        if start <= 0:
+            break
+        start = data.rfind(b"\n", 0, start - 1) + 1
+    return start
+
+
+def _line_forward(data: bytes, end: int, count: int) -> int:
+    """End of the line ``count`` lines after the one that ends at ``end``."""
+    for _ in range(count):
+        if end >= len(data):
+            break
+        following = data.find(b"\n", end + 1)
+        end = len(data) if following < 0 else following
+    return end
+
+
+def _without_prefixes(text: str) -> str:
+    """The lines of a record, without a launcher's prefix; lines of other ranks are left out."""
+    lines = text.splitlines()
+    ranks = [prefix_rank(line) for line in lines]
+    if not any(rank is not None for rank in ranks):
+        return text
+    own = Counter(ranks).most_common(1)[0][0]
+    kept = [line for line, rank in zip(lines, ranks, strict=True) if rank == own]
+    return "\n".join(_PREFIX.sub("", line, count=1) for line in kept)
+
+
+def kinds_in(data: bytes) -> set[str]:
+    """What the lines of a part of a file are about, without what healthy jobs print, too."""
+    reader = Reader()
+    reader.take_blocks([data], "", None)
+    kinds = {event.yields for event in reader.events.values()} - QUIET
+    return kinds | {"stack"} if reader.stacks else kinds
+
+
+def read_output(files: Iterable[tuple[str, str, int | None]]) -> JobOutput:
+    """Read files of one job.
+
+    Args:
+        files: Path, name in reports and rank of each file.
+    """
+    reader = Reader()
+    names = []
+    for path, name, rank in files:
+        reader.take_file(path, name, rank)
+        names.append(name)
+    return reader.result(names)

@@ -1,0 +1,96 @@
+"""Python stacks in a job's output: faulthandler, py-spy, py-bt of gdb and cuda-gdb."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from distprof.artefacts.stacks import FRAME, LIBRARY, main_stack
+
+__all__ = ["calls_of", "last_own", "stacks_in"]
+
+MAX_CALLS = 30
+_MAX_TEXT = 300
+_SPIED = re.compile(
+    r"^ {2,8}(?P<name>[^\s(][^()\n]{0,200}) \((?P<file>[^()\n]{1,400}?)(?::(?P<line>\d+))?\)\s*$"
+)
+_DEBUGGED = re.compile(
+    r'^\s+File "(?P<file>[^"\n]{1,400})", line (?P<line>\d+|\?\?\?),? in (?P<name>.{1,200})$'
+)
+_HEAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-fA-F]+ .{0,80}\(most recent call first\)")
+_NAMED_RANK = re.compile(r"(?i)(?:local[_-])?\brank[ =:_-]{0,2}(\d{1,7})\b")
+_TELLING = (
+    ("distributed_c10d", re.compile(r"(?!wrapper|_)\w+$")),
+    ("torch/utils/data", re.compile(r"__next__$")),
+    ("torch/serialization", re.compile(r"(?:save|load)$")),
+)
+"""Calls inside torch that show what a process waits for: part of the path, name."""
+
+_LIBRARY = re.compile(
+    rf"{LIBRARY.pattern}|^(?:torch|threading|queue|multiprocessing|selectors|socket|asyncio|concurrent)(?:/|\.py$)"
+)
+
+
+def stacks_in(text: str) -> tuple[tuple[str, ...], int | None]:
+    """The main thread's calls in a text that begins with a dump, and the rank that it names.
+
+    Calls are ``function (file:line)``, innermost first; none if the text is no dump.
+    """
+    lines = text.splitlines()
+    first = lines[0] if lines else ""
+    named = _NAMED_RANK.search(first)
+    rank = int(named[1]) if named else None
+    if _HEAD.match(first):
+        frames = main_stack(_dump(lines))
+        return calls_of(frames), rank
+    own = [line for line in lines[1:] if line.strip()]
+    pattern = _DEBUGGED if "most recent call first" in first else _SPIED
+    return calls_of(list(_leading(own, pattern)), pattern), rank
+
+
+def _dump(lines: Sequence[str]) -> Iterator[str]:
+    """The lines of one dump of the fault handler: threads and frames, up to any other line."""
+    for line in lines:
+        if line.strip() and not (_HEAD.match(line) or FRAME.match(line)):
+            return
+        yield line
+
+
+def _leading(lines: Sequence[str], pattern: re.Pattern[str]) -> Iterator[str]:
+    """Frames up to the first line that is none; py-bt prints the code below each frame."""
+    for line in lines:
+        if pattern.match(line):
+            yield line
+        elif pattern is not _DEBUGGED or not line.startswith("    "):
+            return
+
+
+def calls_of(frames: Sequence[str], pattern: re.Pattern[str] = FRAME) -> tuple[str, ...]:
+    """Calls of frames, innermost first; calls inside libraries only if there are no others.
+
+    Calls of torch that show what a rank waits for are kept, too.
+    """
+    calls: list[tuple[str, bool]] = []
+    for line in frames[:MAX_CALLS]:
+        if match := pattern.match(line):
+            path = match["file"]
+            place = path.rpartition("/")[2]
+            number = f":{match['line']}" if match["line"] else ""
+            call = f"{match['name']} ({place}{number})"[:_MAX_TEXT]
+            calls.append((call, _LIBRARY.search(path) is None or _is_telling(path, match["name"])))
+    has_own = any(is_own for _, is_own in calls)
+    return tuple(call for call, is_own in calls if is_own or not has_own)
+
+
+def _is_telling(path: str, name: str) -> bool:
+    return any(part in path and how.match(name) for part, how in _TELLING)
+
+
+def last_own(text: str) -> str:
+    """The innermost call of a traceback that is not in a library; empty if there is none."""
+    own = [
+        f"{found['name']} ({found['file'].rpartition('/')[2]}:{found['line']})"[:_MAX_TEXT]
+        for line in text.splitlines()
+        if (found := _DEBUGGED.match(line)) is not None and not _LIBRARY.search(found["file"])
+    ]
+    return own[-1] if own else ""

@@ -1,0 +1,242 @@
+"""Invariants of the events of one rank: count what breaks them, and repair it where possible."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from zlib import crc32
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.run.run import Count
+from distprof.run.tables import CALL_CATEGORIES, among, distinct, encode, have_launches
+from distprof.schema import ABSENT, Int64Array, Table
+from distprof.terms import ActivityKind
+
+__all__ = ["Checked", "checked", "mended"]
+
+_FOLLOWERS = 3
+"""An activity that ends after this many later ones of its stream have begun lasts impossibly long:
+a stream runs one after another, and programmatic launches overlap two at most."""
+
+_MIN_EVENTS = 20
+"""Fewer events are too few to say how long a recording is."""
+
+_MAX_LOST_AT_END = 0.1
+"""Share of launches at the end whose kernels may have run after the profiler stopped."""
+
+_DISORDER_NS = 100_000
+"""Launches of real traces are out of order by 1 µs at most."""
+
+_MOST_JUMPS = 3
+"""More drops are no clock that jumps: the ids of that recording do not follow time."""
+
+_MOST_DROPS = 16
+_MOST_NAMES = 64
+_SAMPLED_ROWS = 4096
+
+
+def mended(activity: Table, host: Table) -> tuple[Table, dict[str, Count]]:
+    """Take out what cannot have happened on a GPU, and count it.
+
+    Linear in the rows if streams are in order of time.
+
+    Args:
+        activity: ACTIVITY of the GPU.
+        host: HOST, at least its runtime and driver calls; empty if it was not read.
+
+    Returns:
+        ACTIVITY without rows that are there twice, impossibly long ones ended where they can have
+        ended at most; and the counts of both, if there are any.
+    """
+    rows = np.flatnonzero(activity["kind"] != ActivityKind.ANNOTATION)
+    num_rows = len(rows)
+    counts = {}
+    if len(again := _repeated(activity, rows)):
+        activity = activity.take(np.delete(np.arange(len(activity)), again))
+        rows = np.flatnonzero(activity["kind"] != ActivityKind.ANNOTATION)
+        counts["repeated-activities"] = Count(count=len(again), of=num_rows)
+    end = activity["end_ns"].copy()
+    if clipped := _clip(activity, host, rows, end):
+        activity = activity.with_columns(end_ns=end)
+        counts["overlong-activities"] = Count(count=clipped, of=num_rows)
+    return activity, counts
+
+
+class Checked(msgspec.Struct, frozen=True, kw_only=True):
+    """What the events of a rank show about their soundness.
+
+    Args:
+        counts: Key of an invariant to what breaks it.
+        paces: Hash of a kernel's name to its number of launches and their duration, for the most
+            frequent computation kernels.
+        content: Hash of times and threads; equal only for copies.
+    """
+
+    counts: dict[str, Count]
+    paces: dict[int, tuple[int, int]]
+    content: str
+
+
+def checked(activity: Table, host: Table, steps: Table) -> Checked:
+    """Check the events of one rank of GPUs, after :func:`mended`.
+
+    Args:
+        activity: ACTIVITY of the GPU.
+        host: HOST, at least its runtime and driver calls; empty if it was not read.
+        steps: Complete rows of STEPS; empty if nothing marks steps.
+    """
+    is_work = activity["kind"] != ActivityKind.ANNOTATION
+    work = activity if is_work.all() else activity.take(np.flatnonzero(is_work))
+    return Checked(
+        counts={key: found for key, found in _launches(work, host, steps).items() if found.count},
+        paces=_paces(work),
+        content=_content(work, host),
+    )
+
+
+def _repeated(activity: Table, rows: Int64Array) -> Int64Array:
+    """Rows that are equal to an earlier one in times, stream and launch."""
+    start = activity["start_ns"][rows]
+    if (start[1:] < start[:-1]).any():
+        rows = rows[np.argsort(start, kind="stable")]
+        start = activity["start_ns"][rows]
+    same = start[1:] == start[:-1]
+    near = np.append(same, False) | np.append(False, same)
+    rows = rows[near & (activity["correlation"][rows] > 0)]
+    keys = [activity[name][rows] for name in ("start_ns", "end_ns", "stream", "correlation")]
+    order = np.lexsort(keys)
+    equal = np.ones(max(len(rows) - 1, 0), np.bool_)
+    for values in keys:
+        equal &= values[order][1:] == values[order][:-1]
+    again: Int64Array = rows[order][1:][equal]
+    return again
+
+
+# Impossibly long activities -----------------------------------------------------------------------
+
+
+def _clip(activity: Table, host: Table, rows: Int64Array, end: Int64Array) -> int:
+    """End rows in ``end`` where the next one of their stream begins; returns their number."""
+    start = activity["start_ns"]
+    streams = activity["stream"] - ABSENT, activity["device"].astype(np.int64) - ABSENT
+    _, code = encode(encode(streams[0])[1] * 4096 + encode(streams[1])[1] % 4096)
+    clipped = 0
+    for stream in range(int(code[rows].max(initial=-1)) + 1):
+        own = rows[code[rows] == stream]
+        if (start[own][1:] < start[own][:-1]).any():
+            own = own[np.argsort(start[own], kind="stable")]
+        long = np.flatnonzero(start[own[_FOLLOWERS:]] < end[own[:-_FOLLOWERS]])
+        end[own[long]] = start[own[long + 1]]
+        clipped += len(long)
+    return clipped + _clip_last(activity, host, rows, end)
+
+
+def _clip_last(activity: Table, host: Table, rows: Int64Array, end: Int64Array) -> int:
+    """End rows that outlast all other events by more than the whole rest of the recording."""
+    if len(rows) + len(host) < _MIN_EVENTS or len(rows) < 2:
+        return 0
+    starts = (activity["start_ns"][rows], host["start_ns"])
+    first, last = (
+        int(f(np.concatenate([f(s, keepdims=True) for s in starts if len(s)])))
+        for f in (np.min, np.max)
+    )
+    others = int(host["end_ns"].max(initial=last))
+    limit = max(others, last) + (max(others, last) - first)
+    late = rows[end[rows] > limit]
+    if len(late) == len(rows):
+        return 0
+    end[late] = np.maximum(activity["start_ns"][late], max(others, last))
+    return len(late)
+
+
+# Launches and kernels -----------------------------------------------------------------------------
+
+
+def _launches(work: Table, host: Table, steps: Table) -> dict[str, Count]:
+    """Launches out of order or without their kernels, and kernels without their launches."""
+    names = host.coded("name")
+    calls = names.where(["LaunchKernel" in value for value in names.values])
+    calls &= host.coded("category").isin(CALL_CATEGORIES) & (host["correlation"] > 0)
+    at, ids = host["start_ns"][calls], host["correlation"][calls]
+    is_ordered = (ids[1:] >= ids[:-1]).all()
+    drops = _drops(at if is_ordered else at[np.argsort(ids, kind="stable")])
+    if drops > _MOST_JUMPS:
+        drops = 0  # ids that do not follow time say nothing about the clock
+    found = {"clock-jumps-back": Count(count=drops, of=len(ids))}
+    has_kernel = among(ids, distinct(work["correlation"]))
+    if not has_kernel.any() and (work["correlation"] > 0).any():
+        found["launches-without-kernels"] = Count(count=len(ids), of=len(ids))
+    if not has_kernel.any() or any("BeginCapture" in value for value in names.values):
+        return found  # launches into a graph run later, with the graph
+    lost = ~has_kernel & (at > at[has_kernel].min())
+    is_end = at > at[has_kernel].max()
+    if (lost & is_end).sum() <= _MAX_LOST_AT_END * len(ids):
+        lost &= ~is_end | _in_steps(at, steps)
+    found["launches-without-kernels"] = Count(count=len(set(ids[lost].tolist())), of=len(ids))
+    found["kernels-without-launches"] = _unlaunched(work, host)
+    return found
+
+
+def _in_steps(at: Int64Array, steps: Table) -> NDArray[np.bool_]:
+    if not len(steps):
+        return np.zeros(len(at), np.bool_)
+    index = np.searchsorted(steps["start_ns"], at, side="right") - 1
+    inside: NDArray[np.bool_] = (index >= 0) & (at < steps["end_ns"][index])
+    return inside
+
+
+def _drops(start: Int64Array) -> int:
+    """How often launches, in the order of their ids, go back in time.
+
+    A thread that is stopped between getting an id and starting its launch is not counted: without
+    that one launch, the others are in order.
+    """
+    drops = np.flatnonzero(start[1:] < start[:-1] - _DISORDER_NS)
+    return sum(
+        int((start[: at + 1] > start[at + 1]).sum()) > _FOLLOWERS
+        and int((start[at + 1 :] < start[at]).sum()) > _FOLLOWERS
+        for at in drops[:_MOST_DROPS].tolist()
+    )
+
+
+def _unlaunched(work: Table, host: Table) -> Count:
+    """Kernels without a launch that began after one with a launch, on the same stream."""
+    known = have_launches(work["correlation"], host)
+    _, stream = encode(work["stream"] - ABSENT)
+    first = np.full(int(stream.max(initial=0)) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(first, stream[known], work["start_ns"][known])
+    lost = ~known & (work["start_ns"] > first[stream])
+    return Count(count=int(lost.sum()), of=len(work))
+
+
+# What ranks are compared by -----------------------------------------------------------------------
+
+
+def _paces(work: Table) -> dict[int, tuple[int, int]]:
+    """Launches and total duration of the most frequent computation kernels, by name."""
+    rows = np.flatnonzero(work["kind"] == ActivityKind.COMPUTATION)
+    names = work.coded("name")
+    duration = (work["end_ns"] - work["start_ns"])[rows].astype(np.float64)
+    code = names.codes[rows]
+    count = np.bincount(code, minlength=len(names.values))
+    total = np.bincount(code, weights=duration, minlength=len(names.values))
+    most = np.argsort(-count, kind="stable")[:_MOST_NAMES]
+    return {
+        crc32(names.values[i].encode("utf-8", "replace")): (int(count[i]), int(total[i]))
+        for i in most.tolist()
+        if count[i]
+    }
+
+
+def _content(work: Table, host: Table) -> str:
+    """Hash of the first rows; empty if they are too few to distinguish ranks."""
+    if len(work) + len(host) < _MIN_EVENTS or not len(work):
+        return ""
+    threads = host.coded("thread").values
+    digest = blake2b("\n".join(threads).encode("utf-8", "replace"), digest_size=16)
+    for name in ("start_ns", "end_ns", "correlation"):
+        for table in (work, host):
+            digest.update(np.ascontiguousarray(table[name][:_SAMPLED_ROWS]).tobytes())
+    return digest.hexdigest()

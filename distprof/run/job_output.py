@@ -1,0 +1,83 @@
+"""What the printed output of a job says about its end: events, one for each line that matters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+__all__ = ["JobOutput", "OutputEvent", "OutputStack"]
+
+
+class OutputEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """A line, or a record of several lines, that an expression of the table recognises.
+
+    Args:
+        name: Name of the expression.
+        yields: What the line is about, as the table says: ``timeout``, ``exit``, ``memory``, ….
+        file: File, as shown.
+        line: Number of the line, from 1.
+        text: The line, without control characters, truncated.
+        rank: Rank that the line is about; None if unknown.
+        fields: What the expression captured, by name.
+    """
+
+    name: str
+    yields: str
+    file: str
+    line: int
+    text: str
+    rank: int | None = None
+    fields: Mapping[str, str] = msgspec.field(default_factory=dict)
+
+    def number(self, name: str) -> int | None:
+        """A captured whole number; None if it was not captured or is out of range."""
+        text = self.fields.get(name, "").replace(",", "")
+        digits = text.removeprefix("-")
+        return int(text) if digits.isascii() and digits.isdigit() and len(digits) < 19 else None
+
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks in a captured list, such as ``1, 2, 5``."""
+        words = self.fields.get("ranks", "").replace("[", " ").replace("]", " ").split(",")
+        numbers = [word.strip() for word in words]
+        return tuple(int(n) for n in numbers if n.isascii() and n.isdigit() and len(n) < 8)
+
+
+class OutputStack(msgspec.Struct, frozen=True, kw_only=True):
+    """The Python stack of a process's main thread, as a tool or a signal printed it.
+
+    Args:
+        file: File, as shown.
+        line: Number of the first line of the stack.
+        rank: Rank of the process; None if unknown.
+        calls: ``function (file:line)``, innermost first.
+    """
+
+    file: str
+    line: int
+    rank: int | None
+    calls: tuple[str, ...]
+
+
+class JobOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """What the output of a job, or of some of its ranks, says about how it ended.
+
+    Args:
+        files: Files, as shown.
+        events: Events, by file and line.
+        stacks: Stacks, by file and line.
+        ranks: Ranks that printed at least one line that names them.
+        world_size: Ranks of the job according to the output; None if it does not say.
+        num_lines: Lines read.
+        lines_of: Lines of each file.
+        notes: Damaged or left-out data, one sentence each.
+    """
+
+    files: tuple[str, ...] = ()
+    events: tuple[OutputEvent, ...] = ()
+    stacks: tuple[OutputStack, ...] = ()
+    ranks: tuple[int, ...] = ()
+    world_size: int | None = None
+    num_lines: int = 0
+    lines_of: Mapping[str, int] = msgspec.field(default_factory=dict)
+    notes: tuple[str, ...] = ()

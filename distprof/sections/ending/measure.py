@@ -1,0 +1,636 @@
+"""How a job ended, or why it stands: the most decisive cause that its output reports.
+
+Causes are tried from the most to the least decisive: what only the host or the scheduler can do,
+errors of GPUs and of the program itself, processes that a signal ended, collectives that did not
+finish, and last what only follows from another rank's end.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable, Iterable, Iterator
+
+from msgspec.structs import replace
+
+from distprof.ingest.output.stacks import last_own
+from distprof.run.job_output import JobOutput, OutputEvent
+from distprof.run.run import Run
+from distprof.sections.ending.positions import diagnose_positions, timeout_sentences
+from distprof.sections.ending.result import FAILED, STUCK, EndingLine, EndingResult
+from distprof.sections.ending.stacks import diagnose_stacks, stacks_of
+from distprof.units import capitalized, format_bytes, name_ranks
+
+__all__ = ["about_of", "analyze_ending", "diagnose_output"]
+
+_MAX_LINES = 200
+_MAX_QUOTE = 200
+_FATAL = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
+_FOLLOWING = ("peer", "timeout", "position", "missing", "mismatch", "store", "nccl", "network")
+_NOT_OWN = re.compile(
+    r"(?:^|\.)(?:Dist(?:Backend|Store|Network)Error|ChildFailedError|SignalException|SystemExit"
+    r"|Process(?:Exited|Raised)Exception|CalledProcessError|KeyboardInterrupt|Rendezvous\w+"
+    r"|Ray\w*Error|WorkerCrashedError|ActorDiedError|BrokenProcessPool|OutOfMemoryError)$"
+)
+"""Exceptions that report the end of another process, or that another expression reads."""
+
+_ABOUT = {
+    "timeout": "timeout",
+    "position": "timeout",
+    "frozen": "timeout",
+    "missing": "timeout",
+    "mismatch": "timeout",
+    "store": "peer",
+    "peer": "peer",
+    "nccl": "nccl",
+    "network": "nccl",
+    "usage": "nccl",
+    "warning": "nccl",
+    "device": "device",
+    "assert": "device",
+    "xid": "device",
+}
+
+
+def about_of(event: OutputEvent) -> str:
+    """What a line is about, in the words of hang reports: others are ``error``."""
+    return _ABOUT.get(event.yields, "error")
+
+
+def analyze_ending(run: Run) -> EndingResult:
+    """How the job ended, from the output among the evidence of a run."""
+    output = run.get(JobOutput)
+    return EndingResult() if output is None else diagnose_output(output)
+
+
+def diagnose_output(output: JobOutput) -> EndingResult:
+    """The most decisive cause in the output of a job; without any, ``state`` is empty."""
+    causes = (found for cause in _CAUSES if (found := cause(output)) is not None)
+    found = next(causes, EndingResult())
+    events = [event for event in output.events if event.yields not in ("phase", "world")]
+    failed = {event.rank for event in events if event.rank is not None} - set(found.ranks)
+    return replace(
+        found,
+        num_followers=len(failed) if found.state == FAILED else 0,
+        why=(*found.why, *timeout_sentences(found.positions), *_followers(failed, found)),
+        next_steps=found.next_steps or tuple(_steps(found)),
+        alternatives=(*found.alternatives, *_slow_phase(found, output)),
+        lines=tuple(
+            EndingLine(rank=e.rank, file=e.file, line=e.line, about=about_of(e), text=e.text)
+            for e in events[:_MAX_LINES]
+        ),
+        stacks=stacks_of(output),
+        world_size=output.world_size,
+        num_lines=output.num_lines,
+    )
+
+
+def _followers(failed: set[int], found: EndingResult) -> Iterator[str]:
+    if failed and found.state == FAILED:
+        also = "ended or reported an error after it" if found.ranks else "reported errors"
+        yield f"{capitalized(name_ranks(failed))} {also}."
+
+
+def _slow_phase(found: EndingResult, output: JobOutput) -> Iterator[str]:
+    """The last slow phase that was printed before the first time-out."""
+    if found.state != STUCK or not found.positions:
+        return
+    first = next((e for e in output.events if e.yields == "timeout"), None)
+    phases = [e for e in output.events if e.yields == "phase"]
+    before = [e for e in phases if first and e.file == first.file and e.line < first.line]
+    if before:
+        yield (
+            f"The last phase that the log names before is “{before[-1].fields['phase']}” (line "
+            f"{before[-1].line:,}): if it takes one rank longer than the timeout, the watchdog "
+            "ends a job that is only slow."
+        )
+
+
+def _steps(found: EndingResult) -> Iterator[str]:
+    """Next steps for collectives that did not finish."""
+    if found.state != STUCK:
+        return
+    if found.cause in ("behind", "mismatch"):
+        yield (
+            "Compare the code path of these ranks: a branch that depends on data or rank, uneven "
+            "batches, or a step that one rank skips."
+        )
+    blamed = found.ranks or found.suspects
+    if blamed:
+        who = name_ranks(blamed)
+        yield f"Read the end of the log of {who}, and get its Python stack: py-spy dump."
+    if found.cause in ("unfinished", "idle"):
+        yield "Add the output of every rank: a rank that printed nothing may be the one behind."
+        yield "Check the network and the GPUs of all hosts: dmesg for Xid, NCCL warnings, links."
+    yield (
+        "Record the operations of every rank: TORCH_FR_BUFFER_SIZE=2000 and "
+        "TORCH_NCCL_DUMP_ON_TIMEOUT=1, then distprof hang on the dumps and logs."
+    )
+
+
+# Causes, from the most to the least decisive ------------------------------------------------------
+
+
+def _of(output: JobOutput, *kinds: str) -> list[OutputEvent]:
+    return [event for event in output.events if event.yields in kinds]
+
+
+def _made(
+    cause: str,
+    verdict: str,
+    event: OutputEvent,
+    *steps: str,
+    why: Iterable[str] = (),
+    ranks: tuple[int, ...] | None = None,
+    state: str = FAILED,
+) -> EndingResult:
+    host = event.fields.get("host", "")
+    blamed = ((event.rank,) if event.rank is not None else ()) if ranks is None else ranks
+    return EndingResult(
+        state=state,
+        cause=cause,
+        verdict=verdict,
+        ranks=blamed,
+        hosts=(host,) if host else (),
+        why=(*why, f"Line {event.line:,} of {event.file}: {event.text[:_MAX_QUOTE]}"),
+        next_steps=steps,
+    )
+
+
+def _subject(event: OutputEvent) -> str:
+    """For example ``Rank 10 on node-a``; ``A process`` if no rank is named."""
+    host = event.fields.get("host", "")
+    who = "A process" if event.rank is None else f"Rank {event.rank}"
+    return f"{who} on {host}" if host else who
+
+
+def _host_memory(output: JobOutput) -> EndingResult | None:
+    events = _of(output, "host_memory")
+    killed = [e for e in _of(output, "exit") if e.fields.get("what") == "Out Of Memory"]
+    if not (events or killed):
+        return None
+    event = (events or killed)[0]
+    blamed = next((e for e in [*killed, *_exits(output)] if _signal(e) == "SIGKILL"), event)
+    blamed = killed[0] if killed else blamed
+    rss = event.number("rss_kb")
+    held = f" when it held {format_bytes(rss * 1024)}" if rss else ""
+    return _made(
+        "host_memory",
+        f"{_subject(blamed)} was killed because the host or its memory limit had no memory "
+        f"left{held}.",
+        event,
+        "Use fewer loader workers and less prefetching, do not gather checkpoints on one rank, or "
+        "request more host memory (--mem, the limit of the container).",
+        ranks=(blamed.rank,) if blamed.rank is not None else _listed(blamed),
+    )
+
+
+def _xid(output: JobOutput) -> EndingResult | None:
+    event = next(iter(_of(output, "xid")), None)
+    if event is None:
+        return None
+    number = event.fields.get("code", "")
+    what = f"Xid {number} (PCI {event.fields.get('bus', '')})" if number else event.fields["what"]
+    return _made(
+        "xid",
+        f"A GPU failed: the driver reports {what}.",
+        event,
+        "Look up the Xid in NVIDIA's list, drain the host, and reset or replace the GPU.",
+    )
+
+
+def _cancelled(output: JobOutput) -> EndingResult | None:
+    event = next((e for e in _of(output, "cancelled") if e.fields.get("reason")), None)
+    if event is None:
+        return None
+    reason = event.fields["reason"].lower()
+    return _made(
+        "cancelled",
+        f"The scheduler ended the job: {reason}{_at(event)}. No rank failed by itself.",
+        event,
+        "Save a checkpoint before the limit (SBATCH --signal), and requeue or ask for more time.",
+        ranks=(),
+    )
+
+
+def _at(event: OutputEvent) -> str:
+    host = event.fields.get("host", "")
+    return f" on {host}" if host else ""
+
+
+def _own_errors(output: JobOutput) -> EndingResult | None:
+    """The first error of a GPU or of the program itself, in the order of the output."""
+    events = _of(output, "assert", "memory", "device", "usage", "port", "loader", "shm")
+    events += [
+        e for e in _of(output, "exception", "error") if _is_own(e) and not _is_survived(e, output)
+    ]
+    if not events:
+        return None
+    first = min(events, key=lambda e: (e.file != events[0].file, e.line))
+    tries = [e for e in events if e.file == first.file and abs(e.line - first.line) <= _NEAR_LINES]
+    event = min(tries, key=lambda e: _PRECEDENCE.index(e.yields))
+    same = {e.rank for e in events if e.yields == event.yields and _key(e) == _key(event)}
+    ranks = tuple(sorted(rank for rank in same if rank is not None))
+    traceback = next((e for e in _of(output, "exception") if _is_near(e, event)), None)
+    place = last_own(traceback.fields.get("frames", "")) if traceback else ""
+    line, steps = _WORDS[event.yields](event)
+    who = capitalized(name_ranks(ranks)) if ranks else "A process"
+    return _made(
+        event.yields,
+        f"{who} failed{' first' if len(ranks) == 1 else ''}: {line}.",
+        event,
+        *steps,
+        why=(f"Its last own call was {place}.",) if place else (),
+        ranks=ranks,
+    )
+
+
+_NEAR_LINES = 400
+_SURVIVED_LINES = 2_000
+"""A job that prints this much after an exception, and no other trouble, has survived it."""
+
+
+def _is_survived(event: OutputEvent, output: JobOutput) -> bool:
+    after = output.lines_of.get(event.file, 0) - event.line
+    if after <= (_SURVIVED_LINES if event.yields == "exception" else _NEAR_LINES):
+        return False
+    quiet = ("exception", "error", "warning", "phase", "nan")
+    return not any(e.line > event.line and e.file == event.file and e.yields not in quiet
+                   for e in output.events)  # fmt: skip
+
+
+_PRECEDENCE = ("assert", "usage", "port", "memory", "loader", "shm", "device", "exception", "error")
+
+
+def _is_near(one: OutputEvent, other: OutputEvent) -> bool:
+    """Whether a traceback ends with an event: it begins at most some frames before."""
+    gap = other.line - one.line
+    return one.file == other.file and one.rank == other.rank and 0 <= gap <= _NEAR_LINES
+
+
+def _key(event: OutputEvent) -> tuple[str, str]:
+    """What is the same if several ranks have the same error."""
+    text = event.fields.get("type", "") + event.fields.get("what", "")
+    return event.yields, text + re.sub(r"\d+", "0", event.fields.get("message", ""))[:80]
+
+
+def _is_own(event: OutputEvent) -> bool:
+    kind, message = event.fields.get("type", ""), event.fields.get("message", "")
+    return (
+        not _NOT_OWN.search(kind)
+        and event.fields.get("kind", "") == ""
+        and not re.search(
+            r"(?i)nccl|gloo|watchdog|communicator|broken pipe|connection|socket timeout|rendezvous"
+            r"|monitoredbarrier|mismatch between collectives|out of memory|CUDA error"
+            r"|engine core|worker.{0,20}died",
+            f"{kind} {message}",
+        )
+    )
+
+
+def _memory(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
+    fields = event.fields
+    wanted = f" when it asked for {fields['size']}" if "size" in fields else ""
+    free = f"; {fields['free']} of {fields['total']} were free" if "free" in fields else ""
+    kept = fields.get("reserved", "")
+    steps = ["Use a smaller micro-batch, activation checkpointing, or more shards."]
+    if kept:
+        free += f", and PyTorch held {kept} that it did not use"
+        steps.append(
+            "If the unused part is a large share, set "
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: memory is fragmented."
+        )
+    return f"its GPU had no memory left{wanted}{free}", tuple(steps)
+
+
+def _device(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
+    what = event.fields.get("what") or event.fields.get("code") or event.text[:_MAX_QUOTE]
+    return f"CUDA reports {what}", (
+        "Run again with CUDA_LAUNCH_BLOCKING=1, so that the traceback shows the call, and look for "
+        "Xid errors in dmesg of the host.",
+    )
+
+
+def _assert(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
+    what = event.fields.get("assertion", "")
+    shown = f"a kernel's assertion failed ({what})" if what else "a kernel's assertion failed"
+    return shown, (
+        "Check indices and labels: most often one is outside an embedding, a vocabulary or the "
+        "number of classes. Run the batch on the CPU to see the Python error.",
+    )
+
+
+def _usage(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
+    fields = event.fields
+    if "device" in fields:
+        return f"it uses the same GPU as rank {fields['other']}", (
+            "Give each rank its own GPU: torch.cuda.set_device(local_rank) before the first use.",
+        )
+    return (
+        f"its NCCL is version {fields.get('version')}, that of rank {fields.get('other')} "
+        f"{fields.get('other_version')}"
+    ), ("Install the same NCCL on all hosts.",)
+
+
+def _port(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
+    number = event.fields.get("port", "")
+    return f"{f'port {number}' if number else 'the port of the rendezvous'} is in use", (
+        "End the other job on that host, or choose another MASTER_PORT.",
+    )
+
+
+def _loader(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
+    return f"a worker of its data loader died ({event.text[:_MAX_QUOTE]})", (
+        "Look in dmesg for the out-of-memory killer, and use fewer workers; for bus errors, give "
+        "the container more shared memory (--shm-size).",
+    )
+
+
+def _shm(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
+    is_disk = "space left" in event.text
+    what = "a disk is full" if is_disk else "its shared memory is too small"
+    return what, ("Free the disk." if is_disk else "Give the container more: --shm-size.",)
+
+
+def _exception(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
+    message = " ".join(event.fields.get("message", "").split())[:_MAX_QUOTE]
+    kind = event.fields.get("type", "")
+    return f"{kind}: {message}".rstrip(": ."), ("Read the traceback of that rank.",)
+
+
+_WORDS: dict[str, Callable[[OutputEvent], tuple[str, tuple[str, ...]]]] = {
+    "memory": _memory,
+    "device": _device,
+    "assert": _assert,
+    "usage": _usage,
+    "port": _port,
+    "loader": _loader,
+    "shm": _shm,
+    "exception": _exception,
+    "error": _exception,
+}
+
+
+def _signal(event: OutputEvent) -> str:
+    """Name of the signal that ended a process; empty if it exited by itself."""
+    named = event.fields.get("signal", "")
+    code = event.number("code")
+    number = event.number("number") or (-code if code and code < 0 else 0)
+    if code is not None and code > 128:
+        number = code - 128
+    what = {"Killed": 9, "Out Of Memory": 9, "Segmentation fault": 11, "Aborted": 6,
+            "Bus error": 7, "Terminated": 15}.get(event.fields.get("what", ""), number)  # fmt: skip
+    try:
+        return named or (signal.Signals(what).name if what else "")
+    except ValueError:
+        return f"signal {what}"
+
+
+def _exits(output: JobOutput) -> list[OutputEvent]:
+    """Ends of processes, those that a launcher calls the first failure before others."""
+    order = ("exit", "local_exit", "job_exit", "died")
+    exits = _of(output, *order)
+    return sorted(exits, key=lambda e: ("root" not in e.fields, order.index(e.yields)))
+
+
+def _listed(event: OutputEvent) -> tuple[int, ...]:
+    ranks: list[int] = list(event.ranks())
+    for first, last in re.findall(r"(\d{1,7})-(\d{1,7})", event.fields.get("ranks", "")):
+        ranks += range(int(first), min(int(last), int(first) + 4096) + 1)
+    return tuple(sorted(set(ranks)))
+
+
+def _killed(output: JobOutput) -> EndingResult | None:
+    event = next((e for e in _exits(output) if _signal(e) in _FATAL), None)
+    if event is None:
+        return None
+    return _ended(event, output)
+
+
+def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
+    """The end of a process by a signal or an exit code."""
+    name, ranks = _signal(event), _listed(event)
+    who = _subject(event)
+    if event.rank is None and ranks:
+        who = f"{capitalized(name_ranks(ranks))}{_at(event)}"
+    elif event.rank is None and event.yields == "local_exit":
+        who = f"A process with local rank {event.fields['local']}"
+    if name:
+        how = f"was ended by {name}"
+    elif event.number("code") is not None:
+        how = f"exited with code {event.number('code')}"
+    else:
+        how = "died"
+    meaning, steps = _SIGNALS.get(name, ("", ("Read the end of the log of that rank.",)))
+    first = len(ranks) < 2
+    blamed = (event.rank,) if event.rank is not None else ranks
+    others = {e.rank for e in _exits(output) if e.rank is not None} - set(blamed)
+    followed = f" {len(others):,} others followed." if others else ""
+    return _made(
+        "killed" if name else "exit",
+        f"{who} {how}{' first' if first and others else ''}{meaning}.{followed}",
+        event,
+        *steps,
+        ranks=blamed,
+    )
+
+
+_SIGNALS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "SIGKILL": (
+        ", most often by the kernel's out-of-memory killer or a limit of the scheduler",
+        ("Check dmesg of the host for the out-of-memory killer, and the scheduler's log.",),
+    ),
+    "SIGSEGV": (
+        " (segmentation fault)",
+        ("Get its stack: PYTHONFAULTHANDLER=1, or gdb on the core file.",),
+    ),
+    "SIGBUS": (
+        " (bus error), most often because shared memory is too small",
+        ("Give the container more shared memory: --shm-size.",),
+    ),
+    "SIGABRT": (
+        " (abort)",
+        ("Read the lines before: an assertion or a watchdog ended the process.",),
+    ),
+    "SIGTERM": (
+        ", from outside or by its launcher",
+        ("Look in the scheduler's log for what ended the job.",),
+    ),
+}
+
+
+def _crash(output: JobOutput) -> EndingResult | None:
+    event = next(iter(_of(output, "crash")), None)
+    if event is None:
+        return None
+    return _made(
+        "crash",
+        f"{_subject(event)} crashed: {event.fields['what'][:_MAX_QUOTE]}.",
+        event,
+        "Get its stack: PYTHONFAULTHANDLER=1, or gdb on the core file.",
+    )
+
+
+def _mismatch(output: JobOutput) -> EndingResult | None:
+    event = next(iter(_of(output, "mismatch")), None)
+    if event is None:
+        return None
+    fields = event.fields
+    number = f" number {fields['seq']}" if "seq" in fields else ""
+
+    def one(prefix: str) -> str:
+        shape = fields.get(f"{prefix}shape", "")
+        return f"{fields.get(f'{prefix}op', '')}{f' of shape [{shape}]' if shape else ''}"
+
+    ranks = tuple(int(r) for r in (fields.get("rank", ""), fields["other"]) if r)
+    return _made(
+        "mismatch",
+        f"Stuck: ranks launched different collectives{number}: rank {fields.get('rank')} "
+        f"{one('')}, rank {fields['other']} {one('other_')}.",
+        event,
+        ranks=ranks,
+        state=STUCK,
+    )
+
+
+def _missing(output: JobOutput) -> EndingResult | None:
+    events = [event for event in _of(output, "missing") if event.ranks()]
+    if not events:
+        return None
+    event = events[0]
+    ranks = tuple(sorted({rank for one in events for rank in one.ranks()}))
+    seq = event.fields.get("seq", "")
+    where = f"collective {seq}" if seq else (
+        "a monitored barrier" if "Barrier" in event.text else "any collective")  # fmt: skip
+    return _made(
+        "behind",
+        f"Stuck: {name_ranks(ranks)} never {'launched' if seq else 'arrived in'} {where}, and the "
+        "others wait.",
+        event,
+        ranks=ranks,
+        state=STUCK,
+    )
+
+
+def _store(output: JobOutput) -> EndingResult | None:
+    event = next(iter(_of(output, "store")), None)
+    if event is None:
+        return None
+    fields = event.fields
+    if "joined" in fields:
+        what = f"only {fields['joined']} of {fields['expected']} processes joined the rendezvous"
+    elif "type" in fields:
+        what = f"the rendezvous failed ({fields['type']})"
+    else:
+        what = "a process waited for a key of the store that another rank never wrote"
+    return _made(
+        "store",
+        f"Stuck: {what}.",
+        event,
+        "Check that every host started, and can reach MASTER_ADDR and MASTER_PORT.",
+        "Read the log of the ranks that did not join: they may have failed before.",
+        ranks=(),
+        state=STUCK,
+    )
+
+
+def _peer(output: JobOutput) -> EndingResult | None:
+    events = _of(output, "network", "peer", "nccl")
+    if not events:
+        return None
+    event = events[0]
+    victims = tuple(sorted({e.rank for e in events if e.rank is not None}))
+    silent = tuple(sorted({*range(output.world_size or 0), *output.ranks} - set(victims)))
+    suspects = silent if victims and len(silent) <= len(victims) else ()
+    whom = f" ({event.fields['peer']})" if "peer" in event.fields else ""
+    who = capitalized(name_ranks(victims)) if victims else "A process"
+    if event.yields == "peer":
+        line = f"{who} lost the connection to another rank{whom}, which ended first."
+    elif event.yields == "network":
+        line = f"{who} reported an error of the network{whom}."
+    else:
+        last = event.fields.get("last", "")
+        line = f"{who} failed in NCCL: {event.fields['type']}{f' ({last})' if last else ''}."
+        suspects = ()
+    tail = "" if event.yields == "nccl" else " The output does not show which rank."
+    if suspects:
+        tail = f" {capitalized(name_ranks(suspects))} reported nothing."
+    return replace(
+        _made(
+            event.yields,
+            line + tail,
+            event,
+            "Read the log of the rank at the other end: it failed before.",
+            "Run with NCCL_DEBUG=INFO if no rank reports an own error.",
+            ranks=(),
+        ),
+        suspects=suspects,
+    )
+
+
+def _frozen(output: JobOutput) -> EndingResult | None:
+    event = next(iter(_of(output, "frozen", "timeout")), None)
+    if event is None:
+        return None
+    return _made(
+        "frozen",
+        f"Stuck: a watchdog of {'a process' if event.rank is None else f'rank {event.rank}'} timed "
+        "out, and its lines name no collective.",
+        event,
+        "Get the Python stacks of all ranks: py-spy dump.",
+        state=STUCK,
+    )
+
+
+def _exited(output: JobOutput) -> EndingResult | None:
+    exits = [e for e in _exits(output) if _signal(e) or e.number("code")] or _of(output, "died")
+    return _ended(exits[0], output) if exits else None
+
+
+def _stopped(output: JobOutput) -> EndingResult | None:
+    event = next(iter(_of(output, "stopped", "cancelled")), None)
+    if event is None:
+        return None
+    return _made(
+        "stopped",
+        "The job was ended from outside: "
+        + ("its launcher got a signal." if event.yields == "stopped" else "it was cancelled."),
+        event,
+        "Look in the scheduler's log for who ended it.",
+        ranks=(),
+    )
+
+
+def _nan(output: JobOutput) -> EndingResult | None:
+    event = next(iter(_of(output, "nan")), None)
+    if event is None:
+        return None
+    step = event.fields.get("step") or event.fields.get("iteration")
+    at = f" at step {int(step):,}" if step else ""
+    return _made(
+        "nan",
+        f"The loss became NaN{at}.",
+        event,
+        "Look at the gradient norm and the learning rate of the steps before, and at the data of "
+        "that step.",
+    )
+
+
+_CAUSES: tuple[Callable[[JobOutput], EndingResult | None], ...] = (
+    _host_memory,
+    _xid,
+    _cancelled,
+    _own_errors,
+    _killed,
+    _crash,
+    _mismatch,
+    diagnose_positions,
+    _missing,
+    _store,
+    _peer,
+    _frozen,
+    _exited,
+    _stopped,
+    _nan,
+    diagnose_stacks,
+)

@@ -1,0 +1,286 @@
+"""Who is behind in a process group, from what the watchdogs of its ranks printed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from distprof.run.job_output import JobOutput, OutputEvent
+from distprof.run.topology import DEFAULT_GROUPS
+from distprof.sections.ending.result import STUCK, EndingPosition, EndingResult
+from distprof.units import capitalized, format_duration, name_ranks
+
+__all__ = ["diagnose_positions", "operation_kind", "positions_of", "timeout_sentences"]
+
+_UNEQUAL = ("ALLTOALL", "GATHER", "SCATTER", "SEND", "RECV", "COALESCED", "BROADCAST")
+"""Operations whose members may have inputs of different sizes, by the beginning of their names."""
+
+
+def positions_of(output: JobOutput) -> list[EndingPosition]:
+    """One position per group and rank, from all lines of that rank."""
+    events = [e for e in output.events if e.yields in ("timeout", "position")]
+    groups = {
+        (event.rank, event.number("seq")): _group(event)
+        for event in events
+        if event.yields == "position" and event.number("seq") is not None
+    }
+    found: dict[tuple[str, int, bool], EndingPosition] = {}
+    for event in events:
+        group = _group(event) or groups.get((event.rank, event.number("seq")), "")
+        rank = event.rank if event.rank is not None else event.number("own")
+        if rank is None:
+            continue
+        key = (group, rank, event.rank is not None)
+        found[key] = _merged(found.get(key), event, *key)
+    return sorted(found.values(), key=lambda one: (one.group, one.rank))
+
+
+def _group(event: OutputEvent) -> str:
+    name = event.fields.get("group", "") or event.fields.get("pg", "")
+    return "" if name in DEFAULT_GROUPS else name
+
+
+def _merged(
+    before: EndingPosition | None, event: OutputEvent, group: str, rank: int, is_global: bool
+) -> EndingPosition:
+    """A position with what one more line says; the first operation that timed out counts."""
+    seq = event.number("seq")
+    is_first = before is None or before.seq is None or (seq is not None and seq < before.seq)
+    timed = event.yields == "timeout" and (is_first or (before is not None and seq == before.seq))
+    fields = event.fields
+
+    def most(name: str, known: int | None) -> int | None:
+        return max((n for n in (event.number(name), known) if n is not None), default=None)
+
+    return EndingPosition(
+        rank=rank,
+        is_global=is_global,
+        group=group,
+        seq=seq if is_first and seq is not None else before.seq if before else None,
+        op=fields.get("op", "") if timed else before.op if before else "",
+        size=(fields.get("numel_in", "") or fields.get("shape", ""))
+        if timed
+        else (before.size if before else ""),
+        enqueued=most("enqueued", before.enqueued if before else None),
+        completed=most("completed", before.completed if before else None),
+        waited_ms=event.number("ran_ms") if timed else before.waited_ms if before else None,
+        timeout_ms=event.number("timeout_ms") if timed else before.timeout_ms if before else None,
+    )
+
+
+def diagnose_positions(output: JobOutput) -> EndingResult | None:
+    """The rank that others wait for; None if no watchdog printed a position."""
+    positions = positions_of(output)
+    groups: dict[str, list[EndingPosition]] = {}
+    for one in positions:
+        groups.setdefault(one.group, []).append(one)
+    waiting = {name: some for name, some in groups.items() if any(_waits(p) for p in some)}
+    if not waiting:
+        return _frozen(positions)
+    found = [_of_group(name, some, output) for name, some in waiting.items()]
+    order = ("mismatch", "behind", "silent", "unfinished")
+    return min(found, key=lambda one: order.index(one.cause))
+
+
+def _waits(one: EndingPosition) -> bool:
+    return bool(one.op) or (one.seq is not None)
+
+
+def _of_group(name: str, positions: Sequence[EndingPosition], output: JobOutput) -> EndingResult:
+    waiting = [one for one in positions if _waits(one)]
+    known = [one.seq for one in waiting if one.seq is not None]
+    highest = max(known, default=None)
+    late = [p for p in positions if _launched(p) is not None and highest is not None
+            and _is_late(p, positions, highest)]  # fmt: skip
+    if late and len(late) < len(positions):
+        return _behind(name, late, positions)
+    unequal = _mismatch(waiting)
+    if unequal is not None:
+        return _unequal(name, unequal, waiting)
+    silent = _silent(positions, output)
+    what = _operation(waiting[0], name)
+    if silent:
+        return EndingResult(
+            state=STUCK,
+            cause="silent",
+            verdict=f"Stuck: {_who(waiting, name)} {_verb(waiting, 'wait')} in {what}, and "
+            f"{name_ranks(silent)} printed nothing about it: {_pronoun(silent)} the first suspect.",
+            suspects=silent,
+            positions=tuple(positions),
+        )
+    return EndingResult(
+        state=STUCK,
+        cause="unfinished",
+        verdict=f"Stuck: {_who(waiting, name)} {_verb(waiting, 'wait')} in {what}. "
+        + ("No rank that printed is behind." if len(waiting) > 1 else "No other rank printed where "
+           "it stands."),
+        positions=tuple(positions),
+    )  # fmt: skip
+
+
+def _launched(one: EndingPosition) -> int | None:
+    """The last collective that a rank is known to have launched."""
+    return max((n for n in (one.enqueued, one.seq) if n is not None), default=None)
+
+
+def _is_late(one: EndingPosition, positions: Sequence[EndingPosition], highest: int) -> bool:
+    """Whether a rank did not launch an operation in which another waits, or waits in an earlier.
+
+    If a rank printed what it had launched, that counts: a rank may time out in an early operation
+    although it has launched later ones.
+    """
+    if one.enqueued is not None:
+        first = min(p.seq for p in positions if p.seq is not None)
+        others = [p for p in positions if p is not one and p.seq is not None]
+        return bool(others) and one.enqueued < max(first, min(p.seq or 0 for p in others))
+    return one.seq is not None and one.seq < highest and one.seq == _lowest(positions)
+
+
+def _lowest(positions: Iterable[EndingPosition]) -> int | None:
+    return min((p.seq for p in positions if p.seq is not None), default=None)
+
+
+def _behind(
+    name: str, late: Sequence[EndingPosition], positions: Sequence[EndingPosition]
+) -> EndingResult:
+    others = [one for one in positions if one not in late and one.seq is not None]
+    ahead = min(others, key=lambda one: one.seq or 0)
+    at = max(n for n in map(_launched, late) if n is not None)
+    gap = (ahead.seq or 0) - at
+    waits = [one for one in late if one.op]
+    stands = f"launched no collective after number {at:,}"
+    if waits:
+        stands = f"{_verb(late, 'stand')} at {_operation(waits[0], name)}"
+    sizes = {one.size for one in (*waits, ahead)} if waits else set()
+    differs = len(sizes) > 1 or bool(waits and waits[0].op != ahead.op)
+    return EndingResult(
+        state=STUCK,
+        cause="behind",
+        verdict=f"Stuck: {_who(late, name)} {stands}, {gap:,} "
+        f"{'collectives' if gap != 1 else 'collective'} behind {_who(others, name)}, which "
+        f"{_verb(others, 'wait')} in {_operation(ahead, name)}.",
+        ranks=tuple(one.rank for one in late if one.is_global),
+        positions=tuple(positions),
+        why=(
+            "The ranks ran different numbers of collectives"
+            + (", of different operations or sizes: one of them took another path." if differs
+               else "."),
+        ),
+    )  # fmt: skip
+
+
+def _mismatch(waiting: Sequence[EndingPosition]) -> str | None:
+    """What differs between ranks that wait in the same number: ``op`` or ``size``; None if none."""
+    if len({one.seq for one in waiting}) > 1 or len(waiting) < 2:
+        return None
+    if len({one.op for one in waiting}) > 1:
+        return "op"
+    sizes = {one.size for one in waiting if one.size}
+    is_equal_by_nature = not waiting[0].op.lstrip("_").startswith(_UNEQUAL)
+    return "size" if len(sizes) > 1 and is_equal_by_nature else None
+
+
+def _unequal(name: str, what: str, waiting: Sequence[EndingPosition]) -> EndingResult:
+    """Ranks that wait in the same number of collective, but not in the same collective."""
+    counts = Counter((one.op, one.size) for one in waiting)
+    (usual, most), *_ = counts.most_common(2)
+    is_clear = most > len(waiting) - most
+    odd = [one for one in waiting if (one.op, one.size) != usual] if is_clear else list(waiting)
+    texts = []
+    for key in dict.fromkeys((one.op, one.size) for one in waiting):
+        some = [one for one in waiting if (one.op, one.size) == key]
+        size = f" of {int(key[1]):,} elements" if key[1].isdigit() else ""
+        texts.append(f"{_who(some, name)} in {operation_kind(key[0])}{size}")
+    number = "" if waiting[0].seq is None else f" number {waiting[0].seq:,}"
+    of = f" of {name}" if name else ""
+    differ = "different operations" if what == "op" else "different sizes"
+    return EndingResult(
+        state=STUCK,
+        cause="mismatch",
+        verdict=f"Stuck: ranks launched {differ} as collective{number}{of}: "
+        f"{'; '.join(texts[:4])}.",
+        ranks=tuple(one.rank for one in odd if one.is_global),
+        positions=tuple(waiting),
+    )
+
+
+def _silent(positions: Sequence[EndingPosition], output: JobOutput) -> tuple[int, ...]:
+    """Ranks of the default group that no line of a watchdog names."""
+    if positions[0].group or not all(one.is_global for one in positions):
+        return ()
+    known = {one.rank for one in positions}
+    world = output.world_size or 0
+    expected = {*range(world), *output.ranks} if world <= 1 << 20 else set(output.ranks)
+    silent = tuple(sorted(expected - known))
+    return silent if len(silent) <= len(known) else ()
+
+
+def _frozen(positions: Sequence[EndingPosition]) -> EndingResult | None:
+    """Watchdogs that fired although no collective was in flight."""
+    idle = [one for one in positions if one.enqueued is not None and one.enqueued == one.completed]
+    if not idle or len(idle) < len(positions):
+        return None
+    return EndingResult(
+        state=STUCK,
+        cause="idle",
+        verdict=f"Stuck: {_who(idle, idle[0].group)} had no collective in flight when a watchdog "
+        "fired: the CPU code of the ranks stopped, or a rank that is not in this output waits.",
+        positions=tuple(positions),
+    )
+
+
+def _operation(one: EndingPosition, group: str) -> str:
+    """For example ``all-reduce 96,117 of tp``."""
+    number = "" if one.seq is None else f" {one.seq:,}"
+    return f"{operation_kind(one.op)}{number}{f' of {group}' if group else ''}"
+
+
+_NAMES = {
+    "ALLREDUCE": "all-reduce",
+    "ALLGATHER": "all-gather",
+    "REDUCESCATTER": "reduce-scatter",
+    "ALLTOALL": "all-to-all",
+    "BROADCAST": "broadcast",
+    "BARRIER": "barrier",
+    "SEND": "send",
+    "RECV": "receive",
+    "REDUCE": "reduce",
+    "GATHER": "gather",
+    "SCATTER": "scatter",
+    "COALESCED": "coalesced operation",
+}
+
+
+def operation_kind(op: str) -> str:
+    """The usual name of an operation: ``all-gather`` for ``_ALLGATHER_BASE``."""
+    plain = op.upper().replace("_", "").removesuffix("BASE").removesuffix("COALESCED") or op
+    return _NAMES.get(plain, _NAMES.get(op, op.lower() if op else "collective"))
+
+
+def _who(positions: Sequence[EndingPosition], group: str) -> str:
+    ranks = sorted({one.rank for one in positions})
+    inside = "" if all(one.is_global for one in positions) else f" of group {group}"
+    return f"{name_ranks(ranks)}{inside}"
+
+
+def _verb(ranks: Sequence[object], plural: str) -> str:
+    return plural if len(ranks) != 1 else f"{plural}s"
+
+
+def _pronoun(ranks: Sequence[int]) -> str:
+    return "they are" if len(ranks) > 1 else "it is"
+
+
+def timeout_sentences(positions: Sequence[EndingPosition]) -> Iterator[str]:
+    """How long ranks had waited."""
+    waited = [one.waited_ms for one in positions if one.waited_ms is not None]
+    limits = {one.timeout_ms for one in positions if one.timeout_ms is not None}
+    if waited and limits:
+        yield (
+            f"The longest wait took {format_duration(max(waited) * 1_000_000)}, with a timeout of "
+            f"{' or '.join(format_duration(ms * 1_000_000) for ms in sorted(limits)[:3])}."
+        )
+    launched = [one for one in positions if one.enqueued is not None]
+    for one in launched[:4]:
+        done = "" if one.completed is None else f" and completed {one.completed:,}"
+        yield f"{capitalized(name_ranks([one.rank]))} had launched {one.enqueued:,}{done}."

@@ -1,0 +1,1 @@
+"""Rules on what a job printed about its end."""

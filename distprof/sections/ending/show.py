@@ -1,0 +1,104 @@
+"""How a job ended, according to its output."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from distprof.escape import short_ranks
+from distprof.sections.parts import is_recorded
+from distprof.sections.shows import VerdictText, headline, table, verdict
+from distprof.sections.table import Column, TableView, counted, rows_table
+
+if TYPE_CHECKING:
+    from distprof.sections.report import Report
+
+__all__ = ["ending_lines_table", "ending_positions_table", "ending_stacks_table"]
+
+MAX_ROWS = 12
+
+
+@table(place=12)
+def ending_positions_table(report: Report, *, show_all: bool) -> TableView | None:
+    """Where ranks stood when their watchdogs fired."""
+    rows = report.ending.positions
+    return rows_table(
+        "Ranks at the time-out",
+        (
+            Column("rank", "rank"),
+            Column("group", "group", form="name", left=True),
+            Column("waits in", "op", form="name", left=True),
+            Column("number", "seq", form="count"),
+            Column("elements", "size", form="name"),
+            Column("launched", "enqueued", form="count"),
+            Column("completed", "completed", form="count"),
+        ),
+        rows if show_all else rows[:MAX_ROWS],
+        notes=_more(len(rows), show_all=show_all),
+    )
+
+
+@table(place=14)
+def ending_lines_table(report: Report, *, show_all: bool) -> TableView | None:
+    """Lines about the end of the job."""
+    rows = report.ending.lines
+    return rows_table(
+        "Lines about the end of the job",
+        (
+            Column("rank", "rank"),
+            Column("about", "about", left=True),
+            Column("file", "file", form="name", left=True, wide_only=True),
+            Column("line", "line", form="count", wide_only=True),
+            Column("text", "text", form="name", left=True, wrap=True),
+        ),
+        rows if show_all else rows[:MAX_ROWS],
+        notes=_more(len(rows), show_all=show_all),
+    )
+
+
+@table(place=16)
+def ending_stacks_table(report: Report, *, show_all: bool) -> TableView | None:
+    """Processes with the same stack, the rarest first."""
+    rows = report.ending.stacks
+    return rows_table(
+        "Python stacks",
+        (
+            Column("ranks", lambda one: short_ranks(one.ranks, 20) or "–"),
+            Column("processes", "count", form="count"),
+            Column("in", lambda one: one.activity or "–", left=True),
+            Column(
+                "calls, innermost first",
+                lambda one: " ← ".join(one.calls[:6]),
+                form="name",
+                left=True,
+                wrap=True,
+            ),
+        ),
+        rows if show_all else rows[:MAX_ROWS],
+        notes=_more(len(rows), show_all=show_all),
+    )
+
+
+def _more(count: int, *, show_all: bool) -> tuple[str, ...]:
+    left = count - MAX_ROWS
+    return (f"{counted(left, 'more row')} with --all",) if left > 0 and not show_all else ()
+
+
+@verdict(place=38)
+def ending_verdict(report: Report) -> VerdictText:
+    """The verdict and the evidence for it; None for other reports."""
+    result = report.ending
+    if not result.verdict or is_recorded(report):
+        return None
+    return result.verdict, (*result.why, *result.alternatives)
+
+
+@headline(place=28)
+def ending_headline(report: Report) -> str:
+    """The source, and how much was read."""
+    result = report.ending
+    if not result.num_lines or is_recorded(report):
+        return ""
+    facts = ["output of a job", counted(result.num_lines, "line")]
+    if result.world_size:
+        facts.append(counted(result.world_size, "rank"))
+    return " · ".join([*facts, "no traces"])

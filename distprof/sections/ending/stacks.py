@@ -1,0 +1,113 @@
+"""Where the processes of a job are, from their Python stacks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from distprof.run.job_output import JobOutput
+from distprof.sections.ending.result import STUCK, EndingResult, EndingStack
+from distprof.units import name_ranks
+
+__all__ = ["diagnose_stacks", "stacks_of"]
+
+_ACTIVITIES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (name, re.compile(pattern))
+    for name, pattern in (
+        (
+            "collective",
+            r"^(?:all_?reduce|all_?gather|reduce_?scatter|broadcast|barrier|all_to_all|monitored_"
+            r"|send|recv|isend|irecv|batch_isend|reduce|gather|scatter|wait|synchronize|item"
+            r"|_wait|new_group|init_process_group)\w* \((?!threading|queue)",
+        ),
+        ("data loader", r"^(?:__next__|_next_data|_get_data|_try_get_data|fetch|collate\w*) \("),
+        ("checkpoint", r"(?i)^\w*(?:checkpoint|save|state_dict)\w* \("),
+        ("compilation", r"(?i)^\w*(?:compile|inductor|dynamo)\w* \("),
+    )
+)
+
+
+def stacks_of(output: JobOutput) -> tuple[EndingStack, ...]:
+    """Processes with the same stack together, the rarest first; the last stack of a rank counts."""
+    latest = {(s.rank if s.rank is not None else (s.file, s.line)): s for s in output.stacks}
+    groups: dict[tuple[str, ...], list[int | None]] = {}
+    for stack in latest.values():
+        groups.setdefault(stack.calls, []).append(stack.rank)
+    stacks = [
+        EndingStack(
+            ranks=tuple(sorted(rank for rank in ranks if rank is not None)),
+            count=len(ranks),
+            calls=calls,
+            activity=_activity(calls),
+        )
+        for calls, ranks in groups.items()
+    ]
+    return tuple(sorted(stacks, key=lambda one: (one.count, one.ranks)))
+
+
+def _activity(calls: Sequence[str]) -> str:
+    """What a process does, by its innermost known call."""
+    for call in calls:
+        for name, pattern in _ACTIVITIES:
+            if pattern.match(call):
+                return name
+    return ""
+
+
+def diagnose_stacks(output: JobOutput) -> EndingResult | None:
+    """The ranks that are elsewhere while others wait in a collective."""
+    stacks = stacks_of(output)
+    waiting = [one for one in stacks if one.activity == "collective"]
+    elsewhere = [one for one in stacks if one.activity != "collective"]
+    if not stacks:
+        return None
+    if not waiting or not elsewhere:
+        return _together(stacks, is_waiting=bool(waiting))
+    ranks = tuple(sorted(rank for one in elsewhere for rank in one.ranks))
+    parts = [f"{_who(one)} {_verb(one)} in {_place(one)}" for one in elsewhere[:3]]
+    others = sorted(rank for one in waiting for rank in one.ranks)
+    count = sum(one.count for one in waiting)
+    who = name_ranks(others) if len(others) == count else f"{count:,} processes"
+    return EndingResult(
+        state=STUCK,
+        cause="stacks",
+        verdict=f"Stuck: {who} {'wait' if count > 1 else 'waits'} in {waiting[-1].calls[0]}; "
+        f"{'; '.join(parts)}.",
+        ranks=ranks,
+        why=("A collective ends only when every rank of its group has launched it.",),
+        alternatives=(
+            "A single snapshot may show a job that runs: dump the stacks again after a minute.",
+        ),
+        next_steps=(
+            f"Find out why {elsewhere[0].calls[0]} does not return on {_who(elsewhere[0])}.",
+        ),
+    )
+
+
+def _together(stacks: Sequence[EndingStack], *, is_waiting: bool) -> EndingResult:
+    """All processes in a collective, or none."""
+    count = sum(one.count for one in stacks)
+    first = stacks[-1]
+    where = f"in a collective ({first.calls[0]})" if is_waiting else f"in {first.calls[0]}"
+    return EndingResult(
+        state=STUCK if is_waiting and count > 1 else "",
+        cause="stacks",
+        verdict=f"{count:,} {'processes are' if count > 1 else 'process is'} {where}; "
+        "no stack shows a rank that the others wait for.",
+        next_steps=("Add the stacks of all ranks: a rank without a stack may be the one behind.",),
+    )
+
+
+def _who(one: EndingStack) -> str:
+    return name_ranks(one.ranks) if len(one.ranks) == one.count else f"{one.count:,} processes"
+
+
+def _verb(one: EndingStack) -> str:
+    return "are" if one.count > 1 else "is"
+
+
+def _place(one: EndingStack) -> str:
+    name = {"data loader": "its data loader", "checkpoint": "a checkpoint"}.get(one.activity, "")
+    call = next((c for c in one.calls for n, p in _ACTIVITIES if n == one.activity and p.match(c)),
+                one.calls[0])  # fmt: skip
+    return f"{name} ({call})" if name else call

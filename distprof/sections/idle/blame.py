@@ -1,0 +1,188 @@
+"""Idle time of the GPU that is due to a pause of its CPU.
+
+Idle time during a pause other than a call that waits for the GPU is that pause's. More may follow:
+a pause of ``B`` ns that drained the GPU's queue (it ended in a gap, or within the clock slack of
+one) put the CPU ``B`` ns behind. The CPU's part of that gap and of the following gaps is charged to
+the pause, up to ``B`` in total, until the CPU runs ``B`` ns ahead of the GPU again or another pause
+drains the queue. A shorter pause is charged with its own duration, in its own gap only.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.intervals import Intervals, covered
+from distprof.run.tables import Launches
+from distprof.schema import Int64Array, Table
+from distprof.sections.context import PauseStats
+from distprof.sections.idle.cpu_pauses import PauseKind, Pauses
+from distprof.sections.idle.gaps import Gaps
+
+__all__ = ["DRAINING_NS", "Blame", "blame_pauses", "pause_stats"]
+
+CLOCK_SLACK_NS = 10_000  # CPU and GPU times of one trace agree to about this precision
+
+DRAINING_NS = 20_000  # a call that returns sooner hardly waited
+
+_NEVER = np.iinfo(np.int64).max
+
+
+class Blame(msgspec.Struct, frozen=True, kw_only=True):
+    """For each gap, the CPU's part that is charged to a pause, and the pause (-1: none)."""
+
+    ns: Int64Array
+    pause: Int64Array
+
+
+def blame_pauses(
+    gaps: Gaps,
+    rest_ns: Int64Array,
+    left_ns: Int64Array,
+    pauses: Pauses,
+    activity: Table,
+    launches: Launches,
+    threads: NDArray[np.int32],
+) -> Blame:
+    """Charge the rest of gaps to the pauses that delayed launches.
+
+    Args:
+        gaps: Idle gaps.
+        rest_ns: Time of each gap that is due to the CPU, without what pauses took of it themselves.
+        left_ns: The length of each pause without its part in gaps.
+        pauses: Pauses of the launching threads.
+        activity: ACTIVITY table.
+        launches: Launch of each activity.
+        threads: Codes of the launching threads.
+    """
+    ns = np.zeros(len(gaps.start), dtype=np.int64)
+    pause = np.full(len(gaps.start), -1, dtype=np.int64)
+    mine = np.flatnonzero(np.isin(gaps.thread, threads))
+    if len(mine) == 0 or len(pauses) == 0:
+        return Blame(ns=ns, pause=pause)
+    mine = mine[np.argsort(gaps.call_start[mine], kind="stable")]
+    own, longest = _ended_in(gaps, mine, pauses, left_ns)
+    launched = np.flatnonzero(launches.known & np.isin(launches.thread, threads))
+    launched = launched[np.argsort(launches.start[launched], kind="stable")]
+    delay = activity["start_ns"][launched] - launches.start[launched]
+    carried, source = _carried(
+        gaps.call_start[mine], rest_ns[mine], own, launches.start[launched], delay
+    )
+    is_carried = carried > own
+    ns[mine] = np.minimum(np.maximum(own, carried), rest_ns[mine])
+    pause[mine] = np.where(is_carried, longest[source], longest)
+    return Blame(ns=ns, pause=pause)
+
+
+def _ended_in(
+    gaps: Gaps, mine: Int64Array, pauses: Pauses, left_ns: Int64Array
+) -> tuple[Int64Array, Int64Array]:
+    """For each gap, the longest pause that ended in it before its launch, and all time of its kind.
+
+    Both without time in gaps. The slack makes neighbouring gaps overlap. A pause counts in the
+    first gap it may have caused.
+    """
+    end = pauses.end
+    first = np.searchsorted(end, gaps.start[mine] - CLOCK_SLACK_NS, side="left")
+    last = np.searchsorted(end, gaps.call_start[mine], side="right")
+    first = np.maximum(first, np.concatenate(([0], last))[: len(last)])  # last never falls
+    last = np.maximum(first, last)
+    longest = np.full(len(mine), -1, dtype=np.int64)
+    some = np.flatnonzero(last > first)
+    longest[some] = _longest(left_ns, first[some], last[some])
+    own = np.zeros(len(mine), dtype=np.int64)
+    for kind in PauseKind:
+        before = np.concatenate(([0], np.cumsum(np.where(pauses.kind == kind, left_ns, 0))))
+        of_kind = (longest >= 0) & (pauses.kind[np.maximum(longest, 0)] == kind)
+        own[of_kind] = (before[last] - before[first])[of_kind]
+    return own, longest
+
+
+def _carried(
+    call_start: Int64Array,
+    host_ns: Int64Array,
+    own: Int64Array,
+    launch: Int64Array,
+    delay: Int64Array,
+) -> tuple[Int64Array, Int64Array]:
+    """Time of draining pauses left to charge at each gap, and the gap in which the pause ended.
+
+    Args:
+        call_start: Start of the launch of each gap, ascending.
+        host_ns: Time of each gap that can be charged.
+        own: Time in pauses that ended in each gap.
+        launch: Launches, ascending.
+        delay: Time from each launch until the GPU started the activity.
+    """
+    drains = np.flatnonzero(own >= DRAINING_NS)
+    if len(drains) == 0:
+        return np.zeros_like(own), np.zeros_like(own)
+    segment = np.searchsorted(drains, np.arange(len(own)), side="right") - 1
+    source = drains[np.maximum(segment, 0)]
+    before = np.cumsum(host_ns) - host_ns
+    left = own[source] - (before - before[source])
+    caught_up = _caught_up(call_start[drains], own[drains], launch, delay)
+    valid = (segment >= 0) & (call_start <= caught_up[np.maximum(segment, 0)])
+    return np.where(valid, np.maximum(left, 0), 0), source
+
+
+def _caught_up(
+    since: Int64Array, blocked: Int64Array, launch: Int64Array, delay: Int64Array
+) -> Int64Array:
+    """For each drain, when a launch was first ahead of the GPU by the blocked time."""
+    segment = np.searchsorted(since, launch, side="right") - 1
+    at = np.maximum(segment, 0)
+    ahead = (segment >= 0) & (delay >= blocked[at])
+    first = np.full(len(since), _NEVER, dtype=np.int64)
+    np.minimum.at(first, at[ahead], launch[ahead])
+    return first
+
+
+def _longest(length: Int64Array, first: Int64Array, last: Int64Array) -> Int64Array:
+    """For each range ``first:last`` (not empty) of ``length``, the position of its maximum."""
+    counts = last - first
+    which = np.repeat(np.arange(len(first)), counts)
+    offsets = np.cumsum(counts) - counts
+    position = np.arange(len(which)) - offsets[which] + first[which]
+    order = np.lexsort((length[position], which))
+    result: Int64Array = position[order[np.cumsum(counts) - 1]]
+    return result
+
+
+def pause_stats(
+    pauses: Pauses, inside: Intervals, during: Intervals, blame: Blame, idle_ns: Int64Array
+) -> tuple[PauseStats, ...]:
+    """Count, CPU time and idle time caused, by kind and name, inside the windows.
+
+    Args:
+        pauses: Pauses of the launching threads.
+        inside: The windows as a set.
+        during: Idle time inside the windows during pauses, a set.
+        blame: Pause charged with the rest of each gap.
+        idle_ns: That rest, inside the windows.
+    """
+    start, end = pauses.start, pauses.end
+    blocked = covered(Intervals(start, end), inside)
+    idle = np.where(
+        pauses.kind == PauseKind.SYNC, 0, covered(Intervals(start, end), during)
+    ).astype(np.int64)
+    charged = blame.pause >= 0
+    np.add.at(idle, blame.pause[charged], idle_ns[charged])
+    instant = covered(Intervals(start, start + 1), inside) > 0
+    counted = instant | (blocked > 0) | (idle > 0)  # a pause may begin before the first window
+    found = []
+    for kind in PauseKind:
+        for code, name in enumerate(pauses.names):
+            chosen = counted & (pauses.kind == kind) & (pauses.name == code)
+            if chosen.any():
+                found.append(
+                    PauseStats(
+                        kind=kind.name.lower(),
+                        name=name,
+                        count=int(chosen.sum()),
+                        blocked_ns=int(blocked[chosen].sum()),
+                        idle_ns=int(idle[chosen].sum()),
+                    )
+                )
+    return tuple(found)

@@ -1,0 +1,98 @@
+"""# work-between-launches
+
+## What it detects
+The training thread does something else than launching kernels for so long that the GPU runs out of
+work: a range that the program named, such as `save_checkpoint`, or code outside of PyTorch.
+
+## Why it costs time
+One thread launches all work of a rank. While it tokenises, logs, writes a file or sleeps, nothing
+is launched, and the GPU idles as soon as its queue is empty.
+
+## Evidence needed
+Launch calls of at least one rank. A name needs a range that the program annotated
+(`torch.profiler.record_function`) around the work.
+
+## How the cost is computed
+Idle GPU time between the launches before and after such a stretch, and until the CPU has caught up:
+at most as long as the stretch, mean over ranks and steps. A stretch in a named range takes at
+least 1 ms and 3 % of the step, one without a name 2 ms and 8 %. Loading batches, garbage
+collection, calls that wait for the GPU and calls that manage its memory are counted elsewhere. The
+time recovered comes from simulating the step without it.
+
+## How to fix
+Move the work to data loader workers, to another thread or process, or do it every N steps. Record
+stacks (`--stacks`), or annotate parts of the loop, to see which code it is.
+
+## When it is wrong
+A long stretch may be launching itself, if a single operator takes over a millisecond on the CPU
+(custom operators, `torch.compile` while it compiles).
+
+## Sources
+PyTorch documentation, performance tuning guide. Formula sheet, "Measured from traces" (idle).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.sections.idle.result import PYTHON, CpuPause, IdleResult
+from distprof.sections.shares import mean_step
+from distprof.sections.time.result import StepTimeResult, WaterfallResult
+from distprof.terms import Severity
+from distprof.units import format_duration, name_ranks
+
+
+@rule(
+    code="HST112",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    needs=(IdleResult, WaterfallResult, StepTimeResult),
+    limits={
+        "idle_ratio": Limit(0.03, "share of the step that a named range may leave the GPU idle"),
+        "unnamed_ratio": Limit(0.08, "the same for code that nothing names"),
+    },
+)
+def check(
+    idle: IdleResult, waterfall: WaterfallResult, step_time: StepTimeResult, limits: Limits
+) -> Iterator[Draft]:
+    """Yield one finding per range."""
+    step = mean_step(waterfall, step_time)
+    if not idle.ranks:
+        raise InsufficientEvidenceError(
+            "no launch calls to judge by: the cause of idle time is unknown"
+        )
+    for pause in idle.pauses:
+        if pause.kind not in ("range", "python"):
+            continue
+        cost = pause.idle_ns_per_step
+        limit = limits["unnamed_ratio" if pause.name == PYTHON else "idle_ratio"]
+        if step.ratio(cost) < limit:
+            continue
+        yield Draft(
+            message=(
+                f"The GPU idles {step.share(cost)} while the training thread {_does(pause)}: "
+                f"{format_duration(pause.cpu_ns_per_step)} per {step.word} on "
+                f"{name_ranks(pause.ranks)}."
+            ),
+            fix=(
+                "Move that work to data loader workers or to another thread, or do it every N "
+                "steps."
+                + (
+                    " Annotate parts of the loop with torch.profiler.record_function to see which "
+                    "code it is."
+                    if pause.name == PYTHON
+                    else ""
+                )
+            ),
+            cost_ns_per_step=cost,
+            ranks=pause.ranks,
+            evidence=("idle.pauses", "waterfall.all"),
+            without=f"pause {pause.name}",
+        )
+
+
+def _does(pause: CpuPause) -> str:
+    if pause.name == PYTHON:
+        return "runs code outside of PyTorch"
+    return f"is in {pause.name}"

@@ -1,0 +1,1 @@
+"""What the profiler did to the job, and the recording without it."""

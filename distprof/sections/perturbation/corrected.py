@@ -1,0 +1,118 @@
+"""The recording with all times moved to where they would be without the profiler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from distprof.intervals import Intervals
+from distprof.run.run import Rank, Run, TableSource
+from distprof.run.tables import RankTables, intervals_of
+from distprof.schema import ABSENT, Int64Array, Table
+from distprof.sections.perturbation.model import RankTimes
+from distprof.sections.perturbation.result import PerturbationResult
+
+__all__ = ["CorrectedTables", "Correction", "corrected_run"]
+
+
+class Correction(msgspec.Struct, frozen=True, kw_only=True):
+    """A recording, without the profiler's cost if possible.
+
+    Args:
+        run: The recording to analyse.
+        result: What was done to it.
+        collections: Garbage collections of each rank's training thread, a set; own clock.
+    """
+
+    run: Run
+    result: PerturbationResult
+    collections: Mapping[int, Intervals] = msgspec.field(default_factory=dict)
+
+
+class CorrectedTables(msgspec.Struct, frozen=True):
+    """The tables of another :class:`~distprof.run.run.TableSource`, moved in time.
+
+    Args:
+        source: The tables as recorded.
+        times: Where the rank's events are.
+    """
+
+    source: TableSource
+    times: RankTimes
+
+    @property
+    def path(self) -> str:
+        """The cache file of the tables as recorded."""
+        return self.source.path
+
+    def light(self) -> CorrectedTables:
+        """The same for transfer to another machine."""
+        light = getattr(self.source, "light", lambda: self.source)
+        return CorrectedTables(light(), self.times)
+
+    def load(self, *, every_host_row: bool = False) -> RankTables:
+        """Read the tables and move them."""
+        tables = self.source.load(every_host_row=every_host_row)
+        host = tables.host
+        return RankTables(
+            activity=_in_order(_activity(tables.activity, self.times)),
+            host=_between(host, *map(self.times.moved, intervals_of(host))),
+            collectives=_collectives(tables.collectives, self.times),
+            steps=_steps(tables.steps, self.times),
+            has_host=tables.has_host,
+        )
+
+
+def corrected_run(run: Run, times: Mapping[int, RankTimes]) -> Run:
+    """The run with the times of these ranks; others stay as they are."""
+    return replace(run, ranks=tuple(_rank(rank, times.get(rank.rank)) for rank in run.ranks))
+
+
+def _rank(rank: Rank, times: RankTimes | None) -> Rank:
+    if times is None:
+        return rank
+    bounds = np.array([rank.capture_start_ns, rank.capture_end_ns])
+    start, end = times.moved_on_gpu(bounds).tolist()
+    return replace(
+        rank,
+        capture_start_ns=start,
+        capture_end_ns=end,
+        steps=_steps(rank.steps, times),
+        collectives=_collectives(rank.collectives, times),
+        tables=CorrectedTables(rank.tables, times),
+    )
+
+
+def _between(table: Table, start: Int64Array, end: Int64Array) -> Table:
+    return table.with_columns(start_ns=start, end_ns=np.maximum(start, end))
+
+
+def _activity(table: Table, times: RankTimes) -> Table:
+    start, end = map(times.moved_on_gpu, intervals_of(table))
+    rows = times.events.row
+    start[rows], end[rows] = times.start_ns, times.end_ns
+    return _between(table, start, end)
+
+
+def _in_order(table: Table) -> Table:
+    start = table["start_ns"]
+    if (start[1:] >= start[:-1]).all():
+        return table
+    return table.take(np.argsort(start, kind="stable"))
+
+
+def _collectives(table: Table, times: RankTimes) -> Table:
+    of = times.events.of_collective
+    start, end = map(times.moved, intervals_of(table))
+    known = np.flatnonzero(of != ABSENT)
+    start[known], end[known] = times.start_ns[of[known]], times.end_ns[of[known]]
+    enqueue = table["enqueue_ns"]
+    moved = np.where(enqueue == ABSENT, ABSENT, times.moved(enqueue))
+    return _between(table, start, end).with_columns(enqueue_ns=moved)
+
+
+def _steps(table: Table, times: RankTimes) -> Table:
+    return _between(table, *map(times.boundaries, intervals_of(table)))

@@ -1,0 +1,337 @@
+"""Take the profiler's cost out of the recording, if something says how long steps take without it.
+
+Source: event-based perturbation analysis (Malony, Reed and Wijshoff, IEEE TPDS 3(4), 1992); formula
+sheet, "The profiler in the picture".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from distprof.intervals import EMPTY, Intervals
+from distprof.replay import CycleError
+from distprof.run.records import RankRecords
+from distprof.run.run import Rank, Run, TableSource
+from distprof.run.tables import RankTables
+from distprof.schema import Int64Array, Table
+from distprof.sections.context import LikelySteps, ProbeRecords, RankAnalyses, RankContext
+from distprof.sections.idle.result import RankIdle
+from distprof.sections.measure_run import Mapper
+from distprof.sections.perturbation.corrected import Correction, corrected_run
+from distprof.sections.perturbation.events import Part, RankEvents, find_events
+from distprof.sections.perturbation.model import Cost, Factors, Model, fit
+from distprof.sections.perturbation.result import PerturbationResult
+from distprof.sections.perturbation.untraced import UntracedSteps, best_ns, typical_ns, untraced_of
+from distprof.sections.time.result import StepTimeResult
+from distprof.units import format_ratio
+
+__all__ = ["analyze_perturbation", "correct", "measure_untraced", "rank_likely_steps"]
+
+LARGEST_ERROR = 0.1
+"""Error of the repeated recording above which nothing is corrected."""
+
+MOST_EVENTS = 60_000_000
+"""Events of all traces up to which the recording is corrected: each takes memory and time."""
+
+LEAST_COST = 0.02
+"""Share of a step that the profiler must have cost, so that the recording is corrected."""
+
+LIKELY = Cost(operator_ns=3_000, call_ns=9_000)
+MOST = Cost(operator_ns=7_000, call_ns=11_000)
+"""What the profiler costs on fast and on slow CPUs, as measured on hosts of H100 and H200."""
+
+MOST_CALL_NS = 20_000.0
+
+LAUNCH_BOUND = 0.05
+"""Share of a rank's steps that late launches must take for an estimate of the profiler's part."""
+
+_NOTICED_INPUT_NS = 200_000
+
+
+def measure_untraced(records: RankRecords) -> UntracedSteps | None:
+    """Steps of one rank without the profiler; None without a step log."""
+    return untraced_of(records)
+
+
+def analyze_perturbation(
+    correction: Correction, analyses: RankAnalyses, step_time: StepTimeResult
+) -> PerturbationResult:
+    """What was done to the recording, or what the profiler may have cost."""
+    known = correction.result
+    found = [one.likely_steps for one in analyses.values() if one.likely_steps is not None]
+    if known.is_corrected or not found:
+        return known
+    likely, least, operators = (
+        round(median(getattr(one, name) for one in found))
+        for name in ("likely_ns", "least_ns", "num_operators")
+    )
+    return replace(
+        known,
+        likely_ns=likely,
+        least_ns=least,
+        num_operators=operators,
+        traced_ns=known.traced_ns or step_time.median_ns,
+    )
+
+
+def correct(
+    run: Run,
+    records: ProbeRecords,
+    windows: Mapping[int, Intervals],
+    *,
+    executor: Mapper | None = None,
+    step_ns: int | None = None,
+) -> Correction:
+    """Take the profiler's cost out of the recording.
+
+    Args:
+        run: The recording, as traced.
+        records: Records of its probes.
+        windows: Analysed steps by rank, own clock; the same number for each.
+        executor: Reads the events of ranks; None for this process.
+        step_ns: Mean step without the profiler, if the user knows it.
+    """
+    untraced = records.of(UntracedSteps)
+    collections = {rank: one.collections for rank, one in untraced.items()}
+    found = _correct(run, untraced, windows, executor, step_ns)
+    return replace(found, collections={**collections, **found.collections})
+
+
+def _correct(
+    run: Run,
+    untraced: Mapping[int, UntracedSteps],
+    windows: Mapping[int, Intervals],
+    executor: Mapper | None,
+    step_ns: int | None,
+) -> Correction:
+    ranks = [rank for rank in run.ranks if rank.rank in windows and windows[rank.rank].size]
+    known = _known_step(untraced, step_ns)
+    if known.untraced_ns is None:
+        return Correction(run=run, result=known)
+    why = _why_not(run, ranks)
+    if why:
+        return Correction(run=run, result=replace(known, unavailable=(why,)))
+    events = _events_of(ranks, untraced, executor)
+    if len(events) < len(ranks):
+        why = "The trace lacks the CPU's activity: the profiler's cost is not known."
+        return Correction(run=run, result=replace(known, unavailable=(why,)))
+    bounds = {rank: np.stack(windows[rank], axis=1) for rank in windows}
+    return _corrected(run, events, bounds, known, untraced, known.untraced_ns)
+
+
+def _known_step(untraced: Mapping[int, UntracedSteps], step_ns: int | None) -> PerturbationResult:
+    """What is known about steps without the profiler."""
+    behind = [one.behind for one in untraced.values() if one.behind is not None]
+    result = PerturbationResult(
+        gpu_behind_ratio=median(behind) if behind else None,
+        window_cost_ns=_median_of(one.window_cost_ns for one in untraced.values()),
+    )
+    light = [float(one.light_ns.mean()) for one in untraced.values() if len(one.light_ns)]
+    if light:
+        result = replace(result, light_ns=round(median(light)))
+    found = [typical_ns(one.untraced_ns) for one in untraced.values()]
+    logged = [one for one in found if one is not None]
+    if step_ns is not None:
+        return replace(result, origin="given", untraced_ns=step_ns)
+    if logged:
+        mean, low, high = (round(median(column)) for column in zip(*logged, strict=True))
+        return replace(
+            result,
+            origin="step log",
+            untraced_ns=mean,
+            untraced_low_ns=low,
+            untraced_high_ns=high,
+            best_ns=_median_of(map(best_ns, untraced.values())),
+            num_untraced=max(len(one.untraced_ns) for one in untraced.values()),
+        )
+    if light:
+        return replace(result, origin="light steps", untraced_ns=result.light_ns)
+    return result
+
+
+def _median_of(values: Iterable[float | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return round(median(known)) if known else None
+
+
+def _why_not(run: Run, ranks: Sequence[Rank]) -> str:
+    """Why the recording cannot be corrected; empty if it can."""
+    if not ranks or not run.window.steps:
+        return "No step was recorded as a whole: the profiler's cost per step is not known."
+    if sum(rank.quality.num_events for rank in ranks) > MOST_EVENTS:
+        return "The recording is too large to take the profiler's cost out of it."
+    return ""
+
+
+class _Job(msgspec.Struct, frozen=True, kw_only=True):
+    """The input of a worker."""
+
+    rank: int
+    source: TableSource
+    is_cpu: bool
+    collections: Intervals
+
+
+def _events_of(
+    ranks: Sequence[Rank], untraced: Mapping[int, UntracedSteps], executor: Mapper | None
+) -> list[RankEvents]:
+    jobs = [
+        _Job(
+            rank=rank.rank,
+            source=rank.tables,
+            is_cpu=rank.device.name == "cpu",
+            collections=untraced[rank.rank].collections if rank.rank in untraced else EMPTY,
+        )
+        for rank in ranks
+    ]
+    results = map(_read, jobs) if executor is None else executor.map(_read, jobs)
+    return [one for one in results if isinstance(one, RankEvents)]
+
+
+def _read(job: _Job) -> RankEvents | None:
+    tables = job.source.load(every_host_row=True)
+    return find_events(job.rank, tables, is_cpu=job.is_cpu, collections=job.collections)
+
+
+def _corrected(
+    run: Run,
+    events: Sequence[RankEvents],
+    windows: Mapping[int, Int64Array],
+    known: PerturbationResult,
+    untraced: Mapping[int, UntracedSteps],
+    target_ns: int,
+) -> Correction:
+    try:
+        model = Model(run, events, windows)
+    except CycleError as error:
+        why = f"The recording contradicts itself: {error}."
+        return Correction(run=run, result=replace(known, unavailable=(why,)))
+    lengths = np.stack([np.diff(windows[one.rank], axis=1)[:, 0] for one in events])
+    usual = _usual(lengths)
+    traced = float(lengths[:, usual].mean())
+    steps = len(usual)
+    known = replace(
+        known,
+        traced_ns=round(float(lengths.mean())),
+        num_operators=_per_step([one.half_ops for one in events], steps),
+        num_launches=_per_step([one.half_calls for one in events], steps),
+    )
+    repeated = float(model.steps(model.simulate([Cost()]))[:, usual].mean())
+    off = abs(repeated / traced - 1)
+    if off > LARGEST_ERROR:
+        why = (
+            f"The recording could not be repeated from its dependencies (off by "
+            f"{format_ratio(off)}): the profiler's cost is still in it."
+        )
+        return Correction(run=run, result=replace(known, unavailable=(why,)))
+    factors = _factors(events, untraced, windows)
+    if abs(traced / target_ns - 1) < LEAST_COST and not factors:
+        return Correction(run=run, result=replace(known, simulated_ns=known.traced_ns))
+    found = fit(model, target_ns, usual, factors, _call_ns(known))
+    times = model.simulate([found.cost], factors)
+    result = replace(
+        known,
+        is_corrected=True,
+        simulated_ns=round(float(model.steps(times).mean())),
+        operator_ns=round(found.cost.operator_ns),
+        call_ns=round(found.cost.call_ns),
+        is_paced_by_gpu=found.is_bound,
+    )
+    moved = {one.events.rank: one for one in model.of_ranks(times, 0)}
+    collections = {
+        rank: Intervals(*map(moved[rank].moved, one.collections))
+        for rank, one in untraced.items()
+        if rank in moved
+    }
+    return Correction(run=corrected_run(run, moved), result=result, collections=collections)
+
+
+def _call_ns(known: PerturbationResult) -> float | None:
+    """Cost of a launch according to steps in which launches were recorded, and no operators.
+
+    A GPU that sets the pace hides part of it, so it is used only if it is at least as likely.
+    """
+    if known.light_ns is None or not known.num_launches or not known.untraced_ns:
+        return None
+    cost = (known.light_ns - known.untraced_ns) / known.num_launches
+    return min(cost, MOST_CALL_NS) if cost >= LIKELY.call_ns / 2 else None
+
+
+def _usual(lengths: Int64Array) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Windows without other work: those that a typical step without the profiler stands for."""
+    mean = lengths.mean(axis=0)
+    result: np.ndarray[tuple[int], np.dtype[np.bool_]] = mean <= 2 * np.median(mean)
+    return result
+
+
+def _per_step(halves: Sequence[Int64Array], steps: int) -> int:
+    return round(sum(int(one.sum()) for one in halves) / 2 / max(len(halves) * steps, 1))
+
+
+def _factors(
+    events: Sequence[RankEvents],
+    untraced: Mapping[int, UntracedSteps],
+    windows: Mapping[int, Int64Array],
+) -> Factors:
+    """Loads and collections as long as in steps without the profiler."""
+    found: dict[int, dict[int, float]] = {}
+    for one in events:
+        known = untraced.get(one.rank)
+        if known is None:
+            continue
+        of_rank: dict[int, float] = {}
+        traced = _per_window(one, Part.INPUT, windows[one.rank])
+        wanted = known.input_ns
+        if wanted is not None and traced > 0 and max(wanted, traced) > _NOTICED_INPUT_NS:
+            of_rank[Part.INPUT] = wanted / traced
+        traced = _per_window(one, Part.COLLECTION, windows[one.rank])
+        if known.collection_ns and traced > 0:
+            of_rank[Part.COLLECTION] = known.collection_ns / traced
+        if of_rank:
+            found[one.rank] = of_rank
+    return found
+
+
+def _per_window(events: RankEvents, part: int, windows: Int64Array) -> float:
+    """CPU time spent in this way inside the windows, mean per window."""
+    inside = (events.check_ns > windows[0, 0]) & (events.check_ns <= windows[-1, 1])
+    chosen = inside & (events.part == part)
+    return float(events.work_ns[chosen].sum()) / len(windows)
+
+
+def rank_likely_steps(
+    tables: RankTables,
+    context: RankContext,
+    windows: Intervals,
+    idle: RankIdle | None,
+    load_host: Callable[[], Table] | None,
+) -> LikelySteps | None:
+    """How long steps may take without the profiler, if late launches matter and nothing says so."""
+    span = int((windows.end - windows.start).sum())
+    if context.is_corrected or context.is_capture or idle is None or load_host is None:
+        return None
+    if idle.host_ns < LAUNCH_BOUND * span or span == 0:
+        return None
+    whole = replace(tables, host=load_host())
+    events = find_events(context.rank, whole, is_cpu=context.is_cpu)
+    if events is None:
+        return None
+    try:
+        model = Model(None, [events], {context.rank: np.stack(windows, axis=1)})
+    except CycleError:
+        return None  # times of a damaged recording
+    costs = [Cost(), LIKELY, MOST]
+    repeated, likely, least = model.steps(model.simulate(costs)).mean(axis=(0, 1)).tolist()
+    traced = span / windows.size
+    if abs(repeated / traced - 1) > LARGEST_ERROR:
+        return None
+    return LikelySteps(
+        likely_ns=round(likely),
+        least_ns=round(least),
+        num_operators=_per_step([events.half_ops], windows.size),
+    )

@@ -1,0 +1,147 @@
+"""The table of expressions, and the reader that applies it to what jobs print."""
+
+from __future__ import annotations
+
+import gzip
+import random
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from distprof.ingest.kinds.job_output import fits_job_output, read_job_output
+from distprof.ingest.output.expressions import SHORTEST_SIGN, Expression, expressions, signs
+from distprof.ingest.output.read import Reader, prefix_rank
+from distprof.sections.ending.measure import diagnose_output
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "logs"
+EXPECTED = tomllib.loads((GOLDEN / "expected.toml").read_text())
+TIMEOUT = (GOLDEN / "watchdog-22-never-launched.log").read_bytes()
+KILLED = (GOLDEN / "torchrun-sigkill.log").read_bytes()
+
+
+@pytest.mark.parametrize("row", expressions(), ids=lambda row: row.name)
+def test_each_row_reads_its_example(row: Expression) -> None:
+    reader = Reader()
+    reader.take_blocks([row.example.encode()], "job.out", None)
+    assert all(len(sign) >= SHORTEST_SIGN for sign in row.signs)
+    assert row.source or row.yields
+    if row.yields == "stack":
+        assert row.search(row.example) is not None
+    elif row.yields == "world":
+        assert reader.result(["job.out"]).world_size == int(row.fields["world"])
+    else:
+        (event,) = [one for one in reader.events.values() if one.name == row.name]
+        assert event.fields == row.fields
+
+
+def test_names_of_rows_are_unique() -> None:
+    names = [row.name for row in expressions()]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_each_sample_gets_the_verdict_of_an_expert(name: str) -> None:
+    wanted, path = EXPECTED[name], str(GOLDEN / name)
+    assert fits_job_output(path)
+    found = diagnose_output(read_job_output(path))
+    assert (found.state, found.cause, list(found.ranks)) == (
+        wanted["state"], wanted["cause"], wanted["ranks"])  # fmt: skip
+    assert wanted["says"] in " ".join((found.verdict, *found.why, *found.alternatives))
+    assert found.next_steps
+
+
+def test_every_sample_has_a_verdict_and_there_are_enough() -> None:
+    assert {path.name for path in GOLDEN.iterdir()} - {"expected.toml"} == set(EXPECTED)
+    assert len(EXPECTED) >= 60
+
+
+@pytest.mark.parametrize(
+    ("line", "rank"),
+    [
+        ("[rank3]: text", 3),
+        ("[rank3]:[E ProcessGroupNCCL.cpp:1] text", 3),
+        ("12: text", 12),
+        ("12:30:01 text", None),
+        ("[1,7]<stderr>:text", 7),
+        ("[default2]:text", 2),
+        ("[trainer5|1]:text", 5),
+        ("(TrainWorker pid=12, ip=10.0.0.1, rank=4) text", 4),
+        ("2024-05-01 10:00:00,123 [rank9]: text", 9),
+        ("text of rank 5", None),
+    ],
+)
+def test_a_launcher_names_the_rank_before_a_line(line: str, rank: int | None) -> None:
+    assert prefix_rank(line) == rank
+
+
+@pytest.mark.parametrize("size", [700, 1_000, 4_096, 20_000])
+def test_blocks_may_end_anywhere_between_lines(size: int) -> None:
+    """The events are the same, whichever lines a block ends with."""
+    text = (b"step 1 loss 2.0\n" * 700 + TIMEOUT + KILLED) * 2
+    lines = text.splitlines(keepends=True)
+    whole, cut = Reader(), Reader()
+    whole.take_blocks([text], "job.out", None)
+    blocks, block = [], b""
+    for line in lines:
+        block += line
+        if len(block) >= size:
+            blocks.append(block)
+            block = b""
+    cut.take_blocks([*blocks, block], "job.out", None)
+    assert whole.result(["job.out"]) == cut.result(["job.out"])
+
+
+def test_signs_are_found_where_they_are() -> None:
+    rng = random.Random(1)
+    words = [sign.encode() for row in expressions() for sign in row.signs]
+    parts = [rng.choice(words) + rng.randbytes(rng.randrange(9)) for _ in range(2_000)]
+    text = b"".join(parts)
+    found = {(at, row.name) for at, row in signs().find(text)}
+    wanted = {
+        (match.start(), row.name)
+        for row in expressions()
+        for sign in row.signs
+        for match in re.finditer(b"(?=" + re.escape(sign.encode()) + b")", text)
+    }
+    assert found == {(at, name) for at, name in wanted if at + SHORTEST_SIGN <= len(text)}
+
+
+def test_escapes_and_controls_never_leave_the_reader(tmp_path: Path) -> None:
+    file = tmp_path / "rank1.log"
+    file.write_bytes(
+        b"\x1b[31m\x1b]0;title\x07\xc2\x9bValueError: \x1b[2Jb\x00ad\xe2\x80\xae\n" * 3
+    )
+    (event,) = read_job_output_events(file)
+    assert re.search("[\x00-\x1f\x7f-\x9f\u202a-\u202e]", event) is None
+
+
+def read_job_output_events(file: Path) -> list[str]:
+    reader = Reader()
+    reader.take_file(str(file), file.name, 1)
+    return [event.text for event in reader.events.values()]
+
+
+def test_archives_globs_and_folders_are_read(tmp_path: Path) -> None:
+    (tmp_path / "a_rank0.log.gz").write_bytes(gzip.compress(TIMEOUT.splitlines(keepends=True)[0]))
+    (tmp_path / "b_rank1.log").write_bytes(b"".join(TIMEOUT.splitlines(keepends=True)[1:]))
+    for source in (str(tmp_path), f"{tmp_path}/*rank*"):
+        assert fits_job_output(source)
+        assert diagnose_output(read_job_output(source)).ranks == (1,)
+
+
+def test_healthy_output_is_none_of_a_failed_job(tmp_path: Path) -> None:
+    file = tmp_path / "job.out"
+    file.write_text(
+        "step: 1  loss: 7.1\nSaving model checkpoint to out\nWARNING: Error: retry 1\n" * 400
+        + "host:1:1 [0] NCCL INFO Connected all rings\n"
+    )
+    assert not fits_job_output(str(file))
+
+
+def test_an_exception_that_the_job_survived_is_no_end() -> None:
+    caught = b'Traceback (most recent call last):\n  File "x.py", line 1, in f\nValueError: x\n'
+    reader = Reader()
+    reader.take_blocks([caught + b"step 1 loss 2\n" * 3_000], "job.out", None)
+    assert diagnose_output(reader.result(["job.out"])).state == ""

@@ -1,0 +1,97 @@
+"""What a CPU did instead of launching, on time lines whose answers are evident. Times in ms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from distprof.intervals import EMPTY, Intervals
+from distprof.run.tables import join_launches
+from distprof.sections.idle.cpu_pauses import PauseKind, cpu_pauses
+from tests.builders import RankBuilder
+
+MS = 1_000_000
+WORKER = "100/200"
+
+
+def busy(*spans: tuple[int, int]) -> RankBuilder:
+    """A CPU that launches one kernel per millisecond in each span, and nothing else."""
+    rank = RankBuilder()
+    for first, last in spans:
+        for at in range(first, last):
+            start = at * MS
+            rank.kernel("gemm", start + 100, start + MS, launched=(start, start + 900_000))
+    return rank
+
+
+def pauses(
+    rank: RankBuilder, *, collections: Intervals = EMPTY, window: tuple[int, int] = (0, 100)
+) -> Sequence[tuple[str, str, float, float]]:
+    """Kind, name, start and end of each pause."""
+    tables = rank.tables()
+    launches = join_launches(tables.activity["correlation"], tables.host)
+    windows = Intervals.of((window[0] * MS, window[1] * MS))
+    found = cpu_pauses(tables, launches, collections, windows)
+    return [
+        (PauseKind(kind).name, found.names[name], round(start / MS), round(end / MS))
+        for kind, name, start, end in zip(
+            found.kind, found.name, found.start, found.end, strict=True
+        )
+    ]
+
+
+def test_a_cpu_that_launches_all_the_time_has_no_pause():
+    assert pauses(busy((0, 100))) == []
+
+
+def test_a_call_that_waits_for_the_gpu_is_a_pause_of_that_name():
+    rank = busy((0, 40), (60, 100)).sync("cudaStreamSynchronize", 40 * MS, 60 * MS)
+    assert pauses(rank) == [("SYNC", "cudaStreamSynchronize", 40, 60)]
+
+
+def test_freeing_memory_is_a_pause_of_memory_although_it_waits_for_the_gpu():
+    rank = busy((0, 40), (60, 100)).sync("cudaFree", 40 * MS, 60 * MS)
+    assert pauses(rank) == [("MEMORY", "cudaFree", 40, 60)]
+
+
+def test_a_collection_that_only_the_probes_saw_is_a_pause():
+    found = pauses(busy((0, 40), (60, 100)), collections=Intervals.of((40 * MS, 60 * MS)))
+    assert found == [("COLLECTION", "garbage collection", 40, 60)]
+
+
+def test_a_range_of_the_program_names_a_stretch_without_launches():
+    rank = busy((0, 40), (60, 100)).annotation("save_checkpoint", 39 * MS, 61 * MS)
+    assert [one[:2] for one in pauses(rank)] == [("RANGE", "save_checkpoint")]
+
+
+def test_the_shortest_range_that_covers_the_stretch_names_it():
+    rank = busy((0, 40), (60, 100)).annotation("epoch_end", 30 * MS, 70 * MS)
+    rank.annotation("write_metrics", 40 * MS, 60 * MS)
+    assert [one[1] for one in pauses(rank)] == ["write_metrics"]
+
+
+def test_a_range_that_is_the_whole_step_names_nothing():
+    rank = busy((0, 40), (60, 100)).annotation("my_training_code", 0, 100 * MS)
+    assert [one[0] for one in pauses(rank)] == ["PYTHON"]
+
+
+def test_ranges_that_divide_each_step_name_nothing():
+    rank = busy((0, 40), (60, 100)).annotation("ProfilerStep#3", 39 * MS, 61 * MS)
+    assert [one[0] for one in pauses(rank)] == ["PYTHON"]
+
+
+def test_a_short_stretch_without_a_name_is_no_pause():
+    assert pauses(busy((0, 40), (45, 100))) == []
+
+
+def test_what_another_thread_does_is_no_pause_of_the_launching_one():
+    rank = busy((0, 100)).sync("cudaStreamSynchronize", 40 * MS, 60 * MS, thread=WORKER)
+    assert pauses(rank) == []
+
+
+def test_a_range_leaves_what_is_known_otherwise_to_it():
+    rank = busy((0, 40), (60, 100)).annotation("evaluate", 39 * MS, 61 * MS)
+    rank.sync("cudaDeviceSynchronize", 40 * MS, 50 * MS)
+    assert [(one[0], one[2], one[3]) for one in pauses(rank)] == [
+        ("SYNC", 40, 50),
+        ("RANGE", 50, 60),
+    ]
