@@ -16,6 +16,7 @@ from subprocess import CompletedProcess
 import pytest
 from hypothesis import settings
 
+from tests.e2e import jobs
 from tests.warm import LIMIT_S, Starter, WarmPython
 
 settings.register_profile("distprof", deadline=None, print_blob=True, max_examples=20)
@@ -77,6 +78,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         )
 
     items.sort(key=lambda item: turn(item.path))
+    for item in items:
+        if item.get_closest_marker("distributed"):
+            item.add_marker(pytest.mark.flaky(reruns=2))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A real job that is run again is another job."""
+    jobs.attempt = getattr(item, "execution_count", 1)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

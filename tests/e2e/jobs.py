@@ -33,6 +33,9 @@ from tests.warm import LIMIT_S, Starter
 
 __all__ = ["Job", "RunOnce", "run_job"]
 
+attempt = 1
+"""Of the present test: the machine may have disturbed the job of an earlier one."""
+
 _DEFAULTS = ("--device", "cpu")
 _QUICK = ("--steps", "8", "--no-measure-overhead")
 
@@ -115,7 +118,7 @@ def run_once_in(base: Path, *arguments: str, start: Starter) -> Job:
         arguments: The workload and its options.
         start: Runs the command.
     """
-    name = f"{arguments[0]}-{hashlib.sha1(repr(arguments).encode()).hexdigest()[:12]}"
+    name = f"{arguments[0]}-{hashlib.sha1(repr(arguments).encode()).hexdigest()[:12]}-{attempt}"
     base.mkdir(parents=True, exist_ok=True)
     folder, said = base / name, base / f"{name}.said.json"
     with (base / f"{name}.lock").open("w") as lock:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -57,16 +59,14 @@ def untraced_of(records: RankRecords) -> UntracedSteps | None:
     behind = behind[behind >= 0]
     duration = log["end_ns"] - log["start_ns"]
     pauses = records.pauses
-    has_pauses = len(pauses) > 0 or "pauses" in records.about
     numbers = log["step"][kept & log["is_probed"]]  # paused probes record no pauses
     collected = pauses.take(pauses.coded("kind").equals("gc"))
-    loaded = pauses.take(pauses.coded("kind").equals("input"))
     return UntracedSteps(
         untraced_ns=duration[kept],
         later_ns=duration[_later(log)],
         light_ns=duration[light],
-        input_ns=_mean_in(loaded, numbers) if has_pauses else None,
-        collection_ns=_mean_in(collected, numbers) if has_pauses else None,
+        input_ns=_mean_in(_inputs(records), numbers),
+        collection_ns=_mean_in([collected], numbers),
         collections=union(intervals_of(collected)),
         window_cost_ns=_window_cost(log, duration[kept]),
         behind=float(behind.mean()) if len(behind) >= MANY // 3 else None,
@@ -90,12 +90,21 @@ def _window_cost(log: Table, untraced_ns: Int64Array) -> float | None:
     return max(took - (last - first + 1) * usual[0], 0.0)
 
 
-def _mean_in(pauses: Table, steps: Int64Array) -> float | None:
-    """Time in pauses per step; None without steps."""
-    if len(steps) == 0:
+def _inputs(records: RankRecords) -> list[Table]:
+    """Waits for input and loads: pauses of a data loader, and phases of a loop of one's own."""
+    pauses, phases = records.pauses, records.phases
+    return [
+        pauses.take(pauses.coded("kind").equals("input")),
+        phases.take(phases.coded("name").equals("input")),
+    ]
+
+
+def _mean_in(recorded: Sequence[Table], steps: Int64Array) -> float | None:
+    """Time in them per step; None without steps, or if no step at all recorded any."""
+    if len(steps) == 0 or not any(map(len, recorded)):
         return None
-    inside = pauses.take(np.isin(pauses["step"], steps))
-    busy = union(intervals_of(inside))
+    inside = [intervals_of(one.take(np.isin(one["step"], steps))) for one in recorded]
+    busy = union(Intervals(*map(np.concatenate, zip(*inside, strict=True))))
     return float((busy.end - busy.start).sum()) / len(steps)
 
 
