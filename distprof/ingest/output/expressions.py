@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Iterator
 from functools import cache
 from importlib import resources
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -84,12 +85,22 @@ def expressions() -> tuple[Expression, ...]:
 
 
 @cache
-def signs() -> Signs:
+def signs() -> Signs[Expression]:
     """The search for the signs of all rows."""
     return Signs(expressions())
 
 
-class Signs:
+class _HasSigns(Protocol):
+    @property
+    def signs(self) -> tuple[str, ...]:
+        """Literals, of which each line of this wording contains one."""
+        ...
+
+
+R = TypeVar("R", bound=_HasSigns)
+
+
+class Signs(Generic[R]):
     """Finds all signs in one pass: a table of the hashes of their aligned words.
 
     The cost per byte does not depend on the number of rows.
@@ -98,9 +109,9 @@ class Signs:
         rows: Rows of the table.
     """
 
-    def __init__(self, rows: tuple[Expression, ...]) -> None:
+    def __init__(self, rows: tuple[R, ...]) -> None:
         self._known = np.zeros(1 << _BITS, np.bool_)
-        self._of_word: dict[int, dict[int, dict[bytes, list[Expression]]]] = {}
+        self._of_word: dict[int, dict[int, dict[bytes, list[R]]]] = {}
         for row in rows:
             for text in row.signs:
                 self._add(text.encode(), row)
@@ -109,7 +120,7 @@ class Signs:
             for word, at in self._of_word.items()
         }
 
-    def _add(self, sign: bytes, row: Expression) -> None:
+    def _add(self, sign: bytes, row: R) -> None:
         start = min(range(len(sign) - SHORTEST_SIGN + 1), key=lambda at: _frequency(sign, at))
         for offset in range(start, start + 4):
             word = int.from_bytes(sign[offset : offset + 4], "little")
@@ -117,7 +128,7 @@ class Signs:
             at = self._of_word.setdefault(word, {}).setdefault(offset, {})
             at.setdefault(sign, []).append(row)
 
-    def find(self, block: bytes) -> Iterator[tuple[int, Expression]]:
+    def find(self, block: bytes) -> Iterator[tuple[int, R]]:
         """Position of each sign in a block, ascending, and its row."""
         words = np.frombuffer(block, "<u4", count=len(block) // 4)
         hashes = (words * np.uint32(_FACTOR)) >> np.uint32(32 - _BITS)

@@ -28,6 +28,7 @@ __all__ = [
     "Row",
     "TimerValues",
     "best_of",
+    "line_around",
     "ms_to_ns",
     "s_to_ns",
     "stamp_s",
@@ -167,6 +168,15 @@ class Grammar(msgspec.Struct):
             self.num_timer_values += 1
         else:
             self.is_full = True
+
+
+def line_around(block: bytes, at: int, most: int) -> tuple[int, int]:
+    """Start and end of the line around a position; of a longer line, from there to its end."""
+    start = block.rfind(b"\n", max(at - most, 0), at) + 1
+    if start == 0 and at > most:
+        start = at - most
+    end = block.find(b"\n", at)
+    return start, len(block) if end < 0 else end
 
 
 def to_float(text: bytes | None) -> float | None:

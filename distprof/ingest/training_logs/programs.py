@@ -1,4 +1,4 @@
-"""Lines of frameworks and small training programs: one report per iteration, timers, arguments.
+"""Lines of Megatron-LM and DeepSpeed: reports on iterations, timers and arguments.
 
 Megatron-LM, whose timers have an old and a new format. It divides them by the iterations since its
 last report, so they are times per iteration. Ranks may share a terminal, so output of other ranks
@@ -15,13 +15,6 @@ DeepSpeed: steps of its pipeline engine, its throughput timer, and its breakdown
     steps: 10 loss: 4.5012 iter time (s): 0.470 samples/sec: 8.505
     epoch=0/micro_step=10/global_step=10, RunningAvgSamplesPerSec=12.1, CurrSamplesPerSec=12.3, …
     [… [Rank 0] rank=0 time (ms) | fwd: 21.10 | bwd: 40.02 | step: 9.11
-
-Small programs, and torchtitan::
-
-    step:1/1845 train_time:73ms step_avg:73.23ms
-    iter 100: loss 3.1250, time 123.45ms, mfu 34.50%
-    step   10/1000 | loss 9.80 (+nanz)| norm 2.2 | 210.11 ms | 45.1% bf16 MFU | 249 tok/s
-    [titan] 2026-01-01 12:00:00,123 - root - INFO - step: 10  loss: 7.9  memory: …  tps: 7,411  …
 """
 
 from __future__ import annotations
@@ -34,19 +27,11 @@ from distprof.ingest.training_logs.grammar import (
     Row,
     ms_to_ns,
     s_to_ns,
-    stamp_s,
     to_float,
     to_int,
 )
 
-__all__ = [
-    "DeepSpeedGrammar",
-    "IterGrammar",
-    "MegatronGrammar",
-    "SpeedrunGrammar",
-    "TitanGrammar",
-    "TokGrammar",
-]
+__all__ = ["DeepSpeedGrammar", "MegatronGrammar"]
 
 _ITERATION = re.compile(rb"iteration[ =]+(\d{1,15})/ *(\d{1,15}) \|([^\n]{0,4000})")
 
@@ -279,156 +264,3 @@ class DeepSpeedGrammar(Grammar):
         self.add_timers(timers)
         if _NOTE not in self.notes:
             self.notes.append(_NOTE)
-
-
-# One line per step --------------------------------------------------------------------------------
-
-_SPEEDRUN = re.compile(
-    rb"step:(\d{1,15})/\d{1,15} ([^\n]{0,80}?)train_time:(" + NUMBER + rb")ms step_avg:"
-)
-
-_LOSS = re.compile(rb"loss:(" + NUMBER + rb")")
-
-_ITER = re.compile(rb"iter (\d{1,15}): loss (" + NUMBER + rb"|nan), time (" + NUMBER + rb")ms")
-
-_TOK = re.compile(
-    rb"step +(\d{1,15})/\d{1,15} \|(?: train)? loss +(" + NUMBER + rb")[^\n]{0,200}?"
-    rb"[|(] *(" + NUMBER + rb") ms \|[^\n]{0,60}? (" + NUMBER + rb") tok/s"
-)
-
-_ESCAPES = re.compile(rb"\x1b\[[0-9;]{0,20}m")
-
-_TITAN = re.compile(
-    rb"^([^\n]{0,300}?)step: +(\d{1,15}) +loss: +(" + NUMBER + rb"|nan)([^\n]{0,400})",
-    re.MULTILINE,
-)
-
-_RANK = re.compile(rb"\[(?:rank|default)?(\d{1,6})\]:")
-
-_TPS = re.compile(rb"(?:tps|wps): +([\d,]{1,20})")
-
-_TFLOPS = re.compile(rb"tflops: +([\d,.]{1,20})")
-
-
-class SpeedrunGrammar(Grammar):
-    """``step:1/1845 train_time:73ms step_avg:73.23ms``: elapsed time in whole milliseconds."""
-
-    _before: tuple[int, float] | None = None
-
-    @property
-    def name(self) -> str:
-        """Program that printed the log."""
-        return "a nanoGPT speedrun"
-
-    @property
-    def signs(self) -> tuple[bytes, ...]:
-        """Byte strings, at least one of which is in every relevant block."""
-        return (b"train_time:",)
-
-    def take(self, block: bytes) -> None:
-        """Read differences of the elapsed time, without validation lines, which repeat a step."""
-        for step, middle, total in _SPEEDRUN.findall(block):
-            number, ms = int(step), to_float(total)
-            loss = _LOSS.search(middle)
-            if loss is not None and (number or self._before):
-                continue
-            before = self._before
-            if ms is not None and before is not None and number > before[0] and ms >= before[1]:
-                span = number - before[0]
-                ns = ms_to_ns((ms - before[1]) / span)
-                self.add(Row(iteration=number, duration_ns=ns, span=span))
-            self._before = None if ms is None else (number, ms)
-
-    def finish(self) -> None:
-        """Note the accuracy."""
-        self.notes.append(
-            "Times are differences of the elapsed time, printed in whole milliseconds. They "
-            "exclude what the program excludes, such as validation."
-        )
-
-
-class IterGrammar(Grammar):
-    """``iter 100: loss 3.1250, time 123.45ms, mfu 34.50%``: each line reports one iteration."""
-
-    @property
-    def name(self) -> str:
-        """Program that printed the log."""
-        return "nanoGPT"
-
-    @property
-    def signs(self) -> tuple[bytes, ...]:
-        """Byte strings, at least one of which is in every relevant block."""
-        return (b"ms, mfu ", b", time ")
-
-    def take(self, block: bytes) -> None:
-        """Read iterations."""
-        for number, loss, ms in _ITER.findall(block):
-            self.add(
-                Row(
-                    iteration=to_int(number),
-                    duration_ns=ms_to_ns(to_float(ms)),
-                    span=1,
-                    loss=to_float(loss),
-                )
-            )
-
-
-class TokGrammar(Grammar):
-    """``step 10/1000 | loss 9.80 … | 210.11 ms | … | 249 tok/s``, as llm.c prints it."""
-
-    @property
-    def name(self) -> str:
-        """Program that printed the log."""
-        return "llm.c"
-
-    @property
-    def signs(self) -> tuple[bytes, ...]:
-        """Byte strings, at least one of which is in every relevant block."""
-        return (b" tok/s",)
-
-    def take(self, block: bytes) -> None:
-        """Read steps."""
-        for number, loss, ms, rate in _TOK.findall(block):
-            self.add(
-                Row(
-                    iteration=to_int(number),
-                    duration_ns=ms_to_ns(to_float(ms)),
-                    span=1,
-                    tokens_per_s=to_float(rate),
-                    loss=to_float(loss),
-                )
-            )
-
-
-class TitanGrammar(Grammar):
-    """torchtitan: throughput per GPU; durations follow from the times of the lines."""
-
-    @property
-    def name(self) -> str:
-        """Program that printed the log."""
-        return "torchtitan"
-
-    @property
-    def signs(self) -> tuple[bytes, ...]:
-        """Byte strings, at least one of which is in every relevant block."""
-        return (b"tps:", b"wps:")
-
-    def take(self, block: bytes) -> None:
-        """Read steps; :mod:`.grammar` derives durations from the times of the lines."""
-        if b"\x1b" in block:
-            block = _ESCAPES.sub(b"", block)
-        for before, number, loss, rest in _TITAN.findall(block):
-            rate, tflops, rank = _TPS.search(rest), _TFLOPS.search(rest), _RANK.search(before)
-            if rate is None:
-                self.num_unknown += 1
-                continue
-            self.add(
-                Row(
-                    iteration=to_int(number),
-                    tokens_per_s_per_device=to_float(rate[1]),
-                    tflops=to_float(tflops[1]) if tflops else None,
-                    loss=to_float(loss),
-                    rank=to_int(rank[1]) if rank else None,
-                    at_s=stamp_s(before),
-                )
-            )

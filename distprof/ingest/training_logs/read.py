@@ -9,46 +9,56 @@ from __future__ import annotations
 from distprof.errors import InputError
 from distprof.ingest.files import DAMAGE, Blocks, opened, read_some
 from distprof.ingest.training_logs.grammar import Grammar, best_of, to_log
-from distprof.ingest.training_logs.programs import (
-    DeepSpeedGrammar,
-    IterGrammar,
-    MegatronGrammar,
-    SpeedrunGrammar,
-    TitanGrammar,
-    TokGrammar,
-)
+from distprof.ingest.training_logs.named_numbers import NamedNumbersGrammar
+from distprof.ingest.training_logs.programs import DeepSpeedGrammar, MegatronGrammar
+from distprof.ingest.training_logs.reports import Reports
 from distprof.ingest.training_logs.tables import (
     ColumnsGrammar,
     GoldenValues,
 )
 from distprof.ingest.training_logs.trainers import (
     BarGrammar,
+    LightningGrammar,
     MllogGrammar,
-    NemoGrammar,
     TrainerGrammar,
 )
 from distprof.run.logs import TrainingLog
 
-__all__ = ["grammars", "holds_iterations", "read_training_log"]
+__all__ = ["Candidates", "holds_iterations", "read_training_log"]
 
 _JSON = (".json", ".json.gz")
 _SMALL = 1 << 16
+_SMALL_LOG = 1 << 20
 
 
-def grammars() -> tuple[Grammar, ...]:
-    """All grammars; the first one wins a tie."""
-    return (
-        MegatronGrammar(),
-        DeepSpeedGrammar(),
-        TitanGrammar(),
-        SpeedrunGrammar(),
-        IterGrammar(),
-        TokGrammar(),
-        NemoGrammar(),
-        MllogGrammar(),
-        BarGrammar(),
-        TrainerGrammar(),
-    )
+class Candidates:
+    """All grammars, each of which reads what it knows; the first one wins a tie."""
+
+    def __init__(self) -> None:
+        self._reports = Reports()
+        self._own = (
+            MegatronGrammar(),
+            DeepSpeedGrammar(),
+            MllogGrammar(),
+            LightningGrammar(),
+            BarGrammar(),
+            TrainerGrammar(),
+        )
+        first, last = self._own[:2], self._own[2:]
+        self.all: tuple[Grammar, ...] = (*first, *self._reports.grammars.values(), *last)
+
+    def take(self, block: bytes) -> None:
+        """Read a block of whole lines."""
+        self._reports.take(block)
+        for grammar in self._own:
+            if any(sign in block for sign in grammar.signs):
+                grammar.take(block)
+
+    def finished(self) -> tuple[Grammar, ...]:
+        """The grammars after the last block."""
+        for grammar in self.all:
+            grammar.finish()
+        return self.all
 
 
 def holds_iterations(start: bytes, *, is_text: bool) -> bool:
@@ -63,11 +73,14 @@ def holds_iterations(start: bytes, *, is_text: bool) -> bool:
     if not is_text:
         return False
     text = start.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-    found = [g for g in grammars() if any(sign in text for sign in g.signs)]
-    for grammar in found:
-        grammar.take(text)
-        grammar.finish()
-    return any(grammar.rows for grammar in found)
+    candidates = Candidates()
+    candidates.take(text)
+    if any(grammar.rows for grammar in candidates.finished()):
+        return True
+    unknown = NamedNumbersGrammar()
+    unknown.take(text[:_SMALL_LOG])
+    unknown.finish()
+    return bool(unknown.rows)
 
 
 def read_training_log(source: str) -> TrainingLog:
@@ -83,7 +96,7 @@ def read_training_log(source: str) -> TrainingLog:
         series = GoldenValues()
         series.read(source)
         return to_log(series, (), (source,), 0) if series.rows else _refuse(source, "no times")
-    candidates = grammars()
+    found: tuple[Grammar, ...]
     try:
         with opened(source) as stream:
             blocks = Blocks(stream)
@@ -91,28 +104,34 @@ def read_training_log(source: str) -> TrainingLog:
             first, _ = read_some(stream, _SMALL)
             stream.seek(0)
             if table.fits(first):
-                candidates = (table,)
+                found = (table,)
                 table.read(blocks)
             else:
-                _take_all(blocks, candidates)
+                candidates = Candidates()
+                for block in blocks:
+                    candidates.take(block)
+                found = candidates.finished()
+                if best_of(found) is None:
+                    stream.seek(0)
+                    blocks = Blocks(stream)
+                    found = (_read_unknown(blocks),)
     except DAMAGE as error:
         return _refuse(source, " ".join(f"{type(error).__name__}: {error}".split())[:200])
-    chosen = best_of(candidates)
+    chosen = best_of(found)
     if chosen is None:
         return _refuse(source, blocks.damage or f"{blocks.num_lines:,} lines without an iteration")
     if blocks.damage:
         chosen.notes.append(f"{source} was read only up to the damage: {blocks.damage}.")
-    others = [grammar for grammar in candidates if grammar is not chosen]
+    others = [grammar for grammar in found if grammar is not chosen]
     return to_log(chosen, others, (source,), blocks.num_lines)
 
 
-def _take_all(blocks: Blocks, candidates: tuple[Grammar, ...]) -> None:
+def _read_unknown(blocks: Blocks) -> Grammar:
+    grammar = NamedNumbersGrammar()
     for block in blocks:
-        for grammar in candidates:
-            if any(sign in block for sign in grammar.signs):
-                grammar.take(block)
-    for grammar in candidates:
-        grammar.finish()
+        grammar.take(block)
+    grammar.finish()
+    return grammar
 
 
 def _refuse(source: str, found: str) -> TrainingLog:

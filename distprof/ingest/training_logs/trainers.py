@@ -11,13 +11,6 @@ Losses come with the number of samples so far, so the time between two losses di
 iterations between them is the time of an iteration. Some programs also print throughput, and
 NVIDIA's print ``train_step_time`` (mlcommons/training, ``MLPerfLoggingCallback`` and
 ``DeltaTimingCallback``).
-
-Lines of NeMo and BioNeMo, written by their progress printer, their progress bar or DLLogger::
-
-    Training epoch 0, iteration 120/149 | lr: 3e-05 | consumed_samples: 121 | global_batch_size: 1 |
-        global_step: 120 | reduced_train_loss: 1.233 | train_step_timing in s: 0.03146
-    Epoch 0: 1%| | 7/100 [00:10<02:00, reduced_train_loss=3.0, train_step_timing in s=1.20]
-    DLLL {"type": "LOG", "step": 16, "data": {"train_step_timing in s": 92.28, …}}
 """
 
 from __future__ import annotations
@@ -36,10 +29,9 @@ from distprof.ingest.training_logs.grammar import (
     Row,
     s_to_ns,
     to_float,
-    to_int,
 )
 
-__all__ = ["BarGrammar", "MllogGrammar", "NemoGrammar", "TrainerGrammar"]
+__all__ = ["BarGrammar", "LightningGrammar", "MllogGrammar", "TrainerGrammar"]
 
 _SUMMARY = re.compile(rb"\{[^{}\n]{0,400}?'train_runtime': [^{}\n]{0,800}\}")
 
@@ -158,54 +150,53 @@ class BarGrammar(Grammar):
         )
 
 
-# NeMo ---------------------------------------------------------------------------------------------
+# Lightning ----------------------------------------------------------------------------------------
 
-_TIMED = re.compile(rb"^[^\n]{0,4000}?train_step_timing in s\W{1,4}[^\n]{0,2000}", re.MULTILINE)
-
-_VALUES = re.compile(
-    rb"\b(train_step_timing in s|global_step|reduced_train_loss|global_batch_size)[\"']?[:=] ?"
-    rb"(" + NUMBER + rb")"
+_ACTION = re.compile(
+    rb"^\| {1,4}(\S[^|\n]{0,200}?) *\| +("
+    + NUMBER
+    + rb") *\| +(\d{1,12}) *\| +("
+    + NUMBER
+    + rb") *\|",
+    re.MULTILINE,
 )
 
-_ITERATION = re.compile(rb"Training epoch \d{1,9}, iteration (\d{1,15})/")
+_BATCH = "run_training_batch"
+
+_NEXT = "train_dataloader_next"
 
 
-class NemoGrammar(Grammar):
-    """Reports of NeMo, without the repetitions of the last step in progress bars."""
+class LightningGrammar(Grammar):
+    """The table of Lightning's SimpleProfiler: one report with the means of the whole training."""
 
     @property
     def name(self) -> str:
         """Program that printed the log."""
-        return "NeMo"
+        return "Lightning's SimpleProfiler"
 
     @property
     def signs(self) -> tuple[bytes, ...]:
         """Byte strings, at least one of which is in every relevant block."""
-        return (b"train_step_timing in s",)
+        return (b"Mean duration (s)",)
 
     def take(self, block: bytes) -> None:
-        """Read one report per line."""
-        for match in _TIMED.finditer(block):
-            values = dict(_VALUES.findall(match[0]))
-            ns = s_to_ns(to_float(values.get(b"train_step_timing in s")))
-            if ns is None:
-                self.num_unknown += 1
-                continue
-            global_step = _count(to_float(values.get(b"global_step")))
-            step = _ITERATION.search(match[0])
-            number = to_int(step and step[1]) if global_step is None else global_step
-            size = to_float(values.get(b"global_batch_size"))
-            if size is not None and 1 <= size < 1 << 40:
-                self.facts["global_batch_size"] = int(size)
-            batch = self.facts.get("global_batch_size")
-            row = Row(
-                iteration=number,
-                duration_ns=ns,
-                samples_per_s=batch * 1e9 / ns if batch and ns else None,
-                loss=to_float(values.get(b"reduced_train_loss")),
-            )
-            if not self.rows or number is None or self.rows[-1].iteration != number:
-                self.add(row)
+        """Read the table; a batch and its loading make an iteration."""
+        means = {
+            name.decode("utf-8", "replace"): (to_float(mean), int(calls))
+            for name, mean, calls, _ in _ACTION.findall(block)
+        }
+        seconds, count = means.get(_BATCH, (None, 0))
+        if seconds is None or not count:
+            return
+        whole = {
+            name: mean * calls / count
+            for name, (mean, calls) in means.items()
+            if mean is not None and calls >= count and not name.startswith("run_training")
+        }
+        seconds += sum(each for name, each in whole.items() if name.endswith(_NEXT))
+        self.add(Row(iteration=count, duration_ns=s_to_ns(seconds), span=count))
+        found = {name: s_to_ns(each) for name, each in whole.items()}
+        self.add_timers({name: ns for name, ns in found.items() if ns is not None})
 
 
 # MLPerf -------------------------------------------------------------------------------------------

@@ -238,7 +238,7 @@ def _input(result: InputReadinessResult) -> list[str]:
         names = ", then ".join(f"rank {rank}" for rank in order[:6])
         return [f"{text}.", f"The least ready rank changes: {names}."]
     if who:
-        return [f"{text}; it is rank {who[0]}."]
+        return [f"{text}; mostly it is rank {who[0]}."]
     return [f"{text}; which rank it is keeps changing."]
 
 

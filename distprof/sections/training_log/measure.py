@@ -23,6 +23,7 @@ from distprof.schema import ABSENT, Int64Array
 from distprof.sections.training_log.result import (
     MIN_RECURRING,
     SlowIteration,
+    SlowPeriod,
     TrainingLogResult,
     TrainingTimer,
 )
@@ -39,6 +40,17 @@ MAX_SLOWEST = 20
 MAX_KEPT = 512
 
 _PERIODIC_RATIO = 0.8
+
+FEWEST_BLOCKS = 3
+BLOCK = 5
+MOST_BLOCKS = 200
+"""Reports are compared in blocks of at least five: single slow ones do not make a block slow."""
+
+SLOWER_RATIO = 1.1
+"""Ratio to the usual duration from which a row of blocks is slow."""
+
+APART = 0.9
+"""Share of pairs of a slow and a usual report in which the slow one is longer."""
 
 _MAX_PERIODS = 20
 
@@ -120,6 +132,8 @@ def _times(log: TrainingLog) -> dict[str, Any]:
         "max_ns": int(ns.max()),
         "cv": spread / mean if mean > 0 else None,
         "steady_ns": tuple(ns[-MAX_KEPT:].tolist()),
+        "first_ns": int(log.duration_ns[log.duration_ns != ABSENT][0]),
+        "slow_span": _slow_span(log.iteration[steady], ns, weight),
         **_slow(log.iteration[steady], ns, weight),
     }
 
@@ -175,6 +189,81 @@ def _period(number: Int64Array, is_slow: NDArray[np.bool_]) -> int | None:
         if hits[best] >= max(most, MIN_RECURRING):
             return period
     return None
+
+
+# Slower from some iteration on --------------------------------------------------------------------
+
+
+def _slow_span(number: Int64Array, ns: Int64Array, span: Int64Array) -> SlowPeriod | None:
+    """The reports in a row that lose most time by being slower than the others."""
+    size = max(BLOCK, -(-len(ns) // MOST_BLOCKS))
+    if len(ns) < 2 * FEWEST_BLOCKS * BLOCK:
+        return None
+    edges = np.arange(0, len(ns) + 1, size)
+    edges[-1] = len(ns)
+    blocks = np.array([float(np.median(ns[a:b])) for a, b in pairwise(edges.tolist())])
+    usual = float(np.quantile(blocks, 0.25))
+    is_slow = blocks > SLOWER_RATIO * usual
+    bounds = np.flatnonzero(np.diff(np.concatenate(([False], is_slow, [False])).astype(np.int8)))
+    rows = [(a, b) for a, b in bounds.reshape(-1, 2).tolist() if b - a >= FEWEST_BLOCKS]
+    if not rows:
+        return None
+    jumps = np.flatnonzero(blocks[1:] > SLOWER_RATIO * blocks[:-1])
+    if is_slow[-1] and len(jumps) > 1 and (blocks[1:] > blocks[:-1] / SLOWER_RATIO).all():
+        return None  # several steps up and none down: a schedule of batches or sequence lengths
+    low, high = max(rows, key=lambda row: float((blocks[row[0] : row[1]] - usual).sum()))
+    inside = _exactly(ns, int(edges[low]), int(edges[high]))
+    slow, others = ns[inside], ns[~inside]
+    if len(others) < BLOCK or _share_above(slow, others) < APART:
+        return None
+    at = np.flatnonzero(inside)
+    median = float(np.median(others))
+    return SlowPeriod(
+        first_iteration=_printed(number, at[0]),
+        last_iteration=None if at[-1] == len(ns) - 1 else _printed(number, at[-1]),
+        num_reports=len(slow),
+        duration_ns=round(float(np.median(slow))),
+        usual_ns=round(median),
+        excess_ns=round(float(np.average(np.where(inside, ns - median, 0), weights=span))),
+        is_gradual=_is_gradual(ns, inside),
+    )
+
+
+def _exactly(ns: Int64Array, low: int, high: int) -> NDArray[np.bool_]:
+    """Mask of the slow reports, whose bounds are those of blocks until here."""
+    inside = np.zeros(len(ns), bool)
+    inside[low:high] = True
+    if inside.all():
+        return inside
+    slow = ns > (float(np.median(ns[inside])) * float(np.median(ns[~inside]))) ** 0.5
+    while low > 0 and slow[low - 1]:
+        low -= 1
+    while high < len(ns) and slow[high]:
+        high += 1
+    low += int(np.argmax(slow[low:high]))
+    high -= int(np.argmax(slow[low:high][::-1]))
+    inside[:] = False
+    inside[low:high] = True
+    return inside
+
+
+def _printed(number: Int64Array, at: np.int64) -> int | None:
+    return int(number[at]) if number[at] != ABSENT else None
+
+
+def _share_above(slow: Int64Array, others: Int64Array) -> float:
+    """Share of all pairs in which the slow report is longer than the other one."""
+    below = np.searchsorted(np.sort(others), slow, side="left")
+    return float(below.mean()) / len(others)
+
+
+def _is_gradual(ns: Int64Array, inside: NDArray[np.bool_]) -> bool:
+    """Whether a line fits better than two levels, without the longest reports."""
+    kept = ns <= np.quantile(ns, 0.98)
+    time, values = np.flatnonzero(kept), ns[kept].astype(np.float64)
+    line = np.polyval(np.polyfit(time, values, 1), time)
+    levels = np.where(inside[kept], np.median(ns[inside]), np.median(ns[~inside]))
+    return bool(inside[-1] and np.sum((values - line) ** 2) < 0.7 * np.sum((values - levels) ** 2))
 
 
 # Timers -------------------------------------------------------------------------------------------

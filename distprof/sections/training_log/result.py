@@ -9,6 +9,7 @@ Source: formula sheet, "Pipeline bubble", for the ideal idle share of a pipeline
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
 import msgspec
@@ -17,11 +18,19 @@ from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 
 __all__ = [
+    "INPUT_TIMER",
     "MIN_RECURRING",
     "SlowIteration",
+    "SlowPeriod",
     "TrainingLogResult",
     "TrainingTimer",
 ]
+
+INPUT_TIMER = re.compile(
+    r"^(?:data|input|load|fetch)(?:[_ ]?(?:time|wait|load\w{0,6}))?$|^batch-generator$"
+    r"|train_dataloader_next$|^dataloader"
+)
+"""Names of timers around the wait for the next batch, as programs print them."""
 
 MIN_RECURRING = 5
 """Number of slow iterations from which they count as recurring."""
@@ -59,6 +68,28 @@ class SlowIteration(Record, frozen=True, kw_only=True):
     duration_ns: int
 
 
+class SlowPeriod(Record, frozen=True, kw_only=True):
+    """Iterations in a row that take longer than those before and after.
+
+    Args:
+        first_iteration: Number of the first one as printed; null if not printed.
+        last_iteration: Number of the last one; null if not printed, or if the log ends with it.
+        num_reports: Steady reports in it.
+        duration_ns: Median duration of an iteration in it.
+        usual_ns: Median duration of the other iterations.
+        excess_ns: Its time beyond the usual duration, averaged over all iterations of the log.
+        is_gradual: Whether iterations get longer little by little, not from one to the next.
+    """
+
+    first_iteration: int | None
+    last_iteration: int | None
+    num_reports: int
+    duration_ns: int
+    usual_ns: int
+    excess_ns: int
+    is_gradual: bool
+
+
 class TrainingLogResult(Result, frozen=True, kw_only=True):
     """Contents of a training program's log.
 
@@ -90,6 +121,8 @@ class TrainingLogResult(Result, frozen=True, kw_only=True):
         slow_excess_ns: Excess of slow iterations over the median of their neighbours, averaged over
             all iterations.
         slowest: The slowest iterations.
+        slow_span: The iterations in a row that lose most time by being slower; null without any.
+        first_ns: Duration of an iteration in the first report, which does not count.
         world_size: Number of ranks; null if the log does not say, like the settings below.
         mesh: Size by axis.
         num_micro_batches: Micro-batches per iteration and pipeline.
@@ -133,6 +166,8 @@ class TrainingLogResult(Result, frozen=True, kw_only=True):
     slow_period: int | None = None
     slow_excess_ns: int | None = None
     slowest: tuple[SlowIteration, ...] = ()
+    slow_span: SlowPeriod | None = None
+    first_ns: int | None = None
     world_size: int | None = None
     mesh: dict[str, int] = msgspec.field(default_factory=dict)
     num_micro_batches: int | None = None
@@ -147,6 +182,18 @@ class TrainingLogResult(Result, frozen=True, kw_only=True):
     ideal_bubble_ratio: float | None = None
     num_unknown: int = 0
     num_restarts: int = 0
+
+    @property
+    def input_timer(self) -> TrainingTimer | None:
+        """The timer of the wait for input, which is part of an iteration; None without one.
+
+        A program that prints no loss need not wait for its GPU, so that the wait for input may hold
+        the time of the GPU.
+        """
+        if self.last_loss is None and not self.origin.startswith("Lightning"):
+            return None
+        known = (one for one in self.timers if one.ratio is not None)
+        return next((one for one in known if INPUT_TIMER.search(one.name)), None)
 
     @property
     def idle_ratio(self) -> float | None:

@@ -19,6 +19,7 @@ __all__ = [
     "micro_batches_text",
     "rate_text",
     "slow_iterations_table",
+    "slower_sentence",
     "timers_table",
     "training_log_table",
 ]
@@ -44,7 +45,10 @@ def training_verdict(report: Report) -> VerdictText:
     if nccl_line and log.mean_ns is not None and log.idle_ratio is None:  # the best available
         time = f"An iteration takes {format_duration(log.mean_ns)}"
         line, nccl_line = f"{time}; {nccl_line[:1].lower()}{nccl_line[1:]}", ""
-    why = (_waiting(log), _reducing(log), _slow_sentence(log), _throughput(log), nccl_line)
+    why = (
+        *(_waiting(log), _reducing(log), _input_sentence(log), slower_sentence(log)),
+        *(_slow_sentence(log), _throughput(log), nccl_line),
+    )
     return line, tuple(sentence for sentence in why if sentence)
 
 
@@ -149,6 +153,35 @@ def _reducing(log: TrainingLogResult) -> str:
     return ""
 
 
+def _input_sentence(log: TrainingLogResult) -> str:
+    timer = log.input_timer
+    if timer is None or (timer.ratio or 0) < MIN_IDLE_RATIO:
+        return ""
+    return (
+        f"Waiting for input ({timer.name}) takes {format_duration(timer.mean_ns)}, "
+        f"{format_ratio(timer.ratio)} of an iteration."
+    )
+
+
+def slower_sentence(log: TrainingLogResult) -> str:
+    """Since when iterations take longer; empty if they do not."""
+    slow = log.slow_span
+    if slow is None:
+        return ""
+    now, usual = format_duration(slow.duration_ns), format_duration(slow.usual_ns)
+    if slow.is_gradual:
+        return f"Iterations get longer little by little: {usual} at first, {now} later."
+    first = "" if slow.first_iteration is None else f"iteration {slow.first_iteration:,}"
+    if slow.last_iteration is not None and first:
+        when = f"From {first} to {slow.last_iteration:,}"
+    else:
+        when = f"From {first} on" if first else f"For {slow.num_reports:,} reports"
+    return (
+        f"{when}, an iteration takes {now} instead of {usual}, "
+        f"{slow.duration_ns / slow.usual_ns:.2f} times as long."
+    )
+
+
 def _slow_sentence(log: TrainingLogResult) -> str:
     if not log.num_slow or not log.mean_ns or not log.slow_excess_ns:
         return ""
@@ -182,6 +215,8 @@ def training_log_table(report: Report, *, show_all: bool) -> TableView | None:  
     facts = (
         ("iterations", _iterations(log)),
         ("iteration time", _time(log)),
+        ("first report", _first(log)),
+        ("change", slower_sentence(log)),
         ("traced steps", _traced(report)),
         ("throughput", rate_text(log)),
         ("layout", _layout(log)),
@@ -257,6 +292,13 @@ def _time(log: TrainingLogResult) -> str:
         f"p95 {format_duration(log.p95_ns)} · longest {format_duration(log.max_ns)}"
     )
     return text if log.cv is None else f"{text} · varies by {format_ratio(log.cv)}"
+
+
+def _first(log: TrainingLogResult) -> str:
+    """The first report, if it is much longer: programs compile, allocate and connect in it."""
+    if not log.first_ns or not log.median_ns or log.first_ns < 2 * log.median_ns:
+        return ""
+    return f"{format_duration(log.first_ns)} per iteration, left out of all figures"
 
 
 def _traced(report: Report) -> str:

@@ -62,9 +62,9 @@ def check(
         return
     yield Draft(
         message=(
-            f"In each step one rank computes {found.max_over_mean:.2f} times as long as the mean, "
-            f"because its sequences are longer ({_evidence(found)}). Even batches would recover "
-            f"{format_duration(found.lost_ns_per_step)} of each step "
+            f"The busiest rank of a step computes {found.max_over_mean:.2f} times as long as the "
+            f"mean rank, because its sequences are longer ({_evidence(found)}). Even batches would "
+            f"recover {format_duration(found.lost_ns_per_step)} of each step "
             f"({format_ratio(found.share_of_step_ratio)})."
         ),
         fix=(

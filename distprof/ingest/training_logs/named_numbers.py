@@ -1,0 +1,310 @@
+"""Reports of programs that no table lists: a step's number, and times or rates with their names.
+
+::
+
+    step 250 | loss: 3.251 | lr: 6e-4 | dt: 345.67ms | tok/sec: 1516.52
+    [Epoch 1] Step 20/1000, Loss: 2.31, step_time=0.412s, data_time=0.020s
+    2026-01-01 12:00:00,123 INFO iteration 40: train loss 2.81
+
+A time needs a unit, in its name or after the number. Without any, it is one of seconds or of
+milliseconds that agrees with the times at which the lines were written; else seconds, which is
+noted. Where nothing but the lines' own times says how long steps take, these do.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from itertools import pairwise
+from statistics import median
+
+import msgspec
+
+from distprof.ingest.output.read import prefix_rank
+from distprof.ingest.training_logs.grammar import (
+    MAX_COUNT,
+    NUMBER,
+    Grammar,
+    Row,
+    line_around,
+    s_to_ns,
+    stamp_s,
+    to_float,
+)
+
+__all__ = ["NamedNumbersGrammar"]
+
+FEWEST = 3
+"""Reports in ascending order that make a log of a training program."""
+
+_UNITS = {b"ns": 1e-9, b"us": 1e-6, b"\xc2\xb5s": 1e-6, b"ms": 1e-3, b"msec": 1e-3,
+          b"milliseconds": 1e-3, b"s": 1.0, b"sec": 1.0, b"secs": 1.0, b"seconds": 1.0}  # fmt: skip
+_UNIT = rb"(?:ns|us|\xc2\xb5s|ms|msec|milliseconds|s|secs?|seconds)"
+_STEPS = rb"(?:step|iter|iteration|batch|it|update)"
+_IS = rb"[\"']? {0,4}[:=] {0,8}[\"']?"
+
+_STEP = re.compile(
+    rb"(?i)(?<![a-z_/])(?:global[_ ]|train(?:ing)?[_ /])?" + _STEPS + rb"s?[\"']?"
+    rb"(?: {0,3}[:=#] {0,8}| {1,8}| {0,2}\[)\[? {0,8}(\d{1,12})(?![\d.]*\d*(?:ms|s|it)\b)",
+)
+_TIME = re.compile(
+    rb"(?i)(?<![a-z])(?P<name>(?:(?:avg|mean|average|train|elapsed|sec(?:ond)?s?|ms)[_ /]{1,2}"
+    rb"(?:per[_ ])?)?"
+    rb"(?:"
+    + _STEPS
+    + rb"[_ -]?(?:time|duration|dt|latency)|time[_ ]?(?:per|/)[_ ]?"
+    + _STEPS
+    + rb"|time|dt|duration|elapsed|(?:s|sec|ms)(?:/|[_ ]per[_ ])"
+    + _STEPS
+    + rb"))"
+    rb"(?:[_ ]?\(?(?P<in>"
+    + _UNIT
+    + rb")\)?)?"
+    + _IS
+    + rb"(?P<value>"
+    + NUMBER
+    + rb") ?(?P<unit>"
+    + _UNIT
+    + rb")?(?![\w:])"
+)
+_PER_STEP = re.compile(
+    rb"(?i)(?P<value>"
+    + NUMBER
+    + rb") ?(?P<unit>"
+    + _UNIT
+    + rb") ?(?:/|per) ?"
+    + _STEPS
+    + rb"\b(?! {0,3}[:=])"
+)
+_DATA = re.compile(
+    rb"(?i)(?<![a-z])(?P<name>(?:data|dataload(?:er|ing)|load(?:er|ing)?|fetch|input)"
+    rb"[_ ]?(?:wait[_ ]?)?(?:time|wait|loading)?)(?:[_ ]?\(?(?P<in>"
+    + _UNIT
+    + rb")\)?)?"
+    + _IS
+    + rb"(?P<value>"
+    + NUMBER
+    + rb") ?(?P<unit>"
+    + _UNIT
+    + rb")?(?![\w:/])"
+)
+_UNITS_OF_WORK = (
+    rb"(?P<what>tokens?|toks?|samples?|images?|imgs?|seqs?|sequences?|examples?|it|iters?"
+    rb"|iterations?|steps?|batches)"
+)
+_A_SECOND = rb"(?:/ ?|[_ ]?per[_ ]?)(?:s|sec|second)\b"
+_PER_DEVICE = rb"(?P<each>(?:/|[_ ]?per[_ ])(?:gpu|device|rank))?"
+_RATES = (
+    re.compile(rb"(?i)(?<![a-z])" + _UNITS_OF_WORK + _A_SECOND + _PER_DEVICE + _IS
+               + rb"(?P<value>[\d.,]{1,24})"),
+    re.compile(rb"(?i)(?P<value>[\d.,]{1,24}) {0,2}" + _UNITS_OF_WORK + _A_SECOND + _PER_DEVICE),
+)  # fmt: skip
+_LOSS = re.compile(
+    rb"(?i)(?<![a-z])(?:(?:train|lm|total|avg)[_ /]?)?loss[\"']?(?: {0,3}[:=] {0,8}| {1,4})"
+    rb"(" + NUMBER + rb"|nan)"
+)
+_CANDIDATE = re.compile(rb"(?i)" + _STEPS + rb"[^\n]{0,60}?\d")
+_MAX_LINE = 2_000
+_MAX_KEPT = 200_000
+
+
+class _Report(msgspec.Struct, frozen=True, kw_only=True):
+    """One line: times in seconds, or without a unit in what the program counts in."""
+
+    number: int
+    time: float | None = None
+    has_unit: bool = False
+    data: float | None = None
+    rate: float | None = None
+    samples: float | None = None
+    tokens: float | None = None
+    tokens_each: float | None = None
+    loss: float | None = None
+    rank: int | None = None
+    at_s: float | None = None
+
+
+class NamedNumbersGrammar(Grammar):
+    """Tried only where no other grammar finds a report."""
+
+    _found: list[_Report] = msgspec.field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """Program that printed the log."""
+        return "a training program"
+
+    @property
+    def signs(self) -> tuple[bytes, ...]:
+        """None: any line may be a report."""
+        return ()
+
+    def take(self, block: bytes) -> None:
+        """Read lines that name a step."""
+        end = -1
+        if len(self._found) >= _MAX_KEPT:
+            self.is_full = True
+            return
+        for match in _CANDIDATE.finditer(block):
+            if match.start() < end:
+                continue
+            start, end = line_around(block, match.start(), _MAX_LINE)
+            report = _read(block[start:end]) if end - start < _MAX_LINE else None
+            if report is not None:
+                self._found.append(report)
+
+    def finish(self) -> None:
+        """Decide on units, and whether these are the reports of a training program."""
+        found = _of_the_usual_kind(self._found)
+        if len(found) < FEWEST:
+            return
+        factor = self._factor(found) / _steps_of_a_time(found)
+        for one, duration in zip(found, _durations(found, factor), strict=True):
+            self.add(
+                Row(
+                    iteration=one.number,
+                    duration_ns=s_to_ns(duration),
+                    samples_per_s=one.samples,
+                    tokens_per_s=one.tokens,
+                    tokens_per_s_per_device=one.tokens_each,
+                    loss=one.loss,
+                    rank=one.rank,
+                    at_s=one.at_s,
+                )
+            )
+            ns = None if one.data is None else s_to_ns(one.data * factor)
+            if ns is not None:
+                self.add_timers({"data": ns})
+        self._found.clear()
+
+    def _factor(self, found: list[_Report]) -> float:
+        """Seconds in the unit of times that name none."""
+        times = [one.time for one in found if one.time is not None]
+        if not times or any(one.has_unit for one in found):
+            return 1.0
+        stamped = _by_stamps(found)
+        if stamped is None:
+            self.notes.append("The log names no unit of times: distprof reads them as seconds.")
+            return 1.0
+        if _is_ascending(times):
+            times = [b - a for a, b in pairwise(times)]
+        usual = max(median(times), 1e-12)
+        return min((1.0, 1e-3, 1e-6), key=lambda unit: abs(_log(usual * unit / stamped)))
+
+
+def _read(line: bytes) -> _Report | None:
+    step = _STEP.search(line)
+    if step is None or int(step[1]) >= MAX_COUNT:
+        return None
+    time, has_unit = _time(_PER_STEP.search(line) or _TIME.search(line))
+    data, _ = _time(_DATA.search(line))
+    rates = _rates(line)
+    loss = _LOSS.search(line)
+    stamp = stamp_s(line[:200])
+    if time is None and not rates and (loss is None or stamp is None):
+        return None
+    return _Report(
+        number=int(step[1]),
+        time=time,
+        has_unit=has_unit,
+        data=data,
+        loss=to_float(loss[1]) if loss else None,
+        rank=prefix_rank(line[:200].decode("utf-8", "replace")),
+        at_s=stamp,
+        **rates,
+    )
+
+
+def _time(found: re.Match[bytes] | None) -> tuple[float | None, bool]:
+    """A time in seconds, or in an unknown unit, and whether the unit is known."""
+    value = to_float(found["value"]) if found else None
+    if found is None or value is None or value < 0:
+        return None, False
+    groups = found.groupdict()
+    unit = groups.get("unit") or groups.get("in")
+    name = (groups.get("name") or b"").lower()
+    if unit is None and name.startswith((b"ms/", b"ms per", b"ms_per")):
+        unit = b"ms"
+    if unit is None and name.startswith((b"s/", b"sec/", b"sec per", b"sec_per", b"seconds")):
+        unit = b"s"
+    return (value, False) if unit is None else (value * _UNITS[unit.lower()], True)
+
+
+def _rates(line: bytes) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for pattern in _RATES:
+        for match in pattern.finditer(line):
+            value = to_float(match["value"].rstrip(b".,"))
+            if value is None or value <= 0:
+                continue
+            what = match["what"].lower()
+            if what.startswith(b"tok"):
+                name = "tokens_each" if match["each"] else "tokens"
+            elif match["each"]:
+                continue
+            elif what.startswith((b"it", b"step", b"batch")):
+                name = "rate"
+            else:
+                name = "samples"
+            found.setdefault(name, value)
+    return found
+
+
+def _of_the_usual_kind(found: list[_Report]) -> list[_Report]:
+    """Reports of the rank that prints most, if their numbers mostly ascend."""
+    ranks = [one.rank for one in found]
+    if not ranks:
+        return []
+    usual = max(set(ranks), key=ranks.count)
+    mine = [one for one in found if one.rank == usual]
+    if any(one.time is not None or one.rate is not None for one in mine):
+        mine = [one for one in mine if one.time is not None or one.rate is not None]
+    rises = sum(b.number > a.number for a, b in pairwise(mine))
+    return mine if rises >= 0.8 * (len(mine) - 1) else []
+
+
+def _steps_of_a_time(found: list[_Report]) -> int:
+    """Steps that a printed time covers, if the times of the lines show that it is many."""
+    stamped = _by_stamps(found)
+    spans = [b.number - a.number for a, b in pairwise(found) if b.number > a.number]
+    times = [one.time for one in found if one.time is not None]
+    if stamped is None or not times or not all(one.has_unit for one in found) or not spans:
+        return 1
+    span = round(median(spans))
+    return span if span > 1 and 0.8 < median(times) / (stamped * span) < 1.05 else 1
+
+
+def _durations(found: list[_Report], factor: float) -> list[float | None]:
+    """Seconds per step: as printed, from the time since the start, or from a rate of steps."""
+    times = [one.time for one in found]
+    known = [time for time in times if time is not None]
+    if len(known) == len(found) and len(found) > FEWEST and _is_ascending(known):
+        result: list[float | None] = [None]
+        for before, one in pairwise(found):
+            span = one.number - before.number
+            since = (one.time or 0.0) - (before.time or 0.0)
+            result.append(since * factor / span if span > 0 and since >= 0 else None)
+        return result
+    return [
+        one.time * factor if one.time is not None else (1 / one.rate if one.rate else None)
+        for one in found
+    ]
+
+
+def _is_ascending(times: list[float]) -> bool:
+    """Whether times are those since the start: they never fall, and end far above the first."""
+    return all(b >= a for a, b in pairwise(times)) and times[-1] > 2 * max(times[0], 1e-9)
+
+
+def _by_stamps(found: list[_Report]) -> float | None:
+    """Seconds per step by the times of the lines; None if they have none."""
+    spans = [
+        (b.at_s - a.at_s) / (b.number - a.number)
+        for a, b in pairwise(found)
+        if a.at_s is not None and b.at_s is not None and b.number > a.number and b.at_s > a.at_s
+    ]
+    return median(spans) if spans else None
+
+
+def _log(ratio: float) -> float:
+    return math.log(max(ratio, 1e-300))

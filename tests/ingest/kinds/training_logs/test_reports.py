@@ -1,0 +1,195 @@
+"""Each wording of the table on its example, and programs that no table lists."""
+
+# ruff: noqa: E501 - lines of logs are as long as they are
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import distprof
+from distprof.ingest.output.expressions import SHORTEST_SIGN
+from distprof.ingest.training_logs.read import read_training_log
+from distprof.ingest.training_logs.reports import Reports, wordings
+from distprof.schema import ABSENT
+
+MS = 1_000_000
+
+
+@pytest.mark.parametrize("wording", wordings(), ids=lambda one: one.program)
+def test_the_example_yields_its_values_and_no_other_program_takes_it(wording):
+    reports = Reports()
+    reports.take(wording.example.strip("\n").encode() + b"\n")
+    taken = {name: one for name, one in reports.grammars.items() if one.rows or one._before}
+    assert list(taken) == [wording.program]
+    grammar = taken[wording.program]
+    values = dict(wording.values)
+    timers = {name: values.pop(name) for name in wording.timers}
+    assert {name: one.ns[0] / 1e9 for name, one in grammar.timers.items()} == pytest.approx(timers)
+    if "elapsed_ms" in values:
+        assert grammar._before == (values["iteration"], values["elapsed_ms"])
+        return
+    (row,) = grammar.rows
+    number = values.pop("iteration", None)
+    epoch, of = values.pop("epoch", 0), values.pop("of", 0)
+    assert row.iteration == (None if number is None else number + epoch * of)
+    seconds = [values.pop(n) * f for n, f in (("ms", 1e-3), ("s", 1)) if n in values]
+    seconds += [1 / values.pop("per_s")] if "per_s" in values else []
+    assert (row.duration_ns or 0) == pytest.approx(1e9 * sum(seconds))
+    assert (row.at_s is not None) is wording.stamped
+    if "batch" in values:
+        assert grammar.facts["global_batch_size"] == values.pop("batch")
+    assert {name: getattr(row, name) for name in values} == values
+
+
+@pytest.mark.parametrize("wording", wordings(), ids=lambda one: one.program)
+def test_signs_are_long_enough_to_be_found_wherever_they_begin(wording):
+    assert all(len(sign) >= SHORTEST_SIGN for sign in wording.signs)
+    assert any(sign in wording.example for sign in wording.signs)
+    assert not re.search(
+        r"(?<!\\)[*+](?!\?)", re.sub(r"\[.*?\][*+]| [*+]|\\[dW][*+]", "", wording.line)
+    )
+
+
+def lines(pattern: str, count: int = 9) -> str:
+    """Lines with {i}, their number, {at}, a time of the day every 4 s, and {t}, 0.41 to 0.41 + i ms."""
+    return "".join(
+        pattern.format(
+            i=i, n=10 * i, at=f"2026-01-01 12:00:{4 * i:02d}", t=f"0.41{i}", ms=f"41{i}.5"
+        )
+        + "\n"
+        for i in range(count)
+    )
+
+
+UNKNOWN = {
+    "unit after the number": (
+        "step {i} | loss: 3.25 | lr 6e-04 | dt: {ms}ms | tok/sec: 1516.52",
+        411.5,
+    ),
+    "unit in the name": (
+        "{{'step': {i}, 'loss': 2.3, 'step_time_ms': {ms}, 'tokens_per_second': 12000}}",
+        411.5,
+    ),
+    "unit of the name's fraction": ("iter: {i} loss 2.1 ms/step: {ms}", 411.5),
+    "per step": ("Step {i}: {ms} ms/step, 3.2 seq/s", 411.5),
+    "epoch before": (
+        "[Epoch 1] Step {n}/1000, Loss: 2.31, step_time={t}s, data_time=0.120s",
+        411.0,
+    ),
+    "no unit, by the lines' times": ("{at} iter {n} loss=2.0 time={ms}", 411.5),
+    "no unit at all": ("iter {n} loss=2.0 time={t}", 411.0),
+    "a rate": ("step={i} samples/s=128.5 it/s: 2.5 loss: 1.0", 400.0),
+    "only the lines' times": ("{at},000 INFO iteration {n}: train loss 2.81", 400.0),
+    "time of ten steps": ("{at} step {n}: loss 2.1, time: 3.9{i}s", 391.0),
+    "time since the start": ("Batch {n}, elapsed: {at:.0}{n}.0 s, loss 2.1", 1000.0),
+    "ranks": ("[rank3]: step {i} loss 2.0 step time: {t} s", 411.0),
+}
+
+
+@pytest.mark.parametrize(("pattern", "ms"), UNKNOWN.values(), ids=UNKNOWN)
+def test_times_are_read_from_programs_that_no_table_lists(tmp_path, pattern, ms):
+    path = tmp_path / "out.log"
+    path.write_text("Namespace(lr=0.1, steps=3)\n" + lines(pattern) + "done\n")
+    log = read_training_log(str(path))
+    assert log.origin == "a training program"
+    known = log.duration_ns[log.duration_ns != ABSENT]
+    assert known[min(1, len(known) - 1)] / MS == pytest.approx(ms, rel=0.01)
+    report = distprof.analyze(str(path))
+    assert report.training_log.mean_ns is not None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "step 1 of the installation\nstep 2 of the installation\nstep 3 took long\n",
+        "INFO loaded batch 3 of file 7\nINFO loaded batch 4 of file 7\nINFO loaded batch 5\n",
+        lines("epoch {i} of the moon: mass loss 3.2"),
+        lines("step {i}: time: never"),
+    ],
+    ids=["prose", "batches without times", "epochs", "no number"],
+)
+def test_other_texts_are_no_logs_of_training(tmp_path, text):
+    path = tmp_path / "out.log"
+    path.write_text(text)
+    with pytest.raises(distprof.DistprofError):
+        read_training_log(str(path))
+
+
+def test_waiting_for_data_by_the_programs_own_timer_is_the_finding(tmp_path):
+    path = tmp_path / "train.log"
+    path.write_text(
+        lines(
+            "2026/01/01 12:00:00 - mmengine - INFO - Epoch(train)  [1][ {n}/7330]  lr: 1.9e-03  "
+            "eta: 1:00:00  time: 0.5000  data_time: 0.3000  memory: 5000  loss: 1.23",
+            count=9,
+        )
+    )
+    report = distprof.analyze(str(path))
+    assert [one.code for one in report.findings] == ["INP109"]
+    assert report.findings[0].cost_ns_per_step == 300 * MS
+
+
+LIGHTNING = """\
+FIT Profiler Report
+
+------------------------------------------------------------------------------------------------------
+|  Action                                     |  Mean duration (s) |  Num calls |  Total time (s) |  Percentage % |
+------------------------------------------------------------------------------------------------------
+|  Total                                      |  -                 |  20104     |  100.2          |  100 %        |
+------------------------------------------------------------------------------------------------------
+|  run_training_epoch                         |  96.1              |  1         |  96.1           |  95.9         |
+|  run_training_batch                         |  0.06              |  1000      |  60.0           |  59.9         |
+|  [_TrainingEpochLoop].train_dataloader_next |  0.03              |  1000      |  30.0           |  29.9         |
+|  [Strategy]DDPStrategy.backward             |  0.02              |  1000      |  20.0           |  20.0         |
+"""
+
+
+def test_the_table_of_lightnings_profiler_shows_the_wait_for_data(tmp_path):
+    path = tmp_path / "profile.txt"
+    path.write_text(LIGHTNING)
+    report = distprof.analyze(str(path))
+    assert report.training_log.mean_ns == 90 * MS
+    assert [one.code for one in report.findings] == ["INP109"]
+    assert report.findings[0].cost_ns_per_step == 30 * MS
+
+
+def test_iterations_that_get_slower_are_found_with_their_number(tmp_path):
+    path = tmp_path / "train.log"
+    path.write_text(
+        "".join(
+            f"step {i} | loss: 3.2 | dt: {300 + i % 7 if i < 400 else 420 + i % 5}ms\n"
+            for i in range(600)
+        )
+    )
+    report = distprof.analyze(str(path))
+    found = next(one for one in report.findings if one.code == "STR113")
+    assert found.steps == (400,)
+    assert found.cost_ns_per_step == pytest.approx(119 * MS / 3, rel=0.05)
+
+
+def test_a_span_that_ends_and_a_slow_growth_are_told_apart(tmp_path):
+    path = tmp_path / "train.log"
+    path.write_text(
+        "".join(f"step {i} dt: {450 if 200 <= i < 300 else 300 + i % 7}ms\n" for i in range(600))
+    )
+    slow = distprof.analyze(str(path)).training_log.slow_span
+    assert (slow.first_iteration, slow.last_iteration, slow.is_gradual) == (200, 299, False)
+    path.write_text("".join(f"step {i} dt: {300 + i / 3:.1f}ms\n" for i in range(600)))
+    slow = distprof.analyze(str(path)).training_log.slow_span
+    assert slow is not None
+    assert slow.is_gradual
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_noise_and_schedules_are_no_slow_spans(tmp_path, seed):
+    import numpy as np
+
+    rng = np.random.default_rng(seed)
+    noisy = 300 * np.exp(rng.normal(0, 0.08, 500)) + 400 * (rng.random(500) < 0.02)
+    growing = 300 * (1 + np.arange(600) // 200) + rng.normal(0, 4, 600)
+    for values in (noisy, growing):
+        path = tmp_path / "train.log"
+        path.write_text("".join(f"step {i} dt: {v:.1f}ms\n" for i, v in enumerate(values)))
+        assert distprof.analyze(str(path)).training_log.slow_span is None
