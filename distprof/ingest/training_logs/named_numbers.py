@@ -44,11 +44,11 @@ _STEPS = rb"(?:step|iter|iteration|batch|it|update)"
 _IS = rb"[\"']? {0,4}[:=] {0,8}[\"']?"
 
 _STEP = re.compile(
-    rb"(?i)(?<![a-z_/])(?:global[_ ]|train(?:ing)?[_ /])?" + _STEPS + rb"s?[\"']?"
+    rb"(?<![a-z_/])(?:global[_ ]|train(?:ing)?[_ /])?" + _STEPS + rb"s?[\"']?"
     rb"(?: {0,3}[:=#] {0,8}| {1,8}| {0,2}\[)\[? {0,8}(\d{1,12})(?![\d.]*\d*(?:ms|s|it)\b)",
 )
 _TIME = re.compile(
-    rb"(?i)(?<![a-z])(?P<name>(?:(?:avg|mean|average|train|elapsed|sec(?:ond)?s?|ms)[_ /]{1,2}"
+    rb"(?<![a-z])(?P<name>(?:(?:avg|mean|average|train|elapsed|sec(?:ond)?s?|ms)[_ /]{1,2}"
     rb"(?:per[_ ])?)?"
     rb"(?:"
     + _STEPS
@@ -68,7 +68,7 @@ _TIME = re.compile(
     + rb")?(?![\w:])"
 )
 _PER_STEP = re.compile(
-    rb"(?i)(?P<value>"
+    rb"(?P<value>"
     + NUMBER
     + rb") ?(?P<unit>"
     + _UNIT
@@ -77,7 +77,7 @@ _PER_STEP = re.compile(
     + rb"\b(?! {0,3}[:=])"
 )
 _DATA = re.compile(
-    rb"(?i)(?<![a-z])(?P<name>(?:data|dataload(?:er|ing)|load(?:er|ing)?|fetch|input)"
+    rb"(?<![a-z])(?P<name>(?:data|dataload(?:er|ing)|load(?:er|ing)?|fetch|input)"
     rb"[_ ]?(?:wait[_ ]?)?(?:time|wait|loading)?)(?:[_ ]?\(?(?P<in>"
     + _UNIT
     + rb")\)?)?"
@@ -95,17 +95,17 @@ _UNITS_OF_WORK = (
 _A_SECOND = rb"(?:/ ?|[_ ]?per[_ ]?)(?:s|sec|second)\b"
 _PER_DEVICE = rb"(?P<each>(?:/|[_ ]?per[_ ])(?:gpu|device|rank))?"
 _RATES = (
-    re.compile(rb"(?i)(?<![a-z])" + _UNITS_OF_WORK + _A_SECOND + _PER_DEVICE + _IS
+    re.compile(rb"(?<![a-z])" + _UNITS_OF_WORK + _A_SECOND + _PER_DEVICE + _IS
                + rb"(?P<value>[\d.,]{1,24})"),
-    re.compile(rb"(?i)(?P<value>[\d.,]{1,24}) {0,2}" + _UNITS_OF_WORK + _A_SECOND + _PER_DEVICE),
+    re.compile(rb"(?P<value>[\d.,]{1,24}) {0,2}" + _UNITS_OF_WORK + _A_SECOND + _PER_DEVICE),
 )  # fmt: skip
 _LOSS = re.compile(
-    rb"(?i)(?<![a-z])(?:(?:train|lm|total|avg)[_ /]?)?loss[\"']?(?: {0,3}[:=] {0,8}| {1,4})"
+    rb"(?<![a-z])(?:(?:train|lm|total|avg)[_ /]?)?loss[\"']?(?: {0,3}[:=] {0,8}| {1,4})"
     rb"(" + NUMBER + rb"|nan)"
 )
 _CANDIDATE = re.compile(rb"(?i)" + _STEPS + rb"[^\n]{0,60}?\d")
 _MAX_LINE = 2_000
-_MAX_KEPT = 200_000
+_MAX_KEPT = 50_000
 
 
 class _Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,14 +192,19 @@ class NamedNumbersGrammar(Grammar):
         return min((1.0, 1e-3, 1e-6), key=lambda unit: abs(_log(usual * unit / stamped)))
 
 
-def _read(line: bytes) -> _Report | None:
+def _read(text: bytes) -> _Report | None:
+    line = text.lower()
     step = _STEP.search(line)
     if step is None or int(step[1]) >= MAX_COUNT:
         return None
-    time, has_unit = _time(_PER_STEP.search(line) or _TIME.search(line))
-    data, _ = _time(_DATA.search(line))
-    rates = _rates(line)
-    loss = _LOSS.search(line)
+    has_time = any(word in line for word in (b"time", b"dt", b"dur", b"elaps", b"laten", b"s/"))
+    has_rate = b"/" in line or b"per" in line
+    time, has_unit = _time((_PER_STEP.search(line) if has_rate else None) or (
+        _TIME.search(line) if has_time else None))  # fmt: skip
+    has_data = any(word in line for word in (b"data", b"load", b"fetch", b"input"))
+    data, _ = _time(_DATA.search(line) if has_data else None)
+    rates = _rates(line) if has_rate else {}
+    loss = _LOSS.search(line) if b"loss" in line else None
     stamp = stamp_s(line[:200])
     if time is None and not rates and (loss is None or stamp is None):
         return None
@@ -209,7 +214,7 @@ def _read(line: bytes) -> _Report | None:
         has_unit=has_unit,
         data=data,
         loss=to_float(loss[1]) if loss else None,
-        rank=prefix_rank(line[:200].decode("utf-8", "replace")),
+        rank=prefix_rank(text[:200].decode("utf-8", "replace")),
         at_s=stamp,
         **rates,
     )
@@ -222,12 +227,12 @@ def _time(found: re.Match[bytes] | None) -> tuple[float | None, bool]:
         return None, False
     groups = found.groupdict()
     unit = groups.get("unit") or groups.get("in")
-    name = (groups.get("name") or b"").lower()
+    name = groups.get("name") or b""
     if unit is None and name.startswith((b"ms/", b"ms per", b"ms_per")):
         unit = b"ms"
     if unit is None and name.startswith((b"s/", b"sec/", b"sec per", b"sec_per", b"seconds")):
         unit = b"s"
-    return (value, False) if unit is None else (value * _UNITS[unit.lower()], True)
+    return (value, False) if unit is None else (value * _UNITS[unit], True)
 
 
 def _rates(line: bytes) -> dict[str, float]:
@@ -237,7 +242,7 @@ def _rates(line: bytes) -> dict[str, float]:
             value = to_float(match["value"].rstrip(b".,"))
             if value is None or value <= 0:
                 continue
-            what = match["what"].lower()
+            what = match["what"]
             if what.startswith(b"tok"):
                 name = "tokens_each" if match["each"] else "tokens"
             elif match["each"]:

@@ -171,10 +171,11 @@ class Reports:
         if b"\x1b" in block:
             block = _ESCAPES.sub(b"", block)
         for start, end, wording in _lines(block):
-            line = _compiled(wording.line).match(block, start, end)
+            grammar = self.grammars[wording.program]
+            line = None if grammar.is_full else _compiled(wording.line).match(block, start, end)
             if line is not None:
                 record = block[_first(block, start, wording.less) : _last(block, end, wording.more)]
-                self.grammars[wording.program].take_record(wording, record, line)
+                grammar.take_record(wording, record, line)
 
 
 def _lines(block: bytes) -> Iterator[tuple[int, int, Wording]]:
