@@ -24,6 +24,7 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2
 from benchmarks.fuzzing.mutations import GZIP, PARQUET, Files
 from distprof.errors import DistprofError
 from distprof.ingest.source import Source, known_sources
+from distprof.ingest.training_logs.reports import wordings
 from distprof.verbs.documents import all_documents
 from distprof.verbs.history import dataset
 from tests.broken_inputs.exports import small
@@ -317,6 +318,10 @@ def _of_dumps() -> Iterator[Seed]:
     yield _seed("dumps", dumps, hang)
     for path in sorted((GOLDEN / "logs").iterdir()):
         yield _seed(f"output {path.name}", _as_files(path, "in"), hang, _analyze("in"))
+    for wording in wordings():
+        text = 6 * (wording.example.strip("\n") + "\n")
+        log = {"in/train.log": text.encode()}
+        yield _seed(f"output of {wording.program}", log, _analyze("in/train.log"))
     for folder in sorted((GOLDEN / "flight").iterdir()):
         inner = _as_files(folder, "in")
         files = {path: inner[path] for path in sorted(inner)[:4]}
