@@ -60,7 +60,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 def problem_of(answer: Answer, limit_s: float) -> str:
     """The class of failure, with its place in the code if known; empty without a failure."""
     both = answer.out + answer.err
-    if _POLITE.search(both) or _FRAME.search(answer.err):  # a log of a job has tracebacks, too
+    if _POLITE.search(both.replace("process failed: ", "")) or _FRAME.search(
+        answer.err
+    ):  # logs of jobs have errors of their own
         return f"internal error: {_place(answer.err) or _POLITE.findall(both)[:1]}"
     if answer.code not in ALLOWED:
         return f"exit code {answer.code}"

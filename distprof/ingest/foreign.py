@@ -27,6 +27,10 @@ _EXPECTED = "a torch.profiler trace (*.json or *.json.gz)"
 
 _ROCPROF = "with rocprofv3, use --output-format json or pftrace"
 
+_ASCEND = (
+    "name step_trace_time.csv of the same folder (ASCEND_PROFILER_OUTPUT): distprof reads its steps"
+)
+
 _RECORD = "record the job with torch.profiler, or with distprof capture -- COMMAND"
 
 
@@ -110,6 +114,19 @@ _KNOWN = (
         name="output of nccl-tests",
         holds=(b"out-of-place", b"algbw", b"busbw"),
         fix="distprof fabric {path}; --fabric compares a job's traces with it",
+    ),
+    Foreign(
+        name="a trace of Ascend's profiler (torch_npu)",
+        endings=("trace_view.json",),
+        begins=(b"[",),
+        holds=(b"Ascend Hardware",),
+        fix=_ASCEND,
+    ),
+    Foreign(
+        name="a table of Ascend's profiler (torch_npu)",
+        begins=(b"Step Id,", b"Step ID,", b"Device_id,", b"Model ID,", b"Name,Type,"),
+        holds=(b"Accelerator Core", b"Start Time(us)"),
+        fix=_ASCEND,
     ),
     Foreign(
         name="a PyTorch Flight Recorder dump",

@@ -15,6 +15,7 @@ from distprof.ingest.training_logs.reports import Reports
 from distprof.ingest.training_logs.tables import (
     ColumnsGrammar,
     GoldenValues,
+    StepTraceGrammar,
 )
 from distprof.ingest.training_logs.trainers import (
     BarGrammar,
@@ -68,7 +69,7 @@ def holds_iterations(start: bytes, *, is_text: bool) -> bool:
         start: Beginning of the file, uncompressed.
         is_text: Whether it may be the output of a program and not only a table.
     """
-    if ColumnsGrammar().fits(start):
+    if any(table.fits(start) for table in _tables()):
         return True
     if not is_text:
         return False
@@ -100,10 +101,10 @@ def read_training_log(source: str) -> TrainingLog:
     try:
         with opened(source) as stream:
             blocks = Blocks(stream)
-            table = ColumnsGrammar()
             first, _ = read_some(stream, _SMALL)
             stream.seek(0)
-            if table.fits(first):
+            table = next((one for one in _tables() if one.fits(first)), None)
+            if table is not None:
                 found = (table,)
                 table.read(blocks)
             else:
@@ -124,6 +125,10 @@ def read_training_log(source: str) -> TrainingLog:
         chosen.notes.append(f"{source} was read only up to the damage: {blocks.damage}.")
     others = [grammar for grammar in found if grammar is not chosen]
     return to_log(chosen, others, (source,), blocks.num_lines)
+
+
+def _tables() -> tuple[ColumnsGrammar | StepTraceGrammar, ...]:
+    return ColumnsGrammar(), StepTraceGrammar()
 
 
 def _read_unknown(blocks: Blocks) -> Grammar:

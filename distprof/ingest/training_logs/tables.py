@@ -23,7 +23,7 @@ from distprof.errors import InputError
 from distprof.ingest.files import DAMAGE, Blocks, opened
 from distprof.ingest.training_logs.grammar import MAX_SECONDS, Grammar, Row, s_to_ns, to_float
 
-__all__ = ["ColumnsGrammar", "GoldenValues", "find_columns"]
+__all__ = ["STEP_TRACE", "ColumnsGrammar", "GoldenValues", "StepTraceGrammar", "find_columns"]
 
 _STEPS = ("step", "iteration", "iter", "global_step", "steps")
 
@@ -108,6 +108,50 @@ class ColumnsGrammar(Grammar):
                 rank=int(rank) if rank is not None and 0 <= rank < 1 << 31 else None,
             )
         )
+
+
+STEP_TRACE = ("Computing", "Communication(Not Overlapped)", "Free")
+"""Columns that add up to a step, in µs, in ``step_trace_time.csv`` of Ascend's profiler."""
+
+_PARTS = (*STEP_TRACE, "Overlapped", "Bubble", "Preparing")
+
+
+class StepTraceGrammar(Grammar):
+    """The steps of Ascend's profiler (torch_npu): one row per device and step."""
+
+    @property
+    def name(self) -> str:
+        """Program that wrote the table."""
+        return "Ascend's profiler"
+
+    def fits(self, start: bytes) -> bool:
+        """Whether a file with this beginning is such a table."""
+        header = _cells(start[:_MAX_HEADER].split(b"\n", 1)[0])
+        return "Step" in header and set(STEP_TRACE) <= set(header)
+
+    def read(self, blocks: Blocks) -> None:
+        """Read all rows."""
+        header: list[str] = []
+        for line in _lines(blocks):
+            if not header:
+                header = _cells(line)
+                continue
+            entry = dict(zip(header, _cells(line), strict=False))
+            us = {name: _float(entry.get(name)) for name in _PARTS}
+            whole = sum(us[name] or 0.0 for name in STEP_TRACE)
+            if us["Computing"] is None or not 0 < whole < MAX_SECONDS * 1e6:
+                self.num_unknown += 1
+                continue
+            rank, step = _float(entry.get("Device_id")), _float(entry.get("Step"))
+            self.add(
+                Row(
+                    iteration=None if step is None or not 0 <= step < 1 << 53 else int(step),
+                    duration_ns=round(whole * 1e3),
+                    span=1,
+                    rank=None if rank is None or not 0 <= rank < 1 << 31 else int(rank),
+                )
+            )
+            self.add_timers({n: round(v * 1e3) for n, v in us.items() if v and 0 < v < 1e13})
 
 
 def _lines(blocks: Blocks) -> Iterator[bytes]:

@@ -33,6 +33,13 @@ _REDUCTIONS = ("bwd_allreduce", "bwd_allreduce_microstep", "backward-params-all-
 """Timers of DeepSpeed and Megatron-LM around the reduction of gradients alone."""
 
 
+_STEP_PARTS = {
+    "Computing": "computation takes",
+    "Communication(Not Overlapped)": "exposed communication",
+    "Free": "idle time",
+}
+
+
 @verdict(place=40)
 def training_verdict(report: Report) -> VerdictText:
     """The verdict and the numbers behind it; None for other reports."""
@@ -46,7 +53,7 @@ def training_verdict(report: Report) -> VerdictText:
         time = f"An iteration takes {format_duration(log.mean_ns)}"
         line, nccl_line = f"{time}; {nccl_line[:1].lower()}{nccl_line[1:]}", ""
     why = (
-        *(_waiting(log), _reducing(log), _input_sentence(log), slower_sentence(log)),
+        *(_waiting(log), _reducing(log), _exposed(log), _input_sentence(log), slower_sentence(log)),
         *(_slow_sentence(log), _throughput(log), nccl_line),
     )
     return line, tuple(sentence for sentence in why if sentence)
@@ -151,6 +158,17 @@ def _reducing(log: TrainingLogResult) -> str:
                 f"{format_duration(timer.mean_ns)}, {format_ratio(ratio)} of an iteration."
             )
     return ""
+
+
+def _exposed(log: TrainingLogResult) -> str:
+    """Shares of a step in the tables of Ascend's profiler."""
+    ratios = {timer.name: timer.ratio or 0.0 for timer in log.timers}
+    parts = [
+        f"{words} {format_ratio(ratios[name])}"
+        for name, words in _STEP_PARTS.items()
+        if ratios.get(name)
+    ]
+    return f"Of a step, {', '.join(parts)}." if ratios.keys() >= _STEP_PARTS.keys() else ""
 
 
 def _input_sentence(log: TrainingLogResult) -> str:

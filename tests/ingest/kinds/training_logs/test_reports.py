@@ -9,6 +9,7 @@ import re
 import pytest
 
 import distprof
+from distprof.documents.text import render
 from distprof.ingest.output.expressions import SHORTEST_SIGN
 from distprof.ingest.training_logs.read import read_training_log
 from distprof.ingest.training_logs.reports import Reports, wordings
@@ -153,6 +154,47 @@ def test_the_table_of_lightnings_profiler_shows_the_wait_for_data(tmp_path):
     assert report.training_log.mean_ns == 90 * MS
     assert [one.code for one in report.findings] == ["INP109"]
     assert report.findings[0].cost_ns_per_step == 30 * MS
+
+
+ASCEND = """\
+Device_id,Step,Computing,Communication(Not Overlapped),Overlapped,Communication,Free,Stage,Bubble
+0,10,700000.0,200000.0,100000.0,300000.0,100000.0,1000000.0,0.0
+0,11,700000.0,210000.0,100000.0,310000.0,100000.0,1010000.0,0.0
+0,12,700000.0,190000.0,100000.0,290000.0,100000.0,990000.0,0.0
+"""
+
+
+def test_the_steps_of_ascends_profiler_are_read(tmp_path):
+    path = tmp_path / "step_trace_time.csv"
+    path.write_text(ASCEND)
+    report = distprof.analyze(str(path))
+    log = report.training_log
+    assert (log.origin, log.mean_ns) == ("Ascend's profiler", 1_000 * MS)
+    text = render(report)
+    assert "computation takes 70.0 %, exposed communication 20.0 %, idle time 10.0 %" in " ".join(
+        text.split()
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "trace_view.json",
+            '[{"name": "process_name", "ph": "M", "args": {"name": "Ascend Hardware"}}]',
+        ),
+        (
+            "kernel_details.csv",
+            "Step Id,Device_id,Name,Type,Accelerator Core,Start Time(us),Duration(us)\n1,0,a,b,AI_CORE,1,2\n",
+        ),
+    ],
+)
+def test_other_files_of_ascends_profiler_are_named_with_the_way_out(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(distprof.InputError) as caught:
+        distprof.analyze(str(tmp_path / name))
+    assert "Ascend" in str(caught.value)
+    assert "step_trace_time.csv" in str(caught.value)
 
 
 def test_iterations_that_get_slower_are_found_with_their_number(tmp_path):
