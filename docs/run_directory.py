@@ -135,7 +135,7 @@ _OTHERS = (
         "Dump of PyTorch's Flight Recorder, in JSON, written by `torch.distributed`.",
     ),
     (artefacts.NCCL_LOG_FILE, "NCCL's own log (`NCCL_DEBUG`)."),
-    (artefacts.OUTPUT_FILE, "Output of the rank, both streams."),
+    (artefacts.OUTPUT_FILE, "Output of the rank, or of a captured program; both streams."),
     (artefacts.STACKS_FILE, "Python stacks of all threads, at a hang or on demand."),
 )
 

@@ -77,4 +77,4 @@ ERROR_FILE = "error.json"
 EXIT_FILE = "exit.json"  # how the rank's process ended, for the launcher on another host
 ATTACH_FILE = "attach.json"  # where `distprof attach` reaches the live rank
 STACKS_FILE = "stacks.txt"  # Python stacks of all threads, at a hang or on demand
-OUTPUT_FILE = "output.log"  # output of the rank, both streams
+OUTPUT_FILE = "output.log"  # output of the rank, or of a captured program; both streams

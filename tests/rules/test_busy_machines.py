@@ -275,9 +275,9 @@ TOLD = JobError(rank=2, kind="ValueError", message="no data", step=14, is_peer_l
         (
             "capture",
             (TOLD,),
-            "Read the output of the program and error.json in the folder of that rank.",
+            "Read output.log of the run, and error.json in the folder of that rank.",
         ),
-        ("capture", (), "Read the output of the program."),
+        ("capture", (), "Read output.log of the run."),
     ],
 )
 def test_a_failed_job_points_to_files_that_are_there(kind, errors, fix):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from distprof.artefacts.run_file import Exit
 from distprof.errors import UsageError
+from distprof_probes.attach.output_copy import OutputCopy
 
 __all__ = ["Ending", "check_program", "run_program", "shell_code"]
 
@@ -85,6 +86,7 @@ def run_program(
     environment: Mapping[str, str],
     *,
     meanwhile: Callable[[], None],
+    output: Path | None = None,
 ) -> Ending:
     """Run the program to its end and forward signals to it.
 
@@ -96,6 +98,7 @@ def run_program(
         command: The command line, starting with the program's name.
         environment: Its complete environment.
         meanwhile: Called about ten times a second while it runs.
+        output: File for a copy of what it prints; None for no copy.
 
     Raises:
         UsageError: If it cannot be started.
@@ -103,19 +106,38 @@ def run_program(
     waited = {*_PASSED_ON, signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
     try:
-        return _wait(_start(program, command, environment, before), waited, meanwhile)
+        if output is None:
+            return _wait(_start(program, command, environment, before), waited, meanwhile)
+        with OutputCopy(output) as copy:
+            pid = _start(program, command, environment, before, copy.file_actions)
+            copy.started()
+
+            def look() -> None:
+                copy.look()
+                meanwhile()
+
+            return _wait(pid, waited, look)
     finally:
         _drain(waited)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _start(
-    program: str, command: Sequence[str], environment: Mapping[str, str], mask: Iterable[int]
+    program: str,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    mask: Iterable[int],
+    file_actions: Sequence[tuple[int, int, int]] = (),
 ) -> int:
     ignored_by_python = (signal.SIGPIPE, signal.SIGXFSZ)  # other programs do not ignore these
     try:
         return os.posix_spawn(
-            program, list(command), environment, setsigmask=mask, setsigdef=ignored_by_python
+            program,
+            list(command),
+            environment,
+            file_actions=list(file_actions),
+            setsigmask=mask,
+            setsigdef=ignored_by_python,
         )
     except OSError as error:
         raise UsageError(f"{command[0]} cannot be started: {error.strerror}") from error

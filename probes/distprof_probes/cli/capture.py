@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 import msgspec
 
+from distprof.artefacts import OUTPUT_FILE
 from distprof.artefacts.run_file import Coverage, Exit, RunFile
 from distprof.errors import DistprofError, InputError, UsageError
 from distprof.formats import check_reporter
@@ -169,7 +170,7 @@ def capture(
     if is_first:
         _say(f"Recording in {run_dir}")
     try:
-        ending, watch = _run(program, command, run_dir, options)
+        ending, watch = _run(program, command, run_dir, options, is_first=is_first)
         code = shell_code(ending.exit)
         with _AfterTheProgram(run_dir, passes_on=bool(fail_on) and not code) as after:
             has_steps = _complete(run_dir, ending, watch, is_first=is_first)
@@ -311,16 +312,21 @@ def _name_of(command: Sequence[str]) -> str:
 
 
 def _run(
-    program: str, command: Sequence[str], run_dir: Path, options: ProbeOptions
+    program: str, command: Sequence[str], run_dir: Path, options: ProbeOptions, *, is_first: bool
 ) -> tuple[Ending, Watch]:
-    """Run the program to its end, and observe its ranks."""
+    """Run the program to its end, and observe its ranks.
+
+    The first launcher of a job keeps what it prints in the run directory.
+    """
     from distprof_probes.attach.environment import captured_environment
     from distprof_probes.attach.failure import Watch
     from distprof_probes.attach.launch import run_program
 
     watch = Watch(run_dir)
     environment = captured_environment(os.environ, run_dir, options)
-    return run_program(program, command, environment, meanwhile=watch.look), watch
+    output = run_dir / OUTPUT_FILE if is_first else None
+    ended = run_program(program, command, environment, meanwhile=watch.look, output=output)
+    return ended, watch
 
 
 def _complete(run_dir: Path, ending: Ending, watch: Watch, *, is_first: bool) -> bool:

@@ -375,3 +375,27 @@ def test_the_exit_code_is_the_programs_own_whatever_the_report_does(
         assert "There is no report" in done.stderr
     if report == "KeyboardInterrupt":
         assert "The report was interrupted. It can be made with: distprof analyze " in done.stderr
+
+
+def test_the_report_of_a_failed_job_says_what_it_printed(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, sys, torch\n"
+        "model = torch.nn.Linear(4, 4)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for _ in range(20):\n"
+        "    model(torch.ones(2, 4)).sum().backward()\n"
+        "    optimizer.step()\n"
+        "print('[E ProcessGroupNCCL.cpp:607] [Rank 0] Watchdog caught collective operation '\n"
+        "      'timeout: WorkNCCL(SeqNum=6, OpType=ALLREDUCE, NumelIn=64, Timeout(ms)=600000) '\n"
+        "      'ran for 600029 milliseconds before timing out.', file=sys.stderr, flush=True)\n"
+        "os.abort()\n"
+    )
+    command = [sys.executable, "-m", "distprof", "capture", "-o", str(tmp_path / "run")]
+    done = subprocess.run(
+        [*command, "--", sys.executable, str(script)],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 134
+    assert "Watchdog caught" in done.stderr
+    assert "all-reduce 6" in done.stdout.replace("\n", " ")

@@ -16,9 +16,9 @@ No cost per step.
 
 ## How to fix
 Read `output.log` and `error.json` in the folder of the named rank, and `stacks.txt` if a rank hung.
-A captured program has no `output.log`: read its output. Out of memory: use a smaller micro-batch,
-activation checkpointing, or more shards. Killed from outside: look at the log of the scheduler and
-at the kernel log of the host.
+The `output.log` of a captured program is in the run directory. Out of memory: use a smaller
+micro-batch, activation checkpointing, or more shards. Killed from outside: look at the log of the
+scheduler and at the kernel log of the host.
 
 ## When it is wrong
 A user may have stopped the job on purpose, with a signal that looks like a crash.
@@ -57,7 +57,7 @@ _ATTACH = (
 
 
 def _fix(job: JobResult) -> str:
-    """What to read next; a captured program has no output.log."""
+    """What to read next."""
     failure = job.failure
     kind = failure.kind if failure else ""
     if kind == "hung":
@@ -69,7 +69,7 @@ def _fix(job: JobResult) -> str:
     folder = "in the folder of that rank" if rank is not None else "in the folders of the ranks"
     if job.kind == "run":
         return f"Read {'error.json and ' if has_error else ''}output.log {folder}."
-    return f"Read the output of the program{f' and error.json {folder}' if has_error else ''}."
+    return f"Read output.log of the run{f', and error.json {folder}' if has_error else ''}."
 
 
 @rule(
