@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 from distprof.schema import ABSENT, Int64Array, Table
 
 __all__ = [
+    "GDR_OFF",
+    "GDR_ON",
+    "PEER_OFF",
     "Clock",
     "DeviceEvent",
     "DeviceLinks",
@@ -35,6 +38,13 @@ __all__ = [
     "TrainingFacts",
     "TrainingLog",
 ]
+
+
+GDR_ON, GDR_OFF = "GPUDirect RDMA is enabled", "GPUDirect RDMA is disabled"
+"""NCCL's remarks on a network card."""
+
+PEER_OFF = "access between GPUs is disabled"
+"""NCCL's remark on GPUs that ``NVLink`` or ``PCIe`` connects."""
 
 
 class NcclProcess(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,6 +202,7 @@ class NcclLog(msgspec.Struct, frozen=True, kw_only=True):
         cards: Network cards.
         missing_networks: Networks for which NCCL found no device, to indices of processes.
         networks: Networks that NCCL chose, to indices of processes.
+        remarks: What NCCL can or cannot use, to what that is said of to indices of processes.
         links: Types of paths between GPUs in NCCL's graph search, for example ``NVL``, ``PIX``.
         choices: Algorithms and protocols.
         warnings: Warnings, most frequent first.
@@ -215,6 +226,7 @@ class NcclLog(msgspec.Struct, frozen=True, kw_only=True):
     cards: tuple[NcclCard, ...] = ()
     missing_networks: Mapping[str, tuple[int, ...]] = msgspec.field(default_factory=dict)
     networks: Mapping[str, tuple[int, ...]] = msgspec.field(default_factory=dict)
+    remarks: Mapping[str, Mapping[str, tuple[int, ...]]] = msgspec.field(default_factory=dict)
     links: tuple[str, ...] = ()
     choices: tuple[NcclChoice, ...] = ()
     warnings: tuple[NcclWarning, ...] = ()

@@ -202,3 +202,71 @@ def test_gpudirect_that_works_elsewhere_needs_no_driver(with_gdr):
     assert ("GPUDirect RDMA works on the other connections" in found.fix) == bool(with_gdr)
     assert ("nvidia-peermem" in found.fix) != bool(with_gdr)
     assert "NCCL_NET_GDR_LEVEL" in found.fix
+
+
+ONE = "node-1:100:100 [0] NCCL INFO "
+UNCONNECTED = {
+    "GPUDirect off": (
+        ["NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'", "Using network IB"],
+        "NET102",
+        "GPUDirect RDMA is disabled for its network cards (mlx5_0)",
+    ),
+    "GPUDirect off, old words": (
+        ["NET/IB : GPU Direct RDMA Disabled for GPU 1b000 / HCA 0 (distance 5 > 4)"],
+        "NET102",
+        "every byte between nodes goes through CPU memory",
+    ),
+    "peers off by a setting": (
+        [
+            "NCCL_P2P_DISABLE set by environment to 1.",
+            "P2P is disabled between connected GPUs 1 and 0. You can repair this by",
+        ],
+        "NET103",
+        "connected by PCIe is disabled",
+    ),
+    "one card": (
+        ["NCCL_IB_HCA set by environment to mlx5_0."],
+        "NET104",
+        "one network card (mlx5_0:1)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("texts", "code", "words"), UNCONNECTED.values(), ids=UNCONNECTED)
+def test_a_log_without_connections_shows_what_nccl_cannot_use(tmp_path, texts, code, words):
+    cards = [
+        f"node-1:{100 + gpu}:100 [{gpu}] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [RO]"
+        for gpu in range(8)
+    ]
+    path = tmp_path / "job.log"
+    path.write_text("\n".join([*cards, *(ONE + text for text in texts)]) + "\n")
+    found = {one.code: one.message for one in analyze(path).findings}
+    assert words in found[code]
+
+
+def test_links_of_nvlink_that_nccl_refuses_are_found_in_a_warning(tmp_path):
+    path = tmp_path / "job.log"
+    path.write_text(
+        f"{ONE}Using network IB\nnode-1:100:130 [0] NCCL WARN P2P is disabled between NVLINK "
+        "connected GPUs 1 and 0. This should not be the case given their connectivity.\n"
+    )
+    (found,) = [one for one in analyze(path).findings if one.code == "NET103"]
+    assert "connected by NVLink is disabled" in found.message
+    assert "nvidia-smi topo" in found.fix
+
+
+def test_far_cards_without_gpudirect_are_normal_where_near_ones_have_it(tmp_path):
+    path = tmp_path / "job.log"
+    path.write_text(
+        f"{ONE}NET/IB : GPU Direct RDMA Disabled for GPU 1b000 / HCA 1 (distance 5 > 4)\n"
+        f"{ONE}NET/IB : GPU Direct RDMA Enabled for GPU 1b000 / HCA 0 (distance 3 <= 4), read 0\n"
+    )
+    assert analyze(path).findings == ()
+
+
+def test_gpus_without_nvlink_are_said(tmp_path):
+    path = tmp_path / "job.log"
+    path.write_text(
+        f"{ONE}Pattern 4, crossNic 0, nChannels 2, bw 6.0/6.0, type PHB/PIX, sameChannels 1\n"
+    )
+    assert any("no NVLink" in sentence for sentence in judge(analyze(path)).why)

@@ -21,6 +21,7 @@ from distprof.ingest.nccl.messages import (
     Marker,
     Network,
     PathTypes,
+    Remark,
     Setting,
     Version,
     parse,
@@ -68,6 +69,7 @@ class Assembler:
         self._cards: dict[tuple[int, str], tuple[tuple[int, str, str], ...]] = {}
         self._missing: dict[str, set[int]] = {}
         self._networks: dict[str, set[int]] = {}
+        self._remarks: dict[str, dict[str, set[int]]] = {}
         self._links: Counter[str] = Counter()
         self._choices: Counter[tuple[str, int | None, str, str]] = Counter()
         self._warnings: dict[str, tuple[str, Counter[int]]] = {}
@@ -190,6 +192,8 @@ class Assembler:
         if level == b"WARN":
             self._counts["warn"] += 1
             self._warn(process, text)
+            if b"P2P is disabled" in text and isinstance(said := self._parse(text), Remark):
+                self._keep(process, said)
             return
         if level == b"INFO":
             self._counts["info"] += 1
@@ -234,6 +238,7 @@ class Assembler:
             cards=self._all_cards(),
             missing_networks=_sorted(self._missing),
             networks=_sorted(self._networks),
+            remarks={name: _sorted(values) for name, values in sorted(self._remarks.items())},
             links=tuple(sorted(self._links)),
             choices=tuple(
                 NcclChoice(
@@ -284,6 +289,8 @@ class Assembler:
             case Setting(name=name, value=value):
                 if name in self._settings or len(self._settings) < MAX_VALUES:
                     self._note(self._settings.setdefault(name, {}), value, process)
+            case Remark(name=name, value=value):
+                self._note(self._remarks.setdefault(name, {}), value, process)
             case Network(name=name):
                 self._note(self._networks, name, process)
             case Cards(network=network, cards=()):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from distprof.run.logs import GDR_OFF, GDR_ON, PEER_OFF
 from distprof.units import NS_PER_S
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "Network",
     "Nodes",
     "PathTypes",
+    "Remark",
     "Ring",
     "Setting",
     "Timing",
@@ -137,6 +139,13 @@ class PathTypes(msgspec.Struct, frozen=True):
     inside: str
 
 
+class Remark(msgspec.Struct, frozen=True):
+    """What NCCL can or cannot use, and of what it says so."""
+
+    name: str
+    value: str
+
+
 class Choice(msgspec.Struct, frozen=True):
     """The algorithm and protocol of one operation."""
 
@@ -154,7 +163,7 @@ class Call(msgspec.Struct, frozen=True):
 
 Event = (
     Marker | Version | Setting | Connection | Ring | Trees | Initialised | Timing | Cards | Network
-    | Channels | Nodes | PathTypes | Choice | Call
+    | Channels | Nodes | PathTypes | Remark | Choice | Call
 )  # fmt: skip
 
 _N = r"(\d{1,9})"
@@ -193,6 +202,11 @@ _CHANNELS = re.compile(
 )
 _NODES = re.compile(rf"comm (0x[0-9a-f]+) rank \d+ nRanks \d+ nNodes {_N} .*MNNVL \d+$")
 _PATHS = re.compile(r"Pattern \d+, crossNic \d+, nChannels \d+.* type (\w+)/(\w+)")
+_GDR = re.compile(
+    r"(?:NET/\w{1,40} ?: )?GPU Direct RDMA (Enabled|Disabled) for (?:GPU \S{1,40} / )?"
+    r"HCA (\S{1,60})(?: '([^']{1,60})')?"
+)
+_PEER_OFF = re.compile(rf"P2P is disabled between ((?:NVLINK )?)connected GPUs {_N} and {_N}\b")
 _CHOICE = re.compile(r"(?:(\w+): )?(\d{1,18}) Bytes -> Algo (\w+) proto (\w+)\b")
 _CALL = re.compile(
     r"(\w+): opCount [0-9a-f]+ .*comm (?:0x)?[0-9a-f]+ .*stream=? ?(?:0x)?[0-9a-f()nil]+"
@@ -340,6 +354,18 @@ def _paths(text: str) -> Event | None:
     return PathTypes(match[1]) if match else None
 
 
+def _gdr(text: str) -> Event | None:
+    match = _GDR.match(text)
+    if match is None:
+        return None
+    return Remark(GDR_ON if match[1] == "Enabled" else GDR_OFF, match[3] or match[2])
+
+
+def _peer_off(text: str) -> Event | None:
+    match = _PEER_OFF.match(text)
+    return Remark(PEER_OFF, "NVLink" if match[1] else "PCIe") if match else None
+
+
 def _choice(text: str) -> Event | None:
     match = _CHOICE.match(text)
     if match is None:
@@ -374,6 +400,8 @@ _READERS: tuple[tuple[str, Callable[[str], Event | None]], ...] = (
     ("Init START", _initialised),
     ("Init timings", _timing),
     (" set by environment to ", _setting),
+    ("GPU Direct RDMA ", _gdr),
+    ("P2P is disabled between ", _peer_off),
     ("NET/", _cards),
     ("Using network ", _network),
     ("coll channels", _channels),

@@ -66,6 +66,11 @@ def analyze_nccl(run: Run) -> NcclResult:
             for name, values in log.settings.items()
             for setting in places.settings(name, values)
         ),
+        remarks=tuple(
+            remark
+            for name, values in log.remarks.items()
+            for remark in places.settings(name, values)
+        ),
         choices=_choices(log),
         warnings=tuple(
             NcclWarnings(

@@ -180,6 +180,8 @@ class NcclResult(Result, frozen=True, kw_only=True):
         transports: How ranks are connected.
         hosts: Hosts with their network cards.
         settings: Environment variables of NCCL, each with its values.
+        remarks: What NCCL says it can or cannot use: GPUDirect RDMA by network card, access between
+            GPUs by the link that connects them.
         choices: Algorithm and protocol by operation and size.
         warnings: Warnings, identical ones folded into one row.
     """
@@ -202,5 +204,6 @@ class NcclResult(Result, frozen=True, kw_only=True):
     transports: tuple[NcclTransport, ...] = ()
     hosts: tuple[NcclHost, ...] = ()
     settings: tuple[NcclSetting, ...] = ()
+    remarks: tuple[NcclSetting, ...] = ()
     choices: tuple[NcclChoices, ...] = ()
     warnings: tuple[NcclWarnings, ...] = ()

@@ -42,7 +42,7 @@ def nccl_verdict(report: Report) -> VerdictText:
     result = report.nccl
     if not _is_alone(report):
         return None
-    why = (_init(result), _warnings(result), _unrecognised(result))
+    why = (_inside(result), _init(result), _warnings(result), _unrecognised(result))
     return _line(result), tuple(sentence for sentence in why if sentence)
 
 
@@ -90,6 +90,15 @@ def _chosen(result: NcclResult) -> str:
     missing = any("libibverbs" in warning.text for warning in result.warnings)
     why = " because libibverbs could not be opened" if missing else ""
     return f"Between nodes, NCCL uses {' and '.join(names)}{over}{why}. "
+
+
+def _inside(result: NcclResult) -> str:
+    """GPUs without NVLink according to the graph search, where the log names no connection."""
+    paths = set(result.paths)
+    if result.transports or not paths or paths & {"NVL", "NVB", "C2C", "XGMI", "LOC"}:
+        return ""
+    far = next(path for path in ("SYS", "PHB", "PXB", "PIX", *sorted(paths)) if path in paths)
+    return f"NCCL's graph search found no NVLink between GPUs, only PCIe ({far})."
 
 
 def _share(result: NcclResult, where: str) -> str:

@@ -135,7 +135,7 @@ class _Stream:
                 self._file.write(data)
                 _write_all(self._target, data)
         except OSError:
-            pass  # end of a pseudo-terminal, or nobody reads any more: the program then learns it
+            pass  # end of a pseudo-terminal, or of the reader, which the program then notices
         finally:
             os.close(self._outer)
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable
 
 from distprof.rules.base import InsufficientEvidenceError
 from distprof.sections.collectives.result import CollectivesResult
-from distprof.sections.nccl.result import NO_LOG, NcclResult, NcclTransport
+from distprof.sections.nccl.result import NO_LOG, NcclResult, NcclSetting, NcclTransport
 from distprof.sections.shares import mean_step_if_timed
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
 
-__all__ = ["connections", "exposed_between_nodes", "has_log", "setting_of"]
+__all__ = ["connections", "exposed_between_nodes", "has_log", "said", "setting_of"]
 
 
 def has_log(nccl: NcclResult) -> bool:
@@ -40,6 +40,11 @@ def connections(
         )
     ways = [way for way in nccl.transports if way.where == where]
     return _lines(way for way in ways if wanted(way)), _lines(ways)
+
+
+def said(nccl: NcclResult, name: str) -> tuple[NcclSetting, ...]:
+    """Remarks of NCCL with this name."""
+    return tuple(remark for remark in nccl.remarks if remark.name == name)
 
 
 def setting_of(nccl: NcclResult, name: str) -> str:

@@ -95,11 +95,10 @@ def _by_choice(nccl: NcclResult) -> Iterator[Draft]:
         return
     cards = sorted({card for host in nccl.hosts for card in host.cards})
     over = f" over {', '.join(cards[:_MOST_CARDS])}" if cards else ""
+    number = nccl.num_processes
+    where = f", on all {number:,} processes of the log" if number > 1 else ""
     yield Draft(
-        message=(
-            f"NCCL uses TCP sockets{over} for everything between nodes, on all "
-            f"{nccl.num_processes:,} processes of the log{_why(nccl)}."
-        ),
+        message=(f"NCCL uses TCP sockets{over} for everything between nodes{where}{_why(nccl)}."),
         fix=(
             "Give NCCL access to the fast network: add InfiniBand devices, libibverbs or the "
             "plug-in to the container. With only Ethernet, use more sockets and all interfaces."

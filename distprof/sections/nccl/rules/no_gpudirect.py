@@ -9,7 +9,8 @@ way back on the receiver. It crosses PCIe and memory twice, latency grows, and C
 copy.
 
 ## Evidence needed
-An NCCL log (`NCCL_DEBUG=INFO`) that names connections between nodes. If some cards are too far from
+An NCCL log (`NCCL_DEBUG=INFO`) that names connections between nodes, or in which NCCL says that
+GPUDirect RDMA is disabled for its cards, and enabled for none. If some cards are too far from
 a GPU, the log does not show whether another placement would bring them closer.
 
 ## How the cost is computed
@@ -38,9 +39,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.run.logs import GDR_OFF, GDR_ON
 from distprof.sections.collectives.result import CollectivesResult
 from distprof.sections.nccl.result import BETWEEN, NcclResult, NcclTransport
-from distprof.sections.nccl.rules._shared import connections, exposed_between_nodes, setting_of
+from distprof.sections.nccl.rules._shared import (
+    connections,
+    exposed_between_nodes,
+    has_log,
+    said,
+    setting_of,
+)
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import Confidence, Severity
 
@@ -60,6 +68,9 @@ def check(
     limits: Limits,
 ) -> Iterator[Draft]:
     """Yield one finding for all connections."""
+    if has_log(nccl) and not nccl.transports and said(nccl, GDR_OFF) and not said(nccl, GDR_ON):
+        yield _by_remarks(nccl)
+        return
     plain, _ = connections(nccl, BETWEEN, lambda way: _is_rdma(way) and not way.has_gdr)
     total, _ = connections(nccl, BETWEEN, _is_rdma)
     if not plain or plain < limits["plain_ratio"] * total:
@@ -78,6 +89,27 @@ def check(
         evidence=("nccl.transports",),
     )
 
+
+def _by_remarks(nccl: NcclResult) -> Draft:
+    """From what NCCL says of its cards, where the log names no connection."""
+    remarks = said(nccl, GDR_OFF)
+    cards = sorted({remark.value for remark in remarks})
+    more = f" and {len(cards) - _MOST_CARDS} more" if len(cards) > _MOST_CARDS else ""
+    most = max(remark.num_processes for remark in remarks)
+    where = f" on {most:,} of {nccl.num_processes:,} processes" if nccl.num_processes > 1 else ""
+    return Draft(
+        message=(
+            f"NCCL says{where} that GPUDirect RDMA is disabled for its network cards "
+            f"({', '.join(cards[:_MOST_CARDS])}{more}), and enabled for none: every byte between "
+            "nodes goes through CPU memory."
+        ),
+        fix=_fix(nccl),
+        confidence=Confidence.INFERRED,
+        evidence=("nccl.remarks",),
+    )
+
+
+_MOST_CARDS = 4
 
 _FIX_FAR = (
     "GPUDirect RDMA works on the other connections, so the drivers are fine: these use a card that "

@@ -10,7 +10,8 @@ over one PCIe switch, is several times faster, and a ring is as slow as its slow
 ## Evidence needed
 An NCCL log (`NCCL_DEBUG=INFO`) that names connections inside a node and shows the faster path: a
 setting that disables or limits peer access (`NCCL_P2P_DISABLE`, `NCCL_P2P_LEVEL`), or NVLink in the
-graph search (`NCCL_DEBUG_SUBSYS=INIT,GRAPH`). Without either the rule is not checked.
+graph search (`NCCL_DEBUG_SUBSYS=INIT,GRAPH`). Or NCCL's own words that P2P is disabled between
+connected GPUs. Without any of them the rule is not checked.
 
 ## How the cost is computed
 No cost: a log holds no times, and traces do not show which part of a collective used which
@@ -33,8 +34,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.run.logs import PEER_OFF
 from distprof.sections.nccl.result import INSIDE, NcclResult
-from distprof.sections.nccl.rules._shared import connections, setting_of
+from distprof.sections.nccl.rules._shared import connections, has_log, said, setting_of
 from distprof.terms import Confidence, Severity
 
 
@@ -50,6 +52,10 @@ from distprof.terms import Confidence, Severity
 )
 def check(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding for all nodes."""
+    refused = said(nccl, PEER_OFF)
+    if has_log(nccl) and not nccl.transports and refused:
+        yield _by_remarks(nccl, {remark.value for remark in refused})
+        return
     shared, total = connections(nccl, INSIDE, lambda way: way.transport == "SHM")
     if not shared or shared < limits["shared_ratio"] * total:
         return
@@ -61,6 +67,23 @@ def check(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:
         fix="Enable peer access: unset NCCL_P2P_DISABLE, raise NCCL_P2P_LEVEL, disable ACS.",
         confidence=Confidence.INFERRED,
         evidence=("nccl.transports", "nccl.settings"),
+    )
+
+
+def _by_remarks(nccl: NcclResult, links: set[str]) -> Draft:
+    """From what NCCL says of GPUs, where the log names no connection."""
+    by = "NVLink" if "NVLink" in links else "PCIe"
+    value = setting_of(nccl, "NCCL_P2P_DISABLE")
+    because = f"; NCCL_P2P_DISABLE is set to {value}" if value else ""
+    look = "" if value else " Look for a broken link (nvidia-smi topo -p2p r, dmesg)."
+    return Draft(
+        message=(
+            f"NCCL says that access between GPUs connected by {by} is disabled, so that every byte "
+            f"between them goes through CPU memory{because}."
+        ),
+        fix=f"Enable peer access: unset NCCL_P2P_DISABLE, disable ACS.{look}",
+        confidence=Confidence.INFERRED,
+        evidence=("nccl.remarks", "nccl.settings"),
     )
 
 

@@ -1,7 +1,8 @@
 """# unused-network-cards
 
 ## What it detects
-NCCL uses only some of a node's network cards, although GPUs share the cards that it uses.
+NCCL uses only some of a node's network cards, although GPUs share the cards that it uses; or a
+setting leaves it a single RDMA card for four GPUs or more.
 
 ## Why it costs time
 GPUs that share a card share its bandwidth: with half of the cards, traffic between nodes runs at
@@ -33,7 +34,7 @@ from collections.abc import Iterator
 
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.nccl.result import NcclHost, NcclResult
-from distprof.sections.nccl.rules._shared import has_log
+from distprof.sections.nccl.rules._shared import has_log, setting_of
 from distprof.terms import Confidence, Severity
 
 _MOST_NAMED = 6
@@ -54,6 +55,11 @@ _MOST_NAMED = 6
 def check(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding for all hosts."""
     if not has_log(nccl):
+        return
+    alone = [host for host in nccl.hosts if _has_one(host)]
+    allowed = setting_of(nccl, "NCCL_IB_HCA")
+    if alone and allowed:
+        yield _only_one(nccl, alone, allowed)
         return
     found = [host for host in nccl.hosts if _is_short(host, limits["used_ratio"])]
     if not found:
@@ -76,6 +82,28 @@ def check(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:
         ranks=tuple(sorted(rank for host in found for rank in host.ranks)),
         evidence=("nccl.hosts",),
     )
+
+
+def _only_one(nccl: NcclResult, alone: list[NcclHost], allowed: str) -> Draft:
+    most = max(alone, key=lambda host: (host.num_processes, host.host))
+    return Draft(
+        message=(
+            f"NCCL_IB_HCA={allowed} leaves NCCL one network card ({most.cards[0]}) for "
+            f"{most.num_processes:,} GPUs on {len(alone):,} of {len(nccl.hosts):,} hosts."
+        ),
+        fix="Unset NCCL_IB_HCA, or name all cards that are meant for training.",
+        confidence=Confidence.INFERRED,
+        ranks=tuple(sorted(rank for host in alone for rank in host.ranks)),
+        evidence=("nccl.hosts", "nccl.settings"),
+    )
+
+
+_MANY_GPUS = 4
+
+
+def _has_one(host: NcclHost) -> bool:
+    """Whether many GPUs of a host have one RDMA card between them."""
+    return len(host.cards) == 1 and bool(host.links) and host.num_processes >= _MANY_GPUS
 
 
 def _is_short(host: NcclHost, min_ratio: float) -> bool:
