@@ -161,7 +161,8 @@ class Reader:
         if row.before or row.after:
             first = _line_back(data, start, row.before)
             last = _line_forward(data, end, row.after)
-            text = _without_prefixes(cleaned(data[first : min(last, first + _MAX_RECORD_BYTES)]))
+            text = cleaned(data[first : min(last, first + _MAX_RECORD_BYTES)])
+            text = _without_prefixes(text, by_prefix)
         else:
             text = cleaned(data[max(start, at - _BEFORE_SIGN) : end])
         fields = row.search(text)
@@ -260,13 +261,17 @@ def _line_forward(data: bytes, end: int, count: int) -> int:
     return end
 
 
-def _without_prefixes(text: str) -> str:
-    """The lines of a record, without a launcher's prefix; lines of other ranks are left out."""
+def _without_prefixes(text: str, own: int | None) -> str:
+    """The lines of a record without a launcher's prefix, and without lines of other ranks.
+
+    Args:
+        text: The record.
+        own: Rank in the prefix of the line with the sign; None without a prefix.
+    """
     lines = text.splitlines()
     ranks = [prefix_rank(line) for line in lines]
     if not any(rank is not None for rank in ranks):
         return text
-    own = Counter(ranks).most_common(1)[0][0]
     kept = [line for line, rank in zip(lines, ranks, strict=True) if rank == own]
     return "\n".join(_PREFIX.sub("", line, count=1) for line in kept)
 

@@ -204,11 +204,18 @@ def _cancelled(output: JobOutput) -> EndingResult | None:
     if event is None:
         return None
     reason = event.fields["reason"].lower()
+    steps = (
+        "Save a checkpoint before the limit (SBATCH --signal), and requeue or ask for more time."
+    )
+    if reason == "node failure":
+        steps = (
+            "Find the node (sacct, scontrol show node), exclude it, and start from a checkpoint."
+        )
     return _made(
         "cancelled",
         f"The scheduler ended the job: {reason}{_at(event)}. No rank failed by itself.",
         event,
-        "Save a checkpoint before the limit (SBATCH --signal), and requeue or ask for more time.",
+        steps,
         ranks=(),
     )
 
@@ -305,6 +312,11 @@ def _memory(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
 
 def _device(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     what = event.fields.get("what") or event.fields.get("code") or event.text[:_MAX_QUOTE]
+    if re.search("CUBLAS_STATUS_(?:NOT_INITIALIZED|ALLOC_FAILED)|CUDNN_STATUS_NOT_INIT", what):
+        return f"CUDA reports {what}", (
+            "Most often the GPU's memory is full: leave some of it free. Else look at the indices "
+            "of the batch, with CUDA_LAUNCH_BLOCKING=1.",
+        )
     return f"CUDA reports {what}", (
         "Run again with CUDA_LAUNCH_BLOCKING=1, so that the traceback shows the call, and look for "
         "Xid errors in dmesg of the host.",
@@ -340,7 +352,8 @@ def _port(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
 
 
 def _loader(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
-    return f"a worker of its data loader died ({event.text[:_MAX_QUOTE]})", (
+    how = event.fields.get("signal", "")
+    return f"a worker of its data loader died{f' ({how})' if how else ''}", (
         "Look in dmesg for the out-of-memory killer, and use fewer workers; for bus errors, give "
         "the container more shared memory (--shm-size).",
     )
@@ -355,7 +368,51 @@ def _shm(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
 def _exception(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     message = " ".join(event.fields.get("message", "").split())[:_MAX_QUOTE]
     kind = event.fields.get("type", "")
-    return f"{kind}: {message}".rstrip(": ."), ("Read the traceback of that rank.",)
+    text = f"{kind}: {message}".rstrip(": .")
+    known = next((advice for pattern, advice in _ADVICE if re.search(pattern, text)), "")
+    return text, (*filter(None, (known,)), "Read the traceback of that rank.")
+
+
+_ADVICE = (
+    (
+        "Expected to have finished reduction in the prior iteration",
+        "Find the parameters without gradients (TORCH_DISTRIBUTED_DEBUG=DETAIL names them): freeze "
+        "them, or set find_unused_parameters=True.",
+    ),
+    (
+        "Default process group has not been initialized",
+        "Call init_process_group first, and start the program with torchrun.",
+    ),
+    (
+        "Found no NVIDIA driver|driver version is insufficient|No CUDA GPUs are available"
+        "|no CUDA-capable device",
+        "Run nvidia-smi on that host and in the container, and pass the GPUs to it (--gpus all).",
+    ),
+    (
+        "cannot open shared object file|undefined symbol",
+        "Libraries do not fit: install torch and its extensions for one version of CUDA, and check "
+        "LD_LIBRARY_PATH.",
+    ),
+    (
+        "shapes cannot be multiplied|[Ss]izes of tensors must match|size mismatch|must match the s",
+        "Print the shapes of that batch: most often the last batch is smaller, or the model is not "
+        "the one of the checkpoint.",
+    ),
+    (
+        "UnpicklingError|PytorchStreamReader|invalid load key|EOFError|header too large"
+        "|SafetensorError",
+        "A file is damaged or incomplete: load the checkpoint before it.",
+    ),
+    (
+        "not a local folder and is not a valid model|huggingface|HfHub|LocalEntryNotFound",
+        "Download the model before the job, check its name and HF_TOKEN, and set HF_HUB_OFFLINE=1.",
+    ),
+    (
+        "(?i)loss is nan|nan loss|non-finite",
+        "Look at the gradient norm, the learning rate and the data of the steps before.",
+    ),
+)
+"""Well-known errors, and what to do about them."""
 
 
 _WORDS: dict[str, Callable[[OutputEvent], tuple[str, tuple[str, ...]]]] = {
@@ -517,7 +574,11 @@ def _store(output: JobOutput) -> EndingResult | None:
     if event is None:
         return None
     fields = event.fields
-    if "joined" in fields:
+    if "address" in fields:
+        who = "a process" if event.rank is None else f"rank {event.rank}"
+        address = fields["address"].replace(", ", ":")
+        what = f"{who} could not reach the rendezvous at {address}"
+    elif "joined" in fields:
         what = f"only {fields['joined']} of {fields['expected']} processes joined the rendezvous"
     elif "type" in fields:
         what = f"the rendezvous failed ({fields['type']})"
@@ -552,6 +613,15 @@ def _peer(output: JobOutput) -> EndingResult | None:
         last = event.fields.get("last", "")
         line = f"{who} failed in NCCL: {event.fields['type']}{f' ({last})' if last else ''}."
         suspects = ()
+        if "out of memory" in last:
+            return _made(
+                "memory",
+                f"{who} failed in NCCL: its GPU had no memory left for NCCL's buffers.",
+                event,
+                "Leave a few hundred MB of GPU memory free: a smaller micro-batch, or a smaller "
+                "NCCL_BUFFSIZE. Check that each rank uses its own GPU.",
+                ranks=victims,
+            )
     tail = "" if event.yields == "nccl" else " The output does not show which rank."
     if suspects:
         tail = f" {capitalized(name_ranks(suspects))} reported nothing."
@@ -601,6 +671,21 @@ def _stopped(output: JobOutput) -> EndingResult | None:
     )
 
 
+def _interrupted(output: JobOutput) -> EndingResult | None:
+    events = _of(output, "exception", "error")
+    event = next((e for e in events if e.fields.get("type", "") == "KeyboardInterrupt"), None)
+    if event is None:
+        return None
+    place = last_own(event.fields.get("frames", ""))
+    return _made(
+        "interrupted",
+        f"The job was interrupted (Ctrl-C or SIGINT){f' in {place}' if place else ''}.",
+        event,
+        "If it seemed to hang, get the stacks of its ranks before the next Ctrl-C: py-spy dump.",
+        ranks=(),
+    )
+
+
 def _nan(output: JobOutput) -> EndingResult | None:
     event = next(iter(_of(output, "nan")), None)
     if event is None:
@@ -632,5 +717,6 @@ _CAUSES: tuple[Callable[[JobOutput], EndingResult | None], ...] = (
     _exited,
     _stopped,
     _nan,
+    _interrupted,
     diagnose_stacks,
 )
