@@ -19,6 +19,8 @@ class OutputEvent(msgspec.Struct, frozen=True, kw_only=True):
         line: Number of the line, from 1.
         text: The line, without control characters, truncated.
         rank: Rank that the line is about; None if unknown.
+        at_s: Time of the line, or of the last line before it that has one, in seconds that
+            ascend within a year; None without one nearby.
         fields: What the expression captured, by name.
     """
 
@@ -28,6 +30,7 @@ class OutputEvent(msgspec.Struct, frozen=True, kw_only=True):
     line: int
     text: str
     rank: int | None = None
+    at_s: float | None = None
     fields: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     def number(self, name: str) -> int | None:

@@ -7,7 +7,7 @@ share a file, and files may be gzipped.
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 
 from distprof.ingest.files import DAMAGE, Blocks, opened
@@ -42,6 +42,12 @@ _ESCAPES = re.compile(
 )
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 _STAMP = r"(?:\[?\d{4}-\d\d-\d\d[T ][\d:.,]{8,18}(?:Z|[+-]\d\d:?\d\d)?\]?[ ,]+)?"
+_TIME = re.compile(
+    rb"(?:\b\d{4}[-/]|[IWEF])(?P<mon>[01]\d)[-/]?(?P<day>[0-3]\d)[T_ ]"
+    rb"(?P<hour>[0-2]\d):(?P<minute>[0-5]\d):(?P<second>[0-5]\d(?:\.\d{1,9})?)"
+)
+"""``2026-01-31 12:00:00.5``, with other separators too, and glog's ``E0131 12:00:00.5``."""
+
 _PREFIX = re.compile(
     rf"^\s{{0,8}}{_STAMP}(?:"
     r"\[rank(\d{1,7})\]:?"  # torch since 2.2
@@ -170,7 +176,8 @@ class Reader:
             return
         line = cleaned(data[max(start, at - 120) : end])[:MAX_TEXT].strip()
         self._keep(row, fields, writer, OutputEvent(
-            name=row.name, yields=row.yields, file=shown, line=number, text=line))  # fmt: skip
+            name=row.name, yields=row.yields, file=shown, line=number, text=line,
+            at_s=_time_of(data[max(start - _WINDOW, 0) : end])))  # fmt: skip
 
     def _keep(
         self, row: Expression, fields: dict[str, str], writer: int | None, event: OutputEvent
@@ -198,6 +205,7 @@ class Reader:
             line=event.line,
             text=event.text,
             rank=rank,
+            at_s=event.at_s,
             fields=short,
         )
 
@@ -228,6 +236,15 @@ class Reader:
             lines_of=dict(self.lines_of),
             notes=tuple(notes),
         )
+
+
+def _time_of(data: bytes) -> float | None:
+    """The last time in a text, as seconds that ascend within a year."""
+    last = next(iter(deque(_TIME.finditer(data), maxlen=1)), None)
+    if last is None:
+        return None
+    month, day, hour, minute = (int(last[name]) for name in ("mon", "day", "hour", "minute"))
+    return ((month * 31.0 + day) * 24 + hour) * 3600 + minute * 60 + float(last["second"])
 
 
 def _subject(fields: Mapping[str, str], writer: int | None) -> int | None:

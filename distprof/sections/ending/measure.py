@@ -233,7 +233,7 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     ]
     if not events:
         return None
-    first = min(events, key=lambda e: (e.file != events[0].file, e.line))
+    first = _first_of(events)
     tries = [e for e in events if e.file == first.file and abs(e.line - first.line) <= _NEAR_LINES]
     event = min(tries, key=lambda e: _PRECEDENCE.index(e.yields))
     same = {e.rank for e in events if e.yields == event.yields and _key(e) == _key(event)}
@@ -250,6 +250,18 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
         why=(f"Its last own call was {place}.",) if place else (),
         ranks=ranks,
     )
+
+
+def _first_of(events: list[OutputEvent]) -> OutputEvent:
+    """The first of some events: by time across files if all have one, else in the first file."""
+    heads: dict[str, OutputEvent] = {}
+    for event in events:
+        if event.file not in heads or event.line < heads[event.file].line:
+            heads[event.file] = event
+    times = [head.at_s for head in heads.values()]
+    if None not in times:
+        return min(heads.values(), key=lambda head: head.at_s or 0.0)
+    return heads[events[0].file]
 
 
 _NEAR_LINES = 400
@@ -447,6 +459,8 @@ def _exits(output: JobOutput) -> list[OutputEvent]:
     """Ends of processes, those that a launcher calls the first failure before others."""
     order = ("exit", "local_exit", "job_exit", "died")
     exits = _of(output, *order)
+    if len({event.file for event in exits}) > 1 and all(e.at_s is not None for e in exits):
+        exits.sort(key=lambda e: e.at_s or 0.0)
     return sorted(exits, key=lambda e: ("root" not in e.fields, order.index(e.yields)))
 
 

@@ -145,3 +145,25 @@ def test_an_exception_that_the_job_survived_is_no_end() -> None:
     reader = Reader()
     reader.take_blocks([caught + b"step 1 loss 2\n" * 3_000], "job.out", None)
     assert diagnose_output(reader.result(["job.out"])).state == ""
+
+
+ERRORS = ("ValueError: bad shape", "KeyError: 'tokens'")
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize(
+    "stamp", ["[2026-01-31 12:00:{:02d},500] step", "[E0131 12:00:{:02d}.5 x.cpp:1]"]
+)
+def test_of_several_files_the_first_failure_in_time_is_the_root(
+    tmp_path: Path, first: int, stamp: str
+) -> None:
+    for rank in (0, 1):
+        second = 5 if rank == first else 40
+        (tmp_path / f"rank{rank}.log").write_text(
+            f"{stamp.format(second)} ok\nTraceback (most recent call last):\n"
+            f'  File "/home/me/train.py", line 9, in main\n    run()\n{ERRORS[rank]}\n'
+        )
+    output = read_job_output(str(tmp_path))
+    found = diagnose_output(output)
+    assert found.ranks == (first,)
+    assert ERRORS[first] in found.verdict
