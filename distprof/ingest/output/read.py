@@ -87,6 +87,7 @@ class Reader:
         self._tries: Counter[str] = Counter()
         self._worlds: Counter[int] = Counter()
         self._num_dropped = 0
+        self._time: float | None = None  # the last one before the present block
 
     def take_file(self, path: str, shown: str, rank: int | None) -> None:
         """Read one file.
@@ -111,11 +112,12 @@ class Reader:
 
         A record of several lines near the end of a block is read with the next block.
         """
-        rest, before = b"", 0
+        rest, before, self._time = b"", 0, None
         for block in blocks:
             data = rest + block if rest else block
             keep = self._take(data, before, shown, rank, is_last=False)
             before += data.count(b"\n", 0, keep)
+            self._time = _time_of(data[max(keep - _WINDOW, 0) : keep]) or self._time
             rest = data[keep:]
         self._take(rest, before, shown, rank, is_last=True)
         number = before + rest.count(b"\n") + (bool(rest) and not rest.endswith(b"\n"))
@@ -177,7 +179,7 @@ class Reader:
         line = cleaned(data[max(start, at - 120) : end])[:MAX_TEXT].strip()
         self._keep(row, fields, writer, OutputEvent(
             name=row.name, yields=row.yields, file=shown, line=number, text=line,
-            at_s=_time_of(data[max(start - _WINDOW, 0) : end])))  # fmt: skip
+            at_s=_time_of(data[max(start - _WINDOW, 0) : end]) or self._time))  # fmt: skip
 
     def _keep(
         self, row: Expression, fields: dict[str, str], writer: int | None, event: OutputEvent
