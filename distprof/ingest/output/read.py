@@ -29,7 +29,7 @@ QUIET = frozenset(("warning", "phase", "error"))
 
 _NOISE = re.compile(r"NCCL (?:INFO|TRACE)|\bDEBUG\b")
 _MAX_RECORD_BYTES = 1 << 14
-_MAX_TRIES = 5_000
+_MAX_TRIES = 2_000
 """Lines of a file that are matched with one expression: later ones say the same."""
 
 _MAX_RECORD_TRIES = 500
