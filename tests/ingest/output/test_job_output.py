@@ -172,7 +172,7 @@ def test_of_several_files_the_first_failure_in_time_is_the_root(
 
 @pytest.mark.parametrize("row", expressions(), ids=lambda row: row.name)
 def test_no_text_keeps_an_expression_busy(row: Expression) -> None:
-    """Parts of its own example, repeated: 16 kB take at most 100 ms of CPU time."""
+    """Parts of its own example, repeated: 16 kB take at most 300 ms of CPU time."""
     parts = {*re.findall(r"\S+", row.example), *row.signs, row.example}
     parts |= {row.example[:end] for end in range(5, len(row.example), 7)}
     for part in sorted(parts):
@@ -180,4 +180,4 @@ def test_no_text_keeps_an_expression_busy(row: Expression) -> None:
             text = ((part + between) * (16_384 // len(part + between) + 1))[:16_384]
             begin = time.process_time()
             row.search(text)
-            assert time.process_time() - begin < 0.1, part
+            assert time.process_time() - begin < 0.3, part
