@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from itertools import pairwise
 from statistics import median
 
@@ -189,7 +190,7 @@ class NamedNumbersGrammar(Grammar):
         if _is_ascending(times):
             times = [b - a for a, b in pairwise(times)]
         usual = max(median(times), 1e-12)
-        return min((1.0, 1e-3, 1e-6), key=lambda unit: abs(_log(usual * unit / stamped)))
+        return min((1.0, 1e-3, 1e-6), key=lambda unit: abs(math.log(usual * unit / stamped)))
 
 
 def _read(text: bytes) -> _Report | None:
@@ -257,10 +258,10 @@ def _rates(line: bytes) -> dict[str, float]:
 
 def _of_the_usual_kind(found: list[_Report]) -> list[_Report]:
     """Reports of the rank that prints most, if their numbers mostly ascend."""
-    ranks = [one.rank for one in found]
+    ranks = Counter(one.rank for one in found)
     if not ranks:
         return []
-    usual = max(set(ranks), key=ranks.count)
+    usual = ranks.most_common(1)[0][0]
     mine = [one for one in found if one.rank == usual]
     if any(one.time is not None or one.rate is not None for one in mine):
         mine = [one for one in mine if one.time is not None or one.rate is not None]
@@ -309,7 +310,3 @@ def _by_stamps(found: list[_Report]) -> float | None:
         if a.at_s is not None and b.at_s is not None and b.number > a.number and b.at_s > a.at_s
     ]
     return median(spans) if spans else None
-
-
-def _log(ratio: float) -> float:
-    return math.log(max(ratio, 1e-300))
