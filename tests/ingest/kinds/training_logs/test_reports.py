@@ -10,6 +10,7 @@ import pytest
 
 import distprof
 from distprof.documents.text import render
+from distprof.formats import RenderOptions
 from distprof.ingest.output.expressions import SHORTEST_SIGN
 from distprof.ingest.training_logs.read import read_training_log
 from distprof.ingest.training_logs.reports import Reports, wordings
@@ -170,7 +171,7 @@ def test_the_steps_of_ascends_profiler_are_read(tmp_path):
     report = distprof.analyze(str(path))
     log = report.training_log
     assert (log.origin, log.mean_ns) == ("Ascend's profiler", 1_000 * MS)
-    text = render(report)
+    text = render(report, RenderOptions())
     assert "computation takes 70.0 %, exposed communication 20.0 %, idle time 10.0 %" in " ".join(
         text.split()
     )
