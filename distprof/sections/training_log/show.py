@@ -34,7 +34,7 @@ _REDUCTIONS = ("bwd_allreduce", "bwd_allreduce_microstep", "backward-params-all-
 
 
 _STEP_PARTS = {
-    "Computing": "computation takes",
+    "Computing": "computation",
     "Communication(Not Overlapped)": "exposed communication",
     "Free": "idle time",
 }
@@ -53,7 +53,7 @@ def training_verdict(report: Report) -> VerdictText:
         time = f"An iteration takes {format_duration(log.mean_ns)}"
         line, nccl_line = f"{time}; {nccl_line[:1].lower()}{nccl_line[1:]}", ""
     why = (
-        *(_waiting(log), _reducing(log), _exposed(log), _input_sentence(log), slower_sentence(log)),
+        *(_waiting(log), _reducing(log), _input_sentence(log), slower_sentence(log)),
         *(_slow_sentence(log), _throughput(log), nccl_line),
     )
     return line, tuple(sentence for sentence in why if sentence)
@@ -116,6 +116,8 @@ def _line(log: TrainingLogResult) -> str:
     if log.mean_ns is None:
         return f"The log of {log.origin} has no iteration times."
     time = f"An iteration takes {format_duration(log.mean_ns)}"
+    if parts := _parts(log):
+        return f"{time}: {parts}."
     if log.idle_ratio is None:
         usually = format_duration(log.median_ns)
         return (
@@ -160,7 +162,7 @@ def _reducing(log: TrainingLogResult) -> str:
     return ""
 
 
-def _exposed(log: TrainingLogResult) -> str:
+def _parts(log: TrainingLogResult) -> str:
     """Shares of a step in the tables of Ascend's profiler."""
     ratios = {timer.name: timer.ratio or 0.0 for timer in log.timers}
     parts = [
@@ -168,7 +170,7 @@ def _exposed(log: TrainingLogResult) -> str:
         for name, words in _STEP_PARTS.items()
         if ratios.get(name)
     ]
-    return f"Of a step, {', '.join(parts)}." if ratios.keys() >= _STEP_PARTS.keys() else ""
+    return ", ".join(parts) if ratios.keys() >= _STEP_PARTS.keys() else ""
 
 
 def _input_sentence(log: TrainingLogResult) -> str:

@@ -172,7 +172,7 @@ def test_the_steps_of_ascends_profiler_are_read(tmp_path):
     log = report.training_log
     assert (log.origin, log.mean_ns) == ("Ascend's profiler", 1_000 * MS)
     text = render(report, RenderOptions())
-    assert "computation takes 70.0 %, exposed communication 20.0 %, idle time 10.0 %" in " ".join(
+    assert "computation 70.0 %, exposed communication 20.0 %, idle time 10.0 %" in " ".join(
         text.split()
     )
 
