@@ -14,6 +14,7 @@ __all__ = [
     "IdleCause",
     "MatchMethod",
     "MeshAxis",
+    "NcclRemark",
     "Origin",
     "Severity",
     "SlotKind",
@@ -171,6 +172,14 @@ class StragglerCause(StrEnum):
     def is_own(self) -> bool:
         """Whether the rank is to blame, rather than other processes or the profiler."""
         return self not in (StragglerCause.CPU_TAKEN, StragglerCause.TRACING)
+
+
+class NcclRemark(StrEnum):
+    """What NCCL's log says of network cards, and of GPUs that ``NVLink`` or ``PCIe`` connects."""
+
+    GDR_ON = "GPUDirect RDMA is enabled"
+    GDR_OFF = "GPUDirect RDMA is disabled"
+    PEER_OFF = "access between GPUs is disabled"
 
 
 class Severity(StrEnum):

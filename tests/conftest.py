@@ -30,6 +30,9 @@ LONG_FIRST = (
 )
 """Below ``tests/``: what takes longest begins first, lest one process is left alone with it."""
 
+OF_PROCESSES = ("e2e", "probes", "reference_runs")
+"""Below ``tests/``: tests of real processes, which another program on the machine may disturb."""
+
 sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 # jsonschema imports it for a format that no schema here has; it takes four seconds.
 
@@ -79,7 +82,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     items.sort(key=lambda item: turn(item.path))
     for item in items:
-        if item.get_closest_marker("distributed"):
+        folder = item.path.relative_to(tests).parts[0] if tests in item.path.parents else ""
+        if folder in OF_PROCESSES or item.get_closest_marker("distributed"):
             item.add_marker(pytest.mark.flaky(reruns=2))
 
 

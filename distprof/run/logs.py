@@ -17,9 +17,6 @@ from numpy.typing import NDArray
 from distprof.schema import ABSENT, Int64Array, Table
 
 __all__ = [
-    "GDR_OFF",
-    "GDR_ON",
-    "PEER_OFF",
     "Clock",
     "DeviceEvent",
     "DeviceLinks",
@@ -38,13 +35,6 @@ __all__ = [
     "TrainingFacts",
     "TrainingLog",
 ]
-
-
-GDR_ON, GDR_OFF = "GPUDirect RDMA is enabled", "GPUDirect RDMA is disabled"
-"""NCCL's remarks on a network card."""
-
-PEER_OFF = "access between GPUs is disabled"
-"""NCCL's remark on GPUs that ``NVLink`` or ``PCIe`` connects."""
 
 
 class NcclProcess(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from distprof.run.logs import GDR_OFF, GDR_ON, PEER_OFF
+from distprof.terms import NcclRemark
 from distprof.units import NS_PER_S
 
 __all__ = [
@@ -358,12 +358,14 @@ def _gdr(text: str) -> Event | None:
     match = _GDR.match(text)
     if match is None:
         return None
-    return Remark(GDR_ON if match[1] == "Enabled" else GDR_OFF, match[3] or match[2])
+    return Remark(
+        NcclRemark.GDR_ON if match[1] == "Enabled" else NcclRemark.GDR_OFF, match[3] or match[2]
+    )
 
 
 def _peer_off(text: str) -> Event | None:
     match = _PEER_OFF.match(text)
-    return Remark(PEER_OFF, "NVLink" if match[1] else "PCIe") if match else None
+    return Remark(NcclRemark.PEER_OFF, "NVLink" if match[1] else "PCIe") if match else None
 
 
 def _choice(text: str) -> Event | None:

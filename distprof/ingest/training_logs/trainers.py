@@ -161,30 +161,44 @@ _ACTION = re.compile(
     re.MULTILINE,
 )
 
+_STATS = re.compile(
+    rb"Profile stats for: (\S[^\n]{0,200}?)(?: rank: \d{1,7})?\n[^\n]{0,120}? function calls[^\n]{0,120}? in ("
+    + NUMBER
+    + rb") seconds[^\n]{0,20}\n(?:[^\n]{0,200}\n){0,8}? {0,12}(\d{1,12})(?:/\d{1,12})? +\d"
+)
+
 _BATCH = "run_training_batch"
 
 _NEXT = "train_dataloader_next"
 
 
 class LightningGrammar(Grammar):
-    """The table of Lightning's SimpleProfiler: one report with the means of the whole training."""
+    """Tables of Lightning's profilers: one report with the means of the whole training."""
+
+    _means: dict[str, tuple[float | None, int]] = msgspec.field(default_factory=dict)
 
     @property
     def name(self) -> str:
         """Program that printed the log."""
-        return "Lightning's SimpleProfiler"
+        return "Lightning's profiler"
 
     @property
     def signs(self) -> tuple[bytes, ...]:
         """Byte strings, at least one of which is in every relevant block."""
-        return (b"Mean duration (s)",)
+        return (b"Mean duration (s)", b"Profile stats for: ")
 
     def take(self, block: bytes) -> None:
-        """Read the table; a batch and its loading make an iteration."""
-        means = {
-            name.decode("utf-8", "replace"): (to_float(mean), int(calls))
-            for name, mean, calls, _ in _ACTION.findall(block)
-        }
+        """Read actions: their mean times, or their total times and numbers of calls."""
+        for name, mean, calls, _ in _ACTION.findall(block):
+            self._means[name.decode("utf-8", "replace")] = (to_float(mean), int(calls))
+        for name, total, calls in _STATS.findall(block):
+            seconds, count = to_float(total), int(calls)
+            if seconds is not None and count:
+                self._means[name.decode("utf-8", "replace")] = (seconds / count, count)
+
+    def finish(self) -> None:
+        """A batch and its loading make an iteration."""
+        means = self._means
         seconds, count = means.get(_BATCH, (None, 0))
         if seconds is None or not count:
             return

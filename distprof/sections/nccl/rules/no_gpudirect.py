@@ -39,7 +39,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.rules.base import Draft, Limit, Limits, rule
-from distprof.run.logs import GDR_OFF, GDR_ON
 from distprof.sections.collectives.result import CollectivesResult
 from distprof.sections.nccl.result import BETWEEN, NcclResult, NcclTransport
 from distprof.sections.nccl.rules._shared import (
@@ -50,7 +49,7 @@ from distprof.sections.nccl.rules._shared import (
     setting_of,
 )
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
-from distprof.terms import Confidence, Severity
+from distprof.terms import Confidence, NcclRemark, Severity
 
 
 @rule(
@@ -68,7 +67,12 @@ def check(
     limits: Limits,
 ) -> Iterator[Draft]:
     """Yield one finding for all connections."""
-    if has_log(nccl) and not nccl.transports and said(nccl, GDR_OFF) and not said(nccl, GDR_ON):
+    if (
+        has_log(nccl)
+        and not nccl.transports
+        and said(nccl, NcclRemark.GDR_OFF)
+        and not said(nccl, NcclRemark.GDR_ON)
+    ):
         yield _by_remarks(nccl)
         return
     plain, _ = connections(nccl, BETWEEN, lambda way: _is_rdma(way) and not way.has_gdr)
@@ -92,7 +96,7 @@ def check(
 
 def _by_remarks(nccl: NcclResult) -> Draft:
     """From what NCCL says of its cards, where the log names no connection."""
-    remarks = said(nccl, GDR_OFF)
+    remarks = said(nccl, NcclRemark.GDR_OFF)
     cards = sorted({remark.value for remark in remarks})
     more = f" and {len(cards) - _MOST_CARDS} more" if len(cards) > _MOST_CARDS else ""
     most = max(remark.num_processes for remark in remarks)

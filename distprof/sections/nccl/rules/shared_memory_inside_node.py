@@ -34,10 +34,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
-from distprof.run.logs import PEER_OFF
 from distprof.sections.nccl.result import INSIDE, NcclResult
 from distprof.sections.nccl.rules._shared import connections, has_log, said, setting_of
-from distprof.terms import Confidence, Severity
+from distprof.terms import Confidence, NcclRemark, Severity
 
 
 @rule(
@@ -52,7 +51,7 @@ from distprof.terms import Confidence, Severity
 )
 def check(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding for all nodes."""
-    refused = said(nccl, PEER_OFF)
+    refused = said(nccl, NcclRemark.PEER_OFF)
     if has_log(nccl) and not nccl.transports and refused:
         yield _by_remarks(nccl, {remark.value for remark in refused})
         return

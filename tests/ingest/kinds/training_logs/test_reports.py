@@ -148,6 +148,37 @@ FIT Profiler Report
 """
 
 
+ADVANCED = """\
+FIT Profiler Report
+
+Profile stats for: run_training_batch rank: 0
+         52031 function calls (51020 primitive calls) in 60.000 seconds
+
+   Ordered by: cumulative time
+   List reduced from 210 to 20 due to restriction <20>
+
+   ncalls  tottime  percall  cumtime  percall filename:lineno(function)
+     1000    0.010    0.000   60.000    0.060 automatic.py:150(run)
+     1000    0.020    0.000   59.900    0.060 module.py:1290(optimizer_step)
+
+Profile stats for: [_TrainingEpochLoop].train_dataloader_next rank: 0
+         9031 function calls in 30.000 seconds
+
+   Ordered by: cumulative time
+
+   ncalls  tottime  percall  cumtime  percall filename:lineno(function)
+     1000    0.010    0.000   30.000    0.030 fetchers.py:130(__next__)
+"""
+
+
+def test_the_statistics_of_lightnings_other_profiler_show_the_same(tmp_path):
+    path = tmp_path / "profile.txt"
+    path.write_text(ADVANCED)
+    report = distprof.analyze(str(path))
+    assert report.training_log.mean_ns == 90 * MS
+    assert [one.code for one in report.findings] == ["INP109"]
+
+
 def test_the_table_of_lightnings_profiler_shows_the_wait_for_data(tmp_path):
     path = tmp_path / "profile.txt"
     path.write_text(LIGHTNING)
