@@ -162,7 +162,8 @@ _ACTION = re.compile(
 )
 
 _STATS = re.compile(
-    rb"Profile stats for: (\S[^\n]{0,200}?)(?: rank: \d{1,7})?\n[^\n]{0,120}? function calls[^\n]{0,120}? in ("
+    rb"Profile stats for: (\S[^\n]{0,200}?)(?: rank: \d{1,7})?\n"
+    rb"[^\n]{0,120}? function calls[^\n]{0,120}? in ("
     + NUMBER
     + rb") seconds[^\n]{0,20}\n(?:[^\n]{0,200}\n){0,8}? {0,12}(\d{1,12})(?:/\d{1,12})? +\d"
 )
