@@ -108,15 +108,10 @@ def run_program(
     try:
         if output is None:
             return _wait(_start(program, command, environment, before), waited, meanwhile)
-        with OutputCopy(output) as copy:
+        with OutputCopy(str(output)) as copy:
             pid = _start(program, command, environment, before, copy.file_actions)
             copy.started()
-
-            def look() -> None:
-                copy.look()
-                meanwhile()
-
-            return _wait(pid, waited, look)
+            return _wait(pid, waited, meanwhile)
     finally:
         _drain(waited)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -2,20 +2,22 @@
 
 A stream that is a terminal stays one (a pseudo-terminal of the same size), and two streams that are
 the same file share one copy, so that their order remains. The file holds the beginning and the end
-of a long output.
+of a long output. A process of its own copies, so the program outlives a capture that is killed: it
+runs this file, which imports only the standard library for a quick start.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import select
 import struct
+import sys
 import termios
-import threading
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
 from types import TracebackType
 
 __all__ = ["OutputCopy"]
@@ -23,6 +25,7 @@ __all__ = ["OutputCopy"]
 HEAD_BYTES = 64 << 20
 TAIL_BYTES = 4 << 20
 _READ_BYTES = 1 << 16
+_LOOK_S = 0.2
 _END_S = 2.0
 """Time after the end of the program in which processes that it left may still print."""
 
@@ -36,26 +39,20 @@ class OutputCopy:
         path: The file, created or replaced; nothing is copied if that is impossible.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str) -> None:
+        self._path = path
         self._streams: list[_Stream] = []
-        self._file: _BoundedFile | None = None
-        with suppress(OSError):
-            self._file = _BoundedFile(path)
-            self._open()
-
-    def _open(self) -> None:
-        assert self._file is not None
+        self._copier = 0
         known: dict[tuple[int, int, int], _Stream] = {}
-        for number in (1, 2):
-            try:
-                place = os.fstat(number)
-            except OSError:
-                continue  # it is closed
-            key = (place.st_dev, place.st_ino, place.st_rdev)
-            if key in known:
-                known[key].numbers.append(number)
-            else:
-                known[key] = _Stream(number, self._file)
+        with suppress(OSError):
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666))
+            for number in (1, 2):
+                with suppress(OSError):  # a stream that is closed stays so
+                    place = os.fstat(number)
+                    key = (place.st_dev, place.st_ino, place.st_rdev)
+                    if key not in known:
+                        known[key] = _Stream(number)
+                    known[key].numbers.append(number)
         self._streams = list(known.values())
 
     @property
@@ -67,18 +64,22 @@ class OutputCopy:
             for number in stream.numbers
         ]
 
-    def look(self) -> None:
-        """Pass on the size of the terminal; called now and then."""
+    def started(self) -> None:
+        """Begin to copy: the program has its ends of the streams."""
+        if not self._streams:
+            return
         for stream in self._streams:
-            stream.resize()
+            os.close(stream.inner)
+            os.set_inheritable(stream.outer, True)
+        streams = [f"{each.outer}:{each.numbers[0]}" for each in self._streams]
+        command = [sys.executable, "-I", "-S", __file__, self._path, *streams]
+        # It inherits the blocked signals: what ends the program does not end its copies.
+        self._copier = os.posix_spawn(sys.executable, command, os.environ)
+        for stream in self._streams:
+            os.close(stream.outer)
 
     def __enter__(self) -> OutputCopy:
         return self
-
-    def started(self) -> None:
-        """Begin to copy: the program has its ends of the streams."""
-        for stream in self._streams:
-            stream.start()
 
     def __exit__(
         self,
@@ -86,58 +87,67 @@ class OutputCopy:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for stream in self._streams:
-            stream.finish()
-        if self._file is not None:
-            self._file.close()
+        if not self._copier:  # the program did not start
+            for stream in self._streams:
+                os.close(stream.inner)
+                os.close(stream.outer)
+            return
+        limit = time.monotonic() + _END_S
+        while os.waitpid(self._copier, os.WNOHANG)[0] == 0 and time.monotonic() < limit:
+            time.sleep(0.005)
 
 
 class _Stream:
-    """One stream: the program prints into ``inner``, and a thread passes it on."""
+    """One stream: the program prints into ``inner``, and ``outer`` is read."""
 
-    def __init__(self, number: int, file: _BoundedFile) -> None:
-        self.numbers = [number]
-        self._target, self._file = number, file
-        self._is_terminal = os.isatty(number)
-        self._outer, self.inner = os.openpty() if self._is_terminal else os.pipe()
-        self._size = b""
-        if self._is_terminal:
-            modes = termios.tcgetattr(self.inner)
-            modes[1] &= ~termios.OPOST  # the real terminal converts line ends
-            termios.tcsetattr(self.inner, termios.TCSANOW, modes)
-            self.resize()
-        self._thread: threading.Thread | None = None
-
-    def resize(self) -> None:
-        if not self._is_terminal:
+    def __init__(self, number: int) -> None:
+        self.numbers: list[int] = []
+        if not os.isatty(number):
+            self.outer, self.inner = os.pipe()
             return
-        with suppress(OSError):
-            size = fcntl.ioctl(self._target, termios.TIOCGWINSZ, struct.pack("HHHH", 0, 0, 0, 0))
-            if size != self._size:
-                fcntl.ioctl(self._outer, termios.TIOCSWINSZ, size)
-                self._size = size
+        self.outer, self.inner = os.openpty()
+        modes = termios.tcgetattr(self.inner)
+        modes[1] &= ~termios.OPOST  # the real terminal converts line ends
+        termios.tcsetattr(self.inner, termios.TCSANOW, modes)
+        _resize(self.outer, number)
 
-    def start(self) -> None:
-        os.close(self.inner)
-        self._thread = threading.Thread(target=self._copy, daemon=True)
-        self._thread.start()
 
-    def finish(self) -> None:
-        if self._thread is None:  # the program did not start
-            os.close(self.inner)
-            os.close(self._outer)
-        else:
-            self._thread.join(_END_S)
+# In the process that copies -----------------------------------------------------------------------
 
-    def _copy(self) -> None:
-        try:
-            while data := os.read(self._outer, _READ_BYTES):
-                self._file.write(data)
-                _write_all(self._target, data)
-        except OSError:
-            pass  # end of a pseudo-terminal, or of the reader, which the program then notices
-        finally:
-            os.close(self._outer)
+
+def _resize(outer: int, number: int) -> None:
+    """Give a pseudo-terminal the size of the real one."""
+    with suppress(OSError):
+        size = fcntl.ioctl(number, termios.TIOCGWINSZ, struct.pack("HHHH", 0, 0, 0, 0))
+        if size != fcntl.ioctl(outer, termios.TIOCGWINSZ, struct.pack("HHHH", 0, 0, 0, 0)):
+            fcntl.ioctl(outer, termios.TIOCSWINSZ, size)
+
+
+def _copy(path: str, targets: dict[int, int]) -> None:
+    """Pass on what arrives until all streams have ended.
+
+    Args:
+        path: The file.
+        targets: Descriptor that is read, to the one that is written.
+    """
+    terminals = [outer for outer in targets if os.isatty(outer)]
+    file = BoundedFile(path)
+    while targets:
+        ready, _, _ = select.select(list(targets), [], [], _LOOK_S if terminals else None)
+        for outer in terminals:
+            _resize(outer, targets.get(outer, outer))
+        for outer in ready:
+            try:
+                data = os.read(outer, _READ_BYTES)
+                file.write(data)
+                _write_all(targets[outer], data)
+            except OSError:
+                data = b""  # a pseudo-terminal's end, or the reader's, which the program notices
+            if not data:
+                os.close(outer)
+                del targets[outer]
+                terminals = [each for each in terminals if each != outer]
+    file.close()
 
 
 def _write_all(number: int, data: bytes) -> None:
@@ -146,44 +156,50 @@ def _write_all(number: int, data: bytes) -> None:
         try:
             rest = rest[os.write(number, rest) :]
         except BlockingIOError:
-            threading.Event().wait(0.01)
+            select.select([], [number], [], 1.0)
 
 
-class _BoundedFile:
-    """A file with the first and the last bytes that are written."""
+class BoundedFile:
+    """A file with the first and the last bytes that are written.
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("wb", buffering=0)
-        self._lock = threading.Lock()
+    Args:
+        path: The file, which is empty. Errors of writing are ignored: a full disk must not stop the
+            program.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._file = -1
+        with suppress(OSError):
+            self._file = os.open(path, os.O_WRONLY)
         self._room = HEAD_BYTES
         self._tail: deque[bytes] = deque()
         self._tail_bytes = self._num_left_out = 0
 
     def write(self, data: bytes) -> None:
-        with self._lock:
-            if self._file.closed:
-                return
-            head, rest = data[: self._room], data[self._room :]
-            self._room -= len(head)
-            if head:
-                self._put([head])
-            if rest:
-                self._tail.append(rest)
-                self._tail_bytes += len(rest)
-            while self._tail_bytes - len(self._tail[0] if self._tail else b"") > TAIL_BYTES:
-                dropped = len(self._tail.popleft())
-                self._tail_bytes -= dropped
-                self._num_left_out += dropped
+        """Write, or keep for the end."""
+        head, rest = data[: self._room], data[self._room :]
+        self._room -= len(head)
+        self._put([head])
+        if rest:
+            self._tail.append(rest)
+            self._tail_bytes += len(rest)
+        while self._tail and self._tail_bytes - len(self._tail[0]) > TAIL_BYTES:
+            dropped = len(self._tail.popleft())
+            self._tail_bytes -= dropped
+            self._num_left_out += dropped
 
     def close(self) -> None:
-        with self._lock:
-            if self._num_left_out:
-                left_out = f"\n[distprof left out {self._num_left_out:,} bytes here]\n"
-                self._put([left_out.encode()])
-            self._put(self._tail)
-            self._file.close()
+        """Write the end."""
+        if self._num_left_out:
+            self._put([f"\n[distprof left out {self._num_left_out:,} bytes here]\n".encode()])
+        self._put(self._tail)
 
-    def _put(self, parts: Sequence[bytes] | deque[bytes]) -> None:
-        with suppress(OSError):  # a full disk must not stop the program
+    def _put(self, parts: Iterable[bytes]) -> None:
+        with suppress(OSError):
             for part in parts:
-                self._file.write(part)
+                _write_all(self._file, part)
+
+
+if __name__ == "__main__":
+    pairs = (word.split(":") for word in sys.argv[2:])
+    _copy(sys.argv[1], {int(outer): int(target) for outer, target in pairs})

@@ -99,7 +99,8 @@ def test_a_file_that_cannot_be_written_changes_nothing(tmp_path):
 def test_a_long_output_keeps_its_beginning_and_end(tmp_path, monkeypatch):
     monkeypatch.setattr(output_copy, "HEAD_BYTES", 10)
     monkeypatch.setattr(output_copy, "TAIL_BYTES", 8)
-    file = output_copy._BoundedFile(tmp_path / "output.log")
+    (tmp_path / "output.log").touch()
+    file = output_copy.BoundedFile(str(tmp_path / "output.log"))
     for part in (b"abcdef", b"ghijkl", b"mnop", b"qrst", b"uvwx"):
         file.write(part)
     file.close()
@@ -112,3 +113,46 @@ def test_a_long_output_keeps_its_beginning_and_end(tmp_path, monkeypatch):
 def test_a_full_disk_costs_the_copy_and_not_the_output(tmp_path):
     (tmp_path / "output.log").symlink_to("/dev/full")
     assert run(tmp_path, BOTH, capture_output=True).stdout == b"out\nmore\n"
+
+
+def test_the_program_outlives_a_capture_that_is_killed(tmp_path):
+    ready, done = tmp_path / "ready", tmp_path / "done"
+    text = (
+        "import time; from pathlib import Path\n"
+        f"Path({str(ready)!r}).touch()\n"
+        "for _ in range(20):\n    print('line' * 100, flush=True); time.sleep(0.1)\n"
+        f"Path({str(done)!r}).touch()\n"
+    )
+    command = [sys.executable, "-c", START, str(tmp_path / "output.log"), text]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE)
+    while not ready.exists():
+        time.sleep(0.01)
+    process.kill()
+    assert process.stdout is not None
+    assert process.stdout.read().count(b"line" * 100) == 20  # until the copies end
+    process.wait(30)
+    process.stdout.close()
+    assert done.exists()
+    assert (tmp_path / "output.log").read_bytes().count(b"line" * 100) == 20
+
+
+def test_signals_for_the_whole_group_lose_no_output(tmp_path):
+    """As Ctrl-C does: the program's last words are passed on."""
+    text = (
+        "import signal, sys, time\n"
+        "def end(*_): print('last words', flush=True); sys.exit(5)\n"
+        "signal.signal(signal.SIGINT, end); print('ready', flush=True); time.sleep(60)"
+    )
+    command = [sys.executable, "-c", START, str(tmp_path / "output.log"), text]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    os.killpg(process.pid, 2)
+    assert process.stdout.read() == b"last words\n"
+    assert process.wait(30) == 5
+    process.stdout.close()
+    assert (tmp_path / "output.log").read_bytes() == b"ready\nlast words\n"
