@@ -10,10 +10,10 @@ import gzip
 import io
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NoReturn, cast
 
 import msgspec
 
@@ -29,6 +29,7 @@ __all__ = [
     "opened",
     "paths_of_logs",
     "read_some",
+    "whole",
 ]
 
 
@@ -270,6 +271,24 @@ def read_some(stream: BinaryIO, size: int) -> tuple[bytes, str]:
         parts.append(part)
         left -= len(part)
     return b"".join(parts), ""
+
+
+def whole(source: str, most: int, refuse: Callable[[str, str], NoReturn]) -> bytes:
+    """All bytes of a file, unpacked.
+
+    Args:
+        source: Path or URL.
+        most: Largest number of bytes.
+        refuse: Called with the source and what was found, if the file is damaged or larger.
+    """
+    try:
+        with opened(source) as stream:
+            data, damage = read_some(stream, most + 1)
+    except DAMAGE as error:
+        refuse(source, " ".join(f"{type(error).__name__}: {error}".split())[:200])
+    if damage or len(data) > most:
+        refuse(source, damage or f"more than {most:,} bytes")
+    return data
 
 
 def beginning(source: str, size: int, *, endings: tuple[str, ...] = ()) -> bytes:

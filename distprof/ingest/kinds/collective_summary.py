@@ -22,7 +22,7 @@ import numpy as np
 from distprof.bounds import Bound
 from distprof.errors import InputError
 from distprof.ingest.communication import collective_kind
-from distprof.ingest.files import DAMAGE, beginning, opened, read_some
+from distprof.ingest.files import beginning, whole
 from distprof.ingest.source import Source
 from distprof.run.evidence import CollectiveSummary, SummaryClass
 
@@ -102,13 +102,7 @@ def read_collective_summary(source: str) -> CollectiveSummary:
 
 
 def _entries(source: str) -> Iterator[Mapping[str, str]]:
-    try:
-        with opened(source) as stream:
-            data, damage = read_some(stream, BOUND.num_bytes + 1)
-    except DAMAGE as error:
-        _refuse(source, " ".join(f"{type(error).__name__}: {error}".split())[:200])
-    if damage or len(data) > BOUND.num_bytes:
-        _refuse(source, damage or f"more than {BOUND.num_bytes:,} bytes")
+    data = whole(source, BOUND.num_bytes, _refuse)
     text = data.decode("utf-8-sig", "replace").replace("\0", "")
     try:
         yield from csv.DictReader(io.StringIO(text), restval="")

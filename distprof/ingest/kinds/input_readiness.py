@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from distprof.bounds import Bound, num_parts
 from distprof.errors import InputError
-from distprof.ingest.files import DAMAGE, beginning, opened, read_some
+from distprof.ingest.files import beginning, whole
 from distprof.ingest.source import Source
 from distprof.run.evidence import InputReadiness
 
@@ -78,13 +78,7 @@ def read_input_readiness(source: str) -> InputReadiness:
 
 
 def _columns(source: str) -> dict[str, list[Any]]:
-    try:
-        with opened(source) as stream:
-            data, damage = read_some(stream, BOUND.num_bytes + 1)
-    except DAMAGE as error:
-        _refuse(source, " ".join(f"{type(error).__name__}: {error}".split())[:200])
-    if damage or len(data) > BOUND.num_bytes:
-        _refuse(source, damage or f"more than {BOUND.num_bytes:,} bytes")
+    data = whole(source, BOUND.num_bytes, _refuse)
     if BOUND.rows is not None and num_parts(data) > BOUND.rows:
         _refuse(source, f"more than {BOUND.rows:,} values")
     try:

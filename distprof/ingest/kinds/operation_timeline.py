@@ -17,7 +17,7 @@ import numpy as np
 
 from distprof.bounds import Bound, num_parts
 from distprof.errors import InputError
-from distprof.ingest.files import DAMAGE, beginning, opened, read_some
+from distprof.ingest.files import beginning, whole
 from distprof.ingest.kinds.operation_table import JobSizes, log_of_columns
 from distprof.ingest.source import Source
 from distprof.run.evidence import OperationLog
@@ -121,13 +121,7 @@ def _stages(source: str, events: Sequence[_Event]) -> dict[tuple[int, int], int]
 
 
 def _events(source: str) -> list[_Event]:
-    try:
-        with opened(source) as stream:
-            data, damage = read_some(stream, BOUND.num_bytes + 1)
-    except DAMAGE as error:
-        _refuse(source, " ".join(f"{type(error).__name__}: {error}".split())[:200])
-    if damage or len(data) > BOUND.num_bytes:
-        _refuse(source, damage or f"more than {BOUND.num_bytes:,} bytes")
+    data = whole(source, BOUND.num_bytes, _refuse)
     most = BOUND.rows or 0
     if num_parts(data) > _MOST_PARTS * most:
         _refuse(source, f"more than {_MOST_PARTS * most:,} values, too many for {most:,} events")

@@ -14,7 +14,7 @@ from typing import NoReturn
 from distprof.bounds import Bound
 from distprof.errors import InputError
 from distprof.ingest.communication import collective_kind
-from distprof.ingest.files import DAMAGE, beginning, opened, read_some
+from distprof.ingest.files import beginning, whole
 from distprof.ingest.source import Source
 from distprof.run.evidence import OperatorTable, TableOperator
 from distprof.terms import CollectiveKind
@@ -80,13 +80,7 @@ def read_operator_table(source: str) -> OperatorTable:
 
 
 def _lines(source: str) -> Iterator[str]:
-    try:
-        with opened(source) as stream:
-            data, damage = read_some(stream, BOUND.num_bytes + 1)
-    except DAMAGE as error:
-        _refuse(source, " ".join(f"{type(error).__name__}: {error}".split())[:200])
-    if damage or len(data) > BOUND.num_bytes:
-        _refuse(source, damage or f"more than {BOUND.num_bytes:,} bytes")
+    data = whole(source, BOUND.num_bytes, _refuse)
     yield from data.decode("utf-8-sig", "replace").replace("\0", "").splitlines()
 
 
