@@ -56,6 +56,8 @@ from benchmarks.gpu_programs.faults import Case, cases
 from benchmarks.kept import Kept
 from benchmarks.measuring import print_table
 from distprof.artefacts import RUN_FILE
+from distprof.ingest.job.rank_folder import RankFolder
+from distprof.run.records import untraced_steps
 
 __all__ = ["Finding", "Truth", "judge", "main", "named"]
 
@@ -412,6 +414,7 @@ class Verdict:
     truth: Truth
     first: Finding | None
     is_right: bool
+    own_ms: float
 
     @property
     def counts(self) -> bool:
@@ -421,20 +424,40 @@ class Verdict:
     @property
     def price_ratio(self) -> float | None:
         """The first finding's price as a share of the truth; None if it is wrong or has none."""
+        return self._share_of(self.truth.saves_ms)
+
+    @property
+    def own_ratio(self) -> float | None:
+        """The same as a share of what the recorded process itself lost: CPUs vary in speed."""
+        return self._share_of(self.own_ms - statistics.median(self.truth.healthy_ms))
+
+    def _share_of(self, saves_ms: float) -> float | None:
         price = self.first.price_ms if self.first else None
-        if not self.is_right or price is None or self.truth.saves_ms <= 0:
-            return None
-        return price / self.truth.saves_ms
+        return price / saves_ms if self.is_right and price is not None and saves_ms > 0 else None
 
 
-def judge(truth: Truth, case: Case, report: Report) -> Verdict:
-    """Whether the first finding names the fault."""
+def untraced_ms(folder: Path) -> float:
+    """Mean untraced step of the recorded process, stalls included."""
+    log = RankFolder(0, str(next(folder.glob("rank0*")))).load().step_log
+    kept = log.take(untraced_steps(log))
+    return float((kept["end_ns"] - kept["start_ns"]).mean()) / 1e6
+
+
+def judge(truth: Truth, case: Case, report: Report, own_ms: float) -> Verdict:
+    """Whether the first finding names the fault.
+
+    Args:
+        truth: What the fault costs.
+        case: The program with the fault.
+        report: What was said about it.
+        own_ms: Mean untraced step of the recorded process.
+    """
     first = report.first
     message = first.message.lower() if first else ""
     is_right = first is not None and (
         first.code in case.fault.right or any(word in message for word in case.fault.words)
     )
-    return Verdict(truth=truth, first=first, is_right=is_right)
+    return Verdict(truth=truth, first=first, is_right=is_right, own_ms=own_ms)
 
 
 def accusations(report: Report) -> list[Finding]:
@@ -474,7 +497,8 @@ def show(folder: Path, only: Sequence[str]) -> None:
         if isinstance(report, str):
             print(f"{truth.program}/{truth.fault}: {report}")
             continue
-        verdicts.append(judge(truth, known[truth.program, truth.fault], report))
+        case, own_ms = known[truth.program, truth.fault], untraced_ms(folder / truth.run_dir)
+        verdicts.append(judge(truth, case, report, own_ms))
         rows.append(row(verdicts[-1]))
     if rows:
         print_table(HEAD, rows)
@@ -487,7 +511,7 @@ def show(folder: Path, only: Sequence[str]) -> None:
 
 HEAD = (
     *("fault", "untraced healthy ms", "untraced faulty ms", "truth: repair saves ms"),
-    *("first finding", "saves ms", "right?", "price ratio"),
+    *("first finding", "saves ms", "right?", "price ratio", "of own step"),
 )
 
 
@@ -495,7 +519,7 @@ def row(verdict: Verdict) -> tuple[str, ...]:
     """One line of the table."""
     truth, first = verdict.truth, verdict.first
     price = first.price_ms if first else None
-    ratio = verdict.price_ratio
+    ratios = (verdict.price_ratio, verdict.own_ratio)
     said = "yes" if verdict.is_right else "no"
     return (
         f"{truth.program}/{truth.fault}",
@@ -505,7 +529,7 @@ def row(verdict: Verdict) -> tuple[str, ...]:
         f"{first.code} {first.message[:60]}".replace("|", "/") if first else "none",
         "-" if price is None else f"{price:.1f}",
         said if verdict.counts else f"({said}: below {COUNTS:.0%})",
-        "-" if ratio is None else f"{ratio:.2f}",
+        *("-" if ratio is None else f"{ratio:.2f}" for ratio in ratios),
     )
 
 
@@ -526,14 +550,21 @@ def summary(verdicts: Sequence[Verdict], healthy: int, accused: int) -> str:
     """The shares that count."""
     counted = [one for one in verdicts if one.counts]
     right = [one for one in counted if one.is_right]
-    close = [one for one in counted if abs((one.price_ratio or 0.0) - 1) <= CLOSE]
+    close = [one for one in counted if is_close(one.price_ratio)]
+    own = [one for one in counted if is_close(one.own_ratio)]
     total = len(counted)
     return (
         f"{len(verdicts)} faults, {total} cost at least {COUNTS:.0%} of a step: "
         f"first finding right in {share(len(right), total)}, "
-        f"priced within {CLOSE:.0%} in {share(len(close), total)}; "
+        f"priced within {CLOSE:.0%} in {share(len(close), total)}, "
+        f"or of what the recorded process lost in {share(len(own), total)}; "
         f"{accused} of {healthy} healthy programs accused"
     )
+
+
+def is_close(ratio: float | None) -> bool:
+    """Whether a price is near the truth."""
+    return ratio is not None and abs(ratio - 1) <= CLOSE
 
 
 def share(part: int, whole: int) -> str:

@@ -74,20 +74,20 @@ def test_cases_with_equal_healthy_programs_share_their_recording() -> None:
 
 def test_a_first_finding_is_right_by_its_code() -> None:
     report = Report([Finding("CAP105", "tracing costs"), Finding("INP103", "loads", 1, 18_000_000)])
-    found = gpu_truth.judge(truth(20.0), case_of("transformer/loader"), report)
+    found = gpu_truth.judge(truth(20.0), case_of("transformer/loader"), report, 50.0)
     assert (found.is_right, found.counts, found.price_ratio) == (True, True, 0.9)
 
 
 def test_a_first_finding_is_right_by_what_it_names() -> None:
     report = Report([Finding("HST999", "The CPU is in save_checkpoint for 20 ms", 20_000_000)])
-    assert gpu_truth.judge(truth(), case_of("transformer/checkpoint"), report).is_right
+    assert gpu_truth.judge(truth(), case_of("transformer/checkpoint"), report, 50.0).is_right
 
 
 def test_only_the_first_finding_counts() -> None:
     report = Report([Finding("HST101", "launch-bound", 1, 2), Finding("INP103", "loads", 1, 2)])
-    found = gpu_truth.judge(truth(), case_of("transformer/loader"), report)
+    found = gpu_truth.judge(truth(), case_of("transformer/loader"), report, 50.0)
     assert (found.is_right, found.price_ratio) == (False, None)
-    assert not gpu_truth.judge(truth(), case_of("transformer/loader"), Report([])).is_right
+    assert not gpu_truth.judge(truth(), case_of("transformer/loader"), Report([]), 50.0).is_right
 
 
 def test_what_is_still_saved_comes_before_what_is_saved_alone_and_what_it_costs() -> None:
@@ -98,7 +98,7 @@ def test_what_is_still_saved_comes_before_what_is_saved_alone_and_what_it_costs(
 
 
 def test_small_faults_do_not_count() -> None:
-    verdict = gpu_truth.judge(truth(1.0), case_of("transformer/loader"), Report([]))
+    verdict = gpu_truth.judge(truth(1.0), case_of("transformer/loader"), Report([]), 50.0)
     assert not verdict.counts
     assert "0 cost at least" in gpu_truth.summary([verdict], 0, 0)
 
@@ -107,10 +107,10 @@ def test_the_summary_counts_right_and_close() -> None:
     case = case_of("transformer/loader")
     reports = [Report([Finding("INP103", "", 1, price)]) for price in (18_000_000, 10_000_000)]
     wrong = Report([Finding("HST101", "", 1, 20_000_000)])
-    verdicts = [gpu_truth.judge(truth(20.0), case, report) for report in (*reports, wrong)]
+    verdicts = [gpu_truth.judge(truth(20.0), case, report, 50.0) for report in (*reports, wrong)]
     assert gpu_truth.summary(verdicts, 4, 1).endswith(
-        "first finding right in 2 of 3 (67%), priced within 15% in 1 of 3 (33%); "
-        "1 of 4 healthy programs accused"
+        "first finding right in 2 of 3 (67%), priced within 15% in 1 of 3 (33%), "
+        "or of what the recorded process lost in 1 of 3 (33%); 1 of 4 healthy programs accused"
     )
 
 

@@ -181,7 +181,7 @@ FAULTS = (
         name="offload",
         change={"offload": True},
         right=("MEM101", "INP104", "HST102"),
-        words=("optimizer", "copies", "offload"),
+        words=("optimizer", "copies", "offload", "adam"),
     ),
     Fault(
         name="blocking",

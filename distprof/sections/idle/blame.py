@@ -2,12 +2,17 @@
 
 Idle time during a pause other than a call that waits for the GPU is that pause's. More may follow:
 a pause of ``B`` ns that drained the GPU's queue (it ended in a gap, or within the clock slack of
-one) put the CPU ``B`` ns behind. The CPU's part of that gap and of the following gaps is charged to
-the pause, up to ``B`` in total, until the CPU runs ``B`` ns ahead of the GPU again or another pause
-drains the queue. A shorter pause is charged with its own duration, in its own gap only.
+one) put the CPU ``B`` ns behind. Without it, each later launch would come ``B`` ns sooner, less the
+idle time that the GPU would have been spared by then. So the CPU's part of that gap and of the
+following ones is charged to the pause, up to ``B`` in total. Pauses add up: of several, the last
+one that is not yet used up is charged. A lead ends where the CPU waits for room in the GPU's queue,
+and is never longer than the queue: the time since the activity a thousand launches ago started. A
+shorter pause is charged with its own duration, in its own gap only.
 """
 
 from __future__ import annotations
+
+from collections import deque
 
 import msgspec
 import numpy as np
@@ -19,14 +24,13 @@ from distprof.schema import Int64Array, Table
 from distprof.sections.context import PauseStats
 from distprof.sections.idle.cpu_pauses import PauseKind, Pauses
 from distprof.sections.idle.gaps import Gaps
+from distprof.sections.idle.launch_queue import QUEUE
 
 __all__ = ["DRAINING_NS", "Blame", "blame_pauses", "pause_stats"]
 
 CLOCK_SLACK_NS = 10_000  # CPU and GPU times of one trace agree to about this precision
 
 DRAINING_NS = 20_000  # a call that returns sooner hardly waited
-
-_NEVER = np.iinfo(np.int64).max
 
 
 class Blame(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,10 +69,8 @@ def blame_pauses(
     own, longest = _ended_in(gaps, mine, pauses, left_ns)
     launched = np.flatnonzero(launches.known & np.isin(launches.thread, threads))
     launched = launched[np.argsort(launches.start[launched], kind="stable")]
-    delay = activity["start_ns"][launched] - launches.start[launched]
-    carried, source = _carried(
-        gaps.call_start[mine], rest_ns[mine], own, launches.start[launched], delay
-    )
+    launch, runs = launches.start[launched], activity["start_ns"][launched]
+    carried, source = _carried(gaps.call_start[mine], rest_ns[mine], own, launch, runs)
     is_carried = carried > own
     ns[mine] = np.minimum(np.maximum(own, carried), rest_ns[mine])
     pause[mine] = np.where(is_carried, longest[source], longest)
@@ -104,39 +106,75 @@ def _carried(
     host_ns: Int64Array,
     own: Int64Array,
     launch: Int64Array,
-    delay: Int64Array,
+    runs: Int64Array,
 ) -> tuple[Int64Array, Int64Array]:
-    """Time of draining pauses left to charge at each gap, and the gap in which the pause ended.
+    """What draining pauses are charged with in each gap, and the gap in which that pause ended.
 
     Args:
         call_start: Start of the launch of each gap, ascending.
         host_ns: Time of each gap that can be charged.
         own: Time in pauses that ended in each gap.
         launch: Launches, ascending.
-        delay: Time from each launch until the GPU started the activity.
+        runs: When the GPU started each of them.
     """
+    charged, source = np.zeros_like(own), np.zeros_like(own)
     drains = np.flatnonzero(own >= DRAINING_NS)
     if len(drains) == 0:
-        return np.zeros_like(own), np.zeros_like(own)
-    segment = np.searchsorted(drains, np.arange(len(own)), side="right") - 1
-    source = drains[np.maximum(segment, 0)]
-    before = np.cumsum(host_ns) - host_ns
-    left = own[source] - (before - before[source])
-    caught_up = _caught_up(call_start[drains], own[drains], launch, delay)
-    valid = (segment >= 0) & (call_start <= caught_up[np.maximum(segment, 0)])
-    return np.where(valid, np.maximum(left, 0), 0), source
+        return charged, source
+    number = np.searchsorted(launch, call_start[drains], side="left")
+    oldest = runs[np.clip(number - QUEUE, 0, len(runs) - 1)]
+    most = np.maximum(call_start[drains] - oldest, 0).tolist()
+    number = np.append(number, len(launch))
+    ends = np.append(drains[1:], len(own)).tolist()
+    ahead = runs - launch
+    lost: deque[tuple[int, int]] = deque()  # gap in which a pause ended, and what is left of it
+    for at, (drain, end, limit) in enumerate(zip(drains.tolist(), ends, most, strict=True)):
+        lost.append((drain, int(own[drain])))
+        lead = _limited(lost, limit)
+        caught_up = np.flatnonzero(ahead[number[at] : number[at + 1]] >= lead)[:1] + number[at]
+        stop = end
+        if len(caught_up):
+            until = np.searchsorted(call_start, launch[caught_up[0]], side="right")
+            stop = max(min(int(until), end), drain + 1)
+        _charge(lost, host_ns[drain:stop], charged[drain:stop], source[drain:stop])
+        if len(caught_up):
+            lost.clear()
+    return charged, source
 
 
-def _caught_up(
-    since: Int64Array, blocked: Int64Array, launch: Int64Array, delay: Int64Array
-) -> Int64Array:
-    """For each drain, when a launch was first ahead of the GPU by the blocked time."""
-    segment = np.searchsorted(since, launch, side="right") - 1
-    at = np.maximum(segment, 0)
-    ahead = (segment >= 0) & (delay >= blocked[at])
-    first = np.full(len(since), _NEVER, dtype=np.int64)
-    np.minimum.at(first, at[ahead], launch[ahead])
-    return first
+def _limited(lost: deque[tuple[int, int]], limit: int) -> int:
+    """The sum of all, after the oldest were reduced until it is within the limit."""
+    total = sum(left for _, left in lost)
+    while total > limit and len(lost) > 1:
+        drain, left = lost.popleft()
+        dropped = min(left, total - limit)
+        total -= dropped
+        if left > dropped:
+            lost.appendleft((drain, left - dropped))
+    return total
+
+
+def _charge(
+    lost: deque[tuple[int, int]], host_ns: Int64Array, charged: Int64Array, source: Int64Array
+) -> None:
+    """Charge gaps to the last pauses first; writes to the last two arguments."""
+    whole = np.cumsum(host_ns)
+    left_ns = int(whole[-1])
+    reached: list[int] = []
+    of: list[int] = []
+    while left_ns and lost:
+        drain, left = lost.pop()
+        used = min(left, left_ns)
+        left_ns -= used
+        reached.append(used + (reached[-1] if reached else 0))
+        of.append(drain)
+        if left > used:
+            lost.append((drain, left - used))
+    if reached:
+        before = whole - host_ns
+        charged[:] = np.clip(reached[-1] - before, 0, host_ns)
+        piece = np.searchsorted(np.array(reached), before, side="right")
+        source[:] = np.array(of, np.int64)[np.minimum(piece, len(of) - 1)]
 
 
 def _longest(length: Int64Array, first: Int64Array, last: Int64Array) -> Int64Array:

@@ -15,13 +15,16 @@ from distprof.run.tables import Launches
 from distprof.schema import Int64Array, Table
 from distprof.terms import ActivityKind
 
-__all__ = ["waits_for_room"]
+__all__ = ["QUEUE", "waits_for_room"]
+
+QUEUE = 1_024
+"""Launches that CUDA's queue holds; a CPU that is further ahead waits for room."""
 
 LONG_NS = 20_000
 """A shorter call hardly waited. A CPU whose launches all take this long does not run far ahead."""
 
-MIN_PENDING = 512
-"""Fewer pending activities do not fill a queue. CUDA's holds about 1,024."""
+MIN_PENDING = QUEUE // 2
+"""Fewer pending activities do not fill a queue."""
 
 NEARLY_FULL = 0.9
 """Share of the most activities pending in a long call. Streams have separate queues, so no fixed

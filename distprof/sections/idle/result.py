@@ -7,6 +7,7 @@ from distprof.sections.base import Result
 
 __all__ = [
     "COLLECTION",
+    "COMPILES",
     "MEMORY",
     "PYTHON",
     "CpuPause",
@@ -19,7 +20,9 @@ __all__ = [
 COLLECTION = "garbage collection"
 MEMORY = "memory calls"
 PYTHON = "Python"
-"""Names of pauses that no call or range names; ``MEMORY`` stands for all calls of its kind."""
+COMPILES = "torch.compile"
+"""Names of pauses that no call or range names; ``MEMORY`` stands for all calls of its kind, and
+``COMPILES`` names what ran in one."""
 
 
 class RankIdle(Record, frozen=True, kw_only=True):
@@ -77,8 +80,9 @@ class CpuPause(Record, frozen=True, kw_only=True):
             memory of the GPU), ``range`` (a range that the program named) or ``python`` (code
             outside of PyTorch).
         name: Runtime call or range, for example ``cudaStreamSynchronize`` or ``save_checkpoint``.
-        caller: Operator or range that made most of these calls, for example ``aten::item``; empty
-            if unknown.
+        caller: Operator or range that made most of these calls, for example ``aten::item``; of
+            ``python``, the operator that ran on the CPU, or ``torch.compile`` while it compiled;
+            empty if unknown.
         ranks: Ranks that paused.
         count_per_step: Number of pauses, mean per rank and step.
         cpu_ns_per_step: CPU time in them, mean per rank and step.

@@ -27,7 +27,7 @@ from distprof.run.tables import (
 )
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.idle.gaps import blocking_calls, is_loading
-from distprof.sections.idle.launch_queue import waits_for_room
+from distprof.sections.idle.launch_queue import QUEUE, waits_for_room
 from distprof.terms import ActivityKind, CollectiveKind
 
 __all__ = ["Edges", "Part", "RankEvents", "find_events"]
@@ -40,9 +40,6 @@ LATENCY_NS = 50_000
 
 CALL_NS = 5_000
 """CPU time of a call that waits, apart from waiting."""
-
-QUEUE = 1_024
-"""Launches that CUDA's queue holds; a CPU that is further ahead waits for room."""
 
 NOTED_LATE_NS = 500_000
 """A gloo thread may record a collective's end this long after the training thread continued."""

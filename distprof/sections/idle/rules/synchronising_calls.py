@@ -15,7 +15,9 @@ The operators around the calls, if the trace has them, name the callers.
 
 ## How the cost is computed
 Idle GPU time caused by synchronising calls that delayed the next launches, mean over ranks and
-steps. Time in which the CPU is blocked while the GPU works costs nothing and is not counted.
+steps: after the call, and later, for as long as launches would not have been late without it. Time
+in which the CPU is blocked while the GPU works costs nothing and is not counted. A call that is
+made less than once per step is not reported: reading results every N steps is the fix.
 The cost is not part of any other finding.
 
 ## How to fix
@@ -43,6 +45,9 @@ from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import Severity
 from distprof.units import format_duration, name_ranks
 
+OFTEN = 1.0
+"""Calls per step below which the program already does what the fix says."""
+
 
 @rule(
     code="HST102",
@@ -68,6 +73,8 @@ def check(
     if step.ratio(cost) < limits["idle_sync_ratio"] or not idle.sync_calls:
         return
     worst = max(idle.sync_calls, key=lambda call: call.idle_ns_per_step)
+    if worst.count_per_step < OFTEN:
+        return
     yield Draft(
         message=(
             f"The GPU idles {step.share(cost)} after the CPU has waited for it, mostly because of "

@@ -2,7 +2,7 @@
 
 ## What it detects
 The training thread does something else than launching kernels for so long that the GPU runs out of
-work: a range that the program named, such as `save_checkpoint`, or code outside of PyTorch.
+work: a range that the program named, an operator on the CPU, compiling, or code outside of PyTorch.
 
 ## Why it costs time
 One thread launches all work of a rank. While it tokenises, logs, writes a file or sleeps, nothing
@@ -10,7 +10,7 @@ is launched, and the GPU idles as soon as its queue is empty.
 
 ## Evidence needed
 Launch calls of at least one rank. A name needs a range that the program annotated
-(`torch.profiler.record_function`) around the work.
+(`torch.profiler.record_function`) around the work, or an operator that runs for most of it.
 
 ## How the cost is computed
 Idle GPU time between the launches before and after such a stretch, and until the CPU has caught up:
@@ -24,8 +24,8 @@ Move the work to data loader workers, to another thread or process, or do it eve
 stacks (`--stacks`), or annotate parts of the loop, to see which code it is.
 
 ## When it is wrong
-A long stretch may be launching itself, if a single operator takes over a millisecond on the CPU
-(custom operators, `torch.compile` while it compiles).
+Compiling in the first steps is part of every job that uses `torch.compile`. It counts if the
+recorded steps come later.
 
 ## Sources
 PyTorch documentation, performance tuning guide. Formula sheet, "Measured from traces" (idle).
@@ -36,7 +36,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
-from distprof.sections.idle.result import PYTHON, CpuPause, IdleResult
+from distprof.sections.idle.result import COMPILES, PYTHON, CpuPause, IdleResult
 from distprof.sections.shares import mean_step
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import Severity
@@ -75,16 +75,7 @@ def check(
                 f"{format_duration(pause.cpu_ns_per_step)} per {step.word} on "
                 f"{name_ranks(pause.ranks)}."
             ),
-            fix=(
-                "Move that work to data loader workers or to another thread, or do it every N "
-                "steps."
-                + (
-                    " Annotate parts of the loop with torch.profiler.record_function to see which "
-                    "code it is."
-                    if pause.name == PYTHON
-                    else ""
-                )
-            ),
+            fix=_fix(pause),
             cost_ns_per_step=cost,
             ranks=pause.ranks,
             evidence=("idle.pauses", "waterfall.all"),
@@ -93,6 +84,34 @@ def check(
 
 
 def _does(pause: CpuPause) -> str:
-    if pause.name == PYTHON:
-        return "runs code outside of PyTorch"
-    return f"is in {pause.name}"
+    if pause.name != PYTHON:
+        return f"is in {pause.name}"
+    if pause.caller == COMPILES:
+        return "waits for torch.compile, which compiles"
+    return f"runs {pause.caller} on the CPU" if pause.caller else "runs code outside of PyTorch"
+
+
+def _fix(pause: CpuPause) -> str:
+    if pause.caller == COMPILES:
+        return (
+            "Code that recompiles in every step has a guard that fails each time: "
+            "TORCH_LOGS=recompiles names it. Pass what changes as a tensor, mark changing sizes "
+            "with torch._dynamo.mark_dynamic, or keep that function out with "
+            "torch.compiler.disable."
+        )
+    if pause.caller:
+        return (
+            "Run that operator on the GPU, or let another thread run it while the GPU works. An "
+            "optimizer on the CPU saves GPU memory, but its step has to fit into the time of the "
+            "next forward pass."
+            if "adam" in pause.caller or "sgd" in pause.caller
+            else "Run that operator on the GPU, or move it to data loader workers or to another "
+            "thread."
+        )
+    move = "Move that work to data loader workers or to another thread, or do it every N steps."
+    if pause.name != PYTHON:
+        return move
+    return (
+        f"{move} Annotate parts of the loop with torch.profiler.record_function to see which code "
+        "it is."
+    )
