@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from distprof.sections.report import Report
     from distprof.sections.whatif.plan import Simulation
 
-__all__ = ["Examined", "Progress", "analyze", "examine", "open_run"]
-
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with the number of ranks done and the total number of ranks."""
 

@@ -18,24 +18,6 @@ from typing import Any, BinaryIO, Literal, TypeVar, cast
 
 import msgspec
 
-__all__ = [
-    "NOT_A_FILE",
-    "Bound",
-    "GzipLimit",
-    "NotAFileError",
-    "Seekable",
-    "TooLargeError",
-    "UnpackedTooLargeError",
-    "decode_json",
-    "expanded",
-    "num_parts",
-    "open_plain",
-    "read_plain",
-    "within",
-    "wrong_number",
-]
-
-
 T = TypeVar("T")
 
 

@@ -43,22 +43,6 @@ from distprof.errors import UsageError
 from distprof.options import convert, option, parse_toml
 from distprof.terms import CollectiveKind
 
-__all__ = [
-    "CONFIG_FILE",
-    "CheckConfig",
-    "CommunicationConfig",
-    "Config",
-    "ConfigFile",
-    "ModelConfig",
-    "ModelShape",
-    "NamePattern",
-    "TopologyConfig",
-    "find_config",
-    "load_config",
-    "parse_communication",
-    "parse_config",
-]
-
 CONFIG_FILE = "distprof.toml"
 
 _KINDS = {kind.label: kind for kind in CollectiveKind}

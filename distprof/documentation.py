@@ -12,8 +12,6 @@ import re
 from distprof.installed import headers
 from distprof.version import __version__
 
-__all__ = ["is_web_address", "page_url", "published_site"]
-
 _ADDRESS = re.compile(r"https?://[\w.:@-]+(/[\w.~%+@:-]*)*(#[\w.~%-]*)?", re.ASCII)
 
 

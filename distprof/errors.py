@@ -16,16 +16,6 @@ from __future__ import annotations
 
 import errno
 
-__all__ = [
-    "DistprofError",
-    "InputError",
-    "MissingExtraError",
-    "SchemaError",
-    "UsageError",
-    "WebError",
-    "in_words",
-]
-
 
 class DistprofError(Exception):
     """Base class of all errors that a user can act on."""

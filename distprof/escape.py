@@ -10,18 +10,6 @@ from collections.abc import Collection
 
 from distprof.units import fold_ranks
 
-__all__ = [
-    "glued",
-    "html_text",
-    "inert",
-    "markdown_text",
-    "plain",
-    "plain_lines",
-    "short_ranks",
-    "shorten",
-    "wrapped",
-]
-
 _MARKDOWN_SPECIAL = frozenset("\\`*_[]#|~")
 _UNIT = re.compile(r"(?<=\d) (?=(?:%|ns|µs|ms|s|B|kB|MB|GB|TB|GB/s|ppm|×)(?!\w))")
 _WORKFLOW_COMMAND = re.compile(r"^(?P<before>\s*):(?=:)|#(?P<hash>#)(?=\[)", re.MULTILINE)

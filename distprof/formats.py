@@ -19,20 +19,6 @@ from distprof.terms import CI_FORMATS, PAGE_FORMATS
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
-__all__ = [
-    "FINDINGS",
-    "Displayed",
-    "RenderOptions",
-    "Reporter",
-    "check_reporter",
-    "documents",
-    "endings",
-    "find_reporter",
-    "format_of_file",
-    "is_reporter",
-    "reporter_names",
-]
-
 FINDINGS = "findings"
 """Name of all findings as a section."""
 

@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import NamedTuple
 
-__all__ = ["Plugin", "headers", "plugins"]
-
 _FOLDERS = (".dist-info", ".egg-info")
 _HEADERS = ("METADATA", "PKG-INFO")
 _ENTRY_POINTS = "entry_points.txt"

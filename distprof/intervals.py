@@ -13,20 +13,6 @@ import numpy as np
 
 from distprof.schema import Int64Array
 
-__all__ = [
-    "EMPTY",
-    "Intervals",
-    "clip",
-    "complement",
-    "covered",
-    "intersect",
-    "outermost",
-    "reach",
-    "subtract",
-    "total",
-    "union",
-]
-
 
 class Intervals(NamedTuple):
     """Half-open intervals as two int64 arrays of equal shape ``(n,)``, in nanoseconds."""

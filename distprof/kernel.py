@@ -11,8 +11,6 @@ import os
 from importlib import import_module
 from types import ModuleType
 
-__all__ = ["KERNEL_ENVIRONMENT", "explain", "kernel", "share_cpus", "threads_help"]
-
 KERNEL_ENVIRONMENT = "DISTPROF_KERNEL"
 
 _OFF = ("off", "0", "no", "false")

@@ -27,17 +27,6 @@ from distprof.bounds import wrong_number
 from distprof.errors import UsageError
 from distprof.units import finite_range
 
-__all__ = [
-    "Option",
-    "check_known",
-    "click_options",
-    "convert",
-    "option",
-    "options_of",
-    "parse_toml",
-    "whole_number",
-]
-
 T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., Any])
 

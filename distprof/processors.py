@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["available_processors"]
-
 
 def available_processors() -> int | None:
     """Number of CPUs that this process and its children may use; None if unknown."""

@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 
 from distprof.kernel import kernel
 
-__all__ = ["CycleError", "Graph", "Times", "critical_path", "simulate"]
-
 
 class CycleError(ValueError):
     """Operations depend on each other in a cycle; ``operations`` are some of them."""

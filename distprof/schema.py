@@ -18,15 +18,6 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = [
-    "ABSENT",
-    "Coded",
-    "Column",
-    "Int64Array",
-    "Table",
-    "TableSchema",
-]
-
 Int64Array: TypeAlias = NDArray[np.int64]
 
 DType = Literal["int64", "int32", "int8", "float64", "bool", "category"]

@@ -4,26 +4,6 @@ from __future__ import annotations
 
 from enum import IntEnum, StrEnum
 
-__all__ = [
-    "CI_FORMATS",
-    "PAGE_FORMATS",
-    "UNKNOWN_AXIS",
-    "ActivityKind",
-    "CollectiveKind",
-    "Confidence",
-    "IdleCause",
-    "MatchMethod",
-    "MeshAxis",
-    "NcclRemark",
-    "Origin",
-    "Severity",
-    "SlotKind",
-    "StepSource",
-    "StragglerCause",
-    "StragglerPattern",
-    "Subject",
-]
-
 UNKNOWN_AXIS = "unknown"
 """Mesh axis of a group whose axis is unknown."""
 

@@ -14,27 +14,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import click
 
-__all__ = [
-    "MOST_COLLECTIVES",
-    "MOST_RANKS",
-    "NS_PER_MS",
-    "NS_PER_S",
-    "NS_PER_US",
-    "capitalized",
-    "finite_range",
-    "fold_ranks",
-    "format_bandwidth",
-    "format_bytes",
-    "format_duration",
-    "format_parts",
-    "format_ratio",
-    "name_of_device",
-    "name_ranks",
-    "parse_duration",
-    "signed",
-    "signed_ratio",
-]
-
 NS_PER_US = 1_000
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000

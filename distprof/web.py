@@ -30,8 +30,6 @@ import fsspec
 from distprof.bounds import Bound, Seekable, TooLargeError
 from distprof.errors import WebError
 
-__all__ = ["BOUND", "LIMIT_S", "WebFileSystem"]
-
 BOUND: Final = Bound(
     reads="a file behind http:// or https://", num_bytes=1 << 36, rows=None, beyond="refused"
 )

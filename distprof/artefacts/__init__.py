@@ -9,41 +9,6 @@ loses at most its last line.
 
 from __future__ import annotations
 
-__all__ = [
-    "ATTACH_FILE",
-    "CACHE_DIR",
-    "CLOCK_FILE",
-    "COLLECTIVES_FILE",
-    "DIARY_FILE",
-    "ERROR_FILE",
-    "EXIT_FILE",
-    "FLIGHT_FILE",
-    "LIGHT_TRACE_FILE",
-    "MEMORY_FILE",
-    "MOE_FILE",
-    "NCCL_LOG_FILE",
-    "NVML_FILE",
-    "OUTPUT_FILE",
-    "PAUSES_FILE",
-    "RANK_DIR_FORMAT",
-    "RANK_FILE",
-    "RANK_SCHEMA",
-    "REPLIES_DIR",
-    "REPLY_SCHEMA",
-    "REPORT_FILE",
-    "REPORT_PAGE_FILE",
-    "REPORT_SCHEMA",
-    "REQUESTS_DIR",
-    "REQUEST_SCHEMA",
-    "RUN_FILE",
-    "RUN_SCHEMA",
-    "SETTINGS_FILE",
-    "SETTINGS_SCHEMA",
-    "STACKS_FILE",
-    "STEPS_FILE",
-    "TRACE_FILE",
-]
-
 RUN_FILE = "run.json"
 RUN_SCHEMA = "distprof.run/1"
 REPORT_FILE = "report.json"

@@ -6,8 +6,6 @@ import msgspec
 
 from distprof.artefacts.summary_file import Fingerprint, StepParts
 
-__all__ = ["BASELINE_SCHEMA", "Acknowledged", "BaselineFile", "BaselineSession"]
-
 BASELINE_SCHEMA = "distprof.baseline/1"
 
 

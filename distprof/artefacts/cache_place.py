@@ -7,8 +7,6 @@ from pathlib import Path
 
 from distprof.artefacts import CACHE_DIR, RUN_FILE
 
-__all__ = ["CACHE_ENVIRONMENT", "cache_root", "has_own_place", "shared_url"]
-
 CACHE_ENVIRONMENT = "DISTPROF_CACHE_DIR"
 
 

@@ -12,16 +12,6 @@ from typing import Literal
 
 import msgspec
 
-__all__ = [
-    "FABRIC_FILE",
-    "FABRIC_SCHEMA",
-    "FabricCurve",
-    "FabricFile",
-    "FabricFit",
-    "FabricPoint",
-    "Tier",
-]
-
 FABRIC_FILE = "fabric.json"
 FABRIC_SCHEMA = "distprof.fabric/1"
 

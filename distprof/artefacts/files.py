@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-__all__ = ["write_atomically", "writing_atomically"]
-
 _LONG_AGO_S = 3_600  # no file of distprof takes an hour to write
 _DEFAULT_MODE = 0o666  # before the umask
 

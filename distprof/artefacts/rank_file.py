@@ -7,8 +7,6 @@ import msgspec
 from distprof.artefacts import RANK_SCHEMA
 from distprof.artefacts.run_file import Overhead, ProbeStatus, RankEntry, RunFile
 
-__all__ = ["AttachFile", "ErrorFile", "RankFile", "with_ranks"]
-
 
 class RankFile(msgspec.Struct, frozen=True, kw_only=True):
     """``rank.json``: written when probes start, and again when they stop.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from distprof.artefacts.record import Record
 
-__all__ = ["TroubledRank"]
-
 
 class TroubledRank(Record, frozen=True, kw_only=True):
     """A rank with a problem.

@@ -11,8 +11,6 @@ import msgspec
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Record", "records_to_pandas"]
-
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One row of a result: plain numbers and names, written to ``report.json`` unchanged.

@@ -6,20 +6,6 @@ from typing import Any, Literal
 
 import msgspec
 
-__all__ = [
-    "ClockStamp",
-    "CollectivesRecord",
-    "DiaryLine",
-    "GroupTimes",
-    "Header",
-    "MemoryRecord",
-    "MoeRecord",
-    "NvmlRecord",
-    "Pause",
-    "Phase",
-    "StepRecord",
-]
-
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
     """First line of a line-wise file.

@@ -13,8 +13,6 @@ import msgspec
 
 from distprof.artefacts import REPLY_SCHEMA, REQUEST_SCHEMA
 
-__all__ = ["MAX_REPLY_BYTES", "MAX_REQUEST_BYTES", "RankReply", "ReplyFile", "RequestFile"]
-
 MAX_REQUEST_BYTES = 2**20
 """A request that names 100,000 ranks is smaller."""
 MAX_REPLY_BYTES = 2**20

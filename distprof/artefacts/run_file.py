@@ -8,19 +8,6 @@ import msgspec
 
 from distprof.artefacts import RUN_SCHEMA
 
-__all__ = [
-    "Coverage",
-    "Exit",
-    "ExitFile",
-    "Failure",
-    "Fault",
-    "Outcome",
-    "Overhead",
-    "ProbeStatus",
-    "RankEntry",
-    "RunFile",
-]
-
 Outcome = Literal["running", "completed", "failed", "interrupted"]
 FailureKind = Literal[
     "exception", "killed", "exited", "hung", "stopped", "out_of_memory", "unknown"

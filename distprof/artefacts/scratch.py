@@ -17,8 +17,6 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["keep_scratch", "private_folder", "scratch", "scratch_folder"]
-
 _KEPT = ".kept"
 _GRACE_S = 10  # a new folder may not be locked yet
 _made: dict[Path, int | None] = {}  # folders of this process, each with its lock

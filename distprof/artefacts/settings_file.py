@@ -8,15 +8,6 @@ import msgspec
 
 from distprof.artefacts import SETTINGS_SCHEMA
 
-__all__ = [
-    "DdpSettings",
-    "FsdpSettings",
-    "LoaderSettings",
-    "OptimizerSettings",
-    "SettingsFile",
-    "ThreadSettings",
-]
-
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 50)]
 _Limit = Annotated[int, msgspec.Meta(ge=0)]  # may be the largest integer, for no limit
 _Ratio = Annotated[float, msgspec.Meta(ge=0, le=1)]

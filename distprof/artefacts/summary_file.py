@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["SUMMARY_SCHEMA", "Fingerprint", "StepParts", "SummaryFile"]
-
 SUMMARY_SCHEMA = "distprof.summary/1"
 
 

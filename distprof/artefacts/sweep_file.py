@@ -6,8 +6,6 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["SWEEP_FILE", "SWEEP_SCHEMA", "SweepFile", "SweepRun"]
-
 SWEEP_FILE = "sweep.json"
 SWEEP_SCHEMA = "distprof.sweep/1"
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["throttle_reasons"]
-
 # Bits of nvmlDeviceGetCurrentClocksEventReasons, named as nvidia-smi does (clocks_event_reasons.*).
 # Bit 0, "GPU idle", is not throttling.
 _REASONS: tuple[tuple[int, str], ...] = (

@@ -22,8 +22,6 @@ from distprof.verbs.sources import check_source, single_source, spooled
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
-__all__ = ["analyze"]
-
 
 @click.command()
 @click.argument("sources", metavar="SOURCE", nargs=-1, required=True)

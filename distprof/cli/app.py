@@ -25,8 +25,6 @@ from distprof.escape import inert, plain, plain_lines
 from distprof.installed import plugins
 from distprof.version import __version__
 
-__all__ = ["ExitCode", "State", "app", "main"]
-
 ENTRY_POINT_GROUP = "distprof.commands"
 _OF_THE_JOB = frozenset({"attach", "bench", "capture", "run"})
 """Verbs of distprof's two other packages, which are found by entry points."""

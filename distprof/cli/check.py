@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from distprof.verbs.gate.check import CheckResult
     from distprof.verbs.gate.repeats import Sizes
 
-__all__ = ["check"]
-
 REPEATS = 5
 MOST = 100
 _LATEST_NS = (1 << 63) - 1

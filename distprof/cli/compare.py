@@ -12,8 +12,6 @@ from distprof.cli.options import debug_option, output_options
 from distprof.cli.output import Output, deliver, note
 from distprof.verbs.sources import check_comparable
 
-__all__ = ["compare"]
-
 
 @click.command()
 @click.argument("first", metavar="FIRST")

@@ -7,8 +7,6 @@ import click
 from distprof.cli.options import debug_option
 from distprof.cli.output import note
 
-__all__ = ["demo"]
-
 _TRAINING = ("ddp", "--ranks", "2", "--device", "cpu", "--fault", "slow-rank=1:1.5")
 
 

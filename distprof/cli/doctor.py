@@ -24,8 +24,6 @@ from distprof.processors import available_processors
 from distprof.units import format_bytes
 from distprof.version import __version__
 
-__all__ = ["Check", "doctor"]
-
 _REQUIRED = (
     *("click", "fsspec", "isal", "markdown-it-py", "msgspec", "numpy", "pandas", "pyarrow"),
     "rich",

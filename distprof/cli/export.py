@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from distprof.api import Examined
     from distprof.verbs.export.perfetto import Exported
 
-__all__ = ["export"]
-
 _HOW_TO_OPEN = """\
 Open https://ui.perfetto.dev and drag the file into the page: {path}
 The page reads the file inside the browser and uploads nothing.

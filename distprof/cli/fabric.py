@@ -10,8 +10,6 @@ from distprof.cli.app import ExitCode
 from distprof.cli.options import debug_option, output_options
 from distprof.cli.output import Output, deliver
 
-__all__ = ["fabric"]
-
 
 @click.command()
 @click.argument("file", metavar="FILE", type=click.Path())

@@ -13,8 +13,6 @@ from distprof.cli.output import Output, deliver
 if TYPE_CHECKING:
     from distprof.verbs.hang.result import HangReport
 
-__all__ = ["hang"]
-
 _NEVER, _STUCK, _IN_FLIGHT, _FAILED = "never", "stuck", "in_flight", "failed"
 
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from distprof.verbs.gate.metrics import Metric
     from distprof.verbs.history.timeline import History
 
-__all__ = ["history"]
-
 _FORMATS = ("text", "json", "md")
 _FEW_SERIES = 4
 _FEW_POINTS = 20

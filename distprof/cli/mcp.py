@@ -10,8 +10,6 @@ from distprof.cli.app import ExitCode
 from distprof.cli.options import debug_option
 from distprof.cli.output import note
 
-__all__ = ["mcp"]
-
 
 @click.command()
 @click.option(

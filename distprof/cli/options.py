@@ -11,17 +11,6 @@ from click.shell_completion import CompletionItem
 from distprof.cli.app import State
 from distprof.terms import PAGE_FORMATS, Severity
 
-__all__ = [
-    "Duration",
-    "RankList",
-    "StepList",
-    "debug_option",
-    "fail_on_option",
-    "output_options",
-    "output_options_with",
-    "report_options",
-]
-
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 MAX_RANK = 10_000_000
@@ -68,6 +57,7 @@ class FormatChoice(_Named):
         return self.names or reporter_names()
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:  # noqa: ARG002
+        """As in the help: ``text|md|…``."""
         from distprof.terms import CI_FORMATS
 
         return "|".join(self.names or (*PAGE_FORMATS, *CI_FORMATS))

@@ -24,20 +24,6 @@ if TYPE_CHECKING:
     from distprof.rules.base import Finding
     from distprof.sections.report import Report
 
-__all__ = [
-    "Output",
-    "check_free",
-    "deliver",
-    "has_color",
-    "in_encoding",
-    "note",
-    "show",
-    "show_in_step_summary",
-    "terminal_width",
-    "to_stdout",
-    "verdict_code",
-]
-
 T = TypeVar("T", bound="Struct")
 
 _STEP_SUMMARY = "GITHUB_STEP_SUMMARY"

@@ -19,8 +19,6 @@ from distprof.units import MOST_RANKS, finite_range
 if TYPE_CHECKING:
     from distprof.verbs.plan.job_file import JobFile
 
-__all__ = ["plan"]
-
 _AT_LEAST_ONE = click.IntRange(1, 10**9)
 _SHARE = finite_range(0, 1)
 _FEW, _MANY = 10, 100

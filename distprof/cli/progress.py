@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from distprof.artefacts.sweep_file import SweepFile
     from distprof.verbs.sweep.running import Outcome, Progress
 
-__all__ = ["RUN_FAILED", "make_sweep", "progress_bar", "status_line"]
-
 PATIENCE_S = 1.0
 LINE_S = 30.0
 """Time between lines without a terminal: often enough to show progress, rare enough for CI logs."""

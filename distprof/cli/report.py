@@ -9,8 +9,6 @@ import click
 from distprof.cli.options import debug_option, fail_on_option, report_options
 from distprof.cli.output import Output, show, verdict_code
 
-__all__ = ["report"]
-
 
 @click.command()
 @click.argument("saved", type=click.Path())

@@ -17,8 +17,6 @@ from distprof.escape import plain, wrapped
 if TYPE_CHECKING:
     from distprof.rules.base import Rule
 
-__all__ = ["listed_rules", "page_text", "rule"]
-
 
 class RuleCode(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5 only
     """The code or name of a rule, with shell completion."""

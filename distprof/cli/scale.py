@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from distprof.artefacts.sweep_file import SweepFile
     from distprof.verbs.sweep.result import Mode, ScalingReport
 
-__all__ = ["scale"]
-
 
 @click.command(
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": True},

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from distprof.verbs.watch.deliver import Courier
     from distprof.verbs.watch.result import Alert, WatchReport
 
-__all__ = ["watch"]
-
 
 @click.command()
 @click.argument("source", metavar="DIR|URL", type=click.Path())

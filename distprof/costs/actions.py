@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from distprof.terms import SlotKind
 
-__all__ = ["Action", "Orders", "in_flight_of", "orders_from"]
-
 
 class Action(NamedTuple):
     """One slot: the work of a stage on a micro-batch."""

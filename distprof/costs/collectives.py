@@ -16,18 +16,6 @@ import msgspec
 
 from distprof.terms import CollectiveKind
 
-__all__ = [
-    "Algorithm",
-    "BucketTime",
-    "bus_factor",
-    "collective_time",
-    "crossover_bytes",
-    "exposed_overhead_ratio",
-    "hierarchical_all_reduce_time",
-    "latency_steps",
-    "sent_bytes",
-]
-
 Algorithm = Literal["ring", "recursive", "tree", "naive"]
 
 _SHARDED = frozenset(

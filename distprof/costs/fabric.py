@@ -21,17 +21,6 @@ from distprof.costs.repeats import student_quantile
 from distprof.terms import CollectiveKind
 from distprof.units import format_bytes
 
-__all__ = [
-    "MIN_SIZES",
-    "NoFitError",
-    "expected_busbw",
-    "expected_latency_ns",
-    "fit_alpha_beta",
-    "fit_buckets",
-    "fitted",
-    "point",
-]
-
 Floats = NDArray[np.float64]
 
 MIN_SIZES = 5

@@ -12,8 +12,6 @@ from distprof.costs import plain_orders as plain
 from distprof.costs import zero_bubble_orders as zero_bubble
 from distprof.costs.actions import Orders, orders_from
 
-__all__ = ["SCHEDULES", "Schedule", "orders"]
-
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     """A pipeline schedule.

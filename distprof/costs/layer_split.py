@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["split_layers"]
-
 
 def split_layers(
     work_ns: NDArray[Any], num_stages: int, *, rank_of_stage: Sequence[int] | None = None

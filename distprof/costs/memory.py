@@ -9,13 +9,6 @@ import msgspec
 
 from distprof.costs.transformer import Recomputation, Transformer
 
-__all__ = [
-    "StateBytes",
-    "activation_bytes_per_layer",
-    "activation_bytes_per_token",
-    "model_state_bytes",
-]
-
 _WEIGHT, _GRADIENT, _OPTIMIZER = 2, 2, 12
 _ZERO_STAGES = (0, 1, 2, 3)
 

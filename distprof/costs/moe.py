@@ -13,22 +13,6 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = [
-    "DEAD_RATIO",
-    "Placement",
-    "aux_loss",
-    "contiguous_placement",
-    "dead_ratio",
-    "distribution_distance",
-    "dropped_tokens",
-    "expert_capacity",
-    "load_imbalance",
-    "load_variation",
-    "lost_to_imbalance",
-    "normalised_entropy",
-    "place_experts",
-]
-
 DEAD_RATIO = 0.01
 """An expert below this share of the mean load is dead."""
 

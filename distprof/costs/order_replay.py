@@ -26,8 +26,6 @@ from distprof.costs.actions import Orders, in_flight_of
 from distprof.replay import Graph, simulate
 from distprof.terms import SlotKind
 
-__all__ = ["Durations", "Replay", "replay"]
-
 Durations = Mapping[SlotKind, ArrayLike]
 
 _GRADIENT = (SlotKind.BACKWARD, SlotKind.BACKWARD_INPUT)

@@ -10,17 +10,6 @@ from __future__ import annotations
 from distprof.costs.collectives import sent_bytes
 from distprof.terms import CollectiveKind
 
-__all__ = [
-    "data_parallel_bytes",
-    "expert_parallel_bytes",
-    "fully_sharded_bytes",
-    "hybrid_sharded_bytes",
-    "pipeline_bytes",
-    "ring_attention_bytes",
-    "tensor_parallel_bytes",
-    "ulysses_bytes",
-]
-
 
 def data_parallel_bytes(num_ranks: int, num_parameters: float, *, element_bytes: int = 2) -> float:
     """DDP, ZeRO-1, ZeRO-2: gradients all-reduced, or reduce-scattered with weights gathered."""

@@ -12,16 +12,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = [
-    "ZeroBubbleSchedule",
-    "bubble_fraction",
-    "bubble_overhead",
-    "dualpipe_idle",
-    "in_flight",
-    "min_micro_batches",
-    "zero_bubble_idle",
-]
-
 ZeroBubbleSchedule = Literal["1f1b", "zb-h1", "zb-h2"]
 
 _WEIGHT_PARTS = {"1f1b": -1, "zb-h1": 1, "zb-h2": 2}

@@ -12,17 +12,6 @@ from itertools import pairwise
 from distprof.costs.actions import Action
 from distprof.terms import SlotKind
 
-__all__ = [
-    "RankOrders",
-    "chunk_table",
-    "default_group_size",
-    "gpipe",
-    "interleave",
-    "interleaved_1f1b",
-    "looped_bfs",
-    "one_f_one_b",
-]
-
 RankOrders = list[list[Action]]
 
 

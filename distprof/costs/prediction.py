@@ -18,8 +18,6 @@ from distprof.costs.order_replay import replay
 from distprof.schema import Int64Array
 from distprof.terms import SlotKind
 
-__all__ = ["Candidate", "Prediction", "StageWork", "predict"]
-
 
 class StageWork(msgspec.Struct, frozen=True, kw_only=True):
     """Work of the current stages on one of the current micro-batches.

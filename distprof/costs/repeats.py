@@ -14,19 +14,6 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = [
-    "FEWEST_TO_TAME",
-    "RESAMPLES",
-    "Interval",
-    "Level",
-    "compare_pairs",
-    "compare_repeats",
-    "pseudo_median",
-    "step_interval",
-    "student_quantile",
-    "winsorized",
-]
-
 RESAMPLES = 2_000
 """Resamples of a bootstrap. The ends vary by about 2 % of the interval between seeds."""
 

@@ -7,17 +7,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-__all__ = [
-    "Regime",
-    "bound_with_overlap",
-    "bound_without_overlap",
-    "critical_batch",
-    "data_parallel_intensity",
-    "flop_utilisation",
-    "regime",
-    "ridge",
-]
-
 Regime = Literal[
     "severely communication-bound", "communication-bound", "near the ridge", "compute-bound"
 ]

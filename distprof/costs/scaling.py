@@ -27,21 +27,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from distprof.costs.repeats import Interval, student_quantile
 
-__all__ = [
-    "LAWS",
-    "LAW_NAMES",
-    "Law",
-    "NoScalingFitError",
-    "ScalingFit",
-    "amdahl_speedup",
-    "fit_scaling",
-    "gustafson_speedup",
-    "peak_ranks",
-    "strong_speedup",
-    "throughput_speedup",
-    "usl_speedup",
-]
-
 Law = Literal["amdahl", "gustafson", "usl"]
 LAWS: tuple[Law, ...] = ("amdahl", "gustafson", "usl")
 LAW_NAMES: dict[str, str] = {

@@ -8,8 +8,6 @@ import msgspec
 
 from distprof.costs.transformer import Recomputation, Transformer, training_flop_per_token
 
-__all__ = ["Precision", "TrainedModel"]
-
 Precision = Literal["bf16", "fp16", "fp8", "fp32"]
 
 

@@ -10,8 +10,6 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["Latent", "Recomputation", "Transformer", "training_flop_per_token"]
-
 Recomputation = Literal["none", "selective", "full"]
 
 

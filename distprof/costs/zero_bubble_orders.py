@@ -12,8 +12,6 @@ from distprof.costs.actions import Action
 from distprof.costs.plain_orders import RankOrders, chunk_table, interleave
 from distprof.terms import SlotKind
 
-__all__ = ["dualpipe_v", "interleaved_zero_bubble", "zb_h1", "zb_h2", "zb_v"]
-
 
 def zb_h1(num_ranks: int, num_micro_batches: int) -> RankOrders:
     """1F1B with weight gradients deferred by as many micro-batches as the rank's index.

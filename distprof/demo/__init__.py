@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["ABOUT", "FOLDER"]
-
 FOLDER = Path(__file__).parent / "dlrm-v100-8gpu"
 """Traces of four ranks."""
 

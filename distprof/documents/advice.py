@@ -13,8 +13,6 @@ from distprof.sections.report import Report
 from distprof.sections.whatif.plan import MIN_GAIN_RATIO
 from distprof.units import format_duration, format_ratio
 
-__all__ = ["MAX_FINDINGS_SHOWN", "cost_text", "gain_text", "next_commands"]
-
 MAX_FINDINGS_SHOWN = 5
 SAME_RATIO = 0.05
 """Relative difference below which a second number (a simulated gain next to a cost) is left out."""

@@ -28,8 +28,6 @@ from distprof.sections.verdict import judge
 from distprof.sections.whatif.show import plan_sentence
 from distprof.units import format_duration, format_ratio
 
-__all__ = ["MAX_TOKENS", "most_tokens", "page_brief", "render"]
-
 MAX_TOKENS = 1_500
 
 _MAX_VERDICT = 250

@@ -28,8 +28,6 @@ from distprof.terms import CI_FORMATS
 if TYPE_CHECKING:
     from distprof.documents.ci.cases import Cases
 
-__all__ = ["Document", "Reporting", "document_of", "write_file"]
-
 T = TypeVar("T", bound=msgspec.Struct)
 Reporting: TypeAlias = Callable[[T, RenderOptions], str]
 """A function that writes a result in one format."""

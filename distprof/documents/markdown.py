@@ -17,8 +17,6 @@ from distprof.sections.tables import tables_of
 from distprof.sections.time.show import waterfall_table
 from distprof.sections.verdict import judge
 
-__all__ = ["MAX_BYTES", "joined", "linked", "render", "sentence", "table"]
-
 MAX_BYTES = 60_000
 """GitHub refuses comments of more than 65,536 characters."""
 

@@ -26,8 +26,6 @@ from distprof.sections.time.show import waterfall_table
 from distprof.sections.verdict import judge
 from distprof.units import format_duration
 
-__all__ = ["as_text", "notebook_html", "one_line", "result_html"]
-
 _THEMES = """\
 .distprof { color-scheme: light; }
 :is([data-jp-theme-light="false"], .vscode-dark, .vscode-high-contrast, [theme="dark"]) .distprof {

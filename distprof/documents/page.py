@@ -15,8 +15,6 @@ from distprof.rules.base import Finding
 from distprof.sections.table import TableView
 from distprof.units import format_duration
 
-__all__ = ["Listing", "Page", "page_markdown", "page_text"]
-
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
     """Sentences under a separate title.

@@ -8,8 +8,6 @@ from typing import Any
 
 from distprof.errors import InputError, MissingExtraError, UsageError
 
-__all__ = ["FORMATS", "check_plot", "new_figure", "save_figure"]
-
 FORMATS = (".svg", ".png", ".pdf")
 
 

@@ -14,8 +14,6 @@ from distprof.sections.report import Report
 if TYPE_CHECKING:
     from distprof.documents.ci.cases import Cases
 
-__all__ = ["REPORT", "load_report", "save_report"]
-
 
 def _text(report: Report, options: RenderOptions) -> str:
     from distprof.documents.text import render

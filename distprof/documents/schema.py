@@ -8,8 +8,6 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["json_schema", "schema_page", "schema_text", "section"]
-
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from distprof.sections.parts import parts_of
 from distprof.sections.report import Report
 
-__all__ = ["GROUPS", "group_of", "group_shares"]
-
 GROUPS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("computation", "█", "green", ("computation",)),
     ("exposed transfer", "▓", "blue", ("exposed_transfer",)),

@@ -31,17 +31,6 @@ from distprof.sections.verdict import judge
 from distprof.terms import Severity
 from distprof.units import format_duration, format_ratio
 
-__all__ = [
-    "MAX_BRIEF",
-    "command_line",
-    "head",
-    "printed",
-    "render",
-    "rows_of",
-    "sentence",
-    "table_blocks",
-]
-
 MIN_WIDTH = 20
 WIDE = 100
 _INDENT = 2

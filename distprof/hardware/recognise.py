@@ -6,8 +6,6 @@ import re
 
 from distprof.hardware.sheet import Gpu, Sheet
 
-__all__ = ["recognise_gpu"]
-
 _WORDS = re.compile(r"[a-z0-9]+")
 _SLOWER_KINDS = frozenset({"pcie", "nvl", "fhhl", "dgxs", "mig", "max", "laptop"})
 """Words for other or cut-down chips of the same family, whose peaks differ from the SXM chip's."""

@@ -24,8 +24,6 @@ import msgspec
 
 from distprof.errors import UsageError
 
-__all__ = ["SCALE_UP_LATENCY_S", "Gpu", "Link", "Sheet", "load_sheet", "parse_bandwidth"]
-
 SCALE_UP_LATENCY_S = 1e-6
 """Latency of one step of an algorithm inside a fast domain such as NVLink."""
 

@@ -24,8 +24,6 @@ from distprof.run.run import CaptureWindow, ClockAlignment, CollectiveMatches, G
 from distprof.run.topology import MAX_WORLD_SIZE, Topology
 from distprof.units import fold_ranks, format_duration, format_ratio, name_ranks
 
-__all__ = ["assemble_run"]
-
 _MIN_MATCHED_RATIO = 0.95
 _MAX_VIOLATION_RATIO = 0.01
 _MAX_RESIDUAL = 0.2

@@ -22,15 +22,6 @@ from distprof.config import CommunicationConfig, NamePattern, parse_communicatio
 from distprof.schema import Coded
 from distprof.terms import CollectiveKind
 
-__all__ = [
-    "Classifier",
-    "Verdict",
-    "classifier_for",
-    "collective_kind",
-    "is_wait",
-    "shipped_patterns",
-]
-
 # Upstream words, letters only, in search order: a longer word comes before a shorter one that it
 # contains.
 _WORDS: tuple[tuple[str, CollectiveKind], ...] = (

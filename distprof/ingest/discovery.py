@@ -32,18 +32,8 @@ from distprof.run.run import Gap
 if TYPE_CHECKING:  # few jobs use object stores, and asyncio and fsspec take long to import
     from distprof.remote.listing import Stored
 
-__all__ = [
-    "Discovery",
-    "TraceFile",
-    "check_whole",
-    "discover",
-    "open_trace",
-    "rank_in_name",
-    "version_of",
-]
-
 _TRACE_NAME = re.compile(r"\.(json(\.gz)?|sqlite3?)$", re.IGNORECASE)
-_OWN_FILES = {getattr(artefacts, name) for name in artefacts.__all__ if name.endswith("_FILE")}
+_OWN_FILES = {name for key, name in vars(artefacts).items() if key.endswith("_FILE")}
 _NOT_TRACES = (_OWN_FILES - {artefacts.TRACE_FILE}) | {"package.json", "tsconfig.json"}
 _SNIFF_BYTES = 1 << 16
 _SNIFF_BYTES_REMOTE = 1 << 14  # of an object in a store: only this is downloaded twice

@@ -28,18 +28,6 @@ from distprof.kernel import share_cpus
 from distprof.options import whole_number
 from distprof.processors import available_processors
 
-__all__ = [
-    "Failure",
-    "Outcome",
-    "ProcessExecutor",
-    "Progress",
-    "SerialExecutor",
-    "import_numpy",
-    "make_executor",
-    "map_each",
-    "running",
-]
-
 T = TypeVar("T")
 R = TypeVar("R")
 Progress = Callable[[int, int], None]

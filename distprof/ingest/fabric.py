@@ -25,8 +25,6 @@ from distprof.costs.fabric import fitted, point
 from distprof.errors import InputError, SchemaError
 from distprof.terms import CollectiveKind
 
-__all__ = ["BOUND", "read_fabric"]
-
 _STDIN = "-"
 BOUND = Bound(reads="a fabric profile", num_bytes=64 << 20, beyond="refused")
 _MAX_LINE = 2_000

@@ -21,17 +21,6 @@ from distprof.bounds import GzipLimit, UnpackedTooLargeError, expanded, open_pla
 from distprof.errors import UsageError
 from distprof.remote.system import ask
 
-__all__ = [
-    "DAMAGE",
-    "Blocks",
-    "Folder",
-    "beginning",
-    "opened",
-    "paths_of_logs",
-    "read_some",
-    "whole",
-]
-
 
 class Folder(msgspec.Struct, frozen=True):
     """A folder by its path or URL. Picklable, so another process can read it.

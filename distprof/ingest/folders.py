@@ -23,8 +23,6 @@ from distprof.ingest.source import Source, known_sources
 from distprof.run.logs import TrainingLog
 from distprof.run.run import Gap, Run
 
-__all__ = ["files_of_evidence", "open_folder"]
-
 _MAX_FILES = 256
 """Number of files that are checked: a folder with more holds something else."""
 

@@ -15,8 +15,6 @@ from distprof.errors import InputError
 from distprof.escape import plain
 from distprof.ingest.files import beginning
 
-__all__ = ["Foreign", "foreign_format", "refuse_chrome_trace", "refuse_foreign"]
-
 _HEAD_BYTES = 1 << 14
 _MAX_ENTRIES = 1_000
 

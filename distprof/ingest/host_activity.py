@@ -19,8 +19,6 @@ from distprof.run.tables import ACTIVITY, distinct
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.terms import ActivityKind
 
-__all__ = ["WAIT_MARK", "executed_activity", "host_activity", "with_collectives"]
-
 WAIT_MARK = "distprof:pp_wait"
 """The probes' annotation around waiting for another pipeline stage."""
 

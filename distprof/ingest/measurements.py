@@ -26,8 +26,6 @@ from distprof.errors import InputError
 from distprof.units import NS_PER_MS, NS_PER_S, NS_PER_US
 from distprof.version import __version__
 
-__all__ = ["fits_measurements", "read_measurements"]
-
 BOUND = Bound(
     reads="a table of step times by ranks", num_bytes=1 << 24, rows=100_000, beyond="refused"
 )

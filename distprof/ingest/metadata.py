@@ -15,8 +15,6 @@ import msgspec
 from distprof.run.run import Device
 from distprof.run.topology import ProcessGroup, axis_of
 
-__all__ = ["TraceMetadata", "parse_ranks", "read_metadata"]
-
 _MAX_RANK = 1 << 18  # more ranks than any job has: larger numbers are nonsense
 
 _MAX_TEXT = 200

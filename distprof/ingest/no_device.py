@@ -18,8 +18,6 @@ from distprof.ingest.metadata import TraceMetadata
 from distprof.schema import Table
 from distprof.units import format_duration
 
-__all__ = ["UnreadCategory", "is_known", "missing_device", "unread_categories"]
-
 _KNOWN = {*USUAL_CATEGORIES, *HOST_WORDS.values(), *DEVICE_KINDS, PYTHON_FRAME, ""}
 _CALLS = ("runtime", "driver", "sync")
 _ON_CPU = re.compile(r"(gloo|mpi):")

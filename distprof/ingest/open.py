@@ -48,8 +48,6 @@ from distprof.run.run import Gap, Rank, Run
 from distprof.schema import ABSENT
 from distprof.units import name_ranks
 
-__all__ = ["open_run"]
-
 SMALL_RUN_BYTES = 4_000_000
 """If all traces together are smaller than this as stored, starting processes costs more than it
 saves. A number of processes that the user requests is started anyway."""

@@ -56,15 +56,6 @@ from distprof.terms import ActivityKind, StepSource
 if TYPE_CHECKING:
     from distprof.ingest.machines.shared_cache import SharedCache
 
-__all__ = [
-    "CONCLUSIONS_VERSION",
-    "Conclusions",
-    "IngestOptions",
-    "conclude",
-    "has_device_rows",
-    "ingest_rank",
-]
-
 CONCLUSIONS_VERSION = 10
 """Increased whenever the same trace would lead to different conclusions, so cached ones are
 not used."""

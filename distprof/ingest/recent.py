@@ -17,8 +17,6 @@ from distprof.run.run import RECENT_STEPS, Gap, Rank, TableSource
 from distprof.run.tables import RankTables
 from distprof.schema import Table
 
-__all__ = ["RecentTables", "recent_part", "same_steps"]
-
 
 class RecentTables(msgspec.Struct, frozen=True, kw_only=True):
     """The rows of another :class:`~distprof.run.run.TableSource` from a time on.

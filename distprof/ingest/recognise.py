@@ -15,8 +15,6 @@ from distprof.artefacts import REPORT_FILE, REPORT_SCHEMA, RUN_FILE
 from distprof.artefacts.summary_file import SUMMARY_SCHEMA
 from distprof.bounds import open_plain
 
-__all__ = ["Kind", "fresh_report_in", "kind_of", "runs_inside"]
-
 _HEAD_BYTES = 400
 
 

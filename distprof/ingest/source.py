@@ -24,8 +24,6 @@ from distprof.ingest import kinds
 from distprof.ingest.assemble import assemble_run
 from distprof.run.run import ANOTHER_JOB, Gap, Run
 
-__all__ = ["Evidence", "Source", "keep", "known_sources", "open_source", "with_evidence"]
-
 
 class Evidence(Protocol):
     """A piece of evidence from a source; a run keeps at most one of each type."""

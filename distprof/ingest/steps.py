@@ -20,8 +20,6 @@ from distprof.run.tables import STEPS, distinct, join_launches, main_stream
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.terms import ActivityKind, StepSource
 
-__all__ = ["Steps", "find_steps"]
-
 LAG_RATIO = 0.01
 """Lag of the device behind the host, as a share of a step, above which its own windows are used."""
 

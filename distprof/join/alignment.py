@@ -29,8 +29,6 @@ from distprof.run.tables import distinct, encode, order_of_codes
 from distprof.schema import ABSENT, Int64Array
 from distprof.terms import CollectiveKind
 
-__all__ = ["SYSTEM_CLOCK_NS", "align_clocks", "check_causality"]
-
 _SYMMETRIC = [kind for kind in CollectiveKind if kind.is_symmetric]
 SYSTEM_CLOCK_NS = 10_000
 """Uncertainty between CPU ranks of one host: torch traces are within 8 µs of the host's clock."""

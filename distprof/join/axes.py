@@ -28,8 +28,6 @@ from distprof.run.topology import ProcessGroup, is_unnamed
 from distprof.schema import Int64Array
 from distprof.terms import CollectiveKind, MeshAxis
 
-__all__ = ["with_inferred_axes"]
-
 SCALARS_BYTES = 4_096
 """Upper limit for losses and norms, which are neither activations nor gradients."""
 

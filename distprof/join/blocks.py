@@ -11,17 +11,6 @@ from numpy.typing import NDArray
 from distprof.run.tables import order_of_codes
 from distprof.schema import Int64Array
 
-__all__ = [
-    "BLOCK",
-    "blocks_of",
-    "index_type",
-    "joined",
-    "looked_up",
-    "positions_by_code",
-    "sorted_into",
-    "spans",
-]
-
 BLOCK = 1 << 20
 """Rows per block. The allocator keeps freed arrays of this size for reuse and returns larger ones
 to the system."""

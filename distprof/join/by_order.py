@@ -35,8 +35,6 @@ from distprof.schema import Int64Array
 from distprof.terms import CollectiveKind, MatchMethod
 from distprof.units import name_ranks
 
-__all__ = ["Clock", "GroupMerge", "Pairing", "match_by_order", "match_messages", "pair"]
-
 MAX_EDITS = 500  # with more differences than this, two sequences are not matched
 
 

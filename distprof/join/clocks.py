@@ -29,19 +29,6 @@ from distprof.run.tables import distinct
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.units import NS_PER_US, format_duration
 
-__all__ = [
-    "ClockLinks",
-    "Line",
-    "StampedClock",
-    "clock_of_stamps",
-    "components_of",
-    "fit_line",
-    "location",
-    "pooled_scale",
-    "solve_graph",
-    "with_stamps",
-]
-
 Floats = NDArray[np.float64]
 
 _HUBER = 1.345  # 95 % efficiency on normal noise

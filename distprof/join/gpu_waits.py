@@ -34,23 +34,6 @@ from numpy.typing import NDArray
 
 from distprof.artefacts.records import CollectivesRecord, GroupTimes
 
-__all__ = [
-    "LEAST_PEERS",
-    "Floats",
-    "Lateness",
-    "Rests",
-    "StepWaits",
-    "arrivals",
-    "bounded_groups",
-    "excess_of_peers",
-    "lateness_of",
-    "likely_excess",
-    "mean_without_longest",
-    "medians_of_others",
-    "usual_difference",
-    "waits_of",
-]
-
 Floats = NDArray[np.float64]
 
 MESSAGES: Final = "messages"

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from distprof.run.evidence import CollectiveSummary, InspectorLog, SummaryClass
 from distprof.schema import Int64Array
 
-__all__ = ["Compared", "compared", "summary_of"]
-
 
 class Compared(msgspec.Struct, frozen=True):
     """Collectives with a record of every member; arrays of one entry each, ascending in time.

@@ -18,20 +18,6 @@ from distprof.run.topology import ProcessGroup
 from distprof.schema import Int64Array, Table
 from distprof.terms import CollectiveKind, MatchMethod, StepSource
 
-__all__ = [
-    "MESSAGES",
-    "NO_STEP",
-    "SAME_BYTES",
-    "MatchBuilder",
-    "Rows",
-    "are_messages",
-    "gather_rows",
-    "matches_of",
-    "name_of",
-    "same_as_before",
-    "step_labels",
-]
-
 NO_STEP = np.iinfo(np.int64).min
 
 _INT32 = np.iinfo(np.int32)

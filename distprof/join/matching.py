@@ -36,14 +36,6 @@ from distprof.schema import Int64Array
 from distprof.terms import CollectiveKind, MatchMethod
 from distprof.units import fold_ranks, name_ranks
 
-__all__ = [
-    "NumberConflicts",
-    "check_numbers",
-    "match_by_sequence",
-    "match_collectives",
-    "numbered_rows",
-]
-
 _SAMPLES = 32  # instances checked per group
 
 _OVERRULES = 2 * CLEAR  # sequence numbers are strong evidence, so overruling them takes more

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from distprof.artefacts.ras import TroubledRank
 from distprof.run.evidence import RasLaunches, RasRank, RasStatus
 
-__all__ = ["KINDS", "in_trouble", "num_behind"]
-
 KINDS = ("dead", "unresponsive", "error", "behind", "status")
 """Kinds of trouble, the worst first. A dead rank is not listed again as unresponsive."""
 

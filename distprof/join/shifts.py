@@ -23,25 +23,6 @@ from distprof.schema import ABSENT, Int64Array
 from distprof.terms import CollectiveKind
 from distprof.units import NS_PER_MS, NS_PER_S, NS_PER_US
 
-__all__ = [
-    "CLEAR",
-    "MARGIN",
-    "MIN_PAIRS",
-    "RESOLUTION_NS",
-    "TIMED",
-    "Choice",
-    "Expectation",
-    "Operations",
-    "best_shift",
-    "compatible",
-    "median",
-    "middle_of_overlap",
-    "most_frequent",
-    "operations_of",
-    "steadier",
-    "typical_gap",
-]
-
 SAMPLES = 512  # pairs compared per shift
 
 TIMED = [kind for kind in CollectiveKind if kind.is_symmetric]

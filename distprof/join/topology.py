@@ -29,17 +29,6 @@ from distprof.run.topology import (
 )
 from distprof.terms import MeshAxis
 
-__all__ = [
-    "build_topology",
-    "group_key",
-    "groups_of_rows",
-    "nodes_of_launcher",
-    "parse_folded",
-    "parse_hostlist",
-    "parse_task_counts",
-    "world_size_of",
-]
-
 MAX_HOSTS = 1 << 16
 
 _PART = re.compile(r"[^\[\],]+|\[[0-9,\-]+\]")

@@ -18,19 +18,6 @@ from distprof.run.tables import distinct
 from distprof.schema import ABSENT, Int64Array
 from distprof.terms import CollectiveKind
 
-__all__ = [
-    "MemberBlock",
-    "MemberBlocks",
-    "comparable_instances",
-    "domain_of_ranks",
-    "last_start_on_own_clock",
-    "member_column",
-    "member_rows",
-    "member_to_common",
-    "positions_of",
-    "timed_instances",
-]
-
 
 def positions_of(ranks: Sequence[Rank], numbers: NDArray[Any]) -> NDArray[np.int64]:
     """Position in ``ranks`` of each rank number.

@@ -28,8 +28,6 @@ from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.terms import CollectiveKind, StepSource
 from distprof.units import NS_PER_S, fold_ranks, format_duration, name_ranks
 
-__all__ = ["find_start_waits", "find_window", "same_run"]
-
 CLOCK_TOLERANCE_NS = 60 * NS_PER_S
 """Captures of different hosts that are farther apart are separate recordings. Neither the clocks of
 a cluster nor the starts of its profilers differ that much."""

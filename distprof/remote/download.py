@@ -21,8 +21,6 @@ from distprof.remote.listing import Stored, stat
 from distprof.remote.problems import ChangedError, StoreError, explained, is_final
 from distprof.remote.system import LIMIT_S, ask, file_system, is_async
 
-__all__ = ["BLOCK_BYTES", "Download", "download"]
-
 BOUND: Final = Bound(
     reads="an object of a store (s3://, gs://, az://)", num_bytes=1 << 36, beyond="refused"
 )

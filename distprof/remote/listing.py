@@ -12,8 +12,6 @@ import msgspec
 from distprof.remote.problems import explained
 from distprof.remote.system import ask, file_system, is_async
 
-__all__ = ["Stored", "beginnings", "find", "stat"]
-
 LIST_LIMIT_S = 600.0
 """Time limit for listing a folder. A million objects take several minutes."""
 

@@ -12,8 +12,6 @@ from distprof.bounds import TooLargeError
 from distprof.errors import DistprofError, WebError
 from distprof.escape import plain
 
-__all__ = ["ChangedError", "StoreError", "UnusableStoreError", "explained", "is_final"]
-
 _NO_CREDENTIALS = {
     "NoCredentialsError",  # botocore
     "PartialCredentialsError",

@@ -9,8 +9,6 @@ from typing import Any
 from distprof.errors import DistprofError, MissingExtraError, UsageError
 from distprof.remote.problems import UnusableStoreError, explained
 
-__all__ = ["LIMIT_S", "ask", "file_system", "is_async", "without_login"]
-
 LIMIT_S = 60.0
 """Time limit for one request to a store, and for one block of an object."""
 

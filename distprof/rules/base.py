@@ -12,18 +12,6 @@ from distprof.documentation import page_url
 from distprof.rules.page import Page, examples, parse_page
 from distprof.terms import Confidence, Severity, Subject
 
-__all__ = [
-    "Draft",
-    "Evidence",
-    "Finding",
-    "InsufficientEvidenceError",
-    "Limit",
-    "Limits",
-    "NotChecked",
-    "Rule",
-    "rule",
-]
-
 Limits: TypeAlias = Mapping[str, float]
 
 Check: TypeAlias = Callable[..., "Iterator[Draft]"]

@@ -23,8 +23,6 @@ from distprof.rules.registry import catalogue, find_rule
 from distprof.terms import Severity
 from distprof.units import format_duration
 
-__all__ = ["Judged", "Planner", "Prices", "RuleOutcome", "in_order", "is_on_recording", "run_rules"]
-
 Overrides = Mapping[str, Mapping[str, float]]
 
 EXPLAINED = 0.8

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ["EXAMPLES_FILE", "HEADINGS", "Page", "examples", "parse_page"]
-
 HEADINGS = (
     "What it detects",
     "Why it costs time",

@@ -23,16 +23,6 @@ from distprof.installed import Plugin, plugins
 from distprof.rules.base import Rule
 from distprof.rules.retired import RETIRED
 
-__all__ = [
-    "ENTRY_POINT_GROUP",
-    "Catalogue",
-    "all_rules",
-    "catalogue",
-    "collect",
-    "find_rule",
-    "own_rules",
-]
-
 ENTRY_POINT_GROUP = "distprof.rules"
 
 _PLACES = ("sections", "verbs")

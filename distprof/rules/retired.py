@@ -5,7 +5,5 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-__all__ = ["RETIRED"]
-
 RETIRED: Mapping[str, tuple[str, str]] = MappingProxyType({})
 """Code to the name and the reason for retirement, one sentence."""

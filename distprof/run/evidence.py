@@ -17,29 +17,6 @@ from numpy.typing import NDArray
 from distprof.schema import Column, Int64Array, Table, TableSchema
 from distprof.terms import CollectiveKind
 
-__all__ = [
-    "INSPECTED",
-    "OPERATIONS",
-    "PATHS",
-    "CollectiveSummary",
-    "ExpertCounts",
-    "InputReadiness",
-    "InspectedClass",
-    "InspectedMember",
-    "InspectorLog",
-    "Machine",
-    "Machines",
-    "OperationLog",
-    "OperatorTable",
-    "RasGroup",
-    "RasLaunches",
-    "RasRank",
-    "RasStatus",
-    "RasTrouble",
-    "SummaryClass",
-    "TableOperator",
-]
-
 OPERATIONS = TableSchema(
     name="operations",
     doc="Operations of workers as logged by another tool, by rank, step and start.",

@@ -8,8 +8,6 @@ import msgspec
 
 from distprof.artefacts.summary_file import Fingerprint
 
-__all__ = ["Difference", "compared", "differences", "flat_config", "unlike"]
-
 _HARDWARE = "hardware"
 _JOB = "job"
 _SOFTWARE = "software"

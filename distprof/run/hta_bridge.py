@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from distprof.run.run import Rank, Run
 
-__all__ = ["REFUSED", "to_hta"]
-
 REFUSED = {
     "generate_trace_with_counters": "it overwrites the events of the original file",
     "overlay_critical_path_analysis": "it overwrites the events of the original file",

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 import msgspec
 
-__all__ = ["JobOutput", "OutputEvent", "OutputStack"]
-
 
 class OutputEvent(msgspec.Struct, frozen=True, kw_only=True):
     """A line, or a record of several lines, that an expression of the table recognises.

@@ -16,26 +16,6 @@ from numpy.typing import NDArray
 
 from distprof.schema import ABSENT, Int64Array, Table
 
-__all__ = [
-    "Clock",
-    "DeviceEvent",
-    "DeviceLinks",
-    "DeviceLog",
-    "DeviceSeries",
-    "DeviceState",
-    "Float64Array",
-    "NcclCard",
-    "NcclChoice",
-    "NcclCommunicator",
-    "NcclEdge",
-    "NcclLog",
-    "NcclMember",
-    "NcclProcess",
-    "NcclWarning",
-    "TrainingFacts",
-    "TrainingLog",
-]
-
 
 class NcclProcess(msgspec.Struct, frozen=True, kw_only=True):
     """A process that wrote to the log.

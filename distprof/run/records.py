@@ -18,26 +18,6 @@ from distprof.artefacts.records import CollectivesRecord
 from distprof.artefacts.settings_file import SettingsFile
 from distprof.schema import Column, Int64Array, Table, TableSchema
 
-__all__ = [
-    "CLOCK_STAMPS",
-    "FLIGHT",
-    "MEMORY_LOG",
-    "NO_THROTTLING",
-    "PAUSES",
-    "PHASES",
-    "RECORD_TABLES",
-    "ROUTING",
-    "STEP_LOG",
-    "TELEMETRY",
-    "FlightDump",
-    "FlightGroup",
-    "FlightState",
-    "GroupStatus",
-    "RankRecords",
-    "RecordSource",
-    "untraced_steps",
-]
-
 NO_THROTTLING = "none"
 """Value of ``throttle_reasons`` if the GPU reports that it is not throttled."""
 

@@ -20,21 +20,6 @@ from distprof.schema import Int64Array, Table
 from distprof.terms import StepSource
 from distprof.units import name_ranks
 
-__all__ = [
-    "ANOTHER_JOB",
-    "RECENT_STEPS",
-    "CaptureWindow",
-    "ClockAlignment",
-    "CollectiveMatches",
-    "Count",
-    "Device",
-    "Gap",
-    "Quality",
-    "Rank",
-    "Run",
-    "TableSource",
-]
-
 _T = TypeVar("_T")
 
 ANOTHER_JOB = "another-job"

@@ -14,27 +14,6 @@ from distprof.intervals import Intervals
 from distprof.schema import ABSENT, Column, Int64Array, Table, TableSchema
 from distprof.terms import ActivityKind
 
-__all__ = [
-    "ACTIVITY",
-    "CALL_CATEGORIES",
-    "COLLECTIVES",
-    "HOST",
-    "NO_THREAD",
-    "STEPS",
-    "TABLES",
-    "DistinctRows",
-    "Launches",
-    "RankTables",
-    "among",
-    "distinct",
-    "encode",
-    "have_launches",
-    "intervals_of",
-    "join_launches",
-    "main_stream",
-    "order_of_codes",
-]
-
 _START = Column(name="start_ns", dtype="int64", unit="ns", doc="Start on the rank's own clock.")
 
 _END = Column(name="end_ns", dtype="int64", unit="ns", doc="End, never before the start.")

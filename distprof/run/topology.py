@@ -16,21 +16,6 @@ from distprof.artefacts.run_file import RunFile
 from distprof.terms import MeshAxis
 from distprof.units import fold_ranks
 
-__all__ = [
-    "DEFAULT_GROUPS",
-    "MAX_WORLD_SIZE",
-    "GroupNames",
-    "ProcessGroup",
-    "Topology",
-    "axis_of",
-    "coordinates_of",
-    "is_unnamed",
-    "nodes_of_job",
-    "shared_group",
-    "with_axis",
-    "world_size_of_job",
-]
-
 DEFAULT_GROUPS = ("default_pg", "0", "")
 """Names that releases of torch give the group of all ranks."""
 

@@ -11,8 +11,6 @@ from distprof.rules.base import Evidence
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Result"]
-
 _FIGURES = 4
 """Number of figures that represent a result without tables."""
 

@@ -20,26 +20,6 @@ from distprof.sections.overlap.result import AxisOverlap, RankOverlap
 from distprof.sections.time.result import RankWaterfall, StepBreakdown
 from distprof.units import name_ranks
 
-__all__ = [
-    "KernelStats",
-    "KernelSteps",
-    "LaunchBounds",
-    "LikelySteps",
-    "MainLine",
-    "Own",
-    "PauseStats",
-    "ProbeRecords",
-    "RankAnalyses",
-    "RankAnalysis",
-    "RankContext",
-    "RankCopies",
-    "RankGradients",
-    "RankInput",
-    "RankTrain",
-    "StageMarks",
-    "StageSlots",
-]
-
 
 class RankContext(msgspec.Struct, frozen=True, kw_only=True):
     """Input of one rank's analysis, in addition to its tables. Times on the rank's own clock.

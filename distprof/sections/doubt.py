@@ -11,8 +11,6 @@ from distprof.rules.engine import is_on_recording
 from distprof.sections.capture.result import CaptureGap, CaptureResult
 from distprof.terms import Confidence
 
-__all__ = ["in_doubt"]
-
 
 def in_doubt(findings: Iterable[Finding], capture: CaptureResult) -> tuple[Finding, ...]:
     """The findings, with lower confidence in those about ranks whose recording is damaged."""

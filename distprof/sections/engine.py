@@ -34,17 +34,6 @@ from distprof.sections.context import Detail, ProbeRecords, RankAnalyses
 from distprof.sections.perturbation.corrected import Correction
 from distprof.sections.whatif.plan import Workbench
 
-__all__ = [
-    "Analyzer",
-    "Inputs",
-    "WiringError",
-    "analyzer_of",
-    "declared_functions",
-    "in_order",
-    "resolve",
-    "sections_of",
-]
-
 _PREFIX = "analyze_"
 
 

@@ -22,18 +22,6 @@ from distprof.schema import Int64Array
 from distprof.sections.context import RankAnalysis
 from distprof.terms import CollectiveKind
 
-__all__ = [
-    "Members",
-    "RowIndex",
-    "by_size",
-    "median_by_code",
-    "place_of",
-    "places",
-    "ranks_at",
-    "segment_median",
-]
-
-
 _MANY = 4_000_000
 """Members processed at once: limits intermediate arrays to about 100 MB. Sums of fractions are
 rounded block by block, so another value would change their last digit."""

@@ -18,8 +18,6 @@ from distprof.sections.context import RankAnalysis, RankContext
 from distprof.sections.engine import WiringError, declared_functions
 from distprof.terms import ActivityKind
 
-__all__ = ["capture_window", "measure_rank", "rank_parts"]
-
 _PREFIX = "rank_"
 
 

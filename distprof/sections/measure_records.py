@@ -16,8 +16,6 @@ from distprof.sections.engine import declared_functions
 from distprof.sections.measure_run import Mapper
 from distprof.units import name_ranks
 
-__all__ = ["measure_records", "record_parts"]
-
 _PREFIX = "measure_"
 
 

@@ -25,8 +25,6 @@ from distprof.sections.perturbation.corrected import CorrectedTables
 from distprof.terms import UNKNOWN_AXIS
 from distprof.units import fold_ranks
 
-__all__ = ["Mapper", "Progress", "analysed_windows", "measure_run", "windows_of_records"]
-
 Progress = Callable[[int, int], None]
 """Function that gets the number of measured ranks and the number of all ranks."""
 

@@ -19,17 +19,6 @@ from distprof.terms import Severity
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
-__all__ = [
-    "METRICS",
-    "Metric",
-    "bubble_ratio",
-    "expert_imbalance_ratio",
-    "exposed_communication_ratio",
-    "metrics_of",
-    "overlap_ratio",
-    "peak_memory_bytes",
-]
-
 
 class Metric(msgspec.Struct, frozen=True, kw_only=True):
     """One number of a report.

@@ -20,19 +20,6 @@ from distprof.sections.context import RankAnalysis
 from distprof.sections.pipeline.sources import places_by_messages
 from distprof.terms import MeshAxis
 
-__all__ = [
-    "COMPUTATION",
-    "COPYING",
-    "HOST",
-    "INPUT",
-    "OwnTime",
-    "chance_of_mean",
-    "held_stages",
-    "mean_step_of",
-    "over_peers",
-    "same_stages",
-]
-
 
 def held_stages(
     analyses: Mapping[int, RankAnalysis], run: Run | None = None

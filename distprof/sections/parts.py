@@ -12,20 +12,6 @@ from distprof.units import format_duration
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
-__all__ = [
-    "MIN_LOSS_RATIO",
-    "Part",
-    "amount_text",
-    "device_word",
-    "each_window",
-    "is_cpu_only",
-    "is_recorded",
-    "is_whole_capture",
-    "mean_span_ns",
-    "parts_of",
-    "window_word",
-]
-
 MIN_LOSS_RATIO = 0.05
 """A part below this share of the step does not dominate."""
 

@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console, ConsoleOptions, RenderResult
 
-__all__ = ["GroupInfo", "Report", "RunInfo"]
-
 
 class GroupInfo(Record, frozen=True, kw_only=True):
     """A process group of the run.

@@ -11,8 +11,6 @@ from distprof.run.topology import ProcessGroup
 from distprof.sections.report import GroupInfo, RunInfo
 from distprof.terms import MeshAxis
 
-__all__ = ["describe_run"]
-
 
 def describe_run(run: Run, *, num_steps: int) -> RunInfo:
     """Ranks, backend, device, mesh, nodes and versions of ``run``, as in a report."""

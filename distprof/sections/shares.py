@@ -15,22 +15,6 @@ from distprof.sections.stragglers.result import StragglersResult
 from distprof.sections.time.result import RankWaterfall, StepTimeResult, WaterfallResult
 from distprof.units import format_duration, format_ratio, name_ranks
 
-__all__ = [
-    "WIDER_TRANSFER",
-    "WIDER_WAIT",
-    "MeanStep",
-    "alone_ns",
-    "has_all_members",
-    "hidden_waits",
-    "hideable_ns",
-    "idle_gpu_ns",
-    "latest_by_chance",
-    "log_choose",
-    "mean_step",
-    "mean_step_if_timed",
-    "unrecorded",
-]
-
 MOST_INCOMPLETE_RATIO = 0.1
 """Share of incomplete collectives above which transfer and waiting for missing ranks cannot be
 separated. The ragged ends of captures cause fewer, one missing rank of a group of eight more."""

@@ -26,19 +26,6 @@ from distprof.sections.table import TableView
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
-__all__ = [
-    "Declared",
-    "VerdictText",
-    "declared",
-    "declared_in",
-    "headline",
-    "section_names",
-    "sections_with_tables",
-    "table",
-    "verdict",
-    "why",
-]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

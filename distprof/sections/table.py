@@ -24,21 +24,6 @@ from distprof.units import (
     format_ratio,
 )
 
-__all__ = [
-    "FORMS",
-    "Bar",
-    "Cell",
-    "Column",
-    "Drawing",
-    "TableView",
-    "counted",
-    "facts_table",
-    "folded_ranks",
-    "number",
-    "ranks_table",
-    "rows_table",
-]
-
 MAX_RANKS_SHOWN = 12
 MAX_OUTLIERS = 5
 _OUTLIER_SPREADS = 5.0

@@ -10,8 +10,6 @@ from distprof.sections.table import TableView
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
-__all__ = ["tables_of"]
-
 
 def tables_of(
     report: Report, *, show_all: bool, sections: tuple[str, ...] = ()

@@ -9,8 +9,6 @@ import msgspec
 from distprof.run.run import Run
 from distprof.sections.base import Result
 
-__all__ = ["explain_untraced"]
-
 
 def explain_untraced(run: Run, results: Mapping[str, Result]) -> dict[str, Result]:
     """The results, with one common reason if they need traces; unchanged for a run with traces.

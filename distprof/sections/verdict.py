@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from distprof.rules.base import Finding
     from distprof.sections.report import Report
 
-__all__ = ["Verdict", "judge", "leading"]
-
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
 

@@ -8,8 +8,6 @@ from urllib.parse import urlsplit
 
 from distprof.errors import InputError, UsageError
 
-__all__ = ["cannot_listen", "direct_opener", "is_web_address", "listen_address"]
-
 _MOST_PORT = 65_535
 
 

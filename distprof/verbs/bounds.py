@@ -11,8 +11,6 @@ from distprof.bounds import Bound
 from distprof.ingest.source import known_sources
 from distprof.verbs.documents import all_documents
 
-__all__ = ["all_bounds"]
-
 
 def all_bounds() -> tuple[Bound, ...]:
     """Every bound by subject: of source kinds, of documents, and the ``BOUND`` constants."""

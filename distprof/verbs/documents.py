@@ -11,8 +11,6 @@ from distprof import verbs
 from distprof.documents.document import Document
 from distprof.documents.saved import REPORT
 
-__all__ = ["all_documents"]
-
 
 def all_documents() -> tuple[Document[Any], ...]:
     """Every document, by schema id."""

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from distprof.verbs.hang.result import HangReport
     from distprof.verbs.plan.result import Plan
 
-__all__ = ["check", "compare", "hang", "plan", "plan_of"]
-
 Source: TypeAlias = "str | os.PathLike[str]"
 
 

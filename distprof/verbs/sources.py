@@ -12,8 +12,6 @@ from distprof.errors import InputError, UsageError
 if TYPE_CHECKING:
     from distprof.artefacts.summary_file import SummaryFile
 
-__all__ = ["check_comparable", "check_source", "single_source", "spooled", "summaries_of"]
-
 MAX_STDIN_BYTES = 1 << 36
 _MAX_ENTRIES = 10_000
 

@@ -29,8 +29,6 @@ from distprof.sections.metrics import (
 )
 from distprof.sections.report import Report
 
-__all__ = ["load_summaries", "open_report", "summarize_report"]
-
 BOUND = Bound(reads="a file of summaries", num_bytes=1 << 26, depth=1_000, beyond="refused")
 
 

@@ -14,15 +14,6 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-__all__ = [
-    "Placement",
-    "allowed_environment",
-    "git_commit",
-    "placement",
-    "tool_version",
-    "versions",
-]
-
 # What launchers set: rank, world size, local rank, local world size, node. The first that is
 # set wins; torchrun's variables come first, since torchrun may itself run under SLURM or MPI.
 _LAUNCHERS: tuple[tuple[str, tuple[str, str, str, str, str]], ...] = (

@@ -10,8 +10,6 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-__all__ = ["GpuPace"]
-
 
 class GpuPace:
     """Asks, at the end of each step, for the event of the step before."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-__all__ = ["HostCopy"]
-
 _FREE: dict[tuple[int, str], list[Any]] = {}  # pinned buffers to reuse, by size and type
 _MAX_FREE = 64
 _MARK = 0x7FF8_DEAD_BEEF_0001  # as float64: a NaN that no computation produces

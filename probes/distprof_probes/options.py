@@ -10,8 +10,6 @@ import msgspec
 from distprof.errors import UsageError
 from distprof.options import option
 
-__all__ = ["OPTIONS_VARIABLE", "RUN_DIR_VARIABLE", "ProbeOptions", "options_from_environment"]
-
 OPTIONS_VARIABLE = "DISTPROF_PROBES"
 RUN_DIR_VARIABLE = "DISTPROF_RUN_DIR"
 

@@ -25,8 +25,6 @@ from typing import Literal, TypeAlias
 from distprof.artefacts.run_file import Overhead
 from distprof_probes.plan import Plan
 
-__all__ = ["OverheadMeter", "paired_interval", "shift_interval"]
-
 CONFIDENCE = 0.95
 
 Mode: TypeAlias = Literal["tracing", "light", "after"]

@@ -14,8 +14,6 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["OwnFile", "high_numbers", "out_of_the_way"]
-
 _FIRST = 700
 _SPARE = 100
 """Descriptors above the first of ours that must fit below the limit, usually 1,024."""

@@ -19,8 +19,6 @@ from distprof_probes.probes.step_log import StepLog
 if TYPE_CHECKING:
     from distprof_probes.session import Session
 
-__all__ = ["Panel"]
-
 State = Literal["on", "off", "unavailable", "yielded", "failed"]
 
 _log = logging.getLogger("distprof.probes")

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["is_peer_loss"]
-
 _PEER_LOSS = re.compile(
     # gloo's transport, as torch raises it (RuntimeError or DistBackendError)
     r"Connection (reset|closed|refused|timed out)( by peer)?"

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 
 from distprof_probes.options import ProbeOptions
 
-__all__ = ["Plan", "make_plan", "steps_to_trace"]
-
 _FEWEST_STEPS = 4
 
 _FREEDOM = 12

@@ -20,8 +20,6 @@ from distprof_probes.records import RecordWriter
 if TYPE_CHECKING:
     from distprof_probes.session import Session
 
-__all__ = ["Probe", "Traced", "Tracer", "Unavailable", "Yielded"]
-
 Traced: TypeAlias = Literal["", "light", "full"]
 """What was recorded of a step: nothing, the GPU alone, or also the CPU's operators."""
 

@@ -11,8 +11,6 @@ from typing import Any
 from distprof.artefacts.settings_file import ThreadSettings
 from distprof.units import fold_ranks
 
-__all__ = ["Processors"]
-
 _STAT = Path("/proc/stat")
 _CPUINFO = Path("/proc/cpuinfo")
 _MODEL_FIELDS = ("model name", "cpu", "cpu model")  # on x86, POWER, MIPS

@@ -27,15 +27,6 @@ from distprof_probes.environment import (
 from distprof_probes.options import ProbeOptions
 from distprof_probes.peer_loss import is_peer_loss
 
-__all__ = [
-    "Mesh",
-    "conclude_run_file",
-    "mesh_of",
-    "start_run_file",
-    "write_error_file",
-    "write_rank_file",
-]
-
 _MAX_TRACEBACK = 100_000
 
 

@@ -19,8 +19,6 @@ import msgspec
 from distprof.artefacts.records import Header
 from distprof_probes.own_files import OwnFile
 
-__all__ = ["Deferred", "RecordWriter", "drain", "drain_when_this_thread_ends"]
-
 FLUSH_PERIOD_S = 0.2
 _PATIENCE_S = 5.0  # time limit for a deferred record, and for the disk at the end
 _AT_THREAD_END_S = 1.0

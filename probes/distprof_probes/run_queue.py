@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from distprof_probes.own_files import OwnFile
 
-__all__ = ["CpuTime", "ProcessTimes", "RunQueue", "spent"]
-
 _PROC = "/proc"
 _SCHEDSTAT = f"{_PROC}/thread-self/schedstat"
 """Linux: time on a CPU and time waiting for one in ns, and the number of time slices."""

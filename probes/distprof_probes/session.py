@@ -40,8 +40,6 @@ from distprof_probes.rank_file import (
 from distprof_probes.records import drain, drain_when_this_thread_ends
 from distprof_probes.termination import Terminated, close_on_sigterm
 
-__all__ = ["Session", "SessionFiles", "current", "outcome_of", "session"]
-
 _log = logging.getLogger("distprof.probes")
 
 

@@ -16,8 +16,6 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-__all__ = ["Terminated", "close_on_sigterm", "not_in_children"]
-
 EXIT_CODE = 128 + signal.SIGTERM
 _PATIENCE_S = 2.0  # time for the main thread to exit by itself
 

@@ -22,8 +22,6 @@ from distprof_runs.options import ModelOptions, TrainingOptions
 from distprof_runs.registry import WORKLOADS
 from distprof_runs.settings import LaunchOptions, read_settings_file, resolve, to_toml
 
-__all__ = ["remember_debug", "run"]
-
 _DEPENDS = {"num_steps": "a third of the steps, 4 to 10"}
 _PROBES_SHOWN = (
     "mode",

@@ -14,8 +14,6 @@ from distprof.options import check_known, convert
 from distprof_runs.options import ModelOptions, TrainingOptions, WorkloadOptions
 from distprof_runs.registry import WORKLOADS
 
-__all__ = ["Configuration"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:

@@ -16,8 +16,6 @@ from distprof_runs.options import (
 )
 from distprof_runs.pipeline_plan import PipelinePlan, plan_pipeline
 
-__all__ = ["CpOptions", "MoeOptions", "PpOptions", "ThreeDOptions", "TpOptions"]
-
 
 class TpOptions(WorkloadOptions, frozen=True, kw_only=True):
     """Options of ``tp``."""

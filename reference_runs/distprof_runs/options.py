@@ -14,17 +14,6 @@ from distprof.errors import UsageError
 from distprof.options import option
 from distprof.units import MOST_RANKS
 
-__all__ = [
-    "PRESETS",
-    "DdpOptions",
-    "FsdpOptions",
-    "ModelOptions",
-    "Schedule",
-    "TrainingOptions",
-    "WorkloadOptions",
-    "divide",
-]
-
 Schedule = Literal[
     "gpipe", "1f1b", "looped-bfs", "interleaved-1f1b", "interleaved-zb", "zbv", "dualpipev"
 ]

@@ -8,8 +8,6 @@ from itertools import pairwise
 
 from distprof.errors import UsageError
 
-__all__ = ["SCHEDULES", "PipelinePlan", "plan_pipeline"]
-
 SCHEDULES: dict[str, tuple[int, int | None]] = {
     "gpipe": (1, 1),
     "1f1b": (1, 1),

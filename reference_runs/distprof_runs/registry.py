@@ -13,8 +13,6 @@ from distprof_runs.model_parallel_options import (
 )
 from distprof_runs.options import DdpOptions, FsdpOptions, WorkloadOptions
 
-__all__ = ["WORKLOADS", "Entry"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:

@@ -20,8 +20,6 @@ from distprof_runs.configuration import Configuration
 from distprof_runs.faults.orders import SLOW_LINK, parse_fault
 from distprof_runs.options import TrainingOptions
 
-__all__ = ["LaunchOptions", "Settings", "read_settings_file", "resolve", "to_toml"]
-
 Sections = Mapping[str, Mapping[str, Any]]
 MOST_ON_NODE = 1_024
 """Most ranks on one node, each of which is a process."""

@@ -17,8 +17,6 @@ from distprof.sections.verdict import judge
 from distprof.terms import Severity
 from distprof.units import capitalized
 
-__all__ = ["Case", "Cases", "Outcome", "fingerprints", "one_line", "report_cases"]
-
 Outcome: TypeAlias = Literal["passed", "failed", "skipped"]
 
 _MAX_LENGTH = 2_000

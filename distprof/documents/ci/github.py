@@ -9,8 +9,6 @@ from __future__ import annotations
 from distprof.documents.ci.cases import Cases, one_line
 from distprof.terms import Severity
 
-__all__ = ["github"]
-
 _COMMANDS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "notice"}
 
 

@@ -11,8 +11,6 @@ from typing import Any
 from distprof.documents.ci.cases import Case, Cases, fingerprints, one_line
 from distprof.terms import Severity
 
-__all__ = ["gitlab"]
-
 _SEVERITIES = {Severity.ERROR: "critical", Severity.WARNING: "major", Severity.INFO: "info"}
 
 

@@ -9,8 +9,6 @@ from xml.etree import ElementTree
 
 from distprof.documents.ci.cases import Case, Cases, Outcome, one_line
 
-__all__ = ["junit"]
-
 _ELEMENTS: dict[Outcome, str] = {"failed": "failure", "skipped": "skipped", "passed": "system-out"}
 
 

@@ -14,8 +14,6 @@ from distprof.documents.ci.cases import Case, Cases, fingerprints, one_line
 from distprof.terms import Severity
 from distprof.units import fold_ranks
 
-__all__ = ["sarif"]
-
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/os/schemas/sarif-schema-2.1.0.json"
 _IN_PATHS = "/:~+,;@"
 _LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}

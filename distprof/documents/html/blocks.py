@@ -13,23 +13,6 @@ from distprof.documents.step_bar import group_of
 from distprof.escape import glued, html_text, plain, shorten
 from distprof.sections.table import Bar, Cell, Column, Drawing, TableView
 
-__all__ = [
-    "Part",
-    "Segment",
-    "bar",
-    "bounded",
-    "bullets",
-    "drawn_table",
-    "edges",
-    "folded",
-    "grid",
-    "scrolled",
-    "section",
-    "sentence",
-    "slug",
-    "upright",
-]
-
 _MAX_SENTENCE = 2_000
 _MAX_CELL = 400
 _DRAWING_CELLS = 96

@@ -12,8 +12,6 @@ from distprof.documents.html.blocks import scrolled
 from distprof.documents.html.markup import Markup, element, figure_number, picture
 from distprof.escape import plain
 
-__all__ = ["Grid", "cell_map", "grid_data", "strokes", "two_digits"]
-
 BAND = 16
 """Rows per SVG path, so that browsers paint only the rows on the screen."""
 _MAX_NAME = 200

@@ -11,8 +11,6 @@ import msgspec
 from distprof.documents.html.blocks import scrolled
 from distprof.documents.html.markup import Markup, element, figure_number, picture
 
-__all__ = ["Chart", "Point", "Tick", "nice_ticks"]
-
 WIDTH, HEIGHT = 720, 340
 _LEFT, _RIGHT, _TOP, _BOTTOM = 78, 20, 14, 46
 _CAP = 4

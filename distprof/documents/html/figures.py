@@ -18,8 +18,6 @@ import msgspec
 from distprof.documents.html.blocks import Part
 from distprof.sections.shows import Declared, declared_in
 
-__all__ = ["figure", "figures_of"]
-
 T = TypeVar("T", bound=msgspec.Struct)
 
 _ROLE = "figure"

@@ -12,8 +12,6 @@ from distprof.documents.html.rule_page import rule_page
 from distprof.escape import short_ranks
 from distprof.rules.base import Finding
 
-__all__ = ["anchors", "finding_articles", "to_do"]
-
 _MARKS = {"error": "✖", "warning": "▲", "info": "●"}
 
 

@@ -15,8 +15,6 @@ from distprof.sections.report import Report
 from distprof.sections.table import Column
 from distprof.units import format_ratio
 
-__all__ = ["Heat", "heat_figure", "heats_of", "node_heats_of", "shade_paths"]
-
 SHADES = 8
 _KINDS = tuple(f"h{shade}" for shade in range(SHADES))
 MAX_CELLS = 60_000

@@ -6,8 +6,6 @@ from collections.abc import Iterable
 
 from distprof.escape import html_text
 
-__all__ = ["EMPTY", "Markup", "element", "figure_number", "joined", "picture", "untouched"]
-
 _VOID = frozenset(("meta", "input", "br", "hr"))
 _DRAWN = frozenset(("rect", "path", "line", "circle", "polygon", "polyline"))
 """SVG elements without content, written as self-closing tags."""

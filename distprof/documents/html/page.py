@@ -11,8 +11,6 @@ from distprof.documents.html.shell import document
 from distprof.documents.page import Page
 from distprof.units import format_duration
 
-__all__ = ["page_html"]
-
 
 def page_html(page: Page, figures: Sequence[Part] = ()) -> str:
     """The page as HTML, drawn from the same parts as its text and Markdown.

@@ -39,8 +39,6 @@ from distprof.sections.table import TableView
 from distprof.sections.time.show import left_out_steps
 from distprof.sections.verdict import judge
 
-__all__ = ["ALL_RANKS", "render"]
-
 ALL_RANKS = 64
 """Tables of up to 64 ranks are always complete. Longer ones are cut unless ``show_all`` is set."""
 

@@ -21,17 +21,6 @@ from distprof.sections.report import Report
 from distprof.sections.whatif.result import RepairPlan
 from distprof.units import format_duration, format_ratio, signed
 
-__all__ = [
-    "changes",
-    "columns",
-    "interval_bar",
-    "legend",
-    "plan_figure",
-    "row",
-    "rows",
-    "step_figure",
-]
-
 _COLUMN, _MOST_WIDE = 40, 736
 """Pixels of one column, and of all columns; with many ranks, columns get narrower."""
 

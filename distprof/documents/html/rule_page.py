@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from markdown_it import MarkdownIt
     from markdown_it.token import Token
 
-__all__ = ["markdown_html", "rule_page"]
-
 _LOWER = {"h1": "h4", "h2": "h4", "h3": "h5", "h4": "h5"}
 """Headings of a page become subheadings of the finding."""
 

@@ -10,8 +10,6 @@ from distprof.documents.html.markup import EMPTY, Markup, captioned, element, fi
 from distprof.sections.collectives.result import CollectiveClass
 from distprof.units import format_bytes, format_duration
 
-__all__ = ["collectives_figure", "expected_ns"]
-
 WIDTH, HEIGHT = 720, 340
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 20, 14, 46
 _COLORS = 6

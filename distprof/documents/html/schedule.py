@@ -12,8 +12,6 @@ from distprof.sections.pipeline.result import PictureRow, PipelineGroup
 from distprof.sections.table import counted
 from distprof.units import format_duration, format_ratio
 
-__all__ = ["MAX_SLOTS", "schedule_figure", "schedule_figures"]
-
 WIDTH = 790
 _ROW, _GAP = 26, 4
 _LETTER, _DIGIT, _MARGIN = 7, 6, 3

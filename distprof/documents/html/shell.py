@@ -13,8 +13,6 @@ from distprof.documents.html.markup import Markup, element, joined, untouched
 from distprof.escape import plain, shorten
 from distprof.version import __version__
 
-__all__ = ["document", "hatchings", "parts_style", "policy"]
-
 _MAX_TITLE = 120
 
 _PATTERNS = {

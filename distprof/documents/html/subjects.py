@@ -16,8 +16,6 @@ from distprof.sections.stragglers.result import RankStraggler, StragglerSet, Str
 from distprof.sections.whatif.result import WhatIfResult
 from distprof.units import format_duration, format_ratio
 
-__all__ = ["experts_figure", "overlap_figure", "stragglers_figure", "workers_figure"]
-
 _MOST = 12
 
 

@@ -15,8 +15,6 @@ from distprof.sections.report import Report
 from distprof.sections.table import Bar, TableView
 from distprof.units import format_duration
 
-__all__ = ["waterfall_figure"]
-
 _MOST_RANKS = 3
 _FIELDS = {
     "computation": "computation_ns",

@@ -31,16 +31,6 @@ import msgspec
 from distprof.bounds import open_plain
 from distprof.ingest.cache.tables_file import BLOCK, DamagedTablesError, TablesWriter, open_tables
 
-__all__ = [
-    "FAILED",
-    "NO_ROOM",
-    "CacheKey",
-    "EntryWriter",
-    "discard_unfinished",
-    "find_entry",
-    "is_temporary",
-]
-
 CACHE_VERSION = 8
 """Increased whenever the same trace would give different tables."""
 

@@ -15,8 +15,6 @@ from distprof.schema import Coded, Table, TableSchema
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ROW_GROUP", "ParquetTable", "read_parquet", "shifted"]
-
 ROW_GROUP = 1 << 17
 """Rows that are encoded at a time."""
 _SHIFT_KEY = b"distprof.shift_ns"

@@ -15,13 +15,6 @@ from distprof.ingest.cache.tables_file import DamagedTablesError, Part, open_tab
 from distprof.run.tables import HOST, RankTables
 from distprof.schema import Table
 
-__all__ = [
-    "CachedTables",
-    "HeldHostRows",
-    "HeldTables",
-    "TooManyRowsError",
-]
-
 MOST_HELD_ROWS = 500_000
 """Rows of one trace that are held in memory, about 30 MB. A small compressed file may unpack to any
 number of rows."""

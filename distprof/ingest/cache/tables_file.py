@@ -31,17 +31,6 @@ from distprof.kernel import threads_help
 from distprof.run.tables import ACTIVITY, COLLECTIVES, HOST, STEPS
 from distprof.schema import Table, TableSchema
 
-__all__ = [
-    "BLOCK",
-    "BOUND",
-    "DamagedTablesError",
-    "HostRowsWriter",
-    "Part",
-    "TablesReader",
-    "TablesWriter",
-    "open_tables",
-]
-
 BOUND = Bound(reads="an entry of the cache", num_bytes=1 << 36, rows=1 << 30, beyond="made again")
 """Larger files are not used, because checking a file reads all of it."""
 

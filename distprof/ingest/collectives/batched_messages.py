@@ -16,8 +16,6 @@ from distprof.run.tables import distinct
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.terms import CollectiveKind
 
-__all__ = ["Batches", "batches_of"]
-
 
 class Batches(msgspec.Struct, frozen=True, kw_only=True):
     """Messages that each of n operations sends and receives in one kernel.

@@ -37,8 +37,6 @@ from distprof.run.tables import COLLECTIVES, distinct, join_launches
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.terms import ActivityKind, CollectiveKind, Origin
 
-__all__ = ["Records", "device_records", "mark_communication", "notes_on", "records_table"]
-
 
 class Records(msgspec.Struct, frozen=True, kw_only=True):
     """COLLECTIVES table of one rank, with assumptions.

@@ -26,8 +26,6 @@ from distprof.run.tables import distinct
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.terms import CollectiveKind, Origin
 
-__all__ = ["Requested", "gloo_records", "groups_of_threads", "with_groups"]
-
 TOLERANCE_NS = 20_000
 """Timestamps of trace and recorder agree within 8 µs (torch 2.13, gloo)."""
 

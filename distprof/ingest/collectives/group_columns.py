@@ -15,9 +15,6 @@ from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.terms import CollectiveKind, MeshAxis, Origin
 from distprof.units import fold_ranks
 
-__all__ = ["GroupColumns", "Membership"]
-
-
 _MESSAGES = (CollectiveKind.SEND, CollectiveKind.RECV)
 
 

@@ -14,19 +14,6 @@ from distprof.ingest.communication import collective_kind, is_wait
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.terms import CollectiveKind
 
-__all__ = [
-    "ANNOTATIONS",
-    "COUNTED_IN_BYTES",
-    "MAX_RANKS",
-    "OPERATORS",
-    "CallFacts",
-    "call_facts",
-    "element_bytes",
-    "full_buffer_bytes",
-    "peer_in_group",
-    "splits_of_operators",
-]
-
 COUNTED_IN_BYTES = "bytes"
 """The dtype of an operation whose size is given in bytes and whose element type is unknown."""
 

@@ -14,8 +14,6 @@ from distprof.ingest.communication import collective_kind
 from distprof.run.records import FLIGHT, FlightState
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 
-__all__ = ["BROKEN", "LARGEST", "MAX_TEXT", "EntriesError", "convert", "entries_table"]
-
 MAX_ENTRIES = 1_000_000
 MAX_TEXT = 512
 MAX_DIMS = 64

@@ -35,8 +35,6 @@ from distprof.ingest.flight.safe_pickle import PickleRefused, read_pickle
 from distprof.run.records import FLIGHT, FlightDump, FlightGroup, GroupStatus
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 
-__all__ = ["MAX_BYTES", "FlightEntries", "looks_like_dump", "parse_flight", "read_flight"]
-
 MAX_BYTES = 1 << 28  # the default ring of 2,000 entries takes 1 MB, or 10 MB with frames
 
 MAX_MEMBERS = 1 << 20

@@ -20,8 +20,6 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["PickleRefused", "Template", "Values", "read_pickle", "template_of"]
-
 _SCALAR = rb"(?>h.|[N\x88\x89]|K.|M..|J....|\x8a\x08.{8}|j....)"
 
 _LIST = rb"\](?:\((?:" + _SCALAR + rb"|\](?:\(" + _SCALAR + rb"*+e)?)*+e)?"

@@ -40,8 +40,6 @@ from distprof.artefacts.run_file import ExitFile, RunFile
 from distprof.bounds import Bound, open_plain, read_plain
 from distprof.ingest.job.rank_folder import MAX_LINE_BYTES
 
-__all__ = ["BOUND", "MAX_RANKS", "Added", "GrowingFile", "GrowingRun", "RankAdded", "rank_folders"]
-
 MAX_RANKS: Final = 20_000
 
 MAX_FILE_BYTES: Final = 16 << 20  # for a file that is replaced as a whole

@@ -20,8 +20,6 @@ from distprof.errors import InputError
 from distprof.ingest.job.growing import MAX_RANKS, GrowingFile, rank_folders
 from distprof.ingest.job.run_directory import MAX_RUN_BYTES, find_run_directory
 
-__all__ = ["LiveRank", "LiveRun"]
-
 RECENT = 64
 """Steps of a rank whose durations are kept."""
 

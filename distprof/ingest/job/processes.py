@@ -7,8 +7,6 @@ from pathlib import Path
 
 from distprof.artefacts.rank_file import AttachFile
 
-__all__ = ["is_running"]
-
 
 def is_running(process: AttachFile) -> bool | None:
     """Whether a rank's process runs; None if this machine cannot tell.

@@ -50,17 +50,6 @@ from distprof.run.records import (
 )
 from distprof.schema import ABSENT, Coded, Column, Table, TableSchema
 
-__all__ = [
-    "MAX_LINE_BYTES",
-    "MAX_NAME",
-    "MAX_RECORDS",
-    "Columns",
-    "LineFile",
-    "RankFolder",
-    "read_clock_stamps",
-    "read_lines",
-]
-
 MAX_LINE_BYTES = 1 << 20
 """Longer lines are not records: they are skipped and counted."""
 

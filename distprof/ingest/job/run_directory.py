@@ -25,17 +25,6 @@ from distprof.run.run import Device, Gap, Rank
 from distprof.run.topology import world_size_of_job
 from distprof.units import fold_ranks, name_ranks
 
-__all__ = [
-    "RunDirectory",
-    "describe_rank",
-    "find_run_directory",
-    "missing_ranks",
-    "open_run_directory",
-    "rank_of_folder",
-    "trace_gaps",
-    "with_flight",
-]
-
 MAX_RUN_BYTES = 1 << 28  # of run.json: ten thousand ranks take about 20 MB
 
 MAX_RANK_BYTES = 1 << 24  # of rank.json and error.json

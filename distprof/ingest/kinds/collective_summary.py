@@ -26,8 +26,6 @@ from distprof.ingest.files import beginning, whole
 from distprof.ingest.source import Source
 from distprof.run.evidence import CollectiveSummary, SummaryClass
 
-__all__ = ["COLUMNS", "SOURCE", "fits_collective_summary", "read_collective_summary"]
-
 COLUMNS = ("rank", "Collective name", "dur_mean", "operation_count")
 _HTA_COLUMNS = {"name", "kernel_type", "rank"}
 _UNITS = {"sum (ns)": 1.0, "sum (us)": 1e3}

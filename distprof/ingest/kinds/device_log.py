@@ -13,8 +13,6 @@ from distprof.ingest.source import Source
 from distprof.run.logs import DeviceLog
 from distprof.run.run import Run
 
-__all__ = ["SOURCE", "fits_device_log", "read_device_log"]
-
 MAX_FILES = 10_000
 BOUND = Bound(
     reads="GPU sensors or errors",

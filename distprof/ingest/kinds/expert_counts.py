@@ -25,8 +25,6 @@ from distprof.ingest.source import Source
 from distprof.remote.system import ask
 from distprof.run.evidence import ExpertCounts
 
-__all__ = ["SOURCE", "fits_expert_counts", "read_expert_counts"]
-
 BOUND = Bound(
     reads="tokens per expert",
     num_bytes=64_000_000,

@@ -22,8 +22,6 @@ from distprof.ingest.files import beginning, whole
 from distprof.ingest.source import Source
 from distprof.run.evidence import InputReadiness
 
-__all__ = ["SOURCE", "fits_input_readiness", "read_input_readiness"]
-
 TIME = "event_time"
 BOUND = Bound(
     reads="input readiness per rank",

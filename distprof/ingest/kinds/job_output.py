@@ -19,8 +19,6 @@ from distprof.ingest.source import Source
 from distprof.run.job_output import JobOutput
 from distprof.run.run import Run
 
-__all__ = ["SOURCE", "fits_job_output", "paths_of_output", "read_job_output"]
-
 MAX_FILES = 20_000
 BOUND = Bound(
     reads="the output of a job", num_bytes=1 << 38, rows=20_000, names=1 << 17, beyond="skipped"

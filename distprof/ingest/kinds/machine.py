@@ -19,8 +19,6 @@ from distprof.ingest.source import Source, keep
 from distprof.run.evidence import Machine, Machines
 from distprof.run.run import Run
 
-__all__ = ["SOURCE", "fits_machine", "parse_machines", "read_machine"]
-
 BOUND = Bound(reads="output of nvidia-smi topo -m", num_bytes=1 << 24, names=512, beyond="refused")
 MAX_DEVICES = 512
 _SNIFFED_BYTES = 1 << 18

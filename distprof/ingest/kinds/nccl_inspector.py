@@ -11,8 +11,6 @@ from distprof.ingest.files import DAMAGE, Blocks, beginning, opened, paths_of_lo
 from distprof.ingest.source import Source
 from distprof.run.evidence import InspectorLog
 
-__all__ = ["SOURCE", "fits_nccl_inspector", "read_nccl_inspector"]
-
 MAX_FILES = 20_000
 BOUND = Bound(
     reads="an NCCL Inspector log",

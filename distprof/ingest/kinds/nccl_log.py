@@ -18,8 +18,6 @@ from distprof.ingest.source import Source
 from distprof.run.logs import NcclLog
 from distprof.run.run import Run
 
-__all__ = ["SOURCE", "fits_nccl_log", "read_nccl_log", "read_rank_logs"]
-
 MAX_FILES = 20_000
 BOUND = Bound(
     reads="an NCCL log", num_bytes=1 << 38, names=1 << 17, beyond="skipped", seconds_per_mb=5

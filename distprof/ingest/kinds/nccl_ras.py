@@ -11,8 +11,6 @@ from distprof.ingest.nccl.ras import is_ras, parse_ras
 from distprof.ingest.source import Source
 from distprof.run.evidence import RasStatus
 
-__all__ = ["SOURCE", "fits_nccl_ras", "read_nccl_ras"]
-
 BOUND = Bound(
     reads="output of ncclras", num_bytes=1 << 26, rows=5_000_000, depth=1_000, beyond="refused"
 )

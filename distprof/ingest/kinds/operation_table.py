@@ -25,18 +25,6 @@ from distprof.remote.system import ask
 from distprof.run.evidence import OPERATIONS, OperationLog
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 
-__all__ = [
-    "COLUMNS",
-    "ORIGIN",
-    "SOURCE",
-    "JobSizes",
-    "find_sizes",
-    "fits_operation_table",
-    "log_of_columns",
-    "read_operation_table",
-    "read_sizes",
-]
-
 MAX_BYTES = 65_536
 
 _LINE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*):[ \t]+(\S.*)")

@@ -23,8 +23,6 @@ from distprof.ingest.source import Source
 from distprof.run.evidence import OperationLog
 from distprof.schema import Coded
 
-__all__ = ["ORIGIN", "SOURCE", "fits_operation_timeline", "read_operation_timeline"]
-
 ORIGIN = "operation timeline"
 BOUND = Bound(
     reads=f"an {ORIGIN}", num_bytes=500_000_000, rows=1_000_000, depth=1_000, beyond="refused"

@@ -19,8 +19,6 @@ from distprof.ingest.source import Source
 from distprof.run.evidence import OperatorTable, TableOperator
 from distprof.terms import CollectiveKind
 
-__all__ = ["SOURCE", "fits_operator_table", "read_operator_table"]
-
 MAX_ROWS = 100_000
 BOUND = Bound(reads="a table of operators", num_bytes=64_000_000, rows=MAX_ROWS, beyond="refused")
 MAX_NAME = 300

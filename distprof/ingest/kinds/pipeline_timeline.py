@@ -25,8 +25,6 @@ from distprof.run.evidence import OPERATIONS, OperationLog
 from distprof.run.topology import MAX_WORLD_SIZE
 from distprof.schema import Coded, Int64Array, Table
 
-__all__ = ["ORIGIN", "SOURCE", "fits_pipeline_timeline", "read_pipeline_timeline"]
-
 ORIGIN = "pipeline timeline"
 MAX_RANKS = 4_096
 BOUND = Bound(

@@ -9,8 +9,6 @@ from distprof.ingest.files import DAMAGE, opened, read_some
 from distprof.ingest.source import Source
 from distprof.run.logs import TrainingLog
 
-__all__ = ["SNIFFED_BYTES", "SOURCE", "fits_training_log"]
-
 SNIFFED_BYTES = 1 << 23
 """Programs print a lot before they train."""
 

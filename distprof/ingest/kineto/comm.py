@@ -16,16 +16,6 @@ from distprof.ingest.kineto.framing import Boundary
 from distprof.ingest.kineto.parsed import COMM_ARGS, SymbolTable, compact
 from distprof.schema import ABSENT, Coded, Table
 
-__all__ = [
-    "INTEGER_KEYS",
-    "TEXT_KEYS",
-    "CommColumns",
-    "CommRow",
-    "CommRows",
-    "Wanted",
-    "find_arguments",
-]
-
 COLLECTIVE_KEY = b'"Collective name"'
 
 _NAME_KEY = b'"name": '

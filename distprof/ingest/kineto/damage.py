@@ -30,18 +30,6 @@ from distprof.ingest.kineto.events import (
 )
 from distprof.schema import ABSENT
 
-__all__ = [
-    "NO_STREAM",
-    "PermissiveEvents",
-    "as_int",
-    "as_stream",
-    "as_text",
-    "clean_keys",
-    "clean_text",
-    "decode_permissively",
-    "repair_event",
-]
-
 _NOT_A_NUMBER = re.compile(r"(?<=[:\[,\s])[-+]?(?:nan|inf|infinity)(?=\s*[,}\]])", re.IGNORECASE)
 
 _LONE_BACKSLASH = re.compile(r'\\(?:(["\\/bfnrt]|u[0-9a-fA-F]{4})|)')

@@ -43,24 +43,6 @@ from distprof.ingest.kineto.native import NativeReader, NativeResult
 from distprof.ingest.kineto.parsed import DROPPED, Symbols, SymbolTable
 from distprof.schema import ABSENT, Int64Array
 
-__all__ = [
-    "Columns",
-    "DecodeState",
-    "Event",
-    "EventColumns",
-    "Rows",
-    "coded",
-    "columns_of",
-    "decode_events",
-    "decode_in_python",
-    "decode_texts",
-    "device_columns",
-    "find_events",
-    "floats",
-    "host_columns",
-    "integers",
-]
-
 Columns = dict[str, NDArray[Any]]
 
 Event = Complete | ExactComplete

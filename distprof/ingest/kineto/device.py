@@ -12,8 +12,6 @@ from distprof.ingest.kineto.events import STEP_PREFIX
 from distprof.ingest.kineto.framing import Boundary
 from distprof.kernel import kernel
 
-__all__ = ["DeviceSearch", "parse_metadata"]
-
 _CATEGORY_IS = b'cat": "'  # begins with a c, which is rarer than a quote and found faster
 
 _ON_DEVICE = (b'kernel"', b"gpu_")

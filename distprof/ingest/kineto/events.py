@@ -31,42 +31,6 @@ from distprof.schema import ABSENT, Int64Array
 from distprof.terms import ActivityKind
 from distprof.units import NS_PER_S, NS_PER_US
 
-__all__ = [
-    "COMM_PREFIXES",
-    "DECODE_ANY",
-    "DECODE_LOOSE",
-    "DECODE_OBJECT",
-    "DECODE_RAW",
-    "DEVICE_KINDS",
-    "EXACT_BELOW_US",
-    "HOST_WORDS",
-    "INVALID_NS",
-    "KEPT_OPERATOR_NAME",
-    "LARGEST_NS",
-    "LONGEST_NS",
-    "NO_ARGUMENTS",
-    "NO_COLLECTIVE",
-    "NO_DURATION",
-    "NO_TIME",
-    "PYTHON_FRAME",
-    "SKIPPED_PHASES",
-    "SOME_COLLECTIVE",
-    "STEP_PREFIX",
-    "USUAL_CATEGORIES",
-    "Arguments",
-    "Complete",
-    "ExactComplete",
-    "Loose",
-    "Metadata",
-    "UsualComplete",
-    "decode_array",
-    "micros_to_ns",
-    "needs_text",
-    "normalise",
-    "text_to_ns",
-    "texts_to_ns",
-]
-
 DEVICE_KINDS: dict[str, ActivityKind] = {
     "kernel": ActivityKind.COMPUTATION,
     "gpu_memcpy": ActivityKind.COPY,

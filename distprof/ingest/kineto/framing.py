@@ -17,8 +17,6 @@ import msgspec
 from distprof.errors import InputError
 from distprof.ingest.kineto.source import ByteSource
 
-__all__ = ["Boundary", "Framer", "Salvage", "Take"]
-
 _SAMPLE = 1 << 18
 
 _SEPARATED = re.compile(rb"\}\s*,\s*\{")

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from distprof.schema import Column, TableSchema
 
-__all__ = ["GrowingColumns", "joined"]
-
 Columns = dict[str, NDArray[Any]]
 
 _ROWS_AT_ONCE = 1 << 15

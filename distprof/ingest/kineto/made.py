@@ -13,8 +13,6 @@ from typing import Any, BinaryIO, cast
 
 import msgspec
 
-__all__ = ["StepRanges", "on_device", "on_host", "opened_events"]
-
 _BLOCK_EVENTS = 2_000
 _BUFFER_BYTES = 1 << 20
 _MAX_STEPS = 100_000

@@ -36,8 +36,6 @@ from distprof.ingest.kineto.events import (
 from distprof.ingest.kineto.parsed import Symbols, SymbolTable, kind_of
 from distprof.kernel import kernel
 
-__all__ = ["NativeChunk", "NativeReader", "NativeResult"]
-
 _ALWAYS = ("name", "stream", "correlation", "device", "bytes", "grid", "Collective name")
 """Arguments in the order of ``enum Argument`` in ``native/chunk.hpp``."""
 

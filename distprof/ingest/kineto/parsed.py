@@ -24,18 +24,6 @@ from distprof.ingest.kineto.events import (
 from distprof.run.run import Quality
 from distprof.schema import Coded, Column, Table, TableSchema
 
-__all__ = [
-    "COMM_ARGS",
-    "DROPPED",
-    "HOST",
-    "MAX_NAMES",
-    "ParsedTrace",
-    "SymbolTable",
-    "Symbols",
-    "compact",
-    "kind_of",
-]
-
 Scalar = TypeVar("Scalar", np.int8, np.bool_)
 
 MAX_NAMES = 1 << 20

@@ -40,9 +40,6 @@ from distprof.run.tables import ACTIVITY, CALL_CATEGORIES, HOST, have_launches
 from distprof.schema import Coded, Table, TableSchema
 from distprof.terms import ActivityKind
 
-__all__ = ["SINK_ROWS", "Collector", "HostSink", "read_trace", "salvage_events"]
-
-
 SINK_ROWS = 1 << 17
 """Host rows that a sink gets at once, except for the last ones."""
 

@@ -27,8 +27,6 @@ try:
 except ImportError:  # no wheel for this machine: the standard library is 2.5 times slower
     _GzipFile, _deflate = gzip.GzipFile, zlib
 
-__all__ = ["ByteSource", "watched"]
-
 _GZIP_MAGIC = b"\x1f\x8b"
 _BOM = b"\xef\xbb\xbf"
 _NO_MEMBER = "Not a gzipped file"  # what gzip says of bytes after a member

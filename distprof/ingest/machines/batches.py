@@ -19,20 +19,6 @@ from typing import Any, TypeAlias
 
 from distprof.errors import in_words
 
-__all__ = [
-    "ANYWHERE",
-    "BATCH_S",
-    "MOST_CALLS",
-    "Batch",
-    "BatchSize",
-    "Call",
-    "Queue",
-    "call_each",
-    "light",
-    "packed",
-    "unpacked",
-]
-
 BATCH_S = 2.0
 """Target duration of a batch on a cluster."""
 

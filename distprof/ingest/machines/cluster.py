@@ -31,8 +31,6 @@ from distprof.ingest.machines.batches import (
 )
 from distprof.version import __version__
 
-__all__ = ["ClusterError", "ClusterExecutor", "connect"]
-
 T = TypeVar("T")
 
 CONNECT_S = 5

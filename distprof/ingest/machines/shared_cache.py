@@ -27,8 +27,6 @@ from distprof.remote.download import download
 from distprof.remote.listing import stat
 from distprof.remote.system import ask, is_async
 
-__all__ = ["BOUND", "SharedCache"]
-
 BOUND = Bound(
     reads="an entry of a shared cache (--cache-dir URL)", num_bytes=1 << 36, beyond="made again"
 )

@@ -28,8 +28,6 @@ from distprof.ingest.nccl.messages import (
 )
 from distprof.run.logs import NcclCard, NcclChoice, NcclLog, NcclProcess, NcclWarning
 
-__all__ = ["Assembler"]
-
 MAX_PROCESSES = 1 << 17
 MAX_VALUES = 1 << 12
 """Distinct settings, warnings, choices and networks to keep; further ones are only counted."""

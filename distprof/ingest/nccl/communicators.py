@@ -23,8 +23,6 @@ from distprof.ingest.nccl.messages import (
 )
 from distprof.run.logs import NcclCommunicator, NcclEdge, NcclMember
 
-__all__ = ["Communicators"]
-
 MAX_EDGES = 1 << 20
 MAX_COMMUNICATORS = 1 << 17
 MAX_MEMBERS = 1 << 20

@@ -24,8 +24,6 @@ from distprof.run.evidence import INSPECTED, InspectedClass, InspectedMember, In
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.terms import CollectiveKind
 
-__all__ = ["MAX_CLASSES", "MAX_MEMBERS", "MAX_ROWS", "Inspection"]
-
 MAX_ROWS = 2_000_000
 """Limit on the rows of the table, 32 bytes each; above it, collectives are sampled."""
 

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from distprof.run.logs import NcclCommunicator
 
-__all__ = ["count_jobs"]
-
 
 def count_jobs(files: Sequence[range], communicators: Sequence[NcclCommunicator]) -> int:
     """Number of sets of processes that share neither a file nor a communicator.

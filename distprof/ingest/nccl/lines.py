@@ -14,8 +14,6 @@ import msgspec
 
 from distprof.ingest.files import read_some
 
-__all__ = ["Lines", "Message", "Splitter"]
-
 BLOCK_BYTES = 1 << 20
 MAX_LINE_BYTES = 1 << 16
 MAX_BYTES = 1 << 38

@@ -10,30 +10,6 @@ import msgspec
 from distprof.terms import NcclRemark
 from distprof.units import NS_PER_S
 
-__all__ = [
-    "CUT",
-    "KNOWN",
-    "UNKNOWN",
-    "Call",
-    "Cards",
-    "Channels",
-    "Choice",
-    "Connection",
-    "Event",
-    "Initialised",
-    "Marker",
-    "Network",
-    "Nodes",
-    "PathTypes",
-    "Remark",
-    "Ring",
-    "Setting",
-    "Timing",
-    "Trees",
-    "Version",
-    "parse",
-]
-
 
 class Marker(msgspec.Struct, frozen=True):
     """A message without further content."""

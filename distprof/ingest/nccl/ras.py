@@ -21,8 +21,6 @@ from msgspec.structs import replace
 from distprof.bounds import num_parts
 from distprof.run.evidence import RasGroup, RasLaunches, RasRank, RasStatus, RasTrouble
 
-__all__ = ["MAX_PARTS", "is_ras", "parse_ras"]
-
 MAX_PARTS = 5_000_000
 MAX_TROUBLES = 20_000
 _MAX_NAME = 100

@@ -21,8 +21,6 @@ from urllib.parse import quote
 from distprof.bounds import NotAFileError, open_plain
 from distprof.errors import InputError
 
-__all__ = ["EXPECTED", "MAGIC", "Database", "is_database", "opened_database"]
-
 MAGIC = b"SQLite format 3\0"
 EXPECTED = "an export of Nsight Systems with CUDA activity (nsys export --type sqlite)"
 _RECORD = (

@@ -17,8 +17,6 @@ from distprof.ingest.kineto.made import StepRanges, on_device, on_host
 from distprof.ingest.nsys.database import Database
 from distprof.ingest.nsys.payloads import Calls, Payloads
 
-__all__ = ["KERNELS", "Process", "events_of", "head_of", "processes_of"]
-
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 _RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
 _COPIES = "CUPTI_ACTIVITY_KIND_MEMCPY"

@@ -25,8 +25,6 @@ import msgspec
 from distprof.ingest.collectives.sizes import COUNTED_IN_BYTES
 from distprof.ingest.nsys.database import Database
 
-__all__ = ["Call", "Calls", "Payloads"]
-
 _LINKS, _NAMES = "NVTX_EVENTS_PAYLOAD_SCHEMAS", "NVTX_EXPORT_TRANSLATION"
 _TABLE = "DYNAMIC_NVTXPAYLOAD_DATATYPE"
 _COMMUNICATOR, _SIZE, _RANKS = "NCCL communicator ID", "Message size [bytes]", "No. of ranks"

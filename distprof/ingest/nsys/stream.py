@@ -13,8 +13,6 @@ from distprof.ingest.kineto.made import opened_events
 from distprof.ingest.nsys.database import EXPECTED, is_database, opened_database
 from distprof.ingest.nsys.events import Process, events_of, head_of, processes_of
 
-__all__ = ["BOUND", "ENDINGS", "opened_process", "processes_in", "why_not_an_export"]
-
 ENDINGS = (".sqlite", ".sqlite3")
 """Endings of the names of exports in a folder."""
 

@@ -17,8 +17,6 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 import numpy as np
 
-__all__ = ["Expression", "Signs", "expressions", "signs"]
-
 SHORTEST_SIGN = 7
 """A sign this long covers one aligned word of four bytes, wherever it begins."""
 

@@ -16,8 +16,6 @@ from distprof.ingest.output.stacks import stacks_in
 from distprof.run.job_output import JobOutput, OutputEvent, OutputStack
 from distprof.run.topology import DEFAULT_GROUPS
 
-__all__ = ["Reader", "kinds_in", "prefix_rank", "read_output"]
-
 MAX_EVENTS = 20_000
 MAX_OF_A_KIND = 64
 """Events of one wording and rank that are kept."""

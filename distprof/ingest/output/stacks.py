@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 
 from distprof.artefacts.stacks import FRAME, LIBRARY, main_stack
 
-__all__ = ["calls_of", "last_own", "stacks_in"]
-
 MAX_CALLS = 30
 _MAX_TEXT = 300
 _SPIED = re.compile(

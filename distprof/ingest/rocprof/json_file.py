@@ -27,8 +27,6 @@ from distprof.ingest.rocprof.records import (
     kernel_event,
 )
 
-__all__ = ["BOUND", "head_and_events", "is_begin", "is_json", "places_of_processes"]
-
 _SIGN = b'"rocprofiler-sdk-tool"'
 BOUND = Bound(
     reads="a trace of rocprofv3 as JSON",

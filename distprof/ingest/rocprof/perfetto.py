@@ -33,8 +33,6 @@ from distprof.ingest.rocprof.records import (
 )
 from distprof.ingest.rocprof.wire import fields, packets
 
-__all__ = ["BOUND", "ENDINGS", "has_kernels", "is_begin", "is_perfetto", "opened_slices"]
-
 ENDINGS = (".pftrace", ".pftrace.gz", ".perfetto-trace")
 
 BOUND = Bound(

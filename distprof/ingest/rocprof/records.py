@@ -9,16 +9,6 @@ import msgspec
 
 from distprof.ingest.kineto.made import StepRanges, on_device, on_host
 
-__all__ = [
-    "LARGEST_NS",
-    "MAX_NAME",
-    "RECORD",
-    "Ranges",
-    "call_event",
-    "copy_event",
-    "kernel_event",
-]
-
 LARGEST_NS = 1 << 62
 """Later times are invalid."""
 

@@ -12,14 +12,6 @@ from distprof.ingest.kineto.made import opened_events
 from distprof.ingest.rocprof import json_file, perfetto
 from distprof.ingest.rocprof.records import RECORD
 
-__all__ = [
-    "PERFETTO_ENDINGS",
-    "begins_rocprof",
-    "is_rocprof",
-    "opened_rocprof",
-    "processes_in_rocprof",
-]
-
 PERFETTO_ENDINGS = perfetto.ENDINGS
 """Endings that several tools use, so the content of the file decides."""
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import BinaryIO
 
-__all__ = ["fields", "packets"]
-
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _MOST_BITS = 64
 _PACKET = 1 << 3 | _LENGTH  # the only field of a trace

@@ -28,8 +28,6 @@ from distprof.ingest.sensors.collect import (
 from distprof.run.logs import Clock
 from distprof.units import NS_PER_S
 
-__all__ = ["MAX_PARTS", "AmdCsv", "amd_header", "is_amd_json", "take_amd_json"]
-
 MAX_PARTS = 5_000_000
 _MIB = 1024.0**2
 _COLUMNS: tuple[tuple[str, tuple[str, ...], float], ...] = (

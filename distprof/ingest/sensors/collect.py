@@ -33,20 +33,6 @@ from distprof.run.records import NO_THROTTLING, TELEMETRY
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.units import NS_PER_S
 
-__all__ = [
-    "LAST_NS",
-    "Collector",
-    "Identity",
-    "Labelled",
-    "Samples",
-    "bus_id",
-    "mask_of",
-    "number",
-    "reasons_of",
-    "time_of",
-    "whole",
-]
-
 MAX_VALUE = float(1 << 53)
 """Larger numbers are not measurements, and floats would round them."""
 

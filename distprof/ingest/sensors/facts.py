@@ -17,8 +17,6 @@ from distprof.ingest.sensors.collect import Identity, bus_id, number, whole
 from distprof.run.logs import DeviceState
 from distprof.run.records import NO_THROTTLING
 
-__all__ = ["device_of", "is_used", "reasons_in", "state_columns", "state_of", "values_of"]
-
 # Column of TELEMETRY to the names of its value, best first, and the unit of a plain number.
 _VALUES: tuple[tuple[str, tuple[str, ...], float], ...] = (
     (

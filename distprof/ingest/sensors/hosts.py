@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["LABEL", "MARKER", "NAME", "RULE", "host_named"]
-
 LABEL = re.compile(r"([A-Za-z0-9][\w.-]{0,80}): ?(?=[#|+<=\w ])")
 """Host name or task number that pdsh, clush and ``srun --label`` put before each line."""
 

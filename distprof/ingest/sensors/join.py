@@ -25,8 +25,6 @@ from distprof.run.run import ANOTHER_JOB, Gap, Run
 from distprof.schema import Int64Array, Table
 from distprof.units import NS_PER_S, name_of_device, name_ranks
 
-__all__ = ["JoinedRecords", "Recorded", "Zone", "find_zone", "recorded", "with_device_log"]
-
 QUARTER_NS = 900 * NS_PER_S
 """Time zones differ from UTC by multiples of this."""
 

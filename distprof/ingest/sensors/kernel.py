@@ -21,16 +21,6 @@ from distprof.ingest.sensors.collect import LAST_NS, Collector, bus_id, time_of
 from distprof.run.logs import Clock, DeviceEvent
 from distprof.units import NS_PER_S
 
-__all__ = [
-    "JOURNAL",
-    "SNIFFED_LINES",
-    "holds_marks",
-    "is_kernel_log",
-    "parsed_time",
-    "take_journal",
-    "take_kernel",
-]
-
 JOURNAL = '"__REALTIME_TIMESTAMP"'
 """Field in every entry of ``journalctl -o json``."""
 

@@ -32,16 +32,6 @@ from distprof.ingest.sensors.kernel import parsed_time
 from distprof.run.logs import Clock, DeviceEvent, DeviceLinks
 from distprof.units import NS_PER_MS, NS_PER_S
 
-__all__ = [
-    "FABRIC",
-    "MARK",
-    "PREFIX",
-    "NvlinkStatus",
-    "Scrapes",
-    "take_fabric_line",
-    "take_monitor_line",
-]
-
 FABRIC = re.compile(
     r"\[([A-Z][a-z]{2} \d\d \d{4} \d\d:\d\d:\d\d)\] \[([A-Z]{1,12})\] \[tid \d{1,20}\] (.{0,500})"
 )

@@ -12,8 +12,6 @@ from distprof.ingest.sensors.collect import bus_id, whole
 from distprof.run.logs import NcclLog
 from distprof.run.run import Rank, Run
 
-__all__ = ["Places"]
-
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 

@@ -47,8 +47,6 @@ from distprof.ingest.sensors.tables import (
 )
 from distprof.run.logs import DeviceLog
 
-__all__ = ["EXPECTED", "content_of", "read_file"]
-
 MAX_LINE_BYTES = 1 << 18
 JSON_ENDINGS = (".json", ".json.gz")
 MAX_JSON_BYTES = 1 << 26

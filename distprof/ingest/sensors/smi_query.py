@@ -21,8 +21,6 @@ from distprof.ingest.sensors.facts import device_of, is_used, reasons_in, state_
 from distprof.ingest.sensors.smi_tables import date_of
 from distprof.run.logs import Clock
 
-__all__ = ["SmiText", "SmiXml", "begins_query", "begins_xml"]
-
 _TITLE = re.compile(r"=+NVSMI LOG=+\s*")
 _GPU = re.compile(r"GPU ([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])\s*")
 _FACT = re.compile(r"( *)([A-Za-z][^:|,]{0,80}?)\s*(?:\s: (.*))?")

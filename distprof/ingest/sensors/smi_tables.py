@@ -11,8 +11,6 @@ from distprof.ingest.sensors.collect import Collector, Identity, Labelled, bus_i
 from distprof.ingest.sensors.kernel import parsed_time
 from distprof.run.logs import Clock
 
-__all__ = ["TITLE", "SmiTables", "date_of"]
-
 TITLE = "| NVIDIA-SMI "
 _WHEN = re.compile(r"[A-Z][a-z]{2} ([A-Z][a-z]{2}) +(\d{1,2}) (\d\d:\d\d:\d\d) (\d{4})\s*")
 _FIRST = re.compile(

@@ -32,8 +32,6 @@ from distprof.run.logs import Clock
 from distprof.run.records import NO_THROTTLING
 from distprof.units import NS_PER_S
 
-__all__ = ["Dmon", "QueryCsv", "dmon_header", "has_sensors", "header_of", "is_headless"]
-
 _MB = 1e6
 
 _MIB = 1024.0**2

@@ -20,23 +20,6 @@ from distprof.run.logs import Float64Array, TrainingFacts, TrainingLog
 from distprof.schema import ABSENT, Int64Array
 from distprof.units import NS_PER_MS, NS_PER_S
 
-__all__ = [
-    "MAX_COUNT",
-    "MAX_ROWS",
-    "NUMBER",
-    "Grammar",
-    "Row",
-    "TimerValues",
-    "best_of",
-    "line_around",
-    "ms_to_ns",
-    "s_to_ns",
-    "stamp_s",
-    "to_float",
-    "to_int",
-    "to_log",
-]
-
 MAX_ROWS = 500_000
 
 MAX_TIMERS = 200

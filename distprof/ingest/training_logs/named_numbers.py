@@ -33,8 +33,6 @@ from distprof.ingest.training_logs.grammar import (
     to_float,
 )
 
-__all__ = ["NamedNumbersGrammar"]
-
 FEWEST = 3
 """Reports in ascending order that make a log of a training program."""
 

@@ -31,8 +31,6 @@ from distprof.ingest.training_logs.grammar import (
     to_int,
 )
 
-__all__ = ["DeepSpeedGrammar", "MegatronGrammar"]
-
 _ITERATION = re.compile(rb"iteration[ =]+(\d{1,15})/ *(\d{1,15}) \|([^\n]{0,4000})")
 
 _FIELD = re.compile(rb"\| *([A-Za-z][\w ()/.-]{1,60}?) *[:=] *(" + NUMBER + rb")(?=[ |\n]|$)")

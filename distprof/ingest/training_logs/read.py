@@ -25,8 +25,6 @@ from distprof.ingest.training_logs.trainers import (
 )
 from distprof.run.logs import TrainingLog
 
-__all__ = ["Candidates", "holds_iterations", "read_training_log"]
-
 _JSON = (".json", ".json.gz")
 _SMALL = 1 << 16
 _SMALL_LOG = 1 << 20

@@ -28,8 +28,6 @@ from distprof.ingest.training_logs.grammar import (
     to_float,
 )
 
-__all__ = ["ReportGrammar", "Reports", "Wording", "wordings"]
-
 _ESCAPES = re.compile(rb"\x1b\[[0-9;]{0,20}m")
 _MULTIPLES = {b"K": 1e3, b"M": 1e6, b"B": 1e9}
 _MAX_LINE = 8_000

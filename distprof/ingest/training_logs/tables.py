@@ -23,8 +23,6 @@ from distprof.errors import InputError
 from distprof.ingest.files import DAMAGE, Blocks, opened
 from distprof.ingest.training_logs.grammar import MAX_SECONDS, Grammar, Row, s_to_ns, to_float
 
-__all__ = ["STEP_TRACE", "ColumnsGrammar", "GoldenValues", "StepTraceGrammar", "find_columns"]
-
 _STEPS = ("step", "iteration", "iter", "global_step", "steps")
 
 _TIMES = ("step_time", "iter_time", "iteration_time", "duration", "elapsed_time_per_iteration")

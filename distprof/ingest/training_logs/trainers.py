@@ -31,8 +31,6 @@ from distprof.ingest.training_logs.grammar import (
     to_float,
 )
 
-__all__ = ["BarGrammar", "LightningGrammar", "MllogGrammar", "TrainerGrammar"]
-
 _SUMMARY = re.compile(rb"\{[^{}\n]{0,400}?'train_runtime': [^{}\n]{0,800}\}")
 
 _PAIR = re.compile(rb"'([a-z_]{1,40})': '?(" + NUMBER + rb")'?[,}]")

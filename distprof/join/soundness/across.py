@@ -14,8 +14,6 @@ from distprof.run.run import Gap, Rank
 from distprof.terms import StepSource
 from distprof.units import name_ranks
 
-__all__ = ["comparable_ranks", "lacking_collectives", "lacking_steps"]
-
 _FACTOR = 30.0
 """Like kernels differ by less than this between ranks, even on a throttled GPU."""
 

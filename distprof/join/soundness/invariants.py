@@ -13,8 +13,6 @@ import msgspec
 from distprof.run.run import Count, Gap, Rank
 from distprof.units import name_ranks
 
-__all__ = ["INVARIANTS", "Invariant", "broken", "gap_of"]
-
 
 class Invariant(msgspec.Struct, frozen=True, kw_only=True):
     """Something that is true of every rank of a sound recording.

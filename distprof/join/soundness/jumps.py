@@ -23,8 +23,6 @@ from distprof.run.tables import RankTables, encode
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.units import NS_PER_US, format_duration, name_ranks
 
-__all__ = ["Jump", "ShiftedTables", "find_jumps", "may_have_jumped", "without_jumps"]
-
 _SUSPECT_NS = 100 * NS_PER_US
 """Larger residuals than GPUs of one job show."""
 

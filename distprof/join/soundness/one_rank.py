@@ -14,8 +14,6 @@ from distprof.run.tables import CALL_CATEGORIES, among, distinct, encode, have_l
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.terms import ActivityKind
 
-__all__ = ["Checked", "checked", "mended"]
-
 _FOLLOWERS = 3
 """An activity that ends after this many later ones of its stream have begun lasts impossibly long:
 a stream runs one after another, and programmatic launches overlap two at most."""

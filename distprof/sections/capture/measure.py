@@ -10,8 +10,6 @@ from distprof.sections.capture.result import FILTERED, CaptureGap, CaptureResult
 from distprof.terms import CollectiveKind
 from distprof.units import format_bytes, format_ratio, name_ranks
 
-__all__ = ["NO_DEVICE", "analyze_capture"]
-
 NO_DEVICE = "no-device-activity"
 """Kind of gap: ranks whose device was not recorded."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 
-__all__ = ["FILTERED", "LEFT_OUT", "CaptureGap", "CaptureResult", "NodeClock"]
-
 FILTERED = "filtered"
 """Kind of gap: ranks whose traces lost rows after the profiler had written them."""
 

@@ -21,9 +21,6 @@ from distprof.units import capitalized, format_duration, format_ratio
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
-__all__ = ["clocks_table", "headline", "not_checked_table", "quality_table"]
-
-
 MAX_NOTES_SHOWN = 12
 
 _DOUBTFUL = 0.05

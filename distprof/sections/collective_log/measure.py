@@ -31,8 +31,6 @@ from distprof.sections.collective_log.result import (
 from distprof.terms import CollectiveKind
 from distprof.units import NS_PER_S
 
-__all__ = ["analyze_collective_log"]
-
 MAX_OPERATIONS = 2_000
 MAX_SPELLS = 500
 CLEAR_RATIO = 0.5

@@ -5,8 +5,6 @@ from __future__ import annotations
 from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 
-__all__ = ["BandwidthFall", "CollectiveLogResult", "LateSpell", "LoggedOperation"]
-
 
 class LoggedOperation(Record, frozen=True, kw_only=True):
     """Operations of one kind and size on all communicators of the same shape.

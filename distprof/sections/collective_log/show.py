@@ -20,8 +20,6 @@ from distprof.units import (
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
-__all__ = ["falls_table", "operations_table", "spells_table", "time_text"]
-
 MAX_ROWS = 12
 
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 
-__all__ = ["CollectiveClass", "CollectiveTrain", "CollectivesResult"]
-
 
 class CollectiveClass(Record, frozen=True, kw_only=True):
     """Collectives of one kind, group and size.

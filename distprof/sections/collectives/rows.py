@@ -14,16 +14,6 @@ from distprof.sections.context import RankContext
 from distprof.sections.time.measure import Timeline, waits_of
 from distprof.terms import ActivityKind
 
-__all__ = [
-    "rank_collective_step",
-    "rank_exposed_ns",
-    "rank_exposed_rows",
-    "rank_exposed_wait_ns",
-    "rank_row_among_kernels",
-    "rank_row_begins_overlapped",
-    "rank_row_overlapped_ns",
-]
-
 BEGINNING_NS = 20_000
 """The gap between two queued kernels is shorter than this."""
 

@@ -15,8 +15,6 @@ from distprof.units import format_bytes
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
-__all__ = ["collectives_table"]
-
 MAX_CLASSES_SHOWN = 8
 
 

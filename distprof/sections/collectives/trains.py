@@ -21,8 +21,6 @@ from distprof.sections.context import RankTrain
 from distprof.sections.time.measure import Timeline
 from distprof.terms import CollectiveKind
 
-__all__ = ["collective_trains", "rank_trains"]
-
 MIN_CARS = 20
 """Shorter trains are a few buckets or metrics."""
 

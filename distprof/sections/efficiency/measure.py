@@ -29,8 +29,6 @@ from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import CollectiveKind, MeshAxis
 from distprof.units import NS_PER_S
 
-__all__ = ["analyze_efficiency", "device_memory"]
-
 
 def device_memory(
     run: Run, memory: MemoryResult, known: Mapping[int, Gpu]

@@ -28,8 +28,6 @@ from distprof.costs.trained_model import Precision, TrainedModel
 from distprof.costs.transformer import Latent, Recomputation, Transformer
 from distprof.errors import UsageError
 
-__all__ = ["SHAPE_KEYS", "known_model", "preset", "preset_names", "preset_sequence", "shape_from"]
-
 SHAPE_KEYS = ModelShape.__struct_fields__
 """Keys that describe a shape, in addition to ``params``."""
 

@@ -9,13 +9,6 @@ from __future__ import annotations
 from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 
-__all__ = [
-    "CPU",
-    "NO_MODEL",
-    "DeviceMemory",
-    "EfficiencyResult",
-]
-
 CPU = "cpu"
 
 NO_MODEL = (

@@ -12,8 +12,6 @@ from distprof.units import format_bytes, format_duration, format_ratio
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
-__all__ = ["efficiency_table"]
-
 
 @table(place=350)
 def efficiency_table(report: Report, *, show_all: bool) -> TableView | None:

@@ -21,8 +21,6 @@ from distprof.sections.ending.result import FAILED, STUCK, EndingLine, EndingRes
 from distprof.sections.ending.stacks import diagnose_stacks, stacks_of
 from distprof.units import capitalized, format_bytes, name_ranks
 
-__all__ = ["about_of", "analyze_ending", "diagnose_output"]
-
 _MAX_LINES = 200
 _MAX_QUOTE = 200
 _FATAL = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")

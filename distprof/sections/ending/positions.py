@@ -10,8 +10,6 @@ from distprof.run.topology import DEFAULT_GROUPS
 from distprof.sections.ending.result import STUCK, EndingPosition, EndingResult
 from distprof.units import capitalized, format_duration, name_ranks
 
-__all__ = ["diagnose_positions", "operation_kind", "positions_of", "timeout_sentences"]
-
 _UNEQUAL = ("ALLTOALL", "GATHER", "SCATTER", "SEND", "RECV", "COALESCED", "BROADCAST")
 """Operations whose members may have inputs of different sizes, by the beginning of their names."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 
-__all__ = ["FAILED", "STUCK", "EndingLine", "EndingPosition", "EndingResult", "EndingStack"]
-
 STUCK, FAILED = "stuck", "failed"
 
 

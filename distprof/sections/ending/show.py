@@ -12,8 +12,6 @@ from distprof.sections.table import Column, TableView, counted, rows_table
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
-__all__ = ["ending_lines_table", "ending_positions_table", "ending_stacks_table"]
-
 MAX_ROWS = 12
 
 

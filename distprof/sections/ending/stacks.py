@@ -9,8 +9,6 @@ from distprof.run.job_output import JobOutput
 from distprof.sections.ending.result import STUCK, EndingResult, EndingStack
 from distprof.units import name_ranks
 
-__all__ = ["diagnose_stacks", "stacks_of"]
-
 _ACTIVITIES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (name, re.compile(pattern))
     for name, pattern in (

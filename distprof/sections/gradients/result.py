@@ -10,9 +10,6 @@ from __future__ import annotations
 from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 
-__all__ = ["GradientGroup", "GradientsResult"]
-
-
 LONGEST_LATENCY_NS = 1_000_000
 """An all-reduce has a latency of tens of µs, and of a few hundred over hundreds of nodes. One that
 takes longer waits for a rank, or for a path that drops packets."""

@@ -13,8 +13,6 @@ from distprof.units import format_bytes
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
-__all__ = ["gradients_table"]
-
 
 @table(place=100)
 def gradients_table(report: Report, *, show_all: bool) -> TableView | None:  # noqa: ARG001

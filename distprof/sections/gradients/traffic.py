@@ -27,8 +27,6 @@ from distprof.sections.idle.measure import IdleCauses
 from distprof.sections.time.measure import Timeline
 from distprof.terms import ActivityKind, CollectiveKind, MeshAxis
 
-__all__ = ["DDP_FORWARD", "SEARCH", "SMALL_BYTES", "rank_gradients"]
-
 DDP_FORWARD = "DistributedDataParallel.forward"
 SEARCH = "torch.distributed.ddp.reducer::search_unused_parameters"
 """The search that DDP runs after each forward with ``find_unused_parameters=True``."""

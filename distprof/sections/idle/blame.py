@@ -26,8 +26,6 @@ from distprof.sections.idle.cpu_pauses import PauseKind, Pauses
 from distprof.sections.idle.gaps import Gaps
 from distprof.sections.idle.launch_queue import QUEUE
 
-__all__ = ["DRAINING_NS", "Blame", "blame_pauses", "pause_stats"]
-
 CLOCK_SLACK_NS = 10_000  # CPU and GPU times of one trace agree to about this precision
 
 DRAINING_NS = 20_000  # a call that returns sooner hardly waited

@@ -16,8 +16,6 @@ from distprof.sections.context import PauseStats
 from distprof.sections.idle.cpu_pauses import PauseKind, Pauses
 from distprof.sections.idle.result import COMPILES
 
-__all__ = ["callers_of"]
-
 WORTH_RATIO = 0.01
 """Share of the windows that calls must leave the GPU idle, so that their callers are searched."""
 

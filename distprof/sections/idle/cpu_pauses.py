@@ -21,13 +21,6 @@ from distprof.schema import Int64Array, Table
 from distprof.sections.idle.gaps import blocking_calls, is_loading
 from distprof.sections.idle.result import COLLECTION, PYTHON
 
-__all__ = [
-    "PauseKind",
-    "Pauses",
-    "cpu_pauses",
-    "launching_threads",
-]
-
 
 class PauseKind(IntEnum):
     """Why a CPU launched nothing."""

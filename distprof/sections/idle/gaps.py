@@ -16,18 +16,6 @@ from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.time.measure import Timeline
 from distprof.terms import ActivityKind
 
-__all__ = [
-    "BLOCKING_CALLS",
-    "COPY_CALLS",
-    "INPUT_RANGES",
-    "LATENCY_LIMIT_NS",
-    "Gaps",
-    "blocking_calls",
-    "find_gaps",
-    "is_loading",
-    "rows_by_thread",
-]
-
 LATENCY_LIMIT_NS = 50_000
 """Longest time until a launch, or a dependency between streams, takes effect."""
 

@@ -21,8 +21,6 @@ from distprof.sections.context import LaunchBounds
 from distprof.sections.idle.measure import IdleCauses
 from distprof.terms import ActivityKind
 
-__all__ = ["held_by_launches", "launch_bounds"]
-
 
 def launch_bounds(
     tables: RankTables,

@@ -15,8 +15,6 @@ from distprof.run.tables import Launches
 from distprof.schema import Int64Array, Table
 from distprof.terms import ActivityKind
 
-__all__ = ["QUEUE", "waits_for_room"]
-
 QUEUE = 1_024
 """Launches that CUDA's queue holds; a CPU that is further ahead waits for room."""
 

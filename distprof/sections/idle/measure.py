@@ -60,22 +60,6 @@ from distprof.sections.time.result import StepBreakdown
 from distprof.terms import ActivityKind, IdleCause
 from distprof.units import name_ranks
 
-__all__ = [
-    "WAIT_CALLS",
-    "HostPauses",
-    "IdleCauses",
-    "analyze_idle",
-    "analyze_pauses",
-    "measure_host_pauses",
-    "measure_pauses",
-    "rank_causes",
-    "rank_cpu_pauses",
-    "rank_idle",
-    "rank_idle_comm_wait_ns",
-    "rank_idle_host_ns",
-    "rank_input_ns",
-]
-
 MAX_STEPS = 4_096
 """Pauses are kept per step for this many of a rank's last steps."""
 

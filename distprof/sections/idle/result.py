@@ -5,18 +5,6 @@ from __future__ import annotations
 from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 
-__all__ = [
-    "COLLECTION",
-    "COMPILES",
-    "MEMORY",
-    "PYTHON",
-    "CpuPause",
-    "IdleResult",
-    "PausesResult",
-    "RankIdle",
-    "RankPauses",
-]
-
 COLLECTION = "garbage collection"
 MEMORY = "memory calls"
 PYTHON = "Python"

@@ -25,8 +25,6 @@ from distprof.units import format_ratio
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
-__all__ = ["cpu_pauses_table", "idle_line", "idle_table", "pauses_table"]
-
 MAX_CALLS_SHOWN = 5
 _MIN_IDLE_RATIO = 0.02
 _MIN_ROW_RATIO = 0.005

@@ -13,8 +13,6 @@ from distprof.schema import Table
 from distprof.sections.context import RankInput
 from distprof.sections.time.measure import Timeline
 
-__all__ = ["rank_input"]
-
 OWN_LOADS = re.compile(r"^enumerate\(DataLoader\)#_SingleProcessDataLoaderIter\.__next__$")
 """Ranges in which the training thread creates the batch itself; source: torch's dataloader.py."""
 

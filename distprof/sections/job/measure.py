@@ -20,8 +20,6 @@ from distprof.sections.job.result import (
 )
 from distprof.units import name_ranks
 
-__all__ = ["analyze_job"]
-
 _MAX_ERRORS = 16
 
 _MAX_TEXT = 2_000

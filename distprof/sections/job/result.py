@@ -7,17 +7,6 @@ import msgspec
 from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 
-__all__ = [
-    "NO_RUN_DIRECTORY",
-    "JobError",
-    "JobExit",
-    "JobFailure",
-    "JobFault",
-    "JobResult",
-    "ProbeOverhead",
-    "ProbeState",
-]
-
 NO_RUN_DIRECTORY = "the traces come without a run directory (run.json)"
 
 

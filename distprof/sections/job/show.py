@@ -15,8 +15,6 @@ from distprof.units import capitalized, format_duration, name_ranks, signed_rati
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
-__all__ = ["end_line", "job_facts", "job_table", "mesh_text"]
-
 MAX_ERRORS_SHOWN = 3
 MAX_NOTES_SHOWN = 6
 _MAX_TEXT = 300

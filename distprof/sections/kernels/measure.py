@@ -18,8 +18,6 @@ from distprof.sections.context import KernelStats, KernelSteps, RankAnalyses, Ra
 from distprof.sections.kernels.result import CategoryTime, KernelRow, KernelsResult, RankSpeed
 from distprof.terms import ActivityKind
 
-__all__ = ["MOST_NAMES", "analyze_kernels", "rank_inside", "rank_kernel_steps", "rank_kernels"]
-
 TABLE_LIMIT = 200
 
 EQUAL_COUNT_RATIO = 0.02  # ranks that launch a kernel about equally often do the same work with it

@@ -5,8 +5,6 @@ from __future__ import annotations
 from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 
-__all__ = ["CategoryTime", "KernelRow", "KernelsResult", "RankSpeed"]
-
 
 class CategoryTime(Record, frozen=True, kw_only=True):
     """Total duration of one kind of activity (computation, communication, copy) on all ranks.

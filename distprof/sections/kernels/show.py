@@ -13,8 +13,6 @@ from distprof.terms import ActivityKind
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
-__all__ = ["kernels_table", "speed_table"]
-
 MAX_KERNELS_SHOWN = 10
 
 _NOTABLE_RATIO = 0.02

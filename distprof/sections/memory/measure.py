@@ -9,8 +9,6 @@ from distprof.schema import Int64Array
 from distprof.sections.context import ProbeRecords
 from distprof.sections.memory.result import MemoryResult, RankMemory
 
-__all__ = ["analyze_memory", "measure_memory"]
-
 _FEWEST = 8
 """Number of samples below which no trend of memory is reported."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 
-__all__ = ["MemoryResult", "RankMemory"]
-
 
 class RankMemory(Record, frozen=True, kw_only=True):
     """Memory of one rank. None means not measurable, such as GPU memory on a CPU.

@@ -10,8 +10,6 @@ from distprof.sections.table import Column, TableView, ranks_table
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
-__all__ = ["memory_table"]
-
 
 @table(place=420)
 def memory_table(report: Report, *, show_all: bool) -> TableView | None:

@@ -19,8 +19,6 @@ from distprof.sections.moe.exchange import GroupExchanges
 from distprof.sections.moe.routing import RoutedCalls, Routing, stage_names
 from distprof.terms import MeshAxis
 
-__all__ = ["CallLabels", "LoggedCalls", "label_calls", "logged_calls"]
-
 MISMATCH_RATIO = 0.01
 """Routing log and all-to-all sizes may differ by this share of the assignments."""
 

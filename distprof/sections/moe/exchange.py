@@ -27,8 +27,6 @@ from distprof.sections.matched import Members, RowIndex, by_size
 from distprof.sections.moe.result import MoeExchange, MoePair
 from distprof.terms import CollectiveKind, MeshAxis
 
-__all__ = ["MAX_AMOUNT", "GroupExchanges", "exchange_of", "find_exchanges", "pairs_of"]
-
 _EXPERT_GROUP = re.compile(r"expert|(?:^|[_\W])(?:ep|moe)(?:$|[_\W])", re.IGNORECASE)
 
 _WHOLE_NUMBERS = re.compile(r"^(?:c10::)?(?:u?int\d*|long|short|byte|char|bool)\b", re.IGNORECASE)

@@ -28,17 +28,6 @@ from distprof.sections.moe.routing import ROUTING_LOG, Routing
 from distprof.terms import MeshAxis
 from distprof.units import capitalized, name_ranks
 
-__all__ = [
-    "ALL_TO_ALL_SIZES",
-    "Load",
-    "Totals",
-    "measure_load",
-    "placement_of_log",
-    "placement_row",
-    "ranks_of",
-    "row_of_experts",
-]
-
 _Floats = NDArray[np.float64]
 
 

@@ -10,16 +10,6 @@ from __future__ import annotations
 from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 
-__all__ = [
-    "MoeDrift",
-    "MoeExchange",
-    "MoeLayer",
-    "MoePair",
-    "MoePlacement",
-    "MoeRank",
-    "MoeResult",
-]
-
 
 class MoeLayer(Record, frozen=True, kw_only=True):
     """One mixture-of-experts layer.

@@ -24,17 +24,6 @@ from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.moe.result import MoeDrift, MoeLayer, MoeResult
 from distprof.terms import MeshAxis
 
-__all__ = [
-    "ROUTING_LOG",
-    "LayerRouting",
-    "RoutedCalls",
-    "Routing",
-    "combine_routing",
-    "layer_of_counts",
-    "measure_routing",
-    "stage_names",
-]
-
 ROUTING_LOG = "routing log"
 
 MAX_STEPS = 256

@@ -14,15 +14,6 @@ from distprof.units import format_bytes, format_ratio
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
-__all__ = [
-    "exchanges_table",
-    "expert_ranks_table",
-    "moe_table",
-    "pairs_table",
-    "placement_table",
-    "ranks_line",
-]
-
 MAX_LAYERS_SHOWN = 8
 
 MAX_MATRIX = 8

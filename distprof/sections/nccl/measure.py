@@ -25,8 +25,6 @@ from distprof.sections.nccl.result import (
 )
 from distprof.units import capitalized
 
-__all__ = ["analyze_nccl"]
-
 _MAX_CHOICES = 200
 
 

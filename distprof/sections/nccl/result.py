@@ -8,19 +8,6 @@ from __future__ import annotations
 from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 
-__all__ = [
-    "BETWEEN",
-    "INSIDE",
-    "NO_LOG",
-    "NcclChoices",
-    "NcclGroup",
-    "NcclHost",
-    "NcclResult",
-    "NcclSetting",
-    "NcclTransport",
-    "NcclWarnings",
-]
-
 BETWEEN = "between nodes"
 
 INSIDE = "inside nodes"

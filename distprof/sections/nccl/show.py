@@ -23,18 +23,6 @@ from distprof.units import capitalized, format_bytes, format_duration, format_ra
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
-__all__ = [
-    "choices_table",
-    "communicators_table",
-    "jobs_fact",
-    "nccl_hosts_table",
-    "nccl_settings_table",
-    "nccl_verdict",
-    "nccl_warnings_table",
-    "transport_name",
-    "transports_table",
-]
-
 
 @verdict(place=60)
 def nccl_verdict(report: Report) -> VerdictText:

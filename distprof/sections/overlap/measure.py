@@ -14,8 +14,6 @@ from distprof.sections.context import RankAnalyses
 from distprof.sections.overlap.result import AxisOverlap, OverlapResult, RankOverlap
 from distprof.sections.time.measure import Timeline
 
-__all__ = ["analyze_overlap", "rank_axes", "rank_overlap"]
-
 
 def rank_overlap(rank: int, windows: Intervals, timeline: Timeline) -> RankOverlap:
     """Overlap of one rank inside its windows.

@@ -5,8 +5,6 @@ from __future__ import annotations
 from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 
-__all__ = ["AxisOverlap", "OverlapResult", "RankOverlap"]
-
 
 class RankOverlap(Record, frozen=True, kw_only=True):
     """One rank over all analysed steps. ``overlap_ratio`` is None without communication.

@@ -17,8 +17,6 @@ from distprof.units import format_duration, format_ratio
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
-__all__ = ["overlap_table"]
-
 
 @why(place=30)
 def communication_sentence(report: Report) -> str:

@@ -15,8 +15,6 @@ from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.perturbation.model import RankTimes
 from distprof.sections.perturbation.result import PerturbationResult
 
-__all__ = ["CorrectedTables", "Correction", "corrected_run"]
-
 
 class Correction(msgspec.Struct, frozen=True, kw_only=True):
     """A recording, without the profiler's cost if possible.

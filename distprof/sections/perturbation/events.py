@@ -30,8 +30,6 @@ from distprof.sections.idle.gaps import blocking_calls, is_loading
 from distprof.sections.idle.launch_queue import QUEUE, waits_for_room
 from distprof.terms import ActivityKind, CollectiveKind
 
-__all__ = ["Edges", "Part", "RankEvents", "find_events"]
-
 SLACK_NS = 10_000
 """Times of one trace agree to about this: an activity may seem to start before its cause."""
 

@@ -30,8 +30,6 @@ from distprof.sections.perturbation.untraced import UntracedSteps, best_ns, typi
 from distprof.sections.time.result import StepTimeResult
 from distprof.units import format_ratio
 
-__all__ = ["analyze_perturbation", "correct", "measure_untraced", "rank_likely_steps"]
-
 LARGEST_ERROR = 0.1
 """Error of the repeated recording above which nothing is corrected."""
 

@@ -23,8 +23,6 @@ from distprof.run.run import CollectiveMatches, Run
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.perturbation.events import Part, RankEvents
 
-__all__ = ["Cost", "Factors", "Fit", "Model", "RankTimes", "fit"]
-
 LEAST_LEFT = 0.1
 """Share of the CPU time between two checkpoints that is never removed."""
 

@@ -6,8 +6,6 @@ from typing import Literal
 
 from distprof.sections.base import Result
 
-__all__ = ["PerturbationResult", "StepOrigin"]
-
 StepOrigin = Literal["step log", "given", "light steps", ""]
 """Where the time of a step without the profiler comes from."""
 

@@ -13,8 +13,6 @@ from distprof.units import format_duration, format_ratio
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
-__all__ = ["is_undecided", "launch_sentence", "perturbation_table", "profiler_fact"]
-
 
 def profiler_fact(known: PerturbationResult) -> str:
     """What the times of the report are and what recording cost; empty if nothing is known."""

@@ -13,8 +13,6 @@ from distprof.run.records import RankRecords, untraced_steps
 from distprof.run.tables import intervals_of
 from distprof.schema import Int64Array, Table
 
-__all__ = ["UntracedSteps", "best_ns", "typical_ns", "untraced_of"]
-
 MANY = 12
 """With fewer steps, only the faster half counts: the first steps of a job are often slow."""
 

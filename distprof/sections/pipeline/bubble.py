@@ -35,18 +35,6 @@ from distprof.sections.pipeline.observed import ObservedPipeline
 from distprof.sections.pipeline.result import PipelineGroup, PipelinePrediction
 from distprof.terms import SlotKind
 
-__all__ = [
-    "MAX_PREDICTIONS",
-    "IdleParts",
-    "equal_stages",
-    "idle_parts",
-    "message_lag",
-    "predictions_of",
-    "spans",
-    "stage_means",
-    "typical_message",
-]
-
 _GRADIENTS = (SlotKind.BACKWARD, SlotKind.BACKWARD_INPUT)
 
 _NEVER = np.iinfo(np.int64).min // 2

@@ -28,8 +28,6 @@ from distprof.sections.pipeline.slots import UNKNOWN_STAGE
 from distprof.terms import Confidence, SlotKind
 from distprof.units import fold_ranks
 
-__all__ = ["MAX_ROWS", "UNKNOWN_ORDER", "PipelineSlots", "groups_of", "picture_of"]
-
 MAX_ROWS = 4_000
 """With more rows, only evenly spaced ranks are kept, including the first and the last."""
 

@@ -18,8 +18,6 @@ from distprof.schema import ABSENT, Int64Array
 from distprof.sections.context import StageSlots
 from distprof.terms import SlotKind
 
-__all__ = ["ObservedPipeline", "changes", "number_in_run", "observe"]
-
 
 def changes(*keys: NDArray[np.integer]) -> NDArray[np.bool_]:
     """Mask of rows that differ from the one before."""

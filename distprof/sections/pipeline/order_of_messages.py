@@ -22,8 +22,6 @@ from distprof.schema import ABSENT
 from distprof.sections.context import RankAnalysis
 from distprof.terms import CollectiveKind
 
-__all__ = ["as_pipeline"]
-
 MOST_STEPS = 0.5
 """Share of steps that must have a pipeline's order. The capture may have cut some steps."""
 

@@ -10,20 +10,6 @@ from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 from distprof.terms import Confidence
 
-__all__ = [
-    "MICRO_BATCHES",
-    "SCHEDULE",
-    "PictureRow",
-    "PipelineGroup",
-    "PipelinePosition",
-    "PipelinePrediction",
-    "PipelineRank",
-    "PipelineResult",
-    "StageDetail",
-    "refill_key",
-]
-
-
 LARGEST_FACTOR = 4
 """Largest proposed multiple of the present number of micro-batches. Smaller micro-batches no longer
 take proportionally less time."""

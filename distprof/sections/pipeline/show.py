@@ -17,14 +17,6 @@ from distprof.units import fold_ranks, format_duration, format_ratio, name_ranks
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
-__all__ = [
-    "bubble_table",
-    "draw_line",
-    "pipeline_picture",
-    "pipeline_table",
-    "predictions_table",
-]
-
 MAX_GROUPS = 4
 
 MAX_STAGES = 16

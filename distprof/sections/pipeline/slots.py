@@ -30,20 +30,6 @@ from distprof.sections.pipeline.observed import changes, number_in_run
 from distprof.sections.time.measure import Timeline
 from distprof.terms import ActivityKind, CollectiveKind, SlotKind
 
-__all__ = [
-    "MARKS",
-    "TORCH",
-    "UNKNOWN_STAGE",
-    "SlotName",
-    "needed_at",
-    "parse_mark",
-    "parse_torch",
-    "rank_message_wait_ns",
-    "rank_messages",
-    "rank_slots",
-    "rank_stages",
-]
-
 UNKNOWN_STAGE = -1
 """The name lacks the stage. The rank then holds one stage, known from its place in the group."""
 

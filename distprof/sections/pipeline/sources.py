@@ -30,8 +30,6 @@ from distprof.sections.pipeline.order_of_messages import as_pipeline
 from distprof.sections.pipeline.result import PipelineGroup, StageDetail
 from distprof.terms import CollectiveKind, Confidence, SlotKind
 
-__all__ = ["groups_from_messages", "pipelines_of_log", "places_by_messages"]
-
 SOURCE = "messages between ranks"
 
 NOTE = (

@@ -39,8 +39,6 @@ from distprof.sections.placement.result import (
 )
 from distprof.terms import CollectiveKind
 
-__all__ = ["analyze_placement"]
-
 BLOCKED, CYCLIC, IRREGULAR = "blocked", "cyclic", "irregular"
 
 

@@ -20,17 +20,6 @@ from distprof.sections.collectives.measure import name_of_group
 from distprof.sections.placement.result import CardPath
 from distprof.terms import MeshAxis
 
-__all__ = [
-    "Domains",
-    "Group",
-    "card_paths",
-    "find_domains",
-    "groups_by_axis",
-    "machines_of",
-    "nodes_of",
-    "world_size_of",
-]
-
 _MAX_RANK = 1 << 18
 
 

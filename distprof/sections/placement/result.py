@@ -14,15 +14,6 @@ from __future__ import annotations
 from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 
-__all__ = [
-    "ACROSS_SOCKETS",
-    "CardPath",
-    "PlacedAxis",
-    "PlacedMachine",
-    "PlacedNode",
-    "PlacementResult",
-]
-
 ACROSS_SOCKETS = "SYS"
 """The longest path over PCIe, as the driver spells it (:data:`distprof.run.evidence.PATHS`)."""
 

@@ -12,8 +12,6 @@ from distprof.sections.table import Column, TableView, counted, rows_table
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
-__all__ = ["card_paths_table", "groups_on_nodes_table", "machine_verdict", "nodes_table"]
-
 MAX_ROWS = 16
 
 _T = TypeVar("_T")

@@ -7,8 +7,6 @@ from distprof.run.evidence import RasStatus
 from distprof.run.run import Run
 from distprof.sections.ras.result import RasCommunicators, RasResult
 
-__all__ = ["analyze_ras"]
-
 MAX_TROUBLED = 2_000
 
 

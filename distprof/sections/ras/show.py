@@ -11,8 +11,6 @@ from distprof.sections.table import Column, TableView, counted, rows_table
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
-__all__ = ["ras_communicators_table", "troubled_table"]
-
 MAX_ROWS = 16
 
 

@@ -29,8 +29,6 @@ from distprof.sections.settings.result import (
     SettingsResult,
 )
 
-__all__ = ["analyze_settings", "combine_settings", "measure_settings", "with_traces"]
-
 _MAX_CPUS = 1 << 14
 
 _Setup = TypeVar("_Setup", bound=Record)

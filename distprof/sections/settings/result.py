@@ -9,17 +9,6 @@ from __future__ import annotations
 from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 
-__all__ = [
-    "ConfinedRank",
-    "DdpSetup",
-    "FsdpSetup",
-    "HostSetup",
-    "LoaderSetup",
-    "OptimizerSetup",
-    "RankFeed",
-    "SettingsResult",
-]
-
 
 class LoaderSetup(Record, frozen=True, kw_only=True):
     """Data loaders that were iterated, with the same configuration on these ranks.

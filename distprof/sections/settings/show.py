@@ -21,8 +21,6 @@ from distprof.units import fold_ranks, format_bytes, format_ratio
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
-__all__ = ["settings_table"]
-
 _MAX_ROWS = 12
 _MAX_TEXT = 240
 _MAX_NAME = 60

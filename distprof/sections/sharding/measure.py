@@ -33,18 +33,6 @@ from distprof.sections.sharding.result import (
 )
 from distprof.terms import CollectiveKind, MeshAxis
 
-__all__ = [
-    "AxisRows",
-    "Flags",
-    "Passes",
-    "analyze_sharding",
-    "passes",
-    "sharded_axes",
-    "shared_streams",
-    "tensor_traffic",
-    "traffic_of",
-]
-
 _VARIABLES = ("CUDA_DEVICE_MAX_CONNECTIONS", "NCCL_")
 
 

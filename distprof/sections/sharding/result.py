@@ -12,8 +12,6 @@ from __future__ import annotations
 from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 
-__all__ = ["ShardedAxis", "ShardingResult", "SharedStream", "TensorTraffic", "Variable"]
-
 
 class ShardedAxis(Record, frozen=True, kw_only=True):
     """Parameters sharded along one axis; means over ranks and steps.

@@ -14,8 +14,6 @@ from distprof.units import format_bytes, format_duration, format_ratio
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
-__all__ = ["sharding_table"]
-
 
 @table(place=110)
 def sharding_table(report: Report, *, show_all: bool) -> TableView | None:  # noqa: ARG001

@@ -28,8 +28,6 @@ from distprof.join.gpu_waits import (
 from distprof.sections.step_log.lateness import FEWEST_STEPS, OFTEN
 from distprof.sections.step_log.result import LateOnGpu
 
-__all__ = ["find_late_gpus"]
-
 _LEAST_RATIO = 0.05
 """Smallest excess that is worth a row."""
 

@@ -17,8 +17,6 @@ from distprof.schema import Int64Array
 from distprof.sections.own_time import over_peers
 from distprof.sections.step_log.result import LateInLog
 
-__all__ = ["FEWEST_STEPS", "find_late_ranks", "groups_of"]
-
 FEWEST_STEPS = 20
 """Number of steps from which a difference between ranks is not chance."""
 

@@ -28,8 +28,6 @@ from distprof.sections.step_log.result import (
 from distprof.sections.step_log.stalls import find_periodic_stalls, find_waits
 from distprof.units import NS_PER_S
 
-__all__ = ["StepLog", "analyze_step_log", "combine_step_logs", "measure_step_log"]
-
 MAX_STEPS_COMPARED = 20_000
 """Number of last steps per rank that are joined across ranks, to bound the data per rank."""
 

@@ -13,14 +13,6 @@ import msgspec
 from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 
-__all__ = [
-    "LateInLog",
-    "LateOnGpu",
-    "PeriodicStall",
-    "RankStepLog",
-    "StepLogResult",
-]
-
 
 class PeriodicStall(Record, frozen=True, kw_only=True):
     """Steps at regular intervals that take longer than the others on every rank.

@@ -13,8 +13,6 @@ from distprof.units import format_duration, format_ratio
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
-__all__ = ["steps_table", "training_table"]
-
 _WORTH_SAYING_RATIO = 0.01
 
 

@@ -20,8 +20,6 @@ from distprof.schema import Int64Array
 from distprof.sections.shares import log_choose
 from distprof.sections.step_log.result import PeriodicStall
 
-__all__ = ["find_periodic_stalls", "find_waits"]
-
 _LONGER_RATIO = 0.25
 """Excess over the median from which a step is long, as a share of the median,"""
 _SPREADS = 6.0

@@ -20,8 +20,6 @@ from distprof.sections.stragglers.inheritance import UNRECORDED, find_roots, sin
 from distprof.terms import CollectiveKind
 from distprof.units import fold_ranks
 
-__all__ = ["Arrivals", "Blame", "judge_arrivals"]
-
 
 class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
     """One entry per judged instance.

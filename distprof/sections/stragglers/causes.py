@@ -25,18 +25,6 @@ from distprof.sections.telemetry.result import RankTelemetry, TelemetryResult, W
 from distprof.terms import StragglerCause
 from distprof.units import format_duration, format_ratio
 
-__all__ = [
-    "EXPLAINS",
-    "Cause",
-    "Evidence",
-    "Late",
-    "cpu_taken",
-    "find_cause",
-    "idles_for_a_cpu",
-    "only_traced",
-    "sensed_difference",
-]
-
 _Floats: TypeAlias = NDArray[np.float64]
 
 _Figures: TypeAlias = RankTelemetry | WindowSensors

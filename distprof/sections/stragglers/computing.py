@@ -23,8 +23,6 @@ from distprof.sections.stragglers.result import STALL
 from distprof.terms import StragglerCause
 from distprof.units import format_duration, format_ratio
 
-__all__ = ["EXPERTS", "SLOWER", "Computing", "Work", "why_it_computes_longer"]
-
 EXPERTS = "experts"
 """Detail of a cause: the rank's experts get more tokens."""
 

@@ -26,8 +26,6 @@ from numpy.typing import NDArray
 from distprof.sections.own_time import chance_of_mean
 from distprof.terms import StragglerPattern
 
-__all__ = ["Episode", "Limits", "find_episodes", "find_noisy_node"]
-
 _Floats = NDArray[np.float64]
 
 GAP = 0.5

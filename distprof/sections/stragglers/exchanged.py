@@ -9,8 +9,6 @@ import numpy as np
 from distprof.schema import Coded, Table
 from distprof.terms import CollectiveKind
 
-__all__ = ["carried"]
-
 _SIZE = re.compile(r"[0-9]{1,9}")  # longer numbers are damaged
 
 

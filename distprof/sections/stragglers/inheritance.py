@@ -26,8 +26,6 @@ from distprof.run.tables import distinct, order_of_codes
 from distprof.schema import Int64Array
 from distprof.sections.matched import Members, RowIndex, by_size
 
-__all__ = ["INHERITED", "UNRECORDED", "find_roots", "range_argmax", "since_meeting"]
-
 INHERITED = 0.5
 """Share of the last member's lateness that earlier waiting must explain for blame to move on."""
 

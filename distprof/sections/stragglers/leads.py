@@ -17,8 +17,6 @@ from distprof.sections.stragglers.causes import Cause
 from distprof.terms import StragglerCause
 from distprof.units import format_duration
 
-__all__ = ["cannot_run_ahead", "launch_leads"]
-
 USUAL_NS = 2_000_000
 """Lead of the other ranks from which a short lead is significant."""
 

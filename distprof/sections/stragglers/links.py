@@ -29,8 +29,6 @@ from distprof.sections.matched import Members, RowIndex, places, ranks_at, segme
 from distprof.sections.stragglers.result import SlowLink, SlowTransfers
 from distprof.terms import CollectiveKind
 
-__all__ = ["find_slow_links"]
-
 SLOWER = 1.15
 """Transfer relative to that of the other groups from which a link counts as slow."""
 

@@ -21,8 +21,6 @@ from distprof.join.blocks import spans
 from distprof.schema import ABSENT
 from distprof.sections.context import KernelSteps, RankAnalysis
 
-__all__ = ["EQUAL_GRIDS", "SLOW_DEVICE_SHARE", "Pace", "pace_of"]
-
 SLOW_DEVICE_SHARE = 0.7
 """Share of kernel time that must be equally slower for a device to count as slow."""
 

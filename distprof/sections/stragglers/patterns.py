@@ -31,18 +31,6 @@ from distprof.sections.stragglers.arrivals import Arrivals, Blame
 from distprof.terms import MeshAxis, StragglerPattern
 from distprof.units import format_ratio
 
-__all__ = [
-    "ALPHA",
-    "EXPLAINS",
-    "MIN_SHARE",
-    "MOST_STEPS",
-    "Verdict",
-    "blame_of_pipelines",
-    "chance_of_share",
-    "find_patterns",
-    "proven_by_own_time",
-]
-
 MIN_SHARE = 0.01
 """Share of the step below which no rank is named."""
 

@@ -17,8 +17,6 @@ from distprof.sections.stragglers.result import StragglerSet
 from distprof.sections.stragglers.sharing import set_key, what_they_share
 from distprof.terms import MeshAxis, StragglerCause
 
-__all__ = ["joined_by_pipelines"]
-
 
 def joined_by_pipelines(
     sets: Sequence[StragglerSet],

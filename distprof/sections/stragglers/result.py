@@ -13,21 +13,6 @@ from distprof.sections.base import Result
 from distprof.terms import StragglerCause, StragglerPattern
 from distprof.units import fold_ranks
 
-__all__ = [
-    "MEMORY_CALLS",
-    "PAUSED_FOR",
-    "STALL",
-    "MessageRank",
-    "MessagesResult",
-    "RankStraggler",
-    "SequenceImbalance",
-    "SlowLink",
-    "StepBlame",
-    "StragglerSet",
-    "StragglersResult",
-]
-
-
 MEMORY_CALLS = "memory"
 """Detail of a cause: the CPU allocates and frees GPU memory."""
 

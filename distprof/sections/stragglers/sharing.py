@@ -10,8 +10,6 @@ from distprof.run.run import Run
 from distprof.terms import MeshAxis, StragglerPattern
 from distprof.units import fold_ranks
 
-__all__ = ["Shared", "set_key", "what_they_share"]
-
 
 class Shared(msgspec.Struct, frozen=True):
     """Kind and name, for example ``node`` and ``node1``; both empty if nothing is shared."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from distprof.rules.base import Finding
     from distprof.sections.report import Report
 
-__all__ = ["culprits", "stragglers_table", "wait_line"]
-
 MAX_STRAGGLERS_SHOWN = 5
 
 SHORT = 12

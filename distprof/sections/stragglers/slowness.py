@@ -27,8 +27,6 @@ from distprof.sections.stragglers.episodes import (
 from distprof.sections.stragglers.pace import Pace, pace_of
 from distprof.sections.stragglers.surplus import work_by_counts
 
-__all__ = ["COUNTS", "EQUAL_DEVICES", "PACE", "WORK", "Slowness", "find_slowness", "own_part"]
-
 PACE = "pace"
 
 WORK = "work"

@@ -15,8 +15,6 @@ from distprof.sections.context import KernelSteps, RankAnalysis
 from distprof.sections.kernels.measure import MOST_NAMES
 from distprof.sections.own_time import over_peers
 
-__all__ = ["work_by_counts"]
-
 
 def work_by_counts(
     analyses: Mapping[int, RankAnalysis], peers: Sequence[tuple[int, ...]]

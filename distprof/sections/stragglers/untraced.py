@@ -13,8 +13,6 @@ import numpy as np
 
 from distprof.sections.idle.measure import HostPauses
 
-__all__ = ["CONFIRMS", "only_while_traced"]
-
 MIN_EXPECTED = 3
 """Fewest untraced steps in which the rank must be expected to be late, at its rate in traced
 ones."""

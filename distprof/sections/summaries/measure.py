@@ -34,8 +34,6 @@ from distprof.sections.summaries.result import (
 )
 from distprof.terms import CollectiveKind
 
-__all__ = ["analyze_collective_summary", "analyze_input_readiness", "analyze_operator_table"]
-
 CLEAR_RATIO = 0.5
 """A rank is named if the collectives in which it arrives last hold this share of all waiting."""
 

@@ -11,18 +11,6 @@ from __future__ import annotations
 from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 
-__all__ = [
-    "CollectiveSummaryResult",
-    "InputReadinessResult",
-    "LatePeriod",
-    "OperatorTableResult",
-    "RankReadiness",
-    "SummarisedClass",
-    "SummarisedRank",
-    "TablePart",
-    "TableRow",
-]
-
 
 class SummarisedClass(Record, frozen=True, kw_only=True):
     """Collectives of the same group, kind, type and size.

@@ -27,14 +27,6 @@ from distprof.units import format_bytes, format_duration, format_ratio
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
-__all__ = [
-    "operators_table",
-    "readiness_table",
-    "summarised_classes_table",
-    "summarised_ranks_table",
-    "table_parts_table",
-]
-
 MAX_ROWS = 12
 
 _MAX_NAME = 60

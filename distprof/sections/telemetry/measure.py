@@ -33,16 +33,6 @@ from distprof.sections.telemetry.result import (
 from distprof.sections.time.result import RankWaterfall, WaterfallResult
 from distprof.units import NS_PER_S, name_of_device, name_ranks
 
-__all__ = [
-    "analyze_telemetry",
-    "measure_device",
-    "measure_telemetry",
-    "sensors_in",
-    "throttling",
-    "with_devices",
-    "with_energy",
-]
-
 MAX_PERIOD_NS = 60 * NS_PER_S
 """Samples farther apart do not describe the time between them."""
 

@@ -5,16 +5,6 @@ from __future__ import annotations
 from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 
-__all__ = [
-    "DeviceCondition",
-    "DeviceError",
-    "DeviceNvlink",
-    "DeviceTelemetry",
-    "RankTelemetry",
-    "TelemetryResult",
-    "WindowSensors",
-]
-
 
 class WindowSensors(Record, frozen=True, kw_only=True):
     """One GPU between the start of the first analysed step and the end of the last.

@@ -29,16 +29,6 @@ from distprof.units import format_ratio, name_of_device
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
-__all__ = [
-    "conditions_table",
-    "device_errors_table",
-    "devices_table",
-    "energy_table",
-    "nvlinks_table",
-    "step_sensors_table",
-    "telemetry_table",
-]
-
 MAX_ROWS = 16
 
 _MAX_TEXT = 100

@@ -17,8 +17,6 @@ from distprof.sections.context import RankCopies
 from distprof.sections.time.result import ExposedCopies
 from distprof.terms import ActivityKind
 
-__all__ = ["direction_of", "exposed_copies", "measure_copies"]
-
 MANY = 0.05
 """Share of the windows from which exposed copies justify reading every operator."""
 

@@ -26,21 +26,6 @@ from distprof.sections.time.result import (
 )
 from distprof.terms import ActivityKind, CollectiveKind, StepSource
 
-__all__ = [
-    "Timeline",
-    "analyze_breakdown",
-    "analyze_step_time",
-    "analyze_waterfall",
-    "rank_computation_ns",
-    "rank_copies",
-    "rank_steps",
-    "rank_tail_ns",
-    "rank_timeline",
-    "rank_waterfall",
-    "step_times",
-    "waits_of",
-]
-
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     """Activity of one rank's device, as sets of intervals over the whole capture.

@@ -6,15 +6,6 @@ from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 from distprof.terms import StepSource
 
-__all__ = [
-    "BreakdownResult",
-    "RankBreakdown",
-    "RankWaterfall",
-    "StepBreakdown",
-    "StepTimeResult",
-    "WaterfallResult",
-]
-
 
 class StepBreakdown(Record, frozen=True, kw_only=True):
     """One rank and step; the last four add up to ``span_ns`` exactly.

@@ -31,14 +31,6 @@ from distprof.units import fold_ranks, format_duration, format_parts, format_rat
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
-__all__ = [
-    "breakdown_table",
-    "dominant_line",
-    "dominant_part",
-    "left_out_steps",
-    "waterfall_table",
-]
-
 SMALL_RATIO = 0.0005
 
 RAISED = 1.1

@@ -28,8 +28,6 @@ from distprof.sections.training_log.result import (
     TrainingTimer,
 )
 
-__all__ = ["analyze_training_log"]
-
 SLOW_RATIO = 1.2
 """Ratio to the median of its neighbours above which an iteration is slow."""
 

@@ -17,15 +17,6 @@ import msgspec
 from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 
-__all__ = [
-    "INPUT_TIMER",
-    "MIN_RECURRING",
-    "SlowIteration",
-    "SlowPeriod",
-    "TrainingLogResult",
-    "TrainingTimer",
-]
-
 INPUT_TIMER = re.compile(
     r"^(?:data|input|load|fetch)(?:[_ ]?(?:time|wait|load\w{0,6}))?$|^batch-generator$"
     r"|train_dataloader_next$|^dataloader"

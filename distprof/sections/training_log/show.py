@@ -14,16 +14,6 @@ from distprof.units import format_duration, format_ratio
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
-__all__ = [
-    "ideal_sentence",
-    "micro_batches_text",
-    "rate_text",
-    "slow_iterations_table",
-    "slower_sentence",
-    "timers_table",
-    "training_log_table",
-]
-
 MIN_IDLE_RATIO = 0.05
 
 MIN_SLOW_RATIO = 0.02

@@ -15,8 +15,6 @@ import numpy as np
 
 from distprof.schema import Int64Array
 
-__all__ = ["Change", "Made", "Model", "lower"]
-
 Made: TypeAlias = Mapping[str, float]
 """Changes that are made, by key, with the share of each, above 0 and at most 1."""
 

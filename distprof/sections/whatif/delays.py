@@ -20,8 +20,6 @@ from distprof.sections.whatif.programs import common_cuts
 from distprof.sections.whatif.trace_graph import TraceGraph
 from distprof.terms import CollectiveKind, MeshAxis
 
-__all__ = ["OUTSIDE", "Sections", "evened", "mean_of_peers", "median_of_others"]
-
 OUTSIDE = -1
 _TINY_RATIO = 0.05
 _ITERATIONS = 30

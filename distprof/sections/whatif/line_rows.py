@@ -17,8 +17,6 @@ from distprof.sections.gradients.measure import needless_rows, unhidden_rows
 from distprof.sections.matched import RowIndex, places
 from distprof.terms import CollectiveKind
 
-__all__ = ["LineRows", "TransferParts", "Transfers", "transfers_of"]
-
 
 class LineRows(msgspec.Struct, frozen=True, kw_only=True):
     """COLLECTIVES rows of all lines, one rank after another; times since the earliest line."""

@@ -20,8 +20,6 @@ from distprof.sections.whatif.operation_replay import Mask, OperationReplay
 from distprof.sections.whatif.result import TRANSFERS
 from distprof.units import name_ranks
 
-__all__ = ["OperationChange", "OperationModel", "operation_changes"]
-
 
 class OperationChange(Change, frozen=True, kw_only=True):
     """What a scenario changes in a log; None for what stays the same.

@@ -24,8 +24,6 @@ from distprof.replay import Graph
 from distprof.run.evidence import OperationLog
 from distprof.schema import Int64Array, Table
 
-__all__ = ["KINDS", "MESSAGES", "StepGraph", "StepRows", "graph_of", "lay_out"]
-
 KINDS = (
     "forward-compute",
     "backward-compute",

@@ -19,21 +19,6 @@ from distprof.replay import Times, simulate
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.whatif.operation_graph import KINDS, MESSAGES, StepGraph, StepRows, graph_of
 
-__all__ = [
-    "Mask",
-    "OperationReplay",
-    "Workers",
-    "by_dp_rank",
-    "by_kind",
-    "by_stage",
-    "level_micro_batches",
-    "level_stages",
-    "micro_batch_correlation",
-    "replay_of",
-    "slowest",
-    "workers_of",
-]
-
 CLOCK_TOLERANCE_NS = 10_000_000
 """A transfer or launch delay that is more negative than this is wrong and counted as 0."""
 

@@ -36,12 +36,6 @@ from distprof.sections.whatif.result import (
 )
 from distprof.units import capitalized
 
-__all__ = [
-    "MIN_SLOWDOWN",
-    "path_shares",
-    "simulate_operations",
-]
-
 MAX_ROWS = 64
 
 MAX_CELLS = 4_000_000

@@ -21,8 +21,6 @@ from distprof.sections.whatif.refill import Refill
 from distprof.sections.whatif.result import Repair, RepairPlan, Scenario
 from distprof.units import name_ranks
 
-__all__ = ["Priced", "Simulation", "Workbench", "is_actionable"]
-
 MIN_GAIN_RATIO = 0.02
 """Share of the step that a change must recover to be worth a place in the plan."""
 

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from distprof.schema import Int64Array
 
-__all__ = ["common_cuts"]
-
 MAX_CLASSES = 8
 """Number of classes that are tried; the others are too rare to cut much."""
 

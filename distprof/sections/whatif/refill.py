@@ -24,8 +24,6 @@ from distprof.sections.pipeline.result import (
 )
 from distprof.sections.whatif.changes import Change
 
-__all__ = ["Refill", "refill_of"]
-
 
 class Refill(Change, frozen=True, kw_only=True):
     """Another order of the work of a pipeline.

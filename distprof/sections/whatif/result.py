@@ -13,25 +13,6 @@ import msgspec
 from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 
-__all__ = [
-    "TRANSFERS",
-    "Cause",
-    "CauseKind",
-    "KindSlowdown",
-    "PathShare",
-    "Repair",
-    "RepairPlan",
-    "Scenario",
-    "StageSlowdown",
-    "StepSlowdown",
-    "WhatIfResult",
-    "WorkerSlowdown",
-    "causes_of",
-    "limiting_stage",
-    "share_of",
-]
-
-
 PAGEABLE = "pageable copies"
 """Name of what copies from pageable memory take beyond those from pinned memory, and of the idle
 time after calls that had to wait for them."""

@@ -21,16 +21,6 @@ from distprof.sections.whatif.trace_graph import TraceGraph
 from distprof.terms import CollectiveKind, MeshAxis
 from distprof.units import format_bytes
 
-__all__ = [
-    "TraceChange",
-    "affordable",
-    "beginning",
-    "in_time",
-    "is_worth_showing",
-    "scenarios",
-    "step_times",
-]
-
 MIN_RANK_RATIO = 0.005
 """Share of the step from which a single rank gets a scenario."""
 

@@ -32,9 +32,6 @@ from distprof.sections.time.measure import Timeline
 from distprof.sections.whatif.result import PAGEABLE
 from distprof.terms import ActivityKind, CollectiveKind, IdleCause
 
-__all__ = ["StageLine", "main_line", "rank_line"]
-
-
 QUEUED_NS = 20_000
 """A collective that starts this soon after another on its stream may have been ready before."""
 

@@ -26,8 +26,6 @@ from distprof.sections.whatif.trace_graph import TraceGraph
 from distprof.terms import CollectiveKind, StragglerCause, StragglerPattern
 from distprof.units import name_ranks
 
-__all__ = ["link_changes", "set_changes"]
-
 _Floats = NDArray[np.float64]
 
 AGAIN = 1 / 3

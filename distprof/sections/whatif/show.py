@@ -27,8 +27,6 @@ from distprof.units import capitalized, format_duration, format_ratio
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
-__all__ = ["path_table", "slowdown_table", "whatif_table"]
-
 MAX_SHOWN = 10
 
 SMALL_RATIO = 0.001

@@ -27,8 +27,6 @@ from distprof.sections.whatif.result import KindSlowdown, WorkerSlowdown
 from distprof.sections.whatif.scenarios import TraceChange, affordable, step_times
 from distprof.sections.whatif.trace_graph import TraceGraph
 
-__all__ = ["Slowdowns", "slowdowns"]
-
 EXPLAINED_FROM = 1.03
 """Below this slowdown there is nothing to attribute."""
 

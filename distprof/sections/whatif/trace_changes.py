@@ -14,8 +14,6 @@ from distprof.sections.whatif.changes import Change, Made, lower
 from distprof.sections.whatif.scenarios import TraceChange, step_times
 from distprof.sections.whatif.trace_graph import TraceGraph
 
-__all__ = ["PackedChange", "TraceModel", "packed"]
-
 
 class _Difference(msgspec.Struct, frozen=True):
     """The difference between an array and its changed version, stored compactly.

@@ -38,8 +38,6 @@ from distprof.sections.whatif.result import PathShare
 from distprof.sections.whatif.segments import QUEUED_NS
 from distprof.terms import CollectiveKind
 
-__all__ = ["TraceGraph", "node_names", "path_shares", "trace_graph"]
-
 _NEVER = -(1 << 52)
 """Delay of an edge that holds nothing back."""
 

@@ -12,8 +12,6 @@ from distprof.units import format_duration
 from distprof.verbs.compare.result import Comparison, PartChange, StepChange
 from distprof.verbs.compare.show import PARTS
 
-__all__ = ["KINDS", "change_figure", "medians_figure", "pair_figure"]
-
 KINDS = {
     "computation": "computation",
     "exposed_transfer": "exposed_transfer",

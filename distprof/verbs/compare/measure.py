@@ -28,19 +28,6 @@ from distprof.verbs.compare.result import (
 )
 from distprof.verbs.gate.decide import mann_whitney
 
-__all__ = [
-    "FoundProblem",
-    "Side",
-    "common_kernels",
-    "compare",
-    "compare_collectives",
-    "compare_kernels",
-    "compare_steps",
-    "median_interval",
-    "part_changes",
-    "state_of",
-]
-
 ALIKE_RATIO = 0.02
 """Times that differ by less than this count as equal."""
 

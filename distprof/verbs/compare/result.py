@@ -8,19 +8,6 @@ from distprof.artefacts.record import Record
 from distprof.formats import Displayed
 from distprof.sections.base import Result
 
-__all__ = [
-    "COMPARISON_SCHEMA",
-    "CollectiveChange",
-    "ComparedRun",
-    "Comparison",
-    "FindingChange",
-    "FingerprintChange",
-    "KernelChange",
-    "PartChange",
-    "StepChange",
-    "Trend",
-]
-
 COMPARISON_SCHEMA = "distprof.comparison/1"
 
 Trend = Literal["slower", "faster", "alike", "unknown"]

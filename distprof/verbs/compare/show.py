@@ -32,16 +32,6 @@ from distprof.verbs.compare.result import (
 from distprof.verbs.summaries import summarize_report
 from distprof.version import __version__
 
-__all__ = [
-    "COMPARISON",
-    "PARTS",
-    "compare_reports",
-    "comparison_headline",
-    "comparison_sentences",
-    "comparison_tables",
-    "comparison_verdict",
-]
-
 _FEW = 8
 
 _LEAST_RATIO = 0.001  # share of the step: short tables omit smaller changes

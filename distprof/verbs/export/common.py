@@ -13,8 +13,6 @@ from distprof.run.run import ClockAlignment, Run
 from distprof.schema import ABSENT, Int64Array
 from distprof.units import format_duration
 
-__all__ = ["Arrivals", "CommonClock", "arrivals_of", "clock_text", "inside"]
-
 
 class CommonClock(msgspec.Struct, frozen=True, kw_only=True):
     """The clock of the file: the common clock of the ranks, shifted if it starts below 0.

@@ -20,16 +20,6 @@ from distprof.sections.metrics import METRICS
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
-__all__ = [
-    "MAX_RANKS",
-    "Family",
-    "Sample",
-    "SampledFamilies",
-    "all_families",
-    "families_of_report",
-    "families_of_run",
-]
-
 MAX_RANKS = 256
 """Maximum number of ranks in a job for separate series per rank."""
 

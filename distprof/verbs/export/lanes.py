@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from distprof.intervals import Intervals
 from distprof.schema import Int64Array
 
-__all__ = ["bracket_order", "lanes_of"]
-
 
 def lanes_of(slices: Intervals) -> NDArray[np.int64]:
     """The lane of each slice, from 0; slices in one lane nest properly.

@@ -14,8 +14,6 @@ from distprof.ingest.job.live import LiveRun
 from distprof.ingest.recognise import Kind, kind_of
 from distprof.verbs.export.families import SampledFamilies, families_of_report, families_of_run
 
-__all__ = ["Observed"]
-
 
 class Observed:
     """A source of metrics.

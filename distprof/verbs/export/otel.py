@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Observation
     from opentelemetry.sdk.trace import ReadableSpan
 
-__all__ = ["MAX_WAITING", "Sender", "base_of", "name_of", "send", "unit_of"]
-
 MAX_WAITING = 10_000
 """Maximum number of steps that wait for an unreachable collector; older ones are dropped and
 counted."""

@@ -21,8 +21,6 @@ from distprof.schema import ABSENT, Coded, Int64Array
 from distprof.verbs.export.lanes import bracket_order
 from distprof.verbs.export.wire import Rows, field, fixed64, message, number, text
 
-__all__ = ["MAX_NAME", "PacketFile", "PacketSequence", "Slices", "WriteError", "shown_name"]
-
 MAX_NAME = 4_096
 """Maximum number of characters of a name: C++ templates make kernel names long, but not this long.
 """

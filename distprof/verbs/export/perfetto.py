@@ -29,8 +29,6 @@ from distprof.verbs.export.common import CommonClock, arrivals_of, clock_text, i
 from distprof.verbs.export.packets import PacketFile, Slices, WriteError
 from distprof.verbs.export.rank_tracks import Only, RankTracks, windows_of_steps
 
-__all__ = ["Choice", "Exported", "export_perfetto"]
-
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of a run to write.

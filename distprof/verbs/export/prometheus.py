@@ -19,8 +19,6 @@ from distprof.verbs.export.observed import Observed
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-__all__ = ["Exposition", "keep_file", "serve", "text_of"]
-
 
 class Exposition:
     """The metrics of a source as a collector for ``prometheus-client``.

@@ -21,8 +21,6 @@ from distprof.verbs.export.common import Arrivals, CommonClock, inside
 from distprof.verbs.export.lanes import lanes_of
 from distprof.verbs.export.packets import PacketSequence, Slices
 
-__all__ = ["ONLY", "Only", "RankTracks", "windows_of_steps"]
-
 Only = Literal["collectives", "gpu"]
 ONLY: tuple[Only, ...] = ("collectives", "gpu")
 """Choices to write only part of a rank."""

@@ -16,8 +16,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Rows", "field", "fixed64", "message", "number", "text"]
-
 _VARINT, _FIXED64, _LENGTH = 0, 1, 2
 
 Kept = NDArray[np.bool_]

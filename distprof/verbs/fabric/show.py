@@ -18,8 +18,6 @@ from distprof.formats import RenderOptions
 from distprof.sections.table import Column, TableView, counted
 from distprof.units import format_bandwidth, format_bytes, format_duration, format_ratio
 
-__all__ = ["FABRIC", "fabric_headline", "fabric_sentences", "fabric_tables", "fabric_verdict"]
-
 _LOOSE_RATIO = 0.2
 
 _BUMP_RATIO = 1.0

@@ -22,23 +22,6 @@ from distprof.sections.table import counted
 from distprof.verbs.gate.metrics import METRICS, efficiency_ratio, find_metric, values_of
 from distprof.version import __version__
 
-__all__ = [
-    "BASELINE",
-    "MOST_REPEATS",
-    "MOST_SESSIONS",
-    "accept_runs",
-    "accepted",
-    "acknowledge",
-    "acknowledgement",
-    "baseline_values",
-    "make_baseline",
-    "mean_parts",
-    "read_baseline",
-    "session_of",
-    "unlike_baseline",
-    "unlike_job",
-]
-
 MOST_REPEATS = 100
 """Maximum number of repeats per session, which keeps the file small enough to review."""
 MOST_SESSIONS = 100

@@ -15,16 +15,6 @@ from distprof.verbs.gate.baseline import acknowledgement, baseline_values
 from distprof.verbs.gate.decide import ALPHA, Decision, decide
 from distprof.verbs.gate.metrics import METRICS, Metric
 
-__all__ = [
-    "CHECK_SCHEMA",
-    "CheckResult",
-    "GateSettings",
-    "MetricCheck",
-    "PartLoss",
-    "fails",
-    "judge",
-]
-
 CHECK_SCHEMA = "distprof.check/1"
 
 State = Literal["passed", "regressed", "improved", "inconclusive", "acknowledged"]

@@ -24,27 +24,6 @@ from distprof.costs.repeats import (
     student_quantile,
 )
 
-__all__ = [
-    "ALPHA",
-    "EARLY_ALPHA",
-    "FEWEST_SESSIONS",
-    "LEVEL",
-    "NOT_BY_REPEATS",
-    "SESSIONS_DIFFER",
-    "SHORT_BASELINE",
-    "UNKNOWN_NOISE",
-    "UNKNOWN_SESSIONS",
-    "Better",
-    "Decision",
-    "Scale",
-    "State",
-    "aligned_ranks",
-    "decide",
-    "least_pairs",
-    "least_repeats",
-    "mann_whitney",
-]
-
 Floats = NDArray[np.float64]
 
 _MOST_EXACT = 60

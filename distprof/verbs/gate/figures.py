@@ -15,8 +15,6 @@ from distprof.verbs.gate.decide import LEVEL
 from distprof.verbs.gate.metrics import find_metric
 from distprof.verbs.gate.show import amount, change_text
 
-__all__ = ["metrics_figure", "tolerances_worse"]
-
 _NARROWEST, _WIDEST = 2.0, 12.0
 """Minimum and maximum distance from no change to the edge of the figure, in tolerances."""
 

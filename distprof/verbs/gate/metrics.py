@@ -11,8 +11,6 @@ import msgspec
 from distprof.artefacts.summary_file import SummaryFile
 from distprof.verbs.gate.decide import Better, Scale
 
-__all__ = ["METRICS", "Metric", "efficiency_ratio", "find_metric", "values_of"]
-
 
 class Metric(msgspec.Struct, frozen=True, kw_only=True):
     """One metric of a run.

@@ -25,18 +25,6 @@ from distprof.verbs.sweep.plan import parse_workload, plan_workload
 from distprof.verbs.sweep.running import configuration_of, load_sweep
 from distprof.version import __version__
 
-__all__ = [
-    "Sizes",
-    "are_alternating",
-    "baseline_of",
-    "judge_runs",
-    "num_repeats",
-    "planned_repeats",
-    "refuse_unlike_plan",
-    "session_of_sizes",
-    "sizes_of",
-]
-
 Runs: TypeAlias = tuple[SummaryFile, ...]
 Sizes: TypeAlias = tuple[Runs, Runs]
 """Runs of the smaller size (empty if there is only one size), and of the larger, guarded size."""

@@ -17,16 +17,6 @@ from distprof.verbs.gate.check import CHECK_SCHEMA, CheckResult, MetricCheck, fa
 from distprof.verbs.gate.decide import LEVEL, NOT_BY_REPEATS
 from distprof.verbs.gate.metrics import find_metric
 
-__all__ = [
-    "CHECK",
-    "amount",
-    "change_text",
-    "check_headline",
-    "check_sentences",
-    "check_tables",
-    "check_verdict",
-]
-
 _WORDS = {
     "passed": "Passed",
     "regressed": "Regressed",

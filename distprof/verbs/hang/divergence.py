@@ -24,20 +24,6 @@ from distprof.units import name_ranks
 from distprof.verbs.hang.groups import JobGroup, Member
 from distprof.verbs.hang.result import HangKind
 
-__all__ = [
-    "Point",
-    "behind_point",
-    "has_moved_on",
-    "message_points",
-    "mismatch_point",
-    "reached_from",
-    "roots_of",
-    "silent_point",
-    "unfinished_point",
-    "waits",
-    "waits_for_all",
-]
-
 _MESSAGE = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
 
 _LATEST = 2**62

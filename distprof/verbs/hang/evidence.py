@@ -40,14 +40,6 @@ from distprof.verbs.hang.ras import NAME, dead_ranks, lines_of_ras
 from distprof.verbs.hang.result import HangEvidence, LogLine
 from distprof.verbs.hang.text import lines_of_output
 
-__all__ = [
-    "DumpFile",
-    "LogFile",
-    "find_files",
-    "read_dump",
-    "read_evidence",
-]
-
 EXIT_TOGETHER_NS = 5 * NS_PER_S
 """Ranks of a job that ends normally exit within this time of each other."""
 

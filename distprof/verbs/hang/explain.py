@@ -16,8 +16,6 @@ from distprof.verbs.hang.roots import Root
 if TYPE_CHECKING:
     from distprof.verbs.hang.measure import Diagnosis
 
-__all__ = ["Explanation", "explain"]
-
 _MOST_NAMED = 4
 _MOST_ROOTS = 3  # in the verdict; the table lists all
 _MISMATCHES = {

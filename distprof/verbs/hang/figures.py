@@ -16,8 +16,6 @@ from distprof.escape import short_ranks
 from distprof.sections.table import counted
 from distprof.verbs.hang.result import GroupProgress, HangReport, HangState
 
-__all__ = ["places_figure", "progress_figure"]
-
 _KINDS = ("g0", "g1", "g2", "g3", "g4")
 _WORDS = (
     "launched the same as the others",

@@ -18,8 +18,6 @@ from distprof.run.topology import DEFAULT_GROUPS
 from distprof.schema import Int64Array
 from distprof.verbs.hang.result import Cadence
 
-__all__ = ["JobGroup", "Member", "cadence", "job_groups"]
-
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
     """Progress of one rank in one group.

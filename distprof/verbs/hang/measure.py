@@ -41,8 +41,6 @@ from distprof.verbs.hang.result import (
 from distprof.verbs.hang.roots import Root, independent_roots, when
 from distprof.verbs.hang.text import report_of_output
 
-__all__ = ["Diagnosis", "diagnose"]
-
 _MOST_NOTES = 20
 _FRESH_NS = NS_PER_S // 2
 _STALE_NS = 30 * NS_PER_S

@@ -15,8 +15,6 @@ from distprof.artefacts.records import StepRecord
 from distprof.ingest.files import Folder
 from distprof.units import NS_PER_S
 
-__all__ = ["LastStep", "Stop", "find_stop", "is_stale", "last_step", "modified_ns"]
-
 MAX_TAIL_BYTES = 1 << 16
 
 MIN_STOP_NS = 30 * NS_PER_S

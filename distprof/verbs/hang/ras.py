@@ -11,8 +11,6 @@ from distprof.ingest.kinds.nccl_ras import fits_nccl_ras, read_nccl_ras
 from distprof.join.ras import in_trouble
 from distprof.verbs.hang.result import LogLine
 
-__all__ = ["NAME", "dead_ranks", "lines_of_ras"]
-
 NAME = re.compile(r"ras[^/]*\.(?:txt|json|log|out)$")
 """File names that may hold ncclras output."""
 

@@ -12,21 +12,6 @@ from distprof.run.records import FlightDump
 from distprof.terms import Confidence
 from distprof.verbs.hang.progress import Stop
 
-__all__ = [
-    "HANG_SCHEMA",
-    "Cadence",
-    "GroupProgress",
-    "HangEvidence",
-    "HangKind",
-    "HangReport",
-    "HangRoot",
-    "HangState",
-    "LogLine",
-    "RankPosition",
-    "StackOfRanks",
-    "StuckOperation",
-]
-
 
 class LogLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A line of a rank's log that reports trouble.

@@ -9,8 +9,6 @@ import msgspec
 from distprof.verbs.hang.divergence import Point, reached_from, roots_of, waits
 from distprof.verbs.hang.result import HangKind
 
-__all__ = ["Root", "independent_roots", "when"]
-
 
 class Root(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks that others wait for and that wait for no rank themselves.

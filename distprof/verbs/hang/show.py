@@ -15,8 +15,6 @@ from distprof.sections.table import Column, TableView, counted
 from distprof.units import fold_ranks, format_duration, name_ranks
 from distprof.verbs.hang.result import HANG_SCHEMA, HangReport, HangState, RankPosition
 
-__all__ = ["HANG", "hang_tables", "headline"]
-
 _FEW_GROUPS = 8
 
 _FEW_RANKS = 8

@@ -21,8 +21,6 @@ from distprof.verbs.hang.result import (
     StuckOperation,
 )
 
-__all__ = ["lines_of_output", "report_of_output"]
-
 _KINDS = {
     "behind": HangKind.NEVER_LAUNCHED,
     "silent": HangKind.NEVER_LAUNCHED,

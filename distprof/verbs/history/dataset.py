@@ -29,17 +29,6 @@ from distprof.verbs.history.rows import (
     table_of,
 )
 
-__all__ = [
-    "COLUMNS",
-    "DEFAULT_FOLDER",
-    "MANY_FILES",
-    "append",
-    "compact",
-    "count_files",
-    "query",
-    "read",
-]
-
 DEFAULT_FOLDER = ".distprof/history"
 
 MANY_FILES = 2_000

@@ -20,8 +20,6 @@ from distprof.verbs.history.show import (
 )
 from distprof.verbs.history.timeline import History, HistoryPoint, HistorySeries
 
-__all__ = ["series_figure"]
-
 _MOST_SERIES = 6
 _MOST_POINTS = 400
 """Maximum number of points that fit into the width of the figure; the newest are drawn."""

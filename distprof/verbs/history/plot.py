@@ -11,8 +11,6 @@ from distprof.escape import plain
 from distprof.verbs.history.show import metric_text, point_name, series_name, state_shown
 from distprof.verbs.history.timeline import History, HistoryPoint, HistorySeries
 
-__all__ = ["draw_history"]
-
 _MOST_PANELS = 3
 _MOST_TICKS = 12
 _LINE = "#1b2631"

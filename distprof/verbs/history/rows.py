@@ -20,19 +20,6 @@ from distprof.errors import DistprofError, InputError
 from distprof.remote.system import file_system
 from distprof.verbs.history.timeline import series_of
 
-__all__ = [
-    "COLUMNS",
-    "FILE_NAME",
-    "MERGED_NAME",
-    "Store",
-    "file_name",
-    "merged_name",
-    "parquet_of",
-    "row_of",
-    "summaries_in",
-    "table_of",
-]
-
 COLUMNS: dict[str, str] = {
     "created_ns": "int64",
     "git_commit": "string",

@@ -21,22 +21,6 @@ from distprof.verbs.gate.show import amount
 from distprof.verbs.history.timeline import HISTORY_SCHEMA, History, HistoryPoint, HistorySeries
 from distprof.version import __version__
 
-__all__ = [
-    "ANSWER",
-    "ANSWER_SCHEMA",
-    "HISTORY",
-    "HistoryAnswer",
-    "answer_of",
-    "day",
-    "history_sentences",
-    "history_tables",
-    "history_verdict",
-    "metric_text",
-    "point_name",
-    "series_name",
-    "state_shown",
-]
-
 _MARKED = ("regressed", "improved")
 
 _STATES = {

@@ -26,19 +26,6 @@ from distprof.run.fingerprint import differences
 from distprof.verbs.gate.decide import FEWEST_SESSIONS, Decision, decide
 from distprof.verbs.gate.metrics import METRICS, Metric
 
-__all__ = [
-    "HISTORY_METRICS",
-    "HISTORY_SCHEMA",
-    "History",
-    "HistoryPoint",
-    "HistorySeries",
-    "by_series",
-    "find_history_metric",
-    "series_of",
-    "trace_metric",
-    "unit_of",
-]
-
 HISTORY_SCHEMA = "distprof.history/1"
 
 State = Literal["first", "passed", "regressed", "improved", "inconclusive"]

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from distprof.errors import InputError, UsageError
 
-__all__ = ["MAX_ENTRIES", "Root"]
-
 MAX_ENTRIES = 100_000
 """Maximum number of files and folders below a path that are checked for links out of the root."""
 

@@ -17,8 +17,6 @@ from distprof.version import __version__
 if TYPE_CHECKING:
     from mcp.server import MCPServer
 
-__all__ = ["make_server", "one_sentence"]
-
 _MAX_ERROR = 600
 
 _INSTRUCTIONS = (

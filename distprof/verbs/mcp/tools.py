@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from distprof.rules.base import Finding
     from distprof.sections.report import Report
 
-__all__ = ["MAX_CHARACTERS", "MAX_FINDINGS", "Tools", "bounded"]
-
 MAX_CHARACTERS = 24_000
 """Maximum length of an answer."""
 

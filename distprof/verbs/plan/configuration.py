@@ -17,14 +17,6 @@ from distprof.verbs.plan.result import Estimate, MemoryParts
 if TYPE_CHECKING:
     from distprof.verbs.plan.question import Question
 
-__all__ = [
-    "LINT_SCHEMA",
-    "ConfigurationFinding",
-    "ConfigurationResult",
-    "Lint",
-    "configured",
-]
-
 LINT_SCHEMA = "distprof.plan-lint/1"
 
 _CAN_RUN = frozenset(

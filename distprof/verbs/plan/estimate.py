@@ -20,8 +20,6 @@ from distprof.verbs.plan.layout import Layout
 from distprof.verbs.plan.question import Path, Question
 from distprof.verbs.plan.result import AxisCost, Estimate, MemoryParts, TierPosition
 
-__all__ = ["estimate", "footprint", "stage_parameters"]
-
 _LOGIT = 6  # bytes: the logit in fp32, and its gradient in bf16
 
 _WEIGHT = 2  # bytes

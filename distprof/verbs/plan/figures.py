@@ -12,8 +12,6 @@ from distprof.units import format_bytes, format_duration, format_ratio
 from distprof.verbs.plan.result import Estimate, Plan
 from distprof.verbs.plan.show import MEMORY, layout_name
 
-__all__ = ["memory_figure", "steps_figure"]
-
 _MOST = 32
 """Maximum number of layouts drawn: further ones differ by less than the error of the model."""
 _PARTS = {

@@ -31,8 +31,6 @@ from distprof.verbs.plan.torchtitan import (
     words_of_script,
 )
 
-__all__ = ["JobFile", "layout_of", "num_gpus_of", "read_job_file"]
-
 _MOST_BYTES = 4_000_000
 
 BOUND = Bound(

@@ -11,8 +11,6 @@ from distprof.errors import UsageError
 from distprof.options import whole_number
 from distprof.verbs.plan.question import Cluster
 
-__all__ = ["LAYOUT_KEYS", "Layout", "Objection", "Sharding", "objections", "parse_layout"]
-
 Sharding = Literal["ddp", "zero-1", "zero-2", "fsdp", "hsdp"]
 
 _STAGE = {"ddp": 0, "zero-1": 1, "zero-2": 2, "fsdp": 3, "hsdp": 3}

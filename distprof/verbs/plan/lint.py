@@ -23,8 +23,6 @@ from distprof.verbs.plan.job_file import JobFile
 from distprof.verbs.plan.layout import Layout
 from distprof.verbs.plan.question import Question, assumptions
 
-__all__ = ["LINT", "check_layout"]
-
 
 def check_layout(
     question: Question,

@@ -14,8 +14,6 @@ from distprof.hardware import Gpu, Link, Sheet, load_sheet, parse_bandwidth
 from distprof.hardware.sheet import SCALE_UP_LATENCY_S
 from distprof.sections.efficiency.models import preset, preset_sequence, shape_from
 
-__all__ = ["SHAPE", "Cluster", "Path", "Question", "assumptions", "inter_node_link", "question_of"]
-
 SHAPE = ModelShape.__struct_fields__
 """Options of ``distprof plan`` that describe a model's shape."""
 

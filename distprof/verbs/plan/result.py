@@ -7,18 +7,6 @@ import msgspec
 from distprof.formats import Displayed
 from distprof.verbs.plan.layout import Layout
 
-__all__ = [
-    "PLAN_SCHEMA",
-    "AxisCost",
-    "ClusterFacts",
-    "Estimate",
-    "MemoryParts",
-    "ModelFacts",
-    "Plan",
-    "Rejection",
-    "TierPosition",
-]
-
 PLAN_SCHEMA = "distprof.plan/1"
 
 

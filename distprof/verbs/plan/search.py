@@ -21,8 +21,6 @@ from distprof.verbs.plan.result import (
     Rejection,
 )
 
-__all__ = ["judge_layout", "make_plan"]
-
 _TENSOR_LIMIT = 2
 _MICRO_BATCHES = (1, 2, 4, 8)
 _VIRTUAL = (1, 2, 4)

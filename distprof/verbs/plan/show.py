@@ -12,8 +12,6 @@ from distprof.units import format_bandwidth, format_bytes, format_duration, form
 from distprof.verbs.plan.layout import Layout
 from distprof.verbs.plan.result import PLAN_SCHEMA, Estimate, MemoryParts, Plan
 
-__all__ = ["MEMORY", "PLAN", "headline", "layout_name", "plan_tables", "reasons", "verdict"]
-
 _FEW = 10
 
 MEMORY = {

@@ -25,15 +25,6 @@ import msgspec
 from distprof.bounds import read_plain
 from distprof.errors import InputError
 
-__all__ = [
-    "UNKNOWN",
-    "is_launch",
-    "launch_values",
-    "names_function",
-    "values_of_function",
-    "words_of_script",
-]
-
 UNKNOWN = "set by code that is not followed"
 
 _SECTIONS = frozenset({"training", "parallelism", "activation_checkpoint", "model_spec"})

@@ -22,8 +22,6 @@ from distprof.verbs.sweep.result import (
 )
 from distprof.verbs.sweep.show import LAWS, follows
 
-__all__ = ["curve_figure", "losses_figure"]
-
 _MOST_TICKS = 10
 _HIGHEST = 1.5
 """Maximum end of the axis for single runs."""

@@ -44,8 +44,6 @@ from distprof.verbs.sweep.result import (
 from distprof.verbs.sweep.runs import Sweep, SweepError, gather
 from distprof.version import __version__
 
-__all__ = ["analyze_scaling", "mean_parts", "report_scaling", "scaled", "split_loss", "transfer_ns"]
-
 
 def mean_parts(runs: Sequence[SummaryFile]) -> StepParts | None:
     """Sum of the parts of all traced repeats; None if no repeat has valid parts."""

@@ -16,19 +16,6 @@ from distprof.options import whole_number
 from distprof.processors import available_processors
 from distprof.version import __version__
 
-__all__ = [
-    "MAX_RANKS",
-    "MAX_RUNS",
-    "WORKLOADS",
-    "ProgramSweep",
-    "Scaling",
-    "parse_sizes",
-    "parse_workload",
-    "plan_program",
-    "plan_workload",
-    "with_more_repeats",
-]
-
 Scaling: TypeAlias = Literal["weak", "strong", "as_given"]
 ProgramSweep: TypeAlias = "Callable[[Sequence[str]], dict[str, Any]]"
 """Maps arguments of ``distprof run`` to the full configuration that they select."""

@@ -11,9 +11,6 @@ from distprof.sections.table import counted
 from distprof.verbs.sweep.result import CAUSES, ScalingResult, ScalingSize
 from distprof.verbs.sweep.show import LAWS, follows
 
-__all__ = ["draw_scaling"]
-
-
 _COLORS = {
     "exposed transfer": "#3b6fb6",
     "imbalance and stragglers": "#c0392b",

@@ -13,19 +13,6 @@ from distprof.rules.base import Finding, NotChecked
 from distprof.sections.base import Result
 from distprof.terms import Subject
 
-__all__ = [
-    "CAUSES",
-    "SCALING_SCHEMA",
-    "Mode",
-    "ScalingLaw",
-    "ScalingLoss",
-    "ScalingParameter",
-    "ScalingPrediction",
-    "ScalingReport",
-    "ScalingResult",
-    "ScalingSize",
-]
-
 Mode = Literal["weak", "strong"]
 
 CAUSES = {

@@ -33,20 +33,6 @@ from distprof.documents.document import Document
 from distprof.errors import InputError, UsageError
 from distprof.verbs.sweep.plan import MAX_RANKS, MAX_RUNS
 
-__all__ = [
-    "SWEEP",
-    "Ended",
-    "Outcome",
-    "Progress",
-    "configuration_of",
-    "finished_runs",
-    "load_sweep",
-    "locked",
-    "make_runs",
-    "run_child",
-    "save_sweep",
-]
-
 _BEAT_S = 1.0
 
 _PATIENCE_S = 60.0

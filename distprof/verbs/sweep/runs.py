@@ -12,8 +12,6 @@ from distprof.artefacts.summary_file import SUMMARY_SCHEMA, SummaryFile
 from distprof.documents.document import Document, write_file
 from distprof.verbs.sweep.result import Mode
 
-__all__ = ["SUMMARY", "Sweep", "SweepError", "gather", "save_summaries"]
-
 _TOLERANCE = 0.02
 """Amounts of work per step that differ by less count as equal: batches are rounded to ranks."""
 

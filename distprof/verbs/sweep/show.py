@@ -22,16 +22,6 @@ from distprof.verbs.sweep.result import (
     ScalingSize,
 )
 
-__all__ = [
-    "LAWS",
-    "SCALING",
-    "follows",
-    "scaling_headline",
-    "scaling_sentences",
-    "scaling_tables",
-    "scaling_verdict",
-]
-
 LAWS = {"amdahl": "Amdahl", "gustafson": "Gustafson", "usl": "USL"}
 """Short names of the laws."""
 

@@ -9,8 +9,6 @@ import msgspec
 from distprof.verbs.watch.result import Alert, sentence_on
 from distprof.version import __version__
 
-__all__ = ["JOB", "Alarms", "Condition"]
-
 JOB = -1
 """Stands for a rank in conditions that concern the whole job."""
 

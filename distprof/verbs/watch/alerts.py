@@ -11,8 +11,6 @@ import msgspec
 from distprof.errors import UsageError
 from distprof.verbs.watch.lateness import ON, WINDOW
 
-__all__ = ["KINDS", "Kind", "alert_kinds", "default_levels", "parse_alerts"]
-
 Unit = Literal["ratio", "times", "bytes", "none"]
 
 _BYTES = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}

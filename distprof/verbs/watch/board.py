@@ -15,8 +15,6 @@ from distprof.verbs.watch.endpoint import WITHIN_S
 from distprof.verbs.watch.result import WatchReport
 from distprof.verbs.watch.show import WATCH
 
-__all__ = ["Board"]
-
 MAX_CLIENTS: Final = 32
 
 

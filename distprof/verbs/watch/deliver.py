@@ -27,8 +27,6 @@ from distprof.verbs.watch.result import Alert
 from distprof.verbs.watch.show import ALERT
 from distprof.version import __version__
 
-__all__ = ["Command", "Courier", "Receiver", "Webhook"]
-
 WITHIN_S: Final = 10.0
 ATTEMPTS: Final = 3
 PAUSE_S: Final = 1.0

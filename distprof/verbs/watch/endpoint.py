@@ -18,8 +18,6 @@ from distprof.verbs.watch.follow import ENDED
 from distprof.verbs.watch.result import Alert, WatchReport
 from distprof.verbs.watch.show import WATCH
 
-__all__ = ["follow_endpoint", "is_endpoint"]
-
 WITHIN_S: Final = 10.0
 """Timeout of one request, for client and server."""
 

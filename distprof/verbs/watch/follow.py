@@ -15,8 +15,6 @@ from distprof.verbs.watch.measure import report_on
 from distprof.verbs.watch.result import Alert, WatchReport
 from distprof.verbs.watch.state import JobWatch
 
-__all__ = ["ENDED", "follow", "run_directory"]
-
 ENDED = ("completed", "failed", "interrupted")
 
 LONGEST_START_S = 4.0

@@ -29,15 +29,6 @@ from distprof.join.gpu_waits import (
     usual_difference,
 )
 
-__all__ = [
-    "LIMIT_SHARE",
-    "OFF",
-    "ON",
-    "WINDOW",
-    "Persistence",
-    "SlowRanks",
-]
-
 WINDOW: Final = 40
 ON: Final = 26
 OFF: Final = 8

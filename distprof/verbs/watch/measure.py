@@ -22,8 +22,6 @@ from distprof.verbs.watch.result import (
 from distprof.verbs.watch.state import JobWatch, OwnTimes
 from distprof.version import __version__
 
-__all__ = ["report_on"]
-
 MOST_RANKS = 8
 
 LEAST_ABOVE = 12

@@ -14,8 +14,6 @@ from distprof.ingest.job.growing import RankAdded
 from distprof.ingest.job.processes import is_running
 from distprof.verbs.watch.result import MemoryOfRank, ThrottledRank
 
-__all__ = ["HARMFUL", "RankWatch"]
-
 SAMPLES: Final = 300  # 30 s at the default period
 LEAST_SAMPLES: Final = 20
 

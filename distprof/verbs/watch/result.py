@@ -10,20 +10,6 @@ import msgspec
 from distprof.formats import Displayed
 from distprof.units import capitalized, name_ranks
 
-__all__ = [
-    "ALERT_SCHEMA",
-    "WATCH_SCHEMA",
-    "Alert",
-    "JobState",
-    "LateRank",
-    "LostRank",
-    "MemoryOfRank",
-    "ProbeCost",
-    "ThrottledRank",
-    "WatchReport",
-    "sentence_on",
-]
-
 WATCH_SCHEMA = "distprof.watch/1"
 ALERT_SCHEMA = "distprof.alert/1"
 

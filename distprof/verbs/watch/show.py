@@ -28,8 +28,6 @@ from distprof.verbs.watch.result import (
     WatchReport,
 )
 
-__all__ = ["ALERT", "WATCH", "one_line", "watch_verdict"]
-
 _CAUSES = {
     "no_cpu": "waits for a CPU",
     "input": "waits for its own input",

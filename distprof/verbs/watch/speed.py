@@ -18,8 +18,6 @@ import numpy as np
 
 from distprof.verbs.watch.lateness import LIMIT_SHARE, ON, WINDOW, Persistence
 
-__all__ = ["PAST", "SMOOTHED", "JobSpeed", "Lasting"]
-
 PAST: Final = 1_000
 
 SMOOTHED: Final = 20

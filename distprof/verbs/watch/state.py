@@ -34,8 +34,6 @@ from distprof.verbs.watch.speed import JobSpeed, Lasting
 from distprof.verbs.watch.steps import StepTable
 from distprof.verbs.watch.waits import WaitTable
 
-__all__ = ["JobWatch", "OwnTimes"]
-
 SETTLE: Final = 3
 """Number of first steps that are ignored, because caches are cold."""
 

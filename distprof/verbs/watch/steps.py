@@ -13,8 +13,6 @@ from distprof.artefacts.records import StepRecord
 from distprof.units import NS_PER_S
 from distprof.verbs.watch.lateness import WINDOW
 
-__all__ = ["CAPACITY", "FIELDS", "StepTable"]
-
 CAPACITY: Final = 128
 """Number of steps that are kept; ranks that are further behind count as silent."""
 

@@ -8,8 +8,6 @@ from typing import Final
 from distprof.artefacts.records import CollectivesRecord, GroupTimes
 from distprof.join.gpu_waits import bounded_groups
 
-__all__ = ["CAPACITY", "WaitTable"]
-
 CAPACITY: Final = 128
 """Number of steps that may be held until all ranks have reported them."""
 

@@ -27,16 +27,6 @@ from distprof_probes.attach.stacks import Stack, parse_stacks, training_stack
 from distprof_probes.environment import tool_version
 from distprof_probes.job.directory import new_run_directory, read_run_file, write_run_file
 
-__all__ = [
-    "Answers",
-    "RanksHere",
-    "cannot_write",
-    "description_of_profile",
-    "num_entries",
-    "of_training",
-    "write",
-]
-
 _MOST_AT_ONCE = 64
 
 _Answer = TypeVar("_Answer")

@@ -9,8 +9,6 @@ import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-__all__ = ["NoAnswer", "ask", "fetch"]
-
 MAX_ANSWER_BYTES = 2 * 2**30
 _CHUNK_BYTES = 2**20
 _MOST_WORDS_BYTES = 300

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from distprof.artefacts.records import DiaryLine
 from distprof.artefacts.run_file import Exit
 
-__all__ = ["notes_of", "why_nothing"]
-
 
 def why_nothing(diary: Sequence[DiaryLine]) -> str:
     """Why no step was recorded, and how to fix it."""

@@ -13,8 +13,6 @@ import msgspec
 from distprof.artefacts import DIARY_FILE
 from distprof.artefacts.records import DiaryLine
 
-__all__ = ["read_diary", "write_down"]
-
 MAX_BYTES = 16 * 2**20
 
 Event = Literal["python", "torch", "recording", "passed_over", "unusable", "closed"]

@@ -20,8 +20,6 @@ from types import FrameType, TracebackType
 from distprof_probes.own_files import out_of_the_way
 from distprof_probes.termination import not_in_children
 
-__all__ = ["Finish", "when_it_ends"]
-
 Finish = Callable[[BaseException | None], None]
 
 PATIENCE_S = 2.0

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from distprof_probes.options import OPTIONS_VARIABLE, RUN_DIR_VARIABLE, ProbeOptions
 
-__all__ = ["captured_environment"]
-
 PACKAGES_VARIABLE = "DISTPROF_PACKAGES"
 
 # All that the probes import in addition to torch and the standard library. The program sees nothing

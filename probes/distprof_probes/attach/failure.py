@@ -18,8 +18,6 @@ from distprof_probes.job.failure import first_cause
 from distprof_probes.job.memory_killer import KillCounts, kill_counts, who_struck
 from distprof_probes.job.process import process_state
 
-__all__ = ["Watch", "outcome_of", "rank_ends"]
-
 _NEW_RANKS_EVERY_NS = 10**9
 
 

@@ -37,8 +37,6 @@ from distprof_probes.attach.wraps import (
 if TYPE_CHECKING:
     from distprof_probes.session import Session
 
-__all__ = ["Capture", "install"]
-
 RUN_DIR_VARIABLE = "DISTPROF_RUN_DIR"
 _MARK = "_distprof_capture"
 _CLAIM = ".claimed"

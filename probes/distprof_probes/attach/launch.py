@@ -15,8 +15,6 @@ from distprof.artefacts.run_file import Exit
 from distprof.errors import UsageError
 from distprof_probes.attach.output_copy import OutputCopy
 
-__all__ = ["Ending", "check_program", "run_program", "shell_code"]
-
 _PASSED_ON = (
     signal.SIGINT,
     signal.SIGTERM,

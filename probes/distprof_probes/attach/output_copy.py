@@ -20,8 +20,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from types import TracebackType
 
-__all__ = ["OutputCopy"]
-
 HEAD_BYTES = 64 << 20
 TAIL_BYTES = 4 << 20
 _READ_BYTES = 1 << 16

@@ -18,16 +18,6 @@ from distprof_probes.attach.client import NoAnswer, ask, fetch
 from distprof_probes.attach.ranks import LivingRank
 from distprof_probes.own_files import OwnFile
 
-__all__ = [
-    "EXPORT_WITHIN_S",
-    "FLIGHT_WITHIN_S",
-    "STACKS_WITHIN_S",
-    "flight",
-    "keep_neighbours",
-    "stacks",
-    "trace",
-]
-
 STACKS_WITHIN_S = 5.0
 FLIGHT_WITHIN_S = 30.0
 EXPORT_WITHIN_S = 120.0

@@ -18,8 +18,6 @@ from distprof_probes.attach.sockets import SOCKET_PREFIX, turn_file
 from distprof_probes.job.process import ProcessState, process_state
 from distprof_probes.job.progress import StepTail
 
-__all__ = ["LivingRank", "look", "remove_sockets"]
-
 _MAX_FILE_BYTES = 16 * 2**20
 _RANK_DIR = re.compile(r"^rank(\d+)$")
 

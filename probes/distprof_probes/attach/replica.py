@@ -9,8 +9,6 @@ from itertools import product
 from distprof.errors import UsageError
 from distprof.terms import MeshAxis
 
-__all__ = ["parse_mesh", "parse_ranks", "replica_ranks"]
-
 _ALIASES = {"ddp": "dp_replicate", "fsdp": "dp_shard"}
 _REPLICAS = (MeshAxis.DP, MeshAxis.DP_REPLICATE, MeshAxis.DP_SHARD)
 MAX_RANK = 10_000_000

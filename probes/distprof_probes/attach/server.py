@@ -32,8 +32,6 @@ from distprof_probes.probe import Probe, Unavailable
 if TYPE_CHECKING:
     from distprof_probes.session import Session
 
-__all__ = ["WorkerServerProbe"]
-
 _QUIET = 2  # c10's log level ERROR
 
 

@@ -18,8 +18,6 @@ from distprof_probes.job.alarm import ANSWER_S, Alarm
 from distprof_probes.job.evidence import RankEvidence
 from distprof_probes.job.other_hosts import evidence_of_others, report_endings
 
-__all__ = ["SharedJob"]
-
 _OTHERS_S = 60.0
 _STAY_S = 10.0
 _INTERRUPTED_S = 2.0  # a launcher that ends a job does not wait for long

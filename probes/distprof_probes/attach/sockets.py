@@ -14,8 +14,6 @@ from pathlib import Path
 
 from distprof_probes.probe import Unavailable
 
-__all__ = ["MAX_SOCKET_PATH", "SOCKET_PREFIX", "local_ranks", "socket_folder", "turn_file"]
-
 MAX_SOCKET_PATH = 107  # bytes: sizeof(sockaddr_un.sun_path) - 1 on Linux
 SOCKET_PREFIX = "distprof-"
 _LONGEST_NAME = 60  # bytes for the name of a folder and of a socket in it

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from distprof.artefacts.stacks import FRAME, LIBRARY
 
-__all__ = ["Frame", "Stack", "fold", "own_frame", "parse_stacks", "training_stack"]
-
 MAX_FRAMES = 1_000
 
 _THREAD = re.compile(r"^(?P<current>Current t|T)hread (?P<id>0x[0-9a-f]+)(?: \[(?P<name>.*?)\])?")

@@ -8,8 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["StepClock", "stepped_by"]
-
 PATIENCE = 64
 
 

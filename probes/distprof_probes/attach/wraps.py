@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from distprof_probes.attach.hook import Capture
 
-__all__ = ["with_closure", "wrap_backward", "wrap_group_functions", "wrap_step"]
-
 _MARK = "_distprof_wrapped"
 
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from distprof_probes.attach.requests.asking import Progress, RanksEverywhere
     from distprof_probes.attach.stacks import Stack
 
-__all__ = ["attach"]
-
 _INPUT = 3
 _SECONDS = 2.0
 _MAX_FRAMES_SHOWN = 30

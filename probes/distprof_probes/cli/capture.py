@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from distprof_probes.attach.failure import Watch
     from distprof_probes.attach.launch import Ending
 
-__all__ = ["capture"]
-
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 _SWITCHES = (

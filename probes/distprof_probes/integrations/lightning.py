@@ -24,8 +24,6 @@ except ImportError:
     except ImportError:
         raise ImportError("this needs Lightning: pip install 'distprof[lightning]'") from None
 
-__all__ = ["DistprofCallback"]
-
 
 class DistprofCallback(Callback):  # type: ignore[misc]
     """Opens a session for each ``fit``. A step is an optimizer update, as ``global_step`` counts.

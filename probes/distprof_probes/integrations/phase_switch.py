@@ -6,8 +6,6 @@ from contextlib import AbstractContextManager
 
 from distprof_probes.session import Session
 
-__all__ = ["PhaseSwitch"]
-
 
 class PhaseSwitch:
     """At most one open phase of a session.

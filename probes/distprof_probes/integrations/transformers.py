@@ -23,8 +23,6 @@ try:
 except ImportError:
     raise ImportError("this needs Transformers: pip install 'distprof[transformers]'") from None
 
-__all__ = ["DistprofCallback"]
-
 
 class DistprofCallback(TrainerCallback):  # type: ignore[misc]
     """Opens a session for each ``train``. A step is an optimizer update, as ``global_step`` counts.

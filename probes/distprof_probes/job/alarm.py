@@ -15,8 +15,6 @@ from distprof.errors import InputError
 from distprof_probes.job.directory import read_run_file
 from distprof_probes.job.supervise import Phase, Supervisor
 
-__all__ = ["ANSWER_S", "Alarm"]
-
 ANSWER_S = 15.0
 """Time after the alarm within which running launchers end their ranks and write exit.json."""
 

@@ -13,14 +13,6 @@ from distprof.artefacts import RANK_DIR_FORMAT, RUN_FILE, RUN_SCHEMA
 from distprof.artefacts.run_file import RunFile
 from distprof.errors import InputError, SchemaError, UsageError
 
-__all__ = [
-    "DEFAULT_FOLDER",
-    "new_run_directory",
-    "rank_directory",
-    "read_run_file",
-    "write_run_file",
-]
-
 DEFAULT_FOLDER = Path("runs")
 _MAX_RUN_FILE_BYTES = 256 * 2**20
 

@@ -14,8 +14,6 @@ from distprof_probes.job.interrupts import Interrupts
 from distprof_probes.job.messages import one_line, print_failure, print_next_steps, say, shown_path
 from distprof_probes.job.supervise import Supervisor
 
-__all__ = ["JOB_FAILED", "ReportOptions", "end_job"]
-
 JOB_FAILED = 4
 """Exit code of a job in which a rank failed, for any findings of the report."""
 

@@ -16,16 +16,6 @@ from distprof.artefacts.stacks import main_stack
 from distprof_probes.job.directory import rank_directory
 from distprof_probes.job.progress import StepTail
 
-__all__ = [
-    "RankEvidence",
-    "last_lines",
-    "latest_collective",
-    "rank_evidence",
-    "read_error",
-    "stack_of",
-    "where_it_is",
-]
-
 _TAIL_BYTES = 16 * 2**10
 _MAX_JSON_BYTES = 64 * 2**20
 _FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)$')

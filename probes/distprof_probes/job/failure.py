@@ -16,8 +16,6 @@ from distprof.artefacts.run_file import Failure, FailureKind
 from distprof_probes.job.evidence import RankEvidence
 from distprof_probes.peer_loss import is_peer_loss
 
-__all__ = ["first_cause"]
-
 _OUT_OF_MEMORY = ("OutOfMemoryError", "MemoryError")
 _OUT_OF_MEMORY_TEXTS = ("out of memory", "DefaultCPUAllocator: can't allocate", "Cannot allocate")
 _CRASHES = frozenset({"SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE"})

@@ -15,8 +15,6 @@ from distprof.artefacts.rank_file import RankFile, with_ranks
 from distprof.artefacts.run_file import Exit, Failure, Outcome, RankEntry, RunFile
 from distprof_probes.job.directory import read_run_file, write_run_file
 
-__all__ = ["analyze_command", "conclude", "page_of", "rank_files", "report"]
-
 _MAX_RANK_FILE_BYTES = 16 * 2**20
 _PAGE_FORMAT = "html"
 

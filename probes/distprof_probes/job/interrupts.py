@@ -10,8 +10,6 @@ from typing import Any
 
 from distprof_probes.job.supervise import Supervisor
 
-__all__ = ["Interrupts"]
-
 _ONE_REQUEST_S = 3.0
 """SLURM ends the step and then the job, so SIGTERM arrives twice. Only a repeated Ctrl-C asks for
 an immediate end."""

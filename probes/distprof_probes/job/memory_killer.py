@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["KillCounts", "kill_counts", "who_struck"]
-
 _GROUPS = Path("/sys/fs/cgroup")
 
 

@@ -13,8 +13,6 @@ from distprof_probes.job.directory import rank_directory
 from distprof_probes.job.evidence import last_lines, read_error, stack_of
 from distprof_probes.job.finish import page_of
 
-__all__ = ["one_line", "plain", "print_failure", "print_next_steps", "say", "shown_path"]
-
 _LINES = 12
 _PLUMBING = ('"<frozen ', "/distprof_probes/job/rank_main.py")
 

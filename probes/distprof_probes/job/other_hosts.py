@@ -27,8 +27,6 @@ from distprof_probes.job.directory import (
 from distprof_probes.job.evidence import RankEvidence, rank_evidence
 from distprof_probes.job.messages import say
 
-__all__ = ["agreed_directory", "evidence_of_others", "job_name", "report_endings"]
-
 _MEET_S = 30.0
 _LOOK_S = 0.05
 

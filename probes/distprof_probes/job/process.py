@@ -10,8 +10,6 @@ from pathlib import Path
 
 from distprof.artefacts.run_file import Exit
 
-__all__ = ["ProcessState", "exit_of", "process_state", "send", "takes_signal"]
-
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 

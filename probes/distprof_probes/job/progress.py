@@ -7,8 +7,6 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ["StepTail"]
-
 _CHUNK_BYTES = 2**20
 
 

@@ -18,8 +18,6 @@ from distprof.artefacts import STACKS_FILE
 from distprof_probes.job.directory import rank_directory
 from distprof_probes.job.supervise import STACKS_SIGNAL
 
-__all__ = ["write_stacks_on_signal"]
-
 
 def write_stacks_on_signal(run_dir: Path, rank: int) -> None:
     """Let this process append its Python stacks to stacks.txt on SIGUSR1.

@@ -13,8 +13,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["command"]
-
 _PR_SET_PDEATHSIG = 1  # Linux, prctl(2)
 
 

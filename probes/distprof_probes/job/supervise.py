@@ -32,8 +32,6 @@ from distprof_probes.job.memory_killer import KillCounts, kill_counts, who_struc
 from distprof_probes.job.process import exit_of, process_state, send, takes_signal
 from distprof_probes.job.progress import StepTail
 
-__all__ = ["Patience", "Phase", "Progress", "Supervisor"]
-
 STACKS_SIGNAL = signal.SIGUSR1
 """A rank that handles it writes its Python stacks to stacks.txt."""
 

@@ -29,8 +29,6 @@ from distprof_probes.probes.clock_threads import Answerer, Asker
 if TYPE_CHECKING:
     from distprof_probes.session import Session
 
-__all__ = ["ClockProbe"]
-
 MOST_ASKERS = 64
 _LAST_WITHIN_S = 0.5
 

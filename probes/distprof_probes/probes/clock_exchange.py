@@ -19,8 +19,6 @@ from typing import Any
 
 from distprof_probes.own_files import out_of_the_way
 
-__all__ = ["Exchange", "TimeServer", "ask", "best", "connect"]
-
 TOKEN_BYTES = 16
 _QUESTION = struct.Struct(f"<{TOKEN_BYTES}sQqq")  # token, number, two stamps (0 in a question)
 _TIMESPEC = struct.Struct("@ll")

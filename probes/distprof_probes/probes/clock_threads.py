@@ -19,8 +19,6 @@ from distprof.artefacts.records import ClockStamp
 from distprof_probes.probes.clock_exchange import Exchange, TimeServer, ask, best, connect
 from distprof_probes.records import RecordWriter
 
-__all__ = ["Answerer", "Asker"]
-
 PERIOD_S = 30.0
 _SOON_S = 3.0  # until the second set of stamps: even a short job gets two sets
 _QUESTIONS = 16  # each time

@@ -15,8 +15,6 @@ import msgspec
 
 from distprof.artefacts.records import CollectivesRecord, GroupTimes
 
-__all__ = ["MOST_PARTS", "CollectiveSteps", "Dump", "Entry", "Window"]
-
 MOST_PARTS: Final = 64
 """Most durations kept for a group and step."""
 

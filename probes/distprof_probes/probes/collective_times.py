@@ -29,8 +29,6 @@ from distprof_probes.records import RecordWriter
 if TYPE_CHECKING:
     from distprof_probes.session import Session
 
-__all__ = ["PERIOD_S", "TIMING_VARIABLE", "CollectiveTimes"]
-
 TIMING_VARIABLE = "TORCH_NCCL_ENABLE_TIMING"
 
 PERIOD_S = 5.0

@@ -15,8 +15,6 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-__all__ = ["MOST_BYTES", "ExportWatch"]
-
 MOST_BYTES = 1 << 30
 """Size from which a trace is not copied: the program's own file remains."""
 

@@ -16,8 +16,6 @@ from distprof_probes.probe import Tracer, Unavailable
 if TYPE_CHECKING:
     from distprof_probes.session import Session
 
-__all__ = ["FlightRecorder", "has_process_group", "join_dumps", "merge_dumps"]
-
 _DUMPERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 """Groups on NCCL have a separate recorder; those of all other backends share the second one."""
 

@@ -18,8 +18,6 @@ import msgspec
 
 from distprof.artefacts.settings_file import LoaderSettings
 
-__all__ = ["LoaderLog", "checksum_of"]
-
 MAX_LOADERS = 64
 MAX_EPOCHS = 1_000
 _MAX_TENSORS = 16

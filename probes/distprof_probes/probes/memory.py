@@ -12,8 +12,6 @@ from distprof.artefacts.records import MemoryRecord
 from distprof_probes.own_files import OwnFile
 from distprof_probes.probe import Probe
 
-__all__ = ["MemoryProbe", "ResidentMemory", "resident_bytes"]
-
 _STATM = "/proc/self/statm"
 
 

@@ -22,8 +22,6 @@ from distprof_probes.probe import Probe
 if TYPE_CHECKING:
     from distprof_probes.session import Session
 
-__all__ = ["MoeRoutingProbe"]
-
 
 class MoeRoutingProbe(Probe):
     """Writes ``moe.jsonl``, created at the first routing."""

@@ -19,8 +19,6 @@ from distprof_probes.probe import Probe, Unavailable, Yielded
 if TYPE_CHECKING:
     from distprof_probes.session import Session
 
-__all__ = ["SUBSYSTEMS", "NcclDebugProbe", "backends"]
-
 # COLL is left out: it writes a line per call on each rank. TUNING also writes one per collective,
 # but only on the first rank of a communicator.
 SUBSYSTEMS = "INIT,ENV,GRAPH,NET,TUNING"

@@ -36,8 +36,6 @@ from distprof_probes.records import RecordWriter
 if TYPE_CHECKING:
     from distprof_probes.session import Session
 
-__all__ = ["NvmlProbe"]
-
 SLOW_PERIOD_S = 1.0
 STOP_WITHIN_S = 2.0  # a driver that hangs delays the end of training by no more than this
 

@@ -15,16 +15,6 @@ from typing import Any
 from distprof.artefacts.records import NvmlRecord
 from distprof.artefacts.throttling import throttle_reasons
 
-__all__ = [
-    "SLOW_FIELDS",
-    "DeviceHint",
-    "DeviceLostError",
-    "NoDeviceError",
-    "NvmlDevice",
-    "device_hint",
-    "find_device",
-]
-
 _ALL_LINKS = (
     0xFFFFFFFF  # nvml.h: "A scopeId of UINT_MAX returns aggregate value ... across all links"
 )

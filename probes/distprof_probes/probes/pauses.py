@@ -31,8 +31,6 @@ from distprof_probes.run_queue import CpuTime, ProcessTimes, RunQueue, spent
 if TYPE_CHECKING:
     from distprof_probes.session import Session
 
-__all__ = ["SHORTEST_NS", "PausesProbe"]
-
 SHORTEST_NS = 100_000
 
 BUSY = 0.02

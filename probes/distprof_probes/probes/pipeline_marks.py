@@ -19,8 +19,6 @@ from distprof_probes.probe import Probe, Unavailable
 if TYPE_CHECKING:
     from distprof_probes.session import Session
 
-__all__ = ["PREFIX", "WAIT", "PipelineMarksProbe"]
-
 PREFIX = "distprof:pp"
 WAIT = "distprof:pp_wait"
 

@@ -26,15 +26,6 @@ from distprof_probes.probes.memory import resident_bytes
 if TYPE_CHECKING:
     from distprof_probes.session import Session
 
-__all__ = [
-    "ProfilerProbe",
-    "SavedTrace",
-    "UserProfilerWatch",
-    "is_profiler_running",
-    "save_trace",
-    "tool_that_holds_cupti",
-]
-
 _ENTRANCES = ("_prepare_profiler", "_enable_profiler")
 _ON_DEMAND = ("torch.distributed.debug._handlers", "_torch_profile")
 

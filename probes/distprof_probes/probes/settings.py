@@ -33,8 +33,6 @@ from distprof_probes.processors import Processors
 if TYPE_CHECKING:
     from distprof_probes.session import Session
 
-__all__ = ["SettingsProbe"]
-
 MAX_OF_A_KIND = 64
 _LOOKS = frozenset(range(1, 11))  # torch's logger samples the first ten iterations …
 _LOOK_EVERY = 100  # … and then every hundredth

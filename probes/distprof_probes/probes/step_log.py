@@ -14,8 +14,6 @@ from distprof_probes.host_copy import HostCopy
 from distprof_probes.probe import Probe, Traced
 from distprof_probes.run_queue import CpuTime, RunQueue
 
-__all__ = ["StepLog"]
-
 INPUT = "input"
 """The phase in which a sleeping rank waits for its own data, not for another rank."""
 

@@ -14,15 +14,6 @@ from typing import Any
 
 from distprof.artefacts.settings_file import DdpSettings, FsdpSettings, OptimizerSettings
 
-__all__ = [
-    "TorchObjects",
-    "ddp_settings",
-    "find",
-    "fsdp_settings",
-    "optimizer_settings",
-    "unused_bytes",
-]
-
 # Classes to find, by the module that must have been imported for them to exist.
 _CLASSES = {
     "ddp": (("torch.nn.parallel.distributed", "DistributedDataParallel"),),

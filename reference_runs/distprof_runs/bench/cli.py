@@ -14,8 +14,6 @@ from distprof_runs.bench.plan import KINDS, Plan, parse_kinds, parse_size
 from distprof_runs.cli import remember_debug
 from distprof_runs.settings import LaunchOptions, resolve
 
-__all__ = ["bench"]
-
 _DEFAULTS = Plan()
 _LAUNCH = [each for each in options_of(LaunchOptions) if each.name != "emulate_nodes"]
 

@@ -28,8 +28,6 @@ from distprof_runs.launching.preparation import check_port, is_rank_already, on_
 from distprof_runs.launching.starting import run_ranks
 from distprof_runs.settings import Settings
 
-__all__ = ["Showing", "run_bench", "show"]
-
 _WORKER = (sys.executable, "-m", "distprof_probes.job.rank_main", "distprof_runs.bench.worker")
 
 

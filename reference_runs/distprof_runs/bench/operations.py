@@ -10,8 +10,6 @@ import torch.distributed as dist
 
 from distprof.terms import CollectiveKind
 
-__all__ = ["Ranks", "operation"]
-
 Operation = Callable[[int], None]
 """An operation, called with the number of the iteration."""
 

@@ -9,8 +9,6 @@ import msgspec
 from distprof.errors import UsageError
 from distprof.terms import CollectiveKind
 
-__all__ = ["KINDS", "PLAN_VARIABLE", "Plan", "parse_kinds", "parse_size"]
-
 PLAN_VARIABLE = "DISTPROF_BENCH"
 """Environment variable with the plan, as JSON, for each rank."""
 

@@ -28,8 +28,6 @@ from distprof_runs.launching.rank_process import run_and_leave
 from distprof_runs.options import DdpOptions, TrainingOptions
 from distprof_runs.workloads.workload import Job
 
-__all__ = ["main", "measure"]
-
 _WARM_UP = 3
 _FEWEST, _MOST = 3, 400
 

@@ -18,8 +18,6 @@ from distprof_runs.workloads.model import Block, Router
 from distprof_runs.workloads.sleep import SleepBlock, Sleeper
 from distprof_runs.workloads.workload import Job, Trainer
 
-__all__ = ["GC_EVERY", "Injection"]
-
 GC_EVERY = 3
 """A ``gc-pause`` happens once in this many steps."""
 

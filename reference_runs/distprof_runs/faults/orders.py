@@ -13,8 +13,6 @@ from distprof.errors import UsageError
 from distprof_runs.model_parallel_options import MoeOptions, PpOptions, ThreeDOptions
 from distprof_runs.options import WorkloadOptions
 
-__all__ = ["FAULTS", "SLOW_LINK", "FaultKind", "check_faults", "link_of", "parse_fault"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultKind:

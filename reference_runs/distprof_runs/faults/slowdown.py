@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["Slowdown"]
-
 _CALIBRATION_ROUNDS = 9
 _LEAST_SPIN_NS = 5_000  # shorter spins would mostly read the clock
 _COMPUTES = frozenset(("aten", "fsdp"))  # not c10d: a slow GPU does not make a slow link

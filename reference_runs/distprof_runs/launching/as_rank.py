@@ -39,8 +39,6 @@ from distprof_runs.launching.preparation import (
 from distprof_runs.launching.progress import job_progress
 from distprof_runs.settings import Settings
 
-__all__ = ["run_as_rank"]
-
 _LOOK_S = 0.05
 _DEFAULT_PORT = 29500
 _FIRST_PORT, _NUM_PORTS = 16_384, 16_000

@@ -22,8 +22,6 @@ from typing import Self
 from distprof.errors import UsageError
 from distprof_runs.launching.link_relay import MTU
 
-__all__ = ["EmulatedNodes", "Link", "why_not"]
-
 DEVICE = "dplink"
 _HOSTS = Path("/etc/netns")  # files here replace those of /etc inside `ip netns exec`
 _BURST_BYTES = 131_072  # size of the token bucket: two packets of a TUN device

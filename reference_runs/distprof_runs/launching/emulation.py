@@ -30,8 +30,6 @@ from distprof_runs.launching.emulated_nodes import EmulatedNodes, Link
 from distprof_runs.launching.preparation import COMMAND_VARIABLE, check
 from distprof_runs.settings import LaunchOptions, Settings, to_toml
 
-__all__ = ["run_on_emulated_nodes"]
-
 _QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # the addresses have no names, and torch warns about it
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PORT = 29500  # each node has all ports of its own

@@ -31,10 +31,6 @@ from distprof_runs.launching.progress import job_progress
 from distprof_runs.launching.starting import run_ranks
 from distprof_runs.settings import Settings
 
-__all__ = [
-    "run_job",
-]
-
 _OTHERS_S = ANSWER_S + 5
 
 

@@ -20,8 +20,6 @@ from distprof.errors import UsageError
 from distprof_runs.options import TrainingOptions, WorkloadOptions
 from distprof_runs.workloads.workload import Job
 
-__all__ = ["Place", "arrange", "coordinates_of", "join"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:

@@ -30,8 +30,6 @@ from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
 from distprof_runs.launching.meeting import Meeting
 
-__all__ = ["start_ranks"]
-
 _LOOK_S = 0.05
 _EXIT_BARRIER = timedelta(seconds=60)
 

@@ -19,8 +19,6 @@ from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["MTU", "main"]
-
 MTU = 65000
 _NAMESPACES = Path("/var/run/netns")
 _CLONE_NEWNET = 0x4000_0000

@@ -24,8 +24,6 @@ from torch.distributed.elastic.rendezvous.api import (
 
 from distprof.errors import UsageError
 
-__all__ = ["Meeting"]
-
 _CONNECT = timedelta(seconds=3)
 _LOOK_S = 0.1
 

@@ -28,19 +28,6 @@ from distprof.processors import available_processors
 from distprof_runs.faults.orders import check_faults
 from distprof_runs.settings import Settings
 
-__all__ = [
-    "COMMAND_VARIABLE",
-    "WORKER",
-    "check",
-    "check_port",
-    "described",
-    "is_rank_already",
-    "on_this_machine",
-    "rank_environment",
-    "say_of_few_cores",
-    "supervisor_of",
-]
-
 COMMAND_VARIABLE = "DISTPROF_COMMAND"
 """Environment variable with the command line, as JSON, that created an emulated node."""
 

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 
 from distprof_probes.job.supervise import Progress
 
-__all__ = ["job_progress"]
-
 
 @contextmanager
 def job_progress(num_steps: int, *, quiet: bool) -> Iterator[Callable[[Progress], None]]:

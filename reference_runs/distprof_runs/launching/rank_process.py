@@ -11,8 +11,6 @@ from typing import NoReturn
 
 from distprof.errors import UsageError
 
-__all__ = ["run_and_leave"]
-
 
 def run_and_leave(
     work: Callable[[], None], *, note: Callable[[Exception], None] | None = None

@@ -11,8 +11,6 @@ from distprof_probes.job.supervise import Supervisor
 from distprof.errors import DistprofError
 from distprof_runs.settings import LaunchOptions
 
-__all__ = ["run_ranks"]
-
 
 def run_ranks(
     program: Sequence[str],

@@ -28,8 +28,6 @@ from distprof_runs.launching.rank_process import run_and_leave
 from distprof_runs.workloads.alone import batches_of
 from distprof_runs.workloads.workload import Batch, Job, Phases, Trainer, build
 
-__all__ = ["Log", "main", "train"]
-
 
 class Log(Phases, Protocol):
     """Receives the progress of training, as :class:`distprof_probes.Session` does."""

@@ -9,8 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["all_to_all"]
-
 
 def all_to_all(
     x: Tensor,

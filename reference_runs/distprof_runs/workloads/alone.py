@@ -22,8 +22,6 @@ from distprof_runs.workloads.model import (
 from distprof_runs.workloads.trainer_parts import clip_gradients, make_optimizer
 from distprof_runs.workloads.workload import Batch
 
-__all__ = ["batches_of", "losses_alone"]
-
 
 def batches_of(
     model: ModelOptions, training: TrainingOptions, *, step: int, part: int

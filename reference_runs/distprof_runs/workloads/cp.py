@@ -31,8 +31,6 @@ from distprof_runs.workloads.trainer_parts import (
 )
 from distprof_runs.workloads.workload import Batch, Job, Phases
 
-__all__ = ["CpTrainer", "build"]
-
 
 class CpTrainer:
     """One context-parallel rank."""

@@ -7,8 +7,6 @@ import torch
 from distprof_runs.options import ModelOptions
 from distprof_runs.workloads.workload import Batch
 
-__all__ = ["make_batch"]
-
 _STRIDE = 1_000_003  # prime: neighbouring steps and parts get unrelated seeds
 
 

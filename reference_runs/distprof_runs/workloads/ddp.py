@@ -33,8 +33,6 @@ from distprof_runs.workloads.trainer_parts import (
 )
 from distprof_runs.workloads.workload import Batch, Job, Phases
 
-__all__ = ["DdpTrainer", "build", "replicate"]
-
 
 def replicate(
     job: Job, model: ModelOptions, training: TrainingOptions, options: DdpOptions

@@ -17,8 +17,6 @@ from torch.profiler import record_function
 from distprof_runs.workloads.all_to_all import all_to_all
 from distprof_runs.workloads.model import MixtureOfExperts
 
-__all__ = ["ExpertExchange", "apply_expert_parallel", "expert_parameters", "moe_layers"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ticket:

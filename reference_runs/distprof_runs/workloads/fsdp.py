@@ -44,8 +44,6 @@ from distprof_runs.workloads.trainer_parts import (
 )
 from distprof_runs.workloads.workload import Batch, Job, Phases, Trainer
 
-__all__ = ["FsdpTrainer", "ZeroOneTrainer", "build", "shard"]
-
 
 def shard(
     job: Job, model: ModelOptions, training: TrainingOptions, options: FsdpOptions

@@ -13,8 +13,6 @@ from torch.distributed import ProcessGroup
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.futures import Future
 
-__all__ = ["TopKState", "bf16_hook", "ordered_powersgd_hook", "topk_hook"]
-
 
 def ordered_powersgd_hook(state: PowerSGDState, bucket: GradBucket) -> Future[Tensor]:
     """PowerSGD of torch, one bucket after the other.

@@ -20,22 +20,6 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from distprof_runs.options import ModelOptions
 
-__all__ = [
-    "Attention",
-    "Block",
-    "Exchange",
-    "Experts",
-    "FeedForward",
-    "LocalExchange",
-    "MixtureOfExperts",
-    "MoeSettings",
-    "Router",
-    "Routing",
-    "Transformer",
-    "initialise",
-    "loss_of",
-]
-
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 

@@ -32,8 +32,6 @@ from distprof_runs.workloads.trainer_parts import (
 )
 from distprof_runs.workloads.workload import Batch, Job, Phases
 
-__all__ = ["MoeTrainer", "build"]
-
 
 class MoeTrainer:
     """One expert-parallel rank."""

@@ -30,8 +30,6 @@ from distprof_runs.workloads.model import Transformer, loss_of
 from distprof_runs.workloads.trainer_parts import autocast
 from distprof_runs.workloads.workload import Batch, Job
 
-__all__ = ["Pipeline", "widen_inputs"]
-
 _ONE_STAGE = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 _MANY_STAGES = {
     "looped-bfs": ScheduleLoopedBFS,

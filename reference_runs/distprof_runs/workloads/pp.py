@@ -19,8 +19,6 @@ from distprof_runs.workloads.sleep import make_blocks_sleep
 from distprof_runs.workloads.trainer_parts import checkpoint_blocks, clip_gradients, make_optimizer
 from distprof_runs.workloads.workload import Batch, Job, Phases
 
-__all__ = ["PpTrainer", "build"]
-
 
 class PpTrainer:
     """One pipeline rank."""

@@ -25,8 +25,6 @@ from torch import Tensor
 from distprof_runs.workloads.all_to_all import all_to_all
 from distprof_runs.workloads.model import Attend, causal_attention
 
-__all__ = ["RingAttention", "UlyssesAttention", "chunk_numbers", "local_positions"]
-
 _KEY_VALUE, _GRADIENT = 0, 1  # tags: both kinds of messages are in flight at the same time
 
 

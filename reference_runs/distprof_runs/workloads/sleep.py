@@ -18,8 +18,6 @@ from torch import Tensor, nn
 from distprof_runs.options import TrainingOptions
 from distprof_runs.workloads.model import Transformer
 
-__all__ = ["SleepBlock", "Sleeper", "add_sleep", "make_blocks_sleep"]
-
 
 class Sleeper:
     """The times of one block, multiplied by ``slowdown``, which faults set.

@@ -44,8 +44,6 @@ from distprof_runs.workloads.sleep import add_sleep, make_blocks_sleep
 from distprof_runs.workloads.trainer_parts import checkpoint_blocks
 from distprof_runs.workloads.workload import Job
 
-__all__ = ["MeshPart", "apply_tensor_parallel", "reduce_partial_gradients"]
-
 
 def apply_tensor_parallel(
     model: Transformer,

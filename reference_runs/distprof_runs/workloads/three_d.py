@@ -35,8 +35,6 @@ from distprof_runs.workloads.trainer_parts import (
 )
 from distprof_runs.workloads.workload import Batch, Job, Phases
 
-__all__ = ["ThreeDTrainer", "build"]
-
 
 class ThreeDTrainer:
     """One rank of the mesh."""

@@ -28,8 +28,6 @@ from distprof_runs.workloads.trainer_parts import (
 )
 from distprof_runs.workloads.workload import Batch, Job, Phases
 
-__all__ = ["TpTrainer", "build"]
-
 
 class TpTrainer:
     """One tensor-parallel rank."""

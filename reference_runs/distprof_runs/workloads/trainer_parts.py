@@ -18,18 +18,6 @@ from distprof_runs.options import TrainingOptions
 from distprof_runs.workloads.model import MixtureOfExperts, Transformer
 from distprof_runs.workloads.workload import Batch, Job, Phases
 
-__all__ = [
-    "accumulate",
-    "autocast",
-    "average_gradients",
-    "checkpoint_blocks",
-    "clip_gradients",
-    "local_part",
-    "make_optimizer",
-    "shards_of",
-    "to_device",
-]
-
 
 def autocast(job: Job) -> AbstractContextManager[object]:
     """Context for computation in ``job.dtype``; empty for float32."""

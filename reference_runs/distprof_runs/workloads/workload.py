@@ -16,8 +16,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from distprof_runs.options import ModelOptions, TrainingOptions, WorkloadOptions
 from distprof_runs.registry import WORKLOADS
 
-__all__ = ["Batch", "Job", "Phases", "Trainer", "build"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:

@@ -6,8 +6,6 @@ from distprof.sections.collectives.result import CollectiveClass, CollectivesRes
 from distprof.terms import CollectiveKind, MeshAxis
 from distprof.units import format_bytes
 
-__all__ = ["collective_label", "only_messages", "split_classes"]
-
 _POINT_TO_POINT = frozenset(kind.label for kind in CollectiveKind if kind.is_point_to_point)
 
 

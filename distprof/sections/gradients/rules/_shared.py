@@ -7,16 +7,6 @@ from distprof.sections.gradients.result import GradientGroup, GradientsResult
 from distprof.terms import Confidence
 from distprof.units import format_bytes
 
-__all__ = [
-    "NO_BACKWARD",
-    "confidence_of",
-    "exposed_label",
-    "exposed_once_ns",
-    "gradient_groups",
-    "is_late",
-    "name_of",
-]
-
 NO_BACKWARD = "the trace lacks the launches that show when backward begins"
 
 LATE_RATIO = 0.9

@@ -15,8 +15,6 @@ from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import StragglerCause, StragglerPattern
 from distprof.units import format_duration, format_ratio
 
-__all__ = ["Waiting", "named_for_late_input", "waiting_for_input"]
-
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     """Time for which the training loop waits for its next batch, mean per step.

@@ -7,8 +7,6 @@ from distprof.sections.efficiency.result import CPU, DeviceMemory, EfficiencyRes
 from distprof.sections.job.result import NO_RUN_DIRECTORY
 from distprof.sections.memory.result import MemoryResult
 
-__all__ = ["measured_memory", "sized_memory"]
-
 
 def measured_memory(efficiency: EfficiencyResult, memory: MemoryResult) -> tuple[DeviceMemory, ...]:
     """Ranks with recorded GPU memory; none for bare traces and for ranks on a CPU.

@@ -7,15 +7,6 @@ import math
 from distprof.rules.base import InsufficientEvidenceError
 from distprof.sections.moe.result import MoeLayer, MoePlacement, MoeResult
 
-__all__ = [
-    "DEVIATIONS",
-    "check_experts_known",
-    "is_beyond_chance",
-    "name_layer",
-    "ranks_beyond_chance",
-    "share_of_layers",
-]
-
 DEVIATIONS = 6.0
 """Standard deviations above even routing that no expert reaches by chance, even of thousands."""
 

@@ -10,8 +10,6 @@ from distprof.sections.nccl.result import NO_LOG, NcclResult, NcclSetting, NcclT
 from distprof.sections.shares import mean_step_if_timed
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
 
-__all__ = ["connections", "exposed_between_nodes", "has_log", "said", "setting_of"]
-
 
 def has_log(nccl: NcclResult) -> bool:
     """Whether a log was read; False for jobs that do not use NCCL.

@@ -10,8 +10,6 @@ from distprof.rules.base import InsufficientEvidenceError
 from distprof.sections.pipeline.result import PipelineGroup, PipelinePrediction, PipelineResult
 from distprof.units import format_duration, name_ranks
 
-__all__ = ["Judged", "judged_groups"]
-
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
     """A pipeline whose idle time is split into its causes.

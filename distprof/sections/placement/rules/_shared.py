@@ -16,16 +16,6 @@ from distprof.sections.shares import MeanStep
 from distprof.terms import MeshAxis
 from distprof.units import format_bandwidth, format_bytes, format_duration
 
-__all__ = [
-    "EXPOSED_BY_NATURE",
-    "crossing",
-    "exposed_ns",
-    "modelled_inside",
-    "out_of_turn",
-    "placed",
-    "swappable",
-]
-
 EXPOSED_BY_NATURE = (MeshAxis.TP.value, MeshAxis.CP.value)
 """Axes whose ranks wait for each other in every layer."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from distprof.sections.sharding.result import ShardedAxis
 from distprof.terms import UNKNOWN_AXIS, Confidence
 
-__all__ = ["confidence", "gather_scenario", "gather_transfer", "moved_by", "scatter_transfer"]
-
 
 def gather_transfer(axis: ShardedAxis) -> int:
     """Exposed time of gathers, without waiting for late members if that is known."""

@@ -16,8 +16,6 @@ from distprof.sections.stragglers.result import (
 from distprof.terms import StragglerCause, StragglerPattern
 from distprof.units import capitalized, name_ranks
 
-__all__ = ["because", "fix_of", "is_for_experts", "of_pattern", "sets_of_pattern", "who"]
-
 _FIX = {
     StragglerCause.SLOW_DEVICE: (
         "Check its clocks, temperature, power limit and throttle reasons (nvidia-smi -q on a GPU), "

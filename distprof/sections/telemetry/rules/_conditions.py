@@ -13,8 +13,6 @@ from distprof.sections.telemetry.result import DeviceCondition
 from distprof.sections.telemetry.rules._shared import name_devices, ranks_of_devices
 from distprof.terms import Severity
 
-__all__ = ["wrong_conditions"]
-
 
 def wrong_conditions(
     conditions: Sequence[DeviceCondition], counted: Collection[int]

@@ -9,8 +9,6 @@ from distprof.rules.base import Draft, InsufficientEvidenceError
 from distprof.sections.telemetry.result import DeviceError, TelemetryResult
 from distprof.terms import Confidence, Severity
 
-__all__ = ["draft_of", "ended", "number_of", "when_of", "who"]
-
 _NO_KERNEL_LOG = "no kernel log was read: pass the output of dmesg -T with --with"
 _TRAINING = ("python", "pt_", "torch", "ray::")
 """Prefixes of training process names. PyTorch names its threads ``pt_main_thread``, ``pt_…``."""

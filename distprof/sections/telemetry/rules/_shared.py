@@ -18,21 +18,6 @@ from distprof.sections.telemetry.result import (
 from distprof.terms import Confidence
 from distprof.units import capitalized, name_of_device, name_ranks
 
-__all__ = [
-    "NO_SENSORS",
-    "Unit",
-    "by_kind",
-    "cost_of",
-    "evidence_of",
-    "median_of",
-    "medians_of_others",
-    "name_devices",
-    "named",
-    "ranks_of",
-    "ranks_of_devices",
-    "units_of",
-]
-
 NO_SENSORS = (
     "no sensors were recorded: pass the output of nvidia-smi or DCGM with --with, or record with "
     "distprof capture"

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["Meaning", "meaning_of"]
-
 _RESET = (
     "Drain the host, and reset the GPU (nvidia-smi -r) or reboot. Replace the GPU if the error "
     "comes back."

@@ -14,8 +14,6 @@ from distprof.terms import Confidence, Severity
 from distprof.units import capitalized
 from distprof.verbs.plan.configuration import ConfigurationResult
 
-__all__ = ["RULES"]
-
 _SHARED = """
 ## Evidence needed
 A configuration that `distprof plan --lint` reads, the number of GPUs, and the model's shape (from

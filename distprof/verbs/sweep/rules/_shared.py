@@ -6,8 +6,6 @@ from distprof.rules.base import InsufficientEvidenceError
 from distprof.units import format_ratio
 from distprof.verbs.sweep.result import ScalingResult, ScalingSize
 
-__all__ = ["between", "larger_sizes", "lowest"]
-
 
 def larger_sizes(scaling: ScalingResult) -> list[ScalingSize]:
     """Sizes larger than the baseline, ascending.

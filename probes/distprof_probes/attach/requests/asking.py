@@ -48,8 +48,6 @@ from distprof_probes.attach.stacks import Stack
 from distprof_probes.job.directory import new_run_directory, write_run_file
 from distprof_probes.job.process import ProcessState
 
-__all__ = ["NOTICE_S", "Progress", "RanksEverywhere"]
-
 NOTICE_S = 5.0
 """From a request to the start of a trace: more than the longest time between two checks."""
 _TAKEOVER_S = 10.0

@@ -23,16 +23,6 @@ from distprof.artefacts import REPLIES_DIR, REQUEST_SCHEMA, REQUESTS_DIR
 from distprof.artefacts.request_file import MAX_REQUEST_BYTES, RequestFile
 from distprof_probes.own_files import OwnFile
 
-__all__ = [
-    "REQUEST_NAME",
-    "Inbox",
-    "RefusedError",
-    "check_start",
-    "is_our_folder",
-    "read_request",
-    "replies_folder",
-]
-
 REQUEST_NAME = re.compile(r"(profile|stacks|flight)-\d{8}-\d{6}-[0-9a-f]{8}")
 MAX_SECONDS = 600.0
 _LONGEST_NS = 4 * 3_600 * 10**9  # from a request to its deadline

@@ -30,8 +30,6 @@ from distprof_probes.attach.requests.serving import Serving, refuse
 from distprof_probes.attach.sockets import turn_file
 from distprof_probes.own_files import OwnFile
 
-__all__ = ["PERIOD_S", "Poller", "Turn"]
-
 PERIOD_S = 2.0
 """Mean time between two checks. Each varies by up to a quarter, so that nodes check at different
 times."""

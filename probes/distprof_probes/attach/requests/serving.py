@@ -34,8 +34,6 @@ from distprof_probes.attach.requests.inbox import is_our_folder, replies_folder
 from distprof_probes.attach.sockets import local_ranks
 from distprof_probes.own_files import OwnFile
 
-__all__ = ["Serving", "refuse"]
-
 _SLICE_S = 0.2
 _MOST_AT_ONCE = 64
 _UNSAFE = str.maketrans({"/": "_", "\0": "_"})
