@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, get_type_hints
 
 import msgspec
 
@@ -152,14 +152,14 @@ def rule(
     code: str,
     severity: Severity,
     since: str,
-    needs: tuple[type[Evidence], ...],
     limits: Mapping[str, Limit] | None = None,
     costs_time: bool = True,
 ) -> Callable[[Check], Rule]:
     """Turn a check function into a :class:`Rule`.
 
-    The name and page of the rule are the name and docstring of its module, so each rule is one
-    module. Rules that differ only in a few words are entries in ``RULES`` of one module instead.
+    The types of its parameters are the results that it needs; the last parameter is ``limits``. The
+    name and page of the rule are the name and docstring of its module, so each rule is one module.
+    Rules that differ only in a few words are entries in ``RULES`` of one module instead.
     """
 
     def decorate(check: Check) -> Rule:
@@ -169,7 +169,7 @@ def rule(
             name=str(scope["__name__"]).rpartition(".")[2].replace("_", "-"),
             severity=severity,
             since=since,
-            needs=needs,
+            needs=_needs(check),
             limits=dict(limits or {}),
             costs_time=costs_time,
             doc=parse_page(scope["__doc__"] or ""),
@@ -177,6 +177,11 @@ def rule(
         )
 
     return decorate
+
+
+def _needs(check: Check) -> tuple[type[Evidence], ...]:
+    hints = get_type_hints(check)
+    return tuple(kind for name, kind in hints.items() if name not in ("limits", "return"))
 
 
 def _limits_section(rule: Rule) -> str:

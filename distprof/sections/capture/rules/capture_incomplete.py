@@ -43,7 +43,6 @@ from distprof.units import capitalized, format_ratio, name_ranks
     code="CAP101",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(CaptureResult,),
     limits={
         "matched_ratio": Limit(0.95, "smallest acceptable share of matched collectives"),
         "damaged_ratio": Limit(0.001, "largest acceptable share of broken events"),

@@ -36,9 +36,7 @@ from distprof.terms import Confidence, Severity
 from distprof.units import fold_ranks
 
 
-@rule(
-    code="CAP103", severity=Severity.INFO, since="0.1.0", needs=(CaptureResult,), costs_time=False
-)
+@rule(code="CAP103", severity=Severity.INFO, since="0.1.0", costs_time=False)
 def check(capture: CaptureResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
     """Yield one finding for the run."""
     if not capture.transient_steps:

@@ -40,7 +40,6 @@ from distprof.units import capitalized, fold_ranks, format_ratio
     code="CAP102",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(CaptureResult,),
     limits={
         "overlap_ratio": Limit(
             0.5, "smallest acceptable share of recorded time that all ranks share"

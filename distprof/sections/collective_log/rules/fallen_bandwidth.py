@@ -43,7 +43,6 @@ _MAX_FINDINGS = 3
     code="COM125",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(CollectiveLogResult,),
     limits={
         "fallen_ratio": Limit(0.75, "share of the usual bandwidth below which it is reported"),
         "num_bytes": Limit(1_000_000, "size in bytes below which latency dominates"),

@@ -46,7 +46,6 @@ _MAX_NAMED = 3
     code="STR111",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(CollectiveLogResult,),
     limits={
         "wait_ratio": Limit(0.2, "share of the time in collectives that may be waiting"),
         "blamed_ratio": Limit(0.8, "share of that waiting that must be for one rank"),

@@ -55,7 +55,6 @@ from distprof.units import format_duration, format_ratio
     code="COM103",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(CollectivesResult, StragglersResult, CaptureResult, WaterfallResult, StepTimeResult),
     limits={
         "min_step_ratio": Limit(0.03, "share of the step that unexplained waiting may take"),
         "wait_over_transfer": Limit(

@@ -51,7 +51,6 @@ from distprof.units import format_bandwidth
     code="COM107",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(CollectivesResult, WaterfallResult, StepTimeResult, CaptureResult),
     limits={
         "busbw_ratio": Limit(0.7, "share of the expected bus bandwidth that is enough"),
         "min_bytes": Limit(1_000_000, "size in bytes of the smallest collective to judge"),

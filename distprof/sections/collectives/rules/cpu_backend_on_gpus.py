@@ -42,7 +42,6 @@ _CPU_BACKEND = "gloo"
     code="COM124",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(EfficiencyResult, CaptureResult, WaterfallResult, StepTimeResult),
 )
 def check(
     efficiency: EfficiencyResult,

@@ -63,7 +63,6 @@ _MERGEABLE = ("all_reduce", "all_gather", "reduce_scatter")
     code="COM105",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(CollectivesResult, WaterfallResult, StepTimeResult),
     limits={
         "small_bytes": Limit(500_000, "size in bytes below which latency dominates"),
         "min_per_step": Limit(20, "small collectives per step that are normal"),

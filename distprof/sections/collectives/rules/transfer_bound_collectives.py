@@ -59,7 +59,6 @@ from distprof.units import format_bandwidth, format_duration
     code="COM104",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(CollectivesResult, OverlapResult, WaterfallResult, StepTimeResult, CaptureResult),
     limits={
         "min_step_ratio": Limit(
             0.05, "share of the step for transfer that cannot overlap with computation"

@@ -61,7 +61,6 @@ _WORTH_NAMING_RATIO = 0.05
     code="SCA101",
     severity=Severity.INFO,
     since="0.1.0",
-    needs=(EfficiencyResult, WaterfallResult, JobResult),
     limits={"mfu_ratio": Limit(0.40, "lowest acceptable model FLOP utilisation")},
     costs_time=False,
 )

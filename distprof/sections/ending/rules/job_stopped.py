@@ -40,7 +40,6 @@ from distprof.terms import Confidence, Severity
     code="CAP106",
     severity=Severity.ERROR,
     since="0.1.0",
-    needs=(EndingResult,),
     costs_time=False,
 )
 def check(ending: EndingResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001 - no limits

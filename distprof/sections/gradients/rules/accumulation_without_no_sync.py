@@ -51,7 +51,6 @@ from distprof.terms import Severity
     code="COM110",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(GradientsResult, WaterfallResult, StepTimeResult),
     limits={
         "times_reduced": Limit(
             1.5, "reductions of the same gradients per update from which they count as repeated"

@@ -56,7 +56,6 @@ _WIDE = {"float32", "float64"}
     code="COM111",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(GradientsResult, WaterfallResult, StepTimeResult),
     limits={
         "min_step_ratio": Limit(0.05, "share of the step that 16 bits would save"),
         "min_bucket_bytes": Limit(1_000_000, "mean bucket below which latency dominates"),

@@ -70,7 +70,6 @@ Below it other buckets are exposed too: the network is always busy, and the spli
     code="COM113",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(GradientsResult, WaterfallResult, StepTimeResult),
     limits={
         "last_bucket_ratio": Limit(0.25, "share of the gradients that the last bucket may hold"),
         "min_bytes": Limit(2_000_000, "smallest last bucket that is worth splitting, in bytes"),

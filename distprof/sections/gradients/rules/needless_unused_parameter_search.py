@@ -46,7 +46,6 @@ from distprof.units import format_duration
     code="COM123",
     severity=Severity.INFO,
     since="0.1.0",
-    needs=(SettingsResult, GradientsResult, StepTimeResult),
     limits={
         "min_looks": Limit(3.0, "iterations that must have been inspected on each rank"),
         "warning_ratio": Limit(0.01, "share of the step from which the finding is a warning"),

@@ -57,7 +57,6 @@ from distprof.units import NS_PER_S, format_duration
     code="COM114",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(GradientsResult, StepLogResult, WaterfallResult, StepTimeResult),
     limits={
         "transfer_ratio": Limit(
             1.0, "ratio of a reduction's transfer to the computation of backward"

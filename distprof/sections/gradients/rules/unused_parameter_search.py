@@ -48,7 +48,6 @@ from distprof.units import format_duration
     code="COM115",
     severity=Severity.INFO,
     since="0.1.0",
-    needs=(GradientsResult, WaterfallResult, StepTimeResult),
     limits={"min_step_ratio": Limit(0.001, "smallest share of the step that is worth reporting")},
 )
 def check(

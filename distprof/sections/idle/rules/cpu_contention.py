@@ -68,7 +68,6 @@ _FIX_PINNING = (
     code="HST110",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(PausesResult, StepLogResult, SettingsResult, IdleResult, WaterfallResult),
     limits={
         "min_step_ratio": Limit(0.03, "share of the step that waiting for a CPU may take"),
         "over_others": Limit(

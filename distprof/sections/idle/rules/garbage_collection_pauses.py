@@ -42,7 +42,6 @@ from distprof.units import capitalized, format_duration, format_ratio, name_rank
     code="HST103",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(PausesResult, StepLogResult, IdleResult),
     limits={"min_step_ratio": Limit(0.01, "share of the step that collections may take")},
 )
 def check(

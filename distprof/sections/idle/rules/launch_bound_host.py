@@ -55,7 +55,6 @@ from distprof.units import format_duration, format_ratio
     code="HST101",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(IdleResult, WaterfallResult, StepTimeResult, PerturbationResult),
     limits={"idle_host_ratio": Limit(0.15, "share of the step that the GPU may wait for launches")},
 )
 def check(

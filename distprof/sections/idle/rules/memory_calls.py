@@ -44,7 +44,6 @@ from distprof.terms import Severity
     code="HST111",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(IdleResult, WaterfallResult, StepTimeResult),
     limits={"idle_ratio": Limit(0.02, "share of the step that the GPU may idle due to such calls")},
 )
 def check(

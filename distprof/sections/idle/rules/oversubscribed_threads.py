@@ -43,7 +43,6 @@ from distprof.units import format_ratio
     code="HST108",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(SettingsResult,),
     limits={
         "threads_per_cpu": Limit(1.5, "torch threads per CPU of a host"),
         "busy_ratio": Limit(0.85, "share of time for which the CPUs must be busy"),

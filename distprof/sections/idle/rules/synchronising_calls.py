@@ -53,7 +53,6 @@ OFTEN = 1.0
     code="HST102",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(IdleResult, WaterfallResult, StepTimeResult),
     limits={
         "idle_sync_ratio": Limit(
             0.02, "share of the step that the GPU may idle after synchronising calls"

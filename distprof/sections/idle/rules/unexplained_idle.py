@@ -48,7 +48,6 @@ DOMINATES = 0.5
     code="HST109",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(IdleResult, CaptureResult, WaterfallResult, StepTimeResult),
     limits={"idle_ratio": Limit(0.2, "share of the step that may be idle for unknown causes")},
 )
 def check(

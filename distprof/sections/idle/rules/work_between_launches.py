@@ -47,7 +47,6 @@ from distprof.units import format_duration, name_ranks
     code="HST112",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(IdleResult, WaterfallResult, StepTimeResult),
     limits={
         "idle_ratio": Limit(0.03, "share of the step that a named range may leave the GPU idle"),
         "unnamed_ratio": Limit(0.08, "the same for code that nothing names"),

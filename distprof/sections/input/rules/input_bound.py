@@ -56,7 +56,6 @@ _FIX_OF_CPU = (
     code="INP101",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(IdleResult, WaterfallResult, StepTimeResult, StragglersResult),
     limits={
         "idle_input_ratio": Limit(0.05, "share of the step that the GPU may wait for data"),
         "error_ratio": Limit(0.2, "share of the step from which the finding is an error"),

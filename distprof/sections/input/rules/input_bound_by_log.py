@@ -43,7 +43,6 @@ from distprof.units import format_duration, format_ratio
     code="INP109",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(TrainingLogResult, StragglersResult),
     limits={"input_ratio": Limit(0.1, "share of an iteration that waiting for input may take")},
 )
 def check(log: TrainingLogResult, stragglers: StragglersResult, limits: Limits) -> Iterator[Draft]:

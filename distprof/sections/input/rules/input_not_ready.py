@@ -43,7 +43,6 @@ MAX_NAMED = 6
     code="INP108",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(InputReadinessResult,),
     limits={"job_ratio": Limit(0.9, "mean readiness that the least ready rank must reach")},
     costs_time=False,
 )

@@ -50,14 +50,6 @@ from distprof.units import format_ratio
     code="INP107",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(
-        SettingsResult,
-        IdleResult,
-        WaterfallResult,
-        StepTimeResult,
-        PausesResult,
-        StepLogResult,
-    ),
     limits={
         "workers_per_cpu": Limit(1.0, "data loader workers per CPU of a host"),
         "busy_ratio": Limit(0.85, "share of time for which the CPUs must be busy"),

@@ -53,15 +53,6 @@ _OTHERS_OF_CPU = "persistent_workers=True"
     code="INP103",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(
-        SettingsResult,
-        IdleResult,
-        WaterfallResult,
-        StepTimeResult,
-        PausesResult,
-        StepLogResult,
-        StragglersResult,
-    ),
     limits={
         "wait_ratio": Limit(0.05, "share of the step that the loop may wait for data"),
         "error_ratio": Limit(0.2, "share of the step from which the finding is an error"),

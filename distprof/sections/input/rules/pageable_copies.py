@@ -45,7 +45,6 @@ from distprof.terms import Severity
     code="INP104",
     severity=Severity.INFO,
     since="0.1.0",
-    needs=(SettingsResult, WaterfallResult, StepTimeResult),
     limits={
         "exposed_ratio": Limit(0.01, "share of the step that exposed copies may take"),
         "warning_ratio": Limit(0.05, "share of the step from which the finding is a warning"),

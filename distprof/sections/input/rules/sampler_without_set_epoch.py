@@ -41,7 +41,6 @@ from distprof.units import name_ranks
     code="INP105",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(SettingsResult,),
     limits={"min_epochs": Limit(2.0, "epochs that must have begun")},
     costs_time=False,
 )

@@ -52,7 +52,6 @@ from distprof.units import capitalized, format_duration, format_ratio, name_rank
     code="INP102",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(StepLogResult, PausesResult, StragglersResult, IdleResult, WaterfallResult),
     limits={
         "min_step_ratio": Limit(
             0.03, "share of the step that a rank may wait longer than its peers"

@@ -49,7 +49,6 @@ _SAME_DATA = frozenset((MeshAxis.TP, MeshAxis.PP, MeshAxis.CP, MeshAxis.EP))
     code="INP106",
     severity=Severity.ERROR,
     since="0.1.0",
-    needs=(SettingsResult, CollectivesResult, MessagesResult),
     costs_time=False,
 )
 def check(

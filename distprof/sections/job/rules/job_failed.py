@@ -76,7 +76,6 @@ def _fix(job: JobResult) -> str:
     code="CAP104",
     severity=Severity.ERROR,
     since="0.1.0",
-    needs=(JobResult,),
     costs_time=False,
 )
 def check(job: JobResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001 - no limits

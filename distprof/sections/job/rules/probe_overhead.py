@@ -50,7 +50,6 @@ _NAMES = {
     code="CAP105",
     severity=Severity.INFO,
     since="0.1.0",
-    needs=(JobResult, PerturbationResult),
     limits={
         "tracing_ratio": Limit(0.05, "share of the step that tracing may add"),
         "always_on_ratio": Limit(0.01, "share of the step that the always-on probes may add"),

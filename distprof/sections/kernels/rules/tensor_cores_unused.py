@@ -49,7 +49,6 @@ _LONGEST_NAME = 60
     code="HST107",
     severity=Severity.INFO,
     since="0.1.0",
-    needs=(EfficiencyResult, KernelsResult),
     limits={
         "single_precision_ratio": Limit(0.2, "share of kernel time that fp32 products may take")
     },

@@ -46,7 +46,6 @@ from distprof.units import format_duration, format_ratio
     code="MEM103",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(EfficiencyResult, MemoryResult, StepLogResult),
     limits={
         "num_retries": Limit(
             1, "smallest number of retries of a rank in the second half of the steps"

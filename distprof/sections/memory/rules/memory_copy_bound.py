@@ -50,7 +50,6 @@ MAX_NAMED = 3
     code="MEM101",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(WaterfallResult, StepTimeResult),
     limits={
         "exposed_copy_ratio": Limit(0.05, "largest acceptable share of exposed copies in the step")
     },

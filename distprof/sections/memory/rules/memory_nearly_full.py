@@ -41,7 +41,6 @@ from distprof.units import format_bytes, format_ratio
     code="MEM104",
     severity=Severity.INFO,
     since="0.1.0",
-    needs=(EfficiencyResult, MemoryResult),
     limits={
         "allocated_ratio": Limit(
             0.90, "largest acceptable share of a GPU's memory filled by tensors"

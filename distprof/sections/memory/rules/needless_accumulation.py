@@ -44,7 +44,6 @@ from distprof.units import format_bytes, format_ratio
     code="MEM102",
     severity=Severity.INFO,
     since="0.1.0",
-    needs=(EfficiencyResult, MemoryResult),
     limits={
         "reserved_ratio": Limit(0.45, "share of a GPU's memory below which twice as much fits")
     },

@@ -50,7 +50,6 @@ _WORTH_IT_RATIO = 0.1
     code="MEM107",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(EfficiencyResult, MemoryResult, WaterfallResult, StepTimeResult),
     limits={
         "computed_ratio": Limit(1.2, "computed FLOP over required FLOP (HFU over MFU)"),
         "free_ratio": Limit(0.15, "share of the fullest GPU's memory that may be free"),

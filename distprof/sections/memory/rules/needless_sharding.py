@@ -53,7 +53,6 @@ _REPEATED = 1.5
     code="MEM106",
     severity=Severity.INFO,
     since="0.1.0",
-    needs=(EfficiencyResult, MemoryResult, ShardingResult, WaterfallResult, StepTimeResult),
     limits={
         "filled_ratio": Limit(
             0.85, "largest acceptable share of a GPU's memory for the whole state"

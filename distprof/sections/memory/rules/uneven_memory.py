@@ -43,7 +43,6 @@ from distprof.units import format_bytes, format_ratio
     code="MEM105",
     severity=Severity.INFO,
     since="0.1.0",
-    needs=(EfficiencyResult, MemoryResult),
     limits={
         "over_median_ratio": Limit(
             1.25, "ratio of the memory of a stage's fullest rank to that of its median rank"

@@ -43,7 +43,6 @@ _MAX_NAMED = 8
     code="MOE102",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(MoeResult,),
     limits={"dead_ratio": Limit(0.05, "smallest share of dead experts in a layer")},
     costs_time=False,
 )

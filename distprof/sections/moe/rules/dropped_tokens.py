@@ -40,7 +40,6 @@ from distprof.units import format_ratio
     code="MOE103",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(MoeResult,),
     limits={"dropped_ratio": Limit(0.02, "smallest share of dropped assignments in a layer")},
     costs_time=False,
 )

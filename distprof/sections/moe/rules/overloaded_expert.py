@@ -61,7 +61,6 @@ _FIX = (
     code="MOE101",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(MoeResult, CollectivesResult),
     limits={"load_ratio": Limit(2.0, "tokens of the busiest expert over the mean expert")},
 )
 def check(moe: MoeResult, collectives: CollectivesResult, limits: Limits) -> Iterator[Draft]:

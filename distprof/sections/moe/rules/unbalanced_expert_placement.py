@@ -57,7 +57,6 @@ MOST_LAYERS = 0.75
     code="MOE104",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(MoeResult,),
     limits={
         "rank_ratio": Limit(1.2, "tokens of the busiest rank over the mean of its group"),
         "gain_ratio": Limit(0.5, "smallest share of the excess that another placement removes"),

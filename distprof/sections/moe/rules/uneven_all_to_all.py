@@ -47,7 +47,6 @@ from distprof.units import name_ranks
     code="MOE105",
     severity=Severity.INFO,
     since="0.1.0",
-    needs=(MoeResult,),
     limits={"size_ratio": Limit(1.3, "bytes of the busiest rank over the mean of its group")},
 )
 def check(moe: MoeResult, limits: Limits) -> Iterator[Draft]:

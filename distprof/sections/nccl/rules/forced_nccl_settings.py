@@ -69,7 +69,6 @@ _TRANSPORTS: Mapping[str, tuple[tuple[str, ...], str]] = {
     code="COM122",
     severity=Severity.INFO,
     since="0.1.0",
-    needs=(NcclResult, ShardingResult),
     costs_time=False,
 )
 def check(nccl: NcclResult, sharding: ShardingResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001 - all checks take limits

@@ -51,7 +51,6 @@ _MOST_CARDS = 4
     code="NET101",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(NcclResult, CollectivesResult, WaterfallResult, StepTimeResult),
     limits={
         "socket_ratio": Limit(0.01, "smallest share of connections between nodes over sockets")
     },

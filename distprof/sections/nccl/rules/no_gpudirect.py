@@ -56,7 +56,6 @@ from distprof.terms import Confidence, NcclRemark, Severity
     code="NET102",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(NcclResult, CollectivesResult, WaterfallResult, StepTimeResult),
     limits={"plain_ratio": Limit(0.05, "smallest share of RDMA connections without GPUDirect")},
 )
 def check(

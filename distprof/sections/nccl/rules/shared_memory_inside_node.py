@@ -43,7 +43,6 @@ from distprof.terms import Confidence, NcclRemark, Severity
     code="NET103",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(NcclResult,),
     limits={
         "shared_ratio": Limit(0.01, "smallest share of connections inside nodes over shared memory")
     },

@@ -43,7 +43,6 @@ _FAILED = re.compile(r"(?i)SHARP coll init error|cannot initialize CollNet")
     code="NET112",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(NcclResult,),
     costs_time=False,
 )
 def check(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001 - all checks take limits

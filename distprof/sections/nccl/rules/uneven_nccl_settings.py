@@ -41,9 +41,7 @@ _MOST_NAMED = 3
 _MOST_HOSTS = 3
 
 
-@rule(
-    code="NET105", severity=Severity.WARNING, since="0.1.0", needs=(NcclResult,), costs_time=False
-)
+@rule(code="NET105", severity=Severity.WARNING, since="0.1.0", costs_time=False)
 def check(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001 - one signature
     """Yield one finding for all settings."""
     if not has_log(nccl):

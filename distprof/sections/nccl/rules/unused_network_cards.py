@@ -44,7 +44,6 @@ _MOST_NAMED = 6
     code="NET104",
     severity=Severity.INFO,
     since="0.1.0",
-    needs=(NcclResult,),
     limits={
         "used_ratio": Limit(
             0.99, "smallest acceptable share of used cards among those that could each serve a GPU"

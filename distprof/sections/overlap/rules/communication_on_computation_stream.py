@@ -48,7 +48,6 @@ from distprof.units import format_ratio
     code="COM121",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(ShardingResult, OverlapResult, WaterfallResult, StepTimeResult),
     limits={"min_step_ratio": Limit(0.03, "smallest share of the step that is worth reporting")},
 )
 def check(

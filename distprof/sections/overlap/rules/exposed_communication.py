@@ -55,7 +55,6 @@ from distprof.units import format_duration
     code="COM102",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(WaterfallResult, StepTimeResult, CaptureResult, GradientsResult),
     limits={
         "exposed_ratio": Limit(0.2, "largest acceptable share of exposed communication in the step")
     },

@@ -56,7 +56,6 @@ from distprof.units import format_duration, format_ratio
     code="COM101",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(OverlapResult, WaterfallResult, StepTimeResult, CaptureResult, CollectivesResult),
     limits={
         "overlap_ratio": Limit(
             0.8,

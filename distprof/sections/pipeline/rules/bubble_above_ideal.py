@@ -61,7 +61,6 @@ _FIXES = {
     code="PIP103",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(PipelineResult,),
     limits={
         "excess_ratio": Limit(
             0.05, "largest acceptable share of idle time beyond what the order of actions explains"

@@ -45,7 +45,6 @@ from distprof.units import format_duration, format_ratio
     code="PIP104",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(PipelineResult,),
     limits={
         "exposed_ratio": Limit(
             0.03, "largest acceptable share of the pipeline's time spent on exposed messages"

@@ -49,7 +49,6 @@ MICRO_BATCHES_PER_STAGE = 4
     code="PIP105",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(TrainingLogResult, PipelineResult),
     limits={
         "idle_ratio": Limit(0.1, "largest acceptable share of an iteration without computation")
     },

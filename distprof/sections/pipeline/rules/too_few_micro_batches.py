@@ -55,7 +55,6 @@ BY_COUNT = 0.8
     code="PIP102",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(PipelineResult,),
     limits={
         "bubble_ratio": Limit(0.1, "largest acceptable share of time spent filling and draining"),
     },

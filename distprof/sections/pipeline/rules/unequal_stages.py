@@ -61,7 +61,6 @@ _FIX = (
     code="PIP101",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(PipelineResult, StragglersResult, PausesResult, IdleResult, SettingsResult),
     limits={
         "excess_ratio": Limit(
             0.08, "largest acceptable excess of a stage's work over the other stages' median"

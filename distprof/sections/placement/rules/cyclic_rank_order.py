@@ -44,7 +44,6 @@ from distprof.terms import Confidence, Severity
     code="NET107",
     severity=Severity.ERROR,
     since="0.1.0",
-    needs=(PlacementResult, WaterfallResult, StepTimeResult),
     limits={"min_step_ratio": Limit(0.02, "smallest share of the step that is worth reporting")},
 )
 def check(

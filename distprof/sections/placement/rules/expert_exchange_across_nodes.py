@@ -49,7 +49,6 @@ from distprof.terms import Confidence, MeshAxis, Severity
     code="COM109",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(PlacementResult, MoeResult, WaterfallResult, StepTimeResult),
     limits={"min_step_ratio": Limit(0.1, "largest acceptable share of the step for this exchange")},
 )
 def check(

@@ -50,7 +50,6 @@ _OTHER_ORDERS = ("cyclic", "irregular")
     code="NET106",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(PlacementResult, WaterfallResult, StepTimeResult),
     limits={"min_step_ratio": Limit(0.02, "smallest share of the step that is worth reporting")},
 )
 def check(

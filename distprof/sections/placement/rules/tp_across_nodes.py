@@ -56,7 +56,6 @@ from distprof.terms import Confidence, MeshAxis, Severity
     code="COM108",
     severity=Severity.ERROR,
     since="0.1.0",
-    needs=(PlacementResult, WaterfallResult, StepTimeResult),
     limits={"min_step_ratio": Limit(0.05, "smallest share of the step that is worth reporting")},
 )
 def check(

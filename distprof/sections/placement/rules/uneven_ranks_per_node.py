@@ -41,7 +41,6 @@ from distprof.terms import Confidence, Severity
     code="NET110",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(PlacementResult,),
     costs_time=False,
 )
 def check(placement: PlacementResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001

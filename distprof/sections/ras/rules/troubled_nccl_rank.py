@@ -62,7 +62,6 @@ _FIXES = {
     code="NET111",
     severity=Severity.ERROR,
     since="0.1.0",
-    needs=(RasResult,),
     costs_time=False,
 )
 def check(ras: RasResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001

@@ -59,7 +59,6 @@ _GATHERS = 2
     code="COM119",
     severity=Severity.INFO,
     since="0.1.0",
-    needs=(ShardingResult, WaterfallResult, StepTimeResult),
     limits={
         "min_gather_passes": Limit(
             3.5, "gather passes per step from which gathers count as repeated"

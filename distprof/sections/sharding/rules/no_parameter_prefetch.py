@@ -59,7 +59,6 @@ from distprof.units import format_bytes, format_ratio
     code="COM117",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(ShardingResult, OverlapResult, WaterfallResult, StepTimeResult),
     limits={
         "max_ahead_ratio": Limit(
             0.25,

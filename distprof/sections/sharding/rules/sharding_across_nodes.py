@@ -51,7 +51,6 @@ _SHARDING = (MeshAxis.DP_SHARD.value,)
     code="COM106",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(CollectivesResult, WaterfallResult, StepTimeResult),
     limits={"min_step_ratio": Limit(0.05, "smallest share of the step that is worth reporting")},
 )
 def check(

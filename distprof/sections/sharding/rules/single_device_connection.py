@@ -50,7 +50,6 @@ _VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
     code="HST104",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(ShardingResult, OverlapResult, WaterfallResult, StepTimeResult),
     limits={"min_step_ratio": Limit(0.05, "smallest share of the step that is worth reporting")},
 )
 def check(

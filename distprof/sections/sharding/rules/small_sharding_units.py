@@ -50,7 +50,6 @@ from distprof.units import format_bytes
     code="COM118",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(ShardingResult, WaterfallResult, StepTimeResult),
     limits={
         "unit_bytes": Limit(4_000_000, "gather size from which a unit is large enough, in bytes"),
         "min_units": Limit(16, "smallest number of units per pass that is worth merging"),

@@ -51,7 +51,6 @@ from distprof.units import format_bytes
     code="COM120",
     severity=Severity.INFO,
     since="0.1.0",
-    needs=(ShardingResult, WaterfallResult, StepTimeResult),
     limits={
         "min_all_reduces": Limit(
             4, "smallest number of all-reduces per step, that of a single layer"

@@ -67,7 +67,6 @@ _OF_INPUT = 0.5
     code="STR112",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(StepLogResult, PausesResult, StragglersResult),
     limits={
         "excess_ratio": Limit(0.1, "smallest excess over the peers' CPU time in 65 % of the steps"),
         "excess_ratio_if_busy": Limit(0.5, "the same if ranks wait for a free CPU"),

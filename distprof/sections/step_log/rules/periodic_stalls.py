@@ -57,7 +57,6 @@ _FEWEST_STEPS = 12
     code="HST105",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(StepLogResult, IdleResult),
     limits={
         "stalled_ratio": Limit(0.01, "smallest share of the mean step that is worth reporting")
     },

@@ -45,7 +45,6 @@ from distprof.units import format_bytes, format_duration, format_ratio
     code="STR109",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(CollectiveSummaryResult, StragglersResult),
     limits={
         "wait_ratio": Limit(0.2, "share of the time in collectives that may be waiting"),
         "blamed_ratio": Limit(0.8, "share of all waiting that must be for one rank"),

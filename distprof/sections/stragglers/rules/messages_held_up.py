@@ -45,7 +45,6 @@ from distprof.units import format_duration, format_ratio
     code="STR104",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(MessagesResult, StragglersResult, PausesResult, IdleResult),
     limits={
         "min_step_ratio": Limit(
             0.03, "share of the step that a rank may idle longer than its peers"

@@ -62,7 +62,6 @@ from distprof.units import format_duration, format_ratio
     code="STR101",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(StragglersResult, CollectivesResult, MoeResult),
     limits={
         "min_step_ratio": Limit(0.015, "share of the step that waiting for the rank may take"),
         "error_step_ratio": Limit(0.1, "share of the step from which it is an error"),

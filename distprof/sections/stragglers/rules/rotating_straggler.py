@@ -45,7 +45,6 @@ from distprof.units import fold_ranks, format_duration, format_ratio
     code="STR103",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(StragglersResult, CollectivesResult),
     limits={"min_step_ratio": Limit(0.02, "share of the step that rotating stalls may take")},
 )
 def check(

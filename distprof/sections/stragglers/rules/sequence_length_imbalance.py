@@ -48,7 +48,6 @@ from distprof.units import format_duration, format_ratio
     code="STR106",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(StragglersResult, CollectivesResult),
     limits={"min_step_ratio": Limit(0.03, "share of the step that the imbalance may cost")},
 )
 def check(

@@ -44,7 +44,6 @@ MAX_NAMED = 5
     code="STR108",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(TrainingLogResult,),
     limits={"excess_ratio": Limit(0.02, "share of the training time that slow iterations may add")},
 )
 def check(log: TrainingLogResult, limits: Limits) -> Iterator[Draft]:

@@ -53,7 +53,6 @@ from distprof.units import fold_ranks, format_bytes, format_duration, format_rat
     code="STR107",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(StragglersResult, CollectivesResult, PausesResult, IdleResult),
     limits={
         "min_step_ratio": Limit(0.02, "share of the step that slow transfers may take"),
         "slower_ratio": Limit(1.2, "transfer relative to the other groups' that is tolerated"),

@@ -46,7 +46,6 @@ from distprof.units import format_duration
     code="STR113",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(TrainingLogResult,),
     limits={"excess_ratio": Limit(0.02, "share of the training time that it may add")},
 )
 def check(log: TrainingLogResult, limits: Limits) -> Iterator[Draft]:

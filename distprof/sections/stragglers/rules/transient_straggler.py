@@ -46,7 +46,6 @@ from distprof.units import fold_ranks, format_duration, format_ratio, name_ranks
     code="STR102",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(StragglersResult, CollectivesResult, StepTimeResult),
     limits={"min_step_ratio": Limit(0.01, "share of the mean step that the stalls may take")},
 )
 def check(

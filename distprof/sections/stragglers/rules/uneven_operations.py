@@ -86,7 +86,6 @@ _FIX = {
     code="STR105",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(WhatIfResult, PipelineResult),
     limits={
         "min_slowdown": Limit(1.03, "step over the ideal one below which no cause is named"),
         "warn_slowdown": Limit(1.1, "step over the ideal one from which it is a warning"),

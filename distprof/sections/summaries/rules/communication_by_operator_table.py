@@ -43,7 +43,6 @@ _KINDS = {kind.label for kind in CollectiveKind if kind is not CollectiveKind.UN
     code="COM126",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(OperatorTableResult,),
     limits={"share": Limit(0.3, "share of the GPU's time that collectives may take")},
     costs_time=False,
 )

@@ -47,7 +47,6 @@ _MAX_TEXT = 160
     code="TEL108",
     severity=Severity.ERROR,
     since="0.1.0",
-    needs=(TelemetryResult,),
     costs_time=False,
 )
 def check(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001

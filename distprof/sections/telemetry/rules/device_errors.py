@@ -67,7 +67,6 @@ class _XidErrors(msgspec.Struct):
     code="TEL103",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(TelemetryResult,),
     costs_time=False,
 )
 def check(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001

@@ -42,7 +42,6 @@ from distprof.units import format_ratio
     code="TEL106",
     severity=Severity.INFO,
     since="0.1.0",
-    needs=(TelemetryResult,),
     limits={"waiting_ratio": Limit(0.15, "share of the energy that waiting may take")},
     costs_time=False,
 )

@@ -46,7 +46,6 @@ _CGROUP = "memory cgroup"
     code="TEL109",
     severity=Severity.ERROR,
     since="0.1.0",
-    needs=(TelemetryResult,),
     costs_time=False,
 )
 def check(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001

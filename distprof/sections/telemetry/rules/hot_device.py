@@ -52,7 +52,6 @@ _LOWER_CLOCK = 0.97
     code="TEL104",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(TelemetryResult,),
     limits={
         "hot_c": Limit(85, "degrees Celsius from which a GPU is hot"),
         "above_peers_c": Limit(8, "degrees above the others' median for a GPU that is slower"),

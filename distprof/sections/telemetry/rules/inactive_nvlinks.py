@@ -44,7 +44,6 @@ _MAX_NAMED = 4
     code="TEL105",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(TelemetryResult,),
     limits={
         "peers_ratio": Limit(0.97, "bandwidth relative to the best GPU of the same model"),
         "sheet_ratio": Limit(0.95, "bandwidth relative to the data sheet of the GPU"),

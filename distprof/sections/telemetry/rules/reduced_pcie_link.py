@@ -44,7 +44,6 @@ NO_LINKS = "no PCIe links of working GPUs were read: pass the output of nvidia-s
     code="TEL110",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(TelemetryResult,),
     costs_time=False,
 )
 def check(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001

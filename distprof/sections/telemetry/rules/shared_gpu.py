@@ -55,7 +55,6 @@ _WIDER = ("HST109", "STR110", "COM103")
     code="TEL107",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(TelemetryResult, IdleResult, KernelsResult, WaterfallResult, StepTimeResult),
     limits={
         "dominates_ratio": Limit(0.05, "share of the step from which this finding comes first"),
         "stretched_ratio": Limit(

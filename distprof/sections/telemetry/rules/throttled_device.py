@@ -86,7 +86,6 @@ _CAUSES: tuple[tuple[tuple[str, ...], str, str], ...] = (
     code="TEL101",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(TelemetryResult, StragglersResult),
     limits={
         "min_ratio": Limit(0.1, "share of samples in which heat or hardware may slow a GPU"),
         "more_capped_ratio": Limit(

@@ -54,7 +54,6 @@ MIN_PEERS = 2
     code="TEL102",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(TelemetryResult, StragglersResult),
     limits={
         "lower_ratio": Limit(0.05, "share by which a clock may be below its peers' median"),
         "throttled_ratio": Limit(

@@ -62,7 +62,6 @@ _LEADS = {"overlap": "Communication runs alone where it could overlap. "}
     code="STR110",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(WhatIfResult, PerturbationResult, StragglersResult, CaptureResult),
     limits={
         "min_step_ratio": Limit(0.05, "smallest share of the step that is worth reporting"),
         "launch_ratio": Limit(0.15, "the same for late launches, which a profiler causes, too"),

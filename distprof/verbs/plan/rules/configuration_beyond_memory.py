@@ -39,7 +39,6 @@ from distprof.verbs.plan.configuration import ConfigurationResult
     code="CFG111",
     severity=Severity.ERROR,
     since="0.1.0",
-    needs=(ConfigurationResult,),
     costs_time=False,
 )
 def check(configuration: ConfigurationResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001 - all checks take limits

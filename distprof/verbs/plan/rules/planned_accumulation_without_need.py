@@ -39,7 +39,6 @@ from distprof.verbs.plan.configuration import ConfigurationResult
     code="CFG114",
     severity=Severity.INFO,
     since="0.1.0",
-    needs=(ConfigurationResult,),
     limits={
         "room_ratio": Limit(0.9, "share of usable memory that the larger micro-batch may fill")
     },

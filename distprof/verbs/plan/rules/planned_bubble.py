@@ -39,7 +39,6 @@ from distprof.verbs.plan.configuration import ConfigurationResult
     code="CFG112",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(ConfigurationResult,),
     limits={"max_bubble_ratio": Limit(0.10, "share of the pipeline's time that may be bubble")},
 )
 def check(configuration: ConfigurationResult, limits: Limits) -> Iterator[Draft]:

@@ -40,7 +40,6 @@ from distprof.verbs.plan.configuration import ConfigurationResult
     code="CFG113",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(ConfigurationResult,),
     limits={
         "max_exposed_ratio": Limit(
             0.20, "share of the step that exposed data-parallel communication may take"

@@ -38,7 +38,6 @@ from distprof.verbs.plan.configuration import ConfigurationResult
     code="CFG115",
     severity=Severity.INFO,
     since="0.1.0",
-    needs=(ConfigurationResult,),
     limits={"room_ratio": Limit(0.9, "share of usable memory that unsharded state may fill")},
     costs_time=False,
 )

@@ -43,7 +43,6 @@ from distprof.verbs.sweep.rules._shared import between, larger_sizes
     code="SCA102",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(ScalingResult,),
     limits={"target_ratio": Limit(0.8, "required efficiency over the baseline")},
 )
 def check(scaling: ScalingResult, limits: Limits) -> Iterator[Draft]:

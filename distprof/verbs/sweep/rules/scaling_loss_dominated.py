@@ -64,7 +64,6 @@ _FIXES = {
     code="SCA103",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(ScalingResult,),
     limits={
         "lost_ratio": Limit(0.1, "minimum share of the step that is lost"),
         "dominant_ratio": Limit(0.5, "minimum share of the loss for the dominant cause"),

@@ -47,7 +47,6 @@ from distprof.verbs.sweep.rules._shared import larger_sizes
     code="SCA104",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(ScalingResult,),
     limits={
         "position_ratio": Limit(
             0.8, "computation over transfer time below which transfers limit the step"

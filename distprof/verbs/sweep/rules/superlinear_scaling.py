@@ -42,7 +42,6 @@ from distprof.verbs.sweep.rules._shared import between, larger_sizes, lowest
     code="SCA105",
     severity=Severity.INFO,
     since="0.1.0",
-    needs=(ScalingResult,),
     limits={"above_ratio": Limit(0.02, "efficiency above 1 that counts as measurement error")},
     costs_time=False,
 )
