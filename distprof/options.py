@@ -107,11 +107,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
         return f"--{self.flag}/--{off}"
 
     def click_attributes(self, *, with_range: bool = True) -> dict[str, Any]:
-        """Attributes for click: type, help, metavar. No default: None means "not given".
-
-        Args:
-            with_range: Whether click shows and checks the bounds; :func:`convert` always does.
-        """
+        """Attributes for click: type, help, metavar. No default: None means "not given"."""
         import click
 
         attributes: dict[str, Any] = {"default": None, "help": self.help}
@@ -143,12 +139,7 @@ def options_of(kind: type[msgspec.Struct]) -> tuple[Option, ...]:
 def click_options(
     options: Collection[Option], **more: Mapping[str, Any]
 ) -> Callable[[Command], Command]:
-    """A decorator that adds these options to a command.
-
-    Args:
-        options: Options, in the order of the help text.
-        more: Name of an option to click attributes that this command adds or overrides.
-    """
+    """A decorator that adds these options to a command."""
     import click
 
     def decorate(command: Command) -> Command:
@@ -187,9 +178,6 @@ def convert(values: Mapping[str, Any], kind: type[T], where: str) -> T:
 def parse_toml(text: str) -> dict[str, Any]:
     """Parse a TOML document that a user wrote.
 
-    Args:
-        text: The document.
-
     Raises:
         ValueError: If it is not valid TOML, is nested too deeply, or contains ``nan``, ``inf`` or
             an integer of more than 64 bits; the message says which.
@@ -221,11 +209,6 @@ def whole_number(text: str, *, most: int) -> int | None:
 
 def check_known(what: str, name: str, known: Collection[str]) -> None:
     """Reject an unknown name.
-
-    Args:
-        what: The name as the user wrote it, with its context, for the message.
-        name: The name that the user wrote.
-        known: All valid names.
 
     Raises:
         UsageError: If the name is unknown; the message suggests the nearest and lists all.

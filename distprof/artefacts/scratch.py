@@ -29,9 +29,6 @@ def scratch_folder(kind: str) -> Path:
     If a process is killed, the next process that makes a folder of the same kind deletes its
     folders. A lock on a folder shows that its process is alive, even in another container that
     shares the directory for temporary files.
-
-    Args:
-        kind: A word for the folder name, the same for all folders with one purpose.
     """
     prefix = f"distprof-{kind}-"
     made = Path(tempfile.mkdtemp(prefix=prefix))

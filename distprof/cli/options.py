@@ -187,11 +187,7 @@ def _list_sections(ctx: click.Context, param: click.Parameter, value: bool) -> N
 
 
 def output_options_with(*formats: str) -> Callable[[Command], Command]:
-    """Like :func:`output_options`, for a verb whose result has other formats.
-
-    Args:
-        formats: Names of the formats.
-    """
+    """Like :func:`output_options`, for a verb whose result has other formats."""
     return lambda command: _apply(_output_options(formats), command)
 
 

@@ -212,10 +212,6 @@ def note(message: str, *, quiet: bool = False) -> None:
 def to_stdout(text: str, format_name: str = "text") -> None:
     """Write to stdout and flush. A reader that closes the pipe, such as ``head``, is not an error.
 
-    Args:
-        text: The text to write.
-        format_name: Its format, which decides how to neutralise GitHub workflow commands.
-
     Raises:
         InputError: If stdout cannot be written, for example because the disk is full.
     """

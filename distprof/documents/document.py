@@ -149,10 +149,6 @@ class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     def decode(self, data: bytes, source: str) -> T:
         """The result that ``data`` holds.
 
-        Args:
-            data: JSON as :meth:`encode` writes it.
-            source: The origin of the data, for the error message.
-
         Raises:
             SchemaError: If it is another document or version, or its fields do not match.
         """

@@ -56,12 +56,7 @@ def schema_text(schema: dict[str, Any]) -> str:
 
 
 def schema_page(about: str, schema: dict[str, Any]) -> str:
-    """A reference page in Markdown: one table per struct.
-
-    Args:
-        about: The start of the page.
-        schema: A schema from :func:`json_schema`.
-    """
+    """A reference page in Markdown: one table per struct."""
     return "\n".join([about, *(section(name, part) for name, part in schema["$defs"].items())])
 
 

@@ -63,10 +63,6 @@ _MOST_KNOWN = 1 << 16
 def collective_kind(text: str) -> CollectiveKind:
     """The kind behind an upstream spelling, for example ``_allgather_base``.
 
-    Args:
-        text: Name of a collective, an operator, an annotation or a kernel. Template arguments and
-            parameters of a kernel are ignored.
-
     Returns:
         The kind; UNKNOWN if the text names none.
     """

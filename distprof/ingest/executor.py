@@ -463,9 +463,6 @@ def _serve_parent(are_many: bool) -> None:
     """Make a worker process stop with its parent and leave no unfinished files.
 
     Ctrl-C reaches every process of the terminal. Only the parent handles it.
-
-    Args:
-        are_many: Whether there are as many workers as CPUs.
     """
     import atexit
     import signal

@@ -146,11 +146,7 @@ def paths_of_logs(source: str, most: int) -> list[str]:
 
 @contextmanager
 def opened(path: str) -> Iterator[BinaryIO]:
-    """Open a file or URL and yield its bytes, unpacked.
-
-    Args:
-        path: Path or fsspec URL.
-    """
+    """Open a file or URL and yield its bytes, unpacked."""
     parent, _, name = (path if "://" in path else expanded(path)).rpartition("/")
     folder = Folder(parent or ("/" if path.startswith("/") else "."))
     with folder.open(name) as stream:

@@ -60,9 +60,6 @@ def files_of_evidence(sources: Sequence[str]) -> list[str]:
 
     A folder that one kind reads as a whole stays a folder.
 
-    Args:
-        sources: As the user named them.
-
     Raises:
         InputError: If files of one kind are from several jobs.
     """

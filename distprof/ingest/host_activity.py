@@ -63,12 +63,7 @@ def host_activity(host: Table, classifier: Classifier) -> Table:
 
 
 def executed_activity(host: Table, classifier: Classifier) -> Table:
-    """ACTIVITY rows of all communication that a CPU backend executed, including messages.
-
-    Args:
-        host: HOST table.
-        classifier: Classifies names as communication.
-    """
+    """ACTIVITY rows of all communication that a CPU backend executed, including messages."""
     return _activity(host, _executed_operations(host, classifier), ActivityKind.COMMUNICATION)
 
 
@@ -76,10 +71,6 @@ def with_collectives(activity: Table, executed: Table) -> Table:
     """ACTIVITY of a device, plus the collectives that a CPU backend executed for it.
 
     Sends and receives are left out: their annotations begin at posting and cover computation.
-
-    Args:
-        activity: ACTIVITY table of the device.
-        executed: The result of :func:`executed_activity`.
     """
     return _in_order(activity, executed.take(~_are_messages(executed)))
 
@@ -152,12 +143,7 @@ def _working(host: Table, rows: NDArray[np.intp]) -> Int64Array:
 
 
 def _touches(spans: Intervals, requests: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Operators that request communication, run inside one that does, or contain one.
-
-    Args:
-        spans: Operators of one thread, properly nested, sorted by start, longer ones first.
-        requests: Which of them request communication.
-    """
+    """Operators that request communication, run inside one that does, or contain one."""
     start, end = spans
     wanted = np.flatnonzero(requests)
     if len(wanted) == 0:

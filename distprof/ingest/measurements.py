@@ -84,9 +84,6 @@ def read_measurements(source: str) -> tuple[SummaryFile, ...]:
 
     A rate without a batch size becomes the time of one unit of work per rank.
 
-    Args:
-        source: Path of the file.
-
     Raises:
         InputError: If it is not such a table, or a value is not a positive number. The error names
             the row.

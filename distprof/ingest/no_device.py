@@ -43,9 +43,6 @@ class UnreadCategory(msgspec.Struct, frozen=True, kw_only=True):
 def unread_categories(host: Table) -> tuple[UnreadCategory, ...]:
     """Categories of events with a duration that distprof does not know.
 
-    Args:
-        host: HOST table with every row.
-
     Returns:
         The categories, longest total duration first.
     """
@@ -61,22 +58,12 @@ def unread_categories(host: Table) -> tuple[UnreadCategory, ...]:
 
 
 def is_known(host: Table) -> bool:
-    """Whether any row has a category that torch.profiler writes.
-
-    Args:
-        host: HOST table with every row.
-    """
+    """Whether any row has a category that torch.profiler writes."""
     return any(name and name in _KNOWN for name in host.coded("category").values)
 
 
 def missing_device(parsed: ParsedTrace, host: Table, metadata: TraceMetadata) -> str:
-    """Why a file without device rows is not a CPU trace, as a sentence; empty if it is one.
-
-    Args:
-        parsed: The file.
-        host: HOST table with every row.
-        metadata: What the file records about itself.
-    """
+    """Why a file without device rows is not a CPU trace, as a sentence; empty if it is one."""
     signs, unread = list(_signs(host)), list(_unread(host))
     on_cpu = _mentions(host, _ON_CPU) or metadata.backend in _CPU_BACKENDS
     if not on_cpu:

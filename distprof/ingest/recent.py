@@ -47,11 +47,7 @@ class RecentTables(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, collectives=None)
 
     def load(self, *, every_host_row: bool = False) -> RankTables:
-        """Read the tables.
-
-        Args:
-            every_host_row: Also read every operator.
-        """
+        """Read the tables."""
         tables = self.source.load(every_host_row=every_host_row)
         collectives = self.collectives
         if collectives is None:

@@ -130,9 +130,6 @@ def known_sources() -> tuple[Source[Any], ...]:
 def open_source(path: str) -> Run | None:
     """The run from a source of one of these kinds; None if it is of none.
 
-    Args:
-        path: Path or URL.
-
     Raises:
         InputError: If it is of one of them but cannot be read.
     """
@@ -142,10 +139,6 @@ def open_source(path: str) -> Run | None:
 
 def with_evidence(run: Run, paths: Sequence[str]) -> Run:
     """The run joined with the additional files that the user named, in any order.
-
-    Args:
-        run: The recording.
-        paths: Paths or URLs, each of a kind that can accompany a recording.
 
     Raises:
         InputError: If one is of another kind, or unreadable.

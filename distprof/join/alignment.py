@@ -229,14 +229,7 @@ def _pairs(ends: _Ends, clock: ClockAlignment) -> _Pairs:
 def _pairs_of(
     end_ns: Int64Array, domain: Int64Array, first: Int64Array, count: int
 ) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """The domain pairs of a few instances: encoded pair, end in the lower domain, end in the other.
-
-    Args:
-        end_ns: End times of the members, own clock.
-        domain: Their clock domains, below ``count``.
-        first: Where each instance begins.
-        count: Number of domains.
-    """
+    """Domain pairs of a few instances: encoded pair, end in the lower domain and in the other."""
     place = np.repeat(np.arange(len(first)) * count, np.diff(first, append=len(end_ns)))
     place += domain
     if (place[1:] < place[:-1]).any():  # members are sorted by rank, which usually sorts domains

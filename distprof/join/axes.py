@@ -85,14 +85,7 @@ def with_inferred_axes(
     world_size: int | None,
     groups_of_rows: GroupsOfRows,
 ) -> tuple[ProcessGroup, ...]:
-    """The groups, with an inferred axis for those without a description.
-
-    Args:
-        groups: Groups of the run.
-        ranks: Ranks with their collectives and steps.
-        world_size: Number of ranks of the job.
-        groups_of_rows: Returns the group of each row of a rank's collectives.
-    """
+    """The groups, with an inferred axis for those without a description."""
     if not any(_is_unknown(group) for group in groups):
         return tuple(groups)
     axes_of_group: dict[_Key, set[MeshAxis | None]] = {}

@@ -104,11 +104,6 @@ def positions_by_code(
 def sorted_into(free: Int64Array, codes: NDArray[Any]) -> tuple[Int64Array, Int64Array]:
     """Sort one block in a counting sort.
 
-    Args:
-        free: Next free place in the result for each code; advanced by the places that the block
-            takes.
-        codes: Codes of the block.
-
     Returns:
         Positions in the block in the order of their codes, and the place in the result of each.
     """

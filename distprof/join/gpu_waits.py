@@ -396,13 +396,7 @@ class Lateness(NamedTuple):
 
 
 def lateness_of(waits: StepWaits, step_ns: float, groups: NDArray[np.int64]) -> Lateness:
-    """Bounds of lateness.
-
-    Args:
-        waits: Waits in the step.
-        step_ns: Duration of a step.
-        groups: As in :func:`excess_of_peers`.
-    """
+    """Bounds of lateness."""
     least, most = (excess_of_peers(ns, groups)[1] for ns in (waits.least_ns, waits.most_ns))
     late_most = np.minimum(most - waits.least_ns, step_ns)
     late = np.minimum(waits.late_ns, late_most)

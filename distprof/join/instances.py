@@ -234,14 +234,7 @@ def same_as_before(*columns: NDArray[np.int64] | NDArray[np.int32]) -> NDArray[n
 def matches_of(
     rows: Rows, groups: Sequence[ProcessGroup], present: Int64Array, builder: MatchBuilder
 ) -> CollectiveMatches:
-    """The matched instances, in order of time.
-
-    Args:
-        rows: The rows of all ranks.
-        groups: Groups of the run's topology.
-        present: Number of ranks of the run in each group.
-        builder: Instances; the sender of a message is its first member.
-    """
+    """The matched instances, in order of time."""
     members = np.concatenate([np.empty(0, np.int32), *builder.members])
     sizes = np.concatenate([np.empty(0, np.int64), *builder.sizes])
     begin = np.cumsum(sizes) - sizes

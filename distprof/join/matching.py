@@ -414,11 +414,6 @@ def _num_in_common_window(rows: Rows, numbered: NDArray[np.bool_], unusable: Seq
 
     A number outside another rank's window cannot have a partner there. If the windows do not
     overlap, all rows count, since none of them was matched.
-
-    Args:
-        rows: The rows of all ranks.
-        numbered: Mask of the rows with sequence numbers.
-        unusable: Groups whose numbers are not used.
     """
     if unusable:
         wanted = np.ones(int(rows.group.max()) + 1, np.bool_)

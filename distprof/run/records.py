@@ -196,9 +196,6 @@ while CUPTI is attached, each launch takes longer."""
 def untraced_steps(log: Table) -> NDArray[np.bool_]:
     """Steps that are as long as without a profiler.
 
-    Args:
-        log: STEP_LOG table.
-
     Returns:
         Mask over its rows. Steps next to traced ones do not count, and those after them only if
         they are as fast as those before, or if there are hardly any before.

@@ -225,9 +225,6 @@ class DistinctRows:
     def of(self, columns: Sequence[NDArray[Any]]) -> tuple[Int64Array, Int64Array]:
         """Find the distinct rows.
 
-        Args:
-            columns: Integers; the same number of columns in each call.
-
         Returns:
             First position of each distinct row, in ascending order of the values, and the index of
             each row among them. Do not change them.
@@ -287,11 +284,7 @@ class Launches(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main_stream(work: Table) -> NDArray[np.bool_]:
-    """Mask of the activities on the stream that computes most, or is busiest if none computes.
-
-    Args:
-        work: ACTIVITY rows of a GPU.
-    """
+    """Mask of the activities on the stream that computes most, or is busiest if none computes."""
     if len(work) == 0:
         return np.zeros(0, np.bool_)
     streams, which = encode(work["stream"] - ABSENT)  # from 0 on, which are encoded faster
@@ -310,10 +303,6 @@ def join_launches(correlation: Int64Array, host: Table) -> Launches:
     Several calls may have one correlation id (a runtime call and the driver call inside it). The
     earliest of them is the launch. Several activities may share a call, as in a graph launch. Ids
     that are not positive match nothing, since profilers write them for an unknown id.
-
-    Args:
-        correlation: Correlation id of each GPU activity.
-        host: HOST table, at least its runtime and driver calls.
     """
     known, row = _find_calls(correlation, host)
     if not known.any():

@@ -86,9 +86,6 @@ def declared_functions(prefix: str) -> dict[str, Callable[..., Any]]:
 
     A subject may define one in another module of its folder and import it in ``measure``.
 
-    Args:
-        prefix: Prefix of the names.
-
     Returns:
         The functions, by the rest of the name.
 
@@ -183,10 +180,6 @@ def in_order(report: type, inputs: type = Inputs) -> Iterator[tuple[type[Result]
 
 def resolve(report: type, inputs: Any) -> dict[str, Result]:
     """Make every section of a report.
-
-    Args:
-        report: The type whose fields define the sections.
-        inputs: A struct with the inputs of analyzers, usually :class:`Inputs`.
 
     Returns:
         Results by field of the report.

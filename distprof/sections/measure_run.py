@@ -100,12 +100,7 @@ def measure_run(
 def analysed_windows(
     run: Run, window: Literal["steps", "capture"] = "steps"
 ) -> dict[int, Intervals]:
-    """The analysed steps of each rank that will be measured, own clock.
-
-    Args:
-        run: The recording.
-        window: As in :func:`measure_run`; a whole capture has no steps.
-    """
+    """The analysed steps of each rank that will be measured, own clock."""
     if window == "capture" or not run.window.steps:
         return {}
     found = {rank.rank: _step_windows(rank, run.window.steps)[1] for rank in run.ranks}

@@ -287,11 +287,6 @@ def _idle_for_host(analysis: RankAnalysis, *, counts_all: bool) -> Int64Array:
     """Idle time per step that the CPU is to blame for, ns.
 
     If the CPU itself computes, it is all idle time except input and waiting for communication.
-
-    Args:
-        analysis: Analysis of one rank.
-        counts_all: Whether all idle time except input counts: a CPU that synchronises and then
-            stalls shows both causes, and both make it late.
     """
     idle = np.array([step.idle_ns for step in analysis.steps], dtype=np.int64)
     if analysis.is_cpu and analysis.idle is not None:

@@ -35,11 +35,6 @@ BOUND = Bound(reads="a file of summaries", num_bytes=1 << 26, depth=1_000, beyon
 def load_summaries(sources: Sequence[str | os.PathLike[str]]) -> tuple[SummaryFile, ...]:
     """One summary per run in the sources, in their order.
 
-    Args:
-        sources: Each one a saved report, a run directory, a folder of run directories, a trace or
-            folder of traces, a file of summaries (one, or a list), or a table of ranks and
-            times (:mod:`distprof.ingest.measurements`).
-
     Raises:
         InputError: If a source cannot be read.
     """

@@ -31,13 +31,7 @@ def finding_articles(
     anchor_of: Callable[[Finding], str],
     cost_of: Callable[[Finding], str],
 ) -> Markup:
-    """All findings, most important first. The first finding of each rule contains its page.
-
-    Args:
-        findings: In the order of the report.
-        anchor_of: Returns the id of a finding.
-        cost_of: Returns the cost of a finding as text.
-    """
+    """All findings, most important first. The first finding of each rule contains its page."""
     if not findings:
         return sentence("None.")
     shown: set[str] = set()

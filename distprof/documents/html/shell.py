@@ -27,13 +27,7 @@ _PATTERNS = {
 
 
 def document(verdict: str, header: Sequence[str], parts: Sequence[Part]) -> str:
-    """A whole page.
-
-    Args:
-        verdict: Title of the window.
-        header: Content at the top.
-        parts: The parts that follow, in order; the table of contents lists them.
-    """
+    """A whole page."""
     head = element(
         "head",
         element("meta", charset="utf-8"),

@@ -84,12 +84,7 @@ def _blame(result: StragglersResult) -> Markup:
 
 
 def overlap_figure(result: OverlapResult, num_steps: int) -> Markup:
-    """Communication by axis: the part that overlaps with computation, and the rest.
-
-    Args:
-        result: The overlap section of the report.
-        num_steps: Steps over which its times are summed.
-    """
+    """Communication by axis: the part that overlaps with computation, and the rest."""
     found = [axis for axis in result.axes if axis.communication_ns > 0]
     if not found:
         return EMPTY

@@ -47,13 +47,7 @@ _STEP_WORDS = {
 def waterfall_figure(
     report: Report, view: TableView, anchor_of: Callable[[Finding], str]
 ) -> Markup:
-    """A row for each part of ``view``; each bar begins where the previous one ends.
-
-    Args:
-        report: The report, for the details of ranks and steps.
-        view: The waterfall's table.
-        anchor_of: Returns the id of a finding on the page.
-    """
+    """A row for each part of ``view``; each bar begins where the previous one ends."""
     lines, start = [], 0.0
     for cells in view.rows:
         label, text, share, drawn = cells

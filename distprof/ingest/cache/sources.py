@@ -48,9 +48,6 @@ class CachedTables(msgspec.Struct, frozen=True):
     def load(self, *, every_host_row: bool = False) -> RankTables:
         """Read the tables.
 
-        Args:
-            every_host_row: Also read every operator.
-
         Raises:
             DamagedTablesError: If the entry was damaged after it was found, and the trace has
                 changed since.
@@ -104,11 +101,7 @@ class HeldTables(msgspec.Struct, frozen=True):
         return ""
 
     def load(self, *, every_host_row: bool = False) -> RankTables:
-        """The tables.
-
-        Args:
-            every_host_row: Also return every operator.
-        """
+        """The tables."""
         if not (every_host_row and self.tables.has_host):
             return self.tables
         return replace(self.tables, host=self.every_host_row)

@@ -51,13 +51,7 @@ class Records(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def mark_communication(activity: Table, comm_args: Table, classifier: Classifier) -> Table:
-    """The ACTIVITY table with its communication rows marked as such.
-
-    Args:
-        activity: ACTIVITY table; copies and annotations are already distinguished.
-        comm_args: COMM_ARGS table: a device row with collective arguments is communication.
-        classifier: Recognises communication by name.
-    """
+    """The ACTIVITY table with its communication rows marked as such."""
     communication = classifier.communication_rows(activity.coded("name"))
     communication |= _own_arguments(activity, comm_args) != ABSENT
     communication &= activity["kind"] == ActivityKind.COMPUTATION

@@ -91,13 +91,7 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
         return table.with_columns(group_size=size, group_origin=origin, **coded)
 
     def columns(self, comm_args: Table, layers: Sequence[Int64Array], count: int) -> GroupColumns:
-        """Group columns of ``count`` operations.
-
-        Args:
-            comm_args: COMM_ARGS table.
-            layers: Rows of it that describe each operation, strongest evidence first.
-            count: Number of operations.
-        """
+        """Group columns of ``count`` operations."""
         named, of_row = self._named_groups(comm_args)
         codes = np.zeros(count, dtype=np.int32)  # 0: no evidence names a group
         for layer in reversed(layers):

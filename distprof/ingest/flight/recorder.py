@@ -89,11 +89,6 @@ def looks_like_dump(head: bytes) -> bool:
 def parse_flight(data: bytes, *, rank: int, source: str) -> FlightDump:
     """Read a dump.
 
-    Args:
-        data: The file, plain or gzipped.
-        rank: Rank that wrote the dump.
-        source: Name of the file in messages.
-
     Returns:
         Its operations, groups and their progress, with notes on damaged and skipped data.
 
@@ -256,9 +251,6 @@ class FlightEntries(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_flight(path: str) -> FlightEntries:
     """Read the dump of a rank for its collectives.
-
-    Args:
-        path: Local path or URL.
 
     Returns:
         Its collectives; empty and with a note if the file cannot be used.

@@ -351,12 +351,7 @@ def _settings(folder: Folder, rank: int) -> tuple[SettingsFile | None, str]:
 
 
 def read_clock_stamps(rank: int, path: str) -> tuple[Table, tuple[str, ...]]:
-    """CLOCK_STAMPS table of a rank, and notes on damage.
-
-    Args:
-        rank: Global rank.
-        path: Its folder.
-    """
+    """CLOCK_STAMPS table of a rank, and notes on damage."""
     columns = Columns(CLOCK_STAMPS)
 
     def take(record: ClockStamp) -> None:

@@ -64,9 +64,6 @@ class RunDirectory(msgspec.Struct, frozen=True, kw_only=True):
 def find_run_directory(source: str) -> str | None:
     """The run directory that a source names, as a path or URL; None if it names none.
 
-    Args:
-        source: A run directory, its run.json, or a folder that holds one run directory.
-
     Raises:
         InputError: If the folder holds several.
     """
@@ -95,9 +92,6 @@ def find_run_directory(source: str) -> str | None:
 
 def open_run_directory(path: str) -> RunDirectory:
     """Read the description of a job; damaged files are skipped and listed as gaps.
-
-    Args:
-        path: Path or URL of the run directory.
 
     Raises:
         SchemaError: If run.json has a version that this distprof does not read.
@@ -253,11 +247,6 @@ def describe_rank(rank: Rank, directory: RunDirectory, entries: Mapping[int, Ran
     """The rank, with values from run.json that its trace lacks.
 
     The folder of a trace determines its rank, because the launcher made the folder.
-
-    Args:
-        rank: The rank as its trace describes it.
-        directory: The run directory.
-        entries: What run.json records about each rank.
     """
     number = rank_of_folder(rank.path)
     if number is not None and number in directory.records:

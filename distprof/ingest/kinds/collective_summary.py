@@ -60,9 +60,6 @@ def fits_collective_summary(source: str) -> bool:
 def read_collective_summary(source: str) -> CollectiveSummary:
     """Read a table of collectives by rank.
 
-    Args:
-        source: Path or fsspec URL of a CSV file, gzipped or not.
-
     Raises:
         InputError: If it cannot be read or holds no row.
     """

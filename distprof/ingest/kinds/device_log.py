@@ -45,9 +45,6 @@ def fits_device_log(source: str) -> bool:
 def read_device_log(source: str) -> DeviceLog:
     """Read a file, or all such files in a folder.
 
-    Args:
-        source: Path or fsspec URL of a file, gzipped or not, or a folder on this machine.
-
     Raises:
         InputError: If it cannot be opened, or holds neither sensors nor errors.
     """

@@ -60,9 +60,6 @@ def fits_expert_counts(source: str) -> bool:
 def read_expert_counts(source: str) -> ExpertCounts:
     """Read counts of tokens per expert.
 
-    Args:
-        source: Path or fsspec URL of a JSON file in one of the forms above.
-
     Raises:
         InputError: If it cannot be read or has none of these forms. The message names the key.
     """

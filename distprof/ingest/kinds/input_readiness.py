@@ -43,9 +43,6 @@ def fits_input_readiness(source: str) -> bool:
 def read_input_readiness(source: str) -> InputReadiness:
     """Read input readiness.
 
-    Args:
-        source: Path or fsspec URL of a JSON file, gzipped or not.
-
     Raises:
         InputError: If it does not hold these columns.
     """

@@ -108,9 +108,6 @@ def _kinds(path: str) -> set[str]:
 def read_job_output(source: str) -> JobOutput:
     """Read the output of a job.
 
-    Args:
-        source: Path or URL of a file, gzipped or not; a folder or a glob on this machine.
-
     Raises:
         InputError: If it holds no line about the end of a job.
     """

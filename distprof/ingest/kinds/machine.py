@@ -52,9 +52,6 @@ def fits_machine(source: str) -> bool:
 def read_machine(source: str) -> Machines:
     """Read a file about one or many machines.
 
-    Args:
-        source: Path or fsspec URL.
-
     Raises:
         InputError: If it cannot be opened or holds no matrix.
     """

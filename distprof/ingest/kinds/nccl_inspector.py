@@ -36,9 +36,6 @@ def fits_nccl_inspector(source: str) -> bool:
 def read_nccl_inspector(source: str) -> InspectorLog:
     """Read a file, or all such files in a folder.
 
-    Args:
-        source: Path or fsspec URL of a file, gzipped or not, or a folder on this machine.
-
     Raises:
         InputError: If it cannot be opened, or holds no readable record.
     """

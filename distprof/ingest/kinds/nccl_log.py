@@ -59,9 +59,6 @@ def fits_nccl_log(source: str) -> bool:
 def read_nccl_log(source: str) -> NcclLog:
     """Read a log, or all logs in a folder.
 
-    Args:
-        source: Path or fsspec URL of a file, gzipped or not, or a folder on this machine.
-
     Raises:
         InputError: If it cannot be opened or holds nothing from NCCL.
     """
@@ -92,11 +89,7 @@ def read_nccl_log(source: str) -> NcclLog:
 
 
 def read_rank_logs(paths: Mapping[int, str]) -> NcclLog | None:
-    """Read the logs of known ranks; None if they hold nothing from NCCL.
-
-    Args:
-        paths: Global rank to path or URL of its log.
-    """
+    """Read the logs of known ranks; None if they hold nothing from NCCL."""
     log = _read({path: rank for rank, path in paths.items()})
     return log if log.num_info or log.num_warn or log.versions else None
 

@@ -27,9 +27,6 @@ def fits_nccl_ras(source: str) -> bool:
 def read_nccl_ras(source: str) -> RasStatus:
     """Read the last snapshot of a file.
 
-    Args:
-        source: Path or fsspec URL of a file, gzipped or not.
-
     Raises:
         InputError: If it cannot be read, or holds no snapshot.
     """

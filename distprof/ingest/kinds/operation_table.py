@@ -183,9 +183,6 @@ def fits_operation_table(source: str) -> bool:
 def read_operation_table(source: str) -> OperationLog:
     """Read an operation table and its meta file.
 
-    Args:
-        source: A Parquet file, a folder that holds one, or an fsspec URL of a file.
-
     Returns:
         The log. Times count from the start of their step, exact to the nanosecond as written.
 

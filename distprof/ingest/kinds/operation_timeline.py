@@ -55,9 +55,6 @@ def fits_operation_timeline(source: str) -> bool:
 def read_operation_timeline(source: str) -> OperationLog:
     """Read an operation timeline.
 
-    Args:
-        source: Path or fsspec URL of a JSON file, gzipped or not.
-
     Raises:
         InputError: If it is not a list of operations, or holds implausible values.
     """

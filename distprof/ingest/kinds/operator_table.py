@@ -40,9 +40,6 @@ def fits_operator_table(source: str) -> bool:
 def read_operator_table(source: str) -> OperatorTable:
     """Read the first table of a file.
 
-    Args:
-        source: Path or fsspec URL of a text file, gzipped or not.
-
     Raises:
         InputError: If it cannot be read or its table has no row.
     """

@@ -103,9 +103,6 @@ def read_pipeline_timeline(source: str) -> OperationLog:
 
     The first iteration is left out if there are more, because it contains the warm-up.
 
-    Args:
-        source: The folder.
-
     Returns:
         The log, micro-batches numbered in the order in which Megatron runs them.
 

@@ -44,11 +44,7 @@ _LONGEST = 1 << 20
 
 
 def repair_event(text: bytes) -> dict[str, Any] | None:
-    """The event that ``text`` was meant to be; None if it cannot be repaired.
-
-    Args:
-        text: Text between two event boundaries.
-    """
+    """The event that ``text`` was meant to be; None if it cannot be repaired."""
     if len(text) > _LONGEST:
         return None
     decoded = text.decode("utf-8", "replace")

@@ -306,10 +306,6 @@ def decode_array(
 ) -> tuple[list[Struct], list[Metadata]]:
     """All events of a JSON array, and the metadata events among them.
 
-    Args:
-        text: The array.
-        complete: Type of complete events.
-
     Raises:
         msgspec.DecodeError: If it is not a JSON array, or an event has an unexpected shape or type.
     """

@@ -21,12 +21,7 @@ _MAX_FAMILIES = 1_000
 
 @contextmanager
 def opened_events(head: Mapping[str, Any], events: Iterator[bytes]) -> Iterator[BinaryIO]:
-    """Open a trace that can be read once, from start to end.
-
-    Args:
-        head: What Kineto writes before its events.
-        events: Events, each as JSON.
-    """
+    """Open a trace that can be read once, from start to end."""
     begin = msgspec.json.encode(head).removesuffix(b"}") + b',"traceEvents":[\n'
     with io.BufferedReader(_BlockStream(_blocks(begin, events)), _BUFFER_BYTES) as stream:
         yield cast("BinaryIO", stream)

@@ -152,12 +152,7 @@ def _is_kept(name: str) -> bool:
 
 
 def compact(codes: NDArray[np.int32], texts: list[str]) -> Coded:
-    """A column whose dictionary holds only the texts that occur, in code order.
-
-    Args:
-        codes: Overwritten with the codes of the new dictionary.
-        texts: Texts by code.
-    """
+    """A column whose dictionary holds only the texts that occur, in code order."""
     used = np.bincount(codes, minlength=len(texts)) > 0
     if used.all():
         return Coded(codes, tuple(texts))
@@ -172,11 +167,7 @@ _ROWS_AT_ONCE = 1 << 16
 
 
 def kind_of(word: str) -> int:
-    """Kind of the rows of a category: an ActivityKind for device rows, else HOST or DROPPED.
-
-    Args:
-        word: distprof's word for the category.
-    """
+    """Kind of the rows of a category: an ActivityKind for device rows, else HOST or DROPPED."""
     if word == PYTHON_FRAME:
         return DROPPED
     return int(DEVICE_KINDS.get(word, HOST))

@@ -53,11 +53,7 @@ _watchers: list[Callable[[int], None]] = []
 
 @contextmanager
 def watched(watcher: Callable[[int], None]) -> Iterator[None]:
-    """Report how many bytes are read, as stored, while this process reads a large file.
-
-    Args:
-        watcher: Called with the size of each block.
-    """
+    """Report how many bytes are read, as stored, while this process reads a large file."""
     _watchers.append(watcher)
     try:
         yield

@@ -130,11 +130,7 @@ class Queue:
         self._alone.extend(calls)
 
     def take(self, workers: int) -> Batch | None:
-        """The next batch to send; None while the threads have enough to do.
-
-        Args:
-            workers: Number of threads of all workers.
-        """
+        """The next batch to send; None while the threads have enough to do."""
         if not len(self) or len(self._sent) >= PER_WORKER * workers:
             return None
         batch = self._next(workers)

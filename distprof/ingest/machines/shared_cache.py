@@ -49,10 +49,6 @@ class SharedCache(msgspec.Struct, frozen=True):
     def fetch(self, key: CacheKey, root: Path) -> tuple[Path | None, str]:
         """Copy an entry to this machine.
 
-        Args:
-            key: Key of the entry.
-            root: This machine's cache.
-
         Returns:
             The local path of the entry, None if there is no valid one, and a sentence on why the
             store cannot be used, usually empty.

@@ -12,10 +12,6 @@ def count_jobs(files: Sequence[range], communicators: Sequence[NcclCommunicator]
 
     Processes without a communicator do not count. A job whose groups never share a process counts
     as several jobs, so callers must not refuse several.
-
-    Args:
-        files: Indices of the processes that each file names first.
-        communicators: Communicators with their members.
     """
     sets = _Sets()
     for file in files:

@@ -47,11 +47,7 @@ class Database:
         self._columns: dict[str, frozenset[str]] = {}
 
     def columns(self, table: str) -> frozenset[str]:
-        """Columns of a real table; empty if there is no table of that name.
-
-        Args:
-            table: A name that this package defines or builds from numbers, never one from a file.
-        """
+        """Columns of a real table; empty if there is no table of that name."""
         if table not in self._columns:
             (declared,) = next(
                 self.rows("SELECT sql FROM sqlite_master WHERE type = 'table' AND name = ?", table),

@@ -85,12 +85,7 @@ def head_of(database: Database) -> dict[str, Any]:
 
 
 def events_of(database: Database, number: int) -> Iterator[bytes]:
-    """Events of one process as JSON, in the order of the tables.
-
-    Args:
-        database: The export.
-        number: Number of the process, see :class:`Process`.
-    """
+    """Events of one process as JSON, in the order of the tables."""
     names = _Names(database)
     yield from _kernels(database, number, names)
     yield from _graphs(database, number)

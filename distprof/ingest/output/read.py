@@ -279,12 +279,7 @@ def _line_forward(data: bytes, end: int, count: int) -> int:
 
 
 def _without_prefixes(text: str, own: int | None) -> str:
-    """The lines of a record without a launcher's prefix, and without lines of other ranks.
-
-    Args:
-        text: The record.
-        own: Rank in the prefix of the line with the sign; None without a prefix.
-    """
+    """The lines of a record without a launcher's prefix, and without lines of other ranks."""
     lines = text.splitlines()
     ranks = [prefix_rank(line) for line in lines]
     if not any(rank is not None for rank in ranks):
@@ -302,11 +297,7 @@ def kinds_in(data: bytes) -> set[str]:
 
 
 def read_output(files: Iterable[tuple[str, str, int | None]]) -> JobOutput:
-    """Read files of one job.
-
-    Args:
-        files: Path, name in reports and rank of each file.
-    """
+    """Read files of one job."""
     reader = Reader()
     names = []
     for path, name, rank in files:

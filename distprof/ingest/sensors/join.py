@@ -171,10 +171,6 @@ def with_device_log(run: Run, log: DeviceLog) -> Run:
     A series whose GPU is ambiguous is kept without a rank. Series of another time, GPUs that the
     job does not use, and errors logged long before or after the recording are skipped and listed as
     gaps.
-
-    Args:
-        run: The recording.
-        log: Content of the sensor files.
     """
     places, when = Places.of(run), recorded(run)
     hosts = {file: _host_in(file, places) for file in log.files}

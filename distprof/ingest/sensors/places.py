@@ -178,13 +178,7 @@ def _are_blocks(nodes: Iterable[Sequence[int]], size: int | None) -> bool:
 
 
 def _local(ranks: Sequence[int], size: int | None) -> dict[int, int]:
-    """Local rank to global rank, by the convention that ranks are numbered node by node.
-
-    Args:
-        ranks: Known ranks of the node.
-        size: GPUs per node if ranks fill nodes in blocks, which leaves gaps for ranks that were not
-            recorded; None to number the known ranks consecutively.
-    """
+    """Local rank to global rank, by the convention that ranks are numbered node by node."""
     if size is not None and len({rank // size for rank in ranks}) == 1:
         return {rank % size: rank for rank in ranks}
     return dict(enumerate(sorted(ranks)))

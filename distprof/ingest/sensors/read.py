@@ -70,10 +70,6 @@ EXPECTED = (
 def read_file(path: str, shown: str) -> DeviceLog:
     """Read one file, up to damage if there is any.
 
-    Args:
-        path: Path or fsspec URL of a file, gzipped or not.
-        shown: Name of the file for display.
-
     Raises:
         InputError: If it cannot be opened, or its columns have no names.
     """

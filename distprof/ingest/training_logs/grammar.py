@@ -231,14 +231,7 @@ def best_of(grammars: Sequence[Grammar]) -> Grammar | None:
 def to_log(
     chosen: Grammar, others: Sequence[Grammar], files: Sequence[str], num_lines: int
 ) -> TrainingLog:
-    """The log of the chosen grammar.
-
-    Args:
-        chosen: Grammar that provides the reports.
-        others: Other grammars, which add rates and facts that the chosen one lacks.
-        files: Paths as the user named them.
-        num_lines: Lines of the files.
-    """
+    """The log of the chosen grammar."""
     notes = [*chosen.notes, *_left_out(chosen, others)]
     rows, kept = _of_one_rank(chosen.rows, notes)
     rows = _timed_by_stamps(rows, notes)

@@ -85,9 +85,6 @@ def holds_iterations(start: bytes, *, is_text: bool) -> bool:
 def read_training_log(source: str) -> TrainingLog:
     """Read the log of a training program.
 
-    Args:
-        source: Path or fsspec URL of a file, gzipped or not.
-
     Raises:
         InputError: If it cannot be opened or reports no iteration.
     """

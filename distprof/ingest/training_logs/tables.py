@@ -37,11 +37,7 @@ _MAX_HEADER = 1 << 16
 
 
 def find_columns(names: Sequence[Any]) -> tuple[str, str, float] | None:
-    """The columns of steps and times, and ns per unit; None if either column is missing.
-
-    Args:
-        names: Names of the table's columns.
-    """
+    """The columns of steps and times, and ns per unit; None if either column is missing."""
     plain = {str(name).strip().lower().replace("-", "_"): str(name) for name in names[:1_000]}
     step = next((plain[name] for name in _STEPS if name in plain), None)
     times = [(base + unit, factor) for base in _TIMES for unit, factor in _UNITS.items()]

@@ -141,12 +141,7 @@ def lacking_steps(ranks: Sequence[Rank]) -> list[Gap]:
 
 
 def lacking_collectives(ranks: Sequence[Rank], steps: Sequence[int]) -> list[Gap]:
-    """GPU ranks with fewer collectives of a group in a step than other members of that group.
-
-    Args:
-        ranks: Ranks of the run.
-        steps: Steps that all of them recorded completely.
-    """
+    """GPU ranks with fewer collectives of a group in a step than other members of that group."""
     counts: dict[tuple[str, str, int], dict[int, int]] = defaultdict(dict)
     for rank in ranks:
         if rank.step_source is StepSource.PROFILER_STEP and rank.device.name != "cpu":

@@ -49,11 +49,7 @@ _Shape = tuple[str, int, int, int]
 
 
 def analyze_collective_log(run: Run) -> CollectiveLogResult:
-    """Collectives over time; empty without records.
-
-    Args:
-        run: The recording, or the records alone.
-    """
+    """Collectives over time; empty without records."""
     log = run.get(InspectorLog)
     if log is None:
         return CollectiveLogResult()

@@ -105,12 +105,7 @@ def _trains_of(
 def collective_trains(
     ranks: Iterable[tuple[int, Iterable[RankTrain]]], num_samples: int
 ) -> tuple[CollectiveTrain, ...]:
-    """Mean trains over all ranks and steps, longest first.
-
-    Args:
-        ranks: Each rank with its trains.
-        num_samples: Ranks times steps.
-    """
+    """Mean trains over all ranks and steps, longest first."""
     by_kind: dict[tuple[int, str], list[tuple[int, RankTrain]]] = {}
     for rank, trains in ranks:
         for train in trains:

@@ -33,13 +33,7 @@ from distprof.units import NS_PER_S
 def device_memory(
     run: Run, memory: MemoryResult, known: Mapping[int, Gpu]
 ) -> tuple[DeviceMemory, ...]:
-    """Memory of each rank that has counters of a device; ranks on a CPU have none.
-
-    Args:
-        run: The recording.
-        memory: Counters of each rank.
-        known: Hardware sheet entry of each rank's device, by rank.
-    """
+    """Memory of each rank that has counters of a device; ranks on a CPU have none."""
     places = coordinates_of(run.job) if run.job else {}
     recorded = {rank.rank: rank.device.memory_bytes for rank in run.ranks}
     rows = []

@@ -35,10 +35,6 @@ _SAME_BYTES = 0.01
 def analyze_gradients(run: Run, analyses: RankAnalyses) -> GradientsResult:
     """Combine the reductions of all ranks.
 
-    Args:
-        run: Provides groups and nodes.
-        analyses: Analyses by global rank.
-
     Returns:
         The result. It has no groups if no rank marks DDP. If DDP is marked but its collectives
         cannot be identified, ``unavailable`` says so.

@@ -106,15 +106,7 @@ def _carried(
     launch: Int64Array,
     runs: Int64Array,
 ) -> tuple[Int64Array, Int64Array]:
-    """What draining pauses are charged with in each gap, and the gap in which that pause ended.
-
-    Args:
-        call_start: Start of the launch of each gap, ascending.
-        host_ns: Time of each gap that can be charged.
-        own: Time in pauses that ended in each gap.
-        launch: Launches, ascending.
-        runs: When the GPU started each of them.
-    """
+    """What draining pauses are charged with in each gap, and the gap in which that pause ended."""
     charged, source = np.zeros_like(own), np.zeros_like(own)
     drains = np.flatnonzero(own >= DRAINING_NS)
     if len(drains) == 0:
@@ -189,15 +181,7 @@ def _longest(length: Int64Array, first: Int64Array, last: Int64Array) -> Int64Ar
 def pause_stats(
     pauses: Pauses, inside: Intervals, during: Intervals, blame: Blame, idle_ns: Int64Array
 ) -> tuple[PauseStats, ...]:
-    """Count, CPU time and idle time caused, by kind and name, inside the windows.
-
-    Args:
-        pauses: Pauses of the launching threads.
-        inside: The windows as a set.
-        during: Idle time inside the windows during pauses, a set.
-        blame: Pause charged with the rest of each gap.
-        idle_ns: That rest, inside the windows.
-    """
+    """Count, CPU time and idle time caused, by kind and name, inside the windows."""
     start, end = pauses.start, pauses.end
     blocked = covered(Intervals(start, end), inside)
     idle = np.where(

@@ -144,14 +144,7 @@ def _other_stream(
 def _ended_with(
     activity: Table, values: Int64Array, wanted: Int64Array, when: Int64Array
 ) -> NDArray[np.bool_]:
-    """For each moment, whether an activity with the wanted value ended then.
-
-    Args:
-        activity: ACTIVITY table.
-        values: One value per ACTIVITY row, such as its stream.
-        wanted: One value per moment.
-        when: Moments, ascending and distinct.
-    """
+    """For each moment, whether an activity with the wanted value ended then."""
     if len(when) == 0 or len(values) == 0:
         return np.zeros(len(when), dtype=np.bool_)
     end = activity["end_ns"]

@@ -30,12 +30,7 @@ number means full."""
 
 
 def waits_for_room(activity: Table, launches: Launches) -> Intervals:
-    """Launch calls that returned while the queue was full, sorted by their end.
-
-    Args:
-        activity: ACTIVITY table.
-        launches: The launch of each row.
-    """
+    """Launch calls that returned while the queue was full, sorted by their end."""
     rows = np.flatnonzero(launches.known & (launches.end - launches.start >= LONG_NS))
     _, first = np.unique(launches.row[rows], return_index=True)
     start, end = launches.start[rows[first]], launches.end[rows[first]]

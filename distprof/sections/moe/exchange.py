@@ -121,11 +121,6 @@ def find_exchanges(
 ) -> tuple[GroupExchanges, ...]:
     """All-to-alls of every group, and the sections between them.
 
-    Args:
-        run: The recording.
-        analyses: By global rank.
-        wait_ends: By global rank, as in :class:`distprof.sections.context.RankAnalyses`.
-
     Returns:
         Groups in the order of the topology, without those whose exchanges could not be matched.
     """
@@ -370,12 +365,7 @@ MAX_AMOUNT = 2.0**62
 
 
 def exchange_of(group: GroupExchanges, num_steps: int) -> MoeExchange:
-    """Amounts that a group exchanges per step, and their balance.
-
-    Args:
-        group: Exchanges of the group.
-        num_steps: Analysed steps.
-    """
+    """Amounts that a group exchanges per step, and their balance."""
     unit = "bytes" if _has_bytes(group) else "tokens"
     forward = group.dispatch[group.is_first]
     sent, received = _off_rank(group, forward if len(forward) else np.arange(len(group.step)))

@@ -256,13 +256,7 @@ class _Times(msgspec.Struct, frozen=True, kw_only=True):
 def measure_load(
     groups: Sequence[GroupExchanges], labels: Sequence[CallLabels], num_steps: int
 ) -> Load:
-    """Balance and expert time of the ranks that share experts, per layer.
-
-    Args:
-        groups: Exchanges of each group.
-        labels: Layers of their sections.
-        num_steps: Number of analysed steps.
-    """
+    """Balance and expert time of the ranks that share experts, per layer."""
     parts: dict[str, list[_Part]] = {}
     for group, label in zip(groups, labels, strict=True):
         for name, part in _parts_of(group, label):

@@ -37,11 +37,7 @@ MAX_PLACED_EXPERTS = 100_000
 
 
 def _of_counts(counts: ExpertCounts) -> MoeResult:
-    """Load of every layer in every part of the data, and of ranks if they shared its experts.
-
-    Args:
-        counts: Assignments per expert.
-    """
+    """Load of every layer in every part of the data, and of ranks if they shared its experts."""
     layers: list[MoeLayer] = []
     placement: list[MoePlacement] = []
     problems: list[str] = []
@@ -113,17 +109,7 @@ def analyze_moe(run: Run, analyses: RankAnalyses, records: ProbeRecords) -> MoeR
 def with_exchanges(
     run: Run, analyses: RankAnalyses, logged: MoeResult, routing: Sequence[Routing]
 ) -> MoeResult:
-    """Join the routing with the exchanges and times of the ranks that hold the experts.
-
-    Args:
-        run: The recording.
-        analyses: By global rank.
-        logged: Result of :func:`distprof.sections.moe.routing.combine_routing`.
-        routing: Logs of the ranks that have one.
-
-    Source:
-        Formula sheet, "Mixture of experts".
-    """
+    """Join the routing with the exchanges and times of the ranks that hold the experts."""
     if (counts := run.get(ExpertCounts)) is not None:
         return _of_counts(counts)
     has_log = any(log.calls is not None for log in routing)

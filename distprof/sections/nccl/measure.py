@@ -31,9 +31,6 @@ _MAX_CHOICES = 200
 def analyze_nccl(run: Run) -> NcclResult:
     """Connections and settings of ranks, from the logs of a run.
 
-    Args:
-        run: The recording.
-
     Returns:
         The result; empty with a reason if there is no log.
     """

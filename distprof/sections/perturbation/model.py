@@ -191,12 +191,7 @@ class Model:
         return np.concatenate(parts)
 
     def simulate(self, costs: Sequence[Cost], factors: Factors | None = None) -> Times:
-        """Times of all events with each of these costs, on the common clock, shape ``(n, k)``.
-
-        Args:
-            costs: What the profiler costs.
-            factors: Factors on loads and garbage collections.
-        """
+        """Times of all events with each of these costs, on the common clock, shape ``(n, k)``."""
         line = self._line_delays(costs, factors or {})
         delay = np.concatenate(
             (line, np.broadcast_to(self._delay[:, None], (len(self._delay), len(costs))))

@@ -199,13 +199,7 @@ Proposal = tuple[str, str, Candidate]
 def predictions_of(
     observed: ObservedPipeline, orders: Orders, group: PipelineGroup
 ) -> tuple[tuple[PipelinePrediction, ...], float | None]:
-    """Other configurations, shortest first, and the model's error on the present one.
-
-    Args:
-        observed: A whole pipeline.
-        orders: Its order of actions.
-        group: Its measurements.
-    """
+    """Other configurations, shortest first, and the model's error on the present one."""
     span = group.span_ns or 0
     transfer = group.message_ns or 0
     present = np.asarray(replay(orders, stage_means(observed), transfer_ns=transfer).makespan_ns)

@@ -52,13 +52,7 @@ class _Exchanges(msgspec.Struct, frozen=True):
 def as_pipeline(
     chain: Sequence[int], run: Run, analyses: Mapping[int, RankAnalysis]
 ) -> tuple[int, ...] | None:
-    """The chain from the first stage to the last; None if it is not a pipeline.
-
-    Args:
-        chain: Ranks in which neighbours exchange messages.
-        run: The run, for its messages.
-        analyses: By global rank, for steps and kernels.
-    """
+    """The chain from the first stage to the last; None if it is not a pipeline."""
     links = [
         (_exchanges(run, analyses, a, b), _exchanges(run, analyses, b, a))
         for a, b in pairwise(chain)

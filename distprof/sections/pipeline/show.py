@@ -262,14 +262,7 @@ def _is_crowded(group: PipelineGroup, span_ns: int) -> bool:
 
 
 def draw_line(rows: Sequence[PictureRow], span_ns: int, width: int, *, crowded: bool) -> str:
-    """One rank's step in ``width`` characters.
-
-    Args:
-        rows: Slots of the rank.
-        span_ns: Time that the whole width represents.
-        width: Characters.
-        crowded: Whether there are too many micro-batches to distinguish.
-    """
+    """One rank's step in ``width`` characters."""
     if span_ns <= 0 or width <= 0:
         return IDLE * max(width, 0)
     edges = np.linspace(0, span_ns, width + 1)

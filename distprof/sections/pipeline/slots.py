@@ -229,10 +229,6 @@ def _launched_inside(tables: RankTables, ranges: Intervals) -> tuple[Intervals, 
     Launches of all threads count: while the annotated thread waits for backward, autograd's thread
     launches.
 
-    Args:
-        tables: The rank's tables.
-        ranges: CPU ranges, in any order.
-
     Returns:
         Spans on the GPU, in the order of ``ranges``, and a mask of ranges that launched a kernel.
     """

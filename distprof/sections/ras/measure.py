@@ -11,11 +11,7 @@ MAX_TROUBLED = 2_000
 
 
 def analyze_ras(run: Run) -> RasResult:
-    """A job at one moment; empty without output of ncclras.
-
-    Args:
-        run: The recording, or the output alone.
-    """
+    """A job at one moment; empty without output of ncclras."""
     status = run.get(RasStatus)
     if status is None:
         return RasResult()

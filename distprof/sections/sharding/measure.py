@@ -399,12 +399,7 @@ def _median(values: Int64Array) -> int | None:
 def shared_streams(
     traffic: Iterable[Sequence[AxisRows]], sharded: Set[str]
 ) -> tuple[SharedStream, ...]:
-    """Data-parallel axes whose collectives run on compute streams, most exposed time first.
-
-    Args:
-        traffic: Traffic of each rank.
-        sharded: Axes that shard parameters, whatever their name.
-    """
+    """Data-parallel axes whose collectives run on compute streams, most exposed time first."""
     by_axis: dict[str, list[AxisRows]] = defaultdict(list)
     for of_rank in traffic:
         for rows in of_rank:

@@ -42,11 +42,6 @@ def find_late_gpus(
 ) -> tuple[LateOnGpu, ...]:
     """GPU ranks that are late, latest first.
 
-    Args:
-        records: By rank, its collectives of each step.
-        step_ns: Steps that count, and the duration of each.
-        job: Shows the pipeline stages: ranks of different stages do different work.
-
     Returns:
         At most ``_MOST_RANKS`` ranks; none with fewer than ``FEWEST_STEPS`` steps that all ranks
         recorded.

@@ -86,12 +86,7 @@ def find_periodic_stalls(
 
 
 def find_waits(step: Int64Array, duration_ns: Int64Array) -> int | None:
-    """Steps from one wait of the CPUs for their GPUs to the next; None if the median step is right.
-
-    Args:
-        step: As in :func:`find_periodic_stalls`, of GPU ranks.
-        duration_ns: The same.
-    """
+    """Steps from one wait of the CPUs for their GPUs to the next; None: the median is right."""
     if len(step) < _FEWEST * _SHORTEST_PERIOD:
         return None
     paced = _at_the_pace_of_gpus(step, np.asarray(duration_ns, dtype=np.float64))

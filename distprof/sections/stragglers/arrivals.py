@@ -89,11 +89,6 @@ def judge_arrivals(run: Run, analyses: Mapping[int, RankAnalysis], num_steps: in
 
     Only operations that no member can finish before all have started are judged. In a broadcast or
     a message, the last rank to start need not delay the others.
-
-    Args:
-        run: The recording.
-        analyses: Per-rank analyses by rank.
-        num_steps: Number of analysed steps, the same on all ranks.
     """
     context = _Context.of(run, analyses)
     tally = _Tally(len(context.ranks), num_steps)

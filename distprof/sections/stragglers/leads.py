@@ -39,12 +39,7 @@ def launch_leads(run: Run) -> dict[int, float]:
 
 
 def cannot_run_ahead(rank: int, leads: Mapping[int, float]) -> Cause | None:
-    """A late CPU as the cause, if a rank's collectives start almost as soon as they are launched.
-
-    Args:
-        rank: The late rank.
-        leads: Leads by rank, from :func:`launch_leads`.
-    """
+    """A late CPU as the cause, if a rank's collectives start almost when they are launched."""
     others = [lead for other, lead in leads.items() if other != rank]
     if rank not in leads or not others:
         return None

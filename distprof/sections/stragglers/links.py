@@ -332,14 +332,7 @@ def _slower_than_others(
 def _for_a_time(
     run: Run, transfers: _Transfers, lasting: set[int], steps: Sequence[int]
 ) -> Iterator[list[_Slow]]:
-    """Transfers that are slow in some steps only, those of the same time together.
-
-    Args:
-        run: The recording.
-        transfers: All transfers.
-        lasting: Places whose transfers are always slow.
-        steps: Number of each step.
-    """
+    """Transfers that are slow in some steps only, those of the same time together."""
     events: list[list[_Slow]] = []
     paces = _Paces.of(transfers, len(steps))
     for rows in paces.alike(run):

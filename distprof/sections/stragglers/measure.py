@@ -87,15 +87,7 @@ as measured."""
 
 
 def analyze_messages(run: Run, analyses: RankAnalyses) -> MessagesResult:
-    """Ranks that idle while others wait for messages.
-
-    Args:
-        run: The recording, for its pipelines.
-        analyses: Analyses by global rank.
-
-    Source:
-        Formula sheet, "Measured from traces" (straggler).
-    """
+    """Ranks that idle while others wait for messages."""
     own = OwnTime.of(analyses, held_stages(analyses, run))
     spans = [step.span_ns for analysis in analyses.values() for step in analysis.steps]
     if not spans or not any(a.waterfall.exposed_p2p_wait_ns for a in analyses.values()):

@@ -67,14 +67,7 @@ def find_sequence_imbalance(
     pauses: Mapping[int, HostPauses],
     mean_step_ns: float,
 ) -> SequenceImbalance | None:
-    """Time lost to sequences of different lengths; None if it is unknown or small.
-
-    Args:
-        analyses: Analyses of all ranks.
-        own_time: Own time of the same ranks, with their peers.
-        pauses: Probe records, for the tokens of the step logs.
-        mean_step_ns: Mean step, which shares refer to.
-    """
+    """Time lost to sequences of different lengths; None if it is unknown or small."""
     work = own_time.parts[COMPUTATION].astype(np.float64)
     if work.size == 0 or (len(work) - 1) * work.shape[1] < MIN_POINTS:
         return None

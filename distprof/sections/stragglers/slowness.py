@@ -249,14 +249,7 @@ def _blocked(analyses: Mapping[int, RankAnalysis], shape: tuple[int, ...]) -> _F
 
 
 def _paid(episode: Episode, wait: _Floats | None, later: int = 0) -> float:
-    """How much longer the others wait than the slow ranks, at most the excess of the slow ranks.
-
-    Args:
-        episode: Who is slow, and when.
-        wait: Wait of each rank in each step; None if it shows nothing.
-        later: Number of steps after a slow one that may show it as well: a GPU that idles at the
-            end of a step makes the others wait in the next.
-    """
+    """How much longer the others wait than the slow ranks, at most the excess of the slow ranks."""
     excess = episode.excess_ns
     most = excess.max(axis=0)
     if wait is None:

@@ -39,11 +39,7 @@ CLEAR_RATIO = 0.5
 
 
 def analyze_collective_summary(run: Run) -> CollectiveSummaryResult:
-    """Waiting between ranks, from a table of durations or from the records of all ranks.
-
-    Args:
-        run: The recording, or the table alone.
-    """
+    """Waiting between ranks, from a table of durations or from the records of all ranks."""
     summary = run.get(CollectiveSummary)
     log = run.get(InspectorLog)
     if summary is None and log is not None:
@@ -146,11 +142,7 @@ MIN_PERIOD_RATIO = 0.05
 
 
 def analyze_input_readiness(run: Run) -> InputReadinessResult:
-    """Readiness of input, and periods in which one rank is the least ready.
-
-    Args:
-        run: The recording, or the readiness alone.
-    """
+    """Readiness of input, and periods in which one rank is the least ready."""
     readiness = run.get(InputReadiness)
     if readiness is None:
         return InputReadinessResult()
@@ -242,11 +234,7 @@ _COPIES = ("Memcpy", "Memset")
 
 
 def analyze_operator_table(run: Run) -> OperatorTableResult:
-    """Time of the device by what it does, from a table of operators.
-
-    Args:
-        run: The table alone.
-    """
+    """Time of the device by what it does, from a table of operators."""
     table = run.get(OperatorTable)
     if table is None:
         return OperatorTableResult()

@@ -157,12 +157,7 @@ def _integrated(time_ns: Int64Array, watts: NDArray[np.float64], windows: Interv
 
 
 def measure_telemetry(records: RankRecords, windows: Intervals = EMPTY) -> RankTelemetry | None:
-    """Figures of one rank's GPU; None without samples.
-
-    Args:
-        records: Records of the rank in addition to its trace.
-        windows: The analysed steps on the rank's clock, in order.
-    """
+    """Figures of one rank's GPU; None without samples."""
     table = records.telemetry
     if len(table) == 0:
         return None

@@ -130,12 +130,7 @@ def _busiest_overall(ones: Iterable[RankCopies]) -> tuple[str, ...]:
 def exposed_copies(
     ranks: Iterable[Iterable[RankCopies]], num_samples: int
 ) -> tuple[ExposedCopies, ...]:
-    """Copies by kind, as means over ranks and steps.
-
-    Args:
-        ranks: Copies of each rank.
-        num_samples: Ranks times steps.
-    """
+    """Copies by kind, as means over ranks and steps."""
     by_kind: dict[tuple[str, str], list[RankCopies]] = {}
     for rank in ranks:
         for one in rank:

@@ -64,9 +64,6 @@ _TO_EARLIER = ("forward-recv", "backward-send", "backward-send-forward-recv")
 def analyze_training_log(run: Run) -> TrainingLogResult:
     """The iterations in the training program's log.
 
-    Args:
-        run: The recording, or the log alone.
-
     Returns:
         The result; empty, with a reason, if there is no log.
     """

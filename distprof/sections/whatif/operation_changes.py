@@ -38,12 +38,7 @@ class OperationChange(Change, frozen=True, kw_only=True):
 
 
 def operation_changes(replay: OperationReplay, slowest: Int64Array) -> Iterator[OperationChange]:
-    """Changes that apply to a log.
-
-    Args:
-        replay: The log.
-        slowest: The few slowest ranks.
-    """
+    """Changes that apply to a log."""
     rows, ranks = replay.rows, tuple(slowest.tolist())
     yield OperationChange(
         what="slowest-workers",

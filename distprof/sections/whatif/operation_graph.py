@@ -152,12 +152,7 @@ def _unknown_kinds(table: Table, kind: Int64Array) -> list[str]:
 
 
 def _equal_steps(step: Int64Array, keys: Int64Array) -> tuple[Int64Array, RowIndex, int]:
-    """Steps with the most common operations, their rows ``(n, s)``, and how many steps differ.
-
-    Args:
-        step: int64 per row, ascending.
-        keys: Key of each row's operation, in order within a step.
-    """
+    """Steps with the most common operations, their rows ``(n, s)``, and how many steps differ."""
     numbers, first = np.unique(step, return_index=True)
     bounds = [*first.tolist(), len(step)]
     signatures = [hash(keys[low:high].tobytes()) for low, high in pairwise(bounds)]

@@ -113,11 +113,6 @@ def simulate_operations(
 ) -> WhatIfResult:
     """Simulate the log's steps as they were and without each cause.
 
-    Args:
-        log: The operations.
-        pipeline: Predictions for other orders of the log's pipelines.
-        bench: Receives the simulation, from which repairs are planned.
-
     Returns:
         The result; without figures, and with the reason in ``unavailable``, if there is none.
     """

@@ -183,11 +183,7 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
         return step_ns - self.refill.saved_ns(step_ns, self.usual_work, work)
 
     def price(self, claimed: Collection[str]) -> Priced:
-        """Plan repairs among the scenarios that findings name, and price the other ones.
-
-        Args:
-            claimed: Keys of scenarios that findings name; unknown keys are ignored.
-        """
+        """Plan repairs among the scenarios that findings name, and price the other ones."""
         known = [what for what in dict.fromkeys(claimed) if what in self.changes]
         repairs: list[Repair] = []
         made: dict[str, float] = {}
@@ -220,12 +216,6 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
 
     def _hidden(self, made: Made, gains: Mapping[str, int], best: str) -> tuple[str, ...]:
         """Faults of ranks that recover little one by one, because each hides the others.
-
-        Args:
-            made: The changes made before.
-            gains: Time that each open change recovers after those.
-            best: The change that would come next. Nothing is hidden behind a fault that is worth
-                its place.
 
         Returns:
             The faults that add to the joint gain, largest gain first; empty if together they are
@@ -312,10 +302,6 @@ def _next(gains: Mapping[str, int], step_ns: int) -> str:
 
     A later class comes first only if it recovers far more and no fault is clear. Another design of
     a pipeline never comes before a slow rank or link.
-
-    Args:
-        gains: Time that each change recovers now.
-        step_ns: The step, nothing changed.
     """
     min_gain_ns = MIN_GAIN_RATIO * step_ns
     best: dict[_Class, int] = {}

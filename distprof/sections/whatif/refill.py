@@ -39,13 +39,7 @@ class Refill(Change, frozen=True, kw_only=True):
     other: Candidate
 
     def saved_ns(self, step_ns: int, usual: Mapping[int, float], work: Mapping[int, float]) -> int:
-        """Time that the other order saves after other changes.
-
-        Args:
-            step_ns: The step after these changes.
-            usual: How long each rank works in its stages, nothing changed, in any unit.
-            work: The same after the changes.
-        """
+        """Time that the other order saves after other changes."""
         now, then = self._makespans(self._factors(usual, work))
         if now <= 0 or then >= now:
             return 0

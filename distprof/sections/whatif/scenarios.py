@@ -71,14 +71,6 @@ def scenarios(
     """All changes that apply to the run, generated one by one because each is as large as the run.
 
     Ranks that recover nothing alone are included: they may once a slower rank is fixed.
-
-    Args:
-        graph: The run.
-        sections: Its ranks, section by section.
-        analyses: Analyses by global rank.
-        replayed_ns: Mean simulated step, nothing changed.
-        named: Ranks that get a scenario, however little they cost.
-        further: Changes of sets of ranks and of links.
     """
     yield from _idle(graph, sections)
     yield from _late_ranks(graph, sections, replayed_ns, named)

@@ -40,14 +40,7 @@ def set_changes(
     analyses: Mapping[int, RankAnalysis],
     sets: Sequence[StragglerSet],
 ) -> Iterator[TraceChange]:
-    """A change for each set that no scenario of a single rank covers.
-
-    Args:
-        graph: The run.
-        sections: Its ranks, section by section.
-        analyses: Analyses by global rank.
-        sets: Ranks that are slow for one reason.
-    """
+    """A change for each set that no scenario of a single rank covers."""
     own = graph.own_total_ns
     for one in sets:
         if graph.is_sample and (one.steps or one.since_step is not None):
@@ -223,13 +216,7 @@ def _paced(
 def link_changes(
     graph: TraceGraph, groups: Sequence[ProcessGroup], links: Sequence[SlowLink]
 ) -> Iterator[TraceChange]:
-    """A change for each slow link: its transfers shrink by the ratio of the others' median to its.
-
-    Args:
-        graph: The run.
-        groups: Groups of the run's topology.
-        links: Slow links.
-    """
+    """A change per slow link: its transfers shrink by the ratio of the others' median to its."""
     for link in links:
         yield TraceChange(
             what=link.scenario,

@@ -70,13 +70,7 @@ class _Ideal(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 def slowdowns(graph: TraceGraph, sections: Sections, replayed_ns: int) -> Slowdowns | None:
-    """Slowdowns of a traced run; None if no rank has peers, or there is nothing to compare.
-
-    Args:
-        graph: The run.
-        sections: Its ranks, section by section.
-        replayed_ns: Mean simulated step, nothing changed.
-    """
+    """Slowdowns of a traced run; None if no rank has peers, or there is nothing to compare."""
     if not sections.has_peers:
         return None
     own_ns = np.stack([sections.mean(graph.own_ns[:, column]) for column in Own], axis=1)

@@ -247,10 +247,6 @@ class TraceGraph(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 def trace_graph(run: Run, analyses: Mapping[int, RankAnalysis]) -> TraceGraph | None:
     """The graph of the analysed windows.
 
-    Args:
-        run: The recording, with matches and clock alignment.
-        analyses: Analyses by global rank, with main lines of the same number of windows.
-
     Returns:
         None without any window.
 
@@ -493,13 +489,7 @@ def node_names(graph: TraceGraph, nodes: Int64Array) -> list[str]:
 
 
 def path_shares(graph: TraceGraph, times: Times, step_ns: int) -> tuple[PathShare, ...]:
-    """The path by rank and class, largest share first; the times add up to the step exactly.
-
-    Args:
-        graph: The run.
-        times: Times of its simulation, nothing changed.
-        step_ns: Mean simulated step.
-    """
+    """The path by rank and class, largest share first; the times add up to the step exactly."""
     path = critical_path(graph.graph, times, delay=graph.delay_ns)
     if len(path) == 0:
         return ()

@@ -15,11 +15,7 @@ from distprof.schema import Int64Array
 
 
 def lanes_of(slices: Intervals) -> NDArray[np.int64]:
-    """The lane of each slice, from 0; slices in one lane nest properly.
-
-    Args:
-        slices: Slices in any order; each starts no later than it ends.
-    """
+    """The lane of each slice, from 0; slices in one lane nest properly."""
     lanes = np.zeros(slices.size, np.int64)
     order = _outer_first(slices)
     if _nests(slices, order):
@@ -48,9 +44,6 @@ def bracket_order(slices: Intervals) -> Int64Array:
 
     At the same time, slices close before others open, inner slices close before outer ones, outer
     slices open before inner ones, and an empty slice closes right after it opens.
-
-    Args:
-        slices: Slices of one lane, in any order.
     """
     size = slices.size
     turn = np.empty(size, np.int64)

@@ -272,12 +272,7 @@ def _has(baseline: BaselineFile, metric: str) -> bool:
 
 
 def _as_acknowledged(found: Decision, accepting: Decision) -> State:
-    """The state after accepting an acknowledged loss, unless the loss is clearly larger than it.
-
-    Args:
-        found: Decision with the usual tolerance.
-        accepting: Decision with the acknowledged loss as tolerance.
-    """
+    """The state after accepting an acknowledged loss, unless the loss is clearly larger than it."""
     if found.state in ("passed", "improved") or accepting.state == "regressed":
         return found.state
     is_within = found.state == "regressed" or accepting.state != "inconclusive"

@@ -180,11 +180,6 @@ def refuse_unlike_plan(sweep: SweepFile, baseline: BaselineFile, source: str) ->
 
     Facts that only a run shows (GPU, versions, variables) are compared when the runs are judged.
 
-    Args:
-        sweep: The planned runs.
-        baseline: The baseline that they will be compared with.
-        source: Name of the baseline in the message.
-
     Raises:
         InputError: If workload, sizes or options differ.
     """

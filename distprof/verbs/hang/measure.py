@@ -81,12 +81,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def diagnose(evidence: HangEvidence, *, version: str) -> HangReport:
-    """Diagnose a job from its dumps, logs and stacks.
-
-    Args:
-        evidence: Dumps, logs and stacks as read.
-        version: Version of distprof, for the report.
-    """
+    """Diagnose a job from its dumps, logs and stacks."""
     ending = diagnose_output(evidence.output)
     if not evidence.dumps:
         return report_of_output(evidence, ending, version)

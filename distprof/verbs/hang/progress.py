@@ -114,11 +114,6 @@ def find_stop(
 ) -> Stop | None:
     """Find a stop: evidence that is much newer than the last step of any rank.
 
-    Args:
-        steps: End of the step log, by rank.
-        taken_ns: When the newest snapshot was taken, by rank.
-        ended_ns: When the launcher saw ranks exit.
-
     Returns:
         None if the steps have not stopped, or none is known.
     """

@@ -49,13 +49,7 @@ def lines_of_output(output: JobOutput) -> tuple[LogLine, ...]:
 
 
 def report_of_output(evidence: HangEvidence, ending: EndingResult, version: str) -> HangReport:
-    """The report from what the job printed.
-
-    Args:
-        evidence: Everything that was read.
-        ending: The diagnosis of the output.
-        version: Version of distprof, for the report.
-    """
+    """The report from what the job printed."""
     state = HangState.FAILED if ending.state == FAILED else HangState(ending.state or "undecided")
     return HangReport(
         distprof_version=version,

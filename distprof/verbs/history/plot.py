@@ -21,10 +21,6 @@ _MOST_NAMED = 8
 def draw_history(history: History, file: str) -> None:
     """Plot medians with their intervals over commits in order of time, with changes in colour.
 
-    Args:
-        history: A history with at least one point; the plot shows the newest three series.
-        file: Output file; its extension selects the format.
-
     Raises:
         UsageError: If the extension is not a plot format.
         MissingExtraError: If matplotlib is not installed.

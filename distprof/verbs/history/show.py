@@ -318,14 +318,7 @@ class HistoryAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 def answer_of(
     source: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], notes: Sequence[str]
 ) -> HistoryAnswer:
-    """Make the answer to a query.
-
-    Args:
-        source: Folder or URL of the history.
-        columns: Names of the columns.
-        rows: Rows as the database returns them.
-        notes: Omitted data, one sentence each.
-    """
+    """Make the answer to a query."""
     return HistoryAnswer(
         distprof_version=__version__,
         source=source,

@@ -36,9 +36,6 @@ class Root:
     def find(self, name: str) -> str:
         """Resolve the path that a caller names to an absolute path without links.
 
-        Args:
-            name: A path, absolute or relative to the root.
-
         Raises:
             InputError: If it is a URL or a pattern, does not exist, or if it or any link below it
                 leads out of the root. For paths outside the root, the message does not depend on

@@ -34,13 +34,6 @@ def check_layout(
 ) -> Lint:
     """Check a layout with the rules on configurations.
 
-    Args:
-        question: The model and the cluster.
-        layout: The layout that the file describes.
-        file: The configuration as read.
-        version: Version of distprof.
-        limits: The user's limits: rule code or name → name of the limit → value.
-
     Returns:
         The problems, errors first, then by code.
 

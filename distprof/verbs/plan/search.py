@@ -48,13 +48,7 @@ class _Rejections(msgspec.Struct):
 
 
 def make_plan(question: Question, *, version: str = "", most: int = 10) -> Plan:
-    """Evaluate every layout of a job.
-
-    Args:
-        question: Model, cluster and batch.
-        version: Version of distprof.
-        most: Maximum number of layouts to keep.
-    """
+    """Evaluate every layout of a job."""
     rejections = _Rejections()
     found = list(_fitting(question, rejections))
     found.sort(key=_by_time)

@@ -65,14 +65,7 @@ def scaled(parts: StepParts, step_ns: int) -> StepParts:
 def split_loss(
     base: StepParts, parts: StepParts, ideal_step_ns: int, step_ns: int
 ) -> tuple[ScalingLoss, ...]:
-    """Time beyond the ideal step, by cause; the sum is exact.
-
-    Args:
-        base: Parts of the baseline.
-        parts: Parts at this size.
-        ideal_step_ns: The step at the baseline's efficiency.
-        step_ns: The step at this size.
-    """
+    """Time beyond the ideal step, by cause; the sum is exact."""
     before, after = scaled(base, ideal_step_ns), scaled(parts, step_ns)
     lost = {field: getattr(after, field) - getattr(before, field) for field in CAUSES}
     return tuple(

@@ -35,10 +35,6 @@ _LEAST_SHARE = 0.002  # minimum share of the step: thinner bars are invisible
 def draw_scaling(scaling: ScalingResult, file: str) -> None:
     """Plot efficiency with its intervals and laws, and losses stacked by cause over the sizes.
 
-    Args:
-        scaling: A sweep of at least one size.
-        file: Output file; its extension selects the format.
-
     Raises:
         UsageError: If the extension is not one of :data:`FORMATS`.
         MissingExtraError: If matplotlib is not installed.

@@ -108,11 +108,7 @@ class StepTable:
         return int(np.median(known)) if known.size else 0
 
     def complete(self, living: NDArray[np.bool_]) -> Iterator[int]:
-        """Steps that have become complete, in ascending order, each once.
-
-        Args:
-            living: Whether the rank of each column can still report.
-        """
+        """Steps that have become complete, in ascending order, each once."""
         newest, reached_ns = self._newest(int(living.sum())), self.usual_end_ns
         for step in range(max(self._next, newest - CAPACITY + 1), newest + 1):
             slot = step % CAPACITY

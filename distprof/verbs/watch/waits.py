@@ -38,11 +38,7 @@ class WaitTable:
             self._steps.setdefault(record.step, {})[rank] = bounded_groups(record)
 
     def complete(self, living: set[int]) -> Iterator[tuple[int, dict[int, tuple[GroupTimes, ...]]]]:
-        """Steps that have become complete, in ascending order, each once.
-
-        Args:
-            living: Ranks that can still report.
-        """
+        """Steps that have become complete, in ascending order, each once."""
         waiting = [self._last[rank] for rank in self.ranks & living]
         reported = min(waiting, default=max(self._last.values(), default=-1))
         for step in sorted(self._steps):

@@ -17,12 +17,7 @@ from distprof.terms import Severity
 def wrong_conditions(
     conditions: Sequence[DeviceCondition], counted: Collection[int]
 ) -> Iterator[Draft]:
-    """Yield one draft per problem.
-
-    Args:
-        conditions: Conditions of all GPUs.
-        counted: Ranks whose uncorrectable errors another draft counts.
-    """
+    """Yield one draft per problem."""
     failed = [one for one in conditions if one.has_repair_failed]
     if failed:
         yield _draft(

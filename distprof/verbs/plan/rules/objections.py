@@ -26,16 +26,7 @@ No cost is computed: the job would not start, so no step loses time. The finding
 
 
 def _row(*, code: str, name: str, severity: Severity, kind: str, fix: str, page: str) -> Rule:
-    """Build the rule on one kind of objection.
-
-    Args:
-        code: Code of the rule, never reused.
-        name: Name of the problem.
-        severity: ``ERROR`` if the layout cannot run.
-        kind: Kind of objection in :func:`distprof.verbs.plan.layout.objections`.
-        fix: How to fix it.
-        page: Sections of the page; those in ``_SHARED`` may be left out.
-    """
+    """Build the rule on one kind of objection."""
 
     def check(configuration: ConfigurationResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001 - all checks take limits
         for objection in configuration.objections:
