@@ -77,6 +77,10 @@ class GroupedCommand(click.Command):
                 formatter.write_dl(entries)
 
 
+NEARLY = 0.2
+"""Difference in similarity to a wrong name within which a second workload is suggested, too."""
+
+
 class Workloads(click.Group):
     """The workloads as commands, each created on demand because they have many options."""
 
@@ -95,10 +99,17 @@ class Workloads(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Resolve as click does; an error for an unknown name lists the known ones."""
         if args and args[0] not in WORKLOADS and not args[0].startswith("-"):
-            near = difflib.get_close_matches(args[0], WORKLOADS, n=1, cutoff=0.4)
-            hint = f": did you mean {near[0]}?" if near else f": {', '.join(WORKLOADS)}"
+            near = _near(args[0])
+            hint = f": did you mean {' or '.join(near)}?" if near else f": {', '.join(WORKLOADS)}"
             raise click.UsageError(f"unknown workload {args[0]!r}{hint}", ctx)
         return super().resolve_command(ctx, args)
+
+
+def _near(name: str) -> list[str]:
+    """The most similar workload, and another that is nearly as similar."""
+    near = difflib.get_close_matches(name, WORKLOADS, n=2, cutoff=0.4)
+    alike = [difflib.SequenceMatcher(None, name, one).ratio() for one in near]
+    return [one for one, ratio in zip(near, alike, strict=True) if ratio >= alike[0] - NEARLY]
 
 
 @click.group(

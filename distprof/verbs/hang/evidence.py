@@ -350,7 +350,9 @@ def _unreadable(source: str, broken: Sequence[tuple[DumpFile, str]]) -> InputErr
 
 
 def _nothing(source: str, output: JobOutput) -> InputError:
-    found = "none" if Folder(source).names() else "nothing with that name, or an empty folder"
+    found = "an empty folder" if Path(source).is_dir() else "no file or folder with that name"
+    if Folder(source).names():
+        found = "none"
     if output.num_lines:
         found = f"{output.num_lines:,} lines of text without a time-out, an error or a stack"
     return InputError(
