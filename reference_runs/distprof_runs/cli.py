@@ -77,7 +77,7 @@ class GroupedCommand(click.Command):
                 formatter.write_dl(entries)
 
 
-NEARLY = 0.2
+NEARLY = 0.15
 """Difference in similarity to a wrong name within which a second workload is suggested, too."""
 
 
