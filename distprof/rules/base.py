@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from inspect import signature
 from typing import Any, ClassVar, TypeAlias, get_type_hints
 
 import msgspec
@@ -181,7 +182,11 @@ def rule(
 
 def _needs(check: Check) -> tuple[type[Evidence], ...]:
     hints = get_type_hints(check)
-    return tuple(kind for name, kind in hints.items() if name not in ("limits", "return"))
+    *results, _limits = signature(check).parameters
+    for name in results:
+        if name not in hints:
+            raise TypeError(f"{check.__module__}: the check's parameter {name!r} has no type")
+    return tuple(hints[name] for name in results)
 
 
 def _limits_section(rule: Rule) -> str:

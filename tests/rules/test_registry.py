@@ -7,9 +7,11 @@ import pytest
 
 from distprof.errors import UsageError
 from distprof.rules import registry
-from distprof.rules.base import Rule
+from distprof.rules.base import Rule, rule
 from distprof.rules.page import parse_page
 from distprof.rules.registry import all_rules, collect, find_rule
+from distprof.sections.idle.result import IdleResult
+from distprof.sections.step_log.result import StepLogResult
 from distprof.terms import Severity
 
 
@@ -104,3 +106,19 @@ def test_a_bad_plugin_is_left_out_and_named(loads, why):
 def test_a_page_without_docstring_is_empty_and_fails_nothing():
     page = parse_page("")
     assert (page.title, page.summary, dict(page.sections)) == ("", "", {})
+
+
+def test_a_rule_needs_what_the_parameters_of_its_check_ask_for():
+    def check(idle: IdleResult, log: StepLogResult, limits):
+        yield from ()
+
+    made = rule(code="TST101", severity=Severity.INFO, since="0.1.0")(check)
+    assert made.needs == (IdleResult, StepLogResult)
+
+
+def test_a_parameter_without_a_type_is_named():
+    def check(idle, limits):
+        yield from ()
+
+    with pytest.raises(TypeError, match="parameter 'idle' has no type"):
+        rule(code="TST101", severity=Severity.INFO, since="0.1.0")(check)
