@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from distprof.intervals import EMPTY, Intervals
 from distprof.run.tables import join_launches
+from distprof.sections.context import PauseStats
+from distprof.sections.idle.callers import callers_of
 from distprof.sections.idle.cpu_pauses import PauseKind, cpu_pauses
 from tests.builders import RankBuilder
 
@@ -95,3 +97,42 @@ def test_a_range_leaves_what_is_known_otherwise_to_it():
         ("SYNC", 40, 50),
         ("RANGE", 50, 60),
     ]
+
+
+def named(rank: RankBuilder) -> str:
+    """What ran while the CPU launched nothing from 40 to 60 ms."""
+    tables = rank.tables()
+    launches = join_launches(tables.activity["correlation"], tables.host)
+    window = Intervals.of((0, 100 * MS))
+    found = cpu_pauses(tables, launches, EMPTY, window)
+    stats = PauseStats(kind="python", name="Python", count=1, blocked_ns=20 * MS, idle_ns=20 * MS)
+    (one,) = callers_of((stats,), found, window, lambda: tables.host)
+    return one.caller
+
+
+def test_code_outside_of_pytorch_has_no_name():
+    assert named(busy((0, 40), (60, 100))) == ""
+
+
+def test_an_operator_that_runs_on_the_cpu_meanwhile_names_the_pause():
+    rank = busy((0, 40), (60, 100)).operator("aten::_fused_adamw_", 41 * MS, 59 * MS)
+    assert named(rank) == "aten::_fused_adamw_"
+
+
+def test_the_innermost_operator_names_it():
+    rank = busy((0, 40), (60, 100)).operator("aten::to", 40 * MS, 60 * MS)
+    assert named(rank.operator("aten::copy_", 41 * MS, 58 * MS)) == "aten::copy_"
+
+
+def test_an_operator_that_runs_for_a_part_only_does_not():
+    assert named(busy((0, 40), (60, 100)).operator("aten::sort", 41 * MS, 50 * MS)) == ""
+
+
+def test_an_operator_that_mostly_launches_does_not():
+    assert named(busy((0, 40), (60, 100)).operator("aten::linear", 0, 100 * MS)) == ""
+
+
+def test_compiling_is_named_whatever_its_phases_are_called():
+    rank = busy((0, 40), (60, 100)).operator("entire_frame_compile", 40 * MS, 60 * MS)
+    rank.operator("backend_compile", 41 * MS, 59 * MS)
+    assert named(rank) == "torch.compile"

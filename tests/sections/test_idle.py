@@ -107,6 +107,17 @@ def test_a_call_answers_no_more_once_the_host_has_caught_up():
     assert causes(rank, windows=[(0, 460)]) == {"sync": 40, "host": 40}
 
 
+def test_what_two_calls_cost_adds_up():
+    """Each blocked for 100 µs. The first cost 40 in its gap; later gaps use up what is left."""
+    rank = RankBuilder().kernel("a", *us(0, 100), launched=us(-60, -55))
+    rank.sync("cudaDeviceSynchronize", *us(1, 101))
+    rank.kernel("b", *us(140, 250), launched=us(130, 135))
+    rank.sync("cudaDeviceSynchronize", *us(151, 251))
+    rank.kernel("c", *us(280, 290), launched=us(270, 275))
+    rank.kernel("d", *us(450, 460), launched=us(440, 445))
+    assert causes(rank, windows=[(0, 460)]) == {"sync": 200, "host": 30}
+
+
 def test_a_call_that_began_before_the_window_is_one_call():
     rank = RankBuilder().sync("cudaStreamSynchronize", *us(-40, 20))
     rank.kernel("a", *us(60, 70), launched=us(30, 35))

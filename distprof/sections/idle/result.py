@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from distprof.artefacts.record import Record
 from distprof.sections.base import Result
 
@@ -11,6 +13,17 @@ PYTHON = "Python"
 COMPILES = "torch.compile"
 """Names of pauses that no call or range names; ``MEMORY`` stands for all calls of its kind, and
 ``COMPILES`` names what ran in one."""
+
+
+CPU_OPTIMIZER = "cpu-optimizer"
+"""Scenario in which no optimizer runs on the CPU and nothing is copied for it."""
+
+_OPTIMIZERS = re.compile(r"adam|sgd|lamb|adagrad|rmsprop|adafactor|lion", re.IGNORECASE)
+
+
+def is_optimizer(operator: str) -> bool:
+    """Whether an operator updates parameters, such as ``aten::_fused_adamw_``."""
+    return _OPTIMIZERS.search(operator) is not None
 
 
 class RankIdle(Record, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.context import Own, RankAnalysis
+from distprof.sections.idle.result import CPU_OPTIMIZER, is_optimizer
 from distprof.sections.whatif.changes import Change
 from distprof.sections.whatif.delays import Sections, evened, mean_of_peers, median_of_others
 from distprof.sections.whatif.result import Scenario
@@ -73,6 +74,7 @@ def scenarios(
     Ranks that recover nothing alone are included: they may once a slower rank is fixed.
     """
     yield from _idle(graph, sections)
+    yield from _optimizer(graph, analyses)
     yield from _late_ranks(graph, sections, replayed_ns, named)
     yield from further
     yield from _imbalance(graph, sections)
@@ -154,6 +156,20 @@ def _idle(graph: TraceGraph, sections: Sections) -> Iterator[TraceChange]:
             title=title,
             own_ns=own - waits + even,
             delay_ns=graph.launched_in_time(),
+        )
+
+
+def _optimizer(graph: TraceGraph, analyses: Mapping[int, RankAnalysis]) -> Iterator[TraceChange]:
+    """The optimizer on the GPUs, if it runs on CPUs: gradients and parameters need no copies."""
+    pauses = [pause for analysis in analyses.values() for pause in analysis.cpu_pauses]
+    names = {pause.name for pause in pauses if is_optimizer(pause.caller)}
+    work = sum(graph.pause_ns[name] for name in names if name in graph.pause_ns)
+    if names:
+        yield TraceChange(
+            what=CPU_OPTIMIZER,
+            title="the optimizer ran on the GPUs, without copies",
+            own_ns=graph.own_total_ns - work - graph.own_ns[:, Own.COPY],
+            delay_ns=graph.copied_in_time(graph.launched_in_time()),
         )
 
 

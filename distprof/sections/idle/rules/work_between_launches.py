@@ -17,7 +17,8 @@ Idle GPU time between the launches before and after such a stretch, and until th
 at most as long as the stretch, mean over ranks and steps. A stretch in a named range takes at
 least 1 ms and 3 % of the step, one without a name 2 ms and 8 %. Loading batches, garbage
 collection, calls that wait for the GPU and calls that manage its memory are counted elsewhere. The
-time recovered comes from simulating the step without it.
+time recovered comes from simulating the step without it; of an optimizer on the CPU, also without
+the copies.
 
 ## How to fix
 Move the work to data loader workers, to another thread or process, or do it every N steps. Record
@@ -36,7 +37,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
-from distprof.sections.idle.result import COMPILES, PYTHON, CpuPause, IdleResult
+from distprof.sections.idle.result import (
+    COMPILES,
+    CPU_OPTIMIZER,
+    PYTHON,
+    CpuPause,
+    IdleResult,
+    is_optimizer,
+)
 from distprof.sections.shares import mean_step
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import Severity
@@ -78,7 +86,7 @@ def check(
             cost_ns_per_step=cost,
             ranks=pause.ranks,
             evidence=("idle.pauses", "waterfall.all"),
-            without=f"pause {pause.name}",
+            without=CPU_OPTIMIZER if is_optimizer(pause.caller) else f"pause {pause.name}",
         )
 
 
@@ -103,7 +111,7 @@ def _fix(pause: CpuPause) -> str:
             "Run that operator on the GPU, or let another thread run it while the GPU works. An "
             "optimizer on the CPU saves GPU memory, but its step has to fit into the time of the "
             "next forward pass."
-            if "adam" in pause.caller or "sgd" in pause.caller
+            if is_optimizer(pause.caller)
             else "Run that operator on the GPU, or move it to data loader workers or to another "
             "thread."
         )
