@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import errno
 import gc
+import os
 import signal
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
@@ -199,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _outcome(arguments: Sequence[str] | None, state: State) -> int:
     """Run the command and map every outcome, errors included, to an exit code."""
     try:  # outside: SIGTERM may also come while its handler is restored
-        with warnings.catch_warnings(), _unwinding_on_sigterm():
+        with warnings.catch_warnings(), _unwinding_on_sigterm(), _again_if_ignored():
             if not sys.warnoptions:
                 warnings.simplefilter("ignore")  # library warnings are not meant for the user
             return _run(arguments, state)
@@ -240,6 +242,32 @@ def _unwinding_on_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _again_if_ignored() -> Iterator[None]:
+    """Repeat a signal whose exception Python ignored: it came in a destructor or around a fork."""
+    before = sys.unraisablehook
+
+    def repeat(unraisable: sys.UnraisableHookArgs) -> None:
+        number = _SIGNALS.get(unraisable.exc_type)
+        if number is None:
+            before(unraisable)
+            return
+        later = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number))
+        later.daemon = True
+        later.start()
+
+    sys.unraisablehook = repeat
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+
+
+_SIGNALS = {KeyboardInterrupt: signal.SIGINT, _Terminated: signal.SIGTERM}
+_AGAIN_S = 0.02
+"""Time after which the signal is repeated: the code that ignores exceptions has ended by then."""
 
 
 def _run(arguments: Sequence[str] | None, state: State) -> int:

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -322,6 +323,23 @@ def test_a_termination_while_its_handler_is_restored_is_one(monkeypatch, capsys)
     finally:
         restored(signal.SIGTERM, before)
     assert "Terminated." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_during_a_destructor_ends_the_command_too(number, code, monkeypatch, capsys):
+    """Python ignores exceptions there, also those that a signal's handler raises."""
+
+    class Released:
+        def __del__(self) -> None:
+            signal.raise_signal(number)
+
+    def slow(path: str) -> None:
+        Released()
+        time.sleep(5)
+
+    monkeypatch.setattr("distprof.documents.saved.load_report", slow)
+    assert main(["report", "report.json"]) == code
+    assert capsys.readouterr().err in ("Terminated.\n", "Interrupted.\n")
 
 
 def test_an_unexpected_error_is_3_and_one_sentence(
