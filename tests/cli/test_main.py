@@ -339,7 +339,7 @@ def test_a_signal_during_a_destructor_ends_the_command_too(number, code, monkeyp
 
     monkeypatch.setattr("distprof.documents.saved.load_report", slow)
     assert main(["report", "report.json"]) == code
-    assert capsys.readouterr().err in ("Terminated.\n", "Interrupted.\n")
+    assert capsys.readouterr().err.strip() in ("Terminated.", "Interrupted.")
 
 
 def test_an_unexpected_error_is_3_and_one_sentence(
