@@ -60,6 +60,9 @@ class Prices(Protocol):
 Planner: TypeAlias = "Callable[[Collection[str]], Prices | None]"
 """Maps the scenarios that findings name to their prices; None if nothing was simulated."""
 
+NEGLIGIBLE_NS = 50_000
+"""Gain per step that is not worth a wide finding: steps vary by more."""
+
 
 class RuleOutcome(msgspec.Struct, frozen=True):
     """Findings, most expensive first, and the rules that could not be checked."""
@@ -265,7 +268,7 @@ def _is_used_up(item: Judged) -> bool:
     """Whether the findings above recover nearly all the time that this one would."""
     if item.place is not None or item.remaining_ns is None or item.recoverable_ns is None:
         return False
-    return item.remaining_ns <= (1 - EXPLAINED) * item.recoverable_ns
+    return item.remaining_ns <= max((1 - EXPLAINED) * item.recoverable_ns, NEGLIGIBLE_NS)
 
 
 def _on_subject(

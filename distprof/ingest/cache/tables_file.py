@@ -155,7 +155,9 @@ class _Stream:
         return self._start
 
     def write(self, data: Any) -> int:
-        """Append bytes."""
+        """Append bytes; those of a part that an interruption left unfinished are dropped."""
+        if self._file.closed:
+            return memoryview(data).nbytes
         self.checksum = zlib.crc32(data, self.checksum)
         self._file.write(data)
         count = memoryview(data).nbytes
