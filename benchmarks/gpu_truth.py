@@ -21,8 +21,8 @@ and ``logs/``. ``--keep DIR`` copies the first two, without caches and reports, 
 analyse them elsewhere, and again after each change, with ``--analyze-only DIR``, which needs no
 GPU. Two ranks on one GPU (``ranks/*``) run only if ``--only`` names them.
 
-On a machine without internet, with a checkout and the wheels of what ``pyproject.toml`` lists as
-dependencies in ``wheels/`` (torch is usually there)::
+On a machine without internet, with a checkout, in ``wheels/`` the wheels of what ``pyproject.toml``
+lists as dependencies, and the project's own (``pip wheel --no-deps .``: it declares the commands)::
 
     python -m pip install --no-index --no-deps --target site wheels/*.whl
     export PYTHONPATH=$PWD/site:$PWD:$PWD/probes:$PWD/reference_runs
