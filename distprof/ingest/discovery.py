@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # few jobs use object stores, and asyncio and fsspec take lon
     from distprof.remote.listing import Stored
 
 _TRACE_NAME = re.compile(r"\.(json(\.gz)?|sqlite3?)$", re.IGNORECASE)
-_OWN_FILES = {name for key, name in vars(artefacts).items() if key.endswith("_FILE")}
+_OWN_FILES = {value for name, value in vars(artefacts).items() if name.endswith("_FILE")}
 _NOT_TRACES = (_OWN_FILES - {artefacts.TRACE_FILE}) | {"package.json", "tsconfig.json"}
 _SNIFF_BYTES = 1 << 16
 _SNIFF_BYTES_REMOTE = 1 << 14  # of an object in a store: only this is downloaded twice

@@ -5,8 +5,8 @@ a pause of ``B`` ns that drained the GPU's queue (it ended in a gap, or within t
 one) put the CPU ``B`` ns behind. Without it, each later launch would come ``B`` ns sooner, less the
 idle time that the GPU would have been spared by then. So the CPU's part of that gap and of the
 following ones is charged to the pause, up to ``B`` in total. Pauses add up: of several, the last
-one that is not yet used up is charged. A lead ends where the CPU waits for room in the GPU's queue,
-and is never longer than the queue: the time since the activity a thousand launches ago started. A
+one that is not yet used up is charged. That ends once the CPU runs as far ahead of the GPU again.
+No lead is longer than the queue: the time since the activity a thousand launches ago started. A
 shorter pause is charged with its own duration, in its own gap only.
 """
 
@@ -106,7 +106,11 @@ def _carried(
     launch: Int64Array,
     runs: Int64Array,
 ) -> tuple[Int64Array, Int64Array]:
-    """What draining pauses are charged with in each gap, and the gap in which that pause ended."""
+    """What draining pauses are charged with in each gap, and the gap in which that pause ended.
+
+    ``host_ns`` of a gap can be charged, and ``own`` is the time in pauses that ended in it. Launches
+    are ascending, and ``runs`` is when the GPU started each.
+    """
     charged, source = np.zeros_like(own), np.zeros_like(own)
     drains = np.flatnonzero(own >= DRAINING_NS)
     if len(drains) == 0:
@@ -118,23 +122,24 @@ def _carried(
     ends = np.append(drains[1:], len(own)).tolist()
     ahead = runs - launch
     lost: deque[tuple[int, int]] = deque()  # gap in which a pause ended, and what is left of it
+    lead = 0  # the sum of what is left
     for at, (drain, end, limit) in enumerate(zip(drains.tolist(), ends, most, strict=True)):
         lost.append((drain, int(own[drain])))
-        lead = _limited(lost, limit)
+        lead = _limited(lost, lead + int(own[drain]), limit)
         caught_up = np.flatnonzero(ahead[number[at] : number[at + 1]] >= lead)[:1] + number[at]
         stop = end
         if len(caught_up):
             until = np.searchsorted(call_start, launch[caught_up[0]], side="right")
             stop = max(min(int(until), end), drain + 1)
-        _charge(lost, host_ns[drain:stop], charged[drain:stop], source[drain:stop])
+        lead -= _charge(lost, host_ns[drain:stop], charged[drain:stop], source[drain:stop])
         if len(caught_up):
             lost.clear()
+            lead = 0
     return charged, source
 
 
-def _limited(lost: deque[tuple[int, int]], limit: int) -> int:
-    """The sum of all, after the oldest were reduced until it is within the limit."""
-    total = sum(left for _, left in lost)
+def _limited(lost: deque[tuple[int, int]], total: int, limit: int) -> int:
+    """The total of all, after the oldest were reduced until it is within the limit."""
     while total > limit and len(lost) > 1:
         drain, left = lost.popleft()
         dropped = min(left, total - limit)
@@ -146,8 +151,12 @@ def _limited(lost: deque[tuple[int, int]], limit: int) -> int:
 
 def _charge(
     lost: deque[tuple[int, int]], host_ns: Int64Array, charged: Int64Array, source: Int64Array
-) -> None:
-    """Charge gaps to the last pauses first; writes to the last two arguments."""
+) -> int:
+    """Charge gaps to the last pauses first; writes to the last two arguments.
+
+    Returns:
+        The time that was charged.
+    """
     whole = np.cumsum(host_ns)
     left_ns = int(whole[-1])
     reached: list[int] = []
@@ -165,6 +174,7 @@ def _charge(
         charged[:] = np.clip(reached[-1] - before, 0, host_ns)
         piece = np.searchsorted(np.array(reached), before, side="right")
         source[:] = np.array(of, np.int64)[np.minimum(piece, len(of) - 1)]
+    return int(whole[-1]) - left_ns
 
 
 def _longest(length: Int64Array, first: Int64Array, last: Int64Array) -> Int64Array:

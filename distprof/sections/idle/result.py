@@ -14,7 +14,6 @@ COMPILES = "torch.compile"
 """Names of pauses that no call or range names; ``MEMORY`` stands for all calls of its kind, and
 ``COMPILES`` names what ran in one."""
 
-
 CPU_OPTIMIZER = "cpu-optimizer"
 """Scenario in which no optimizer runs on the CPU and nothing is copied for it."""
 

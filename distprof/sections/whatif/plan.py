@@ -15,6 +15,7 @@ from enum import IntEnum
 import msgspec
 from msgspec.structs import replace
 
+from distprof.sections.idle.result import CPU_OPTIMIZER
 from distprof.sections.pipeline.result import MICRO_BATCHES, SCHEDULE
 from distprof.sections.whatif.changes import Change, Made, Model
 from distprof.sections.whatif.refill import Refill
@@ -62,7 +63,7 @@ _ACTIONS: tuple[tuple[str, _Class, int, str], ...] = (
     ("repeated gradients", _Class.SHARED, 0, "gradients reduced once per update"),
     ("input", _Class.SHARED, 1, "input always ready"),
     ("sync-calls", _Class.SHARED, 1, "synchronising calls removed"),
-    ("cpu-optimizer", _Class.SHARED, 1, "optimizer on the GPU"),
+    (CPU_OPTIMIZER, _Class.SHARED, 1, "optimizer on the GPU"),
     ("pause ", _Class.SHARED, 1, "{} out of the step"),
     ("launch-gaps", _Class.SHARED, 2, "launches on time"),
     ("late ranks", _Class.SHARED, 3, "ranks evened out"),

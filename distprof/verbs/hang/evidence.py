@@ -350,11 +350,12 @@ def _unreadable(source: str, broken: Sequence[tuple[DumpFile, str]]) -> InputErr
 
 
 def _nothing(source: str, output: JobOutput) -> InputError:
-    found = "an empty folder" if Path(source).is_dir() else "no file or folder with that name"
-    if Folder(source).names():
-        found = "none"
     if output.num_lines:
         found = f"{output.num_lines:,} lines of text without a time-out, an error or a stack"
+    elif Folder(source).names():
+        found = "none"
+    else:
+        found = "an empty folder" if Path(source).is_dir() else "no file or folder with that name"
     return InputError(
         source,
         expected="dumps of torch's Flight Recorder, such as nccl_trace_rank_0 or "

@@ -14,13 +14,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import distprof
-from distprof.ingest.job.rank_folder import RankFolder
+from benchmarks.gpu_truth import untraced_ms
 from distprof.rules.base import Finding
-from distprof.run.records import untraced_steps
 from distprof.sections.report import Report
 
 TRUTH = Path(__file__).parents[2] / "golden" / "gpu-truth"
@@ -49,13 +47,6 @@ def price_ns(finding: Finding) -> int:
     return next(value for value in known if value is not None)
 
 
-def own_step_ms(name: str) -> float:
-    """Mean untraced step of the recorded process, stalls included."""
-    log = RankFolder(0, str(TRUTH / name / "rank00000")).load().step_log
-    kept = log.take(untraced_steps(log))
-    return float(np.mean(kept["end_ns"] - kept["start_ns"])) / 1e6
-
-
 @pytest.mark.parametrize("name", [name for name, one in PROGRAMS.items() if one["right"]])
 def test_the_fault_is_the_first_finding_and_has_its_price(name, reports):
     report, truth = reports(name), PROGRAMS[name]
@@ -63,7 +54,7 @@ def test_the_fault_is_the_first_finding_and_has_its_price(name, reports):
     assert first.code in truth["right"], [one.code for one in on_job(report)]
     assert report.verdict.line.startswith(first.message[:40])
     measured = truth["faulty_ms"] - truth["healthy_ms"]
-    of_process = own_step_ms(name) - truth["healthy_ms"]
+    of_process = untraced_ms(TRUTH / name) - truth["healthy_ms"]
     ratios = [price_ns(first) / 1e6 / saved for saved in (measured, of_process)]
     assert any(abs(ratio - 1) <= CLOSE for ratio in ratios), ratios
 
