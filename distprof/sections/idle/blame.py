@@ -108,8 +108,8 @@ def _carried(
 ) -> tuple[Int64Array, Int64Array]:
     """What draining pauses are charged with in each gap, and the gap in which that pause ended.
 
-    ``host_ns`` of a gap can be charged, and ``own`` is the time in pauses that ended in it. Launches
-    are ascending, and ``runs`` is when the GPU started each.
+    ``host_ns`` of a gap can be charged, and ``own`` is the time in pauses that ended in it.
+    Launches are ascending, and ``runs`` is when the GPU started each.
     """
     charged, source = np.zeros_like(own), np.zeros_like(own)
     drains = np.flatnonzero(own >= DRAINING_NS)
