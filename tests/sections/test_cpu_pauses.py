@@ -55,6 +55,12 @@ def test_freeing_memory_is_a_pause_of_memory_although_it_waits_for_the_gpu():
     assert pauses(rank) == [("MEMORY", "cudaFree", 40, 60)]
 
 
+def test_a_pause_that_begins_a_rounding_error_before_the_one_before_it_ended_is_a_pause():
+    rank = busy((0, 40), (60, 100)).sync("cudaStreamSynchronize", 40 * MS, 44 * MS)
+    rank.annotation("enumerate(DataLoader)#_Iter.__next__", 44 * MS - 20, 60 * MS)
+    assert pauses(rank) == [("SYNC", "cudaStreamSynchronize", 40, 44), ("INPUT", "input", 44, 60)]
+
+
 def test_a_collection_that_only_the_probes_saw_is_a_pause():
     found = pauses(busy((0, 40), (60, 100)), collections=Intervals.of((40 * MS, 60 * MS)))
     assert found == [("COLLECTION", "garbage collection", 40, 60)]

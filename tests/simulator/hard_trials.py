@@ -47,6 +47,7 @@ __all__ = [
     "missing_culprit",
     "noisy_hot_rank",
     "offloads",
+    "one_missing",
 ]
 
 SHAPES = (

@@ -40,6 +40,8 @@ __all__ = ["FAULTS", "Outcome", "Trial", "Truth", "healthy", "is_overstated", "j
 
 ACCUSING = ("STR", "PIP101", "MOE101", "INP", "HST103")
 """Codes of findings that blame a rank, a stage, an expert, a link or the data."""
+ABSENT = "STR114"
+"""Code of the finding that blames ranks that were not recorded."""
 SHAPES = (
     *(Shape(num_nodes=2, per_node=2),) * 3,
     *(Shape(num_nodes=2, per_node=4),) * 4,
@@ -279,9 +281,13 @@ class Outcome:
 
     @property
     def accusations(self) -> list[Finding]:
-        """Findings that blame anybody or name a fault of the job, in the report's order."""
+        """Findings that blame anybody or name a fault of the job, in the report's order.
+
+        In a job with a fault, blame of the ranks without a trace accuses nobody who is known.
+        """
         codes = {code for truth in self.trial.truths for code in truth.codes}
-        return [f for f in self.findings if f.code.startswith(ACCUSING) or f.code in codes]
+        known = [f for f in self.findings if f.code != ABSENT or not self.trial.job.faults]
+        return [f for f in known if f.code.startswith(ACCUSING) or f.code in codes]
 
     @property
     def overstated(self) -> list[Finding]:

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.intervals import Intervals, covered, outermost, subtract, union
+from distprof.intervals import Intervals, covered, subtract, union
 from distprof.run.tables import Launches, RankTables, intervals_of
 from distprof.schema import Int64Array, Table
 from distprof.sections.idle.gaps import blocking_calls, is_loading
@@ -66,6 +66,8 @@ LEAST_SHARE, LEAST_NS = 0.03, 1_000_000
 
 LEAST_SHARE_UNNAMED, LEAST_NS_UNNAMED = 0.08, 2_000_000
 """The same without a name: a loop does many small things between its steps."""
+
+_LOW = np.iinfo(np.int64).min
 
 LEAST_OF_THREAD = 0.01
 """Share of the launches from which a thread is one of those that launch."""
@@ -144,7 +146,10 @@ def _called(found: Intervals, kind: PauseKind, name: str) -> Pauses:
 
 
 def _merged(parts: list[Pauses]) -> Pauses:
-    """The outermost of all pauses, in order; of those that overlap, the first."""
+    """The outermost of all pauses, in order. Of two that overlap, the second begins later.
+
+    Calls one after another may overlap, because the profiler rounds their times.
+    """
     start, end, kind = (
         np.concatenate([getattr(part, name) for part in parts]) for name in ("start", "end", "kind")
     )
@@ -155,9 +160,12 @@ def _merged(parts: list[Pauses]) -> Pauses:
         else np.empty(0, np.int32)
         for part in parts
     ]
-    kept = outermost(start, end)
+    kept = np.lexsort((-end, start))
+    before = np.concatenate(([_LOW], np.maximum.accumulate(end[kept])))[: len(kept)]
+    is_outer = end[kept] > before
+    kept, before = kept[is_outer], before[is_outer]
     return Pauses(
-        start=start[kept],
+        start=np.maximum(start[kept], before),
         end=end[kept],
         kind=kind[kept],
         name=np.concatenate(codes)[kept],

@@ -128,9 +128,7 @@ def _waiting(log: TrainingLogResult) -> str:
     if not waits:
         return ""
     parts = [f"{t.name} {format_duration(t.mean_ns)}" for t in waits]
-    return (
-        f"Most of the communication in the timers is waiting for other stages: {', '.join(parts)}."
-    )
+    return f"Timers that include waiting for other stages: {', '.join(parts)}."
 
 
 def _reducing(log: TrainingLogResult) -> str:

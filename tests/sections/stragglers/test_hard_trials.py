@@ -14,6 +14,7 @@ from tests.simulator.hard_trials import (
     missing_culprit,
     noisy_hot_rank,
     offloads,
+    one_missing,
 )
 from tests.simulator.trials import judge
 
@@ -49,11 +50,21 @@ def test_nobody_is_accused_in_a_healthy_job_or_for_a_rank_that_was_not_recorded(
     assert outcome.overstated == []
 
 
-def test_lateness_that_enters_through_an_unrecorded_rank_is_said_to_be_that_rank_s():
-    outcome = judge(hard_trial_of(missing_culprit, "hsdp", 5004))
+@pytest.mark.parametrize("workload", ["hsdp", "tp_dp", "moe"])
+def test_lateness_that_enters_through_an_unrecorded_rank_is_said_first_to_be_that_rank_s(workload):
+    outcome = judge(hard_trial_of(missing_culprit, workload, 5004))
     (absent,) = set(range(outcome.trial.job.world_size)) - set(outcome.trial.job.present)
-    (found,) = [found for found in outcome.findings if found.code == "COM101"]
-    assert f"may be waiting for rank {absent}, which was not recorded" in found.message
+    first = outcome.findings[0]
+    assert first.code == "STR114"
+    assert first.ranks == (absent,)
+    assert f"for rank {absent}, which was not recorded" in first.message
+    assert first.cost_ns_per_step > 0.02 * outcome.step_ns
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_a_rank_that_was_not_recorded_is_not_suspected_in_a_healthy_job(workload):
+    outcome = judge(hard_trial_of(one_missing, workload, 5004))
+    assert "STR114" not in {found.code for found in outcome.findings}
 
 
 @pytest.mark.parametrize("seed", drawn([5000, 5001, 5002, 5003], always=2))

@@ -104,14 +104,17 @@ def check(
         ),
         cost_ns_per_step=cost,
         confidence=Confidence.MEASURED if is_sure else Confidence.INFERRED,
-        ranks=tuple(
-            rank.rank
-            for rank in overlap.ranks
-            if rank.overlap_ratio is not None and rank.overlap_ratio < limits["overlap_ratio"]
-        ),
+        ranks=_ranks_below(overlap, limits["overlap_ratio"]),
         evidence=("overlap.ranks", "waterfall.all"),
         without="overlap",
     )
+
+
+def _ranks_below(overlap: OverlapResult, limit: float) -> tuple[int, ...]:
+    """The ranks with too little overlap; empty if it is all of them."""
+    ratios = [(rank.rank, rank.overlap_ratio) for rank in overlap.ranks]
+    below = tuple(rank for rank, ratio in ratios if ratio is not None and ratio < limit)
+    return () if len(below) == len(ratios) else below
 
 
 MOSTLY = 0.8
