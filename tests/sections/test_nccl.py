@@ -270,3 +270,19 @@ def test_gpus_without_nvlink_are_said(tmp_path):
         f"{ONE}Pattern 4, crossNic 0, nChannels 2, bw 6.0/6.0, type PHB/PIX, sameChannels 1\n"
     )
     assert any("no NVLink" in sentence for sentence in judge(analyze(path)).why)
+
+
+def test_hosts_that_chose_different_networks_cannot_connect(tmp_path):
+    path = tmp_path / "nccl.log"
+    path.write_text(
+        "x1:870:870 [1] NCCL INFO Using network IB\n"
+        "x0:26:26 [0] misc/ibvwrap.cc:63 NCCL WARN Failed to open libibverbs.so[.1]\n"
+        "x0:26:26 [0] NCCL INFO Using internal Network Socket\n"
+    )
+    report = analyze(path)
+    assert judge(report).line.startswith(
+        "Hosts chose different networks: TCP sockets on x0, IB on x1. NCCL cannot connect them."
+    )
+    (found,) = report.findings
+    assert found.code == "NET101"
+    assert "libibverbs in every container" in found.fix

@@ -65,12 +65,15 @@ def read_operator_table(source: str) -> OperatorTable:
                 _refuse(source, f"more than {MAX_ROWS:,} rows")
     if not operators:
         _refuse(source, f"no readable row, {num_broken:,} unreadable rows")
+    notes = [f"Unreadable rows, skipped: {num_broken:,}."] if num_broken else []
+    if not device and any(re.fullmatch(r"(?!CPU)\w+ total", name) for name in header):
+        notes.append("The table has no own times of the GPU (PyTorch before 1.7).")
     return OperatorTable(
         operators=tuple(operators),
         device=device,
         self_cpu_ns=totals.get("CPU"),
         self_device_ns=totals.get(device),
-        notes=(f"Unreadable rows, skipped: {num_broken:,}.",) if num_broken else (),
+        notes=tuple(notes),
     )
 
 

@@ -171,7 +171,7 @@ _CARDS = re.compile(r"NET/(\w{1,40}) ?: Using (\[\d+\].+)$")
 _IB_CARD = re.compile(r"\[(\d{1,6})\]([^\s/\[\]]{1,100})/([\w/]{1,40})")
 _SOCKET_CARD = re.compile(r"\[(\d{1,6})\]([^\s:\[\]]{1,40}):\S+")
 _NO_CARDS = re.compile(r"NET/(\w{1,40}) ?: No device found\.?$")
-_NETWORK = re.compile(r"Using network (.{1,60})$")
+_NETWORK = re.compile(r"Using (?:network|internal Network) (.{1,60})$")
 _CHANNELS = re.compile(
     rf"{_N} coll channels,(?: \d+ collnet channels,)?(?: {_N} nvls channels,)? \d+ p2p channels,"
     r" \d+ p2p channels per peer$"
@@ -382,6 +382,7 @@ _READERS: tuple[tuple[str, Callable[[str], Event | None]], ...] = (
     ("P2P is disabled between ", _peer_off),
     ("NET/", _cards),
     ("Using network ", _network),
+    ("Using internal Network ", _network),
     ("coll channels", _channels),
     ("nNodes", _nodes),
     ("Pattern ", _paths),

@@ -26,6 +26,10 @@ JOURNAL = '"__REALTIME_TIMESTAMP"'
 
 _DRIVER = "NVRM: "
 _XID = re.compile(r"NVRM: Xid \(([^)]{1,80})\): (\d{1,6})\b,?\s*(.{0,400})")
+_LOST = re.compile(r"NVRM: +(fallen off the bus and is not responding to commands)")
+"""Third line of a message without an XID, when the driver is loaded after the GPU was lost."""
+
+_OFF_THE_BUS = 79
 _XID_PROCESS = re.compile(r"pid='?(\d{1,10})'?, name=([^,]{1,40}), ?")
 _XID_NO_PROCESS = re.compile(r"pid='?<unknown>'?, name=<unknown>, ?")
 _GPU = re.compile(r"NVRM: GPU at (PCI:[0-9a-fA-F:.]{4,40}): (GPU-[0-9a-fA-F-]{8,40})")
@@ -184,8 +188,22 @@ def _take_driver(message: str, stamp: _Stamp, collector: Collector) -> None:
     named = _GPU.search(message)
     if named is not None and len(collector.uuids) < 100_000:
         collector.uuids[f"{stamp.host} {bus_id(named[1])}"] = named[2]
-    found = _XID.search(message)
+    found = _XID.search(message) or _LOST.search(message)
     if found is None:
+        return
+    if found.re is _LOST:
+        collector.event(
+            DeviceEvent(
+                file=collector.file,
+                kind="xid",
+                number=_OFF_THE_BUS,
+                text=found[1],
+                t_ns=stamp.t_ns,
+                clock=stamp.clock,
+                time=stamp.time,
+                host=stamp.host,
+            )
+        )
         return
     where, text = bus_id(found[1]), found[3].strip()
     process = _XID_PROCESS.match(text)

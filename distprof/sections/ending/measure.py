@@ -189,6 +189,7 @@ def _xid(output: JobOutput) -> EndingResult | None:
         return None
     number = event.fields.get("code", "")
     what = f"Xid {number} (PCI {event.fields.get('bus', '')})" if number else event.fields["what"]
+    what = "that it has fallen off the bus" if "fallen off" in what else what
     return _made(
         "xid",
         f"A GPU failed: the driver reports {what}.",
@@ -297,8 +298,8 @@ def _is_own(event: OutputEvent) -> bool:
         not _NOT_OWN.search(kind)
         and event.fields.get("kind", "") == ""
         and not re.search(
-            r"(?i)nccl|gloo|watchdog|communicator|broken pipe|connection|socket timeout|rendezvous"
-            r"|monitoredbarrier|mismatch between collectives|out of memory|CUDA error"
+            r"(?i)nccl|hccl|gloo|watchdog|communicator|broken pipe|connection|socket timeout"
+            r"|rendezvous|monitoredbarrier|mismatch between collectives|out of memory|CUDA error"
             r"|engine core|worker.{0,20}died",
             f"{kind} {message}",
         )
@@ -482,7 +483,7 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
     who = _subject(event)
     if event.rank is None and ranks:
         who = f"{capitalized(name_ranks(ranks))}{_at(event)}"
-    elif event.rank is None and event.yields == "local_exit":
+    elif event.rank is None and "local" in event.fields:
         who = f"A process with local rank {event.fields['local']}"
     if name:
         how = f"was ended by {name}"
@@ -586,7 +587,9 @@ def _store(output: JobOutput) -> EndingResult | None:
     if event is None:
         return None
     fields = event.fields
-    if "address" in fields:
+    if "other" in fields:
+        what = f"rank {event.rank} waited for the NCCL identifier that rank {fields['other']} sends"
+    elif "address" in fields:
         who = "a process" if event.rank is None else f"rank {event.rank}"
         address = fields["address"].replace(", ", ":")
         what = f"{who} could not reach the rendezvous at {address}"
@@ -596,7 +599,7 @@ def _store(output: JobOutput) -> EndingResult | None:
         what = f"the rendezvous failed ({fields['type']})"
     else:
         what = "a process waited for a key of the store that another rank never wrote"
-    return _made(
+    found = _made(
         "store",
         f"Stuck: {what}.",
         event,
@@ -605,6 +608,7 @@ def _store(output: JobOutput) -> EndingResult | None:
         ranks=(),
         state=STUCK,
     )
+    return replace(found, suspects=(int(fields["other"]),)) if "other" in fields else found
 
 
 def _peer(output: JobOutput) -> EndingResult | None:
@@ -651,16 +655,52 @@ def _peer(output: JobOutput) -> EndingResult | None:
 
 
 def _frozen(output: JobOutput) -> EndingResult | None:
-    event = next(iter(_of(output, "frozen", "timeout")), None)
-    if event is None:
+    events = _of(output, "frozen", "timeout")
+    if not events:
         return None
-    return _made(
-        "frozen",
-        f"Stuck: a watchdog of {'a process' if event.rank is None else f'rank {event.rank}'} timed "
-        "out, and its lines name no collective.",
-        event,
-        "Get the Python stacks of all ranks: py-spy dump.",
-        state=STUCK,
+    ranks = sorted({event.rank for event in events if event.rank is not None})
+    if events[0].name == "hccl-timeout":
+        who = name_ranks(ranks) if ranks else "a process"
+        return _made(
+            "frozen",
+            f"Stuck: {who} waited for another rank until HCCL's time-out.",
+            events[0],
+            "Read the logs of the ranks that report no time-out: one of them failed or is late.",
+            "Get the Python stacks of all ranks: py-spy dump.",
+            ranks=(),
+            state=STUCK,
+        )
+    who = f"{'watchdogs' if len(ranks) > 1 else 'watchdog'} of "
+    who += name_ranks(ranks) if ranks else "a process"
+    seconds = max((event.number("seconds") or 0 for event in events), default=0)
+    happened = f"made no progress for {seconds} s" if seconds else "timed out"
+    suspects, behind = _with_fewest_pending(events)
+    return replace(
+        _made(
+            "frozen",
+            f"Stuck: the {who} {happened}, and {'their' if len(ranks) > 1 else 'its'} lines name "
+            f"no collective.{behind}",
+            events[0],
+            "Get the Python stacks of all ranks: py-spy dump.",
+            ranks=tuple(ranks) if len(ranks) == 1 else (),
+            state=STUCK,
+        ),
+        suspects=suspects,
+    )
+
+
+def _with_fewest_pending(events: Iterable[OutputEvent]) -> tuple[tuple[int, ...], str]:
+    """The ranks that launched the fewest collectives after the one in which all wait."""
+    pending = {e.rank: e.number("pending") for e in events if e.rank is not None}
+    counts = {rank: count for rank, count in pending.items() if count is not None}
+    least, most = min(counts.values(), default=0), max(counts.values(), default=0)
+    suspects = tuple(sorted(rank for rank, count in counts.items() if count == least))
+    if least == most or 2 * len(suspects) > len(counts):
+        return (), ""
+    has = "have" if len(suspects) > 1 else "has"
+    return suspects, (
+        f" {capitalized(name_ranks(suspects))} {has} {least:,} collectives pending, others up to "
+        f"{most:,}: look at {name_ranks(suspects)} first."
     )
 
 

@@ -17,14 +17,19 @@ _UNEQUAL = ("ALLTOALL", "GATHER", "SCATTER", "SEND", "RECV", "COALESCED", "BROAD
 def positions_of(output: JobOutput) -> list[EndingPosition]:
     """One position per group and rank, from all lines of that rank."""
     events = [e for e in output.events if e.yields in ("timeout", "position")]
-    groups = {
-        (event.rank, event.number("seq")): _group(event)
-        for event in events
-        if event.yields == "position" and event.number("seq") is not None
-    }
+    groups: dict[tuple[int | None, int | None], str] = {}
+    shared: dict[int | None, set[str]] = {}  # groups in which ranks wait in a number
+    for event in events:
+        if event.yields == "position" and event.number("seq") is not None:
+            groups[event.rank, event.number("seq")] = _group(event)
+            shared.setdefault(event.number("seq"), set()).add(_group(event))
     found: dict[tuple[str, int, bool], EndingPosition] = {}
     for event in events:
-        group = _group(event) or groups.get((event.rank, event.number("seq")), "")
+        number = event.number("seq")
+        only = shared.get(number, set())
+        group = _group(event) or groups.get(
+            (event.rank, number), next(iter(only)) if len(only) == 1 else ""
+        )
         rank = event.rank if event.rank is not None else event.number("own")
         if rank is None:
             continue
@@ -94,9 +99,9 @@ def _of_group(name: str, positions: Sequence[EndingPosition], output: JobOutput)
         return _behind(name, late, positions)
     unequal = _mismatch(waiting)
     if unequal is not None:
-        return _unequal(name, unequal, waiting)
+        return _unequal(name, unequal, [one for one in waiting if one.op])
     silent = _silent(positions, output)
-    what = _operation(waiting[0], name)
+    what = _operation(next((one for one in waiting if one.op), waiting[0]), name)
     if silent:
         return EndingResult(
             state=STUCK,
@@ -169,6 +174,7 @@ def _behind(
 
 def _mismatch(waiting: Sequence[EndingPosition]) -> str | None:
     """What differs between ranks that wait in the same number: ``op`` or ``size``; None if none."""
+    waiting = [one for one in waiting if one.op]
     if len({one.seq for one in waiting}) > 1 or len(waiting) < 2:
         return None
     if len({one.op for one in waiting}) > 1:
@@ -190,12 +196,11 @@ def _unequal(name: str, what: str, waiting: Sequence[EndingPosition]) -> EndingR
         size = f" of {int(key[1]):,} elements" if key[1].isdigit() else ""
         texts.append(f"{_who(some, name)} in {operation_kind(key[0])}{size}")
     number = "" if waiting[0].seq is None else f" number {waiting[0].seq:,}"
-    of = f" of {name}" if name else ""
     differ = "different operations" if what == "op" else "different sizes"
     return EndingResult(
         state=STUCK,
         cause="mismatch",
-        verdict=f"Stuck: ranks launched {differ} as collective{number}{of}: "
+        verdict=f"Stuck: ranks launched {differ} as collective{number}{_of(name)}: "
         f"{'; '.join(texts[:4])}.",
         ranks=tuple(one.rank for one in odd if one.is_global),
         positions=tuple(waiting),
@@ -230,7 +235,12 @@ def _frozen(positions: Sequence[EndingPosition]) -> EndingResult | None:
 def _operation(one: EndingPosition, group: str) -> str:
     """For example ``all-reduce 96,117 of tp``."""
     number = "" if one.seq is None else f" {one.seq:,}"
-    return f"{operation_kind(one.op)}{number}{f' of {group}' if group else ''}"
+    return f"{operation_kind(one.op)}{number}{_of(group)}"
+
+
+def _of(group: str) -> str:
+    """For example `` of tp``; a number needs a word."""
+    return f" of {'process group ' if group.isdigit() else ''}{group}" if group else ""
 
 
 _NAMES = {

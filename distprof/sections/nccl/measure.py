@@ -235,6 +235,9 @@ def _host(log: NcclLog, host: str, processes: Sequence[int], used: set[int]) -> 
         cards=tuple(card.name for card in cards),
         used_cards=tuple(card.name for card in cards if card.index in used),
         links=tuple(sorted({card.link for card in cards if card.link})),
+        networks=tuple(
+            name for name, chosen in log.networks.items() if not set(chosen).isdisjoint(processes)
+        ),
     )
 
 

@@ -74,6 +74,7 @@ class NcclHost(Record, frozen=True, kw_only=True):
         cards: Network cards that NCCL found.
         used_cards: Cards that carry connections; also empty if no connection leaves the host.
         links: Link types of the cards, for example ``IB/SHARP`` or ``RoCE``.
+        networks: Networks that its processes chose, for example ``IB`` or ``Socket``.
     """
 
     host: str
@@ -82,6 +83,7 @@ class NcclHost(Record, frozen=True, kw_only=True):
     cards: tuple[str, ...]
     used_cards: tuple[str, ...]
     links: tuple[str, ...]
+    networks: tuple[str, ...] = ()
 
 
 class NcclSetting(Record, frozen=True, kw_only=True):
@@ -194,3 +196,29 @@ class NcclResult(Result, frozen=True, kw_only=True):
     remarks: tuple[NcclSetting, ...] = ()
     choices: tuple[NcclChoices, ...] = ()
     warnings: tuple[NcclWarnings, ...] = ()
+
+
+_NAMED_HOSTS = 4
+
+
+def network_name(name: str) -> str:
+    """What NCCL calls ``Socket``, in the words of a reader."""
+    return "TCP sockets" if name == "Socket" else name
+
+
+def different_networks(result: NcclResult) -> str:
+    """For example ``IB on x1, TCP sockets on x0``; empty if all hosts of a job chose the same.
+
+    Both ends of a connection need the same network.
+    """
+    chosen: dict[tuple[str, ...], list[str]] = {}
+    for host in result.hosts:
+        if host.networks:
+            chosen.setdefault(host.networks, []).append(host.host)
+    are_jobs = result.num_jobs > 1 and bool(result.groups)
+    if len(chosen) < 2 or are_jobs or result.transports:
+        return ""
+    return ", ".join(
+        f"{' and '.join(map(network_name, names))} on {', '.join(hosts[:_NAMED_HOSTS])}"
+        for names, hosts in chosen.items()
+    )

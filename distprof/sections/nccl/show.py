@@ -14,6 +14,8 @@ from distprof.sections.nccl.result import (
     NcclHost,
     NcclResult,
     NcclTransport,
+    different_networks,
+    network_name,
 )
 from distprof.sections.parts import is_recorded
 from distprof.sections.shows import VerdictText, headline, table, verdict
@@ -74,7 +76,9 @@ def _chosen(result: NcclResult) -> str:
         return ""
     cards = sorted({card for host in result.hosts for card in host.cards})
     over = f" over {', '.join(cards[:4])}" if cards else ""
-    names = ["TCP sockets" if name == "Socket" else name for name in result.networks]
+    if differ := different_networks(result):
+        return f"Hosts chose different networks: {differ}. NCCL cannot connect them. "
+    names = [network_name(name) for name in result.networks]
     missing = any("libibverbs" in warning.text for warning in result.warnings)
     why = " because libibverbs could not be opened" if missing else ""
     return f"Between nodes, NCCL uses {' and '.join(names)}{over}{why}. "

@@ -31,6 +31,8 @@ MAX_ROWS = 12
 
 _MAX_NAME = 60
 
+_NAMED_ROWS = 3
+
 
 @table(place=490)
 def summarised_classes_table(report: Report, *, show_all: bool) -> TableView | None:
@@ -234,6 +236,20 @@ def _input(result: InputReadinessResult) -> list[str]:
     return [f"{text}; which rank it is keeps changing."]
 
 
+def _cpu_rows(result: OperatorTableResult) -> list[str]:
+    """What takes CPU time, of a table without a row that takes time on the GPU."""
+    rows = sorted(result.rows, key=lambda row: -row.self_cpu_ns)[:_NAMED_ROWS]
+    named = ", ".join(
+        f"{shorten(row.name, _MAX_NAME)} ({format_duration(row.self_cpu_ns)}, "
+        f"{counted(row.num_calls, 'call')})"
+        for row in rows
+        if row.self_cpu_ns
+    )
+    lacks = "No row of the table has own time on the GPU."
+    lacks = lacks if result.device else "The table has only CPU times."
+    return [f"{lacks} Most CPU time: {named}." if named else lacks]
+
+
 def _operators(result: OperatorTableResult) -> list[str]:
     if not result.num_rows:
         return []
@@ -243,11 +259,9 @@ def _operators(result: OperatorTableResult) -> list[str]:
             f"{counted(result.num_steps, 'step')} of {format_duration(result.step_ns)}, profiler "
             "included."
         )
-    if not result.parts:
-        return ["The table of operators names no kernel, only CPU time.", *steps]
     first = next((part for part in result.parts if part.num_calls is not None), None)
     if first is None:
-        return ["The table of operators lists no row with time on the GPU.", *steps]
+        return [*_cpu_rows(result), *steps]
     return [
         f"{first.kind.capitalize()} takes most of the GPU's time that is listed: "
         f"{format_duration(first.device_ns)} of {format_duration(result.self_device_ns)} "

@@ -9,7 +9,8 @@ EFA move data from GPU to GPU at several times the bandwidth and a fraction of t
 
 ## Evidence needed
 An NCCL log (`NCCL_DEBUG=INFO`) that names connections between nodes, or at least the network that
-NCCL chose. The log shows only networks that NCCL found.
+NCCL chose. The log shows only networks that NCCL found. Hosts of one job that chose different
+networks are named, too: they cannot connect.
 
 ## How the cost is computed
 With traces: exposed transfer per step of the collectives that cross nodes. This is an upper bound
@@ -34,7 +35,7 @@ from collections.abc import Iterator
 
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.collectives.result import CollectivesResult
-from distprof.sections.nccl.result import BETWEEN, NcclResult
+from distprof.sections.nccl.result import BETWEEN, NcclResult, different_networks
 from distprof.sections.nccl.rules._shared import (
     connections,
     exposed_between_nodes,
@@ -90,6 +91,17 @@ def _by_choice(nccl: NcclResult) -> Iterator[Draft]:
 
     Inside a node, ranks do without the network, so a log of one host is information.
     """
+    if differ := different_networks(nccl):
+        yield Draft(
+            message=f"Hosts chose different networks: {differ}. NCCL cannot connect them.",
+            fix=(
+                "Make the same network available on all hosts (InfiniBand devices, libibverbs or "
+                "the plug-in in every container), or set NCCL_NET=Socket on all of them."
+            ),
+            confidence=Confidence.MEASURED,
+            evidence=("nccl.hosts",),
+        )
+        return
     if set(nccl.networks) != {"Socket"}:
         return
     cards = sorted({card for host in nccl.hosts for card in host.cards})

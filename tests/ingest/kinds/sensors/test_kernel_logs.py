@@ -213,3 +213,13 @@ def test_many_crashes_of_one_program_are_one_row(tmp_path):
     log_of(tmp_path, text)
     (row,) = distprof.analyze(str(tmp_path / "kernel.log")).telemetry.errors
     assert (row.kind, row.count, row.device, row.pid) == ("crash", 30, "node-1", 0)
+
+
+def test_a_gpu_that_the_driver_did_not_find_again_is_xid_79(tmp_path):
+    text = (
+        "[  100.1] NVRM: The NVIDIA GPU 0000:3b:00.0\n"
+        "               NVRM: (PCI ID: 10de:2330) installed in this system has\n"
+        "               NVRM: fallen off the bus and is not responding to commands.\n"
+    )
+    (event,) = log_of(tmp_path, text).events
+    assert (event.kind, event.number, event.bus_id) == ("xid", 79, "")
