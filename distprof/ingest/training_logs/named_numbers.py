@@ -255,7 +255,10 @@ def _rates(line: bytes) -> dict[str, float]:
 
 
 def _of_the_usual_kind(found: list[_Report]) -> list[_Report]:
-    """Reports of the rank that prints most, if their numbers mostly ascend."""
+    """Reports of the rank that prints most, if their numbers mostly ascend.
+
+    A step that several ranks report without a prefix counts once.
+    """
     ranks = Counter(one.rank for one in found)
     if not ranks:
         return []
@@ -263,6 +266,7 @@ def _of_the_usual_kind(found: list[_Report]) -> list[_Report]:
     mine = [one for one in found if one.rank == usual]
     if any(one.time is not None or one.rate is not None for one in mine):
         mine = [one for one in mine if one.time is not None or one.rate is not None]
+    mine = mine[:1] + [one for before, one in pairwise(mine) if one.number != before.number]
     rises = sum(b.number > a.number for a, b in pairwise(mine))
     return mine if rises >= 0.8 * (len(mine) - 1) else []
 

@@ -21,6 +21,8 @@ from __future__ import annotations
 
 import re
 
+import msgspec
+
 from distprof.ingest.training_logs.grammar import (
     NUMBER,
     Grammar,
@@ -157,8 +159,8 @@ class MegatronGrammar(Grammar):
 
 def _is_deepspeeds(block: bytes, start: int) -> bool:
     """Whether timers follow ``rank=0`` or ``[Rank 0]``, as DeepSpeed prints them."""
-    before = block[max(start - 16, 0) : start]
-    return before.endswith(b"] ") or b"rank=" in before
+    before, names = block[max(start - 16, 0) : start], block[start : start + 40]
+    return before.endswith(b"] ") or b"rank=" in before or b"forward_microstep" in names
 
 
 def _named(pairs: list[tuple[bytes, bytes]]) -> dict[str, int]:
@@ -180,14 +182,18 @@ _RATE = re.compile(
 )
 
 _DEEPSPEED_TIMERS = re.compile(
-    rb"(?:rank=\d{1,6}|\[Rank \d{1,6}\]) time \(ms\) "
+    rb"(?:(?:rank=\d{1,6}|\[Rank \d{1,6}\]) |(?=time \(ms\) \| *forward_microstep:))time \(ms\) "
     rb"((?:\| *[A-Za-z][\w/.-]{0,60}: *" + NUMBER + rb" *)+)"
 )
 
 _BATCH = re.compile(rb"train_batch_size \.{3,60} (\d{1,12})")
 
-_WHOLE_STEP = {"fwd", "bwd", "step"}
+_WHOLE_STEP = ("fwd", "bwd", "step")
 """Timers of the breakdown that add up to a step; the others are parts of them."""
+
+_WHOLE_MICRO_STEP = tuple(f"{name}_microstep" for name in _WHOLE_STEP)
+
+_MICRO_NOTE = "The log has no times of whole steps: an iteration is a micro-batch."
 
 _DEEPSPEED_WORLD = re.compile(rb"world_size \.{3,60} (\d{1,9})")
 
@@ -201,6 +207,7 @@ class DeepSpeedGrammar(Grammar):
     """Reports of DeepSpeed's engines; without any, the breakdown of each step is its report."""
 
     _is_of_timers: bool = False
+    _micro_steps: list[dict[str, int]] = msgspec.field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -211,7 +218,7 @@ class DeepSpeedGrammar(Grammar):
     def signs(self) -> tuple[bytes, ...]:
         """Byte strings, at least one of which is in every relevant block."""
         return (b"iter time (s):", b"CurrSamplesPerSec=", b"train_batch_size ..", b"] time (ms) |",
-                b"rank=0 time (ms) |")  # fmt: skip
+                b"rank=0 time (ms) |", b"forward_microstep: ")  # fmt: skip
 
     def take(self, block: bytes) -> None:
         """Read reports and timers in the order of the log."""
@@ -253,12 +260,34 @@ class DeepSpeedGrammar(Grammar):
 
     def _take_timers(self, text: bytes) -> None:
         pairs = ((name, ms_to_ns(to_float(ms))) for name, ms in _TIMER.findall(text))
-        timers = {n.decode("ascii", "replace"): ns for n, ns in pairs if ns is not None}
+        timers = {_today(n.decode("ascii", "replace")): ns for n, ns in pairs if ns is not None}
         if not self.rows or self._is_of_timers:
-            if not timers.keys() >= _WHOLE_STEP:
+            if timers.keys() >= {*_WHOLE_MICRO_STEP} and len(self._micro_steps) < _MAX_MICRO_STEPS:
+                self._micro_steps.append(timers)
+            if not timers.keys() >= {*_WHOLE_STEP}:
                 return
             self._is_of_timers = True
             self.add(Row(iteration=None, duration_ns=sum(timers[name] for name in _WHOLE_STEP)))
         self.add_timers(timers)
         if _NOTE not in self.notes:
             self.notes.append(_NOTE)
+
+    def finish(self) -> None:
+        """Without times of whole steps, micro-batches are the iterations."""
+        if self.rows or len(self._micro_steps) < _FEWEST_MICRO_STEPS:
+            return
+        for timers in self._micro_steps:
+            ns = sum(timers[name] for name in _WHOLE_MICRO_STEP)
+            self.add(Row(iteration=None, duration_ns=ns))
+            self.add_timers(timers)
+        self.notes.append(_MICRO_NOTE)
+
+
+_MAX_MICRO_STEPS = 100_000
+
+_FEWEST_MICRO_STEPS = 3
+
+
+def _today(name: str) -> str:
+    """Present name of a timer: before 2023, ``fwd`` was ``forward``."""
+    return name.replace("forward", "fwd").replace("backward", "bwd")

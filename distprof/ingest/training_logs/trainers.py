@@ -151,13 +151,14 @@ class BarGrammar(Grammar):
 # Lightning ----------------------------------------------------------------------------------------
 
 _ACTION = re.compile(
-    rb"^\| {1,4}(\S[^|\n]{0,200}?) *\| +("
+    rb"^(?:\| {1,4})?([^\s|][^|\n]{0,200}?)[ \t]*\| *("
     + NUMBER
-    + rb") *\| +(\d{1,12}) *\| +("
+    + rb")[ \t]*\|(?: *(\d{1,12})[ \t]*\|)? *("
     + NUMBER
-    + rb") *\|",
+    + rb")[ \t]*(?:\||$)",
     re.MULTILINE,
 )
+"""Name, mean, number of calls (not in the first versions), total; once with tabs as well."""
 
 _STATS = re.compile(
     rb"Profile stats for: (\S[^\n]{0,200}?)(?: rank: \d{1,7})?\n"
@@ -169,6 +170,9 @@ _STATS = re.compile(
 _BATCH = "run_training_batch"
 
 _NEXT = "train_dataloader_next"
+
+_PARTS = ("model_forward", "model_backward", "optimizer_step", "get_train_batch")
+"""What the first versions list instead of a batch; the forward pass counts them."""
 
 
 class LightningGrammar(Grammar):
@@ -188,8 +192,10 @@ class LightningGrammar(Grammar):
 
     def take(self, block: bytes) -> None:
         """Read actions: their mean times, or their total times and numbers of calls."""
-        for name, mean, calls, _ in _ACTION.findall(block):
-            self._means[name.decode("utf-8", "replace")] = (to_float(mean), int(calls))
+        for name, mean, calls, total in _ACTION.findall(block):
+            each, whole = to_float(mean), to_float(total)
+            count = int(calls) if calls else round(whole / each) if whole and each else 0
+            self._means[name.decode("utf-8", "replace")] = (each, count)
         for name, total, calls in _STATS.findall(block):
             seconds, count = to_float(total), int(calls)
             if seconds is not None and count:
@@ -198,7 +204,7 @@ class LightningGrammar(Grammar):
     def finish(self) -> None:
         """A batch and its loading make an iteration."""
         means = self._means
-        seconds, count = means.get(_BATCH, (None, 0))
+        seconds, count = means.get(_BATCH) or self._of_parts()
         if seconds is None or not count:
             return
         whole = {
@@ -210,6 +216,15 @@ class LightningGrammar(Grammar):
         self.add(Row(iteration=count, duration_ns=s_to_ns(seconds), span=count))
         found = {name: s_to_ns(each) for name, each in whole.items()}
         self.add_timers({name: ns for name, ns in found.items() if ns is not None})
+
+    def _of_parts(self) -> tuple[float | None, int]:
+        """Seconds and number of batches from their parts."""
+        known = {name: self._means[name] for name in _PARTS if name in self._means}
+        if _PARTS[0] not in known or _PARTS[1] not in known:
+            return None, 0
+        count = known[_PARTS[0]][1]
+        total = sum((mean or 0.0) * calls for mean, calls in known.values())
+        return (total / count if count else None), count
 
 
 # MLPerf -------------------------------------------------------------------------------------------

@@ -596,7 +596,7 @@ def _store(output: JobOutput) -> EndingResult | None:
     elif "joined" in fields:
         what = f"only {fields['joined']} of {fields['expected']} processes joined the rendezvous"
     elif "type" in fields:
-        what = f"the rendezvous failed ({fields['type']})"
+        what = f"ranks could not connect ({fields['type']})"
     else:
         what = "a process waited for a key of the store that another rank never wrote"
     found = _made(
@@ -704,8 +704,14 @@ def _with_fewest_pending(events: Iterable[OutputEvent]) -> tuple[tuple[int, ...]
     )
 
 
+def _died(output: JobOutput) -> EndingResult | None:
+    """A process whose end its scheduler noticed: what others lost then only follows."""
+    event = next((e for e in _of(output, "died") if not _signal(e)), None)
+    return None if event is None else _ended(event, output)
+
+
 def _exited(output: JobOutput) -> EndingResult | None:
-    exits = [e for e in _exits(output) if _signal(e) or e.number("code")] or _of(output, "died")
+    exits = [e for e in _exits(output) if _signal(e) or e.number("code")]
     return _ended(exits[0], output) if exits else None
 
 
@@ -764,6 +770,7 @@ _CAUSES: tuple[Callable[[JobOutput], EndingResult | None], ...] = (
     diagnose_positions,
     _missing,
     _store,
+    _died,
     _peer,
     _frozen,
     _exited,

@@ -19,7 +19,7 @@ from distprof.sections.base import Result
 
 INPUT_TIMER = re.compile(
     r"^(?:data|input|load|fetch)(?:[_ ]?(?:time|wait|load\w{0,6}))?$|^batch-generator$"
-    r"|train_dataloader_next$|^dataloader"
+    r"|train_dataloader_next$|^get_train_batch$|^dataloader"
 )
 """Names of timers around the wait for the next batch, as programs print them."""
 

@@ -23,6 +23,12 @@ _REDUCTIONS = ("bwd_allreduce", "bwd_allreduce_microstep", "backward-params-all-
 """Timers of DeepSpeed and Megatron-LM around the reduction of gradients alone."""
 
 
+_STEPS_OF_DEEPSPEED = (
+    ("fwd", "bwd", "step"),
+    ("fwd_microstep", "bwd_microstep", "step_microstep"),
+)
+"""Timers that add up to a step, or else to a micro-batch."""
+
 _STEP_PARTS = {
     "Computing": "computation",
     "Communication(Not Overlapped)": "exposed communication",
@@ -110,10 +116,8 @@ def _line(log: TrainingLogResult) -> str:
         return f"{time}: {parts}."
     if log.idle_ratio is None:
         usually = format_duration(log.median_ns)
-        return (
-            f"{time} (mean of {log.num_steady:,} reports, median {usually}); a trace would show "
-            "where the time goes."
-        )
+        mean = f"mean of {counted(log.num_steady, 'report')}, median {usually}"
+        return f"{time} ({mean}); a trace would show where the time goes."
     who = f"the {log.timer_stage} stage" if log.timer_stage else "the slowest rank"
     if log.mesh.get("pp", 1) < 2:
         who = "the rank of the timers"
@@ -137,10 +141,11 @@ def _reducing(log: TrainingLogResult) -> str:
     DeepSpeed's breakdown has no share of an iteration, but its timers of one line add up to one.
     """
     means = {timer.name: timer.mean_ns for timer in log.timers}
-    whole = sum(means.get(name, 0) for name in ("fwd", "bwd", "step"))
+    parts = next((p for p in _STEPS_OF_DEEPSPEED if means.keys() >= {*p}), ())
+    whole = sum(means[name] for name in parts)
     for timer in (one for one in log.timers if one.name in _REDUCTIONS):
         ratio = timer.ratio
-        if ratio is None and "fwd" in means and whole:
+        if ratio is None and whole:
             ratio = timer.mean_ns / whole
         if ratio is not None and ratio >= MIN_IDLE_RATIO:
             return (

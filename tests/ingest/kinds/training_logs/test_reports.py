@@ -15,6 +15,7 @@ from distprof.ingest.output.expressions import SHORTEST_SIGN
 from distprof.ingest.training_logs.read import read_training_log
 from distprof.ingest.training_logs.reports import Reports, wordings
 from distprof.schema import ABSENT
+from distprof.sections.verdict import judge
 
 MS = 1_000_000
 
@@ -267,3 +268,59 @@ def test_noise_and_schedules_are_no_slow_spans(tmp_path, seed):
         path = tmp_path / "train.log"
         path.write_text("".join(f"step {i} dt: {v:.1f}ms\n" for i, v in enumerate(values)))
         assert distprof.analyze(str(path)).training_log.slow_span is None
+
+
+def test_old_timers_of_deepspeed_without_whole_steps_are_micro_batches(tmp_path):
+    line = (
+        "time (ms) | forward_microstep: 200.0 | backward_microstep: 300.0 | "
+        "backward_inner_microstep: 250.0 | backward_allreduce_microstep: 50.0 | step_microstep: 0.0"
+    )
+    path = tmp_path / "train.log"
+    path.write_text(f"{line}\n" * 4)
+    log = read_training_log(str(path))
+    assert log.origin == "DeepSpeed"
+    assert log.duration_ns.tolist() == [500 * MS] * 4
+    assert log.timers["bwd_allreduce_microstep"].tolist() == [50 * MS] * 4
+    why = judge(distprof.analyze(str(path))).why
+    assert any("bwd_allreduce_microstep) takes 50.0 ms, 10.0 %" in one for one in why)
+
+
+LIGHTNING_FORMS = {
+    "with calls": (
+        "run_training_batch      |  0.04                   |100                    |  4.0      |  70.0  |\n"
+        "get_train_batch         |  0.01                   |100                    |  1.0      |  17.5  |\n",
+        40 * MS,
+    ),
+    "without calls": (
+        "get_train_batch         |  0.01            |  1.0\n"
+        "model_forward           |  0.02            |  2.0\n"
+        "model_backward          |  0.03            |  3.0\n",
+        60 * MS,
+    ),
+    "with tabs": (
+        "get_train_batch     \t|  0.01            \t|  1.0        \n"
+        "model_forward       \t|  0.02            \t|  2.0        \n"
+        "model_backward      \t|  0.03            \t|  3.0        \n",
+        60 * MS,
+    ),
+}
+
+
+@pytest.mark.parametrize("form", LIGHTNING_FORMS)
+def test_each_form_of_lightning_s_table_is_read(form, tmp_path):
+    rows, ns = LIGHTNING_FORMS[form]
+    path = tmp_path / "train.log"
+    path.write_text("Profiler Report\n\nAction  |  Mean duration (s)  |  Total time (s)\n" + rows)
+    log = read_training_log(str(path))
+    assert log.duration_ns.tolist() == [ns]
+    assert log.timers["get_train_batch"].tolist() == [10 * MS]
+
+
+def test_a_step_that_several_ranks_report_without_a_prefix_counts_once(tmp_path):
+    path = tmp_path / "train.log"
+    path.write_text("".join(
+        f"iter: {number}/3000 4% | loss: 16.{rank} | iter time: 1.0{rank}s | lr: 8.6E-04\n"
+        for number in range(130, 140) for rank in range(4)
+    ))  # fmt: skip
+    log = read_training_log(str(path))
+    assert log.iteration.tolist() == list(range(130, 140))
