@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -291,6 +292,17 @@ def beginning(source: str, size: int, *, endings: tuple[str, ...] = ()) -> bytes
             return read_some(stream, size)[0]
     except (*DAMAGE, UsageError):  # of a protocol that distprof cannot read
         return b""
+
+
+_OBJECT = re.compile(rb'\s*\{\s*(?:["}]|$)')
+
+
+def begins_object(start: bytes) -> bool:
+    """Whether a file with this beginning may be a JSON object.
+
+    Trainers print dictionaries of Python, which have other quotes.
+    """
+    return _OBJECT.match(start) is not None
 
 
 class Blocks(msgspec.Struct):

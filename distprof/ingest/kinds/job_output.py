@@ -12,7 +12,7 @@ from pathlib import Path
 from distprof.bounds import Bound, expanded
 from distprof.errors import InputError, UsageError
 from distprof.ingest.discovery import rank_in_name
-from distprof.ingest.files import DAMAGE, opened, paths_of_logs, read_some
+from distprof.ingest.files import DAMAGE, begins_object, opened, paths_of_logs, read_some
 from distprof.ingest.kinds import training_log
 from distprof.ingest.kinds.device_log import fits_device_log
 from distprof.ingest.source import Source
@@ -92,7 +92,7 @@ def _kinds(path: str) -> set[str]:
     try:
         with opened(path) as stream:
             start, _ = read_some(stream, _SNIFFED_BYTES)
-            if start[:1] in (b"{", b"\x80") or b"\0" in start[:4096]:
+            if begins_object(start) or b"\0" in start[:4096]:
                 return set()
             kinds = kinds_in(start)
             if kinds or len(start) < _SNIFFED_BYTES:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from distprof.bounds import Bound
 from distprof.errors import InputError
 from distprof.ingest.discovery import rank_in_name
-from distprof.ingest.files import DAMAGE, opened, paths_of_logs, read_some
+from distprof.ingest.files import DAMAGE, begins_object, opened, paths_of_logs, read_some
 from distprof.ingest.kinds import training_log
 from distprof.ingest.source import Source
 from distprof.run.logs import NcclLog
@@ -132,7 +132,7 @@ def _is_log(path: str) -> bool:
             start, _ = read_some(stream, _SNIFFED_BYTES)
     except DAMAGE:
         return False
-    if start.lstrip().startswith(b"{"):
+    if begins_object(start):
         return False
     if all(sign in start for sign in _TEST_SIGNS):
         return any(sign in start for sign in _INITIALISATION_SIGNS)

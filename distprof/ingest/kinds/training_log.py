@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from distprof.bounds import Bound, expanded
-from distprof.ingest.files import DAMAGE, opened, read_some
+from distprof.ingest.files import DAMAGE, begins_object, opened, read_some
 from distprof.ingest.source import Source
 from distprof.run.logs import TrainingLog
 
@@ -47,7 +47,7 @@ def fits_training_log(source: str) -> bool:
             return False
         with opened(source) as stream:
             start, _ = read_some(stream, _SMALL)
-            if is_text and not start.lstrip().startswith(b"{"):
+            if is_text and not begins_object(start):
                 start += read_some(stream, SNIFFED_BYTES - len(start))[0]
     except (*DAMAGE, ImportError):
         return False

@@ -51,6 +51,7 @@ _ISO = re.compile(
     rf"\]?(?: +(?:{_HOST} +)?kernel(?:\[\d{{1,7}}\])?(?::| - - -))? *"
 )
 _DATED = re.compile(r"\[\d{4}-")
+_DATE = re.compile(r"\d{4}[-/]\d\d[-/]\d\d")
 _OF_DMESG = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{6}[+-]\d\d:\d\d ")
 """``dmesg --time-format iso`` writes a comma, unlike other logs."""
 
@@ -105,7 +106,9 @@ def is_kernel_log(text: str) -> bool:
 def _is_of_kernel(line: str) -> bool:
     """Whether a line begins with the kernel's name or time; a date alone is not enough."""
     start = line[:200]
-    is_stamped = "[" in line[:90] and _DATED.match(line) is None  # other programs write dates, too
+    before, bracket, _ = line[:90].partition("[")
+    # other programs begin with a date, too, and have brackets later
+    is_stamped = bool(bracket) and _DATED.match(line) is None and _DATE.search(before) is None
     is_named = " kernel:" in start or " kernel - " in start or is_stamped
     is_of_dmesg = _LEVEL.match(line) is not None or _OF_DMESG.match(line) is not None
     return (is_named or is_of_dmesg) and _split(line)[0] is not None

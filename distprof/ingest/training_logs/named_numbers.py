@@ -39,7 +39,7 @@ FEWEST = 3
 _UNITS = {b"ns": 1e-9, b"us": 1e-6, b"\xc2\xb5s": 1e-6, b"ms": 1e-3, b"msec": 1e-3,
           b"milliseconds": 1e-3, b"s": 1.0, b"sec": 1.0, b"secs": 1.0, b"seconds": 1.0}  # fmt: skip
 _UNIT = rb"(?:ns|us|\xc2\xb5s|ms|msec|milliseconds|s|secs?|seconds)"
-_STEPS = rb"(?:step|iter|iteration|batch|it|update)"
+_STEPS = rb"(?:step|iter|itr|iteration|batch|it|update)"
 _IS = rb"[\"']? {0,4}[:=] {0,8}[\"']?"
 
 _STEP = re.compile(
@@ -69,7 +69,7 @@ _TIME = re.compile(
 _PER_STEP = re.compile(
     rb"(?P<value>"
     + NUMBER
-    + rb") ?(?P<unit>"
+    + rb")(?:\([^()\n]{1,40}\))? ?(?P<unit>"
     + _UNIT
     + rb") ?(?:/|per) ?"
     + _STEPS
@@ -102,17 +102,22 @@ _LOSS = re.compile(
     rb"(?<![a-z])(?:(?:train|lm|total|avg)[_ /]?)?loss[\"']?(?: {0,3}[:=] {0,8}| {1,4})"
     rb"(" + NUMBER + rb"|nan)"
 )
+_BARE = (b"time", b"elapsed", b"duration")
 _CANDIDATE = re.compile(rb"(?i)" + _STEPS + rb"[^\n]{0,60}?\d")
 _MAX_LINE = 2_000
 _MAX_KEPT = 50_000
 
 
 class _Report(msgspec.Struct, frozen=True, kw_only=True):
-    """One line: times in seconds, or without a unit in what the program counts in."""
+    """One line: times in seconds, or without a unit in what the program counts in.
+
+    ``is_bare`` says that the name of the time says nothing of steps.
+    """
 
     number: int
     time: float | None = None
     has_unit: bool = False
+    is_bare: bool = False
     data: float | None = None
     rate: float | None = None
     samples: float | None = None
@@ -158,6 +163,12 @@ class NamedNumbersGrammar(Grammar):
         if len(found) < FEWEST:
             return
         factor = self._factor(found) / _steps_of_a_time(found)
+        spans = [b.number - a.number for a, b in pairwise(found)]
+        if median(spans) > 1 and found[0].is_bare and _by_stamps(found) is None:
+            self.notes.append(
+                "The log does not say whether a time is that of one iteration or of all since the "
+                "last report: distprof reads it as that of one."
+            )
         for one, duration in zip(found, _durations(found, factor), strict=True):
             self.add(
                 Row(
@@ -198,8 +209,9 @@ def _read(text: bytes) -> _Report | None:
         return None
     has_time = any(word in line for word in (b"time", b"dt", b"dur", b"elaps", b"laten", b"s/"))
     has_rate = b"/" in line or b"per" in line
-    time, has_unit = _time((_PER_STEP.search(line) if has_rate else None) or (
-        _TIME.search(line) if has_time else None))  # fmt: skip
+    per_step = _PER_STEP.search(line) if has_rate else None
+    named = per_step or (_TIME.search(line) if has_time else None)
+    time, has_unit = _time(named)
     has_data = any(word in line for word in (b"data", b"load", b"fetch", b"input"))
     data, _ = _time(_DATA.search(line) if has_data else None)
     rates = _rates(line) if has_rate else {}
@@ -211,6 +223,7 @@ def _read(text: bytes) -> _Report | None:
         number=int(step[1]),
         time=time,
         has_unit=has_unit,
+        is_bare=named is not None and per_step is None and named["name"] in _BARE,
         data=data,
         loss=to_float(loss[1]) if loss else None,
         rank=prefix_rank(text[:200].decode("utf-8", "replace")),

@@ -234,7 +234,7 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
         return None
     first = _first_of(events)
     tries = [e for e in events if e.file == first.file and abs(e.line - first.line) <= _NEAR_LINES]
-    event = min(tries, key=lambda e: _PRECEDENCE.index(e.yields))
+    event = min(tries, key=_precedence)
     same = {e.rank for e in events if e.yields == event.yields and _key(e) == _key(event)}
     ranks = tuple(sorted(rank for rank in same if rank is not None))
     traceback = next((e for e in _of(output, "exception") if _is_near(e, event)), None)
@@ -278,6 +278,12 @@ def _is_survived(event: OutputEvent, output: JobOutput) -> bool:
 
 
 _PRECEDENCE = ("assert", "usage", "port", "memory", "loader", "shm", "device", "exception", "error")
+
+
+def _precedence(event: OutputEvent) -> int:
+    """Too little shared memory explains why a worker of the loader died; a full disk may not."""
+    is_cause = event.yields == "shm" and "space left" not in event.text
+    return _PRECEDENCE.index("port" if is_cause else event.yields)
 
 
 def _is_near(one: OutputEvent, other: OutputEvent) -> bool:
@@ -448,10 +454,14 @@ def _signal(event: OutputEvent) -> str:
         number = code - 128
     what = {"Killed": 9, "Out Of Memory": 9, "Segmentation fault": 11, "Aborted": 6,
             "Bus error": 7, "Terminated": 15}.get(event.fields.get("what", ""), number)  # fmt: skip
+    return named or (_signal_name(what) if what else "")
+
+
+def _signal_name(number: int) -> str:
     try:
-        return named or (signal.Signals(what).name if what else "")
+        return signal.Signals(number).name
     except ValueError:
-        return f"signal {what}"
+        return f"signal {number}"
 
 
 def _exits(output: JobOutput) -> list[OutputEvent]:
@@ -583,7 +593,10 @@ def _missing(output: JobOutput) -> EndingResult | None:
 
 
 def _store(output: JobOutput) -> EndingResult | None:
-    event = next(iter(_of(output, "store")), None)
+    events = _of(output, "store")
+    if _of(output, "stopped"):  # the agent that was stopped closes the rendezvous for all others
+        events = [e for e in events if e.fields.get("type") != "RendezvousClosedError"]
+    event = next(iter(events), None)
     if event is None:
         return None
     fields = event.fields
@@ -719,14 +732,14 @@ def _stopped(output: JobOutput) -> EndingResult | None:
     event = next(iter(_of(output, "stopped", "cancelled")), None)
     if event is None:
         return None
-    return _made(
-        "stopped",
-        "The job was ended from outside: "
-        + ("its launcher got a signal." if event.yields == "stopped" else "it was cancelled."),
-        event,
-        "Look in the scheduler's log for who ended it.",
-        ranks=(),
-    )
+    number = event.number("code") or event.number("number")
+    how = f"its launcher got {_signal_name(number)}" if number else "its launcher got a signal"
+    step = "Look in the scheduler's log for who ended it."
+    if number == signal.SIGHUP:
+        how = "its terminal was closed (SIGHUP)"
+        step = "Start it with nohup or setsid, in tmux, or by a scheduler."
+    how = how if event.yields == "stopped" else "it was cancelled"
+    return _made("stopped", f"The job was ended from outside: {how}.", event, step, ranks=())
 
 
 def _interrupted(output: JobOutput) -> EndingResult | None:

@@ -18,6 +18,9 @@ MIN_IDLE_RATIO = 0.05
 
 MIN_SLOW_RATIO = 0.02
 
+_DOUBTS = ("The log does not say", "The log names no unit")
+"""Beginnings of notes on which every time depends."""
+
 _REDUCTIONS = ("bwd_allreduce", "bwd_allreduce_microstep", "backward-params-all-reduce",
                "all-grads-sync", "grads-all-reduce")  # fmt: skip
 """Timers of DeepSpeed and Megatron-LM around the reduction of gradients alone."""
@@ -51,6 +54,7 @@ def training_verdict(report: Report) -> VerdictText:
     why = (
         *(_waiting(log), _reducing(log), _input_sentence(log), slower_sentence(log)),
         *(_slow_sentence(log), _throughput(log), nccl_line),
+        *(note for note in log.unavailable if note.startswith(_DOUBTS)),
     )
     return line, tuple(sentence for sentence in why if sentence)
 

@@ -22,7 +22,7 @@ from distprof.artefacts.stacks import main_stack
 from distprof.bounds import expanded
 from distprof.errors import DistprofError, InputError
 from distprof.ingest.executor import Outcome, Progress, map_each, running
-from distprof.ingest.files import Folder
+from distprof.ingest.files import Folder, begins_object
 from distprof.ingest.flight.recorder import MAX_BYTES, looks_like_dump, parse_flight
 from distprof.ingest.job.run_directory import (
     RunDirectory,
@@ -246,7 +246,8 @@ def _single_dump(file: Path) -> DumpFile:
 
 def _is_text(folder: Folder, name: str) -> bool:
     head = _head(folder, name).lstrip()
-    return b"\0" not in head and not head.startswith((b"{", b"\x80")) and not looks_like_dump(head)
+    is_json = begins_object(head) and not _LOG.search(name)
+    return b"\0" not in head and not is_json and not looks_like_dump(head)
 
 
 def _globbed(pattern: str) -> list[LogFile]:

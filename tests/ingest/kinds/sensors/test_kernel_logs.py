@@ -223,3 +223,10 @@ def test_a_gpu_that_the_driver_did_not_find_again_is_xid_79(tmp_path):
     )
     (event,) = log_of(tmp_path, text).events
     assert (event.kind, event.number, event.bus_id) == ("xid", 79, "")
+
+
+def test_a_training_log_with_dates_and_brackets_is_no_kernel_log():
+    line = (
+        "2020-11-11 18:27:52,420 - mmdet - INFO - Epoch [1][{}/29317]\tlr: 2.000e-02, time: 0.391"
+    )
+    assert not is_kernel_log("".join(f"{line.format(number)}\n" for number in range(50, 500, 50)))

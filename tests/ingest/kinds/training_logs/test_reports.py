@@ -324,3 +324,18 @@ def test_a_step_that_several_ranks_report_without_a_prefix_counts_once(tmp_path)
     ))  # fmt: skip
     log = read_training_log(str(path))
     assert log.iteration.tolist() == list(range(130, 140))
+
+
+def test_a_time_that_may_cover_many_iterations_is_doubted_on_the_first_screen(tmp_path):
+    path = tmp_path / "train.log"
+    path.write_text(
+        "".join(f"iter: {n} train_loss: 3.6 time(s): 307.7 s\n" for n in range(100, 900, 100))
+    )
+    why = judge(distprof.analyze(str(path))).why
+    assert any("one iteration or of all since the last report" in sentence for sentence in why)
+    path.write_text(
+        "".join(f"iter: {n} train_loss: 3.6 iter_time: 3.1 s\n" for n in range(100, 900, 100))
+    )
+    assert not any(
+        "does not say" in sentence for sentence in judge(distprof.analyze(str(path))).why
+    )
