@@ -235,6 +235,8 @@ def _own_errors(output: JobOutput) -> EndingResult | None:
     first = _first_of(events)
     tries = [e for e in events if e.file == first.file and abs(e.line - first.line) <= _NEAR_LINES]
     event = min(tries, key=_precedence)
+    if event.yields == "assert":  # the exception may come before the line that names it
+        event = next((e for e in tries if e.yields == "assert" and "assertion" in e.fields), event)
     same = {e.rank for e in events if e.yields == event.yields and _key(e) == _key(event)}
     ranks = tuple(sorted(rank for rank in same if rank is not None))
     traceback = next((e for e in _of(output, "exception") if _is_near(e, event)), None)
@@ -305,8 +307,8 @@ def _is_own(event: OutputEvent) -> bool:
         and event.fields.get("kind", "") == ""
         and not re.search(
             r"(?i)nccl|hccl|gloo|watchdog|communicator|broken pipe|connection|socket timeout"
-            r"|rendezvous|monitoredbarrier|mismatch between collectives|out of memory|CUDA error"
-            r"|engine core|worker.{0,20}died",
+            r"|rendezvous|monitoredbarrier|store based barrier|mismatch between collectives"
+            r"|out of memory|CUDA error|engine core|worker.{0,20}died",
             f"{kind} {message}",
         )
     )
@@ -351,6 +353,10 @@ def _assert(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
 
 def _usage(event: OutputEvent) -> tuple[str, tuple[str, ...]]:
     fields = event.fields
+    if "mismatched" in fields:
+        return "it or a rank next to it launched another collective than the others", (
+            "Compare the order of collectives: NCCL_DEBUG=INFO, NCCL_DEBUG_SUBSYS=COLL.",
+        )
     if "device" in fields:
         return f"it uses the same GPU as rank {fields['other']}", (
             "Give each rank its own GPU: torch.cuda.set_device(local_rank) before the first use.",
@@ -500,7 +506,7 @@ def _ended(event: OutputEvent, output: JobOutput) -> EndingResult:
     elif event.number("code") is not None:
         how = f"exited with code {event.number('code')}"
     else:
-        how = "died"
+        how = f"was not started: {event.fields['why']}" if "why" in event.fields else "died"
     meaning, steps = _SIGNALS.get(name, ("", ("Read the end of the log of that rank.",)))
     first = len(ranks) < 2
     blamed = (event.rank,) if event.rank is not None else ranks
@@ -608,6 +614,11 @@ def _store(output: JobOutput) -> EndingResult | None:
         what = f"{who} could not reach the rendezvous at {address}"
     elif "joined" in fields:
         what = f"only {fields['joined']} of {fields['expected']} processes joined the rendezvous"
+        if int(fields["joined"]) > int(fields["expected"]):
+            what = (
+                f"{fields['joined']} processes joined a rendezvous of {fields['expected']}: an "
+                "earlier start of the job left its keys in the store"
+            )
     elif "type" in fields:
         what = f"ranks could not connect ({fields['type']})"
     else:
